@@ -1,4 +1,4 @@
-"""The parts of building that need no sandbox: steps as they are written, logs, and uploaded files."""
+"""The parts of template builds that need no sandbox: step definitions, logs and uploaded files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HASH = "ab" * 32
 ARCHIVE = b"\x1f\x8b" + b"x" * 1000
 
 
-def test_a_template_that_yields_comes_after_a_clients_own() -> None:
+def test_a_template_that_yields_is_overridden_by_a_clients_own_template() -> None:
     base, desktop = Template("b", ()), Template("d", (), yields=True)
     own: dict[str, Template] = {"base": Template("mine", ()), "desktop": Template("mine", ())}
     machine = SimpleNamespace(resolve={"base": base, "desktop": desktop}.get)
@@ -51,24 +51,24 @@ def test_a_template_that_yields_comes_after_a_clients_own() -> None:
         ("a/[ab].txt", "a"),
     ],
 )
-def test_what_a_pattern_copies_from(path: str, part: str) -> None:
+def test_the_source_of_a_copy_pattern_ends_before_the_first_wildcard(path: str, part: str) -> None:
     assert steps._source(path) == part
 
 
-async def test_answers_of_a_talkative_sandbox_are_bounded() -> None:
-    """A shell's profile is the image's own: it may write without end where a script of ours answers."""
+async def test_the_output_of_a_helper_command_is_bounded() -> None:
+    """The shell profile comes from the image and may print endlessly before our script's output."""
 
-    class Talking:
+    class NoisyAgent:
         async def run(self, command: str, *, output: Callable[[str, bytes], None], **_: object) -> int:
             for _ in range(1000):
                 output("stdout", b"y\n" * 100)
             return 0
 
     executor = steps.Executor(None, None)  # type: ignore[arg-type]
-    bench = SimpleNamespace(agent=Talking())
-    code, said = await executor._ask(bench, "true", State(), "", "1")  # type: ignore[arg-type]
+    build = SimpleNamespace(agent=NoisyAgent())
+    code, output_lines = await executor._ask(build, "true", State(), "", "1")  # type: ignore[arg-type]
     assert code == 0
-    assert len(said) < 2 * steps.ANSWER_LINES
+    assert len(output_lines) < 2 * steps.ANSWER_LINES
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ async def test_answers_of_a_talkative_sandbox_are_bounded() -> None:
         Step(Kind.COPY, ("a",), HASH),
     ],
 )
-def test_steps_that_make_no_sense(step: Step) -> None:
+def test_invalid_steps_are_rejected(step: Step) -> None:
     with pytest.raises(InvalidInputError):
         steps.check(step)
 
 
-def test_a_key_covers_everything() -> None:
+def test_a_cache_key_depends_on_every_input() -> None:
     base = base_key(("l1", "l0"), State({"A": "1"}))
     keys = {
         base,
@@ -120,11 +120,11 @@ def test_a_key_covers_everything() -> None:
         ("python:3.12", None),
     ],
 )
-def test_images_that_are_templates_here(image: str, template: str | None) -> None:
+def test_e2b_images_are_mapped_to_local_templates(image: str, template: str | None) -> None:
     assert own_image(image) == template
 
 
-def test_lines() -> None:
+def test_output_is_split_into_lines() -> None:
     lines = Lines()
     assert lines.feed(b"one\ntw") == ["one"]
     assert lines.feed(b"o\r\n 10%\r 20%\r") == ["two"]
@@ -135,7 +135,7 @@ def test_lines() -> None:
     assert len(lines.feed(b"x" * 100_000)) == 1
 
 
-def test_tags_are_checked() -> None:
+def test_tags_are_normalized_and_invalid_tags_are_rejected() -> None:
     assert checked_tag(" V1.0 ", "one") == "v1.0"
     assert checked_tag("one:stable", "one") == "stable"
     for wrong in ("", "two:stable", "a b", "a" * 129, "-a", "one:"):
@@ -147,53 +147,63 @@ def test_tags_are_checked() -> None:
 def archives(tmp_path: Path) -> Archives:
     database = Database(tmp_path / "engine.db")
     database.open()
-    made = Archives(tmp_path / "uploads", database, limit_mb=1, kept_mb=0, reserve_mb=0)
-    made.open()
-    return made
+    archives = Archives(tmp_path / "uploads", database, limit_mb=1, kept_mb=0, reserve_mb=0)
+    archives.open()
+    return archives
 
 
-async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
+async def stream_chunks(*parts: bytes) -> AsyncIterator[bytes]:
     for part in parts:
         yield part
 
 
-async def broken() -> AsyncIterator[bytes]:
+async def interrupted_upload() -> AsyncIterator[bytes]:
     yield ARCHIVE
     raise InvalidInputError("The upload was interrupted.")
 
 
 class TestUploads:
-    async def test_an_upload_is_there_completely(self, archives: Archives) -> None:
-        await archives.receive(HASH, pieces(ARCHIVE[:10], ARCHIVE[10:]), len(ARCHIVE))
+    async def test_a_complete_upload_is_stored_and_can_be_replaced(self, archives: Archives) -> None:
+        await archives.receive(HASH, stream_chunks(ARCHIVE[:10], ARCHIVE[10:]), len(ARCHIVE))
         assert archives.has(HASH)
         assert b"".join([piece async for piece in archives.read(HASH)]) == ARCHIVE
-        await archives.receive(HASH, pieces(ARCHIVE + b"more"), None)
+        await archives.receive(HASH, stream_chunks(ARCHIVE + b"more"), None)
         assert b"".join([piece async for piece in archives.read(HASH)]) == ARCHIVE + b"more"
 
     @pytest.mark.parametrize("announced", [None, 5000])
-    async def test_or_not_at_all(self, archives: Archives, tmp_path: Path, announced: int | None) -> None:
-        for body in (broken(), pieces(ARCHIVE) if announced else pieces(b"no archive"), pieces()):
+    async def test_a_failed_upload_leaves_nothing_behind(
+        self, archives: Archives, tmp_path: Path, announced: int | None
+    ) -> None:
+        for body in (
+            interrupted_upload(),
+            stream_chunks(ARCHIVE) if announced else stream_chunks(b"no archive"),
+            stream_chunks(),
+        ):
             with pytest.raises(InvalidInputError):
                 await archives.receive(HASH, body, announced)
         with pytest.raises(TooLargeError):
-            await archives.receive(HASH, pieces(b"\x1f\x8b", *[b"x" * 65536] * 17), announced)
+            await archives.receive(HASH, stream_chunks(b"\x1f\x8b", *[b"x" * 65536] * 17), announced)
         with pytest.raises(TooLargeError):
-            await archives.receive(HASH, pieces(), 2 << 20)
+            await archives.receive(HASH, stream_chunks(), 2 << 20)
         assert not archives.has(HASH)
         assert list((tmp_path / "uploads").iterdir()) == []
 
-    async def test_the_engine_keeps_its_reserve(self, archives: Archives, tmp_path: Path) -> None:
+    async def test_an_upload_is_rejected_when_it_would_use_the_disk_reserve(
+        self, archives: Archives, tmp_path: Path
+    ) -> None:
         archives._reserve = 1 << 60
         with pytest.raises(NoSpaceError, match="disk_reserve_mb"):
-            await archives.receive(HASH, pieces(ARCHIVE), len(ARCHIVE))
+            await archives.receive(HASH, stream_chunks(ARCHIVE), len(ARCHIVE))
         assert list((tmp_path / "uploads").iterdir()) == []
 
-    def test_a_crash_leaves_nothing_half_written(self, archives: Archives, tmp_path: Path) -> None:
+    def test_partial_uploads_are_removed_on_open(self, archives: Archives, tmp_path: Path) -> None:
         (tmp_path / "uploads" / f"{HASH}-abc.part").write_bytes(b"half")
         archives.open()
         assert list((tmp_path / "uploads").iterdir()) == []
 
-    def test_a_link_is_for_one_hash_and_an_hour(self, archives: Archives, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_upload_token_is_valid_for_one_hash_and_one_hour(
+        self, archives: Archives, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         token = archives.token(HASH)
         archives.check(HASH, token)
         until, _, signature = token.partition("-")
@@ -208,16 +218,18 @@ class TestUploads:
         with pytest.raises(ForbiddenError, match="expired"):
             archives.check(HASH, token)
 
-    async def test_old_files_go(self, archives: Archives, tmp_path: Path) -> None:
+    async def test_old_archives_are_removed_when_the_store_is_over_its_limit(
+        self, archives: Archives, tmp_path: Path
+    ) -> None:
         for files_hash in (HASH, "cd" * 32):
-            await archives.receive(files_hash, pieces(ARCHIVE), None)
+            await archives.receive(files_hash, stream_chunks(ARCHIVE), None)
         long_ago = time.time() - 100_000
         os.utime(tmp_path / "uploads" / HASH, (long_ago, long_ago))
         archives.shrink()
         assert not archives.has(HASH)
-        assert archives.has("cd" * 32), "a build that is yet to start may need it"
+        assert archives.has("cd" * 32), "a recent archive must be kept: a build that has not started yet may need it"
 
-    def test_names_lead_nowhere_else(self, archives: Archives) -> None:
+    def test_names_that_are_not_hashes_are_rejected(self, archives: Archives) -> None:
         for wrong in ("../engine.db", "AB" * 32, "a", ""):
             with pytest.raises(InvalidInputError):
                 archives.has(wrong)

@@ -1,4 +1,4 @@
-"""A TLS handshake in memory, as OpenSSL's clients make it."""
+"""Run a TLS handshake in memory with an OpenSSL client."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import ssl
 from cryptography import x509
 
 
-def shake(server: ssl.SSLContext, trusted: bytes, name: str | None) -> x509.Certificate:
-    """The certificate that a client which trusts this authority is shown. Raises ssl.SSLError as the client does."""
+def complete_handshake(server: ssl.SSLContext, trusted: bytes, name: str | None) -> x509.Certificate:
+    """Return the server certificate that a client trusting `trusted` receives. Raises the client's ssl.SSLError."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.load_verify_locations(cadata=trusted.decode())
     client.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -16,15 +16,15 @@ def shake(server: ssl.SSLContext, trusted: bytes, name: str | None) -> x509.Cert
     if name is None:
         client.check_hostname = False
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ours = client.wrap_bio(to_client, to_server, server_hostname=name)
-    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    client_end = client.wrap_bio(to_client, to_server, server_hostname=name)
+    server_end = server.wrap_bio(to_server, to_client, server_side=True)
     for _ in range(5):
-        for side in (ours, theirs):
+        for side in (client_end, server_end):
             try:
                 side.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-    assert ours.selected_alpn_protocol() == "http/1.1"
-    shown = ours.getpeercert(binary_form=True)
-    assert shown is not None
-    return x509.load_der_x509_certificate(shown)
+    assert client_end.selected_alpn_protocol() == "http/1.1"
+    der = client_end.getpeercert(binary_form=True)
+    assert der is not None
+    return x509.load_der_x509_certificate(der)

@@ -17,10 +17,10 @@ from sandyard.engine.certificates import files
 from sandyard.engine.certificates.authority import KEPT, LEAF_LIFE, LIFE, Authority
 from sandyard.engine.certificates.files import CertificateError
 from sandyard.kit.clock import ManualClock
-from tests.unit.engine.certificates.handshake import shake
+from tests.unit.engine.certificates.handshake import complete_handshake
 
 
-def test_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+def test_the_authority_is_created_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     first = Authority.load(tmp_path / "ca")
     assert first.certificate.read_bytes() == first.pem
     assert Authority.load(tmp_path / "ca").pem == first.pem
@@ -29,19 +29,19 @@ def test_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "ca" / "key.pem").stat().st_mode) == 0o600
 
 
-def test_two_that_load_it_at_once_have_the_same(tmp_path: Path) -> None:
-    found: list[bytes] = []
-    threads = [threading.Thread(target=lambda: found.append(Authority.load(tmp_path).pem)) for _ in range(8)]
+def test_concurrent_loads_get_the_same_authority(tmp_path: Path) -> None:
+    loaded: list[bytes] = []
+    threads = [threading.Thread(target=lambda: loaded.append(Authority.load(tmp_path).pem)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8
-    assert len(set(found)) == 1
+    assert len(loaded) == 8
+    assert len(set(loaded)) == 1
 
 
 @pytest.mark.parametrize(
-    ("names", "asked"),
+    ("names", "host_name"),
     [
         (["api.example.com"], "api.example.com"),
         (["*.example.com", "example.com"], "49983-abc.example.com"),
@@ -51,41 +51,43 @@ def test_two_that_load_it_at_once_have_the_same(tmp_path: Path) -> None:
         (["127.0.0.1", "::1"], "::1"),
     ],
 )
-def test_clients_that_trust_it_accept_its_leaves(tmp_path: Path, names: list[str], asked: str) -> None:
+def test_clients_that_trust_the_authority_accept_its_certificates(
+    tmp_path: Path, names: list[str], host_name: str
+) -> None:
     authority = Authority.load(tmp_path)
-    shown = shake(authority.server_context(names), authority.pem, asked)
-    usage = shown.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    peer_certificate = complete_handshake(authority.server_context(names), authority.pem, host_name)
+    usage = peer_certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert [use.dotted_string for use in usage] == ["1.3.6.1.5.5.7.3.1"]
 
 
-def test_names_it_was_not_issued_for_are_refused(tmp_path: Path) -> None:
+def test_a_certificate_is_rejected_for_names_it_was_not_issued_for(tmp_path: Path) -> None:
     authority = Authority.load(tmp_path)
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
-        shake(authority.server_context(["*.example.com"]), authority.pem, "a.b.example.com")
+        complete_handshake(authority.server_context(["*.example.com"]), authority.pem, "a.b.example.com")
 
 
-def test_a_leaf_of_another_authority_is_refused(tmp_path: Path) -> None:
+def test_a_certificate_of_another_authority_is_rejected(tmp_path: Path) -> None:
     ours, other = Authority.load(tmp_path / "a"), Authority.load(tmp_path / "b")
     with pytest.raises(ssl.SSLCertVerificationError):
-        shake(other.server_context(["example.com"]), ours.pem, "example.com")
+        complete_handshake(other.server_context(["example.com"]), ours.pem, "example.com")
 
 
 @pytest.mark.parametrize("name", ["bank.example", "example.com.evil.test", "10.0.0.1"])
-def test_a_bounded_one_vouches_for_nobody_else(tmp_path: Path, name: str) -> None:
+def test_certificates_outside_the_name_constraints_are_rejected(tmp_path: Path, name: str) -> None:
     authority = Authority.load(tmp_path, within=("example.com", "localhost", "127.0.0.0/8", "::1/128"))
     for good in ("example.com", "x.example.com", "3000-abc.localhost", "127.0.0.1"):
-        shake(authority.server_context([good]), authority.pem, good)
+        complete_handshake(authority.server_context([good]), authority.pem, good)
     with pytest.raises(ssl.SSLCertVerificationError, match="permitted subtree violation"):
-        shake(authority.server_context([name]), authority.pem, name)
+        complete_handshake(authority.server_context([name]), authority.pem, name)
 
 
-def test_bounded_by_names_alone_it_vouches_for_no_address(tmp_path: Path) -> None:
+def test_an_authority_constrained_to_names_cannot_certify_addresses(tmp_path: Path) -> None:
     authority = Authority.load(tmp_path, within=("example.com",))
     with pytest.raises(ssl.SSLCertVerificationError, match="excluded subtree violation"):
-        shake(authority.server_context(["127.0.0.1"]), authority.pem, "127.0.0.1")
+        complete_handshake(authority.server_context(["127.0.0.1"]), authority.pem, "127.0.0.1")
 
 
-def test_a_folder_keeps_the_bounds_it_was_made_with(tmp_path: Path) -> None:
+def test_an_authority_keeps_the_name_constraints_it_was_created_with(tmp_path: Path) -> None:
     Authority.load(tmp_path, within=("example.com",))
     assert Authority.load(tmp_path, within=("example.com",))
     with pytest.raises(CertificateError, match="created for other names"):
@@ -95,37 +97,40 @@ def test_a_folder_keeps_the_bounds_it_was_made_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "*", "*.", "a..b", "a b", "*.*.example.com", "x.*.example.com", "é" * 80, "a/b"])
-def test_what_is_no_name_gets_no_certificate(tmp_path: Path, name: str) -> None:
+def test_invalid_names_get_no_certificate(tmp_path: Path, name: str) -> None:
     with pytest.raises(CertificateError):
         Authority.load(tmp_path).server_context([name])
 
 
-def test_names_in_other_scripts_are_written_in_ascii(tmp_path: Path) -> None:
+def test_international_names_are_encoded_as_punycode(tmp_path: Path) -> None:
     authority = Authority.load(tmp_path)
-    shown = shake(authority.server_context(["münchen.example"]), authority.pem, "xn--mnchen-3ya.example")
-    names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    peer_certificate = complete_handshake(
+        authority.server_context(["münchen.example"]), authority.pem, "xn--mnchen-3ya.example"
+    )
+    names = peer_certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["xn--mnchen-3ya.example"]
 
 
-def test_no_names_no_certificate(tmp_path: Path) -> None:
+def test_a_certificate_needs_at_least_one_name(tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match="needs at least one name"):
         Authority.load(tmp_path).server_context([])
 
 
-async def test_contexts_are_kept_and_renewed_before_they_end(tmp_path: Path) -> None:
+async def test_contexts_are_cached_and_renewed_before_they_expire(tmp_path: Path) -> None:
     clock = ManualClock(time.time() - LEAF_LIFE.total_seconds() + 24 * 3600)
     authority = Authority.load(tmp_path, clock=clock)
-    kept = authority.server_context(["example.com"])
-    assert authority.server_context(["example.com"]) is kept
-    before = shake(kept, authority.pem, "example.com")
+    cached = authority.server_context(["example.com"])
+    assert authority.server_context(["example.com"]) is cached
+    before = complete_handshake(cached, authority.pem, "example.com")
     await clock.advance(LEAF_LIFE.total_seconds() - 24 * 3600)
-    after = shake(kept, authority.pem, "example.com")  # also who kept the context shows the new one
+    # A context that is still in use serves the new certificate too, also to clients that send no server name.
+    after = complete_handshake(cached, authority.pem, "example.com")
     assert after.not_valid_after_utc - before.not_valid_after_utc == LEAF_LIFE - dt.timedelta(days=1)
-    assert shake(kept, authority.pem, None).serial_number == after.serial_number  # and to clients that name nobody
-    assert authority.server_context(["example.com"]) is not kept
+    assert complete_handshake(cached, authority.pem, None).serial_number == after.serial_number
+    assert authority.server_context(["example.com"]) is not cached
 
 
-async def test_an_authority_near_its_end_is_renewed_with_its_key(tmp_path: Path) -> None:
+async def test_an_authority_close_to_expiry_is_renewed_with_the_same_key(tmp_path: Path) -> None:
     clock = ManualClock(time.time())
     old = Authority.load(tmp_path, clock=clock)
     await clock.advance((LIFE - LEAF_LIFE).total_seconds() + 60)
@@ -137,7 +142,7 @@ async def test_an_authority_near_its_end_is_renewed_with_its_key(tmp_path: Path)
     assert first.public_key() == second.public_key()
 
 
-def test_memory_is_bounded(tmp_path: Path) -> None:
+def test_the_number_of_cached_contexts_is_bounded(tmp_path: Path) -> None:
     authority = Authority.load(tmp_path)
     first = authority.server_context(["first.example"])
     for number in range(KEPT):
@@ -146,26 +151,27 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     assert authority.server_context(["first.example"]) is not first
 
 
-def test_a_crash_after_the_key_costs_nothing(tmp_path: Path) -> None:
+def test_a_crash_after_writing_the_key_is_recovered(tmp_path: Path) -> None:
     old = Authority.load(tmp_path)
     old.certificate.unlink()
     (tmp_path / ".ca.pem.new").write_bytes(b"half a cert")
     new = Authority.load(tmp_path)
-    shake(new.server_context(["example.com"]), new.pem, "example.com")
-    shake(new.server_context(["example.com"]), old.pem, "example.com")  # who trusted it still does
+    complete_handshake(new.server_context(["example.com"]), new.pem, "example.com")
+    # Clients that trusted the old certificate trust the new one.
+    complete_handshake(new.server_context(["example.com"]), old.pem, "example.com")
     assert {entry.name for entry in tmp_path.iterdir()} == {"ca.pem", "key.pem"}
 
 
-def test_a_certificate_of_another_key_is_made_again(tmp_path: Path) -> None:
+def test_a_certificate_that_does_not_match_the_key_is_replaced(tmp_path: Path) -> None:
     other = Authority.load(tmp_path / "other")
     ours = Authority.load(tmp_path / "ours")
     ours.certificate.write_bytes(other.pem)
     again = Authority.load(tmp_path / "ours")
-    shake(again.server_context(["example.com"]), again.pem, "example.com")
+    complete_handshake(again.server_context(["example.com"]), again.pem, "example.com")
 
 
 @pytest.mark.parametrize("name", ["key.pem", "ca.pem"])
-def test_what_cannot_be_read_is_never_replaced(tmp_path: Path, name: str) -> None:
+def test_unreadable_files_are_never_replaced(tmp_path: Path, name: str) -> None:
     Authority.load(tmp_path)
     (tmp_path / name).write_bytes(b"nonsense")
     (tmp_path / name).chmod(0o600)
@@ -174,20 +180,20 @@ def test_what_cannot_be_read_is_never_replaced(tmp_path: Path, name: str) -> Non
     assert (tmp_path / name).read_bytes() == b"nonsense"
 
 
-def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+def test_a_key_that_others_can_read_is_rejected(tmp_path: Path) -> None:
     Authority.load(tmp_path)
     (tmp_path / "key.pem").chmod(0o644)
     with pytest.raises(CertificateError, match="chmod 600"):
         Authority.load(tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CertificateError, match="Could not create"):
         Authority.load(tmp_path / "file" / "ca")
 
 
-def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_key_of_another_type_is_rejected(tmp_path: Path) -> None:
 
     key = ed25519.Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -197,8 +203,8 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
         Authority.load(tmp_path)
 
 
-def test_addresses_are_addresses(tmp_path: Path) -> None:
+def test_ip_addresses_are_certified_as_ip_addresses(tmp_path: Path) -> None:
     authority = Authority.load(tmp_path)
-    shown = shake(authority.server_context(["127.0.0.1"]), authority.pem, "127.0.0.1")
-    names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    peer_certificate = complete_handshake(authority.server_context(["127.0.0.1"]), authority.pem, "127.0.0.1")
+    names = peer_certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("127.0.0.1")]

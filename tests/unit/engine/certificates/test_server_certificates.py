@@ -16,56 +16,60 @@ from sandyard.engine.certificates.files import CertificateError
 from sandyard.engine.certificates.server_certificates import CertificateFiles, resolve_public_domain, strip_port
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import InvalidInputError
-from tests.unit.engine.certificates.handshake import shake
+from tests.unit.engine.certificates.handshake import complete_handshake
 
 
-def names_of(certificate: x509.Certificate) -> list[str]:
+def dns_names(certificate: x509.Certificate) -> list[str]:
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return names.get_values_for_type(x509.DNSName)
 
 
 @pytest.mark.parametrize("domain", ["example.com", "sandyard.localhost", "localhost"])
-def test_the_engines_own_for_every_name_that_leads_to_it(tmp_path: Path, domain: str) -> None:
-    made = server_certificates.load_public_certificate(EngineSettings(tls_port=443, domain=f"{domain}:3443"), tmp_path)
-    assert made.authority == tmp_path / domain / "ca.pem"
-    trusted = made.authority.read_bytes()
+def test_the_engines_own_certificate_covers_every_name_it_serves(tmp_path: Path, domain: str) -> None:
+    public = server_certificates.load_public_certificate(
+        EngineSettings(tls_port=443, domain=f"{domain}:3443"), tmp_path
+    )
+    assert public.authority == tmp_path / domain / "ca.pem"
+    trusted = public.authority.read_bytes()
     for name in (domain, f"api.{domain}", f"49983-iabc.{domain}", f"8000-iabc.{domain.upper()}"):
-        shake(made.context, trusted, name)
+        complete_handshake(public.context, trusted, name)
     for name in ("localhost", "8000-iabc.localhost", "a.b.localhost", "127.0.0.1", "::1"):
-        shake(made.context, trusted, name)
+        complete_handshake(public.context, trusted, name)
 
 
-def test_no_star_below_a_name_without_a_dot(tmp_path: Path) -> None:
-    """OpenSSL takes none there, and rustls then refuses the whole certificate."""
+def test_no_wildcard_is_issued_below_a_single_label_name(tmp_path: Path) -> None:
+    """OpenSSL does not accept such a wildcard, and rustls then rejects the whole certificate."""
     issuer = server_certificates.load_authority(tmp_path, "localhost")
     context = server_certificates.make_own_context(issuer, "localhost")
-    assert names_of(shake(context, issuer.pem, None)) == ["localhost"]
-    assert names_of(shake(context, issuer.pem, "3000-iabc.localhost")) == ["3000-iabc.localhost"]
+    assert dns_names(complete_handshake(context, issuer.pem, None)) == ["localhost"]
+    assert dns_names(complete_handshake(context, issuer.pem, "3000-iabc.localhost")) == ["3000-iabc.localhost"]
 
 
-def test_one_certificate_serves_all_names_below_a_domain(tmp_path: Path) -> None:
+def test_one_certificate_covers_all_names_below_a_domain(tmp_path: Path) -> None:
     issuer = server_certificates.load_authority(tmp_path, "example.com")
     context = server_certificates.make_own_context(issuer, "example.com")
-    shown = {shake(context, issuer.pem, f"3000-i{number}.example.com").serial_number for number in range(20)}
-    assert len(shown) == 1
+    serials = {
+        complete_handshake(context, issuer.pem, f"3000-i{number}.example.com").serial_number for number in range(20)
+    }
+    assert len(serials) == 1
 
 
 @pytest.mark.parametrize("name", ["bank.example", "example.com.evil.test", "notexample.com"])
-def test_nothing_is_issued_for_other_names(tmp_path: Path, name: str) -> None:
+def test_no_certificate_is_issued_for_other_names(tmp_path: Path, name: str) -> None:
     issuer = server_certificates.load_authority(tmp_path, "example.com")
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
-        shake(server_certificates.make_own_context(issuer, "example.com"), issuer.pem, name)
+        complete_handshake(server_certificates.make_own_context(issuer, "example.com"), issuer.pem, name)
 
 
-def test_what_is_no_name_ends_the_handshake_alone(tmp_path: Path) -> None:
+def test_an_invalid_name_fails_only_its_own_handshake(tmp_path: Path) -> None:
     issuer = server_certificates.load_authority(tmp_path, "example.com")
     context = server_certificates.make_own_context(issuer, "example.com")
     with pytest.raises(ssl.SSLError, match="callback failed"):
-        shake(context, issuer.pem, f"{'a' * 63}.b!c.example.com")
-    shake(context, issuer.pem, "api.example.com")
+        complete_handshake(context, issuer.pem, f"{'a' * 63}.b!c.example.com")
+    complete_handshake(context, issuer.pem, "api.example.com")
 
 
-def test_each_domain_has_an_authority_of_its_own(tmp_path: Path) -> None:
+def test_each_domain_has_its_own_authority(tmp_path: Path) -> None:
     first, second = (
         server_certificates.load_authority(tmp_path, "a.example"),
         server_certificates.load_authority(tmp_path, "b.example"),
@@ -74,11 +78,11 @@ def test_each_domain_has_an_authority_of_its_own(tmp_path: Path) -> None:
     assert server_certificates.load_authority(tmp_path, "a.example").pem == first.pem
 
 
-# files of somebody else ------------------------------------------------------------------------------------------------
+# certificate files of the operator -------------------------------------------------------------------------------------
 
 
 def renew(folder: Path, issuer: Authority, name: str, only: str = "") -> None:
-    """What a program does that renews certificates: a new key, a new certificate."""
+    """Write a new key and a new certificate, as a renewal program does."""
     key = ec.generate_private_key(ec.SECP256R1())
     issuer._leaf_key = key
     leaf = issuer._leaf((name,), dt.datetime.now(dt.UTC).replace(microsecond=0))
@@ -94,63 +98,69 @@ def issuer(tmp_path: Path) -> Authority:
 
 
 @pytest.fixture
-def shown(tmp_path: Path, issuer: Authority, monkeypatch: pytest.MonkeyPatch) -> CertificateFiles:
+def certificate_files(tmp_path: Path, issuer: Authority, monkeypatch: pytest.MonkeyPatch) -> CertificateFiles:
     monkeypatch.setattr(server_certificates, "LOOK_S", -1.0)
     renew(tmp_path, issuer, "one.example")
     return CertificateFiles(tmp_path / "cert.pem", tmp_path / "privkey.pem")
 
 
-def test_files_are_read_again_when_they_change(tmp_path: Path, issuer: Authority, shown: CertificateFiles) -> None:
-    before = shake(shown.context, issuer.pem, "one.example")
-    assert shake(shown.context, issuer.pem, "one.example") == before
-    renew(tmp_path, issuer, "one.example")
-    assert shake(shown.context, issuer.pem, "one.example") != before
-
-
-def test_half_a_renewal_changes_nothing(tmp_path: Path, issuer: Authority, shown: CertificateFiles) -> None:
-    before = shake(shown.context, issuer.pem, "one.example")
-    renew(tmp_path, issuer, "one.example", only="cert")
-    assert shake(shown.context, issuer.pem, "one.example") == before
-    (tmp_path / "privkey.pem").unlink()
-    assert shake(shown.context, issuer.pem, "one.example") == before
-    renew(tmp_path, issuer, "one.example")
-    assert shake(shown.context, issuer.pem, "one.example") != before
-
-
-def test_links_that_point_elsewhere_count_as_changed(
-    tmp_path: Path, issuer: Authority, shown: CertificateFiles
+def test_files_are_reloaded_when_they_change(
+    tmp_path: Path, issuer: Authority, certificate_files: CertificateFiles
 ) -> None:
-    """That is how certbot renews."""
+    before = complete_handshake(certificate_files.context, issuer.pem, "one.example")
+    assert complete_handshake(certificate_files.context, issuer.pem, "one.example") == before
+    renew(tmp_path, issuer, "one.example")
+    assert complete_handshake(certificate_files.context, issuer.pem, "one.example") != before
+
+
+def test_an_incomplete_renewal_is_ignored(
+    tmp_path: Path, issuer: Authority, certificate_files: CertificateFiles
+) -> None:
+    before = complete_handshake(certificate_files.context, issuer.pem, "one.example")
+    renew(tmp_path, issuer, "one.example", only="cert")
+    assert complete_handshake(certificate_files.context, issuer.pem, "one.example") == before
+    (tmp_path / "privkey.pem").unlink()
+    assert complete_handshake(certificate_files.context, issuer.pem, "one.example") == before
+    renew(tmp_path, issuer, "one.example")
+    assert complete_handshake(certificate_files.context, issuer.pem, "one.example") != before
+
+
+def test_files_are_reloaded_when_a_symbolic_link_is_retargeted(
+    tmp_path: Path, issuer: Authority, certificate_files: CertificateFiles
+) -> None:
+    """certbot renews this way."""
     for number in ("1", "2"):
         (tmp_path / number).mkdir()
         renew(tmp_path / number, issuer, "one.example")
     live = tmp_path / "live"
     live.symlink_to("1")
     linked = CertificateFiles(live / "cert.pem", live / "privkey.pem")
-    before = shake(linked.context, issuer.pem, "one.example")
+    before = complete_handshake(linked.context, issuer.pem, "one.example")
     (tmp_path / "new").symlink_to("2")
     (tmp_path / "new").replace(live)
-    assert shake(linked.context, issuer.pem, "one.example") != before
+    assert complete_handshake(linked.context, issuer.pem, "one.example") != before
 
 
-def test_files_are_looked_at_once_a_second(tmp_path: Path, issuer: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_checked_at_most_once_a_second(
+    tmp_path: Path, issuer: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     renew(tmp_path, issuer, "one.example")
-    shown = CertificateFiles(tmp_path / "cert.pem", tmp_path / "privkey.pem")
-    looks = []
-    monkeypatch.setattr(shown, "_look", lambda: looks.append(1))
+    certificate_files = CertificateFiles(tmp_path / "cert.pem", tmp_path / "privkey.pem")
+    checks = []
+    monkeypatch.setattr(certificate_files, "_look", lambda: checks.append(1))
     for _ in range(10):
-        shake(shown.context, issuer.pem, "one.example")
-    assert len(looks) <= 1
+        complete_handshake(certificate_files.context, issuer.pem, "one.example")
+    assert len(checks) <= 1
 
 
-def test_one_file_may_hold_both(tmp_path: Path, issuer: Authority) -> None:
+def test_one_file_may_hold_certificate_and_key(tmp_path: Path, issuer: Authority) -> None:
     renew(tmp_path, issuer, "one.example")
     both = tmp_path / "both.pem"
     both.write_bytes((tmp_path / "cert.pem").read_bytes() + (tmp_path / "privkey.pem").read_bytes())
-    shake(CertificateFiles(both, None).context, issuer.pem, "one.example")
+    complete_handshake(CertificateFiles(both, None).context, issuer.pem, "one.example")
 
 
-def test_files_that_cannot_be_used_are_named(tmp_path: Path, issuer: Authority) -> None:
+def test_unusable_files_are_named_in_the_error(tmp_path: Path, issuer: Authority) -> None:
     renew(tmp_path, issuer, "one.example")
     good, key, other = tmp_path / "cert.pem", tmp_path / "privkey.pem", tmp_path / "other.pem"
     other.write_bytes(files.key_pem(ec.generate_private_key(ec.SECP256R1())))
@@ -162,7 +172,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, issuer: Authority) 
             serialization.BestAvailableEncryption(b"secret"),
         )
     )
-    for certificate, of_key, reason in (
+    for certificate, key_path, reason in (
         (good, other, "another certificate"),
         (good, None, "not a PEM file"),
         (key, key, "not a PEM file"),
@@ -171,7 +181,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, issuer: Authority) 
         (Path(os.devnull), key, "not a PEM file"),
     ):
         with pytest.raises(CertificateError, match=reason) as raised:
-            CertificateFiles(certificate, of_key)
+            CertificateFiles(certificate, key_path)
         assert str(certificate) in raised.value.message
 
 
@@ -179,7 +189,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, issuer: Authority) 
 
 
 @pytest.mark.parametrize(
-    ("settings", "tls_port", "told"),
+    ("settings", "tls_port", "expected"),
     [
         ({}, None, "localhost:3000"),
         ({}, 3443, "localhost:3443"),
@@ -195,17 +205,19 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, issuer: Authority) 
         ({"domain": "Example.COM."}, 443, "example.com"),
     ],
 )
-def test_the_domain_clients_are_told(settings: dict[str, str | int], tls_port: int | None, told: str | None) -> None:
-    assert resolve_public_domain(EngineSettings(**settings), 3000, tls_port) == told  # type: ignore[arg-type]
+def test_the_public_domain_is_derived_from_settings_and_ports(
+    settings: dict[str, str | int], tls_port: int | None, expected: str | None
+) -> None:
+    assert resolve_public_domain(EngineSettings(**settings), 3000, tls_port) == expected  # type: ignore[arg-type]
 
 
-def test_a_domain_in_a_certificate_has_no_port() -> None:
+def test_the_port_is_stripped_from_a_certificates_domain() -> None:
     assert strip_port("example.com:3443") == "example.com"
     assert strip_port(None) == "localhost"
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "expected_text"),
     [
         ({"domain": "https://example.com"}, "domain"),
         ({"domain": "*.example.com"}, "without a wildcard"),
@@ -218,6 +230,6 @@ def test_a_domain_in_a_certificate_has_no_port() -> None:
         ({"tls_port": 443, "tls_key": "/a.pem"}, "requires tls_cert"),
     ],
 )
-def test_settings_that_do_not_fit(settings: dict[str, str | int], said: str) -> None:
-    with pytest.raises(InvalidInputError, match=said):
+def test_inconsistent_settings_are_rejected(settings: dict[str, str | int], expected_text: str) -> None:
+    with pytest.raises(InvalidInputError, match=expected_text):
         EngineSettings.load({}, **settings)

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.unit.engine.e2b.support import Bench, bench
+from tests.unit.engine.e2b.support import GatewayHarness, start_gateway
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[Bench]:
-    async with bench() as made:
-        yield made
+async def harness() -> AsyncIterator[GatewayHarness]:
+    async with start_gateway() as running:
+        yield running

@@ -1,4 +1,4 @@
-"""Stand-ins for what the endpoint leans on: sandboxes that are only sockets, and a server to put it all behind."""
+"""Fakes for the E2B endpoint: sandboxes that are plain sockets, and a real server in front of them."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def sandbox(sandbox_id: str = "iabc", **changes: Any) -> Sandbox:
     return replace(record, **changes)
 
 
-class Sockets:
-    """As much of the service as the data plane uses. A port is open when something listens under its name."""
+class FakeSandboxes:
+    """The part of the sandbox service that the data plane uses. A port is open when a test listens on it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -75,7 +75,7 @@ class Sockets:
         return self.records.get(sandbox_id)
 
     def list(self, query: SandboxQuery) -> Page[Sandbox]:
-        """In pages of one, so that whoever forgets to turn them is found out."""
+        """Return pages of one item, so that callers that ignore the cursor fail."""
         names = sorted(self.records)
         names = names[names.index(query.cursor) + 1 :] if query.cursor else names
         return Page(tuple(self.records[name] for name in names[:1]), names[0] if len(names) > 1 else None)
@@ -99,14 +99,14 @@ class Sockets:
         return str(self._folder / f"{sandbox_id}-{port}")
 
 
-async def control(scope: Scope, receive: Receive, send: Send) -> None:
+async def control_api(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 299, "headers": [(b"content-length", b"7")]})
     await send({"type": "http.response.body", "body": b"control"})
 
 
 @contextlib.asynccontextmanager
 async def serving(app: App, ws: Any = "none") -> AsyncIterator[int]:
-    """The application behind the engine's own server; yields its port."""
+    """Serve the application with the engine's own server and yield its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         app, http=EngineProtocol, ws=ws, lifespan="off", log_config=None, access_log=False, proxy_headers=False
@@ -123,11 +123,11 @@ async def serving(app: App, ws: Any = "none") -> AsyncIterator[int]:
         await task
 
 
-class Bench:
-    """A gateway that serves, the sockets behind it, and connections to its front."""
+class GatewayHarness:
+    """A running gateway, the fake sandboxes behind it, and client connections to it."""
 
-    def __init__(self, sockets: Sockets, gateway: Gateway, port: int) -> None:
-        self.sockets = sockets
+    def __init__(self, sandboxes: FakeSandboxes, gateway: Gateway, port: int) -> None:
+        self.sandboxes = sandboxes
         self.gateway = gateway
         self.port = port
         self._writers: list[asyncio.StreamWriter] = []
@@ -137,11 +137,11 @@ class Bench:
         self._writers.append(writer)
         return reader, writer
 
-    async def ask(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
-        """One request on a connection of its own: status, headers, body."""
+    async def send_request(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Send one request on a new connection and return status, headers and body."""
         reader, writer = await self.connect()
         writer.write(request)
-        return await answer(reader)
+        return await read_reply(reader)
 
     def close(self) -> None:
         for writer in self._writers:
@@ -149,22 +149,22 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def bench() -> AsyncIterator[Bench]:
+async def start_gateway() -> AsyncIterator[GatewayHarness]:
     with tempfile.TemporaryDirectory(prefix="e2b-") as folder:
-        sockets = Sockets(Path(folder))
-        gateway = Gateway(sockets, control)  # type: ignore[arg-type]
+        sandboxes = FakeSandboxes(Path(folder))
+        gateway = Gateway(sandboxes, control_api)  # type: ignore[arg-type]
         async with serving(gateway, Tunnel.factory(gateway)) as port:
-            made = Bench(sockets, gateway, port)
+            harness = GatewayHarness(sandboxes, gateway, port)
             try:
-                yield made
+                yield harness
             finally:
-                made.close()
+                harness.close()
                 gateway.close()
-                sockets.close()
+                sandboxes.close()
 
 
 def request(method: str = "GET", path: str = "/x", *lines: str, body: bytes = b"", port: int = AGENT_PORT) -> bytes:
-    """To the sandbox `iabc`, with its token."""
+    """Build a request to the sandbox `iabc` with its token."""
     head = [f"{method} {path} HTTP/1.1", "Host: engine", "E2b-Sandbox-Id: iabc", f"E2b-Sandbox-Port: {port}"]
     head += [f"X-Access-Token: {TOKEN}", *lines]
     if body:
@@ -172,35 +172,35 @@ def request(method: str = "GET", path: str = "/x", *lines: str, body: bytes = b"
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
-    """Read one reply. Raises asyncio.IncompleteReadError when it breaks off."""
-    status, headers = await answer_head(reader)
+async def read_reply(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """Read one reply. Raises asyncio.IncompleteReadError if it is cut off."""
+    status, headers = await read_reply_head(reader)
     if headers.get("transfer-encoding") == "chunked":
         body = b""
-        while chunk := await answer_chunk(reader):
+        while chunk := await read_chunk(reader):
             body += chunk
         return status, headers, body
     return status, headers, await reader.readexactly(int(headers.get("content-length", "0")))
 
 
-async def answer_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+async def read_reply_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:] if line)}
     return int(lines[0].split(" ")[1]), headers
 
 
-async def answer_chunk(reader: asyncio.StreamReader) -> bytes:
+async def read_chunk(reader: asyncio.StreamReader) -> bytes:
     size = int((await reader.readuntil(b"\r\n")).split(b";")[0], 16)
     return (await reader.readexactly(size + 2))[:-2]
 
 
 async def read_request(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], bytes]:
-    """One request as a sandbox gets it: its first line, headers, and body when its length is known."""
+    """Read one request as a sandbox receives it: request line, headers, and the body if its length is known."""
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:] if line)}
     if headers.get("transfer-encoding") == "chunked":
         body = b""
-        while chunk := await answer_chunk(reader):
+        while chunk := await read_chunk(reader):
             body += chunk
     else:
         body = await reader.readexactly(int(headers.get("content-length", "0")))

@@ -1,4 +1,4 @@
-"""The control API's own part: who may ask, what is understood of a request, and how answers and errors look."""
+"""The control API: authentication, request parsing, and the format of responses and errors."""
 
 from __future__ import annotations
 
@@ -47,16 +47,15 @@ from sandyard.engine.volumes.service import Volumes
 from sandyard.kit.errors import FullError, NotFoundError
 from sandyard.kit.secret import Secret
 from tests.unit.engine.e2b.support import TOKEN, sandbox
-from tests.unit.engine.volumes.support import Shelf as Directories
-from tests.unit.engine.volumes.support import Users
+from tests.unit.engine.volumes.support import FakeVolumeDriver, MountingSandboxes
 
 KEY = "e2b_0123456789"
 NOW = 1_700_000_000.25
 BASE = Template("tbase", (), aliases=("base", "code-interpreter-v1"))
 
 
-class Verbs:
-    """Remembers what it was asked; answers with one sandbox, `iabc`."""
+class RecordingSandboxes:
+    """Record all calls and return one sandbox, `iabc`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -67,11 +66,11 @@ class Verbs:
             raise NotFoundError(f"Sandbox '{sandbox_id}' not found")
         return self.record
 
-    async def create(self, wanted: CreateSandbox) -> Sandbox:
-        self.calls.append(("create", wanted))
-        if wanted.template == "full":
+    async def create(self, request: CreateSandbox) -> Sandbox:
+        self.calls.append(("create", request))
+        if request.template == "full":
             raise FullError("All 3 sandboxes are in use. Kill one, or raise --max-sandboxes.")
-        if wanted.template == "bug":
+        if request.template == "bug":
             raise RuntimeError("a bug with secret details")
         return self.record
 
@@ -149,7 +148,7 @@ class Verbs:
         raise NotFoundError(f"Template '{name}' not found")
 
 
-class Shelf:
+class FakeTemplates:
     def resolve(self, name: str) -> Template | None:
         return BASE if name in ("base", "tbase") else None
 
@@ -157,8 +156,8 @@ class Shelf:
         return [BASE, Template("thost", (), aliases=("host",))]
 
 
-class Unbuilt:
-    """Nothing was ever built."""
+class NoBuilds:
+    """A build service without any builds."""
 
     def find(self, name: str) -> None:
         return None
@@ -168,33 +167,34 @@ class Unbuilt:
 
 
 class Client(httpx.AsyncClient):
-    verbs: Verbs
+    recorder: RecordingSandboxes
 
 
 @pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Guard, Verbs]]:
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Guard, RecordingSandboxes]]:
     database = Database(tmp_path_factory.mktemp("control") / "engine.db")
     database.open()
-    verbs = Verbs()
-    volumes = Volumes(database, Directories(tmp_path_factory.mktemp("volumes")), EngineSettings(), Users())  # type: ignore[arg-type]
-    context = Context(verbs, Shelf(), Limits(), "localhost:1", None, Unbuilt(), volumes)  # type: ignore[arg-type]
-    yield api.build(context, ApiKeys(database, [Secret(KEY)])), verbs
+    recorder = RecordingSandboxes()
+    driver = FakeVolumeDriver(tmp_path_factory.mktemp("volumes"))
+    volumes = Volumes(database, driver, EngineSettings(), MountingSandboxes())  # type: ignore[arg-type]
+    context = Context(recorder, FakeTemplates(), Limits(), "localhost:1", None, NoBuilds(), volumes)  # type: ignore[arg-type]
+    yield api.build(context, ApiKeys(database, [Secret(KEY)])), recorder
     database.close()
 
 
 @pytest.fixture
-async def client(endpoint: tuple[Guard, Verbs]) -> AsyncIterator[Client]:
-    app, verbs = endpoint
-    verbs.__init__()  # type: ignore[misc]
+async def client(endpoint: tuple[Guard, RecordingSandboxes]) -> AsyncIterator[Client]:
+    app, recorder = endpoint
+    recorder.__init__()  # type: ignore[misc]
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
-    async with Client(transport=transport, base_url="http://engine", headers={"X-API-KEY": KEY}) as made:
-        made.verbs = verbs
-        yield made
+    async with Client(transport=transport, base_url="http://engine", headers={"X-API-KEY": KEY}) as http_client:
+        http_client.recorder = recorder
+        yield http_client
 
 
-def error_of(answer: httpx.Response, status: int) -> str:
-    assert answer.status_code == status, answer.text
-    body = answer.json()
+def check_error(response: httpx.Response, status: int) -> str:
+    assert response.status_code == status, response.text
+    body = response.json()
     assert set(body) == {"code", "message"}
     assert body["code"] == status
     assert isinstance(body["message"], str)
@@ -202,91 +202,91 @@ def error_of(answer: httpx.Response, status: int) -> str:
     return body["message"]
 
 
-class TestWhoMayAsk:
+class TestAuthentication:
     @pytest.mark.parametrize("headers", [{"X-API-KEY": ""}, {"X-API-KEY": "wrong"}, {"Authorization": "Basic x"}])
-    async def test_without_a_key_nothing_is_done(self, client: Client, headers: dict[str, str]) -> None:
+    async def test_requests_without_a_valid_key_are_rejected(self, client: Client, headers: dict[str, str]) -> None:
         del client.headers["X-API-KEY"]
         for method, path in [("POST", "/v2/sandboxes"), ("GET", "/sandboxes/iabc"), ("GET", "/nothing/here")]:
-            error_of(await client.request(method, path, headers=headers, content=b"{not json"), 401)
-        assert client.verbs.calls == []
+            check_error(await client.request(method, path, headers=headers, content=b"{not json"), 401)
+        assert client.recorder.calls == []
 
-    async def test_a_bearer_token_serves_as_well(self, client: Client) -> None:
+    async def test_the_key_may_be_sent_as_a_bearer_token(self, client: Client) -> None:
         del client.headers["X-API-KEY"]
-        answer = await client.get("/sandboxes/iabc", headers={"Authorization": f"Bearer {KEY}"})
-        assert answer.status_code == 200
+        response = await client.get("/sandboxes/iabc", headers={"Authorization": f"Bearer {KEY}"})
+        assert response.status_code == 200
 
-    async def test_health_is_for_everybody(self, client: Client) -> None:
+    async def test_health_needs_no_key(self, client: Client) -> None:
         del client.headers["X-API-KEY"]
         assert (await client.get("/health")).status_code == 204
 
-    async def test_browsers_may_ask_from_any_page(self, client: Client) -> None:
-        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-api-key"}
+    async def test_cors_requests_from_any_origin_are_allowed(self, client: Client) -> None:
+        preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-api-key"}
         del client.headers["X-API-KEY"]
-        answer = await client.options("/v2/sandboxes", headers=asked)
-        assert answer.status_code == 204
-        assert answer.headers["access-control-allow-headers"] == "x-api-key"
+        response = await client.options("/v2/sandboxes", headers=preflight)
+        assert response.status_code == 204
+        assert response.headers["access-control-allow-headers"] == "x-api-key"
         for path in ("/sandboxes", "/nothing"):
             assert (await client.get(path)).headers["access-control-allow-origin"] == "*"
 
 
 class TestErrors:
-    async def test_no_such_route(self, client: Client) -> None:
-        assert "/nothing/here" in error_of(await client.get("/nothing/here"), 404)
+    async def test_an_unknown_route_is_not_found(self, client: Client) -> None:
+        assert "/nothing/here" in check_error(await client.get("/nothing/here"), 404)
 
-    async def test_wrong_method(self, client: Client) -> None:
-        error_of(await client.put("/v2/sandboxes"), 405)
+    async def test_a_wrong_method_is_not_allowed(self, client: Client) -> None:
+        check_error(await client.put("/v2/sandboxes"), 405)
 
-    async def test_no_json(self, client: Client) -> None:
-        answer = await client.post("/v2/sandboxes", content=b"{no", headers={"Content-Type": "application/json"})
-        assert "JSON" in error_of(answer, 400)
+    async def test_invalid_json_is_rejected(self, client: Client) -> None:
+        response = await client.post("/v2/sandboxes", content=b"{no", headers={"Content-Type": "application/json"})
+        assert "JSON" in check_error(response, 400)
 
     @pytest.mark.parametrize("path", ["/v2/sandboxes", "/sandboxes/iabc/timeout", "/sandboxes/iabc/network"])
-    async def test_no_body(self, client: Client, path: str) -> None:
+    async def test_a_missing_body_is_rejected(self, client: Client, path: str) -> None:
         method = "PUT" if path.endswith("network") else "POST"
-        error_of(await client.request(method, path), 400)
+        check_error(await client.request(method, path), 400)
 
-    async def test_too_large(self, client: Client) -> None:
-        error_of(await client.post("/v2/sandboxes", content=b" " * (BODY_LIMIT + 1)), 413)
+    async def test_a_body_that_is_too_large_is_rejected(self, client: Client) -> None:
+        check_error(await client.post("/v2/sandboxes", content=b" " * (BODY_LIMIT + 1)), 413)
         for path in ("/v2/sandboxes", "/v3/templates"):
-            refused = error_of(await client.post(path, content=b"[" + b"{}," * BODY_VALUES), 413)
-            assert "20,000" in refused
-            error_of(await client.post(path, content=json.dumps({"templateID": '"'}).encode("utf-16")), 400)
+            message = check_error(await client.post(path, content=b"[" + b"{}," * BODY_VALUES), 413)
+            assert "20,000" in message
+            check_error(await client.post(path, content=json.dumps({"templateID": '"'}).encode("utf-16")), 400)
 
         async def endless() -> AsyncIterator[bytes]:
             while True:
                 yield b" " * 100_000
 
         headers = {"Content-Type": "application/json"}
-        error_of(await client.post("/v2/sandboxes", content=endless(), headers=headers), 413)
-        # a body that is read whole before anybody looks at the volume's token
-        error_of(await client.patch("/volumecontent/v/path?path=x", content=endless(), headers=headers), 413)
+        check_error(await client.post("/v2/sandboxes", content=endless(), headers=headers), 413)
+        # This body is read completely before the volume's token is checked.
+        check_error(await client.patch("/volumecontent/v/path?path=x", content=endless(), headers=headers), 413)
 
-    async def test_a_full_machine(self, client: Client) -> None:
-        message = error_of(await client.post("/v2/sandboxes", json={"templateID": "full"}), 429)
+    async def test_a_full_machine_is_reported(self, client: Client) -> None:
+        message = check_error(await client.post("/v2/sandboxes", json={"templateID": "full"}), 429)
         assert message.startswith("All 3 sandboxes")
 
-    async def test_a_bug_is_told_without_its_details(self, client: Client) -> None:
-        message = error_of(await client.post("/v2/sandboxes", json={"templateID": "bug"}), 500)
+    async def test_an_internal_error_is_reported_without_details(self, client: Client) -> None:
+        message = check_error(await client.post("/v2/sandboxes", json={"templateID": "bug"}), 500)
         assert "secret details" not in message
 
 
 class TestCreate:
-    async def wanted(self, client: Client, body: dict[str, Any], path: str = "/v2/sandboxes") -> CreateSandbox:
-        answer = await client.post(path, json={"templateID": "base", **body})
-        assert answer.status_code == 201, answer.text
-        SandboxModel.from_dict(answer.json())
-        return client.verbs.calls[-1][1]
+    async def post_and_parse(self, client: Client, body: dict[str, Any], path: str = "/v2/sandboxes") -> CreateSandbox:
+        response = await client.post(path, json={"templateID": "base", **body})
+        assert response.status_code == 201, response.text
+        SandboxModel.from_dict(response.json())
+        return client.recorder.calls[-1][1]
 
     async def test_v2_is_always_secure(self, client: Client) -> None:
-        wanted = await self.wanted(client, {"secure": False})
-        assert (wanted.template, wanted.timeout_s, wanted.secure) == ("base", 300, True)
-        assert wanted.on_timeout is OnTimeout.KILL
-        assert wanted.network.policy.allow_internet
+        parsed = await self.post_and_parse(client, {"secure": False})
+        assert (parsed.template, parsed.timeout_s, parsed.secure) == ("base", 300, True)
+        assert parsed.on_timeout is OnTimeout.KILL
+        assert parsed.network.policy.allow_internet
 
-    async def test_v1_is_secure_on_wish(self, client: Client) -> None:
-        wanted = await self.wanted(client, {}, "/sandboxes")
-        assert (wanted.timeout_s, wanted.secure) == (15, False)
-        assert (await self.wanted(client, {"secure": True}, "/sandboxes")).secure
+    async def test_v1_is_secure_on_request(self, client: Client) -> None:
+        parsed = await self.post_and_parse(client, {}, "/sandboxes")
+        assert (parsed.timeout_s, parsed.secure) == (15, False)
+        assert (await self.post_and_parse(client, {"secure": True}, "/sandboxes")).secure
 
     async def test_everything_is_passed_on(self, client: Client) -> None:
         body = {
@@ -299,30 +299,30 @@ class TestCreate:
             "mcp": {"server": {}},
             "futureField": {"x": 1},
         }
-        wanted = await self.wanted(client, body)
-        assert (wanted.timeout_s, wanted.metadata, wanted.env) == (77, {"k": "v"}, {"A": "1"})
-        assert (wanted.on_timeout, wanted.auto_resume, wanted.auto_pause_memory) == (OnTimeout.PAUSE, True, True)
-        assert wanted.network.policy.allow_internet is False
-        assert wanted.extra == {"mcp": {"server": {}}}
+        parsed = await self.post_and_parse(client, body)
+        assert (parsed.timeout_s, parsed.metadata, parsed.env) == (77, {"k": "v"}, {"A": "1"})
+        assert (parsed.on_timeout, parsed.auto_resume, parsed.auto_pause_memory) == (OnTimeout.PAUSE, True, True)
+        assert parsed.network.policy.allow_internet is False
+        assert parsed.extra == {"mcp": {"server": {}}}
 
-    async def test_nulls_count_as_not_said(self, client: Client) -> None:
+    async def test_null_fields_count_as_absent(self, client: Client) -> None:
         names = ("timeout", "metadata", "envVars", "autoResume", "network", "mcp", "volumeMounts", "iam")
-        wanted = await self.wanted(client, dict.fromkeys(names))
-        assert (wanted.timeout_s, wanted.metadata) == (300, {})
+        parsed = await self.post_and_parse(client, dict.fromkeys(names))
+        assert (parsed.timeout_s, parsed.metadata) == (300, {})
 
-    async def test_private_previews(self, client: Client) -> None:
-        assert not (await self.wanted(client, {"network": {"allowPublicTraffic": False}})).public_traffic
+    async def test_private_previews_require_a_secure_sandbox(self, client: Client) -> None:
+        assert not (await self.post_and_parse(client, {"network": {"allowPublicTraffic": False}})).public_traffic
         body = {"templateID": "base", "network": {"allowPublicTraffic": False}}
-        assert "'secure' flag" in error_of(await client.post("/sandboxes", json=body), 400)
+        assert "'secure' flag" in check_error(await client.post("/sandboxes", json=body), 400)
 
-    async def test_the_idempotency_key_belongs_to_the_api_key(self, client: Client) -> None:
+    async def test_the_idempotency_key_is_scoped_to_the_api_key(self, client: Client) -> None:
         headers = {"Idempotency-Key": "abc-1"}
         await client.post("/v2/sandboxes", json={"templateID": "base"}, headers=headers)
-        wanted = client.verbs.calls[-1][1]
-        assert (wanted.idempotency_key, wanted.owner) == ("abc-1", "fixed-0")
+        parsed = client.recorder.calls[-1][1]
+        assert (parsed.idempotency_key, parsed.owner) == ("abc-1", "fixed-0")
         for bad in ("ABC", "a b", "x" * 256):
-            answer = await client.post("/v2/sandboxes", json={"templateID": "b"}, headers={"Idempotency-Key": bad})
-            error_of(answer, 400)
+            response = await client.post("/v2/sandboxes", json={"templateID": "b"}, headers={"Idempotency-Key": bad})
+            check_error(response, 400)
 
     @pytest.mark.parametrize(
         "body",
@@ -358,45 +358,45 @@ class TestCreate:
         ],
         ids=str,
     )
-    async def test_what_is_refused(self, client: Client, body: dict[str, Any]) -> None:
-        error_of(await client.post("/v2/sandboxes", json={"templateID": "base", **body}), 400)
-        assert client.verbs.calls == []
+    async def test_invalid_requests_are_rejected(self, client: Client, body: dict[str, Any]) -> None:
+        check_error(await client.post("/v2/sandboxes", json={"templateID": "base", **body}), 400)
+        assert client.recorder.calls == []
 
 
 class TestList:
     async def query(self, client: Client, **parameters: Any) -> SandboxQuery:
-        answer = await client.get("/v2/sandboxes", params=parameters)
-        assert answer.status_code == 200, answer.text
-        return next(call[1] for call in client.verbs.calls if call[0] == "list")
+        response = await client.get("/v2/sandboxes", params=parameters)
+        assert response.status_code == 200, response.text
+        return next(call[1] for call in client.recorder.calls if call[0] == "list")
 
-    async def test_plain(self, client: Client) -> None:
-        answer = await client.get("/v2/sandboxes")
-        assert answer.headers["x-next-token"] == "next"
-        assert answer.headers["x-total-running"] == "1000", "all pages are counted"
-        assert [call[0] for call in client.verbs.calls] == ["list", "count"], "without looking at the other pages"
-        listed = ListedSandbox.from_dict(answer.json()[0])
+    async def test_the_first_page_has_a_cursor_and_the_total(self, client: Client) -> None:
+        response = await client.get("/v2/sandboxes")
+        assert response.headers["x-next-token"] == "next"
+        assert response.headers["x-total-running"] == "1000", "the total covers all pages"
+        assert [call[0] for call in client.recorder.calls] == ["list", "count"], "the other pages must not be loaded"
+        listed = ListedSandbox.from_dict(response.json()[0])
         assert listed.started_at == datetime.fromtimestamp(NOW, UTC)
         assert listed.metadata == {"a": "b"}
-        query = client.verbs.calls[0][1]
+        query = client.recorder.calls[0][1]
         assert (query.states, query.limit, query.oldest_first) == (frozenset(State), 100, False)
 
-    async def test_metadata_is_encoded_twice_by_sdks_and_once_by_others(self, client: Client) -> None:
-        wanted = {"a key=": "1% + ü&", "b": ""}
-        by_sdks = urlencode({quote(key): quote(value) for key, value in wanted.items()})
-        assert (await self.query(client, metadata=by_sdks)).metadata == wanted
-        client.verbs.calls.clear()
+    async def test_metadata_filters_may_be_encoded_once_or_twice(self, client: Client) -> None:
+        metadata = {"a key=": "1% + ü&", "b": ""}
+        by_sdks = urlencode({quote(key): quote(value) for key, value in metadata.items()})
+        assert (await self.query(client, metadata=by_sdks)).metadata == metadata
+        client.recorder.calls.clear()
         assert (await self.query(client, metadata="user=abc&app=prod")).metadata == {"user": "abc", "app": "prod"}
 
-    async def test_states_in_both_spellings(self, client: Client) -> None:
+    async def test_states_may_be_repeated_or_comma_separated(self, client: Client) -> None:
         assert (await self.query(client, state="paused")).states == {State.PAUSED}
-        client.verbs.calls.clear()
+        client.recorder.calls.clear()
         assert (await self.query(client, state="paused,running")).states == set(State)
-        client.verbs.calls.clear()
+        client.recorder.calls.clear()
         assert (await self.query(client, state=["paused", "running"])).states == set(State)
-        answer = await client.get("/v2/sandboxes", params={"state": "paused"})
-        assert "x-total-running" not in answer.headers
+        response = await client.get("/v2/sandboxes", params={"state": "paused"})
+        assert "x-total-running" not in response.headers
 
-    async def test_the_rest(self, client: Client) -> None:
+    async def test_all_other_filters_are_passed_on(self, client: Client) -> None:
         query = await self.query(
             client, limit=7, nextToken="tok", order="asc", template="base", startedAfter="2026-01-31T10:00:00+01:00"
         )
@@ -416,57 +416,57 @@ class TestList:
         ],
         ids=str,
     )
-    async def test_what_is_refused(self, client: Client, parameters: dict[str, Any]) -> None:
-        error_of(await client.get("/v2/sandboxes", params=parameters), 400)
+    async def test_invalid_requests_are_rejected(self, client: Client, parameters: dict[str, Any]) -> None:
+        check_error(await client.get("/v2/sandboxes", params=parameters), 400)
 
-    async def test_v1_lists_all_that_run(self, client: Client) -> None:
-        answer = await client.get("/sandboxes")
-        assert len(answer.json()) == 2, "every page of it"
-        assert {call[1].states for call in client.verbs.calls} == {frozenset((State.RUNNING,))}
+    async def test_v1_lists_all_running_sandboxes(self, client: Client) -> None:
+        response = await client.get("/sandboxes")
+        assert len(response.json()) == 2, "all pages are returned at once"
+        assert {call[1].states for call in client.recorder.calls} == {frozenset((State.RUNNING,))}
 
 
-class TestLook:
-    async def test_detail(self, client: Client) -> None:
-        client.verbs.record = replace(
-            client.verbs.record,
+class TestRead:
+    async def test_a_sandbox_is_shown_in_detail(self, client: Client) -> None:
+        client.recorder.record = replace(
+            client.recorder.record,
             network=Network(config={"allowOut": ["1.1.1.1"]}, allow_internet=False),
             pause_kind=PauseKind.FILESYSTEM,
             on_timeout=OnTimeout.PAUSE,
         )
-        answer = await client.get("/sandboxes/iabc-6532622b")
-        detail = SandboxDetail.from_dict(answer.json())
+        response = await client.get("/sandboxes/iabc-6532622b")
+        detail = SandboxDetail.from_dict(response.json())
         assert detail.envd_access_token == TOKEN
         assert detail.domain == "localhost:1"
         assert detail.allow_internet_access is False
         assert str(detail.pause_mode) == "filesystem"
         assert detail.lifecycle.to_dict() == {"autoResume": False, "onTimeout": "pause"}  # type: ignore[union-attr]
-        assert answer.json()["network"] == {"allowOut": ["1.1.1.1"]}
-        error_of(await client.get("/sandboxes/inone"), 404)
+        assert response.json()["network"] == {"allowOut": ["1.1.1.1"]}
+        check_error(await client.get("/sandboxes/inone"), 404)
 
-    async def test_metrics(self, client: Client) -> None:
-        answer = await client.get("/sandboxes/iabc/metrics", params={"start": 1, "end": 2})
-        sample = SandboxMetric.from_dict(answer.json()[0])
+    async def test_metrics_are_returned_and_ranges_checked(self, client: Client) -> None:
+        response = await client.get("/sandboxes/iabc/metrics", params={"start": 1, "end": 2})
+        sample = SandboxMetric.from_dict(response.json()[0])
         assert (sample.cpu_used_pct, sample.timestamp_unix, sample.mem_cache) == (12.35, 1700000000, 3)
-        error_of(await client.get("/sandboxes/iabc/metrics", params={"start": 2, "end": 1}), 400)
-        answer = await client.get("/sandboxes/metrics", params={"sandbox_ids": "iabc,ixyz-1"})
-        assert set(answer.json()["sandboxes"]) == {"iabc", "ixyz"}
+        check_error(await client.get("/sandboxes/iabc/metrics", params={"start": 2, "end": 1}), 400)
+        response = await client.get("/sandboxes/metrics", params={"sandbox_ids": "iabc,ixyz-1"})
+        assert set(response.json()["sandboxes"]) == {"iabc", "ixyz"}
         many = ",".join(f"i{number}" for number in range(101))
-        error_of(await client.get("/sandboxes/metrics", params={"sandbox_ids": many}), 400)
-        error_of(await client.get("/sandboxes/metrics"), 400)
+        check_error(await client.get("/sandboxes/metrics", params={"sandbox_ids": many}), 400)
+        check_error(await client.get("/sandboxes/metrics"), 400)
 
-    async def test_logs(self, client: Client) -> None:
-        answer = await client.get("/sandboxes/iabc/logs", params={"start": 1500, "limit": 5})
-        entry = answer.json()["logEntries"][0]
-        line = json.loads(answer.json()["logs"][0]["line"])
+    async def test_logs_are_returned_in_both_formats(self, client: Client) -> None:
+        response = await client.get("/sandboxes/iabc/logs", params={"start": 1500, "limit": 5})
+        entry = response.json()["logEntries"][0]
+        line = json.loads(response.json()["logs"][0]["line"])
         assert entry["message"] == line["message"] == "The sandbox was created"
-        assert (line["level"], line["logger"]) == (entry["level"], "engine"), "as the CLI reads it"
+        assert (line["level"], line["logger"]) == (entry["level"], "engine"), "the format the CLI reads"
         assert entry["fields"] == {"a": "b"}
-        assert client.verbs.calls[-1][2] == LogQuery(start=1.5, limit=5)
+        assert client.recorder.calls[-1][2] == LogQuery(start=1.5, limit=5)
         parameters = {"cursor": 2000, "direction": "backward", "level": "warn", "search": "x"}
         await client.get("/v2/sandboxes/iabc/logs", params=parameters)
-        assert client.verbs.calls[-1][2] == LogQuery(2.0, 1000, True, LogLevel.WARN, "x")
-        error_of(await client.get("/v2/sandboxes/iabc/logs", params={"direction": "up"}), 400)
-        error_of(await client.get("/v2/sandboxes/iabc/logs", params={"level": "loud"}), 400)
+        assert client.recorder.calls[-1][2] == LogQuery(2.0, 1000, True, LogLevel.WARN, "x")
+        check_error(await client.get("/v2/sandboxes/iabc/logs", params={"direction": "up"}), 400)
+        check_error(await client.get("/v2/sandboxes/iabc/logs", params={"level": "loud"}), 400)
 
 
 class TestChange:
@@ -489,17 +489,17 @@ class TestChange:
             ("POST", "/snapshots", {"name": "mine:v1", "memory": True}, 201, ("snapshot", "iabc", "mine:v1")),
         ],
     )
-    async def test_verbs(
+    async def test_each_route_calls_its_verb(
         self, client: Client, method: str, path: str, body: Any, status: int, call: tuple[Any, ...]
     ) -> None:
-        answer = await client.request(method, f"/sandboxes/iabc-6532622b{path}", json=body)
-        assert answer.status_code == status, answer.text
-        assert client.verbs.calls[-1] == call
-        assert (answer.content == b"") is (status == 204)
+        response = await client.request(method, f"/sandboxes/iabc-6532622b{path}", json=body)
+        assert response.status_code == status, response.text
+        assert client.recorder.calls[-1] == call
+        assert (response.content == b"") is (status == 204)
 
     async def test_v2_connect_needs_no_body(self, client: Client) -> None:
         assert (await client.post("/v2/sandboxes/iabc/connect")).status_code == 200
-        assert client.verbs.calls[-1] == ("connect", "iabc", 300, True)
+        assert client.recorder.calls[-1] == ("connect", "iabc", 300, True)
 
     @pytest.mark.parametrize(
         ("path", "body"),
@@ -517,28 +517,28 @@ class TestChange:
         ],
         ids=str,
     )
-    async def test_what_is_refused(self, client: Client, path: str, body: Any) -> None:
-        error_of(await client.post(f"/sandboxes/iabc{path}", json=body), 400)
-        assert client.verbs.calls == []
+    async def test_invalid_requests_are_rejected(self, client: Client, path: str, body: Any) -> None:
+        check_error(await client.post(f"/sandboxes/iabc{path}", json=body), 400)
+        assert client.recorder.calls == []
 
     async def test_each_fork_has_its_own_outcome(self, client: Client) -> None:
         results = (await client.post("/sandboxes/iabc/fork", json={"count": 2})).json()
         assert results[0]["sandbox"]["sandboxID"] == "iabc"
         assert results[1] == {"error": {"code": 429, "message": "full"}}
 
-    async def test_an_update_of_the_network_keeps_who_may_come_in(self, client: Client) -> None:
+    async def test_a_network_update_keeps_the_inbound_settings(self, client: Client) -> None:
         before = {"allowPublicTraffic": False, "maskRequestHost": "m", "allowOut": ["1.1.1.1"]}
-        client.verbs.record = replace(client.verbs.record, network=Network(config=before))
-        answer = await client.put("/sandboxes/iabc/network", json={"denyOut": ["10.0.0.0/8"]})
-        assert answer.status_code == 204
-        network: Network = client.verbs.calls[-1][2]
+        client.recorder.record = replace(client.recorder.record, network=Network(config=before))
+        response = await client.put("/sandboxes/iabc/network", json={"denyOut": ["10.0.0.0/8"]})
+        assert response.status_code == 204
+        network: Network = client.recorder.calls[-1][2]
         assert network.config == {"allowPublicTraffic": False, "maskRequestHost": "m", "denyOut": ["10.0.0.0/8"]}
         assert network.policy.deny_out == ("10.0.0.0/8",)
         assert network.policy.allow_out == ()
 
 
 class TestTemplates:
-    async def test_listing(self, client: Client) -> None:
+    async def test_templates_are_listed_in_pages(self, client: Client) -> None:
         for path in ("/templates", "/default-templates", "/v2/templates"):
             listed = [TemplateModel.from_dict(item) for item in (await client.get(path)).json()]
             assert [item.template_id for item in listed] == ["tbase", "thost"]
@@ -550,45 +550,45 @@ class TestTemplates:
         assert [item["templateID"] for item in last.json()] == ["thost"]
         assert "x-next-token" not in last.headers
 
-    async def test_one(self, client: Client) -> None:
-        found = TemplateWithBuildsModel.from_dict((await client.get("/templates/base")).json())
-        assert found.builds[0].status == "ready"
-        error_of(await client.get("/templates/none"), 404)
+    async def test_a_template_is_found_by_name(self, client: Client) -> None:
+        template = TemplateWithBuildsModel.from_dict((await client.get("/templates/base")).json())
+        assert template.builds[0].status == "ready"
+        check_error(await client.get("/templates/none"), 404)
 
-    def test_one_that_is_not_built(self) -> None:
+    def test_an_unbuilt_template_is_shown_as_waiting(self) -> None:
         unbuilt = Template("tdesk", (), aliases=("desktop",), status=TemplateStatus.WAITING, memory_mb=8192)
-        shown = TemplateModel.from_dict(views.render_template(unbuilt, Limits()))
-        assert (shown.build_status, shown.build_count, shown.memory_mb) == ("waiting", 0, 8192)
+        rendered = TemplateModel.from_dict(views.render_template(unbuilt, Limits()))
+        assert (rendered.build_status, rendered.build_count, rendered.memory_mb) == ("waiting", 0, 8192)
 
     @pytest.mark.parametrize("name", ["base", "ns%2Fbase%3Adefault", "ns/base:default"])
-    async def test_aliases(self, client: Client, name: str) -> None:
-        answer = await client.get(f"/templates/aliases/{name}")
-        assert answer.json() == {"templateID": "tbase", "public": True}
-        error_of(await client.get("/templates/aliases/none"), 404)
+    async def test_aliases_are_resolved(self, client: Client, name: str) -> None:
+        response = await client.get(f"/templates/aliases/{name}")
+        assert response.json() == {"templateID": "tbase", "public": True}
+        check_error(await client.get("/templates/aliases/none"), 404)
 
-    async def test_tags(self, client: Client) -> None:
+    async def test_tags_of_templates_and_snapshots_are_listed(self, client: Client) -> None:
         assert [tag["tag"] for tag in (await client.get("/templates/base/tags")).json()] == ["default"]
         assert [tag["tag"] for tag in (await client.get("/templates/mine/tags")).json()] == ["v1"]
-        error_of(await client.get("/templates/none/tags"), 404)
+        check_error(await client.get("/templates/none/tags"), 404)
 
-    async def test_deleting(self, client: Client) -> None:
-        answer = await client.delete("/templates/mine%3Av1")
-        assert answer.status_code == 204
-        assert client.verbs.calls[-1] == ("delete_snapshot", "mine:v1")
-        error_of(await client.delete("/templates/base"), 403)
+    async def test_snapshots_can_be_deleted_and_built_in_templates_cannot(self, client: Client) -> None:
+        response = await client.delete("/templates/mine%3Av1")
+        assert response.status_code == 204
+        assert client.recorder.calls[-1] == ("delete_snapshot", "mine:v1")
+        check_error(await client.delete("/templates/base"), 403)
 
-    async def test_snapshots(self, client: Client) -> None:
+    async def test_snapshots_are_listed_in_pages(self, client: Client) -> None:
         parameters = {"sandboxID": "iabc-1", "limit": "3", "nextToken": "t", "name": ""}
-        answer = await client.get("/snapshots", params=parameters)
-        assert answer.json() == [{"snapshotID": "mine:v1", "names": ["mine:v1"]}]
-        assert client.verbs.calls[-1][1] == SnapshotQuery("iabc", None, 3, "t")
-        assert "x-next-token" not in answer.headers
+        response = await client.get("/snapshots", params=parameters)
+        assert response.json() == [{"snapshotID": "mine:v1", "names": ["mine:v1"]}]
+        assert client.recorder.calls[-1][1] == SnapshotQuery("iabc", None, 3, "t")
+        assert "x-next-token" not in response.headers
         assert (await client.get("/snapshots")).headers["x-next-token"] == "next"
-        error_of(await client.get("/snapshots", params={"limit": 0}), 400)
+        check_error(await client.get("/snapshots", params={"limit": 0}), 400)
 
 
 @pytest.mark.parametrize(
-    ("asked", "first", "shown"),
+    ("requested", "first", "expected"),
     [
         ("base", "base", "base"),
         ("code-interpreter-v1:default", "base", "code-interpreter-v1"),
@@ -597,18 +597,20 @@ class TestTemplates:
         ("s1:default", None, None),
     ],
 )
-def test_a_sandbox_has_the_name_it_was_asked_for(asked: str | None, first: str | None, shown: str | None) -> None:
-    assert views.render_listed(sandbox(name=asked, alias=first)).get("alias") == shown
+def test_a_sandbox_shows_the_template_name_it_was_created_with(
+    requested: str | None, first: str | None, expected: str | None
+) -> None:
+    assert views.render_listed(sandbox(name=requested, alias=first)).get("alias") == expected
 
 
 @pytest.mark.parametrize("moment", [1763179539.5681947, 1763179539.5681949, 0.0, NOW, 1763179539.9999998])
-def test_what_began_at_a_time_began_not_after_it(moment: float) -> None:
-    shown = parse_time("x", views.format_time(moment))
-    assert shown is not None
-    assert shown <= moment < shown + 0.00001
+def test_a_formatted_time_is_never_later_than_the_original(moment: float) -> None:
+    parsed_time = parse_time("x", views.format_time(moment))
+    assert parsed_time is not None
+    assert parsed_time <= moment < parsed_time + 0.00001
 
 
-def test_views_hold_no_secret_but_the_tokens() -> None:
+def test_views_contain_no_secrets_except_the_tokens() -> None:
     record = sandbox(env={"SECRET": "hidden"}, started_at=NOW, ends_at=NOW)
     for view in (views.render_listed(record), views.render_detail(record, None), views.render_created(record, None)):
         assert "hidden" not in json.dumps(view)

@@ -1,4 +1,4 @@
-"""Requests of sandboxes to public names: each is asked for by name, and none comes faster than its sandbox may ask."""
+"""Requests from sandboxes to public names: the policy is checked per name, and requests are rate-limited per sandbox."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandyard.engine.contract import PublicNames
 from sandyard.engine.e2b.dataplane import hairpin
 from sandyard.engine.e2b.dataplane.hairpin import BURST, PATIENCE_SECONDS, RATE, ClientRateLimiter, HairpinGateway
 
-FRIEND, OTHER, API = b"8000-friend.x.test", b"8000-other.x.test", b"api.x.test"
+ALLOWED_HOST, OTHER_HOST, API_HOST = b"8000-friend.x.test", b"8000-other.x.test", b"api.x.test"
 
 
 class Clock:
@@ -22,7 +22,9 @@ class Clock:
         return self.now
 
 
-async def test_a_sandbox_that_asks_without_end_waits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sandbox_that_sends_too_many_requests_is_delayed_and_others_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, pauses = Clock(), list[float]()
 
     async def sleep(seconds: float) -> None:
@@ -30,21 +32,21 @@ async def test_a_sandbox_that_asks_without_end_waits_and_others_do_not(monkeypat
 
     monkeypatch.setattr(hairpin, "now", clock.time)
     monkeypatch.setattr(hairpin.asyncio, "sleep", sleep)
-    pace = ClientRateLimiter()
-    assert all([await pace.wait("greedy") for _ in range(BURST)])
-    assert pauses == [], "a page with much on it is nothing unusual"
-    most = int(PATIENCE_SECONDS * RATE)
-    answers = [await pace.wait("greedy") for _ in range(most + 100)]
-    assert abs(answers.count(True) - most) <= 2
+    limiter = ClientRateLimiter()
+    assert all([await limiter.wait("greedy") for _ in range(BURST)])
+    assert pauses == [], "a burst, such as loading a page, is not delayed"
+    allowed_while_waiting = int(PATIENCE_SECONDS * RATE)
+    results = [await limiter.wait("greedy") for _ in range(allowed_while_waiting + 100)]
+    assert abs(results.count(True) - allowed_while_waiting) <= 2
     assert max(pauses) <= PATIENCE_SECONDS
-    assert not answers[-1]
-    assert await pace.wait("another")
+    assert not results[-1]
+    assert await limiter.wait("another")
     clock.now += PATIENCE_SECONDS
-    assert await pace.wait("greedy"), "and goes on later"
+    assert await limiter.wait("greedy"), "requests are accepted again later"
 
 
-async def _status(*headers: tuple[bytes, bytes], path: str = "/", allowed: bytes = FRIEND) -> int:
-    """The status of a request out of a sandbox whose policy allows one name; 200 if it reaches the gateway."""
+async def _send_and_get_status(*headers: tuple[bytes, bytes], path: str = "/", allowed: bytes = ALLOWED_HOST) -> int:
+    """Return the status of a request from a sandbox whose policy allows one name; 200 if it reaches the gateway."""
     statuses = []
 
     async def gateway(scope: Any, receive: Any, send: Any) -> None:
@@ -70,13 +72,17 @@ async def _status(*headers: tuple[bytes, bytes], path: str = "/", allowed: bytes
     return statuses[0]
 
 
-async def test_the_policy_is_asked_for_what_the_gateway_routes_to() -> None:
-    assert await _status((b"host", FRIEND)) == 200
-    assert await _status((b"host", OTHER)) == 403
-    for first, second in ((FRIEND, OTHER), (OTHER, FRIEND), (FRIEND, API)):
-        assert await _status((b"host", first), (b"host", second)) == 400
-    assert await _status() == 400
-    assert await _status((b"host", FRIEND), (b"e2b-sandbox-id", b"other")) == 403
-    assert await _status((b"host", FRIEND), (b"e2b-sandbox-id", b"any"), path="/sandboxes/any") == 403, "the API"
-    assert await _status((b"host", b"any.x.test"), allowed=b"any.x.test") == 403, "the API, under another name"
-    assert await _status((b"host", API), path="/sandboxes", allowed=API) == 200
+async def test_the_policy_is_checked_for_the_name_the_gateway_routes_to() -> None:
+    assert await _send_and_get_status((b"host", ALLOWED_HOST)) == 200
+    assert await _send_and_get_status((b"host", OTHER_HOST)) == 403
+    for first, second in ((ALLOWED_HOST, OTHER_HOST), (OTHER_HOST, ALLOWED_HOST), (ALLOWED_HOST, API_HOST)):
+        assert await _send_and_get_status((b"host", first), (b"host", second)) == 400
+    assert await _send_and_get_status() == 400
+    assert await _send_and_get_status((b"host", ALLOWED_HOST), (b"e2b-sandbox-id", b"other")) == 403
+    assert (
+        await _send_and_get_status((b"host", ALLOWED_HOST), (b"e2b-sandbox-id", b"any"), path="/sandboxes/any") == 403
+    ), "the API path must be denied"
+    assert await _send_and_get_status((b"host", b"any.x.test"), allowed=b"any.x.test") == 403, (
+        "the API must be denied under another name too"
+    )
+    assert await _send_and_get_status((b"host", API_HOST), path="/sandboxes", allowed=API_HOST) == 200

@@ -12,7 +12,7 @@ ALL = "0.0.0.0/0"
 
 
 @pytest.mark.parametrize(
-    ("config", "internet", "policy"),
+    ("config", "allow_internet_access", "policy"),
     [
         (None, None, NetworkPolicy()),
         (None, True, NetworkPolicy()),
@@ -29,10 +29,12 @@ ALL = "0.0.0.0/0"
         ({"allowOut": ["1.1.1.1"]}, False, NetworkPolicy(True, ("1.1.1.1",), (ALL, "::/0"))),
     ],
 )
-def test_policies(config: dict[str, list[str]] | None, internet: bool | None, policy: NetworkPolicy) -> None:
-    network = make_network(None if config is None else NetworkConfig(**config), internet)  # type: ignore[arg-type]
+def test_network_settings_become_a_policy(
+    config: dict[str, list[str]] | None, allow_internet_access: bool | None, policy: NetworkPolicy
+) -> None:
+    network = make_network(None if config is None else NetworkConfig(**config), allow_internet_access)  # type: ignore[arg-type]
     assert network.policy == policy
-    assert network.allow_internet is internet
+    assert network.allow_internet is allow_internet_access
     assert network.config == config
 
 
@@ -58,7 +60,7 @@ def test_policies(config: dict[str, list[str]] | None, internet: bool | None, po
     ],
     ids=str,
 )
-def test_refused(config: dict[str, list[str]]) -> None:
+def test_invalid_network_settings_are_rejected(config: dict[str, list[str]]) -> None:
     with pytest.raises(InvalidInputError):
         make_network(NetworkConfig(**config), None)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError):

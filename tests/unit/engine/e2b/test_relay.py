@@ -11,14 +11,22 @@ import pytest
 from sandyard.engine.e2b.server import EngineProtocol
 from sandyard.kit.pacing import PARTS
 from sandyard.kit.server import SLICE_BYTES
-from tests.unit.engine.e2b.support import Bench, answer, answer_chunk, answer_head, read_request, reply, request
+from tests.unit.engine.e2b.support import (
+    GatewayHarness,
+    read_chunk,
+    read_reply,
+    read_reply_head,
+    read_request,
+    reply,
+    request,
+)
 from tests.unit.turns import count_parts
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: application/connect+json\r\ntransfer-encoding: chunked\r\n\r\n"
 ENVELOPE = b"\0\0\0\0\x02{}"
 MOST_PARTS = PARTS + SLICE_BYTES // len(b"1\r\nx\r\n")
-"""In one turn, of chunks of one byte."""
+"""The most parts that one turn may parse when chunks have one byte."""
 
 
 def chunk(data: bytes) -> bytes:
@@ -26,24 +34,24 @@ def chunk(data: bytes) -> bytes:
 
 
 async def echo(reader: Reader, writer: Writer) -> None:
-    """Says back what it was asked, for as long as it is asked."""
+    """Reply to each request with its own content until the connection ends."""
     try:
         while True:
             line, headers, body = await read_request(reader)
-            shown = "\n".join([line, *(f"{name}: {value}" for name, value in headers.items())])
-            writer.write(reply(shown.encode() + b"\n\n" + body))
+            request_head = "\n".join([line, *(f"{name}: {value}" for name, value in headers.items())])
+            writer.write(reply(request_head.encode() + b"\n\n" + body))
     except (asyncio.IncompleteReadError, ConnectionError):
         writer.close()
 
 
-async def test_what_is_not_for_a_sandbox_is_for_the_control_api(gate: Bench) -> None:
-    assert (await gate.ask(b"GET /sandboxes HTTP/1.1\r\nHost: engine\r\n\r\n"))[2] == b"control"
+async def test_requests_without_a_sandbox_go_to_the_control_api(harness: GatewayHarness) -> None:
+    assert (await harness.send_request(b"GET /sandboxes HTTP/1.1\r\nHost: engine\r\n\r\n"))[2] == b"control"
 
 
-async def test_a_request_arrives_as_it_was_sent(gate: Bench) -> None:
-    await gate.sockets.listen(echo)
+async def test_a_request_arrives_unchanged(harness: GatewayHarness) -> None:
+    await harness.sandboxes.listen(echo)
     sent = request("POST", "/a%2Fb/%C3%BC?x=%20y", "Te: gzip", "X-Mine: 1", "X-Mine: 2", body=b"hi")
-    status, _, body = await gate.ask(sent)
+    status, _, body = await harness.send_request(sent)
     assert status == 200
     head, _, payload = body.partition(b"\n\n")
     lines = head.decode().split("\n")
@@ -56,110 +64,110 @@ async def test_a_request_arrives_as_it_was_sent(gate: Bench) -> None:
     assert payload == b"hi"
 
 
-async def test_no_header_hides_a_body_from_the_agent(gate: Bench) -> None:
-    """`Connection` may name headers to be dropped: not the one that says where the request ends."""
-    seen: list[bytes] = []
+async def test_the_connection_header_cannot_remove_content_length(harness: GatewayHarness) -> None:
+    """`Connection` may list headers to drop, but not the one that delimits the request body."""
+    received: list[bytes] = []
 
     async def server(reader: Reader, writer: Writer) -> None:
         line, _, body = await read_request(reader)
-        seen.extend((line.encode(), body))
+        received.extend((line.encode(), body))
         writer.write(reply(b"well"))
-        seen.append(await reader.read(1))  # nothing follows: no second request came out of the first
+        received.append(await reader.read(1))  # nothing follows: the body was not parsed as a second request
         writer.close()
 
-    await gate.sockets.listen(server)
+    await harness.sandboxes.listen(server)
     inner = request("POST", "/process.Process/Start", body=b"{}")
     head = f"GET /health HTTP/1.1\r\nHost: 49983-iabc.localhost\r\nConnection: content-length, close\r\nContent-Length: {len(inner)}\r\n\r\n"
-    status, _, _ = await gate.ask(head.encode() + inner)
+    status, _, _ = await harness.send_request(head.encode() + inner)
     assert status == 200
-    gate.gateway.close()
+    harness.gateway.close()
     async with asyncio.timeout(5):
-        while len(seen) < 3:
+        while len(received) < 3:
             await asyncio.sleep(0.01)
-    assert seen == [b"GET /health HTTP/1.1", inner, b""]
+    assert received == [b"GET /health HTTP/1.1", inner, b""]
 
 
-async def test_header_names_are_written_as_everybody_does(gate: Bench) -> None:
+async def test_header_names_are_sent_in_the_usual_capitalization(harness: GatewayHarness) -> None:
     async def server(reader: Reader, writer: Writer) -> None:
         writer.write(reply(await reader.readuntil(b"\r\n\r\n")))
         writer.close()
 
-    await gate.sockets.listen(server)
-    _, _, body = await gate.ask(request("GET", "/", "x-mine: 1"))
+    await harness.sandboxes.listen(server)
+    _, _, body = await harness.send_request(request("GET", "/", "x-mine: 1"))
     assert b"\r\nHost: engine\r\n" in body
     assert b"\r\nX-Mine: 1\r\n" in body
 
 
-async def test_headers_of_one_connection_stay_there(gate: Bench) -> None:
+async def test_hop_by_hop_headers_are_not_forwarded(harness: GatewayHarness) -> None:
     async def server(reader: Reader, writer: Writer) -> None:
         _, headers, _ = await read_request(reader)
         assert "x-hop" not in headers
         writer.write(reply(b"", "200 OK", "connection: close, x-own", "x-own: 1", "keep-alive: 5", "x-kept: 1"))
         writer.close()
 
-    await gate.sockets.listen(server)
-    status, headers, _ = await gate.ask(request("GET", "/", "Connection: keep-alive, x-hop", "X-Hop: 1"))
+    await harness.sandboxes.listen(server)
+    status, headers, _ = await harness.send_request(request("GET", "/", "Connection: keep-alive, x-hop", "X-Hop: 1"))
     assert status == 200
     assert headers["x-kept"] == "1"
     assert not {"x-own", "keep-alive"} & set(headers)
 
 
-async def test_a_chunked_upload_stays_chunked(gate: Bench) -> None:
-    await gate.sockets.listen(echo)
-    reader, writer = await gate.connect()
+async def test_a_chunked_upload_stays_chunked(harness: GatewayHarness) -> None:
+    await harness.sandboxes.listen(echo)
+    reader, writer = await harness.connect()
     writer.write(request("POST", "/up", "Transfer-Encoding: chunked") + chunk(b"one "))
     await asyncio.sleep(0.02)
     writer.write(chunk(b"two") + b"0\r\n\r\n")
-    _, _, body = await answer(reader)
+    _, _, body = await read_reply(reader)
     assert body.endswith(b"\n\none two")
     assert b"transfer-encoding: chunked" in body
     assert b"content-length" not in body
 
 
-async def test_a_client_may_wait_for_100_continue(gate: Bench) -> None:
-    await gate.sockets.listen(echo)
-    reader, writer = await gate.connect()
+async def test_a_client_may_wait_for_100_continue(harness: GatewayHarness) -> None:
+    await harness.sandboxes.listen(echo)
+    reader, writer = await harness.connect()
     writer.write(request("POST", "/up", "Expect: 100-continue", "Content-Length: 4"))
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     writer.write(b"body")
-    _, _, body = await answer(reader)
+    _, _, body = await read_reply(reader)
     assert body.endswith(b"\n\nbody")
     assert b"expect" not in body
 
 
-async def test_connections_to_the_agent_are_kept_and_those_to_users_are_not(gate: Bench) -> None:
-    await gate.sockets.listen(echo)
-    await gate.sockets.listen(echo, port=8000)
-    reader, writer = await gate.connect()
+async def test_connections_to_the_agent_are_reused_and_those_to_user_ports_are_not(harness: GatewayHarness) -> None:
+    await harness.sandboxes.listen(echo)
+    await harness.sandboxes.listen(echo, port=8000)
+    reader, writer = await harness.connect()
     for _ in range(3):
         writer.write(request("POST", "/", body=b"x"))
-        await answer(reader)
-    assert gate.sockets.dials == 1
+        await read_reply(reader)
+    assert harness.sandboxes.dials == 1
     writer.write(request("GET", "/", port=8000))
-    _, _, body = await answer(reader)
+    _, _, body = await read_reply(reader)
     assert b"connection: close" in body
     writer.write(request("GET", "/", port=8000))
-    await answer(reader)
-    assert gate.sockets.dials == 3
+    await read_reply(reader)
+    assert harness.sandboxes.dials == 3
 
 
-async def test_many_at_once_each_get_their_own(gate: Bench) -> None:
-    await gate.sockets.listen(echo)
+async def test_concurrent_requests_get_their_own_replies(harness: GatewayHarness) -> None:
+    await harness.sandboxes.listen(echo)
     bodies = [os.urandom(1000 * number + 1) for number in range(30)]
-    answers = await asyncio.gather(*(gate.ask(request("POST", "/", body=body)) for body in bodies))
-    for body, (_, _, got) in zip(bodies, answers, strict=True):
-        assert got.partition(b"\n\n")[2] == body
+    gathered = await asyncio.gather(*(harness.send_request(request("POST", "/", body=body)) for body in bodies))
+    for body, (_, _, echoed) in zip(bodies, gathered, strict=True):
+        assert echoed.partition(b"\n\n")[2] == body
 
 
-async def test_large_bodies_both_ways(gate: Bench) -> None:
+async def test_large_bodies_are_relayed_in_both_directions(harness: GatewayHarness) -> None:
     data = os.urandom(20_000_000)
-    await gate.sockets.listen(echo)
-    status, _, body = await gate.ask(request("POST", "/", body=data))
+    await harness.sandboxes.listen(echo)
+    status, _, body = await harness.send_request(request("POST", "/", body=data))
     assert status == 200
     assert hashlib.sha256(body.partition(b"\n\n")[2]).digest() == hashlib.sha256(data).digest()
 
 
-async def test_a_slow_client_slows_the_sandbox_down(gate: Bench) -> None:
+async def test_a_slow_client_slows_down_the_sandbox(harness: GatewayHarness) -> None:
     written = 0
     size = 200_000_000
 
@@ -172,26 +180,26 @@ async def test_a_slow_client_slows_the_sandbox_down(gate: Bench) -> None:
             await writer.drain()
             written += 100_000
 
-    await gate.sockets.listen(flood)
-    _, writer = await gate.connect()
+    await harness.sandboxes.listen(flood)
+    _, writer = await harness.connect()
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     writer.write(request())
     before = -1
     while not written or written != before:
         before = written
         await asyncio.sleep(0.1)
-    assert 0 < written < 30_000_000, "the rest waits in the sandbox, not in the engine's memory"
+    assert 0 < written < 30_000_000, "the rest must wait in the sandbox, not in the engine's memory"
 
 
-async def test_a_slow_sandbox_slows_its_client_down(gate: Bench) -> None:
+async def test_a_slow_sandbox_slows_down_its_client(harness: GatewayHarness) -> None:
     release = asyncio.Event()
 
-    async def lazy(reader: Reader, writer: Writer) -> None:
+    async def read_headers_only(reader: Reader, writer: Writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         await release.wait()
 
-    await gate.sockets.listen(lazy)
-    _, writer = await gate.connect()
+    await harness.sandboxes.listen(read_headers_only)
+    _, writer = await harness.connect()
     writer.write(request("POST", "/", "Content-Length: 200000000"))
     sent, stalled = 0, False
     while sent < 200_000_000 and not stalled:
@@ -206,48 +214,48 @@ async def test_a_slow_sandbox_slows_its_client_down(gate: Bench) -> None:
     assert sent < 30_000_000
 
 
-async def test_an_early_answer_reaches_a_client_that_still_sends(gate: Bench) -> None:
-    async def full(reader: Reader, writer: Writer) -> None:
+async def test_an_early_reply_reaches_a_client_that_is_still_sending(harness: GatewayHarness) -> None:
+    async def reject_early(reader: Reader, writer: Writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(reply(b"full", "507 Insufficient Storage"))
 
-    await gate.sockets.listen(full)
-    reader, writer = await gate.connect()
+    await harness.sandboxes.listen(reject_early)
+    reader, writer = await harness.connect()
     writer.write(request("POST", "/files", "Content-Length: 1000000") + b"x" * 1000)
-    status, _, body = await answer(reader)
+    status, _, body = await read_reply(reader)
     assert (status, body) == (507, b"full")
     writer.write(b"x" * 999_000 + request("GET", "/next"))
-    await asyncio.wait_for(answer(reader), 5)
-    assert gate.sockets.dials == 2, "a connection with half a request on it is not used again"
+    await asyncio.wait_for(read_reply(reader), 5)
+    assert harness.sandboxes.dials == 2, "a connection with an unfinished request must not be reused"
 
 
-async def test_a_client_that_leaves_ends_the_exchange(gate: Bench) -> None:
-    left = asyncio.Event()
+async def test_a_client_that_disconnects_ends_the_request(harness: GatewayHarness) -> None:
+    disconnected = asyncio.Event()
 
-    async def patient(reader: Reader, writer: Writer) -> None:
+    async def stream_until_closed(reader: Reader, writer: Writer) -> None:
         await read_request(reader)
         writer.write(STREAM + chunk(ENVELOPE))
         assert await reader.read() == b""
-        left.set()
+        disconnected.set()
 
-    await gate.sockets.listen(patient)
-    reader, writer = await gate.connect()
+    await harness.sandboxes.listen(stream_until_closed)
+    reader, writer = await harness.connect()
     writer.write(request("POST", "/process.Process/Start", body=b"x"))
-    await answer_head(reader)
-    assert await answer_chunk(reader) == ENVELOPE
+    await read_reply_head(reader)
+    assert await read_chunk(reader) == ENVELOPE
     writer.close()
-    await asyncio.wait_for(left.wait(), 5)
+    await asyncio.wait_for(disconnected.wait(), 5)
 
 
-async def test_a_connection_that_waits_for_a_receipt_is_not_used_again(
-    gate: Bench, monkeypatch: pytest.MonkeyPatch
+async def test_a_connection_that_waits_for_a_delivery_receipt_is_not_reused(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client is gone as the last piece is sent to it: the agent would take the next request for the receipt."""
+    """The client disconnects while the last piece is sent. The agent would read the next request as the receipt."""
 
-    async def gone(_: EngineProtocol) -> bool:
+    async def fail_to_send(_: EngineProtocol) -> bool:
         return False
 
-    monkeypatch.setattr(EngineProtocol, "_wait_until_sent", gone)
+    monkeypatch.setattr(EngineProtocol, "_wait_until_sent", fail_to_send)
     connections: list[Writer] = []
 
     async def server(reader: Reader, writer: Writer) -> None:
@@ -260,25 +268,25 @@ async def test_a_connection_that_waits_for_a_receipt_is_not_used_again(
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
-    await gate.sockets.listen(server)
+    await harness.sandboxes.listen(server)
     for _ in range(2):
-        await gate.ask(request("POST", "/process.Process/Start", body=b"{}"))
+        await harness.send_request(request("POST", "/process.Process/Start", body=b"{}"))
     assert len(connections) == 2
 
 
-async def test_a_client_that_leaves_before_its_body_costs_nothing(gate: Bench) -> None:
-    await gate.sockets.listen(echo)
+async def test_a_client_that_disconnects_before_its_body_uses_no_connection(harness: GatewayHarness) -> None:
+    await harness.sandboxes.listen(echo)
     for _ in range(3):
-        _, writer = await gate.connect()
+        _, writer = await harness.connect()
         writer.write(request("POST", "/", "Content-Length: 10"))
         await asyncio.sleep(0.02)
         writer.close()
-    await gate.ask(request())
-    assert gate.sockets.dials == 1
+    await harness.send_request(request())
+    assert harness.sandboxes.dials == 1
 
 
 @pytest.mark.parametrize(
-    "begun",
+    "partial_reply",
     [
         b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nonly this",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunk(b"only this"),
@@ -286,94 +294,96 @@ async def test_a_client_that_leaves_before_its_body_costs_nothing(gate: Bench) -
         STREAM + chunk(ENVELOPE + b"\0\0\0\0\x05on"),
     ],
 )
-async def test_a_reply_that_breaks_off_never_looks_whole(gate: Bench, begun: bytes) -> None:
-    async def dying(reader: Reader, writer: Writer) -> None:
+async def test_a_truncated_reply_never_looks_complete(harness: GatewayHarness, partial_reply: bytes) -> None:
+    async def send_partial_reply(reader: Reader, writer: Writer) -> None:
         await read_request(reader)
-        writer.write(begun)
+        writer.write(partial_reply)
         await writer.drain()
         writer.close()
 
-    await gate.sockets.listen(dying)
+    await harness.sandboxes.listen(send_partial_reply)
     with pytest.raises(asyncio.IncompleteReadError):
-        await gate.ask(request())
+        await harness.send_request(request())
 
 
-async def test_a_reply_without_a_length_ends_with_its_connection(gate: Bench) -> None:
-    async def old(reader: Reader, writer: Writer) -> None:
+async def test_a_reply_without_a_length_ends_with_its_connection(harness: GatewayHarness) -> None:
+    async def reply_without_length(reader: Reader, writer: Writer) -> None:
         await read_request(reader)
         writer.write(b"HTTP/1.0 200 OK\r\n\r\nhello")
         await writer.drain()
         writer.close()
 
-    await gate.sockets.listen(old, port=8000)
-    assert (await gate.ask(request(port=8000)))[2] == b"hello"
+    await harness.sandboxes.listen(reply_without_length, port=8000)
+    assert (await harness.send_request(request(port=8000)))[2] == b"hello"
 
 
 @pytest.mark.parametrize("reason", ["killed", "paused", "died"])
-async def test_open_streams_end_with_their_sandbox(gate: Bench, reason: str) -> None:
-    async def silent(reader: Reader, writer: Writer) -> None:
+async def test_open_streams_are_cut_when_their_sandbox_ends(harness: GatewayHarness, reason: str) -> None:
+    async def stream_without_end(reader: Reader, writer: Writer) -> None:
         await read_request(reader)
         writer.write(STREAM + chunk(ENVELOPE))
         await reader.read()
 
-    await gate.sockets.listen(silent)
-    reader, writer = await gate.connect()
+    await harness.sandboxes.listen(stream_without_end)
+    reader, writer = await harness.connect()
     writer.write(request())
-    await answer_head(reader)
-    assert await answer_chunk(reader) == ENVELOPE
-    gate.sockets.interrupt(reason=reason)
-    assert await asyncio.wait_for(reader.read(), 5) == b"", "cut, without the chunk that would end it well"
-    status, _, body = await gate.ask(request())
+    await read_reply_head(reader)
+    assert await read_chunk(reader) == ENVELOPE
+    harness.sandboxes.interrupt(reason=reason)
+    assert await asyncio.wait_for(reader.read(), 5) == b"", "the stream must be cut without its final chunk"
+    status, _, body = await harness.send_request(request())
     assert status == 502
     assert b"was not found" in body
 
 
-async def test_pooled_connections_do_not_outlive_a_pause(gate: Bench) -> None:
+async def test_pooled_connections_are_closed_by_a_pause(harness: GatewayHarness) -> None:
     ended = asyncio.Event()
 
-    async def watched(reader: Reader, writer: Writer) -> None:
+    async def echo_and_report_end(reader: Reader, writer: Writer) -> None:
         await echo(reader, writer)
         ended.set()
 
-    await gate.sockets.listen(watched)
-    await gate.ask(request())
-    assert gate.gateway.pool.sandboxes() == {"iabc"}
-    gate.sockets.interrupt(reason="paused")
+    await harness.sandboxes.listen(echo_and_report_end)
+    await harness.send_request(request())
+    assert harness.gateway.pool.sandboxes() == {"iabc"}
+    harness.sandboxes.interrupt(reason="paused")
     await asyncio.wait_for(ended.wait(), 5)
-    assert gate.gateway.pool.sandboxes() == set()
+    assert harness.gateway.pool.sandboxes() == set()
 
 
 @pytest.mark.parametrize(("method", "status"), [("GET", 200), ("POST", 502)])
-async def test_a_pooled_connection_that_died_idle(gate: Bench, method: str, status: int) -> None:
-    """What may be asked twice is asked again; what may not is left to the client to decide."""
+async def test_only_safe_requests_are_retried_when_a_pooled_connection_died(
+    harness: GatewayHarness, method: str, status: int
+) -> None:
+    """A request that is safe to repeat is retried. For any other the client gets an error and decides."""
 
-    async def once(reader: Reader, writer: Writer) -> None:
+    async def reply_once(reader: Reader, writer: Writer) -> None:
         await read_request(reader)
         writer.write(reply(b"ok"))
-        await read_request(reader)  # dies with the second request in its hands
+        await read_request(reader)  # closes after reading the second request
         writer.close()
 
-    await gate.sockets.listen(once)
-    await gate.ask(request())
-    assert (await gate.ask(request(method)))[0] == status
+    await harness.sandboxes.listen(reply_once)
+    await harness.send_request(request())
+    assert (await harness.send_request(request(method)))[0] == status
 
 
-@pytest.mark.parametrize("junk", [b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nA: " + b"x" * 100_000, b"\0" * 10])
-async def test_what_is_not_http_is_a_bad_gateway(gate: Bench, junk: bytes) -> None:
-    async def other(reader: Reader, writer: Writer) -> None:
-        writer.write(junk)
+@pytest.mark.parametrize("garbage", [b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nA: " + b"x" * 100_000, b"\0" * 10])
+async def test_a_reply_that_is_not_http_is_a_bad_gateway(harness: GatewayHarness, garbage: bytes) -> None:
+    async def send_garbage(reader: Reader, writer: Writer) -> None:
+        writer.write(garbage)
         await reader.read()
 
-    await gate.sockets.listen(other, port=22)
-    status, _, body = await gate.ask(request(port=22))
+    await harness.sandboxes.listen(send_garbage, port=22)
+    status, _, body = await harness.send_request(request(port=22))
     assert status == 502
     assert b'"code": 502' in body
 
 
-async def test_data_nobody_asked_for_ends_the_connection(gate: Bench) -> None:
+async def test_unsolicited_data_closes_the_connection(harness: GatewayHarness) -> None:
     answered = asyncio.Event()
 
-    async def chatty(reader: Reader, writer: Writer) -> None:
+    async def send_unsolicited_reply(reader: Reader, writer: Writer) -> None:
         await read_request(reader)
         writer.write(reply(b"ok"))
         await answered.wait()
@@ -381,19 +391,19 @@ async def test_data_nobody_asked_for_ends_the_connection(gate: Bench) -> None:
         await reader.read()
         writer.close()
 
-    await gate.sockets.listen(chatty)
-    assert (await gate.ask(request()))[2] == b"ok"
-    (kept,) = gate.gateway.pool._idle["iabc"]
+    await harness.sandboxes.listen(send_unsolicited_reply)
+    assert (await harness.send_request(request()))[2] == b"ok"
+    (idle_connection,) = harness.gateway.pool._idle["iabc"]
     answered.set()
     async with asyncio.timeout(10):
-        while kept.usable:
+        while idle_connection.usable:
             await asyncio.sleep(0.01)
     answered.clear()
-    assert (await gate.ask(request()))[2] == b"ok"
-    assert gate.sockets.dials == 2
+    assert (await harness.send_request(request()))[2] == b"ok"
+    assert harness.sandboxes.dials == 2
 
 
-async def test_head_and_empty_replies(gate: Bench) -> None:
+async def test_replies_without_a_body_are_relayed(harness: GatewayHarness) -> None:
     async def server(reader: Reader, writer: Writer) -> None:
         line, _, _ = await read_request(reader)
         if line.startswith("HEAD"):
@@ -403,60 +413,64 @@ async def test_head_and_empty_replies(gate: Bench) -> None:
         await read_request(reader)
         writer.write(b"HTTP/1.1 304 Not Modified\r\ncontent-length: 1234\r\netag: x\r\n\r\n")
 
-    await gate.sockets.listen(server)
-    reader, writer = await gate.connect()
+    await harness.sandboxes.listen(server)
+    reader, writer = await harness.connect()
     writer.write(request("HEAD", "/file"))
-    status, headers = await answer_head(reader)
+    status, headers = await read_reply_head(reader)
     assert (status, headers["content-length"]) == (200, "1234")
     writer.write(request("GET", "/health"))
-    status, headers = await answer_head(reader)
+    status, headers = await read_reply_head(reader)
     assert status == 204
     assert "transfer-encoding" not in headers
     writer.write(request("GET", "/cached"))
-    status, headers = await answer_head(reader)
+    status, headers = await read_reply_head(reader)
     assert (status, headers["etag"]) == (304, "x")
-    assert gate.sockets.dials == 2, "a reply without a body leaves its connection usable"
+    assert harness.sandboxes.dials == 2, "a reply without a body must leave its connection usable"
 
 
 @pytest.mark.parametrize("ended", [True, False])
 async def test_a_reply_in_chunks_of_one_byte_is_parsed_in_turns(
-    gate: Bench, ended: bool, monkeypatch: pytest.MonkeyPatch
+    harness: GatewayHarness, ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = count_parts(monkeypatch)
 
-    async def tiny(reader: Reader, writer: Writer) -> None:
+    async def send_tiny_chunks(reader: Reader, writer: Writer) -> None:
         await read_request(reader)
         writer.write(STREAM + chunk(b"x") * 20_000 + (b"0\r\n\r\n" if ended else b""))
         writer.close()
 
-    await gate.sockets.listen(tiny, port=8000)
+    await harness.sandboxes.listen(send_tiny_chunks, port=8000)
     if ended:
-        assert (await asyncio.wait_for(gate.ask(request(port=8000)), 20))[2] == b"x" * 20_000
+        assert (await asyncio.wait_for(harness.send_request(request(port=8000)), 20))[2] == b"x" * 20_000
     else:
         with pytest.raises(asyncio.IncompleteReadError) as broken:
-            await asyncio.wait_for(gate.ask(request(port=8000)), 20)
+            await asyncio.wait_for(harness.send_request(request(port=8000)), 20)
         assert broken.value.partial == b""
     assert sum(turns) >= 20_000
     assert max(turns) <= MOST_PARTS
 
 
-async def test_a_request_in_chunks_of_one_byte_is_parsed_in_turns(gate: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_in_chunks_of_one_byte_is_parsed_in_turns(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     turns = count_parts(monkeypatch)
-    await gate.sockets.listen(echo)
+    await harness.sandboxes.listen(echo)
     sent = request("POST", "/x", "Transfer-Encoding: chunked") + chunk(b"x") * 20_000 + b"0\r\n\r\n"
-    reader, writer = await gate.connect()
+    reader, writer = await harness.connect()
     writer.write(sent + request())
-    body = (await asyncio.wait_for(answer(reader), 20))[2]
+    body = (await asyncio.wait_for(read_reply(reader), 20))[2]
     assert body.endswith(b"\n\n" + b"x" * 20_000)
-    assert (await asyncio.wait_for(answer(reader), 20))[0] == 200, "what follows is the next request"
+    assert (await asyncio.wait_for(read_reply(reader), 20))[0] == 200, (
+        "the next request on the connection must be handled"
+    )
     assert sum(turns) >= 20_000
     assert max(turns) <= MOST_PARTS
 
 
-async def test_a_slow_reader_of_tiny_chunks_gets_them_all(gate: Bench) -> None:
-    """More than is read ahead, so that parsing stops and goes on."""
+async def test_a_slow_reader_of_tiny_chunks_gets_them_all(harness: GatewayHarness) -> None:
+    """The data exceeds the read-ahead, so parsing has to stop and continue."""
 
-    async def tiny(reader: Reader, writer: Writer) -> None:
+    async def send_tiny_chunks(reader: Reader, writer: Writer) -> None:
         await read_request(reader)
         writer.write(STREAM)
         for _ in range(40):
@@ -465,13 +479,13 @@ async def test_a_slow_reader_of_tiny_chunks_gets_them_all(gate: Bench) -> None:
         writer.write(b"0\r\n\r\n")
         writer.close()
 
-    await gate.sockets.listen(tiny, port=8000)
-    reader, writer = await gate.connect()
+    await harness.sandboxes.listen(send_tiny_chunks, port=8000)
+    reader, writer = await harness.connect()
     writer.write(request(port=8000))
-    await answer_head(reader)
+    await read_reply_head(reader)
     await asyncio.sleep(0.1)
     size = 0
     async with asyncio.timeout(20):
-        while piece := await answer_chunk(reader):
+        while piece := await read_chunk(reader):
             size += len(piece)
     assert size == 40 * 160_000

@@ -1,4 +1,4 @@
-"""Replies of strangers: where they end, and how much of them is put up with."""
+"""Parsing replies of untrusted servers: where they end, and their limits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 from sandyard.engine.e2b.dataplane.reply import HEADERS_LIMIT, SILENT_LIMIT, BadReplyError, Reply
 
 
-def fed(data: bytes, method: str = "GET", step: int | None = None) -> Reply:
+def parse_reply(data: bytes, method: str = "GET", step: int | None = None) -> Reply:
     reply = Reply(method)
-    for at in range(0, len(data), step or len(data)):
-        reply.feed(data[at : at + (step or len(data))])
+    for offset in range(0, len(data), step or len(data)):
+        reply.feed(data[offset : offset + (step or len(data))])
     return reply
 
 
@@ -24,8 +24,8 @@ def fed(data: bytes, method: str = "GET", step: int | None = None) -> Reply:
         b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
     ],
 )
-def test_a_whole_reply(data: bytes, step: int | None) -> None:
-    reply = fed(data, step=step)
+def test_a_complete_reply_is_parsed(data: bytes, step: int | None) -> None:
+    reply = parse_reply(data, step=step)
     assert reply.complete
     assert reply.keep_alive
     assert reply.head is not None
@@ -44,14 +44,14 @@ def test_a_whole_reply(data: bytes, step: int | None) -> None:
         b"",
     ],
 )
-def test_what_breaks_off_is_not_whole(data: bytes) -> None:
-    reply = fed(data) if data else Reply("GET")
+def test_a_truncated_reply_is_not_complete(data: bytes) -> None:
+    reply = parse_reply(data) if data else Reply("GET")
     assert not reply.complete
     assert not reply.end()
 
 
-def test_without_a_length_the_end_of_the_connection_is_the_end() -> None:
-    reply = fed(b"HTTP/1.0 200 OK\r\n\r\nhel")
+def test_a_reply_without_a_length_ends_with_the_connection() -> None:
+    reply = parse_reply(b"HTTP/1.0 200 OK\r\n\r\nhel")
     reply.feed(b"lo")
     assert not reply.complete
     assert reply.end()
@@ -61,23 +61,23 @@ def test_without_a_length_the_end_of_the_connection_is_the_end() -> None:
 
 
 @pytest.mark.parametrize("head", [b"204 No Content\r\n", b"304 Not Modified\r\nContent-Length: 5\r\n"])
-def test_statuses_without_a_body(head: bytes) -> None:
-    reply = fed(b"HTTP/1.1 " + head + b"\r\n")
+def test_statuses_without_a_body_complete_the_reply(head: bytes) -> None:
+    reply = parse_reply(b"HTTP/1.1 " + head + b"\r\n")
     assert reply.complete
     assert reply.keep_alive
     assert reply.take() == b""
 
 
-def test_an_answer_to_head_announces_a_body_that_does_not_come() -> None:
-    reply = fed(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", "HEAD")
+def test_a_reply_to_head_has_no_body_despite_its_content_length() -> None:
+    reply = parse_reply(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", "HEAD")
     assert reply.complete
     assert not reply.keep_alive
     assert reply.take() == b""
 
 
-def test_connection_close_is_heard() -> None:
-    assert not fed(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx").keep_alive
-    assert not fed(b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx").keep_alive
+def test_connection_close_disables_keep_alive() -> None:
+    assert not parse_reply(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx").keep_alive
+    assert not parse_reply(b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx").keep_alive
 
 
 @pytest.mark.parametrize(
@@ -102,20 +102,20 @@ def test_connection_close_is_heard() -> None:
     ids=lambda data: data[:40],
 )
 @pytest.mark.parametrize("step", [1000, None])
-def test_what_is_refused(data: bytes, step: int | None) -> None:
+def test_malformed_replies_are_rejected(data: bytes, step: int | None) -> None:
     with pytest.raises(BadReplyError):
-        fed(data, step=step)
+        parse_reply(data, step=step)
 
 
-def test_an_endless_trailer_is_refused() -> None:
-    reply = fed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nA: ")
+def test_an_endless_trailer_is_rejected() -> None:
+    reply = parse_reply(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nA: ")
     with pytest.raises(BadReplyError):
         for _ in range(SILENT_LIMIT // 1000 + 1):
             reply.feed(b"b" * 1000)
 
 
-def test_more_than_announced_is_refused_but_what_was_announced_is_kept() -> None:
-    reply = fed(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhe")
+def test_data_beyond_the_content_length_is_rejected_and_the_body_is_kept() -> None:
+    reply = parse_reply(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhe")
     with pytest.raises(BadReplyError):
         reply.feed(b"lloHTTP/1.1")
     assert reply.complete

@@ -14,7 +14,7 @@ def rules(host: str, **headers: str) -> dict[str, Any]:
     return {host: [{"transform": {"headers": {name.replace("_", "-"): value for name, value in headers.items()}}}]}
 
 
-def test_rules_become_headers_and_are_shown_as_they_were_given() -> None:
+def test_rules_become_headers_and_are_returned_unchanged() -> None:
     given = {
         "API.example.com": [
             {"transform": {"headers": {"Authorization": "Bearer ${e2b.secrets.key}", "X-A": "1"}}},
@@ -23,12 +23,12 @@ def test_rules_become_headers_and_are_shown_as_they_were_given() -> None:
         ],
         "quiet.example.com": [],
     }
-    made = network.make_network(NetworkConfig.model_validate({"rules": given}), None)
+    built = network.make_network(NetworkConfig.model_validate({"rules": given}), None)
     headers = (("Authorization", "Bearer ${e2b.secrets.key}"), ("x-a", "2"))
-    assert made.policy.rules == (HostRule("api.example.com", headers),)
-    assert made.config is not None
-    assert made.config["rules"] == {host.lower(): rules for host, rules in given.items()}
-    assert NetworkPolicy.from_dict(made.policy.to_dict()) == made.policy
+    assert built.policy.rules == (HostRule("api.example.com", headers),)
+    assert built.config is not None
+    assert built.config["rules"] == {host.lower(): rules for host, rules in given.items()}
+    assert NetworkPolicy.from_dict(built.policy.to_dict()) == built.policy
 
 
 def test_an_update_without_rules_clears_them() -> None:
@@ -40,7 +40,7 @@ def test_an_update_without_rules_clears_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         (rules("*", X="1"), "invalid host"),
         (rules("10.0.0.1", X="1"), "without an address"),
@@ -61,12 +61,12 @@ def test_an_update_without_rules_clears_them() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_rules_that_are_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInputError, match=words):
+def test_invalid_rules_are_rejected(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
         network.make_network(NetworkConfig.model_validate({"rules": given}), None)
 
 
-def test_name_servers_are_reachable_where_names_are_allowed() -> None:
+def test_dns_servers_are_reachable_when_names_are_allowed() -> None:
     def policy(**config: Any) -> NetworkPolicy:
         return network.make_network(NetworkConfig.model_validate({"dnsServers": ["192.0.2.53"], **config}), None).policy
 
@@ -74,8 +74,8 @@ def test_name_servers_are_reachable_where_names_are_allowed() -> None:
     assert closed.allow_out == ("example.com", "192.0.2.53")
     assert policy(allowOut=["192.0.2.1"]).allow_out == ("192.0.2.1",)
     assert policy() == NetworkPolicy()
-    made = network.make_network(NetworkConfig(dnsServers=[]), None)
-    assert made.config == {"dnsServers": []}
+    built = network.make_network(NetworkConfig(dnsServers=[]), None)
+    assert built.config == {"dnsServers": []}
     for wrong in (["dns.example.com"], ["::1"], ["0.0.0.0"]):
         with pytest.raises(InvalidInputError, match="invalid DNS server"):
             network.make_network(NetworkConfig(dnsServers=wrong), None)

@@ -1,4 +1,4 @@
-"""Every request that the SDK's generated clients can make has an answer of ours."""
+"""Every request that the SDK's generated clients can make has a route."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from sandyard.engine.e2b.control.guard import Guard
 CLIENTS = [Path(e2b.__file__).parent / name for name in ("api/client/api", "volume/client/api")]
 
 
-def requests() -> Iterator[tuple[str, str]]:
-    """Method and path of each module, with `x` where a name goes."""
+def read_client_requests() -> Iterator[tuple[str, str]]:
+    """Yield method and path of each client module, with `x` in place of parameters."""
     for path in sorted(path for client in CLIENTS for path in client.glob("*/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Dict):
                 pairs = zip(node.keys, node.values, strict=True)
-                found = {key.value: value for key, value in pairs if isinstance(key, ast.Constant)}
-                if {"method", "url"} <= found.keys():
-                    yield ast.literal_eval(found["method"]).upper(), _path(found["url"])
+                fields = {key.value: value for key, value in pairs if isinstance(key, ast.Constant)}
+                if {"method", "url"} <= fields.keys():
+                    yield ast.literal_eval(fields["method"]).upper(), _path_template(fields["url"])
 
 
-def _path(url: ast.expr) -> str:
+def _path_template(url: ast.expr) -> str:
     parts = url.values if isinstance(url, ast.JoinedStr) else [url]
     return "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
 
 
-REQUESTS = sorted(set(requests()))
+REQUESTS = sorted(set(read_client_requests()))
 
 
-def test_the_clients_were_read() -> None:
+def test_the_sdk_clients_were_parsed() -> None:
     assert len(REQUESTS) > 50
     assert {("POST", "/v2/sandboxes"), ("DELETE", "/sandboxes/x"), ("PUT", "/volumecontent/x/file")} <= set(REQUESTS)
 
@@ -48,20 +48,20 @@ def guard() -> Guard:
 
 
 def _routes(app: Any) -> Iterator[Any]:
-    """All of them, those of included routers too, in the order in which they are asked."""
+    """Yield all routes, including those of included routers, in matching order."""
     for route in app.routes:
         included = getattr(route, "original_router", None)
         yield from _routes(included) if included is not None else [route]
 
 
-@pytest.mark.parametrize("wanted", REQUESTS, ids=" ".join)
-def test_each_request_is_answered(guard: Guard, wanted: tuple[str, str]) -> None:
-    if wanted in guard._direct:
+@pytest.mark.parametrize("request_line", REQUESTS, ids=" ".join)
+def test_every_sdk_request_has_a_route(guard: Guard, request_line: tuple[str, str]) -> None:
+    if request_line in guard._direct:
         return
-    method, path = wanted
+    method, path = request_line
     scope = {"type": "http", "method": method, "path": path}
     app = volume_content.app(MagicMock()) if path.startswith(volume_content.PREFIX) else guard._app
     matches = [route.matches(scope) for route in _routes(app)]
-    names = next((found["path_params"] for match, found in matches if match is Match.FULL), None)
-    assert names is not None, f"nothing answers {method} {path}"
-    assert set(names.values()) <= {"x"}, f"more is taken for a name than is one: {names}"
+    names = next((child["path_params"] for match, child in matches if match is Match.FULL), None)
+    assert names is not None, f"no route matches {method} {path}"
+    assert set(names.values()) <= {"x"}, f"a fixed path segment was matched as a parameter: {names}"

@@ -1,4 +1,4 @@
-"""The server's own bounds."""
+"""Limits of the engine's HTTP server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 from sandyard.engine.e2b.dataplane.asgi import CLOSE, App, Receive, Scope, Send, whole_body
 from sandyard.engine.e2b.server import EngineProtocol
 from sandyard.kit import connections, server
-from tests.unit.engine.e2b.support import TOKEN, Bench, control, request, serving
+from tests.unit.engine.e2b.support import TOKEN, GatewayHarness, control_api, request, serving
 
 
 @pytest.mark.parametrize(
@@ -32,21 +32,21 @@ from tests.unit.engine.e2b.support import TOKEN, Bench, control, request, servin
     ],
     ids=lambda value: str(value[:30]) if isinstance(value, bytes) else str(value),
 )
-async def test_what_is_refused(gate: Bench, raw: bytes, status: int) -> None:
-    got, _, body = await gate.ask(raw)
-    assert got == status
+async def test_malformed_requests_are_rejected(harness: GatewayHarness, raw: bytes, status: int) -> None:
+    actual, _, body = await harness.send_request(raw)
+    assert actual == status
     assert json.loads(body)["code"] == status
     assert json.loads(body)["message"]
 
 
-async def test_one_bad_client_harms_no_other(gate: Bench) -> None:
-    good = await gate.connect()
-    await gate.ask(b"nonsense\r\n\r\n")
+async def test_a_malformed_request_does_not_affect_other_clients(harness: GatewayHarness) -> None:
+    good = await harness.connect()
+    await harness.send_request(b"nonsense\r\n\r\n")
     good[1].write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert b"299" in await good[0].readuntil(b"\r\n")
 
 
-# Clients that take their time ---------------------------------------------------------------------------------------------
+# Slow clients ---------------------------------------------------------------------------------------------------------------
 
 BODY = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n\r\n"
 CHUNKED = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
@@ -55,43 +55,43 @@ ENOUGH = b"a" * int(server.BODY_SECONDS * server.BODY_BYTES_PER_SECOND)
 
 
 class Timers:
-    """The event loop with timers that a test lets run out."""
+    """An event loop whose timers expire when the test says so."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._set: list[tuple[float, asyncio.TimerHandle, Callable[[], object]]] = []
+        self._timers: list[tuple[float, asyncio.TimerHandle, Callable[[], object]]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loop, name)
 
     def call_later(self, delay: float, callback: Callable[..., object], *arguments: object) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(0, callback, list(arguments), self._loop)
-        self._set.append((delay, timer, partial(callback, *arguments)))
+        self._timers.append((delay, timer, partial(callback, *arguments)))
         return timer
 
     @property
     def running(self) -> list[float]:
-        return [delay for delay, timer, _ in self._set if not timer.cancelled()]
+        return [delay for delay, timer, _ in self._timers if not timer.cancelled()]
 
-    def run_out(self, delay: float) -> None:
-        """The one timer of that length."""
+    def expire(self, delay: float) -> None:
+        """Run the callback of the only timer with this delay."""
         ((timer, work),) = [
-            (timer, work) for length, timer, work in self._set if length == delay and not timer.cancelled()
+            (timer, work) for length, timer, work in self._timers if length == delay and not timer.cancelled()
         ]
         timer.cancel()
         work()
 
 
-class Line(asyncio.Transport):
-    """What the server does with its connection."""
+class FakeTransport(asyncio.Transport):
+    """A transport that records what the server does with its connection."""
 
     def __init__(self, address: str) -> None:
         super().__init__({"peername": (address, 40000)})
-        self.said, self.closed, self.reading, self.aborted = b"", False, True, False
-        self.unread = 0  # bytes of what was said that the client has not taken
+        self.written, self.closed, self.reading, self.aborted = b"", False, True, False
+        self.unread = 0  # written bytes that the client has not read yet
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.said += bytes(data)
+        self.written += bytes(data)
 
     def close(self) -> None:
         self.closed = True
@@ -115,24 +115,26 @@ class Line(asyncio.Transport):
         self.reading = True
 
     @property
-    def refused(self) -> bool:
+    def timed_out(self) -> bool:
         return (
-            self.closed and b" 408 " in self.said and bool(json.loads(self.said.rpartition(b"\r\n\r\n")[2])["message"])
+            self.closed
+            and b" 408 " in self.written
+            and bool(json.loads(self.written.rpartition(b"\r\n\r\n")[2])["message"])
         )
 
 
 class Client:
-    """One connection of the engine's server to an application."""
+    """One client connection to an application behind the engine's server."""
 
     def __init__(self, app: App, address: str = "127.0.0.1") -> None:
-        self.timers, self.line = Timers(), Line(address)
+        self.timers, self.transport = Timers(), FakeTransport(address)
         config = uvicorn.Config(
             app, http=EngineProtocol, ws="none", lifespan="off", log_config=None, timeout_keep_alive=600
         )
         config.load()
         loop = cast("asyncio.AbstractEventLoop", self.timers)
         self.protocol = EngineProtocol(config, ServerState(), {}, loop)
-        self.protocol.connection_made(self.line)
+        self.protocol.connection_made(self.transport)
 
     def send(self, data: bytes) -> None:
         self.protocol.data_received(data)
@@ -141,38 +143,38 @@ class Client:
         for _ in range(20):
             await asyncio.sleep(0)
 
-    def late(self, seconds: float = server.BODY_SECONDS) -> None:
-        self.timers.run_out(seconds)
+    def expire_timer(self, seconds: float = server.BODY_SECONDS) -> None:
+        self.timers.expire(seconds)
 
 
 async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
     await whole_body(receive)
-    await control(scope, receive, send)
+    await control_api(scope, receive, send)
 
 
 async def never_read(scope: Scope, receive: Receive, send: Send) -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_head_that_trickles_in_is_refused() -> None:
+async def test_request_headers_that_arrive_too_slowly_are_rejected() -> None:
     client = Client(read_all)
     client.send(b"POST /a HTTP/1.1\r\nHo")
     client.send(b"st")
-    client.late(server.HEAD_SECONDS)
-    assert client.line.refused
+    client.expire_timer(server.HEAD_SECONDS)
+    assert client.transport.timed_out
 
 
-async def test_a_connection_without_a_request_is_closed_without_a_word() -> None:
+async def test_a_connection_without_a_request_is_closed_silently() -> None:
     client = Client(read_all)
-    client.late(server.HEAD_SECONDS)
-    assert client.line.closed and client.line.said == b""
+    client.expire_timer(server.HEAD_SECONDS)
+    assert client.transport.closed and client.transport.written == b""
 
 
-async def test_a_whole_request_sets_no_timer() -> None:
+async def test_a_complete_request_leaves_only_the_keep_alive_timer() -> None:
     client = Client(read_all)
     client.send(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\na")
     await client.settle()
-    assert b" 299 " in client.line.said
+    assert b" 299 " in client.transport.written
     assert client.timers.running == [client.protocol.timeout_keep_alive]
 
 
@@ -181,182 +183,182 @@ async def test_a_whole_request_sets_no_timer() -> None:
     [(BODY, b"a"), (CHUNKED + b"\r\n", b"1\r\na\r\n"), (CHUNKED + b"\r\nffff\r\n", b"a"), (BODY, b"")],
     ids=["body", "chunks", "chunk", "nothing"],
 )
-async def test_a_body_that_trickles_in_is_refused(head: bytes, piece: bytes) -> None:
-    gone = asyncio.Event()
+async def test_a_body_that_arrives_too_slowly_is_rejected(head: bytes, piece: bytes) -> None:
+    disconnected = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        gone.set()
+        disconnected.set()
 
     client = Client(app)
     client.send(head)
     for _ in range(50):
         client.send(piece)
         await client.settle()
-    client.late()
-    assert client.line.refused
-    await gone.wait()
+    client.expire_timer()
+    assert client.transport.timed_out
+    await disconnected.wait()
 
 
-async def test_one_that_was_fast_before_is_refused_too() -> None:
+async def test_a_body_that_becomes_slow_is_rejected() -> None:
     client = Client(read_all)
     client.send(BODY)
     client.send(ENOUGH)
-    client.late()
-    assert not client.line.closed
+    client.expire_timer()
+    assert not client.transport.closed
     client.send(b"a")
-    client.late()
-    assert client.line.refused
+    client.expire_timer()
+    assert client.transport.timed_out
 
 
-async def test_a_slow_line_is_no_reason() -> None:
+async def test_a_body_above_the_minimum_rate_is_accepted() -> None:
     client = Client(read_all)
     client.send(BODY)
     for _ in range(100):
         client.send(ENOUGH)
         await client.settle()
-        client.late()
-    assert not client.line.closed
+        client.expire_timer()
+    assert not client.transport.closed
 
 
-async def test_an_application_that_does_not_read_is_waited_for() -> None:
+async def test_a_client_is_not_late_while_the_application_does_not_read() -> None:
     client = Client(never_read)
     client.send(BODY + b"a" * 100_000)
-    assert not client.line.reading
+    assert not client.transport.reading
     for _ in range(3):
-        client.late()
-    assert not client.line.closed
+        client.expire_timer()
+    assert not client.transport.closed
 
 
-async def test_who_waits_to_be_asked_for_a_body_is_not_late() -> None:
+async def test_a_client_that_waits_for_100_continue_is_not_late() -> None:
     client = Client(never_read)
     client.send(BODY.replace(b"Host: x", b"Host: x\r\nExpect: 100-continue"))
-    client.late()
-    assert not client.line.closed
+    client.expire_timer()
+    assert not client.transport.closed
 
 
-async def test_what_follows_an_answer_is_bounded_too() -> None:
-    client = Client(control)
+async def test_a_body_sent_after_the_response_is_limited_too() -> None:
+    client = Client(control_api)
     client.send(BODY)
     await client.settle()
     client.send(b"a")
-    client.late()
-    assert client.line.closed and b" 299 " in client.line.said and b" 408 " not in client.line.said
+    client.expire_timer()
+    assert client.transport.closed and b" 299 " in client.transport.written and b" 408 " not in client.transport.written
 
 
-async def test_pipelined_requests_are_bounded() -> None:
+async def test_the_number_of_pipelined_requests_is_limited() -> None:
     client = Client(never_read)
     for _ in range(3):
         client.send(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n" * server.PIPELINE_LIMIT)
-    assert client.line.closed
-    assert b"Too many pipelined requests" in client.line.said
+    assert client.transport.closed
+    assert b"Too many pipelined requests" in client.transport.written
     assert len(client.protocol.pipeline) <= server.PIPELINE_LIMIT
 
 
-async def test_the_end_of_a_chunked_body_may_come_alone() -> None:
+async def test_the_final_chunk_may_arrive_separately() -> None:
     client = Client(never_read)
     client.send(b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
     client.send(b"0\r\n\r\n")
     client.send(b"\r\n")
-    assert client.timers.running == [], "an answer may take as long as it takes"
+    assert client.timers.running == [], "a response may take any time, so no timer may run"
 
 
-async def test_line_ends_between_requests_keep_no_connection() -> None:
-    client = Client(control)
+async def test_line_breaks_between_requests_do_not_keep_a_connection_open() -> None:
+    client = Client(control_api)
     client.send(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
     await client.settle()
     client.send(b"\r\n")
-    client.late(server.HEAD_SECONDS)
-    assert client.line.closed
+    client.expire_timer(server.HEAD_SECONDS)
+    assert client.transport.closed
 
 
-async def test_a_stream_into_a_sandbox_may_pause(gate: Bench) -> None:
+async def test_a_stream_into_a_sandbox_may_pause(harness: GatewayHarness) -> None:
     async def agent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"0\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
-    await gate.sockets.listen(agent)
-    client = Client(gate.gateway)
+    await harness.sandboxes.listen(agent)
+    client = Client(harness.gateway)
     client.send(CHUNKED + AGENT + b"\r\n1\r\na\r\n")
     await client.settle()
-    client.late()
+    client.expire_timer()
     for _ in range(5):
         client.send(b"1\r\na\r\n")
-        client.late(server.STREAM_SILENCE_SECONDS)
-        assert not client.line.closed
-    client.late(server.STREAM_SILENCE_SECONDS)
-    assert client.line.refused
+        client.expire_timer(server.STREAM_SILENCE_SECONDS)
+        assert not client.transport.closed
+    client.expire_timer(server.STREAM_SILENCE_SECONDS)
+    assert client.transport.timed_out
 
 
-async def test_a_stranger_may_not_stream(gate: Bench) -> None:
-    client = Client(gate.gateway)
+async def test_an_unauthenticated_client_may_not_stream(harness: GatewayHarness) -> None:
+    client = Client(harness.gateway)
     client.send(CHUNKED + AGENT.replace(TOKEN.encode(), b"wrong") + b"\r\n1\r\na\r\n")
     await client.settle()
-    client.late()
-    assert client.line.closed
+    client.expire_timer()
+    assert client.transport.closed
 
 
-# Clients that pipeline ------------------------------------------------------------------------------------------------------
+# Pipelined requests ---------------------------------------------------------------------------------------------------------
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE = b"GET /a HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 60_000 + b"\r\n\r\n"
 
 
-async def test_the_bytes_of_pipelined_requests_are_bounded() -> None:
+async def test_the_size_of_pipelined_requests_is_limited() -> None:
     client = Client(never_read)
     client.send(GET)
     for _ in range(4):
         client.send(LARGE)
-    assert not client.line.closed
+    assert not client.transport.closed
     client.send(LARGE)
-    assert client.line.closed and b"Too many pipelined requests" in client.line.said
+    assert client.transport.closed and b"Too many pipelined requests" in client.transport.written
     assert not client.protocol.pipeline
 
 
-async def test_so_are_those_of_their_bodies() -> None:
+async def test_the_size_of_pipelined_bodies_is_limited() -> None:
     client = Client(never_read)
     client.send(GET + BODY)
     for _ in range(5):
         client.send(b"a" * 60_000)
-    assert client.line.closed
+    assert client.transport.closed
 
 
-async def test_what_was_answered_does_not_wait() -> None:
-    answered = 0
+async def test_completed_requests_do_not_count_against_the_limit() -> None:
+    completed = 0
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        nonlocal answered
-        await control(scope, receive, send)
-        answered += 1
+        nonlocal completed
+        await control_api(scope, receive, send)
+        completed += 1
 
     client = Client(app)
     for _ in range(10):
         client.send(LARGE + LARGE)
         await client.settle()
-    assert answered == 20 and not client.line.closed
+    assert completed == 20 and not client.transport.closed
 
 
-async def test_an_application_learns_that_its_client_was_refused() -> None:
+async def test_the_application_is_notified_when_its_client_is_rejected() -> None:
     ended = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         assert (await receive())["type"] == "http.disconnect"
-        await control(scope, receive, send)
+        await control_api(scope, receive, send)
         ended.set()
 
     client = Client(app)
     client.send(GET)
     await client.settle()
     client.send(GET + b"nonsense\r\n\r\n")
-    assert client.line.closed
-    said = client.line.said
+    assert client.transport.closed
+    written_before = client.transport.written
     await asyncio.wait_for(ended.wait(), 5)
-    assert client.line.said == said, "nothing is written to a connection that was closed"
+    assert client.transport.written == written_before, "nothing may be written to a closed connection"
 
 
-async def test_a_refusal_is_not_written_into_an_answer() -> None:
+async def test_an_error_is_not_written_into_a_started_response() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await asyncio.Event().wait()
@@ -365,67 +367,67 @@ async def test_a_refusal_is_not_written_into_an_answer() -> None:
     client.send(GET)
     await client.settle()
     client.send(b"nonsense\r\n\r\n")
-    assert client.line.closed and b" 400 " not in client.line.said
+    assert client.transport.closed and b" 400 " not in client.transport.written
 
 
-# Clients that read nothing --------------------------------------------------------------------------------------------------
+# Clients that do not read ---------------------------------------------------------------------------------------------------
 
 
-async def test_who_reads_nothing_of_an_answer_is_cut_off() -> None:
+async def test_a_client_that_does_not_read_the_response_is_disconnected() -> None:
     client = Client(never_read)
     client.send(GET)
-    client.line.unread = 100_000
+    client.transport.unread = 100_000
     client.protocol.pause_writing()
-    client.late(connections.WRITE_SECONDS)
-    assert client.line.aborted
+    client.expire_timer(connections.WRITE_SECONDS)
+    assert client.transport.aborted
     client.protocol.connection_lost(None)
 
 
-async def test_who_reads_slowly_is_not() -> None:
+async def test_a_client_that_reads_slowly_is_not_disconnected() -> None:
     client = Client(never_read)
     client.send(GET)
-    client.line.unread = 100_000
+    client.transport.unread = 100_000
     client.protocol.pause_writing()
     for _ in range(10):
-        client.line.unread -= 1
-        client.late(connections.WRITE_SECONDS)
-    assert not client.line.closed
-    client.line.unread = 0
-    client.late(connections.WRITE_SECONDS)
-    assert not client.line.closed and connections.WRITE_SECONDS not in client.timers.running
+        client.transport.unread -= 1
+        client.expire_timer(connections.WRITE_SECONDS)
+    assert not client.transport.closed
+    client.transport.unread = 0
+    client.expire_timer(connections.WRITE_SECONDS)
+    assert not client.transport.closed and connections.WRITE_SECONDS not in client.timers.running
     client.protocol.connection_lost(None)
 
 
-async def test_the_rest_of_a_complete_answer_must_be_read_too() -> None:
-    client = Client(control)
-    client.line.unread = 1
+async def test_the_rest_of_a_complete_response_must_be_read_in_time() -> None:
+    client = Client(control_api)
+    client.transport.unread = 1
     client.send(GET.replace(b"Host: x", b"Host: x\r\nConnection: close"))
     await client.settle()
-    assert client.line.closed and not client.line.aborted
-    client.late(connections.WRITE_SECONDS)
-    assert client.line.aborted
+    assert client.transport.closed and not client.transport.aborted
+    client.expire_timer(connections.WRITE_SECONDS)
+    assert client.transport.aborted
 
 
-async def test_and_what_was_said_before_an_application_hangs_up() -> None:
+async def test_data_written_before_the_application_closes_must_be_read_in_time() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["extensions"][CLOSE]["close"]()
         await asyncio.Event().wait()
 
     client = Client(app)
-    client.line.unread = 1
+    client.transport.unread = 1
     client.send(GET)
     await client.settle()
-    client.late(connections.WRITE_SECONDS)
-    assert client.line.aborted
+    client.expire_timer(connections.WRITE_SECONDS)
+    assert client.transport.aborted
 
 
-async def test_nobody_holds_a_real_connection_by_not_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the kernel's own count of what was taken: the first reads a little from time to time, the second nothing."""
+async def test_a_real_connection_is_closed_when_its_client_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uses the kernel's count of read bytes: the first client reads a little from time to time, the second nothing."""
     monkeypatch.setattr(connections, "WRITE_SECONDS", 0.3)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        ended = asyncio.create_task(_disconnected(receive))
+        ended = asyncio.create_task(_wait_for_disconnect(receive))
         while not ended.done():
             await send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
             await asyncio.sleep(0)
@@ -446,87 +448,91 @@ async def test_nobody_holds_a_real_connection_by_not_reading(monkeypatch: pytest
             for _ in range(30):
                 assert await loop.sock_recv(slow, 50_000)
                 await asyncio.sleep(0.02)
-            assert len(connections.CONNECTIONS) == before - 1, "who reads, however slowly, is served"
+            assert len(connections.CONNECTIONS) == before - 1, "a client that reads, however slowly, must be served"
         finally:
             slow.close()
             silent.close()
 
 
-# Too many clients -----------------------------------------------------------------------------------------------------------
+# Connection limits ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> connections.Connections:
-    """For eight connections: six of loopback, two of any other address."""
-    made = connections.Connections(8)
-    monkeypatch.setattr(connections, "CONNECTIONS", made)
-    return made
+def limited_connections(monkeypatch: pytest.MonkeyPatch) -> connections.Connections:
+    """A limit of eight connections: six from loopback, two from any other address."""
+    limited = connections.Connections(8)
+    monkeypatch.setattr(connections, "CONNECTIONS", limited)
+    return limited
 
 
 async def authenticate(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["path"] == "/a":
         server.mark_authenticated(scope)
-    await control(scope, receive, send)
+    await control_api(scope, receive, send)
 
 
-async def test_the_connection_idle_longest_makes_room(room: connections.Connections) -> None:
-    clients = [Client(control) for _ in range(6)]
+async def test_the_longest_idle_connection_is_closed_first(limited_connections: connections.Connections) -> None:
+    clients = [Client(control_api) for _ in range(6)]
     for client in reversed(clients):
         client.send(GET)
         await client.settle()
-    newest = Client(control)
-    assert [client.line.aborted for client in clients] == [False] * 5 + [True]
+    newest = Client(control_api)
+    assert [client.transport.aborted for client in clients] == [False] * 5 + [True]
     newest.send(GET)
     await newest.settle()
-    assert b" 299 " in newest.line.said and len(room) == 6
+    assert b" 299 " in newest.transport.written and len(limited_connections) == 6
 
 
-async def test_one_that_authenticated_goes_last(room: connections.Connections) -> None:
+async def test_authenticated_connections_are_closed_last(limited_connections: connections.Connections) -> None:
     member = Client(authenticate)
     member.send(GET)
     await member.settle()
-    strangers = [Client(control) for _ in range(5)]
-    more = [Client(control) for _ in range(10)]
-    assert not member.line.closed
-    assert [client.line.aborted for client in strangers + more] == [True] * 10 + [False] * 5
+    strangers = [Client(control_api) for _ in range(5)]
+    more = [Client(control_api) for _ in range(10)]
+    assert not member.transport.closed
+    assert [client.transport.aborted for client in strangers + more] == [True] * 10 + [False] * 5
 
 
-async def test_without_an_idle_one_the_new_one_is_told_to_come_again(room: connections.Connections) -> None:
+async def test_a_new_connection_is_rejected_when_none_is_idle(limited_connections: connections.Connections) -> None:
     clients = [Client(never_read) for _ in range(6)]
     for client in clients:
         client.send(GET)
-    refused = Client(never_read)
-    assert refused.line.closed and b" 503 " in refused.line.said and b"retry-after: " in refused.line.said
-    assert not any(client.line.closed for client in clients)
+    rejected = Client(never_read)
+    assert (
+        rejected.transport.closed
+        and b" 503 " in rejected.transport.written
+        and b"retry-after: " in rejected.transport.written
+    )
+    assert not any(client.transport.closed for client in clients)
     clients[0].protocol.connection_lost(None)
-    assert not Client(never_read).line.closed
+    assert not Client(never_read).transport.closed
 
 
-async def test_who_is_about_to_read_an_answer_is_not_idle(room: connections.Connections) -> None:
-    clients = [Client(control) for _ in range(6)]
+async def test_a_client_with_an_unread_response_is_not_idle(limited_connections: connections.Connections) -> None:
+    clients = [Client(control_api) for _ in range(6)]
     for client in clients:
-        client.line.unread = 1
+        client.transport.unread = 1
         client.send(GET)
         await client.settle()
-    assert b" 503 " in Client(control).line.said
+    assert b" 503 " in Client(control_api).transport.written
 
 
-async def test_one_address_does_not_take_the_room_of_others(room: connections.Connections) -> None:
-    first = [Client(control, "192.0.2.1") for _ in range(3)]
-    assert [client.line.aborted for client in first] == [True, False, False]
-    assert not any(Client(control, "192.0.2.2").line.closed for _ in range(2))
-    assert not any(client.line.closed for client in first[1:])
+async def test_one_address_cannot_use_the_connections_of_others(limited_connections: connections.Connections) -> None:
+    first = [Client(control_api, "192.0.2.1") for _ in range(3)]
+    assert [client.transport.aborted for client in first] == [True, False, False]
+    assert not any(Client(control_api, "192.0.2.2").transport.closed for _ in range(2))
+    assert not any(client.transport.closed for client in first[1:])
 
 
-async def test_an_idle_stranger_is_kept_for_a_moment_only() -> None:
+async def test_an_idle_unauthenticated_connection_is_closed_early() -> None:
     client = Client(authenticate)
     client.send(GET.replace(b"/a", b"/health"))
     await client.settle()
-    client.late(server.STRANGER_SECONDS)
-    assert client.line.closed
+    client.expire_timer(server.STRANGER_SECONDS)
+    assert client.transport.closed
 
 
-async def test_one_that_authenticated_is_kept_as_long_as_the_server_says() -> None:
+async def test_an_authenticated_connection_is_kept_for_the_servers_timeout() -> None:
     client = Client(authenticate)
     client.send(GET)
     await client.settle()
@@ -535,32 +541,34 @@ async def test_one_that_authenticated_is_kept_as_long_as_the_server_says() -> No
     assert client.timers.running == [600]
 
 
-@pytest.mark.parametrize(("token", "kept"), [(TOKEN, 600), ("wrong", server.STRANGER_SECONDS)])
-async def test_a_sandboxs_token_authenticates(gate: Bench, token: str, kept: float) -> None:
+@pytest.mark.parametrize(("token", "idle_timeout"), [(TOKEN, 600), ("wrong", server.STRANGER_SECONDS)])
+async def test_a_sandboxs_token_authenticates_the_connection(
+    harness: GatewayHarness, token: str, idle_timeout: float
+) -> None:
     async def agent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
-    await gate.sockets.listen(agent)
-    client = Client(gate.gateway)
+    await harness.sandboxes.listen(agent)
+    client = Client(harness.gateway)
     client.send(b"GET /files?path=a HTTP/1.1\r\n" + AGENT.replace(TOKEN.encode(), token.encode()) + b"\r\n")
     async with asyncio.timeout(5):
-        while not client.line.said.endswith(b"\r\nok") and b" 401 " not in client.line.said:
+        while not client.transport.written.endswith(b"\r\nok") and b" 401 " not in client.transport.written:
             await asyncio.sleep(0.001)
     await client.settle()
-    assert client.timers.running == [kept]
+    assert client.timers.running == [idle_timeout]
 
 
-async def test_a_tunnel_counts_until_it_is_lost(gate: Bench) -> None:
+async def test_a_tunnel_counts_as_a_connection_until_it_ends(harness: GatewayHarness) -> None:
     async def websocket(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
         await reader.read()
         writer.close()
 
-    await gate.sockets.listen(websocket, 8000)
+    await harness.sandboxes.listen(websocket, 8000)
     before = len(connections.CONNECTIONS)
-    reader, writer = await gate.connect()
+    reader, writer = await harness.connect()
     writer.write(request("GET", "/", "Connection: Upgrade", "Upgrade: websocket", port=8000))
     assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
     assert len(connections.CONNECTIONS) == before + 1
@@ -570,9 +578,11 @@ async def test_a_tunnel_counts_until_it_is_lost(gate: Bench) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_tunnels_client_must_read_too(gate: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tunnel_is_closed_when_its_client_does_not_read(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connections, "WRITE_SECONDS", 0.2)
-    gone = asyncio.Event()
+    disconnected = asyncio.Event()
 
     async def websocket(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -581,26 +591,26 @@ async def test_a_tunnels_client_must_read_too(gate: Bench, monkeypatch: pytest.M
             while True:
                 writer.write(bytes(1 << 20))
                 await writer.drain()
-        gone.set()
+        disconnected.set()
 
-    await gate.sockets.listen(websocket, 8000)
-    client = await _connect(gate.port)
+    await harness.sandboxes.listen(websocket, 8000)
+    client = await _connect(harness.port)
     try:
         raw = request("GET", "/", "Connection: Upgrade", "Upgrade: websocket", port=8000)
         await asyncio.get_running_loop().sock_sendall(client, raw)
-        await asyncio.wait_for(gone.wait(), 20)
+        await asyncio.wait_for(disconnected.wait(), 20)
     finally:
         client.close()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def _connect(port: int) -> socket.socket:
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-    made.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", port))
-    return made
+    client_socket = socket.socket()
+    client_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    client_socket.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client_socket, ("127.0.0.1", port))
+    return client_socket

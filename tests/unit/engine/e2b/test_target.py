@@ -28,17 +28,17 @@ def scope(path: str = "/", query: str = "", method: str = "GET", **headers: str)
         ({"e2b_sandbox_port": "80", "host": "engine"}, None),
     ],
 )
-def test_where_a_request_goes(headers: dict[str, str], target: Target | None) -> None:
+def test_the_target_is_read_from_the_headers(headers: dict[str, str], target: Target | None) -> None:
     assert find_target(scope(**headers)) == target
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "http", "", "99999999", "¹"])
-def test_ports_that_are_none(port: str) -> None:
+def test_invalid_ports_are_rejected(port: str) -> None:
     with pytest.raises(InvalidInputError):
         find_target(scope(e2b_sandbox_id="iabc", e2b_sandbox_port=port))
 
 
-def test_a_signed_url() -> None:
+def test_a_signed_url_is_parsed() -> None:
     query = "path=%2Fhome%2Fa%20b%2Bc&username=root&signature=v1_a%2Fb%2Bc&signature_expiration=17"
     file = SignedFile("/home/a b+c", "read", "root", "v1_a/b+c", "17")
     assert signed_file(scope("/files", query)) == file
@@ -49,6 +49,6 @@ def test_a_signed_url() -> None:
 
 
 @pytest.mark.parametrize("expires", ["soon", "-1", "", "1e9", "9" * 30])
-def test_an_expiration_that_is_none(expires: str) -> None:
+def test_an_invalid_expiration_is_rejected(expires: str) -> None:
     with pytest.raises(InvalidInputError):
         signed_file(scope("/files", f"signature=x&signature_expiration={expires}"))

@@ -1,4 +1,4 @@
-"""Teams and keys over the wire: one team, keys that are shown once, and a key that may end itself."""
+"""The API of teams and keys: one team, keys that are shown once, and a key that can delete itself."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ def keys(tmp_path: Path) -> Iterator[ApiKeys]:
 async def client(keys: ApiKeys) -> AsyncIterator[httpx.AsyncClient]:
     _, secret = keys.create("first")
     transport = httpx.ASGITransport(api.build(MagicMock(), keys))
-    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as made:
-        made.headers["X-API-Key"] = secret.reveal()
-        yield made
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http_client:
+        http_client.headers["X-API-Key"] = secret.reveal()
+        yield http_client
 
 
-async def test_an_engine_is_one_team(client: httpx.AsyncClient) -> None:
+async def test_an_engine_has_exactly_one_team(client: httpx.AsyncClient) -> None:
     (team,) = (await client.get("/teams")).json()
     assert team["isDefault"] is True
-    assert team["apiKey"] == client.headers["X-API-Key"], "the key that asked, and no other"
+    assert team["apiKey"] == client.headers["X-API-Key"], "the team must show the key of this request and no other"
     token = {"X-API-Key": "", "Authorization": f"Bearer {client.headers['X-API-Key']}"}
     del client.headers["X-API-Key"]
     assert (await client.get("/teams", headers={"Authorization": token["Authorization"]})).json() == [team]
 
 
 async def test_a_key_is_shown_once(client: httpx.AsyncClient, keys: ApiKeys) -> None:
-    answer = await client.post("/api-keys", json={"name": "  laptop "})
-    assert answer.status_code == 201
-    made = answer.json()
-    assert keys.check(made["key"]) is not None
-    assert made["name"] == "laptop"
-    mask = made["mask"]
-    assert made["key"].startswith(mask["prefix"] + mask["maskedValuePrefix"])
-    assert len(made["key"]) == len(mask["prefix"]) + mask["valueLength"]
+    response = await client.post("/api-keys", json={"name": "  laptop "})
+    assert response.status_code == 201
+    created = response.json()
+    assert keys.check(created["key"]) is not None
+    assert created["name"] == "laptop"
+    mask = created["mask"]
+    assert created["key"].startswith(mask["prefix"] + mask["maskedValuePrefix"])
+    assert len(created["key"]) == len(mask["prefix"]) + mask["valueLength"]
     listed = (await client.get("/api-keys")).text
-    assert made["id"] in listed
-    assert made["key"] not in listed
+    assert created["id"] in listed
+    assert created["key"] not in listed
 
 
-async def test_names(client: httpx.AsyncClient, keys: ApiKeys) -> None:
-    made = (await client.post("/api-keys", json={"name": "laptop"})).json()
-    renamed = await client.patch(f"/api-keys/{made['id']}", json={"name": "desk"})
+async def test_key_names_are_validated_and_unique(client: httpx.AsyncClient, keys: ApiKeys) -> None:
+    created = (await client.post("/api-keys", json={"name": "laptop"})).json()
+    renamed = await client.patch(f"/api-keys/{created['id']}", json={"name": "desk"})
     assert renamed.json()["name"] == "desk"
-    assert (await client.patch(f"/api-keys/{made['id']}", json={"name": "desk"})).status_code == 200
-    assert (await client.patch(f"/api-keys/{made['id']}", json={"name": "first"})).status_code == 409
+    assert (await client.patch(f"/api-keys/{created['id']}", json={"name": "desk"})).status_code == 200
+    assert (await client.patch(f"/api-keys/{created['id']}", json={"name": "first"})).status_code == 409
     assert (await client.post("/api-keys", json={"name": "desk"})).status_code == 409
     for bad in ({"name": ""}, {"name": "x" * 101}, {"name": "a\nb"}, {"name": 1}, {}):
         assert (await client.post("/api-keys", json=bad)).status_code == 400
@@ -68,17 +68,17 @@ async def test_names(client: httpx.AsyncClient, keys: ApiKeys) -> None:
     assert [key.label for key in keys.list()] == ["first", "desk"]
 
 
-async def test_a_key_may_end_itself(client: httpx.AsyncClient, keys: ApiKeys) -> None:
+async def test_a_key_can_delete_itself(client: httpx.AsyncClient, keys: ApiKeys) -> None:
     (own,) = (await client.get("/api-keys")).json()
     assert (await client.delete(f"/api-keys/{own['id']}")).status_code == 204
     assert (await client.get("/api-keys")).status_code == 401
     assert keys.list() == []
 
 
-async def test_a_token_is_a_key(client: httpx.AsyncClient) -> None:
-    made = (await client.post("/access-tokens", json={"name": "ci"})).json()
+async def test_an_access_token_works_as_a_key(client: httpx.AsyncClient) -> None:
+    created = (await client.post("/access-tokens", json={"name": "ci"})).json()
     del client.headers["X-API-Key"]
-    bearer = {"Authorization": f"Bearer {made['token']}"}
+    bearer = {"Authorization": f"Bearer {created['token']}"}
     assert (await client.get("/teams", headers=bearer)).status_code == 200
-    assert (await client.delete(f"/access-tokens/{made['id']}", headers=bearer)).status_code == 204
+    assert (await client.delete(f"/access-tokens/{created['id']}", headers=bearer)).status_code == 204
     assert (await client.get("/teams", headers=bearer)).status_code == 401

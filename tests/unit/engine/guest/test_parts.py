@@ -1,4 +1,4 @@
-"""The agent's parts that need no process: its loop, its accounts, what it keeps of output, codings and messages."""
+"""Parts of the guest agent that need no process: event loop, accounts, output buffers, encodings and messages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_coroutines_timers_and_timeouts_run_on_the_loop() -> None:
     loop.close()
 
 
-def test_a_failing_callback_harms_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_callback_does_not_stop_the_loop(capfd: pytest.CaptureFixture[str]) -> None:
     loop = Loop()
 
     def fail() -> None:
@@ -71,7 +71,7 @@ def test_a_failing_callback_harms_nobody(capfd: pytest.CaptureFixture[str]) -> N
     assert "ValueError: mine" in capfd.readouterr().err
 
 
-def test_cancelled_timers_do_not_pile_up() -> None:
+def test_cancelled_timers_are_discarded() -> None:
     loop = Loop()
 
     async def main() -> None:
@@ -84,27 +84,27 @@ def test_cancelled_timers_do_not_pile_up() -> None:
     loop.close()
 
 
-def test_a_descriptor_can_be_read_and_written() -> None:
+def test_a_descriptor_can_have_a_reader_and_a_writer() -> None:
     loop = Loop()
     ours, theirs = socket.socketpair()
-    seen: list[str] = []
+    events: list[str] = []
 
     async def main() -> None:
-        loop.add_reader(ours.fileno(), lambda: seen.append("read") or loop.remove_reader(ours.fileno()))
-        loop.add_writer(ours.fileno(), lambda: seen.append("write") or loop.remove_writer(ours.fileno()))
+        loop.add_reader(ours.fileno(), lambda: events.append("read") or loop.remove_reader(ours.fileno()))
+        loop.add_writer(ours.fileno(), lambda: events.append("write") or loop.remove_writer(ours.fileno()))
         await asyncio.sleep(0.01)
         theirs.send(b"x")
         await asyncio.sleep(0.01)
         assert not loop.remove_reader(ours.fileno())
 
     loop.run(main())
-    assert seen == ["write", "read"]
+    assert events == ["write", "read"]
     loop.close()
     ours.close()
     theirs.close()
 
 
-def test_reading_from_a_connection() -> None:
+def test_a_connection_is_read_until_it_times_out_or_closes() -> None:
     loop = Loop()
     ours, theirs = socket.socketpair()
     conn = Connection(loop, ours)
@@ -117,10 +117,10 @@ def test_reading_from_a_connection() -> None:
         assert await conn.receive_into(view, 1) == 7
         assert bytes(view) == b"two\r\nre"
         assert conn.take(10) == b"st"
-        begun = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(PeerGoneError):
             await conn.fill(0.05)
-        assert time.monotonic() - begun >= 0.04
+        assert time.monotonic() - started >= 0.04
         theirs.close()
         assert not await conn.fill(1)
         with pytest.raises(PeerGoneError):
@@ -131,8 +131,8 @@ def test_reading_from_a_connection() -> None:
     loop.close()
 
 
-class Interrupted(Loop):
-    """Its process may lose the processor whenever it has set a timer."""
+class PreemptedLoop(Loop):
+    """A loop whose process loses the CPU for `lost_s` after setting a timer."""
 
     lost_s = 0.0
 
@@ -142,8 +142,8 @@ class Interrupted(Loop):
         return timer
 
 
-def test_a_quiet_stream_begins_when_its_patience_is_over() -> None:
-    loop = Interrupted()
+def test_a_quiet_stream_starts_when_its_delay_is_over() -> None:
+    loop = PreemptedLoop()
     ours, theirs = socket.socketpair()
     theirs.settimeout(0)
     conn = Connection(loop, ours)
@@ -157,10 +157,10 @@ def test_a_quiet_stream_begins_when_its_patience_is_over() -> None:
         await stream.begin(b"first", 0.15)
         loop.lost_s = 0.0
         waiting = loop.create_task(stream.wait())
-        came: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(theirs.fileno(), lambda: came.done() or came.set_result(None))
+        arrived: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(theirs.fileno(), lambda: arrived.done() or arrived.set_result(None))
         async with asyncio.timeout(10):
-            await came
+            await arrived
         assert b"first" in theirs.recv(1000)
         stream.wake()
         await waiting
@@ -172,18 +172,18 @@ def test_a_quiet_stream_begins_when_its_patience_is_over() -> None:
     loop.close()
 
 
-def test_a_file_that_goes_while_its_directory_is_looked_at_hides_no_other(
+def test_a_file_deleted_during_a_directory_scan_hides_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = Loop()
-    seen: list[str] = []
+    events: list[str] = []
     watch = Watch(
         loop,
         Sandbox(GuestConfig()),
         str(tmp_path),
         recursive=True,
         include_entry=False,
-        on_event=lambda event: seen.append(event["name"]),
+        on_event=lambda event: events.append(event["name"]),
         on_error=pytest.fail,
     )
     (tmp_path / "new/folder").mkdir(parents=True)
@@ -191,22 +191,22 @@ def test_a_file_that_goes_while_its_directory_is_looked_at_hides_no_other(
     (tmp_path / "new/folder/deep").touch()
     scan = os.scandir
 
-    def too_late(path: str) -> list[os.DirEntry[str]]:
-        found = list(scan(path))
+    def scan_and_delete(path: str) -> list[os.DirEntry[str]]:
+        entries = list(scan(path))
         (tmp_path / "new/brief").unlink(missing_ok=True)
-        return found
+        return entries
 
-    monkeypatch.setattr(os, "scandir", too_late)
+    monkeypatch.setattr(os, "scandir", scan_and_delete)
     watch._read()
     watch.close()
     loop.close()
-    assert {"new", "new/folder", "new/folder/deep"} <= set(seen)
+    assert {"new", "new/folder", "new/folder/deep"} <= set(events)
 
 
 # accounts ------------------------------------------------------------------------------------------------------------
 
 
-def test_accounts(tmp_path: Path) -> None:
+def test_accounts_are_read_from_passwd_and_group(tmp_path: Path) -> None:
     (tmp_path / "passwd").write_text(
         "root:x:0:0:root:/root:/bin/bash\n# comment\nuser:x:1000:100::/home/user:\nbroken\nbad:x:y:z::/:/\n"
         "second:x:1000:1:same number:/:/bin/sh\n"
@@ -228,7 +228,7 @@ def test_accounts(tmp_path: Path) -> None:
         accounts.lookup("only")
 
 
-def test_accounts_of_who_is_not_root(tmp_path: Path) -> None:
+def test_accounts_belong_to_the_caller_without_root(tmp_path: Path) -> None:
     accounts = Accounts(str(tmp_path), owned_by_caller=True)
     assert accounts.lookup("user").uid == accounts.lookup("root").uid == os.getuid()
     assert accounts.lookup("user").home == "/home/user"
@@ -237,7 +237,7 @@ def test_accounts_of_who_is_not_root(tmp_path: Path) -> None:
 # output --------------------------------------------------------------------------------------------------------------
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     pass
 
 
@@ -248,35 +248,35 @@ def drain(reader: output.Reader) -> list[output.Chunk]:
     return chunks
 
 
-def test_output_is_kept_once_and_in_order() -> None:
-    kept = Output(Budget(), nothing)
+def test_output_is_delivered_once_and_in_order() -> None:
+    kept = Output(Budget(), do_nothing)
     kept.feed("stdout", b"a")
     kept.feed("stdout", b"b")
     kept.feed("stderr", b"c")
     kept.finish(End(0, True, "exit status 0"))
-    reader = kept.attach(nothing)
+    reader = kept.attach(do_nothing)
     assert reader.end is None
     assert drain(reader) == [("stdout", b"ab"), ("stderr", b"c")]
     assert reader.end is not None
     kept.detach(reader)
-    assert drain(kept.attach(nothing)) == []
+    assert drain(kept.attach(do_nothing)) == []
 
 
-def test_what_a_reader_had_not_taken_goes_to_the_next() -> None:
-    kept = Output(Budget(), nothing)
-    first = kept.attach(nothing)
+def test_output_that_a_reader_returned_goes_to_the_next_reader() -> None:
+    kept = Output(Budget(), do_nothing)
+    first = kept.attach(do_nothing)
     for number in range(5):
         kept.feed("stdout", b"%d" % number * 5000)
     taken = [first.take() for _ in range(3)]
     first.give_back([chunk for chunk in taken[1:] if chunk is not None])
     kept.detach(first)
-    assert [data[:1] for _, data in drain(kept.attach(nothing))] == [b"1", b"2", b"3", b"4"]
+    assert [data[:1] for _, data in drain(kept.attach(do_nothing))] == [b"1", b"2", b"3", b"4"]
 
 
-def test_a_congested_reader_is_relieved_by_taking_or_leaving() -> None:
+def test_congestion_ends_when_the_reader_takes_output_or_detaches() -> None:
     relieved: list[bool] = []
     kept = Output(Budget(), lambda: relieved.append(True))
-    reader = kept.attach(nothing)
+    reader = kept.attach(do_nothing)
     while not kept.congested:
         kept.feed("stdout", bytes(10_000))
     while not relieved:
@@ -290,9 +290,9 @@ def test_a_congested_reader_is_relieved_by_taking_or_leaving() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100, 60_000])
-def test_what_is_kept_is_bounded_for_one_and_for_all(size: int) -> None:
+def test_buffered_output_is_limited_per_process_and_in_total(size: int) -> None:
     budget = Budget(limit=3 << 20)
-    outputs = [Output(budget, nothing) for _ in range(8)]
+    outputs = [Output(budget, do_nothing) for _ in range(8)]
     for one in outputs:
         for _ in range(2 * output.BACKLOG_LIMIT // size if size > 1 else 100_000):
             one.feed("stdout", b"x" * size)
@@ -303,7 +303,7 @@ def test_what_is_kept_is_bounded_for_one_and_for_all(size: int) -> None:
 
 
 @pytest.mark.parametrize(("status", "words", "code"), [(0, "exit status 0", 0), (5 << 8, "exit status 5", 5)])
-def test_exits_in_words(status: int, words: str, code: int) -> None:
+def test_exit_statuses_are_described(status: int, words: str, code: int) -> None:
     end = describe(status)
     assert (end.status, end.exit_code, end.exited) == (words, code, True)
 
@@ -317,15 +317,15 @@ def test_exits_in_words(status: int, words: str, code: int) -> None:
         (6 | 0x80, "signal: aborted (core dumped)"),
     ],
 )
-def test_signals_in_words(number: int, words: str) -> None:
+def test_signals_are_described(number: int, words: str) -> None:
     assert (describe(number).status, describe(number).error, describe(number).exit_code) == (words, words, -1)
 
 
-# codings and messages ------------------------------------------------------------------------------------------------
+# encodings and messages ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("header", "coding"),
+    ("header", "expected_encoding"),
     [
         ("", "identity"), ("gzip", "gzip"), ("GZIP;q=0.5", "gzip"), ("gzip, deflate, br", "identity"),
         ("*", "identity"),
@@ -333,12 +333,12 @@ def test_signals_in_words(number: int, words: str) -> None:
         ("identity;q=0, *", "gzip"), ("gzip;q=1,*;q=0", "gzip"), ("br", "identity"), ("gzip;q=x", "gzip"),
     ],
 )  # fmt: skip
-def test_the_preferred_coding(header: str, coding: str) -> None:
-    assert encoding.choose_encoding({"accept-encoding": header}) == coding
+def test_the_preferred_encoding_is_chosen(header: str, expected_encoding: str) -> None:
+    assert encoding.choose_encoding({"accept-encoding": header}) == expected_encoding
 
 
 @pytest.mark.parametrize("header", ["identity;q=0", "*;q=0", "br, *;q=0", "gzip;q=0, identity;q=0"])
-def test_no_coding_will_do(header: str) -> None:
+def test_an_unacceptable_encoding_is_rejected(header: str) -> None:
     with pytest.raises(HttpError) as failure:
         encoding.choose_encoding({"accept-encoding": header})
     assert failure.value.status == 406
@@ -357,18 +357,18 @@ def test_no_coding_will_do(header: str) -> None:
         ("form-data", "", None),
     ],
 )
-def test_heads_of_parts(disposition: str, name: str, filename: str | None) -> None:
+def test_multipart_names_and_filenames_are_parsed(disposition: str, name: str, filename: str | None) -> None:
     part = Part(f"X-Other: 1\r\nContent-Disposition: {disposition}\r\nContent-Type: text/plain")
     assert (part.name, part.filename) == (name, filename)
 
 
-def test_boundaries() -> None:
+def test_multipart_boundaries_are_parsed() -> None:
     assert boundary_of('multipart/form-data; charset=x; boundary="a b"') == "a b"
     assert boundary_of("multipart/form-data; boundary=abc") == "abc"
     assert boundary_of("multipart/form-data") is None
 
 
-def test_fields() -> None:
+def test_message_fields_are_read_and_validated() -> None:
     message = {"include_entry": True, "watcherId": "w", "pid": "7", "b": "-_8", "f": 3.0, "none": None}
     assert protojson.flag(message, "includeEntry") is True
     assert protojson.text(message, "watcherId") == "w"
@@ -399,5 +399,5 @@ def test_fields() -> None:
         (1, "1970-01-01T00:00:00.000000001Z"), (-1, "1969-12-31T23:59:59.999999999Z"),
     ],
 )  # fmt: skip
-def test_timestamps(nanoseconds: int, expected: str) -> None:
+def test_timestamps_are_formatted(nanoseconds: int, expected: str) -> None:
     assert protojson.timestamp(nanoseconds) == expected

@@ -1,4 +1,4 @@
-"""Logging in, against servers of a few lines: the real registry, with passwords, is in tests/protocol/test_images.py."""
+"""Registry login against minimal fake servers. tests/protocol/test_images.py covers a real registry with passwords."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ HERE = RegistryPolicy(registries=frozenset({"127.0.0.1"}))
 AWS = {"type": "aws", "awsAccessKeyId": "AKID", "awsSecretAccessKey": "s3cr3t", "awsRegion": "eu-west-1"}
 
 
-def web() -> Web:
+def make_client() -> Web:
     return Web(HERE, pause=0.01)
 
 
-# What a client sends -----------------------------------------------------------------------------------------------------------
+# Credentials from clients ------------------------------------------------------------------------------------------------------
 
 
 def test_credentials_are_parsed() -> None:
@@ -54,16 +54,16 @@ def test_credentials_are_parsed() -> None:
         {**AWS, "awsSecretAccessKey": 1},
     ],
 )
-def test_what_are_no_credentials(raw: dict[str, object]) -> None:
+def test_invalid_credentials_are_rejected(raw: dict[str, object]) -> None:
     with pytest.raises(InvalidInputError, match="fromImageRegistry") as caught:
         RegistryAuth.parse(raw)
     assert "s3cr3t" not in caught.value.message
 
 
-# What a registry asks for ------------------------------------------------------------------------------------------------------
+# Challenges from registries ----------------------------------------------------------------------------------------------------
 
 
-def test_challenges_are_read() -> None:
+def test_challenges_are_parsed() -> None:
     assert parse_challenges('Bearer realm="https://a/t?x=1",service="s", scope="repository:a/b:pull,push"') == [
         Challenge("bearer", {"realm": "https://a/t?x=1", "service": "s", "scope": "repository:a/b:pull,push"})
     ]
@@ -72,75 +72,76 @@ def test_challenges_are_read() -> None:
         Challenge("bearer", {"realm": "x"}),
     ]
     assert parse_challenges("Negotiate") == [Challenge("negotiate", {})]
-    hostile = "Bearer a=b" + " " * (64 << 10) + "!"  # minutes for a regular expression that goes back
+    hostile = "Bearer a=b" + " " * (64 << 10) + "!"  # takes minutes in a backtracking regular expression
     assert parse_challenges(hostile) == [Challenge("bearer", {"a": "b"})]
     assert parse_challenges("") == parse_challenges('="') == []
 
 
 async def test_a_token_is_fetched_with_the_login() -> None:
-    def answer(asked: Asked) -> Reply:
+    def reply_with_token(asked: Asked) -> Reply:
         good = asked.headers.get("authorization") == "Basic " + base64.b64encode(b"u:p").decode()
         return Reply(200, json.dumps({"access_token": "t0k"}).encode()) if good else Reply(401)
 
-    with serving(answer) as server:
-        async with web() as client:
+    with serving(reply_with_token) as server:
+        async with make_client() as client:
             header = f'Bearer realm="{server.url}/token?a=b",service="reg"'
-            with_login = Authority(client, "x/y", _login(Login("u", Secret("p"))))
+            with_login = Authority(client, "x/y", _login_provider(Login("u", Secret("p"))))
             assert await with_login.answer_challenge(header, None) == "Bearer t0k"
-            assert (
-                await with_login.answer_challenge(header, None) == "Bearer t0k"
-            )  # another task got a 401 with the old one
+            # Another task also got a 401: the token is not fetched again.
+            assert await with_login.answer_challenge(header, None) == "Bearer t0k"
             assert len(server.asked) == 1
             query = parse_qs(urlsplit(server.asked[0].path).query)
             assert query == {"a": ["b"], "service": ["reg"], "scope": ["repository:x/y:pull"]}
             with pytest.raises(ForbiddenError, match="without credentials"):
-                await Authority(client, "x/y", _login(None)).answer_challenge(header, None)
+                await Authority(client, "x/y", _login_provider(None)).answer_challenge(header, None)
 
 
-async def test_basic_is_tried_once() -> None:
-    async with web() as client:
-        authority = Authority(client, "x", _login(Login("u", Secret("p"))))
+async def test_basic_authentication_is_tried_once() -> None:
+    async with make_client() as client:
+        authority = Authority(client, "x", _login_provider(Login("u", Secret("p"))))
         first = await authority.answer_challenge('Basic realm="x"', None)
         assert first == "Basic dTpw"
         assert await authority.answer_challenge('Basic realm="x"', first) is None
-        assert await Authority(client, "x", _login(None)).answer_challenge('Basic realm="x"', None) is None
+        assert await Authority(client, "x", _login_provider(None)).answer_challenge('Basic realm="x"', None) is None
         with pytest.raises(UnsupportedError, match="negotiate"):
-            await Authority(client, "x", _login(None)).answer_challenge("Negotiate", None)
+            await Authority(client, "x", _login_provider(None)).answer_challenge("Negotiate", None)
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"no", b'{"token": 1}', b'{"token": "a\\nb"}'])
-async def test_what_is_no_token(body: bytes) -> None:
+async def test_an_invalid_token_response_is_rejected(body: bytes) -> None:
     with serving(lambda _: Reply(200, body)) as server:
-        async with web() as client:
+        async with make_client() as client:
             with pytest.raises(InvalidInputError, match="returned no token"):
-                await Authority(client, "x", _login(None)).answer_challenge(f'Bearer realm="{server.url}"', None)
+                await Authority(client, "x", _login_provider(None)).answer_challenge(
+                    f'Bearer realm="{server.url}"', None
+                )
 
 
-async def test_passwords_are_not_told_over_plain_http_to_strangers() -> None:
-    async with web() as client:
+async def test_passwords_are_not_sent_over_plain_http_to_other_hosts() -> None:
+    async with make_client() as client:
         with pytest.raises(InvalidInputError, match="SANDYARD_IMAGES_INSECURE"):
-            await Authority(client, "x", _login(Login("u", Secret("p")))).answer_challenge(
+            await Authority(client, "x", _login_provider(Login("u", Secret("p")))).answer_challenge(
                 'Bearer realm="http://tokens.example/"', None
             )
 
 
-def _login(login: Login | None):  # type: ignore[no-untyped-def]
-    async def ask() -> Login | None:
+def _login_provider(login: Login | None):  # type: ignore[no-untyped-def]
+    async def get_login() -> Login | None:
         return login
 
-    return ask
+    return get_login
 
 
 # Clouds ------------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_signing_key_is_the_one_of_amazons_own_example() -> None:
+def test_the_signing_key_matches_amazons_example() -> None:
     key = signing_key(Secret("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"), "20120215", "us-east-1", "iam")
     assert key.hex() == "f4780e2d9f65fa895f9c67b32ce1baf0b0d8a43505a000a1a9e090d414db404d"
 
 
-async def test_amazon_gives_a_login_for_a_signed_request() -> None:
-    def answer(asked: Asked) -> Reply:
+async def test_amazon_returns_a_login_for_a_signed_request() -> None:
+    def reply_as_amazon(asked: Asked) -> Reply:
         now = datetime.datetime.strptime(asked.headers["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.UTC)
         parts = re.fullmatch(
             r"AWS4-HMAC-SHA256 Credential=(.+), SignedHeaders=(.+), Signature=(.+)", asked.headers["authorization"]
@@ -158,8 +159,8 @@ async def test_amazon_gives_a_login_for_a_signed_request() -> None:
         token = base64.b64encode(b"AWS:passw0rd").decode()
         return Reply(200, json.dumps({"authorizationData": [{"authorizationToken": token}]}).encode())
 
-    with serving(answer) as server:
-        async with web() as client:
+    with serving(reply_as_amazon) as server:
+        async with make_client() as client:
             clouds = Clouds(ecr=f"{server.url}/")
             login = await login_of(RegistryAuth.parse(AWS), client, clouds)
             assert (login.username, login.password.reveal()) == ("AWS", "passw0rd")
@@ -171,38 +172,38 @@ async def test_amazon_gives_a_login_for_a_signed_request() -> None:
     )
 
 
-async def test_google_gives_a_token_for_a_signed_claim() -> None:
+async def test_google_returns_a_token_for_a_signed_claim() -> None:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
 
-    def answer(asked: Asked) -> Reply:
+    def reply_as_google(asked: Asked) -> Reply:
         claim = parse_qs(asked.body.decode())["assertion"][0]
         text, _, signature = claim.rpartition(".")
-        key.public_key().verify(_decoded(signature), text.encode(), padding.PKCS1v15(), hashes.SHA256())
-        body = json.loads(_decoded(text.partition(".")[2]))
+        key.public_key().verify(_decode_base64(signature), text.encode(), padding.PKCS1v15(), hashes.SHA256())
+        body = json.loads(_decode_base64(text.partition(".")[2]))
         if body["iss"] != "robot@example.iam":
             return Reply(400, b'{"error": "invalid_grant", "error_description": "Invalid grant: account not found"}')
         assert body["aud"] == f"{server.url}/token" and body["exp"] > body["iat"]
         return Reply(200, b'{"access_token": "ya29"}')
 
-    with serving(answer) as server:
-        async with web() as client:
+    with serving(reply_as_google) as server:
+        async with make_client() as client:
             clouds = Clouds(google=f"{server.url}/token")
             account = {"client_email": "robot@example.iam", "private_key": pem, "token_uri": "http://169.254.169.254/"}
-            login = await login_of(_gcp(account), client, clouds)
+            login = await login_of(_parse_gcp_auth(account), client, clouds)
             assert (login.username, login.password.reveal()) == ("oauth2accesstoken", "ya29")
             with pytest.raises(ForbiddenError, match="account not found"):
-                await login_of(_gcp({**account, "client_email": "nobody"}), client, clouds)
+                await login_of(_parse_gcp_auth({**account, "client_email": "nobody"}), client, clouds)
             for wrong in ({}, [], {**account, "private_key": "x"}):
                 with pytest.raises(InvalidInputError, match="client_email"):
-                    await login_of(_gcp(wrong), client, clouds)
+                    await login_of(_parse_gcp_auth(wrong), client, clouds)
 
 
-def _gcp(account: object) -> RegistryAuth:
+def _parse_gcp_auth(account: object) -> RegistryAuth:
     return RegistryAuth.parse({"type": "gcp", "serviceAccountJson": json.dumps(account)})
 
 
-def _decoded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -30,7 +30,7 @@ DIGEST = "sha256:" + "0" * 64
         ),
     ],
 )
-def test_names_in_registries(text: str, host: str, repository: str, tag: str, digest: str | None) -> None:
+def test_registry_references_are_parsed(text: str, host: str, repository: str, tag: str, digest: str | None) -> None:
     assert parse(text) == Remote(host, repository, tag, digest)
 
 
@@ -43,7 +43,7 @@ def test_names_in_registries(text: str, host: str, repository: str, tag: str, di
         ("docker-archive:/a.tar:x/y:1", Local("docker-archive", "/a.tar", "x/y:1")),
     ],
 )
-def test_names_on_this_machine(text: str, expected: Local) -> None:
+def test_local_references_are_parsed(text: str, expected: Local) -> None:
     assert parse(text) == expected
     assert str(expected) == text
 
@@ -75,6 +75,6 @@ def test_names_on_this_machine(text: str, expected: Local) -> None:
         "host:99999999/x",
     ],
 )
-def test_what_is_no_name(text: str) -> None:
+def test_invalid_references_are_rejected(text: str) -> None:
     with pytest.raises(InvalidInputError, match=r"Use a name like|absolute path|64 hexadecimal"):
         parse(text)

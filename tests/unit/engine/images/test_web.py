@@ -1,4 +1,4 @@
-"""Whom the engine asks, and what it takes along."""
+"""The image HTTP client: which hosts it contacts, and which credentials it sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = RegistryPolicy(registries=frozenset({"127.0.0.1", "localhost"}))
 AUTH = {"Authorization": "Basic secret"}
 
 
-def web(policy: RegistryPolicy = HERE) -> Web:
+def make_client(policy: RegistryPolicy = HERE) -> Web:
     return Web(policy, pause=0.01)
 
 
@@ -41,7 +41,7 @@ def web(policy: RegistryPolicy = HERE) -> Web:
         ("2002:7f00:1::", False, False),
     ],
 )
-def test_which_addresses_may_be_asked(address: str, allowed: bool, on_lan: bool) -> None:
+def test_only_public_addresses_are_allowed_unless_configured(address: str, allowed: bool, on_lan: bool) -> None:
     parsed = ipaddress.ip_address(address)
     assert RegistryPolicy().allows("h", 443, parsed) is allowed
     assert RegistryPolicy(private=True).allows("h", 443, parsed) is on_lan
@@ -50,34 +50,34 @@ def test_which_addresses_may_be_asked(address: str, allowed: bool, on_lan: bool)
     assert RegistryPolicy(registries=frozenset({"h:444"})).allows("h", 443, parsed) is allowed
 
 
-async def test_this_machine_is_not_asked_unless_the_operator_says_so() -> None:
+async def test_the_local_machine_is_contacted_only_if_the_operator_allows_it() -> None:
     with serving(lambda _: Reply()) as server:
-        async with web(RegistryPolicy()) as client:
+        async with make_client(RegistryPolicy()) as client:
             for host in ("127.0.0.1", "localhost", "127.1", "2130706433"):
                 with pytest.raises((ForbiddenError, InvalidInputError), match="SANDYARD_IMAGES_"):
                     await client.ask(f"http://{host}:{server.port}/", {}, 100)
         assert not server.asked
-        async with web(RegistryPolicy(registries=frozenset({server.host}))) as client:
+        async with make_client(RegistryPolicy(registries=frozenset({server.host}))) as client:
             assert (await client.ask(server.url, {}, 100)).status == 200
 
 
-async def test_a_redirect_leads_nowhere_else_than_a_name_does() -> None:
+async def test_a_redirect_to_a_forbidden_address_is_rejected() -> None:
     with serving(lambda _: Reply()) as inner, serving(lambda _: Reply(307, headers={"Location": inner.url})) as outer:
-        async with web(RegistryPolicy(registries=frozenset({outer.host}))) as client:
+        async with make_client(RegistryPolicy(registries=frozenset({outer.host}))) as client:
             with pytest.raises(ForbiddenError, match="SANDYARD_IMAGES_REGISTRIES"):
                 await client.ask(outer.url, AUTH, 100)
         assert not inner.asked
 
 
-async def test_credentials_stay_with_the_host_they_are_for() -> None:
+async def test_credentials_are_sent_only_to_their_own_host() -> None:
     with serving(lambda _: Reply(body=b"blob")) as storage:
 
-        def answer(asked: Asked) -> Reply:
-            places = {"/": f"{storage.url}/x?signature=1", "/own": "/here", "/round": f"{storage.url}/back"}
-            return Reply(307, headers={"Location": places[asked.path]}) if asked.path in places else Reply()
+        def redirect(asked: Asked) -> Reply:
+            targets = {"/": f"{storage.url}/x?signature=1", "/own": "/here", "/round": f"{storage.url}/back"}
+            return Reply(307, headers={"Location": targets[asked.path]}) if asked.path in targets else Reply()
 
-        with serving(answer) as registry:
-            async with web() as client:
+        with serving(redirect) as registry:
+            async with make_client() as client:
                 assert (await client.ask(f"{registry.url}/", AUTH, 100)).body == b"blob"
                 assert registry.asked[0].headers["authorization"] == "Basic secret"
                 assert "authorization" not in storage.asked[0].headers and storage.asked[0].path == "/x?signature=1"
@@ -85,9 +85,9 @@ async def test_credentials_stay_with_the_host_they_are_for() -> None:
                 assert registry.asked[-1].headers["authorization"] == "Basic secret"
 
 
-async def test_redirects_end() -> None:
+async def test_the_number_of_redirects_is_limited() -> None:
     with serving(lambda _: Reply(302, headers={"Location": "/again"})) as server:
-        async with web() as client:
+        async with make_client() as client:
             with pytest.raises(InvalidInputError, match="Too many redirects"):
                 await client.ask(server.url, {}, 100)
         assert len(server.asked) == 6
@@ -96,30 +96,30 @@ async def test_redirects_end() -> None:
 @pytest.mark.parametrize(
     "target", ["file:///etc/passwd", "ftp://x/", "http://registry.example/", "http://u:p@127.0.0.1/", "//"]
 )
-async def test_redirects_lead_to_what_can_be_asked(target: str) -> None:
+async def test_redirects_to_unsupported_urls_are_rejected(target: str) -> None:
     with serving(lambda _: Reply(302, headers={"Location": target})) as server:
-        async with web() as client:
+        async with make_client() as client:
             with pytest.raises(InvalidInputError):
                 await client.ask(server.url, {}, 100)
 
 
-async def test_the_weather_is_waited_for() -> None:
+async def test_transient_failures_are_retried() -> None:
     replies = [Reply(503), Reply(429, headers={"Retry-After": "0"}), Reply(body=b"ok")]
     with serving(lambda _: replies.pop(0)) as server:
-        async with web() as client:
+        async with make_client() as client:
             assert (await client.ask(server.url, {}, 100)).body == b"ok"
     with serving(lambda _: Reply(429)) as server:
-        async with web() as client:
+        async with make_client() as client:
             with pytest.raises(BusyError, match="rate-limiting requests"):
                 await client.ask(server.url, {}, 100)
         assert len(server.asked) == webs._ATTEMPTS
-    async with web() as client:
+    async with make_client() as client:
         with pytest.raises(UnreachableError, match=r"Could not reach"):
             await client.ask(server.url, {}, 100)
 
 
-async def test_answers_are_bounded() -> None:
+async def test_the_response_size_is_limited() -> None:
     with serving(lambda _: Reply(body=bytes(2000))) as server:
-        async with web() as client:
+        async with make_client() as client:
             with pytest.raises(InvalidInputError, match="exceeds"):
                 await client.ask(server.url, {}, 1000)

@@ -9,13 +9,13 @@ from sandyard.engine.interpreter import contexts
 from sandyard.engine.interpreter.contexts import Contexts, FullError
 
 
-def test_there_is_an_end_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_contexts_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts.specs, "find", Mock())
     monkeypatch.setattr(contexts, "MOST", 2)
-    made = Contexts(tmp_path, Mock(), Mock())
-    python = made.default("python")
-    made.default("bash")
+    limited_contexts = Contexts(tmp_path, Mock(), Mock())
+    python = limited_contexts.default("python")
+    limited_contexts.default("bash")
     with pytest.raises(FullError, match="Remove one"):
-        made.default("javascript")
-    made.remove(python.id)
-    made.default("javascript")
+        limited_contexts.default("javascript")
+    limited_contexts.remove(python.id)
+    limited_contexts.default("javascript")

@@ -1,4 +1,4 @@
-"""The interpreter's HTTP, over real sockets with a handler of the test's own."""
+"""The interpreter's HTTP server, over real sockets with test handlers."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ async def serving(handler: http.Handler) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def ask(port: int, request: bytes) -> tuple[int, str]:
+async def send_request(port: int, request: bytes) -> tuple[int, str]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
-    answer = (await reader.read()).decode()
+    response = (await reader.read()).decode()
     writer.close()
-    head, _, body = answer.partition("\r\n\r\n")
+    head, _, body = response.partition("\r\n\r\n")
     return int(head.split(" ")[1]), body
 
 
-async def test_bodies_and_refusals() -> None:
+async def test_request_bodies_are_parsed_and_malformed_requests_rejected() -> None:
     async def handle(request: Request) -> Response:
         return Response(200, [request.method, request.path, request.json()])
 
     async with serving(handle) as port:
         plain = b'POST /a?b=c HTTP/1.1\r\nContent-Length: 7\r\n\r\n{"x":1}'
-        assert await ask(port, plain) == (200, '["POST","/a",{"x":1}]')
+        assert await send_request(port, plain) == (200, '["POST","/a",{"x":1}]')
         chunked = b'POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{"x\r\n4\r\n":1}\r\n0\r\n\r\n'
-        assert await ask(port, chunked) == (200, '["POST","/a",{"x":1}]')
-        assert await ask(port, b"GET /a HTTP/1.1\r\n\r\n") == (200, '["GET","/a",{}]')
-        assert (await ask(port, b"POST /a HTTP/1.1\r\nContent-Length: 1\r\n\r\n{"))[0] == 400
-        assert (await ask(port, b"POST /a HTTP/1.1\r\nContent-Length: 1\r\n\r\n1"))[0] == 400
-        assert (await ask(port, b"POST /a HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n"))[0] == 413
-        assert (await ask(port, b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"))[0] == 400
-        assert (await ask(port, b"nonsense\r\n\r\n"))[0] == 400
+        assert await send_request(port, chunked) == (200, '["POST","/a",{"x":1}]')
+        assert await send_request(port, b"GET /a HTTP/1.1\r\n\r\n") == (200, '["GET","/a",{}]')
+        assert (await send_request(port, b"POST /a HTTP/1.1\r\nContent-Length: 1\r\n\r\n{"))[0] == 400
+        assert (await send_request(port, b"POST /a HTTP/1.1\r\nContent-Length: 1\r\n\r\n1"))[0] == 400
+        assert (await send_request(port, b"POST /a HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n"))[0] == 413
+        assert (await send_request(port, b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"))[0] == 400
+        assert (await send_request(port, b"nonsense\r\n\r\n"))[0] == 400
 
 
-async def test_lines_and_what_fails_before_the_first() -> None:
+async def test_lines_are_streamed_and_an_early_failure_sets_the_status() -> None:
     async def lines(fail: bool) -> Lines:
         if fail:
             raise BadRequestError("no", 500)
@@ -55,13 +55,13 @@ async def test_lines_and_what_fails_before_the_first() -> None:
         return lines(request.path == "/fail")
 
     async with serving(handle) as port:
-        status, body = await ask(port, b"POST / HTTP/1.1\r\n\r\n")
+        status, body = await send_request(port, b"POST / HTTP/1.1\r\n\r\n")
         assert status == 200
         assert [json.loads(line) for line in body.split("\r\n") if line.startswith("{")] == [{"a": "ü"}, {"b": 2}]
-        assert await ask(port, b"POST /fail HTTP/1.1\r\n\r\n") == (500, "no")
+        assert await send_request(port, b"POST /fail HTTP/1.1\r\n\r\n") == (500, "no")
 
 
-async def test_a_client_that_goes_away_ends_the_work() -> None:
+async def test_a_client_that_disconnects_stops_the_handler() -> None:
     ended = asyncio.Event()
 
     async def lines() -> Lines:

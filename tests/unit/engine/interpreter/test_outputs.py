@@ -8,13 +8,13 @@ from sandyard.engine.interpreter import messages, outputs
 from sandyard.engine.interpreter.messages import BadMessageError, Message, Signer
 
 
-def event(kind: str, **content: Any) -> outputs.Event | None:
+def make_event(kind: str, **content: Any) -> outputs.Event | None:
     return outputs.event_of(Message(kind, "parent", content))
 
 
-def test_results() -> None:
+def test_results_are_converted() -> None:
     data = {"text/plain": "'it'", "text/html": "<b>", "e2b/data": {"a": [1.0, float("nan")]}, "application/x-own": 1}
-    assert event("execute_result", data=data) == {
+    assert make_event("execute_result", data=data) == {
         "type": "result",
         "is_main_result": True,
         "text": "it",
@@ -22,30 +22,34 @@ def test_results() -> None:
         "data": {"a": [1.0, None]},
         "extra": {"application/x-own": 1},
     }
-    assert event("display_data", data={"text/latex": "x"}) == {"type": "result", "is_main_result": False, "latex": "x"}
+    assert make_event("display_data", data={"text/latex": "x"}) == {
+        "type": "result",
+        "is_main_result": False,
+        "latex": "x",
+    }
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"), [("'a'", "a"), ('"it\'s"', "it's"), ("'", "'"), ("'a'b", "'a'b"), ("1", "1")]
+    ("given", "expected"), [("'a'", "a"), ('"it\'s"', "it's"), ("'", "'"), ("'a'b", "'a'b"), ("1", "1")]
 )
-def test_a_string_is_shown_without_its_quotes(given: str, shown: str) -> None:
-    assert outputs.result({"text/plain": given}, is_main=True)["text"] == shown
+def test_a_string_is_shown_without_its_quotes(given: str, expected: str) -> None:
+    assert outputs.result({"text/plain": given}, is_main=True)["text"] == expected
 
 
-def test_streams_and_errors() -> None:
-    out = event("stream", name="stdout", text="x")
+def test_streams_and_errors_are_converted() -> None:
+    out = make_event("stream", name="stdout", text="x")
     assert out is not None
     assert (out["type"], out["text"], isinstance(out["timestamp"], int)) == ("stdout", "x", True)
-    assert event("error", ename="E", evalue="v", traceback=["a", "b"]) == outputs.failure("E", "v", "a\nb")
-    assert event("execute_input", execution_count=3) == {"type": "number_of_executions", "execution_count": 3}
+    assert make_event("error", ename="E", evalue="v", traceback=["a", "b"]) == outputs.failure("E", "v", "a\nb")
+    assert make_event("execute_input", execution_count=3) == {"type": "number_of_executions", "execution_count": 3}
     for kind in ("status", "clear_output", "comm_open", "stream"):
-        assert event(kind) is None
+        assert make_event(kind) is None
 
 
-def test_messages_are_read_back() -> None:
+def test_messages_are_written_and_parsed() -> None:
     request, frames = Signer("key").message("execute_request", messages.execute("1"), {"a": 1})
-    read = messages.read([b"topic", *frames])
-    assert (read.kind, read.parent, read.content["code"]) == ("execute_request", "", "1")
+    message = messages.read([b"topic", *frames])
+    assert (message.kind, message.parent, message.content["code"]) == ("execute_request", "", "1")
     assert len(request) == 32
     for broken in (
         [],

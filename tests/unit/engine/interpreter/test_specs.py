@@ -8,36 +8,36 @@ import pytest
 from sandyard.engine.interpreter import specs
 
 
-def put(place: Path, name: str, **spec: object) -> None:
-    folder = place / "kernels" / name
+def write_kernel_spec(root: Path, name: str, **spec: object) -> None:
+    folder = root / "kernels" / name
     folder.mkdir(parents=True)
     (folder / "kernel.json").write_text(json.dumps(spec))
 
 
 def test_kernels_are_found_by_name_and_language(tmp_path: Path) -> None:
     near, far = tmp_path / "near", tmp_path / "far"
-    put(far, "python3", argv=["far"], language="python", metadata={"forked": "python"})
-    put(near, "python3", argv=["near", "{resource_dir}/x"], language="python", env={"A": "b"})
-    put(far, "ir", argv=["R"], language="R", interrupt_mode="message")
-    put(far, "broken", argv=[])
+    write_kernel_spec(far, "python3", argv=["far"], language="python", metadata={"forked": "python"})
+    write_kernel_spec(near, "python3", argv=["near", "{resource_dir}/x"], language="python", env={"A": "b"})
+    write_kernel_spec(far, "ir", argv=["R"], language="R", interrupt_mode="message")
+    write_kernel_spec(far, "broken", argv=[])
     (far / "kernels/none").mkdir()
-    found = specs.list_installed([near, far, tmp_path / "missing"])
-    assert [spec.name for spec in found] == ["python3", "ir"]
-    python = specs.find("python", found)
+    installed = specs.list_installed([near, far, tmp_path / "missing"])
+    assert [spec.name for spec in installed] == ["python3", "ir"]
+    python = specs.find("python", installed)
     assert python.argv == ("near", f"{near}/kernels/python3/x")
     assert (python.env, python.forked) == ({"A": "b"}, None)
-    assert specs.find("r", found).by_message
-    assert specs.find("ir", found).name == "ir"
+    assert specs.find("r", installed).by_message
+    assert specs.find("ir", installed).name == "ir"
     with pytest.raises(specs.UnknownLanguageError, match=r"'java'.*Installed: python, r\.") as unknown:
-        specs.find("java", found)
-    assert unknown.value.language == "java", "which the engine can add"
+        specs.find("java", installed)
+    assert unknown.value.language == "java", "the engine can add this language"
     with pytest.raises(specs.UnknownLanguageError) as unknown:
-        specs.find("cobol", found)
+        specs.find("cobol", installed)
     assert unknown.value.language is None
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [(None, "python"), ("", "python"), (" JS ", "javascript"), ("ts", "typescript"), ("R", "r")]
+    ("given", "expected"), [(None, "python"), ("", "python"), (" JS ", "javascript"), ("ts", "typescript"), ("R", "r")]
 )
-def test_names_of_languages(given: str | None, meant: str) -> None:
-    assert specs.normalise(given) == meant
+def test_language_names_are_normalised(given: str | None, expected: str) -> None:
+    assert specs.normalise(given) == expected

@@ -1,8 +1,8 @@
-"""A driver whose host is a Python object: it can be observed, broken, and handed to the next engine as a machine
-would be.
+"""A fake driver on a host that is a Python object. Tests can observe it, inject faults, and hand the host to the
+next engine, as a machine survives the crash of an engine.
 
-`Host` is the machine, `DoubleDriver` one engine's driver on it. After `die` a driver does nothing any more, as that
-of a killed engine.
+`Host` is the machine, `DoubleDriver` is one engine's driver on it. After `die` a driver does nothing, like the
+driver of a killed engine.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ class Host:
         self.machines: dict[str, Machine] = {}
         self.snapshots: dict[str, frozenset[str]] = {}
         self.memories = 0
-        self.room = 10_000
+        self.capacity = 10_000
 
     def new_memory(self) -> int:
         self.memories += 1
         return self.memories
 
     def reboot(self) -> None:
-        """All processes are gone, file systems and memory on disk are not."""
+        """End all processes. File systems and memory on disk stay."""
         for machine in self.machines.values():
             if machine.condition in {Condition.RUNNING, Condition.FROZEN}:
                 machine.condition = Condition.STOPPED
                 machine.init = None
                 machine.policy = NetworkPolicy()
 
-    def end(self, sandbox_id: str, reason: str = "killed from outside", *, trace: bool = True) -> None:
-        """Its processes end by themselves; without `trace` its files go too."""
+    def end(self, sandbox_id: str, reason: str = "killed from outside", *, keep_files: bool = True) -> None:
+        """End the sandbox's processes from outside. Without `keep_files` its files are removed too."""
         machine = self.machines[sandbox_id]
         machine.reason = reason
         machine.condition = Condition.STOPPED
         machine.ended.set()
-        if not trace:
+        if not keep_files:
             del self.machines[sandbox_id]
 
 
@@ -90,15 +90,15 @@ class DoubleDriver:
 
     # faults
 
-    def broken(self, verb: str, error: BaseException, when: str = "before") -> None:
+    def fail(self, verb: str, error: BaseException, when: str = "before") -> None:
         self._faults[verb, when] = error
 
-    def stuck(self, verb: str, when: str = "before", *, deaf: bool = False) -> asyncio.Event:
-        """The verb waits until its deadline, which is short, or until `release`. Returns an event set when the verb got there."""
-        return self._wait(verb, when, "deaf" if deaf else "stuck")
+    def block(self, verb: str, when: str = "before", *, ignore_cancel: bool = False) -> asyncio.Event:
+        """Block the verb until `release` or its short deadline. Returns an event that is set when the verb blocks."""
+        return self._wait(verb, when, "ignore_cancel" if ignore_cancel else "blocked")
 
-    def held(self, verb: str, when: str = "before") -> asyncio.Event:
-        """Like `stuck`, for what is released and succeeds then, however slow this machine is: its deadline is far away."""
+    def hold(self, verb: str, when: str = "before") -> asyncio.Event:
+        """Like `block`, but with a long deadline: the verb succeeds after `release`, however slow this machine is."""
         return self._wait(verb, when, "held")
 
     def _wait(self, verb: str, when: str, how: str) -> asyncio.Event:
@@ -111,18 +111,17 @@ class DoubleDriver:
         self._faults.pop((verb, when), None)
         self.allow[verb, when].set()
 
-    def heal(self) -> None:
+    def clear_faults(self) -> None:
         self._faults.clear()
         for event in self.allow.values():
             event.set()
 
     def deadline(self, verb: str) -> float:
-        """Short for what is stuck, so that a test waits for nothing; endless for the rest, however slow this machine
-        is."""
+        """Short for blocked verbs, so that tests do not wait; long for all others, however slow this machine is."""
         if verb == "rest":
-            return 0.05 if "deaf" in self._faults.values() else 60.0
+            return 0.05 if "ignore_cancel" in self._faults.values() else 60.0
         kinds = {self._faults.get((verb, "before")), self._faults.get((verb, "after"))}
-        return 0.05 if kinds & {"stuck", "deaf"} else 60.0
+        return 0.05 if kinds & {"blocked", "ignore_cancel"} else 60.0
 
     def die(self) -> None:
         self._dead.set()
@@ -140,7 +139,7 @@ class DoubleDriver:
                 try:
                     await self.allow[verb, when].wait()
                 except asyncio.CancelledError:
-                    if fault != "deaf":
+                    if fault != "ignore_cancel":
                         raise
         if self._dead.is_set():
             await asyncio.Event().wait()
@@ -148,18 +147,18 @@ class DoubleDriver:
     @contextlib.asynccontextmanager
     async def _verb(self, verb: str, subject: str, *, exclusive: bool = True):
         self.calls.append((verb, subject))
-        under_way = self.now_running.setdefault(subject, set())
-        if exclusive and under_way and verb != "kill":
-            self.overlaps.append(f"{verb} during {sorted(under_way)} of {subject}")
+        in_progress = self.now_running.setdefault(subject, set())
+        if exclusive and in_progress and verb != "kill":
+            self.overlaps.append(f"{verb} during {sorted(in_progress)} of {subject}")
         if exclusive:
-            under_way.add(verb)
+            in_progress.add(verb)
         try:
             await self._fault(verb, "before")
             yield
             if verb not in {"create", "fork"}:
                 await self._fault(verb, "after")
         finally:
-            under_way.discard(verb)
+            in_progress.discard(verb)
 
     def _machine(self, handle: Handle) -> Machine:
         try:
@@ -176,23 +175,23 @@ class DoubleDriver:
                 del self.host.machines[sandbox_id]
             for snapshot_id in [one for one in self.host.snapshots if one not in set(snapshots)]:
                 del self.host.snapshots[snapshot_id]
-            found = self.host.machines
-            for machine in found.values():
+            machines = self.host.machines
+            for machine in machines.values():
                 machine.ended = asyncio.Event()
-            return {one: found[one].condition if one in found else Condition.ABSENT for one in kept}
+            return {one: machines[one].condition if one in machines else Condition.ABSENT for one in kept}
 
     async def close(self) -> None:
         pass
 
     def check_room(self) -> None:
-        """There is always room."""
+        """Never raise: there is always room."""
 
     async def wait_for_failure(self) -> str:
         return await asyncio.get_running_loop().create_future()
 
     async def create(self, spec: Spec) -> Handle:
         async with self._verb("create", spec.id):
-            if len(self.host.machines) >= self.host.room:
+            if len(self.host.machines) >= self.host.capacity:
                 raise FullError("The machine is full: no slot is left.")
             files = frozenset[str]()
             for layer in spec.layers:
@@ -201,16 +200,16 @@ class DoubleDriver:
                         raise SandyardError(f"layer {layer} is gone")
                     files |= self.host.snapshots[layer[5:]]
             machine = Machine(spec, Condition.RUNNING, self.host.new_memory(), files, spec.network)
-            await self._appear("create", machine)
+            await self._add_machine("create", machine)
         return Handle(spec.id, self.name, {"boot": machine.memory})
 
-    async def _appear(self, verb: str, machine: Machine) -> None:
+    async def _add_machine(self, verb: str, machine: Machine) -> None:
         self.host.machines[machine.spec.id] = machine
         try:
             await self._fault(verb, "after")
         except BaseException:
             if not self._dead.is_set():
-                self.host.machines.pop(machine.spec.id, None)  # a failed create leaves nothing
+                self.host.machines.pop(machine.spec.id, None)  # a failed create leaves nothing behind
             raise
 
     async def boot(self, handle: Handle, spec: Spec) -> Handle:
@@ -297,10 +296,10 @@ class DoubleDriver:
     async def fork(self, handle: Handle, spec: Spec) -> Handle:
         async with self._verb("fork", handle.id):
             machine = self._machine(handle)
-            if len(self.host.machines) >= self.host.room:
+            if len(self.host.machines) >= self.host.capacity:
                 raise FullError("The machine is full: no slot is left.")
             copy = Machine(spec, Condition.RUNNING, self.host.new_memory(), machine.files, spec.network)
-            await self._appear("fork", copy)
+            await self._add_machine("fork", copy)
         return Handle(spec.id, self.name, {"boot": copy.memory})
 
     async def kill(self, handle: Handle) -> None:
@@ -320,12 +319,12 @@ class DoubleDriver:
             self._machine(handle).policy = policy
 
     async def take_denied(self, handle: Handle) -> Collection[Denied]:
-        found, self.denied = self.denied, []
-        return found
+        denied, self.denied = self.denied, []
+        return denied
 
 
 async def _serve(machine: Machine, connection: socket.socket) -> None:
-    """The agent's `POST /init`, as far as the engine uses it."""
+    """Serve the part of the guest agent's `POST /init` that the engine uses."""
     loop = asyncio.get_running_loop()
     with connection:
         request = b""

@@ -1,4 +1,4 @@
-"""One engine core at a time on one data directory and one host, which can crash and start again."""
+"""Runs one engine core at a time on one data directory and one host. It can crash and start again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BASE = Template(id="base0000000000000000", layers=("tpl:base",), aliases=("base"
 
 
 def expected_settings(sandbox: Sandbox, env: dict[str, str] | None = None, user: str = "user") -> dict[str, object]:
-    """What a sandbox's agent knows after its `/init`."""
+    """The settings that a sandbox's guest agent has after its `/init`."""
     identity = {"E2B_SANDBOX_ID": sandbox.id, "E2B_TEMPLATE_ID": sandbox.template_id}
     return {"envVars": {**identity, **(env or {})}, "defaultUser": user}
 
@@ -62,7 +62,7 @@ class SandboxesHarness:
         return self.service
 
     async def crash(self) -> None:
-        """As kill -9: the driver does nothing any more, nothing reaches the database, no task goes on."""
+        """Simulate kill -9: the driver does nothing more, nothing reaches the database, and no task continues."""
         self.driver.die()
         self.database.abandon()
         self.database._drop()
@@ -76,7 +76,7 @@ class SandboxesHarness:
         return await self.start()
 
     async def stop(self) -> None:
-        self.driver.heal()
+        self.driver.clear_faults()
         await self.service.close()
         self.database.close()
 
@@ -84,13 +84,13 @@ class SandboxesHarness:
         return await self.service.create(CreateSandbox(**{"timeout_s": 300, **fields}))
 
     async def settle(self) -> None:
-        """Let background work come to rest."""
+        """Let background tasks run until they are idle."""
         for _ in range(200):
             await asyncio.sleep(0)
 
     def check(self) -> None:
-        """What the records say is what is on the host, and nothing else is there."""
-        wanted = {
+        """Check that the records match the host and that the host has nothing else."""
+        conditions = {
             State.RUNNING: {None: Condition.RUNNING},
             State.PAUSED: {
                 PauseKind.MEMORY: Condition.FROZEN,
@@ -99,9 +99,9 @@ class SandboxesHarness:
             },
         }
         records = self.service.list().items
-        expected = {record.id: wanted[record.state][record.pause_kind] for record in records}
-        found = {sandbox_id: machine.condition for sandbox_id, machine in self.host.machines.items()}
-        assert found == expected, self.history({*found.items()} ^ {*expected.items()})
+        expected = {record.id: conditions[record.state][record.pause_kind] for record in records}
+        actual = {sandbox_id: machine.condition for sandbox_id, machine in self.host.machines.items()}
+        assert actual == expected, self.history({*actual.items()} ^ {*expected.items()})
         for record in records:
             assert record.intent is None
             if record.running:
@@ -110,10 +110,10 @@ class SandboxesHarness:
         stored = self.service._components.repository.all()
         assert sorted(stored, key=lambda one: one.id) == sorted(records, key=lambda one: one.id)
 
-    def history(self, about: set[tuple[str, str]]) -> str:
-        """All that is known of some sandboxes, for the message of a failed test."""
+    def history(self, conditions_by_sandbox: set[tuple[str, str]]) -> str:
+        """Describe records, logs and driver calls of some sandboxes for a failure message."""
         lines = []
-        for sandbox_id in sorted({sandbox_id for sandbox_id, _ in about}):
+        for sandbox_id in sorted({sandbox_id for sandbox_id, _ in conditions_by_sandbox}):
             lines.append(f"{sandbox_id}: {self.host.machines.get(sandbox_id)} {self.service.find(sandbox_id)}")
             lines += [
                 f"    log: {entry.message}" for entry in self.service._components.logs.query(sandbox_id, LogQuery())

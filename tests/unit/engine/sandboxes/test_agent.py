@@ -11,26 +11,26 @@ from sandyard.engine.sandboxes.agent import _envelopes, _split_output
 from sandyard.kit.errors import UnreachableError
 
 
-async def body(*texts: bytes) -> AsyncIterator[bytes]:
+async def envelopes(*texts: bytes) -> AsyncIterator[bytes]:
     for text in texts:
         yield struct.pack(">BI", 0, len(text)) + text
 
 
-async def test_messages_of_the_agent() -> None:
+async def test_agent_messages_are_parsed() -> None:
     data = {"event": {"data": {"stdout": "A" * 100_000}}}
-    assert [one async for one in _envelopes(body(json.dumps(data).encode(), b"[]"))] == [(0, data), (0, {})]
+    assert [one async for one in _envelopes(envelopes(json.dumps(data).encode(), b"[]"))] == [(0, data), (0, {})]
 
 
 @pytest.mark.parametrize("text", [b"{", b"[" * 100_000, b"[" + b"{}," * 10_000 + b"0]", b"\xff"])
-async def test_what_no_agent_says_ends_the_call(text: bytes) -> None:
+async def test_an_invalid_agent_message_fails_the_call(text: bytes) -> None:
     with pytest.raises(UnreachableError, match="not valid JSON"):
-        assert [one async for one in _envelopes(body(text))]
+        assert [one async for one in _envelopes(envelopes(text))]
 
 
-def test_many_lines_are_handed_on_in_small_pieces() -> None:
+def test_output_with_many_lines_is_split_into_small_pieces() -> None:
     few, many = b"x" * 100_000 + b"\n", b"\n" * 100_000
-    expected_settings = {"stdout": base64.b64encode(few).decode(), "stderr": base64.b64encode(many).decode()}
-    pieces = list(_split_output(expected_settings))
+    event_data = {"stdout": base64.b64encode(few).decode(), "stderr": base64.b64encode(many).decode()}
+    pieces = list(_split_output(event_data))
     assert pieces[0] == ("stdout", few)
     assert b"".join(piece for stream, piece in pieces if stream == "stderr") == many
     assert max(piece.count(b"\n") for _, piece in pieces) <= 512

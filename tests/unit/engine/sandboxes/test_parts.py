@@ -1,4 +1,4 @@
-"""The smaller parts by themselves."""
+"""The smaller parts: metrics, timers, capacity, logs, request digests, the agent's settings and engine settings."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def stats(cpu: float, memory: int = 1 << 20) -> Stats:
     return Stats(cpu, 2, memory, 2 << 20, 512 << 20, 3 << 20, 10 << 30)
 
 
-def test_cpu_is_what_was_used_between_two_samples() -> None:
+def test_cpu_usage_is_computed_between_two_samples() -> None:
     series = Series(10)
     series.add(stats(5.0), 100.0)
     series.add(stats(7.0), 102.0)
-    series.add(stats(17.0), 104.0)  # more than two cores can do: a clock that jumped
+    series.add(stats(17.0), 104.0)  # more than two cores can use: the clock jumped
     series.restart()
     series.add(stats(1.0), 106.0)
     assert [metric.cpu_used_pct for metric in series.list_between(None, None)] == [0.0, 50.0, 100.0, 0.0]
 
 
-def test_the_ring_keeps_the_newest() -> None:
+def test_the_series_keeps_the_newest_samples() -> None:
     series = Series(3)
     assert not series and series.last() is None
     for number in range(8):
@@ -70,7 +70,7 @@ async def test_timers_fire_once_and_in_order() -> None:
     running.cancel()
 
 
-async def test_a_client_that_refreshes_often_does_not_fill_the_heap() -> None:
+async def test_frequent_refreshes_do_not_fill_the_timer_heap() -> None:
     clock = ManualClock(0)
     timers = Timers(clock, lambda name: None)
     for number in range(10_000):
@@ -78,48 +78,48 @@ async def test_a_client_that_refreshes_often_does_not_fill_the_heap() -> None:
     assert len(timers._heap) < 100
 
 
-async def test_a_clock_that_was_set_forward_is_noticed() -> None:
+async def test_timers_notice_that_the_clock_was_set_forward() -> None:
     clock, fired = ManualClock(0), []
     timers = Timers(clock, fired.append)
     running = asyncio.create_task(timers.run())
     await asyncio.sleep(0)
     timers.set("a", 10_000)
     await clock.advance(1)
-    clock._now = 20_000  # somebody set it
+    clock._now = 20_000  # the clock is set forward
     await clock.advance(11)
     assert fired == ["a"]
     running.cancel()
 
 
-def test_capacity_looks_at_the_machine(tmp_path: Path) -> None:
+def test_capacity_is_checked_against_memory_disk_and_the_limit(tmp_path: Path) -> None:
     assert available_memory() > MIB and free_disk(tmp_path) > MIB
     assert free_disk(tmp_path / "nowhere") is None
     settings = EngineSettings(memory_reserve_mb=10, disk_reserve_mb=10, max_sandboxes=2)
-    left = {"memory": 100 * MIB, "disk": 100 * MIB, "looks": 0}
+    left = {"memory": 100 * MIB, "disk": 100 * MIB, "reads": 0}
 
     def memory() -> int | None:
-        left["looks"] += 1
+        left["reads"] += 1
         return left["memory"]
 
-    def fresh() -> Capacity:
+    def make_capacity() -> Capacity:
         return Capacity(settings, (tmp_path,), memory=memory, disk=lambda path: left["disk"])
 
-    capacity = fresh()
+    capacity = make_capacity()
     for _ in range(100):
         capacity.check(1)
-    assert left["looks"] <= 2
+    assert left["reads"] <= 2
     with pytest.raises(FullError, match="2 of 2"):
         capacity.check(2)
     capacity.check(2, counted=False)
     left["memory"] = 5 * MIB
     with pytest.raises(FullError, match="5 MiB of memory"):
-        fresh().check(0)
-    assert fresh().memory_low()
+        make_capacity().check(0)
+    assert make_capacity().memory_low()
     left["memory"] = None
-    assert not fresh().memory_low()
+    assert not make_capacity().memory_low()
     left["disk"] = MIB
     with pytest.raises(FullError, match="1 MiB of disk"):
-        fresh().check(0)
+        make_capacity().check(0)
 
 
 def test_logs_are_bounded_and_searchable(tmp_path: Path) -> None:
@@ -150,7 +150,9 @@ def test_logs_are_bounded_and_searchable(tmp_path: Path) -> None:
     database.close()
 
 
-def test_logs_of_many_ended_sandboxes_go_in_small_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_of_many_ended_sandboxes_are_removed_in_small_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sandyard.engine.sandboxes.logs.MAX_ENDED", 50)
     database = Database(tmp_path / "engine.db")
     database.open()
@@ -168,7 +170,7 @@ def test_logs_of_many_ended_sandboxes_go_in_small_steps(tmp_path: Path, monkeypa
     database.close()
 
 
-def test_digests_tell_requests_apart() -> None:
+def test_digests_distinguish_requests() -> None:
     base = CreateSandbox(metadata={"a": "b", "c": "d"}, env={"X": "1"})
     assert digest(base) == digest(CreateSandbox(metadata={"c": "d", "a": "b"}, env={"X": "1"}, idempotency_key="k"))
     for other in (
@@ -182,10 +184,10 @@ def test_digests_tell_requests_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [b"", b"HTTP/1.1 500 No\r\n\r\n", b"garbage\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"x" * 200_000, b"HTTP/1.1\r\n\r\n"],
 )
-async def test_an_agent_may_answer_anything(answer: bytes) -> None:
+async def test_an_invalid_agent_response_is_an_error(response: bytes) -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
@@ -195,7 +197,7 @@ async def test_an_agent_may_answer_anything(answer: bytes) -> None:
         with theirs:
             await loop.sock_recv(theirs, 65536)
             with contextlib.suppress(OSError):
-                await loop.sock_sendall(theirs, answer)
+                await loop.sock_sendall(theirs, response)
 
     task = asyncio.create_task(agent())
     with pytest.raises(UnreachableError):
@@ -203,7 +205,7 @@ async def test_an_agent_may_answer_anything(answer: bytes) -> None:
     await task
 
 
-async def test_sampling_many_leaves_the_loop_free(tmp_path: Path) -> None:
+async def test_all_of_many_sandboxes_are_sampled(tmp_path: Path) -> None:
     harness = SandboxesHarness(tmp_path, metrics_interval_s=5)
     await harness.start()
     for _ in range(200):

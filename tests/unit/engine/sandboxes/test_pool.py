@@ -1,4 +1,4 @@
-"""Ready sandboxes: claimed without the driver, refilled behind the clients' backs, given back under pressure."""
+"""The pool of ready sandboxes: claimed without the driver, refilled in the background, released under pressure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.engine.sandboxes.harness import BASE, SandboxesHarness, expected
 
 
 @pytest.fixture
-async def pooled(tmp_path: Path) -> AsyncIterator[SandboxesHarness]:
+async def pooled_harness(tmp_path: Path) -> AsyncIterator[SandboxesHarness]:
     harness = SandboxesHarness(tmp_path, pool_size=3)
     await harness.start()
     await harness.settle()
@@ -23,122 +23,130 @@ async def pooled(tmp_path: Path) -> AsyncIterator[SandboxesHarness]:
     await harness.stop()
 
 
-def creates(harness: SandboxesHarness) -> int:
+def count_creates(harness: SandboxesHarness) -> int:
     return [verb for verb, _ in harness.driver.calls].count("create")
 
 
-async def test_a_claim_asks_the_driver_for_nothing(pooled: SandboxesHarness) -> None:
-    ready = set(pooled.host.machines)
-    assert len(ready) == 3 and pooled.service.list().items == ()
-    reached = pooled.driver.held("create")
-    sandbox = await pooled.create()
+async def test_claiming_a_ready_sandbox_does_not_call_the_driver(pooled_harness: SandboxesHarness) -> None:
+    ready = set(pooled_harness.host.machines)
+    assert len(ready) == 3 and pooled_harness.service.list().items == ()
+    reached = pooled_harness.driver.hold("create")
+    sandbox = await pooled_harness.create()
     assert sandbox.id in ready
-    await pooled.settle()
-    await pooled.clock.advance(1)
-    await reached.wait()  # the refill has begun
-    pooled.driver.heal()
-    await pooled.settle()
-    assert len(pooled.host.machines) == 4
+    await pooled_harness.settle()
+    await pooled_harness.clock.advance(1)
+    await reached.wait()  # the refill has started
+    pooled_harness.driver.clear_faults()
+    await pooled_harness.settle()
+    assert len(pooled_harness.host.machines) == 4
 
 
-async def test_ready_ones_know_who_they_are(pooled: SandboxesHarness) -> None:
-    ready = {name: machine.init for name, machine in pooled.host.machines.items()}
-    sandbox = await pooled.create()
-    assert ready[sandbox.id] == pooled.host.machines[sandbox.id].init == expected_settings(sandbox)
+async def test_ready_sandboxes_have_their_settings_before_they_are_claimed(pooled_harness: SandboxesHarness) -> None:
+    ready = {name: machine.init for name, machine in pooled_harness.host.machines.items()}
+    sandbox = await pooled_harness.create()
+    assert ready[sandbox.id] == pooled_harness.host.machines[sandbox.id].init == expected_settings(sandbox)
 
 
-async def test_a_claim_with_variables_tells_them(pooled: SandboxesHarness) -> None:
-    ready = set(pooled.host.machines)
-    sandbox = await pooled.create(env={"A": "1"})
+async def test_a_claim_with_variables_sends_them_to_the_agent(pooled_harness: SandboxesHarness) -> None:
+    ready = set(pooled_harness.host.machines)
+    sandbox = await pooled_harness.create(env={"A": "1"})
     assert sandbox.id in ready
-    assert pooled.host.machines[sandbox.id].init == expected_settings(sandbox, {"A": "1"})
+    assert pooled_harness.host.machines[sandbox.id].init == expected_settings(sandbox, {"A": "1"})
 
 
-async def test_what_is_not_default_is_made_to_measure(pooled: SandboxesHarness) -> None:
-    ready = set(pooled.host.machines)
+async def test_requests_with_other_limits_or_network_bypass_the_pool(pooled_harness: SandboxesHarness) -> None:
+    ready = set(pooled_harness.host.machines)
     for fields in ({"limits": Limits(memory_mb=99)}, {"network": Network(NetworkPolicy(False))}):
-        sandbox = await pooled.create(**fields)
+        sandbox = await pooled_harness.create(**fields)
         assert sandbox.id not in ready
-    assert pooled.host.machines[sandbox.id].policy == NetworkPolicy(False)
+    assert pooled_harness.host.machines[sandbox.id].policy == NetworkPolicy(False)
 
 
-async def test_a_template_that_is_asked_for_gets_a_pool_and_loses_it(pooled: SandboxesHarness) -> None:
+async def test_a_requested_template_gets_a_pool_until_it_is_unused(pooled_harness: SandboxesHarness) -> None:
     template = Template("other0000", ("tpl:o",), ("other",), {"T": "1"}, Defaults("root"))
-    pooled.templates.templates.append(template)
-    first = await pooled.create(template="other")
-    await pooled.settle()
-    ready = [one for one in pooled.host.machines.values() if one.spec.layers == ("tpl:o",) and one.spec.id != first.id]
+    pooled_harness.templates.templates.append(template)
+    first = await pooled_harness.create(template="other")
+    await pooled_harness.settle()
+    ready = [
+        one
+        for one in pooled_harness.host.machines.values()
+        if one.spec.layers == ("tpl:o",) and one.spec.id != first.id
+    ]
     assert len(ready) == 3
-    second = await pooled.create(template="other")
+    second = await pooled_harness.create(template="other")
     (claimed,) = [one for one in ready if one.spec.id == second.id]
     assert claimed.init == expected_settings(second, {"T": "1"}, "root")
-    await pooled.clock.advance(700)
-    await pooled.settle()
-    left = [one for one in pooled.host.machines.values() if one.spec.layers == ("tpl:o",)]
-    assert {one.spec.id for one in left} <= {first.id, second.id}
-    assert len([one for one in pooled.host.machines.values() if one.spec.layers == BASE.layers]) == 3
+    await pooled_harness.clock.advance(700)
+    await pooled_harness.settle()
+    remaining = [one for one in pooled_harness.host.machines.values() if one.spec.layers == ("tpl:o",)]
+    assert {one.spec.id for one in remaining} <= {first.id, second.id}
+    assert len([one for one in pooled_harness.host.machines.values() if one.spec.layers == BASE.layers]) == 3
 
 
-async def test_a_rebuilt_template_gets_new_ones(pooled: SandboxesHarness) -> None:
-    pooled.templates.templates[0] = Template(BASE.id, ("tpl:new",), BASE.aliases)
-    sandbox = await pooled.create()
-    assert pooled.host.machines[sandbox.id].spec.layers == ("tpl:new",)
+async def test_a_rebuilt_template_gets_new_sandboxes(pooled_harness: SandboxesHarness) -> None:
+    pooled_harness.templates.templates[0] = Template(BASE.id, ("tpl:new",), BASE.aliases)
+    sandbox = await pooled_harness.create()
+    assert pooled_harness.host.machines[sandbox.id].spec.layers == ("tpl:new",)
 
 
-async def test_a_ready_one_that_ends_is_replaced(pooled: SandboxesHarness) -> None:
-    dead = next(iter(pooled.host.machines))
-    pooled.host.end(dead)
-    await pooled.settle()
-    assert dead not in pooled.host.machines and len(pooled.host.machines) == 3
+async def test_a_ready_sandbox_that_ends_is_replaced(pooled_harness: SandboxesHarness) -> None:
+    dead = next(iter(pooled_harness.host.machines))
+    pooled_harness.host.end(dead)
+    await pooled_harness.settle()
+    assert dead not in pooled_harness.host.machines and len(pooled_harness.host.machines) == 3
 
 
-async def test_a_claimed_one_is_watched(pooled: SandboxesHarness) -> None:
-    sandbox = await pooled.create()
-    pooled.host.end(sandbox.id, "oops")
-    await pooled.settle()
-    assert "oops" in (pooled.service.get(sandbox.id).memory_lost or "")
+async def test_a_claimed_sandbox_is_watched(pooled_harness: SandboxesHarness) -> None:
+    sandbox = await pooled_harness.create()
+    pooled_harness.host.end(sandbox.id, "oops")
+    await pooled_harness.settle()
+    assert "oops" in (pooled_harness.service.get(sandbox.id).memory_lost or "")
 
 
-async def test_memory_pressure_empties_it(pooled: SandboxesHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_pressure_empties_the_pool(
+    pooled_harness: SandboxesHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sandyard.engine.sandboxes.capacity._FRESH_S", -1)
-    monkeypatch.setattr(pooled.service._components.capacity, "_memory", lambda: 0)
-    pooled.service._components.capacity._settings = pooled.settings.model_copy(update={"memory_reserve_mb": 1})
-    await pooled.clock.advance(3)
-    await pooled.settle()
-    assert pooled.host.machines == {}
-    before = creates(pooled)
-    await pooled.clock.advance(20)
-    assert creates(pooled) == before
-    monkeypatch.setattr(pooled.service._components.capacity, "_memory", lambda: 1 << 40)
-    await pooled.clock.advance(3)
-    await pooled.settle()
-    assert len(pooled.host.machines) == 3
+    monkeypatch.setattr(pooled_harness.service._components.capacity, "_memory", lambda: 0)
+    pooled_harness.service._components.capacity._settings = pooled_harness.settings.model_copy(
+        update={"memory_reserve_mb": 1}
+    )
+    await pooled_harness.clock.advance(3)
+    await pooled_harness.settle()
+    assert pooled_harness.host.machines == {}
+    before = count_creates(pooled_harness)
+    await pooled_harness.clock.advance(20)
+    assert count_creates(pooled_harness) == before
+    monkeypatch.setattr(pooled_harness.service._components.capacity, "_memory", lambda: 1 << 40)
+    await pooled_harness.clock.advance(3)
+    await pooled_harness.settle()
+    assert len(pooled_harness.host.machines) == 3
 
 
-async def test_refilling_waits_for_clients(pooled: SandboxesHarness) -> None:
-    reached = pooled.driver.held("create")
-    tasks = [asyncio.create_task(pooled.create(limits=Limits(memory_mb=99))) for _ in range(3)]
+async def test_refilling_waits_for_clients(pooled_harness: SandboxesHarness) -> None:
+    reached = pooled_harness.driver.hold("create")
+    tasks = [asyncio.create_task(pooled_harness.create(limits=Limits(memory_mb=99))) for _ in range(3)]
     await reached.wait()
-    await pooled.create()  # from the pool; wants a refill
-    await pooled.settle()
-    assert creates(pooled) == 6  # three at the start, three clients'; none for the pool
-    pooled.driver.heal()
+    await pooled_harness.create()  # taken from the pool, which then needs a refill
+    await pooled_harness.settle()
+    assert count_creates(pooled_harness) == 6  # three at the start and three for clients, none for the pool
+    pooled_harness.driver.clear_faults()
     await asyncio.gather(*tasks)
-    await pooled.settle()
-    assert creates(pooled) == 6  # there are enough, and a client was here a moment ago
-    await pooled.clock.advance(1)
-    await pooled.settle()
-    assert creates(pooled) == 7
+    await pooled_harness.settle()
+    assert count_creates(pooled_harness) == 6  # enough are left, and a client was active a moment ago
+    await pooled_harness.clock.advance(1)
+    await pooled_harness.settle()
+    assert count_creates(pooled_harness) == 7
 
 
-async def test_a_failing_refill_is_tried_again_later(tmp_path: Path) -> None:
+async def test_a_failed_refill_is_retried_later(tmp_path: Path) -> None:
     harness = SandboxesHarness(tmp_path, pool_size=2)
     await harness.start(open_=False)
-    harness.driver.broken("create", SandyardError("not now"))
+    harness.driver.fail("create", SandyardError("not now"))
     await harness.service.open()
     await harness.settle()
-    assert creates(harness) == 1
-    harness.driver.heal()
+    assert count_creates(harness) == 1
+    harness.driver.clear_faults()
     await harness.clock.advance(3)
     await harness.settle()
     assert len(harness.host.machines) == 2
@@ -146,7 +154,7 @@ async def test_a_failing_refill_is_tried_again_later(tmp_path: Path) -> None:
     assert harness.host.machines == {}
 
 
-async def test_the_pool_leaves_the_last_places_to_clients(tmp_path: Path) -> None:
+async def test_the_pool_and_clients_together_respect_the_sandbox_limit(tmp_path: Path) -> None:
     harness = SandboxesHarness(tmp_path, pool_size=8, max_sandboxes=4)
     await harness.start()
     await harness.settle()
@@ -159,18 +167,20 @@ async def test_the_pool_leaves_the_last_places_to_clients(tmp_path: Path) -> Non
     await harness.stop()
 
 
-async def test_a_burst_takes_what_is_ready_and_makes_the_rest(pooled: SandboxesHarness) -> None:
-    made = await asyncio.gather(*(pooled.create() for _ in range(20)))
-    assert len({one.id for one in made}) == 20
-    await pooled.settle()
-    await pooled.clock.advance(1)
-    await pooled.settle()
-    assert len(pooled.host.machines) == 23
+async def test_a_burst_uses_the_ready_sandboxes_and_creates_the_rest(pooled_harness: SandboxesHarness) -> None:
+    created = await asyncio.gather(*(pooled_harness.create() for _ in range(20)))
+    assert len({one.id for one in created}) == 20
+    await pooled_harness.settle()
+    await pooled_harness.clock.advance(1)
+    await pooled_harness.settle()
+    assert len(pooled_harness.host.machines) == 23
 
 
-async def test_nothing_ready_stands_on_a_snapshot(pooled: SandboxesHarness) -> None:
-    snapshot = await pooled.service.snapshot((await pooled.create()).id)
-    sandbox = await pooled.create(template=snapshot.id)
-    await pooled.settle()
-    standing = [one for one in pooled.host.machines.values() if f"snap:{snapshot.id}" in one.spec.layers]
-    assert [one.spec.id for one in standing] == [sandbox.id]
+async def test_the_pool_prepares_no_sandboxes_from_snapshots(pooled_harness: SandboxesHarness) -> None:
+    snapshot = await pooled_harness.service.snapshot((await pooled_harness.create()).id)
+    sandbox = await pooled_harness.create(template=snapshot.id)
+    await pooled_harness.settle()
+    based_on_snapshot = [
+        one for one in pooled_harness.host.machines.values() if f"snap:{snapshot.id}" in one.spec.layers
+    ]
+    assert [one.spec.id for one in based_on_snapshot] == [sandbox.id]

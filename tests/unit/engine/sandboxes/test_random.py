@@ -1,7 +1,7 @@
-"""Random sequences of verbs, faults, crashes and reboots: whatever happens, records and host agree in the end and
-nothing is lost.
+"""Random sequences of verbs, faults, crashes and reboots: at the end records and host must agree and nothing may be
+lost.
 
-`expected` is a model of what clients were told: a sandbox that was answered and not killed must exist.
+`expected` models what was acknowledged to clients: a sandbox that was acknowledged and not killed must exist.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ FIRST = int(os.environ.get("SANDYARD_FIRST_STORY", "0"))
 STORIES = int(os.environ.get("SANDYARD_STORIES", "40"))
 
 
-class Story:
+class Scenario:
     def __init__(self, harness: SandboxesHarness, seed: int) -> None:
         self.harness = harness
         self.random = random.Random(seed)
         self.expected: set[str] = set()  # must exist
-        self.unsure: set[str] = set()  # a kill of it was not answered
+        self.unsure: set[str] = set()  # the kill was not acknowledged
         self.snapshots: set[str] = set()
         self.tasks: set[asyncio.Task[None]] = set()
 
-    async def verb(self) -> None:
+    async def run_random_verb(self) -> None:
         service, pick = self.harness.service, self.random
         known = sorted(self.expected)
         name = pick.choice("create create pause cold connect connect fork kill snapshot network from drop".split())
@@ -48,13 +48,13 @@ class Story:
             if name == "create":
                 env = {"A": "1"} if pick.random() < 0.3 else {}
                 short = pick.random() < 0.5
-                made = await self.harness.create(
+                created = await self.harness.create(
                     timeout_s=30 if short else 50_000,
                     on_timeout=OnTimeout.PAUSE if short else OnTimeout.KILL,
                     auto_pause_memory=pick.random() < 0.7,
                     env=env,
                 )
-                self.expected.add(made.id)
+                self.expected.add(created.id)
             elif name == "pause":
                 await service.pause(target)
             elif name == "cold":
@@ -74,8 +74,8 @@ class Story:
             elif name == "network":
                 await service.set_network(target, Network(NetworkPolicy(pick.random() < 0.5, ("1.1.1.1",))))
             elif name == "from" and self.snapshots:
-                made = await self.harness.create(template=pick.choice(sorted(self.snapshots)), timeout_s=50_000)
-                self.expected.add(made.id)
+                created = await self.harness.create(template=pick.choice(sorted(self.snapshots)), timeout_s=50_000)
+                self.expected.add(created.id)
             elif name == "drop" and self.snapshots:
                 snapshot = pick.choice(sorted(self.snapshots))
                 self.snapshots.discard(snapshot)
@@ -83,32 +83,32 @@ class Story:
         except SandyardError:
             pass
 
-    async def act(self) -> None:
-        dice = self.random.random()
+    async def take_random_step(self) -> None:
+        roll = self.random.random()
         driver = self.harness.driver
-        if dice < 0.75:
-            task = asyncio.create_task(self.verb())
+        if roll < 0.75:
+            task = asyncio.create_task(self.run_random_verb())
             self.tasks.add(task)
             if self.random.random() < 0.1:
                 asyncio.get_running_loop().call_soon(task.cancel)
-        elif dice < 0.85:
+        elif roll < 0.85:
             fault, when = self.random.choice(FAULTY), self.random.choice(["before", "after"])
             if self.random.random() < 0.5:
-                driver.broken(fault, self.random.choice([SandyardError("told to fail"), RuntimeError("boom")]), when)
+                driver.fail(fault, self.random.choice([SandyardError("told to fail"), RuntimeError("boom")]), when)
             else:
-                driver.stuck(fault, when)
-        elif dice < 0.95:
-            driver.heal()
-        elif dice < 0.97:
+                driver.block(fault, when)
+        elif roll < 0.95:
+            driver.clear_faults()
+        elif roll < 0.97:
             await self.crash(reboot=self.random.random() < 0.3)
-        elif dice < 0.98:
+        elif roll < 0.98:
             await self.harness.clock.advance(self.random.choice([1, 40, 200]))
         elif self.expected:
             victim = self.random.choice(sorted(self.expected))
             self.expected.discard(victim)
             machine = self.harness.host.machines.get(victim)
             if machine is not None and machine.condition in {Condition.RUNNING, Condition.FROZEN}:
-                self.harness.host.end(victim, trace=self.random.random() < 0.7)
+                self.harness.host.end(victim, keep_files=self.random.random() < 0.7)
         for _ in range(self.random.randrange(12)):
             await asyncio.sleep(0)
 
@@ -123,8 +123,8 @@ class Story:
             self.harness.boot_id += "x"
         await self.harness.start()
 
-    async def end(self) -> None:
-        self.harness.driver.heal()
+    async def finish(self) -> None:
+        self.harness.driver.clear_faults()
         await asyncio.wait_for(asyncio.gather(*self.tasks, return_exceptions=True), 20)
         for _ in range(4):
             await self.harness.clock.advance(70)
@@ -141,23 +141,23 @@ class Story:
         for number in range(STORIES)
     ],
 )
-async def test_random_story(tmp_path: Path, seed: int) -> None:
+async def test_records_and_host_agree_after_random_operations(tmp_path: Path, seed: int) -> None:
     harness = SandboxesHarness(
         tmp_path, suspend=seed % 2 == 0, suspend_after_s=100, kill_patience_s=0.01, pool_size=seed % 3
     )
     await harness.start()
-    story = Story(harness, seed)
+    scenario = Scenario(harness, seed)
     for _ in range(120):
-        await story.act()
-    await story.end()
+        await scenario.take_random_step()
+    await scenario.finish()
     if harness.settings.pool_size:
-        await harness.service._components.loops.cancel()  # nothing is made ready any more
+        await harness.service._components.loops.cancel()  # no more sandboxes are prepared
         await harness.service._components.pool.give_back()
     harness.driver.overlaps.clear()
     harness.check()
     living = {one.id for one in harness.service.list().items}
-    assert story.expected <= living, "a sandbox that was answered is gone"
-    assert set(harness.host.snapshots) >= story.snapshots, "a snapshot that was answered is gone"
+    assert scenario.expected <= living, "an acknowledged sandbox is missing"
+    assert set(harness.host.snapshots) >= scenario.snapshots, "an acknowledged snapshot is missing"
     for sandbox_id in living:
         await harness.service.kill(sandbox_id)
     for snapshot in harness.service.snapshots().items:

@@ -1,4 +1,4 @@
-"""The verbs as a client sees them, on a host that does what it is told."""
+"""The verbs as a client sees them, on a host without faults."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_created_sandbox_is_running_and_recorded(harness: SandboxesHarness
     harness.check()
 
 
-async def test_agent_is_told_who_it_is_and_its_variables(harness: SandboxesHarness) -> None:
+async def test_the_agent_receives_its_identity_and_variables(harness: SandboxesHarness) -> None:
     plain = await harness.create()
     assert harness.host.machines[plain.id].init == expected_settings(plain)
     other = await harness.create(env={"A": "1"})
@@ -65,14 +65,14 @@ async def test_template_settings_reach_the_agent_and_the_driver(harness: Sandbox
     assert machine.spec.layers == ("tpl:s",)
 
 
-async def test_unknown_template(harness: SandboxesHarness) -> None:
+async def test_an_unknown_template_is_not_found(harness: SandboxesHarness) -> None:
     with pytest.raises(NotFoundError, match="template 'nope' not found"):
         await harness.create(template="nope")
     harness.check()
 
 
 @pytest.mark.parametrize("timeout_s", [-1, float("nan"), 25 * 3600])
-async def test_bad_timeouts_change_nothing(harness: SandboxesHarness, timeout_s: float) -> None:
+async def test_invalid_timeouts_are_rejected(harness: SandboxesHarness, timeout_s: float) -> None:
     with pytest.raises(InvalidInputError):
         await harness.create(timeout_s=timeout_s)
     assert harness.host.machines == {}
@@ -83,7 +83,7 @@ async def test_filesystem_auto_pause_excludes_auto_resume(harness: SandboxesHarn
         await harness.create(on_timeout=OnTimeout.PAUSE, auto_pause_memory=False, auto_resume=True)
 
 
-async def test_kill_removes_everything_once(harness: SandboxesHarness) -> None:
+async def test_kill_removes_the_sandbox_and_a_second_kill_fails(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     await harness.service.kill(sandbox.id)
     assert harness.service.find(sandbox.id) is None
@@ -103,14 +103,14 @@ async def test_pause_and_resume_keep_memory_and_tokens(harness: SandboxesHarness
     with pytest.raises(ConflictError, match="already paused"):
         await harness.service.pause(sandbox.id)
     await harness.clock.advance(10_000)  # paused time does not count
-    resumed, did = await harness.service.connect(sandbox.id, 60)
-    assert did and resumed.running and resumed.ends_at == harness.clock.now() + 60
+    resumed, was_resumed = await harness.service.connect(sandbox.id, 60)
+    assert was_resumed and resumed.running and resumed.ends_at == harness.clock.now() + 60
     assert resumed.access_token == sandbox.access_token
     assert harness.host.machines[sandbox.id].memory == memory
     harness.check()
 
 
-async def test_filesystem_pause_boots_anew_with_the_same_settings(harness: SandboxesHarness) -> None:
+async def test_resume_after_a_filesystem_pause_boots_with_the_same_settings(harness: SandboxesHarness) -> None:
     sandbox = await harness.create(env={"A": "1"})
     memory = harness.host.machines[sandbox.id].memory
     paused = await harness.service.pause(sandbox.id, memory=False)
@@ -123,16 +123,16 @@ async def test_filesystem_pause_boots_anew_with_the_same_settings(harness: Sandb
     harness.check()
 
 
-async def test_cold_resume_of_a_memory_pause(harness: SandboxesHarness) -> None:
+async def test_cold_resume_after_a_memory_pause_boots_the_sandbox(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     memory = harness.host.machines[sandbox.id].memory
     await harness.service.pause(sandbox.id)
-    resumed, did = await harness.service.connect(sandbox.id, 60, memory=False)
-    assert did and resumed.running and harness.host.machines[sandbox.id].memory != memory
+    resumed, was_resumed = await harness.service.connect(sandbox.id, 60, memory=False)
+    assert was_resumed and resumed.running and harness.host.machines[sandbox.id].memory != memory
     harness.check()
 
 
-async def test_resume_of_a_running_one_is_a_conflict(harness: SandboxesHarness) -> None:
+async def test_resume_of_a_running_sandbox_is_a_conflict(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     with pytest.raises(ConflictError, match="already running"):
         await harness.service.resume(sandbox.id, 60)
@@ -155,7 +155,7 @@ async def test_connect_extends_and_never_shortens(harness: SandboxesHarness) -> 
     harness.check()
 
 
-async def test_timeout_kills(harness: SandboxesHarness) -> None:
+async def test_timeout_kills_by_default(harness: SandboxesHarness) -> None:
     sandbox = await harness.create(timeout_s=30)
     await harness.clock.advance(29)
     assert harness.service.find(sandbox.id) is not None
@@ -166,7 +166,7 @@ async def test_timeout_kills(harness: SandboxesHarness) -> None:
     harness.check()
 
 
-async def test_timeout_pauses_when_asked(harness: SandboxesHarness) -> None:
+async def test_timeout_pauses_when_requested(harness: SandboxesHarness) -> None:
     sandbox = await harness.create(timeout_s=30, on_timeout=OnTimeout.PAUSE)
     other = await harness.create(timeout_s=30, on_timeout=OnTimeout.PAUSE, auto_pause_memory=False)
     await harness.clock.advance(31)
@@ -187,13 +187,13 @@ async def test_timeout_zero_expires_at_once(harness: SandboxesHarness) -> None:
     harness.check()
 
 
-async def test_failed_auto_pause_is_tried_again(harness: SandboxesHarness) -> None:
+async def test_a_failed_auto_pause_is_retried(harness: SandboxesHarness) -> None:
     sandbox = await harness.create(timeout_s=30, on_timeout=OnTimeout.PAUSE)
-    harness.driver.broken("freeze", SandyardError("no"))
+    harness.driver.fail("freeze", SandyardError("no"))
     await harness.clock.advance(31)
     await harness.settle()
     assert harness.service.get(sandbox.id).running
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.clock.advance(6)
     await harness.settle()
     assert not harness.service.get(sandbox.id).running
@@ -201,63 +201,63 @@ async def test_failed_auto_pause_is_tried_again(harness: SandboxesHarness) -> No
 
 
 @pytest.mark.parametrize("memory", [True, False])
-async def test_a_failing_auto_pause_is_not_tried_all_the_time(harness: SandboxesHarness, memory: bool) -> None:
+async def test_a_failing_auto_pause_is_retried_at_intervals(harness: SandboxesHarness, memory: bool) -> None:
     sandbox = await harness.create(timeout_s=30, on_timeout=OnTimeout.PAUSE, auto_pause_memory=memory)
     verb = "freeze" if memory else "stop"
-    harness.driver.broken(verb, SandyardError("no"))
+    harness.driver.fail(verb, SandyardError("no"))
     await harness.clock.advance(31)
     for _ in range(20):
         await harness.settle()
     assert [name for name, _ in harness.driver.calls].count(verb) == 1
     await harness.clock.advance(60)
     assert 5 <= [name for name, _ in harness.driver.calls].count(verb) <= 13
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.clock.advance(6)
     await harness.settle()
     assert not harness.service.get(sandbox.id).running
     harness.check()
 
 
-async def test_list_pages_are_stable_while_things_happen(harness: SandboxesHarness) -> None:
-    made = [await harness.create(metadata={"n": str(number)}) for number in range(7)]
-    seen = []
+async def test_list_pages_are_stable_while_sandboxes_change(harness: SandboxesHarness) -> None:
+    created_sandboxes = [await harness.create(metadata={"n": str(number)}) for number in range(7)]
+    listed_ids = []
     page = harness.service.list(SandboxQuery(limit=3))
-    seen += [one.id for one in page.items]
-    await harness.service.pause(made[0].id)
-    await harness.service.connect(made[0].id, 60)
-    await harness.service.kill(made[2].id)
+    listed_ids += [one.id for one in page.items]
+    await harness.service.pause(created_sandboxes[0].id)
+    await harness.service.connect(created_sandboxes[0].id, 60)
+    await harness.service.kill(created_sandboxes[2].id)
     newest = await harness.create()
     while page.next_cursor:
         page = harness.service.list(SandboxQuery(limit=3, cursor=page.next_cursor))
-        seen += [one.id for one in page.items]
-    expected = [one.id for one in reversed(made) if one.id != made[2].id]
-    assert seen == expected and newest.id not in seen
+        listed_ids += [one.id for one in page.items]
+    expected = [one.id for one in reversed(created_sandboxes) if one.id != created_sandboxes[2].id]
+    assert listed_ids == expected and newest.id not in listed_ids
 
 
-async def test_list_filters(harness: SandboxesHarness) -> None:
+async def test_sandboxes_are_listed_by_filter(harness: SandboxesHarness) -> None:
     first = await harness.create(metadata={"k": "1", "x": "y"})
     await harness.clock.advance(10)
     middle = harness.clock.now() - 5
     second = await harness.create(metadata={"k": "2"})
     await harness.service.pause(second.id)
 
-    def ids(**filters: object) -> list[str]:
+    def list_ids(**filters: object) -> list[str]:
         return [one.id for one in harness.service.list(SandboxQuery(**filters)).items]
 
-    assert ids() == [second.id, first.id]
-    assert ids(oldest_first=True) == [first.id, second.id]
-    assert ids(metadata={"k": "1"}) == [first.id]
-    assert ids(metadata={"k": "1", "x": "z"}) == []
-    assert ids(states=frozenset({State.PAUSED})) == [second.id]
-    assert ids(started_after=middle) == [second.id]
-    assert ids(started_before=middle) == [first.id]
-    assert ids(template="base") == ids(template="base0000000000000000") == [second.id, first.id]
-    assert ids(template="other") == []
+    assert list_ids() == [second.id, first.id]
+    assert list_ids(oldest_first=True) == [first.id, second.id]
+    assert list_ids(metadata={"k": "1"}) == [first.id]
+    assert list_ids(metadata={"k": "1", "x": "z"}) == []
+    assert list_ids(states=frozenset({State.PAUSED})) == [second.id]
+    assert list_ids(started_after=middle) == [second.id]
+    assert list_ids(started_before=middle) == [first.id]
+    assert list_ids(template="base") == list_ids(template="base0000000000000000") == [second.id, first.id]
+    assert list_ids(template="other") == []
     with pytest.raises(InvalidInputError):
-        ids(cursor="§§")
+        list_ids(cursor="§§")
 
 
-async def test_counting(harness: SandboxesHarness) -> None:
+async def test_sandboxes_are_counted_by_filter(harness: SandboxesHarness) -> None:
     for number in range(3):
         sandbox = await harness.create(metadata={"odd": str(number % 2)})
     await harness.service.pause(sandbox.id)
@@ -269,12 +269,12 @@ async def test_counting(harness: SandboxesHarness) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "abc", "c2VxOi0x", "c2VxOng", "c2VxOjk5OTk5OTk5OTk5OTk5OTk5OTk5"])
-async def test_bad_cursors(harness: SandboxesHarness, cursor: str) -> None:
+async def test_invalid_cursors_are_rejected(harness: SandboxesHarness, cursor: str) -> None:
     with pytest.raises(InvalidInputError):
         harness.service.list(SandboxQuery(cursor=cursor))
 
 
-async def test_fork_copies_and_the_parent_goes_on(harness: SandboxesHarness) -> None:
+async def test_fork_copies_the_sandbox_and_the_parent_keeps_running(harness: SandboxesHarness) -> None:
     parent = await harness.create(metadata={"a": "b"}, env={"E": "1"})
     harness.host.machines[parent.id].files = frozenset({"/x"})
     (outcome,) = await harness.service.fork(parent.id, 1, 60)
@@ -286,7 +286,7 @@ async def test_fork_copies_and_the_parent_goes_on(harness: SandboxesHarness) -> 
     harness.check()
 
 
-async def test_many_forks_are_of_one_instant_and_leave_no_snapshot_behind(harness: SandboxesHarness) -> None:
+async def test_many_forks_share_one_snapshot_that_is_removed_after_them(harness: SandboxesHarness) -> None:
     parent = await harness.create()
     harness.host.machines[parent.id].files = frozenset({"/x"})
     outcomes = await harness.service.fork(parent.id, 5, 60)
@@ -303,16 +303,16 @@ async def test_many_forks_are_of_one_instant_and_leave_no_snapshot_behind(harnes
     harness.check()
 
 
-async def test_fork_reports_each_failure_by_itself(harness: SandboxesHarness) -> None:
+async def test_fork_reports_each_failure_separately(harness: SandboxesHarness) -> None:
     parent = await harness.create()
-    harness.host.room = 3
+    harness.host.capacity = 3
     outcomes = await harness.service.fork(parent.id, 4, 60)
     assert sum(one.sandbox is not None for one in outcomes) == 2
     assert all(isinstance(one.error, FullError) for one in outcomes if one.sandbox is None)
     harness.check()
 
 
-async def test_fork_refuses(harness: SandboxesHarness) -> None:
+async def test_invalid_forks_are_rejected(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     for count in (0, -1, 101):
         with pytest.raises(InvalidInputError):
@@ -324,7 +324,7 @@ async def test_fork_refuses(harness: SandboxesHarness) -> None:
         await harness.service.fork("inosuch")
 
 
-async def test_snapshot_serves_as_a_template(harness: SandboxesHarness) -> None:
+async def test_a_snapshot_can_be_used_as_a_template(harness: SandboxesHarness) -> None:
     sandbox = await harness.create(env={"E": "1"})
     harness.host.machines[sandbox.id].files = frozenset({"/x"})
     snapshot = await harness.service.snapshot(sandbox.id)
@@ -354,31 +354,31 @@ async def test_deleted_snapshot_stays_on_disk_while_needed(harness: SandboxesHar
     assert harness.database.query("SELECT count(*) FROM snapshots") == [(0,)]
 
 
-async def test_a_template_that_is_not_ready(harness: SandboxesHarness) -> None:
+async def test_creating_from_a_template_that_is_not_ready_requests_its_build(harness: SandboxesHarness) -> None:
     unbuilt = Template("desk", (), ("desktop",), status=TemplateStatus.WAITING, yields=True)
     harness.templates.templates.append(unbuilt)
-    asked: list[str] = []
+    build_requests: list[str] = []
 
     def make_ready(template: Template) -> str:
-        asked.append(template.id)
+        build_requests.append(template.id)
         return "is being built."
 
     harness.service._make_ready = make_ready
     assert harness.service.find_template("desktop") is unbuilt
-    assert asked == [], "who only looks wants nothing built"
+    assert build_requests == [], "a lookup must not request a build"
     with pytest.raises(NotFoundError, match=r"^template 'desktop' is being built\.$"):
         await harness.create(template="desktop")
-    assert asked == ["desk"]
+    assert build_requests == ["desk"]
     assert not harness.service.has_snapshot("desktop")
     sandbox = await harness.create()
-    own = await harness.service.snapshot(sandbox.id, "desktop")  # as it was possible before there was such a template
+    own = await harness.service.snapshot(sandbox.id, "desktop")  # possible before this template existed
     assert harness.service.has_snapshot("desktop")
     assert (await harness.create(template="desktop")).template_id == own.id
     harness.templates.templates[-1] = replace(unbuilt, status=TemplateStatus.READY)
     assert harness.service.resolve_template("desktop").id == own.id
 
 
-async def test_nothing_is_kept_ready_of_a_template_that_is_not(tmp_path: Path) -> None:
+async def test_the_pool_skips_a_template_that_is_not_ready(tmp_path: Path) -> None:
     harness = SandboxesHarness(tmp_path, pool_size=2, default_template="desktop")
     harness.templates.templates.append(Template("desk", (), ("desktop",), status=TemplateStatus.WAITING))
     await harness.start()
@@ -387,7 +387,7 @@ async def test_nothing_is_kept_ready_of_a_template_that_is_not(tmp_path: Path) -
     await harness.stop()
 
 
-async def test_snapshot_names_and_tags(harness: SandboxesHarness) -> None:
+async def test_snapshots_are_resolved_by_name_and_tag(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     first = await harness.service.snapshot(sandbox.id, "Mine")
     assert first.ref == "mine:default" and first.names == ("mine:default",)
@@ -411,19 +411,19 @@ async def test_snapshot_names_and_tags(harness: SandboxesHarness) -> None:
         await harness.service.snapshot(sandbox.id, "base")
 
 
-async def test_snapshot_paging(harness: SandboxesHarness) -> None:
+async def test_snapshots_are_listed_in_pages(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
-    made = [(await harness.service.snapshot(sandbox.id)).id for _ in range(5)]
+    created_ids = [(await harness.service.snapshot(sandbox.id)).id for _ in range(5)]
     page = harness.service.snapshots(SnapshotQuery(limit=2))
-    seen = [one.id for one in page.items]
+    listed_ids = [one.id for one in page.items]
     while page.next_cursor:
         page = harness.service.snapshots(SnapshotQuery(limit=2, cursor=page.next_cursor))
-        seen += [one.id for one in page.items]
-    assert seen == made[::-1]
+        listed_ids += [one.id for one in page.items]
+    assert listed_ids == created_ids[::-1]
     assert harness.service.snapshots(SnapshotQuery(sandbox_id="other")).items == ()
 
 
-async def test_network_is_replaced_live(harness: SandboxesHarness) -> None:
+async def test_network_is_replaced_while_running(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     network = Network(NetworkPolicy(False, ("1.1.1.1",)), {"allowOut": ["1.1.1.1"]}, False)
     changed = await harness.service.set_network(sandbox.id, network)
@@ -434,33 +434,33 @@ async def test_network_is_replaced_live(harness: SandboxesHarness) -> None:
         await harness.service.set_network(sandbox.id, Network())
 
 
-async def test_refused_connections_are_in_the_log_once_each(harness: SandboxesHarness) -> None:
+async def test_denied_connections_are_logged_once_each(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     harness.driver.denied = [Denied("evil.test", "dns"), Denied("192.0.2.9", "tcp", 443)] * 2
     await harness.service.note_denied(sandbox.id)
     harness.driver.denied = [Denied("evil.test", "dns"), *(Denied(f"{number}.test", "dns") for number in range(1000))]
     await harness.service.note_denied(sandbox.id)
-    expected_settings = [
+    denied_entries = [
         entry for entry in harness.service.logs(sandbox.id) if entry.fields.get("event") == "egress_denied"
     ]
-    assert [entry.fields["host"] for entry in expected_settings[:3]] == ["evil.test", "192.0.2.9", "0.test"]
-    assert expected_settings[1].fields["port"] == "443"
-    assert len(expected_settings) == 300, "what happened to it stays in its log"
+    assert [entry.fields["host"] for entry in denied_entries[:3]] == ["evil.test", "192.0.2.9", "0.test"]
+    assert denied_entries[1].fields["port"] == "443"
+    assert len(denied_entries) == 300, "the number is limited so that other log entries are kept"
     assert "created" in harness.service.logs(sandbox.id)[0].message.lower()
 
 
-async def test_failed_network_change_leaves_the_old_one(harness: SandboxesHarness) -> None:
+async def test_a_failed_network_change_keeps_the_old_network(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
-    harness.driver.broken("set_network", InvalidInputError("bad rule"))
+    harness.driver.fail("set_network", InvalidInputError("bad rule"))
     with pytest.raises(InvalidInputError):
         await harness.service.set_network(sandbox.id, Network(NetworkPolicy(False)))
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.settle()
     assert harness.service.get(sandbox.id).network == Network()
     harness.check()
 
 
-async def test_dial(harness: SandboxesHarness) -> None:
+async def test_dial_connects_only_to_open_ports_of_running_sandboxes(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     connection = await harness.service.dial(sandbox.id, AGENT_PORT)
     assert connection.getblocking() is False
@@ -474,7 +474,7 @@ async def test_dial(harness: SandboxesHarness) -> None:
         await harness.service.dial("inosuch", AGENT_PORT)
 
 
-async def test_dial_wakes_once_for_many(harness: SandboxesHarness) -> None:
+async def test_concurrent_dials_resume_the_sandbox_once(harness: SandboxesHarness) -> None:
     sandbox = await harness.create(timeout_s=5, on_timeout=OnTimeout.PAUSE, auto_resume=True)
     await harness.service.pause(sandbox.id)
     connections = await asyncio.gather(*(harness.service.dial(sandbox.id, AGENT_PORT) for _ in range(20)))
@@ -485,7 +485,7 @@ async def test_dial_wakes_once_for_many(harness: SandboxesHarness) -> None:
     harness.check()
 
 
-async def test_traffic_does_not_boot_what_was_paused_without_memory(harness: SandboxesHarness) -> None:
+async def test_traffic_does_not_boot_a_sandbox_paused_without_memory(harness: SandboxesHarness) -> None:
     sandbox = await harness.create(on_timeout=OnTimeout.PAUSE, auto_resume=True)
     await harness.service.pause(sandbox.id, memory=False)
     with pytest.raises(SandboxUnreachableError):
@@ -493,9 +493,9 @@ async def test_traffic_does_not_boot_what_was_paused_without_memory(harness: San
     assert not harness.service.get(sandbox.id).running
 
 
-async def test_dial_waits_for_a_pause_that_is_under_way(harness: SandboxesHarness) -> None:
+async def test_dial_waits_for_a_pause_in_progress(harness: SandboxesHarness) -> None:
     sandbox = await harness.create(on_timeout=OnTimeout.PAUSE, auto_resume=True)
-    reached = harness.driver.held("freeze", "after")
+    reached = harness.driver.hold("freeze", "after")
     pausing = asyncio.create_task(harness.service.pause(sandbox.id))
     await reached.wait()
     dialling = asyncio.create_task(harness.service.dial(sandbox.id, AGENT_PORT))
@@ -508,14 +508,14 @@ async def test_dial_waits_for_a_pause_that_is_under_way(harness: SandboxesHarnes
     harness.check()
 
 
-async def test_the_machine_is_full(harness: SandboxesHarness, tmp_path) -> None:
+async def test_creating_or_resuming_beyond_the_limit_fails(harness: SandboxesHarness, tmp_path) -> None:
     full = SandboxesHarness(tmp_path / "full", max_sandboxes=2)
     full.path.mkdir()
     await full.start()
     first, second = await full.create(), await full.create()
     with pytest.raises(FullError, match="2 of 2 sandboxes"):
         await full.create()
-    await full.service.pause(first.id)  # a paused one leaves its place
+    await full.service.pause(first.id)  # a paused sandbox does not count
     await full.create()
     with pytest.raises(FullError):
         await full.service.connect(first.id, 60)
@@ -526,7 +526,7 @@ async def test_the_machine_is_full(harness: SandboxesHarness, tmp_path) -> None:
     await full.stop()
 
 
-async def test_memory_and_disk_reserves_are_named(harness: SandboxesHarness, tmp_path) -> None:
+async def test_the_missing_reserve_is_named_in_the_error(harness: SandboxesHarness, tmp_path) -> None:
     huge = 1 << 30
     for settings, word in (({"memory_reserve_mb": huge}, "memory"), ({"disk_reserve_mb": huge}, "disk")):
         full = SandboxesHarness(tmp_path / word, **settings)
@@ -537,7 +537,7 @@ async def test_memory_and_disk_reserves_are_named(harness: SandboxesHarness, tmp
         await full.stop()
 
 
-async def test_one_sandbox_too_many_at_the_same_time(tmp_path) -> None:
+async def test_concurrent_creates_do_not_exceed_the_limit(tmp_path) -> None:
     full = SandboxesHarness(tmp_path, max_sandboxes=5)
     await full.start()
     outcomes = await asyncio.gather(*(full.create() for _ in range(20)), return_exceptions=True)
@@ -546,7 +546,7 @@ async def test_one_sandbox_too_many_at_the_same_time(tmp_path) -> None:
     await full.stop()
 
 
-async def test_without_a_freezer(tmp_path) -> None:
+async def test_without_a_freezer_only_filesystem_pauses_work(tmp_path) -> None:
     harness = SandboxesHarness(tmp_path, freeze=False)
     await harness.start()
     sandbox = await harness.create(on_timeout=OnTimeout.PAUSE, timeout_s=10)
@@ -560,7 +560,7 @@ async def test_without_a_freezer(tmp_path) -> None:
     await harness.stop()
 
 
-async def test_long_paused_memory_goes_to_disk_and_comes_back(tmp_path) -> None:
+async def test_memory_of_a_long_pause_is_moved_to_disk_and_restored(tmp_path) -> None:
     harness = SandboxesHarness(tmp_path, suspend=True, suspend_after_s=100)
     await harness.start()
     sandbox = await harness.create()
@@ -576,7 +576,7 @@ async def test_long_paused_memory_goes_to_disk_and_comes_back(tmp_path) -> None:
     await harness.stop()
 
 
-async def test_a_sandbox_that_ends_by_itself_is_booted_from_its_files(harness: SandboxesHarness) -> None:
+async def test_a_sandbox_that_ends_unexpectedly_is_booted_from_its_files(harness: SandboxesHarness) -> None:
     sandbox = await harness.create(env={"A": "1"})
     machine = harness.host.machines[sandbox.id]
     machine.files, memory = frozenset({"work"}), machine.memory
@@ -599,7 +599,7 @@ async def test_a_sandbox_that_ends_by_itself_is_booted_from_its_files(harness: S
     harness.check()
 
 
-async def test_a_sandbox_that_ends_again_and_again_is_paused(harness: SandboxesHarness) -> None:
+async def test_a_sandbox_that_ends_repeatedly_is_paused(harness: SandboxesHarness) -> None:
     sandbox = await harness.create(timeout_s=3600)
     for _ in range(4):
         assert harness.service.get(sandbox.id).running
@@ -618,18 +618,18 @@ async def test_a_sandbox_that_ends_again_and_again_is_paused(harness: SandboxesH
 
 async def test_a_sandbox_that_ends_and_cannot_boot_is_paused(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
-    harness.driver.broken("boot", FullError("no memory is left"))
+    harness.driver.fail("boot", FullError("no memory is left"))
     harness.host.end(sandbox.id, "out of memory")
     await harness.settle()
     assert harness.service.get(sandbox.id).pause_kind is PauseKind.FILESYSTEM
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.service.connect(sandbox.id, 60)
     harness.check()
 
 
-async def test_traffic_waits_for_the_boot_after_an_end(harness: SandboxesHarness) -> None:
+async def test_traffic_waits_for_the_boot_after_an_unexpected_end(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
-    reached = harness.driver.held("boot")
+    reached = harness.driver.hold("boot")
     harness.host.end(sandbox.id, "out of memory")
     await reached.wait()
     dialled = asyncio.ensure_future(harness.service.dial(sandbox.id, 49983))
@@ -652,7 +652,7 @@ async def test_a_paused_sandbox_whose_processes_end_keeps_its_files(harness: San
     harness.check()
 
 
-async def test_metrics_are_there_at_once(harness: SandboxesHarness) -> None:
+async def test_metrics_are_available_immediately(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     (metric,) = await harness.service.metrics(sandbox.id)
     assert metric.timestamp == harness.clock.now() and metric.mem_used == 10 << 20 and metric.disk_total == 10 << 30
@@ -662,12 +662,12 @@ async def test_metrics_are_there_at_once(harness: SandboxesHarness) -> None:
         await harness.service.metrics("inosuch")
 
 
-async def test_logs_of_nobody(harness: SandboxesHarness) -> None:
+async def test_logs_of_an_unknown_sandbox_are_not_found(harness: SandboxesHarness) -> None:
     with pytest.raises(NotFoundError):
         harness.service.logs("inosuch", LogQuery())
 
 
-async def test_idempotency_key(harness: SandboxesHarness) -> None:
+async def test_an_idempotency_key_returns_the_same_sandbox(harness: SandboxesHarness) -> None:
     request = CreateSandbox(metadata={"a": "b"}, idempotency_key="k-1", owner="me")
     first, second = await asyncio.gather(harness.service.create(request), harness.service.create(request))
     assert first == second == await harness.service.create(request)
@@ -684,15 +684,15 @@ async def test_idempotency_key(harness: SandboxesHarness) -> None:
 
 
 async def test_a_failed_create_frees_its_idempotency_key(harness: SandboxesHarness) -> None:
-    harness.driver.broken("create", FullError("no slot"))
+    harness.driver.fail("create", FullError("no slot"))
     request = CreateSandbox(idempotency_key="k-1")
     with pytest.raises(FullError):
         await harness.service.create(request)
-    harness.driver.heal()
+    harness.driver.clear_faults()
     assert (await harness.service.create(request)).running
     harness.check()
 
 
-async def test_condition_of_the_double_is_not_guessed(harness: SandboxesHarness) -> None:
+async def test_a_created_sandbox_is_running_on_the_host(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     assert harness.host.machines[sandbox.id].condition is Condition.RUNNING

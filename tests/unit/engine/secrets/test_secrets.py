@@ -20,10 +20,10 @@ VALUE = "planted-0f5c1d"
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    made = Database(tmp_path / "engine.db")
-    made.open()
-    yield made
-    made.close()
+    engine_database = Database(tmp_path / "engine.db")
+    engine_database.open()
+    yield engine_database
+    engine_database.close()
 
 
 @pytest.fixture
@@ -31,23 +31,23 @@ def secrets(database: Database, tmp_path: Path) -> Secrets:
     return Secrets(database, tmp_path / "secrets.key", ManualClock(1000.0))
 
 
-async def test_a_secret_is_written_and_told_of(secrets: Secrets) -> None:
-    made = await secrets.create("OpenAI-Key", Secret(VALUE), {"team": "red"})
-    assert made.id.startswith("sec_")
-    assert (made.name, made.version, made.metadata) == ("openai-key", 1, {"team": "red"})
-    assert secrets.get("OPENAI-key") == secrets.get(made.id) == made
-    assert not hasattr(made, "value")
+async def test_a_created_secret_is_found_by_name_and_id(secrets: Secrets) -> None:
+    created = await secrets.create("OpenAI-Key", Secret(VALUE), {"team": "red"})
+    assert created.id.startswith("sec_")
+    assert (created.name, created.version, created.metadata) == ("openai-key", 1, {"team": "red"})
+    assert secrets.get("OPENAI-key") == secrets.get(created.id) == created
+    assert not hasattr(created, "value")
 
 
-async def test_updates_make_versions(secrets: Secrets) -> None:
-    made = await secrets.create("key", Secret("one"), {"a": "b"})
+async def test_updates_create_versions(secrets: Secrets) -> None:
+    created = await secrets.create("key", Secret("one"), {"a": "b"})
     assert (await secrets.update("key", Secret("two"))).metadata == {"a": "b"}
-    assert (await secrets.update(made.id, Secret("three"), {})).metadata == {}
+    assert (await secrets.update(created.id, Secret("three"), {})).metadata == {}
     assert secrets.get("key").version == 3
     assert secrets.reveal("KEY").reveal() == "three"
 
 
-async def test_names_are_unique_and_come_free_again(secrets: Secrets) -> None:
+async def test_names_are_unique_and_can_be_reused_after_deletion(secrets: Secrets) -> None:
     await secrets.create("key", Secret("one"))
     with pytest.raises(ConflictError, match="'key'"):
         await secrets.create("KEY", Secret("two"))
@@ -57,7 +57,7 @@ async def test_names_are_unique_and_come_free_again(secrets: Secrets) -> None:
     assert (await secrets.create("key", Secret("three"))).version == 1
 
 
-async def test_pages_newest_first(secrets: Secrets) -> None:
+async def test_pages_list_the_newest_first(secrets: Secrets) -> None:
     for number in range(5):
         await secrets.create(f"key-{number}", Secret("value"))
     first = secrets.list(2)
@@ -72,7 +72,7 @@ async def test_pages_newest_first(secrets: Secrets) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a{b", "a}b", "a\nb", "sec_mine", "SEC_mine", "x" * 256, "\ud800"])
-async def test_names_that_are_refused(secrets: Secrets, name: str) -> None:
+async def test_invalid_names_are_rejected(secrets: Secrets, name: str) -> None:
     with pytest.raises(InvalidInputError):
         await secrets.create(name, Secret("value"))
 
@@ -90,13 +90,13 @@ async def test_names_that_are_refused(secrets: Secrets, name: str) -> None:
         ("value", {str(n): "x" * 1000 for n in range(9)}),
     ],
 )
-async def test_values_and_metadata_that_are_refused(secrets: Secrets, value: str, metadata: dict[str, str]) -> None:
+async def test_invalid_values_and_metadata_are_rejected(secrets: Secrets, value: str, metadata: dict[str, str]) -> None:
     with pytest.raises(InvalidInputError):
         await secrets.create("key", Secret(value), metadata)
     assert secrets.list(10).items == ()
 
 
-async def test_nothing_on_the_disk_is_in_plain_text(secrets: Secrets, database: Database, tmp_path: Path) -> None:
+async def test_secrets_are_never_stored_in_plain_text(secrets: Secrets, database: Database, tmp_path: Path) -> None:
     await secrets.create("key", Secret(VALUE))
     await secrets.update("key", Secret(VALUE + "-two"))
     database.close()
@@ -106,7 +106,7 @@ async def test_nothing_on_the_disk_is_in_plain_text(secrets: Secrets, database: 
     database.open()
 
 
-async def test_rows_that_are_exchanged_do_not_open(secrets: Secrets, database: Database) -> None:
+async def test_a_sealed_value_cannot_be_moved_to_another_secret(secrets: Secrets, database: Database) -> None:
     await secrets.create("mine", Secret("one"))
     await secrets.create("theirs", Secret("two"))
     database.execute(
@@ -116,7 +116,7 @@ async def test_rows_that_are_exchanged_do_not_open(secrets: Secrets, database: D
         secrets.reveal("theirs")
 
 
-async def test_placeholders_are_filled_with_what_is_stored_now(secrets: Secrets, tmp_path: Path) -> None:
+async def test_placeholders_are_filled_with_the_current_values(secrets: Secrets, tmp_path: Path) -> None:
     outbound = SecretsOutbound(secrets, Authority.load(tmp_path / "ca"))
     await secrets.create("one", Secret("${e2b.secrets.two}"))
     await secrets.create("two", Secret("2"))

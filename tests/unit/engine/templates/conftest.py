@@ -1,4 +1,4 @@
-"""A directory that stands for a machine, and a folder of templates of its own."""
+"""A directory that stands for a machine's root, and a template folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def machine(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def put(machine: Path) -> Put:
-    """Write a file of the machine."""
+    """Return a function that writes a file below the machine's root."""
 
     def write(path: str, text: str = "", mode: int = 0o644) -> Path:
         target = machine / path

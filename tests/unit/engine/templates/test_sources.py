@@ -32,14 +32,14 @@ Components: main
 """
 
 
-def test_only_the_distributions_archives_of_this_release_are_taken(machine: Path, put: Put) -> None:
+def test_only_the_distributions_own_archives_of_this_release_are_used(machine: Path, put: Put) -> None:
     put("etc/apt/sources.list.d/debian.sources", DEB822)
     keyring = (("signed-by", "/usr/share/keyrings/debian-archive-keyring.gpg"),)
-    wanted = Source("http://mirror.example/debian", ("bookworm", "bookworm-updates"), ("main",), keyring)
-    assert read_sources(BOOKWORM, machine) == [wanted]
+    expected = Source("http://mirror.example/debian", ("bookworm", "bookworm-updates"), ("main",), keyring)
+    assert read_sources(BOOKWORM, machine) == [expected]
 
 
-def test_one_line_sources_with_and_without_options(machine: Path, put: Put) -> None:
+def test_one_line_sources_are_read_with_and_without_options(machine: Path, put: Put) -> None:
     lines = [
         "deb [arch=amd64 signed-by=/usr/share/keyrings/ubuntu-archive-keyring.gpg]"
         " http://a.example/ubuntu jammy main universe multiverse",
@@ -49,20 +49,20 @@ def test_one_line_sources_with_and_without_options(machine: Path, put: Put) -> N
         "deb http://b.example/ubuntu focal main",
     ]
     put("etc/apt/sources.list", "\n".join(lines))
-    found = read_sources(Release("ubuntu", "jammy", "Ubuntu 22.04"), machine)
-    assert [(s.uri, s.suites, s.components) for s in found] == [
+    parsed_sources = read_sources(Release("ubuntu", "jammy", "Ubuntu 22.04"), machine)
+    assert [(s.uri, s.suites, s.components) for s in parsed_sources] == [
         ("http://a.example/ubuntu", ("jammy",), ("main", "universe")),
         ("http://b.example/ubuntu", ("jammy-security",), ("main",)),
     ]
-    assert found[0].keyring == "/usr/share/keyrings/ubuntu-archive-keyring.gpg"
+    assert parsed_sources[0].keyring == "/usr/share/keyrings/ubuntu-archive-keyring.gpg"
 
 
-def test_a_mirror_a_company_signs_itself_is_taken_when_there_is_no_other(machine: Path, put: Put) -> None:
+def test_a_mirror_with_its_own_key_is_used_when_there_is_no_other(machine: Path, put: Put) -> None:
     put("etc/apt/sources.list", "deb [signed-by=/etc/apt/keyrings/corp.gpg] http://corp.example/debian bookworm main")
     assert [s.uri for s in read_sources(BOOKWORM, machine)] == ["http://corp.example/debian"]
 
 
-def test_no_source_for_the_release_is_said(machine: Path, put: Put) -> None:
+def test_a_release_without_sources_is_reported(machine: Path, put: Put) -> None:
     put("etc/apt/sources.list", "deb http://a.example/debian trixie main")
     with pytest.raises(UnsupportedError, match="no source for bookworm"):
         read_sources(BOOKWORM, machine)
@@ -76,13 +76,13 @@ def test_a_key_inside_the_stanza_survives_the_round_trip(machine: Path, put: Put
     assert source.stanza() == stanza
 
 
-def test_a_mirrors_password_stays_home() -> None:
+def test_credentials_of_a_mirror_are_removed() -> None:
     source = Source("https://me:hunter2@mirror.example:8443/debian", ("bookworm",), ("main",))
     assert without_credentials(source).uri == "https://mirror.example:8443/debian"
     assert "hunter2" not in without_credentials(source).stanza()
 
 
-def test_the_release_is_read_and_others_are_refused_by_name(machine: Path, put: Put) -> None:
+def test_the_release_is_read_and_unsupported_ones_are_rejected_by_name(machine: Path, put: Put) -> None:
     put("etc/os-release", 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\nVERSION_CODENAME=bookworm\n')
     assert read_release(machine) == Release("debian", "bookworm", "Debian GNU/Linux 12 (bookworm)")
     put("etc/os-release", 'PRETTY_NAME="Fedora 44"\nID=fedora\n')

@@ -1,4 +1,4 @@
-"""What volumes lean on: a driver that has directories only, and sandboxes that are only said to mount them."""
+"""Fakes for the volume tests: a driver that only has directories, and a list of sandboxes that mount volumes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from sandyard.engine.contract import Capabilities
 from sandyard.kit.errors import SandyardError
 
 
-class Shelf:
-    """As much of a driver as volumes need."""
+class FakeVolumeDriver:
+    """The part of a driver that volumes need."""
 
     capabilities = Capabilities(freeze=False, suspend=False, live_copy="copy", limits=frozenset(), egress=False)
 
@@ -40,7 +40,7 @@ class Shelf:
         return {path.name for path in self.folder.iterdir()}
 
 
-class Users:
+class MountingSandboxes:
     def __init__(self) -> None:
         self.running: dict[str, list[str]] = {}
         self.removing: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The host's hands in a directory that strangers write to at the same time."""
+"""Host access to a directory that untrusted sandboxes modify at the same time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sandyard.engine.volumes.upload import Upload
 from sandyard.kit.errors import BusyError, ConflictError, InvalidInputError, NoSpaceError, NotFoundError, SandyardError
 
 ANYBODY = Owner()
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+requires_root = pytest.mark.skipif(os.geteuid() != 0, reason="changing owners needs root")
 
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """What is beside the volume, and no business of its users."""
+    """A directory beside the volume that its users must not reach."""
     folder = tmp_path / "outside"
     folder.mkdir()
     (folder / "secret").write_text("secret")
@@ -57,18 +57,18 @@ def read(content: Content, path: str) -> bytes:
         download.close()
 
 
-def here(volume: Path) -> list[str]:
+def list_files(volume: Path) -> list[str]:
     return [path.name for path in volume.iterdir()]
 
 
-def names(content: Content, path: str = "/", depth: int = 1) -> list[str]:
+def list_paths(content: Content, path: str = "/", depth: int = 1) -> list[str]:
     return [entry.path for entry in content.list(path, depth)]
 
 
 # Ordinary use ---------------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_written_is_read_again(content: Content) -> None:
+def test_written_files_can_be_read(content: Content) -> None:
     write(content, "/file", b"hello")
     write(content, "empty", b"")
     assert read(content, "file") == b"hello"
@@ -78,8 +78,8 @@ def test_what_was_written_is_read_again(content: Content) -> None:
     assert content.stat("/").path == "/"
 
 
-@as_root
-def test_owners_and_modes(content: Content) -> None:
+@requires_root
+def test_owners_and_modes_are_set(content: Content) -> None:
     write(content, "file")
     assert (content.stat("file").uid, content.stat("file").gid) == (1000, 1000)
     write(content, "theirs", owner=Owner(12345, 54321, 0o4750))
@@ -92,7 +92,7 @@ def test_owners_and_modes(content: Content) -> None:
     assert content.change("a/b", Owner(mode=0o711)).mode == 0o711
 
 
-def test_existing_things_are_kept_without_force(content: Content) -> None:
+def test_existing_files_and_directories_are_kept_without_force(content: Content) -> None:
     write(content, "file", b"first")
     with pytest.raises(ConflictError):
         write(content, "file", b"second")
@@ -111,7 +111,7 @@ def test_existing_things_are_kept_without_force(content: Content) -> None:
             write(content, "folder", force=force)
 
 
-def test_what_is_missing(content: Content) -> None:
+def test_missing_paths_are_reported(content: Content) -> None:
     for call in (
         lambda: content.stat("none"),
         lambda: content.list("none"),
@@ -124,35 +124,39 @@ def test_what_is_missing(content: Content) -> None:
         with pytest.raises(NotFoundError):
             call()
     write(content, "some/where/file", force=True)
-    assert names(content, "/", 3) == ["/some", "/some/where", "/some/where/file"]
+    assert list_paths(content, "/", 3) == ["/some", "/some/where", "/some/where/file"]
 
 
-def test_lists(content: Content, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directories_are_listed_to_a_limited_depth_and_size(
+    content: Content, volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content.make_dir("b/c/d", ANYBODY, force=True)
     write(content, "a")
-    assert names(content) == ["/a", "/b"]
-    assert names(content, "/b", 2) == ["/b/c", "/b/c/d"]
-    assert names(content, "/", 0) == ["/a", "/b"]
+    assert list_paths(content) == ["/a", "/b"]
+    assert list_paths(content, "/b", 2) == ["/b/c", "/b/c/d"]
+    assert list_paths(content, "/", 0) == ["/a", "/b"]
     with pytest.raises(InvalidInputError, match="depth"):
         content.list("/", 11)
     with pytest.raises(InvalidInputError, match="not a directory"):
         content.list("a")
     monkeypatch.setattr(contents, "MOST_ENTRIES", 3)
-    assert len(names(content, "/", 2)) == 3
+    assert len(list_paths(content, "/", 2)) == 3
     with pytest.raises(InvalidInputError, match="more than 3"):
         content.list("/", 3)
 
 
-def test_a_list_is_bounded_in_its_names_too(content: Content, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_total_length_of_names_in_a_list_is_limited(
+    content: Content, volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(3):
         (volume / f"link{number}").symlink_to("x" * 1000)
-    assert len(names(content)) == 3
+    assert len(list_paths(content)) == 3
     monkeypatch.setattr(contents, "MOST_CHARACTERS", 2000)
     with pytest.raises(InvalidInputError, match="too long for one list"):
         content.list("/")
 
 
-def test_a_file_under_a_lease_is_not_waited_for(content: Content, volume: Path) -> None:
+def test_opening_a_leased_file_fails_at_once(content: Content, volume: Path) -> None:
     write(content, "leased")
     fd = os.open(volume / "leased", os.O_RDWR)
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -165,12 +169,12 @@ def test_a_file_under_a_lease_is_not_waited_for(content: Content, volume: Path) 
         signal.signal(signal.SIGIO, before)
 
 
-def test_names_are_any_bytes(content: Content, volume: Path) -> None:
+def test_file_names_may_contain_any_bytes(content: Content, volume: Path) -> None:
     for name in ("new\nline", "ünï→code", " space ", "back\\slash", "%2e%2e", "-rf"):
         write(content, f"/{name}", name.encode())
         assert read(content, name) == name.encode()
     (volume / os.fsdecode(b"not\xffutf8")).touch()
-    assert "/not\ufffdutf8" in names(content)
+    assert "/not\ufffdutf8" in list_paths(content)
     for path in ("", " ", "nul\0byte", "\udcff"):
         with pytest.raises(InvalidInputError):
             content.stat(path)
@@ -178,18 +182,18 @@ def test_names_are_any_bytes(content: Content, volume: Path) -> None:
         content.stat("x" * 300)
 
 
-def test_removal(content: Content, volume: Path) -> None:
+def test_files_and_directories_are_removed(content: Content, volume: Path) -> None:
     write(content, "deep/er/file", force=True)
     content.remove("deep/er/file")
     content.remove("deep")
-    assert names(content) == []
+    assert list_paths(content) == []
     with pytest.raises(InvalidInputError):
         content.remove("/")
     with pytest.raises(InvalidInputError):
         content.remove("a/..")
 
 
-def test_a_tree_deeper_than_stacks_and_wider_than_pages_is_removed(content: Content, volume: Path) -> None:
+def test_very_deep_and_very_wide_trees_are_removed(content: Content, volume: Path) -> None:
     (volume / "top").mkdir()
     fd = os.open(volume / "top", os.O_RDONLY)
     for _ in range(2000):
@@ -201,13 +205,13 @@ def test_a_tree_deeper_than_stacks_and_wider_than_pages_is_removed(content: Cont
     for number in range(2500):
         (volume / "top" / f"f{number}").touch()
     content.remove("top")
-    assert names(content) == []
+    assert list_paths(content) == []
 
 
-# Traps ----------------------------------------------------------------------------------------------------------------------
+# Attacks --------------------------------------------------------------------------------------------------------------------
 
 
-def test_dots_do_not_lead_out(content: Content, volume: Path, outside: Path) -> None:
+def test_parent_segments_do_not_leave_the_volume(content: Content, volume: Path, outside: Path) -> None:
     for path in ("../outside/secret", "/../outside/secret", "a/../../outside/secret", f"..{outside}/secret"):
         with pytest.raises(NotFoundError):
             content.open_file(path)
@@ -215,7 +219,7 @@ def test_dots_do_not_lead_out(content: Content, volume: Path, outside: Path) -> 
     assert (volume / "escaped").exists()
 
 
-def test_links_do_not_lead_out(content: Content, volume: Path, outside: Path) -> None:
+def test_symbolic_links_do_not_leave_the_volume(content: Content, volume: Path, outside: Path) -> None:
     (volume / "absolute").symlink_to(outside)
     (volume / "relative").symlink_to("../outside")
     (volume / "file").symlink_to(outside / "secret")
@@ -242,7 +246,7 @@ def test_links_do_not_lead_out(content: Content, volume: Path, outside: Path) ->
     assert (outside / "secret").read_text() == "secret"
 
 
-def test_a_link_is_shown_replaced_and_removed_as_itself(content: Content, volume: Path, outside: Path) -> None:
+def test_operations_on_a_symbolic_link_do_not_touch_its_target(content: Content, volume: Path, outside: Path) -> None:
     (volume / "link").symlink_to(outside / "secret")
     entry = content.stat("link")
     assert (entry.kind, entry.target) == (Kind.SYMLINK, str(outside / "secret"))
@@ -253,19 +257,19 @@ def test_a_link_is_shown_replaced_and_removed_as_itself(content: Content, volume
     content.remove("folder")
     (volume / "tree").mkdir()
     (volume / "tree/inner").symlink_to(outside)
-    assert names(content, "/", 5) == ["/link", "/tree", "/tree/inner"]
+    assert list_paths(content, "/", 5) == ["/link", "/tree", "/tree/inner"]
     content.remove("tree")
     assert (outside / "secret").exists()
 
 
-def test_links_inside_the_volume_work(content: Content, volume: Path) -> None:
-    """As in a sandbox that has nothing but the volume: an absolute one begins at the volume's root."""
+def test_symbolic_links_inside_the_volume_are_followed(content: Content, volume: Path) -> None:
+    """Absolute links start at the volume's root, as in a sandbox that contains only the volume."""
     write(content, "real/file", b"it", force=True)
     (volume / "absolute").symlink_to("/real")
     (volume / "relative").symlink_to("real/file")
     assert read(content, "absolute/file") == b"it"
     assert read(content, "relative") == b"it"
-    assert names(content, "absolute") == ["/absolute/file"]
+    assert list_paths(content, "absolute") == ["/absolute/file"]
     write(content, "absolute/new")
     assert (volume / "real/new").exists()
 
@@ -287,8 +291,10 @@ def test_pipes_sockets_and_devices_are_never_opened(content: Content, volume: Pa
         assert read(content, name) == b"file now"
 
 
-def test_a_directory_that_turns_into_a_link_and_back(content: Content, volume: Path, outside: Path) -> None:
-    """A sandbox does this as fast as it can, while the host works."""
+def test_a_directory_swapped_with_a_link_does_not_lead_out_of_the_volume(
+    content: Content, volume: Path, outside: Path
+) -> None:
+    """A sandbox swaps them as fast as it can while the host works."""
     (volume / "real").mkdir()
     (volume / "real/secret").write_text("inside")
     (volume / "link").symlink_to(outside)
@@ -304,7 +310,7 @@ def test_a_directory_that_turns_into_a_link_and_back(content: Content, volume: P
     attacker = threading.Thread(target=swap)
     attacker.start()
     try:
-        seen = 0
+        successful_reads = 0
         for number in range(3000):
             for call in (
                 lambda: read(content, "place/secret"),
@@ -319,11 +325,11 @@ def test_a_directory_that_turns_into_a_link_and_back(content: Content, volume: P
                     continue
                 if isinstance(result, bytes):
                     assert result == b"inside"
-                    seen += 1
+                    successful_reads += 1
     finally:
         stop.set()
         attacker.join()
-    assert seen
+    assert successful_reads
     assert (outside / "secret").read_text() == "secret"
     assert sorted(path.name for path in outside.iterdir()) == ["secret"]
     assert (outside / "secret").stat().st_mode & 0o777 == 0o644
@@ -332,23 +338,23 @@ def test_a_directory_that_turns_into_a_link_and_back(content: Content, volume: P
 # Uploads --------------------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_sees_half_of_a_file(content: Content, volume: Path) -> None:
+def test_a_partial_upload_is_never_visible(content: Content, volume: Path) -> None:
     write(content, "file", b"old")
     upload = Upload.begin(content, "file", ANYBODY, force=True)
     upload.write(b"ne")
     assert read(content, "file") == b"old"
-    assert here(volume) == ["file"]
+    assert list_files(volume) == ["file"]
     upload.write(b"w")
     upload.finish()
     assert read(content, "file") == b"new"
-    given_up = Upload.begin(content, "other", ANYBODY, force=False)
-    given_up.write(b"x")
-    given_up.abandon()
-    given_up.abandon()
-    assert here(volume) == ["file"]
+    abandoned = Upload.begin(content, "other", ANYBODY, force=False)
+    abandoned.write(b"x")
+    abandoned.abandon()
+    abandoned.abandon()
+    assert list_files(volume) == ["file"]
 
 
-def test_of_two_that_write_the_same_new_file_one_wins(content: Content) -> None:
+def test_of_two_uploads_to_the_same_new_file_one_wins(content: Content) -> None:
     first, second = (Upload.begin(content, "file", ANYBODY, force=False) for _ in range(2))
     second.write(b"second")
     second.finish()
@@ -358,7 +364,7 @@ def test_of_two_that_write_the_same_new_file_one_wins(content: Content) -> None:
     assert read(content, "file") == b"second"
 
 
-def test_many_writers(content: Content, volume: Path) -> None:
+def test_concurrent_writers_never_mix_their_content(content: Content, volume: Path) -> None:
     def work(number: int) -> None:
         for _ in range(20):
             write(content, "file", bytes([number]) * 50_000, force=True)
@@ -373,18 +379,18 @@ def test_many_writers(content: Content, volume: Path) -> None:
             continue
         assert len(data) == 50_000
         assert len(set(data)) == 1
-    assert here(volume) == ["file"]
+    assert list_files(volume) == ["file"]
 
 
-def test_a_disk_that_has_too_little_left(content: Content, volume: Path) -> None:
+def test_an_upload_that_would_use_the_disk_reserve_is_rejected(content: Content, volume: Path) -> None:
     upload = Upload.begin(content, "file", ANYBODY, force=False, reserve=1 << 60)
     with pytest.raises(NoSpaceError):
         upload.write(b"x")
     upload.abandon()
-    assert here(volume) == []
+    assert list_files(volume) == []
 
 
-def test_a_file_that_changes_while_it_is_read(content: Content, volume: Path) -> None:
+def test_a_download_ignores_appended_data_and_fails_if_the_file_shrinks(content: Content, volume: Path) -> None:
     write(content, "file", b"0123456789")
     download = Download.begin(content, "file")
     with (volume / "file").open("ab") as file:

@@ -14,7 +14,7 @@ def find(name: str) -> Volume | None:
     return DATA if name == "data" else None
 
 
-def test_names_become_ids() -> None:
+def test_volume_names_are_resolved_to_ids() -> None:
     assert resolve([("data", "/mnt/data"), ("data", "/mnt/data2")], find) == (
         {"name": "data", "path": "/mnt/data", "id": "v1"},
         {"name": "data", "path": "/mnt/data2", "id": "v1"},
@@ -23,12 +23,12 @@ def test_names_become_ids() -> None:
 
 
 @pytest.mark.parametrize("path", ["/mnt", "/home/user/my data", "/mnt/ünïcode", "/processes", "/device", "/a/b/c"])
-def test_places_that_are_fine(path: str) -> None:
+def test_valid_mount_paths_are_accepted(path: str) -> None:
     assert find_fault(path) is None
 
 
 @pytest.mark.parametrize(
-    ("path", "why"),
+    ("path", "reason"),
     [
         ("", "absolute"),
         ("mnt", "absolute"),
@@ -50,18 +50,18 @@ def test_places_that_are_fine(path: str) -> None:
         ("/" + "x" * 255, "longer"),
     ],
 )
-def test_places_that_are_not(path: str, why: str) -> None:
-    assert why in (find_fault(path) or "")
+def test_invalid_mount_paths_are_rejected(path: str, reason: str) -> None:
+    assert reason in (find_fault(path) or "")
 
 
-def test_places_among_each_other() -> None:
+def test_mount_paths_must_not_repeat_or_nest() -> None:
     assert "twice" in (find_fault("/a", ["/a"]) or "")
     assert "nested" in (find_fault("/a/b", ["/a"]) or "")
     assert "nested" in (find_fault("/a", ["/a/b"]) or "")
     assert find_fault("/ab", ["/a"]) is None
 
 
-def test_all_faults_are_told_at_once() -> None:
+def test_all_invalid_mounts_are_reported_together() -> None:
     with pytest.raises(InvalidInputError) as raised:
         resolve([("none", "/a"), ("data", "/b"), ("data", "c"), ("data", "/b/c")], find)
     assert raised.value.message.splitlines()[:2] == ["invalid mounts:", "\t- volume mount #0: volume 'none' not found"]

@@ -13,24 +13,24 @@ from sandyard.engine.volumes.model import Owner
 from sandyard.engine.volumes.service import Volumes
 from sandyard.kit.clock import ManualClock
 from sandyard.kit.errors import ConflictError, FullError, InvalidInputError, NotFoundError, SandyardError
-from tests.unit.engine.volumes.support import Shelf, Users
+from tests.unit.engine.volumes.support import FakeVolumeDriver, MountingSandboxes
 
 
-class Place:
+class VolumesHarness:
     def __init__(self, path: Path) -> None:
         (path / "volumes").mkdir()
         self.path = path
-        self.shelf, self.users, self.clock = Shelf(path / "volumes"), Users(), ManualClock()
+        self.driver, self.sandboxes, self.clock = FakeVolumeDriver(path / "volumes"), MountingSandboxes(), ManualClock()
         self.database: Database | None = None
 
     async def start(self, **settings: Any) -> Volumes:
-        """Anew, as after a crash."""
+        """Start a new service on the same data, as after a crash."""
         if self.database is not None:
             self.database.close()
         self.database = Database(self.path / "engine.db")
         self.database.open()
         chosen = EngineSettings(data_dir=self.path, disk_reserve_mb=0, **settings)
-        volumes = Volumes(self.database, self.shelf, chosen, self.users, clock=self.clock)  # type: ignore[arg-type]
+        volumes = Volumes(self.database, self.driver, chosen, self.sandboxes, clock=self.clock)  # type: ignore[arg-type]
         await volumes.open()
         return volumes
 
@@ -44,114 +44,114 @@ class Place:
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    if made.database is not None:
-        made.database.close()
+async def harness(tmp_path: Path) -> AsyncIterator[VolumesHarness]:
+    volumes_harness = VolumesHarness(tmp_path)
+    yield volumes_harness
+    if volumes_harness.database is not None:
+        volumes_harness.database.close()
 
 
-async def test_volumes_outlive_engines(place: Place) -> None:
-    volumes = await place.start()
-    made = await volumes.create("data")
-    await place.clock.advance(1)
+async def test_volumes_survive_a_restart(harness: VolumesHarness) -> None:
+    volumes = await harness.start()
+    created = await volumes.create("data")
+    await harness.clock.advance(1)
     await volumes.create("more")
     await volumes.close()
-    volumes = await place.start()
-    assert volumes.get(made.id) == made
-    assert volumes.find("data") == made
+    volumes = await harness.start()
+    assert volumes.get(created.id) == created
+    assert volumes.find("data") == created
     assert [volume.name for volume in volumes.list()] == ["data", "more"]
-    assert volumes.get(made.id).token.reveal() == made.token.reveal()
+    assert volumes.get(created.id).token.reveal() == created.token.reveal()
     await volumes.close()
 
 
-async def test_names(place: Place) -> None:
-    volumes = await place.start(max_volumes=2)
+async def test_volume_names_are_validated_and_unique(harness: VolumesHarness) -> None:
+    volumes = await harness.start(max_volumes=2)
     for name in ("", "a b", "a/b", "a.b", "ä", "x" * 129, "a\n"):
         with pytest.raises(InvalidInputError):
             await volumes.create(name)
-    both = await asyncio.gather(volumes.create("same"), volumes.create("same"), return_exceptions=True)
-    assert sorted(type(one).__name__ for one in both) == ["InvalidInputError", "Volume"]
-    made = await volumes.create("A_b-1")
+    results = await asyncio.gather(volumes.create("same"), volumes.create("same"), return_exceptions=True)
+    assert sorted(type(one).__name__ for one in results) == ["InvalidInputError", "Volume"]
+    created = await volumes.create("A_b-1")
     with pytest.raises(FullError, match="2 volumes"):
         await volumes.create("third")
-    await volumes.delete(made.id)
+    await volumes.delete(created.id)
     await volumes.create("A_b-1")
     await volumes.close()
 
 
-async def test_a_volume_in_use_stays(place: Place) -> None:
-    volumes = await place.start()
-    made = await volumes.create("data")
-    place.users.running[made.id] = [f"i{number}" for number in range(7)]
+async def test_a_volume_in_use_cannot_be_deleted(harness: VolumesHarness) -> None:
+    volumes = await harness.start()
+    created = await volumes.create("data")
+    harness.sandboxes.running[created.id] = [f"i{number}" for number in range(7)]
     with pytest.raises(ConflictError, match="i0, i1, i2, i3, i4 and 2 more"):
-        await volumes.delete(made.id)
-    assert volumes.get(made.id) == made
+        await volumes.delete(created.id)
+    assert volumes.get(created.id) == created
     await volumes.close()
 
 
-async def test_files_go_when_the_last_user_is_gone(place: Place) -> None:
-    volumes = await place.start()
-    made = await volumes.create("data")
-    place.users.removing[made.id] = ["i1"]
+async def test_files_are_removed_after_the_last_sandbox_is_gone(harness: VolumesHarness) -> None:
+    volumes = await harness.start()
+    created = await volumes.create("data")
+    harness.sandboxes.removing[created.id] = ["i1"]
     (mounts,) = volumes.resolve([("data", "/data")])
     with volumes.hold([mounts]):
-        await volumes.delete(made.id)
+        await volumes.delete(created.id)
         with pytest.raises(NotFoundError):
-            volumes.get(made.id)
+            volumes.get(created.id)
         assert volumes.find("data") is None
-        place.users.removing.clear()
-        await place.clock.advance(5)
-        await place.settle()
-        assert place.shelf.ids == {made.id}
-    await place.clock.advance(5)
-    await place.settle()
-    assert place.shelf.ids == set()
-    assert place.rows() == []
+        harness.sandboxes.removing.clear()
+        await harness.clock.advance(5)
+        await harness.settle()
+        assert harness.driver.ids == {created.id}
+    await harness.clock.advance(5)
+    await harness.settle()
+    assert harness.driver.ids == set()
+    assert harness.rows() == []
     with pytest.raises(NotFoundError):
-        await volumes.delete(made.id)
+        await volumes.delete(created.id)
     await volumes.close()
 
 
-async def test_a_removal_that_fails_is_tried_again_by_this_engine_and_the_next(place: Place) -> None:
-    volumes = await place.start()
-    made = await volumes.create("data")
-    place.shelf.broken.add("delete")
-    await volumes.delete(made.id)
-    await place.settle()
-    assert place.rows() == [("data", "doomed")]
+async def test_a_failed_removal_is_retried_after_a_restart(harness: VolumesHarness) -> None:
+    volumes = await harness.start()
+    created = await volumes.create("data")
+    harness.driver.broken.add("delete")
+    await volumes.delete(created.id)
+    await harness.settle()
+    assert harness.rows() == [("data", "doomed")]
     again = await volumes.create("data")
     await volumes.close()
-    place.shelf.broken.clear()
-    volumes = await place.start()
-    await place.settle()
-    assert place.shelf.ids == {again.id}
-    assert place.rows() == [("data", "live")]
+    harness.driver.broken.clear()
+    volumes = await harness.start()
+    await harness.settle()
+    assert harness.driver.ids == {again.id}
+    assert harness.rows() == [("data", "live")]
     await volumes.close()
 
 
-async def test_a_crash_while_it_was_being_made(place: Place) -> None:
-    volumes = await place.start()
-    place.shelf.broken.update(("create", "delete"))
+async def test_a_volume_that_was_never_completely_created_is_removed_on_restart(harness: VolumesHarness) -> None:
+    volumes = await harness.start()
+    harness.driver.broken.update(("create", "delete"))
     with pytest.raises(SandyardError, match="broken"):
         await volumes.create("data")
-    await place.settle()
-    assert place.rows() == [("data", "making")]
-    assert len(place.shelf.ids) == 1
+    await harness.settle()
+    assert harness.rows() == [("data", "making")]
+    assert len(harness.driver.ids) == 1
     assert volumes.list() == []
     await volumes.close()
-    place.shelf.broken.clear()
-    (place.shelf.folder / "nobodys").mkdir()
-    volumes = await place.start()
-    await place.settle()
-    assert place.shelf.ids == {"nobodys"}, "what no row names is never removed"
-    assert place.rows() == []
+    harness.driver.broken.clear()
+    (harness.driver.folder / "nobodys").mkdir()
+    volumes = await harness.start()
+    await harness.settle()
+    assert harness.driver.ids == {"nobodys"}, "a directory without a row must never be removed"
+    assert harness.rows() == []
     await volumes.create("data")
     await volumes.close()
 
 
-async def test_content_by_threads(place: Place) -> None:
-    volumes = await place.start()
+async def test_content_operations_run_in_threads(harness: VolumesHarness) -> None:
+    volumes = await harness.start()
     content = volumes.content(await volumes.create("data"))
     upload = await volumes.begin(content, "file", owner=Owner(), force=False)
     await volumes.run(lambda: upload.write(b"x"))

@@ -1,4 +1,4 @@
-"""Reading what a machine has, and writing limits, on directories that look like it. Freezing and killing are conformance's."""
+"""Discovering hierarchies and writing limits, on fake cgroup directories. The conformance tests cover freezing and killing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ HYBRID = """\
 """
 
 
-def test_hierarchies_are_found_in_mountinfo() -> None:
-    found = {str(mount.path): (mount.version, mount.controllers) for mount in mounts(HYBRID)}
-    assert found == {
+def test_hierarchies_are_read_from_mountinfo() -> None:
+    hierarchies_by_path = {str(mount.path): (mount.version, mount.controllers) for mount in mounts(HYBRID)}
+    assert hierarchies_by_path == {
         "/sys/fs/cgroup/unified": (2, frozenset()),
         "/sys/fs/cgroup/cpu,cpuacct": (1, frozenset({"cpu", "cpuacct"})),
         "/sys/fs/cgroup/memory": (1, frozenset({"memory"})),
@@ -34,8 +34,8 @@ def test_hierarchies_are_found_in_mountinfo() -> None:
     assert mounts(HYBRID)[0].options == ("rw", "nsdelegate")
 
 
-class _Files:
-    """Makes the files a kernel would put into every new group."""
+class _FakeKernelFiles:
+    """Create the files that the kernel puts into every new group."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         real = os.mkdir
@@ -48,19 +48,19 @@ class _Files:
         monkeypatch.setattr(os, "mkdir", mkdir)
 
 
-def _read(folder: Path, *names: str) -> dict[str, str]:
+def _read_files(folder: Path, *names: str) -> dict[str, str]:
     return {name: (folder / name).read_text() for name in names}
 
 
-def test_limits_in_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_written_in_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = ("memory.max", "memory.swap.max", "cpu.max", "pids.max")
-    _Files(monkeypatch, *files)
+    _FakeKernelFiles(monkeypatch, *files)
     (tmp_path / "memory.swap.max").touch()
     groups = Cgroups([Hierarchy("unified", 2, tmp_path, frozenset({"memory", "cpu", "pids"}))])
-    seats = groups.make("one", Limits(memory_mb=64, cpu_count=3, pids=7))
-    assert [name for name, _ in seats] == ["cgroup"]
-    os.close(seats[0][1])
-    assert _read(tmp_path / "one", *files) == {
+    joins = groups.make("one", Limits(memory_mb=64, cpu_count=3, pids=7))
+    assert [name for name, _ in joins] == ["cgroup"]
+    os.close(joins[0][1])
+    assert _read_files(tmp_path / "one", *files) == {
         "memory.max": str(64 << 20),
         "memory.swap.max": "0",
         "cpu.max": "300000 100000",
@@ -78,7 +78,7 @@ DISKS = """\
 """
 
 
-def test_the_disk_of_a_directory(tmp_path: Path) -> None:
+def test_the_disk_of_a_directory_is_found(tmp_path: Path) -> None:
     disk, part = tmp_path / "vda", tmp_path / "vda" / "vda1"
     part.mkdir(parents=True)
     (disk / "dev").write_text("254:0\n")
@@ -104,7 +104,7 @@ def test_the_disk_of_a_directory(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_disk_use_is_weighed_and_limited(
+def test_io_weights_and_limits_are_written(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     version: int,
@@ -112,23 +112,23 @@ def test_disk_use_is_weighed_and_limited(
     weights: dict[str, str],
     limits: dict[str, str],
 ) -> None:
-    _Files(monkeypatch, *limits)
+    _FakeKernelFiles(monkeypatch, *limits)
     for name in weights:
         (tmp_path / name).touch()
     groups = Cgroups([Hierarchy("it", version, tmp_path, frozenset({controller}))])
     groups.limit_io(IoLimits(40, 5_000_000, 2_000_000), "7:3")
     for _, fd in groups.make("one", Limits()):
         os.close(fd)
-    assert _read(tmp_path, *weights) == weights
-    assert _read(tmp_path / "one", *limits) == limits
-    groups.limit_io(IoLimits(), None)  # nothing to limit, nothing to limit it on
+    assert _read_files(tmp_path, *weights) == weights
+    assert _read_files(tmp_path / "one", *limits) == limits
+    groups.limit_io(IoLimits(), None)  # no limits and no device
     for _, fd in groups.make("two", Limits()):
         os.close(fd)
-    assert set(_read(tmp_path / "two", *limits).values()) == {""}
+    assert set(_read_files(tmp_path / "two", *limits).values()) == {""}
 
 
-def test_a_kernel_that_takes_no_io_limits_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _Files(monkeypatch)
+def test_a_kernel_without_io_limits_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _FakeKernelFiles(monkeypatch)
     groups = Cgroups([Hierarchy("blkio", 1, tmp_path, frozenset({"blkio"}))])
     groups.limit_io(IoLimits(40, 5_000_000, 2_000_000), "7:3")
     [(name, fd)] = groups.make("one", Limits())
@@ -136,9 +136,11 @@ def test_a_kernel_that_takes_no_io_limits_is_no_failure(tmp_path: Path, monkeypa
     assert name == "join"
 
 
-def test_limits_in_version_1_with_a_bare_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_written_in_version_1_beside_an_empty_version_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = ("memory.limit_in_bytes", "cpu.cfs_quota_us", "pids.max")
-    _Files(monkeypatch, *files)
+    _FakeKernelFiles(monkeypatch, *files)
     hierarchies = []
     for name, version, controllers in (
         ("unified", 2, ()),
@@ -148,12 +150,12 @@ def test_limits_in_version_1_with_a_bare_version_2(tmp_path: Path, monkeypatch: 
         (tmp_path / name).mkdir()
         hierarchies.append(Hierarchy(name, version, tmp_path / name, frozenset(controllers)))
     groups = Cgroups(hierarchies)
-    seats = groups.make("one", Limits(memory_mb=64, cpu_count=2, pids=7))
-    assert [name for name, _ in seats] == ["cgroup", "join", "join"]
-    for _, fd in seats:
+    joins = groups.make("one", Limits(memory_mb=64, cpu_count=2, pids=7))
+    assert [name for name, _ in joins] == ["cgroup", "join", "join"]
+    for _, fd in joins:
         os.close(fd)
-    assert _read(tmp_path / "memory/one", "memory.limit_in_bytes") == {"memory.limit_in_bytes": str(64 << 20)}
-    assert _read(tmp_path / "cpu+pids/one", "cpu.cfs_quota_us", "pids.max") == {
+    assert _read_files(tmp_path / "memory/one", "memory.limit_in_bytes") == {"memory.limit_in_bytes": str(64 << 20)}
+    assert _read_files(tmp_path / "cpu+pids/one", "cpu.cfs_quota_us", "pids.max") == {
         "cpu.cfs_quota_us": "200000",
         "pids.max": "7",
     }
@@ -162,8 +164,7 @@ def test_limits_in_version_1_with_a_bare_version_2(tmp_path: Path, monkeypatch: 
     assert not groups.shows_limits
 
 
-def test_sandboxes_leave_processes_to_the_machine(tmp_path: Path) -> None:
-    """All of them together."""
+def test_all_sandboxes_together_leave_processes_to_the_machine(tmp_path: Path) -> None:
     group, sysctl = tmp_path / "pids", tmp_path / "kernel"
     for folder in (group, sysctl):
         folder.mkdir()
@@ -175,10 +176,10 @@ def test_sandboxes_leave_processes_to_the_machine(tmp_path: Path) -> None:
     (group / "pids.max").unlink()
     Cgroups([Hierarchy("pids", 1, group, frozenset({"pids"}))]).limit_processes(sysctl)
     Cgroups([]).limit_processes(sysctl)
-    assert not (group / "pids.max").exists(), "no failure where it can't be limited"
+    assert not (group / "pids.max").exists(), "a missing pids.max must be ignored, not created"
 
 
-def test_charged_socket_buffers_are_read_from_either_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_charged_socket_buffers_are_read_from_both_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s/memory.stat").write_text("anon 600\nsock 400\n")
     (tmp_path / "s/memory.kmem.tcp.usage_in_bytes").write_text("500\n")
@@ -187,14 +188,16 @@ def test_charged_socket_buffers_are_read_from_either_version(tmp_path: Path, mon
     monkeypatch.setattr(tree, "_TCP_MEMORY", tmp_path / "tcp_mem")
     monkeypatch.setattr(os, "sysconf", lambda _: 4096)
     two = Cgroups([Hierarchy("unified", 2, tmp_path, frozenset({"memory"}))])
-    assert two.socket_memory("s") == SocketMemory(400, 50_000 * 4096), "half of what the machine has without pressure"
+    assert two.socket_memory("s") == SocketMemory(400, 50_000 * 4096), (
+        "half of the machine's limit below memory pressure"
+    )
     one = Cgroups([Hierarchy("memory", 1, tmp_path, frozenset({"memory"}))])
     assert one.socket_memory("s") == SocketMemory(500, 450)
     assert Cgroups([Hierarchy("unified", 2, tmp_path, frozenset())]).socket_memory("s") is None
 
 
-def test_a_group_that_can_not_be_made_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _Files(monkeypatch)
+def test_a_group_that_cannot_be_created_leaks_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _FakeKernelFiles(monkeypatch)
     hierarchies = [Hierarchy(name, 2, tmp_path / name, frozenset()) for name in ("unified", "missing")]
     (tmp_path / "unified").mkdir()
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -203,7 +206,7 @@ def test_a_group_that_can_not_be_made_leaves_no_descriptor(tmp_path: Path, monke
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_usage_is_read_from_either_version(tmp_path: Path) -> None:
+def test_usage_is_read_from_both_versions(tmp_path: Path) -> None:
     two, one = tmp_path / "two", tmp_path / "one"
     for folder in (two / "s", one / "s"):
         folder.mkdir(parents=True)
@@ -227,7 +230,7 @@ def test_usage_is_read_from_either_version(tmp_path: Path) -> None:
     [(512, 1 << 20, 128), (4096, 1 << 20, 256), (4096, 1024, 64), (64, 1 << 20, 64)],
     ids=["a quarter", "a share of the machine's", "a small machine", "a small sandbox"],
 )
-def test_socket_buffers(
+def test_the_socket_memory_limit_depends_on_the_sandbox_and_the_machine(
     memory_mb: int, pages: int, expected_mb: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tcp_mem").write_text(f"{pages}\t{pages}\t{pages}\n")
@@ -236,8 +239,10 @@ def test_socket_buffers(
     assert tree._socket_memory(memory_mb) == expected_mb << 20
 
 
-def test_socket_buffers_where_the_machines_are_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a network namespace of the engine's own the kernel does not show them."""
+def test_the_machines_tcp_memory_is_estimated_when_the_kernel_hides_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel does not show tcp_mem in a network namespace of the engine's own."""
     monkeypatch.setattr(tree, "_TCP_MEMORY", tmp_path / "tcp_mem")
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1 << 22, "SC_PAGE_SIZE": 4096}.__getitem__)
     assert tree._tcp_memory() == (16 << 30) * 3 // 64

@@ -1,4 +1,4 @@
-"""Trees that sandboxes wrote: copied with everything that matters to overlay, removed without leaving them."""
+"""Directory trees written by sandboxes: copying keeps everything overlay needs, removing never leaves the tree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_copy_has_everything(tree: Path, tmp_path: Path) -> None:
+def test_a_copy_keeps_content_modes_links_and_attributes(tree: Path, tmp_path: Path) -> None:
     os.setxattr(tree / "folder/file", "user.overlay.origin", b"x")
     files.copy_tree(str(tree), str(tmp_path / "copy"))
     copy = tmp_path / "copy"
@@ -67,7 +67,7 @@ def test_a_copy_never_overwrites(tree: Path, tmp_path: Path) -> None:
         files.copy_tree(str(tree), str(tmp_path / "copy"))
 
 
-def test_removing_follows_no_link(tmp_path: Path) -> None:
+def test_removing_a_tree_follows_no_symbolic_link(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").touch()
@@ -84,14 +84,14 @@ def test_removing_follows_no_link(tmp_path: Path) -> None:
     assert (outside / "precious").exists()
 
 
-def test_a_file_can_be_removed_too(tmp_path: Path) -> None:
+def test_remove_tree_also_removes_a_single_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     files.remove_tree(str(tmp_path / "file"))
     assert not (tmp_path / "file").exists()
 
 
-def nest(root: Path, depth: int) -> None:
-    """Directories in each other, deeper than a path can name."""
+def create_nested_directories(root: Path, depth: int) -> None:
+    """Nest directories deeper than a path can express."""
     root.mkdir()
     fd = os.open(root, os.O_RDONLY)
     for _ in range(depth):
@@ -103,8 +103,8 @@ def nest(root: Path, depth: int) -> None:
     os.close(fd)
 
 
-def test_trees_may_be_nested_deeper_than_python_can_recurse(tmp_path: Path) -> None:
-    nest(tmp_path / "deep", 1500)
+def test_trees_deeper_than_the_recursion_limit_are_copied_and_removed(tmp_path: Path) -> None:
+    create_nested_directories(tmp_path / "deep", 1500)
     files.copy_tree(str(tmp_path / "deep"), str(tmp_path / "copy"))
     assert files.disk_usage(str(tmp_path / "copy")) == files.disk_usage(str(tmp_path / "deep")) > 0
     for name in ("deep", "copy"):

@@ -15,7 +15,7 @@ def _load(tmp_path: Path, name: str, slots: int = 256) -> instances.Instance:
     return instances.load(tmp_path / name, slots, claims=tmp_path / "claims")
 
 
-def test_an_instance_stays_who_it_is(tmp_path: Path) -> None:
+def test_an_instance_keeps_its_identity_when_reloaded(tmp_path: Path) -> None:
     first = _load(tmp_path, "one")
     assert _load(tmp_path, "one") == first
     assert first.uid(1) - first.uid(0) == 65_536
@@ -23,20 +23,20 @@ def test_an_instance_stays_who_it_is(tmp_path: Path) -> None:
 
 
 def test_instances_do_not_share_ids(tmp_path: Path) -> None:
-    made = [_load(tmp_path, f"engine{number}", slots=1024) for number in range(5)]
-    ranges = sorted((one.uid(0), one.uid(one.slots)) for one in made)
+    loaded = [_load(tmp_path, f"engine{number}", slots=1024) for number in range(5)]
+    ranges = sorted((one.uid(0), one.uid(one.slots)) for one in loaded)
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ranges))
     assert all(end <= 2**31 for _, end in ranges)
-    assert len({one.name for one in made}) == 5
+    assert len({one.name for one in loaded}) == 5
 
 
-def test_the_range_of_a_data_directory_that_is_gone_is_free_again(tmp_path: Path) -> None:
+def test_the_range_of_a_deleted_data_directory_is_reused(tmp_path: Path) -> None:
     first = _load(tmp_path, "one")
     shutil.rmtree(tmp_path / "one")
     assert _load(tmp_path, "two").first_uid == first.first_uid
 
 
-def test_a_released_range_can_be_taken_by_another(tmp_path: Path) -> None:
+def test_a_released_range_can_be_claimed_by_another_instance(tmp_path: Path) -> None:
     first = _load(tmp_path, "one")
     instances.release(first, tmp_path / "one", claims=tmp_path / "claims")
     second = _load(tmp_path, "two")
@@ -48,12 +48,12 @@ def test_a_released_range_can_be_taken_by_another(tmp_path: Path) -> None:
 
 def test_when_all_ranges_are_taken_the_first_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instances, "BLOCKS", 4)
-    made = [_load(tmp_path, f"engine{number}") for number in range(instances.BLOCKS + 1)]
-    assert made[-1].first_uid == instances.FIRST_UID
-    assert made[-1].slots == instances.SLOTS_PER_BLOCK
+    loaded = [_load(tmp_path, f"engine{number}") for number in range(instances.BLOCKS + 1)]
+    assert loaded[-1].first_uid == instances.FIRST_UID
+    assert loaded[-1].slots == instances.SLOTS_PER_BLOCK
 
 
-def test_a_copy_of_a_data_directory_is_somebody_else(tmp_path: Path) -> None:
+def test_a_copied_data_directory_gets_a_new_identity(tmp_path: Path) -> None:
     first = instances.with_cgroups(_load(tmp_path, "one"), {"cpu": "/sandyard/one"})
     instances.save(tmp_path / "one", first)
     shutil.copytree(tmp_path / "one", tmp_path / "copy")
@@ -63,13 +63,13 @@ def test_a_copy_of_a_data_directory_is_somebody_else(tmp_path: Path) -> None:
     assert copy.first_uid != first.first_uid
     assert copy.cgroups == {}
     assert _load(tmp_path, "one") == first
-    assert _load(tmp_path, "copy") == copy, "as long as it was not taken over"
-    taken = instances.mark_adopted(tmp_path / "copy", copy)
-    assert taken == replace(copy, is_copy=False)
-    assert _load(tmp_path, "copy") == taken, "a copy only once"
+    assert _load(tmp_path, "copy") == copy, "it stays a copy until it is adopted"
+    adopted = instances.mark_adopted(tmp_path / "copy", copy)
+    assert adopted == replace(copy, is_copy=False)
+    assert _load(tmp_path, "copy") == adopted, "an adopted directory is no longer a copy"
 
 
-def test_a_renamed_data_directory_is_who_it_was(tmp_path: Path) -> None:
+def test_a_renamed_data_directory_keeps_its_identity(tmp_path: Path) -> None:
     first = _load(tmp_path, "one")
     (tmp_path / "one").rename(tmp_path / "two")
     again = _load(tmp_path, "two")

@@ -1,4 +1,4 @@
-"""What is read of kernel memory that no cgroup counts, and when somebody is ended for it."""
+"""Measuring kernel memory that no cgroup counts, and ending sandboxes that hold too much of it."""
 
 from __future__ import annotations
 
@@ -54,43 +54,43 @@ Node 0, zone   Normal
 """
 
 
-def test_what_is_nobody_elses_is_the_kernels(tmp_path: Path) -> None:
-    """Also what is not in slabs; but not the free pages that each processor keeps for itself."""
+def test_memory_that_no_other_counter_claims_is_kernel_memory(tmp_path: Path) -> None:
+    """This includes memory outside slabs, but not the free pages in per-CPU lists."""
     (tmp_path / "meminfo").write_text(MEMINFO)
     (tmp_path / "zoneinfo").write_text(ZONEINFO)
     total, kernel = kernel_memory.read_memory(tmp_path)
     assert (total, kernel) == (1_000_000 << 10, (240_000 << 10) - 2500 * resource.getpagesize())
 
 
-def test_netlink_sockets_are_added_up_with_their_buffers() -> None:
+def test_netlink_sockets_are_counted_with_their_buffers() -> None:
     assert kernel_memory.netlink_bytes(NETLINK.splitlines()) == 8388352 + 768 + 3 * 2048
     assert kernel_memory.netlink_bytes([]) == 0
 
 
-def test_sockets_that_hold_more_than_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_that_hold_more_than_is_charged_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     amounts = {10: [50, 50], 20: [50, 60], 30: [1000], 40: [1000], 50: [110]}
     within = SocketMemory(90, 100)
     charged = {"within": within, "beyond": within, "uncounted": None, "over its limit": SocketMemory(110, 95)}
 
-    def held(pid: int, share: int) -> Iterator[int]:
+    def measure_sockets(pid: int, share: int) -> Iterator[int]:
         assert share == 10
         if pid == 40:
             raise ProcessLookupError
         yield from amounts[pid]
 
-    monkeypatch.setattr(socket_memory, "measure_sockets", held)
+    monkeypatch.setattr(socket_memory, "measure_sockets", measure_sockets)
     sandboxes = {"within": 10, "beyond": 20, "uncounted": 30, "gone": 40, "over its limit": 50}
-    found = kernel_memory.find_sockets(sandboxes, 10, lambda sandbox: charged.get(sandbox, within))
-    assert found == [Excess("beyond", "sockets", 20), Excess("over its limit", "sockets", 15)]
+    excesses = kernel_memory.find_sockets(sandboxes, 10, lambda sandbox: charged.get(sandbox, within))
+    assert excesses == [Excess("beyond", "sockets", 20), Excess("over its limit", "sockets", 15)]
 
 
-def test_sockets_that_are_charged_beyond_their_limit() -> None:
+def test_sockets_charged_beyond_their_limit_are_found() -> None:
     charged = {"at": SocketMemory(110, 100), "beyond": SocketMemory(111, 100), "uncounted": None}
-    found = kernel_memory.find_charged(dict.fromkeys(charged, 1), 10, charged.get)
-    assert found == [Excess("beyond", "sockets", 11)]
+    excesses = kernel_memory.find_charged(dict.fromkeys(charged, 1), 10, charged.get)
+    assert excesses == [Excess("beyond", "sockets", 11)]
 
 
-def test_orphans_beyond_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandboxes_with_too_many_orphans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def orphans(pid: int, share: int) -> Iterator[bytes]:
         assert share == 10
         if pid == 40:
@@ -98,28 +98,28 @@ def test_orphans_beyond_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
         yield from [b""] * pid
 
     monkeypatch.setattr(socket_memory, "orphans", orphans)
-    found = kernel_memory.find_orphans({"within": 10, "beyond": 11, "gone": 40}, 10)
-    assert found == [Excess("beyond", "orphans", 11)]
+    excesses = kernel_memory.find_orphans({"within": 10, "beyond": 11, "gone": 40}, 10)
+    assert excesses == [Excess("beyond", "orphans", 11)]
 
 
-def test_buffers_that_are_charged_while_they_are_read_are_no_excess(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([SocketMemory(0, 2000), SocketMemory(1000, 2000)])
+def test_buffers_charged_while_they_are_measured_are_not_an_excess(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([SocketMemory(0, 2000), SocketMemory(1000, 2000)])
     monkeypatch.setattr(socket_memory, "measure_sockets", lambda _pid, _share: iter([1000]))
-    assert kernel_memory.find_sockets({"busy": 10}, 10, lambda _: next(answers)) == []
+    assert kernel_memory.find_sockets({"busy": 10}, 10, lambda _: next(readings)) == []
 
 
 def test_locks_are_counted_by_file_system_and_process() -> None:
-    found, complete = kernel_memory.count_locks(LOCKS.splitlines(), NEVER)
+    lock_counts, complete = kernel_memory.count_locks(LOCKS.splitlines(), NEVER)
     assert complete
-    assert found == {((0xFE, 0), 4767): 2, ((0xFE, 0), 4800): 1, ((0, 0x3F), -1): 1, ((0, 0x1A), 20): 1}
+    assert lock_counts == {((0xFE, 0), 4767): 2, ((0xFE, 0), 4800): 1, ((0, 0x3F), -1): 1, ((0, 0x1A), 20): 1}
 
 
-def test_counting_locks_ends_at_its_deadline() -> None:
-    found, complete = kernel_memory.count_locks(LOCKS.splitlines(), 0.0)
-    assert (found.total(), complete) == (1, False)
+def test_counting_locks_stops_at_the_deadline() -> None:
+    lock_counts, complete = kernel_memory.count_locks(LOCKS.splitlines(), 0.0)
+    assert (lock_counts.total(), complete) == (1, False)
 
 
-def test_locks_belong_to_who_alone_has_the_file_system_or_else_to_the_process() -> None:
+def test_locks_belong_to_the_only_user_of_the_file_system_or_else_to_the_process() -> None:
     parents = {30: 20, 20: 10, 40: 1}
     ancestors = Ancestors({"one": 10, "two": 11}, parents.get)
     own, shared = (0, 63), (254, 0)
@@ -132,48 +132,48 @@ def test_locks_belong_to_who_alone_has_the_file_system_or_else_to_the_process() 
         (shared, -1): 9,
         (shared, 99): 9,
     }
-    found = kernel_memory.by_sandbox(locks, {own: "two"}, ancestors)
-    assert found == Counter(two=5 + 1 + 2, one=7)
+    locks_by_sandbox = kernel_memory.by_sandbox(locks, {own: "two"}, ancestors)
+    assert locks_by_sandbox == Counter(two=5 + 1 + 2, one=7)
 
 
-def test_a_circle_of_parents_has_an_end() -> None:
-    """Pids that are used anew while they are read."""
+def test_a_cycle_of_parent_pids_ends_the_search() -> None:
+    """Pids can be reused while they are read."""
     assert Ancestors({"one": 10}, {30: 20, 20: 30}.get).sandbox(30) is None
 
 
-def test_devices_of_mounts_are_decimal() -> None:
+def test_device_numbers_in_mountinfo_are_decimal() -> None:
     mountinfo = "22 1 0:63 / / rw - overlay overlay rw\n23 22 254:0 /a /b rw shared:1 - ext4 /dev/vda rw\n"
     assert kernel_memory.mounted_devices(mountinfo) == {(0, 63), (254, 0)}
 
 
-def test_the_first_figure_and_every_growth_by_the_bound_are_looked_at() -> None:
+def test_the_first_reading_and_every_growth_beyond_the_bound_trigger_a_check() -> None:
     growth = Growth()
     assert growth.is_due(1000, 100)
     growth.accept(1000)
     assert not growth.is_due(1100, 100)
     assert not growth.is_due(500, 100)
-    assert growth.is_due(601, 100), "above the lowest"
-    assert growth.is_due(601, 100), "as long as somebody is found"
+    assert growth.is_due(601, 100), "growth counts from the lowest reading"
+    assert growth.is_due(601, 100), "a check stays due until the reading is accepted"
     growth.accept(601)
     assert not growth.is_due(700, 100)
-    assert growth.is_due(702, 100), "a slow growth is one too"
+    assert growth.is_due(702, 100), "slow growth counts too"
 
 
 @pytest.mark.parametrize("kind", ["netlink", "sockets", "locks"])
-async def test_processes_are_ended_and_the_sandbox_only_where_that_fails(
+async def test_processes_are_ended_first_and_the_sandbox_only_if_that_fails(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     running = {"calm": 10, "greedy": 20, "stubborn": 30, "gone": 40}
-    asked: list[int] = []
+    killed_roots: list[int] = []
     ended: list[str] = []
 
     def find(sandboxes: Mapping[str, int], share: int, *_: object) -> list[Excess]:
         assert share == getattr(bounds, kind)
-        running.pop("gone", None)  # while it was looked at
+        running.pop("gone", None)  # it ends during the check
         return [Excess(sandbox, kind, share + 1) for sandbox in sandboxes if sandbox != "calm"]
 
     def end_descendants(root: int) -> bool:
-        asked.append(root)
+        killed_roots.append(root)
         return root != running["stubborn"]
 
     bounds = Bounds(netlink=5, locks=7, sockets=9)
@@ -181,10 +181,10 @@ async def test_processes_are_ended_and_the_sandbox_only_where_that_fails(
         monkeypatch.setattr(kernel_memory, name, lambda *_: [])
     monkeypatch.setattr(kernel_memory, "end_descendants", end_descendants)
     guard = KernelMemory(bounds, lambda: running, lambda _: None, ended.append)
-    assert not await guard._look(1), "nobody holds too much"
+    assert not await guard._look(1), "no sandbox holds too much"
     monkeypatch.setattr(kernel_memory, f"find_{kind}", find)
     assert await guard._look(1)
-    assert sorted(asked) == [20, 30]
+    assert sorted(killed_roots) == [20, 30]
     assert ended == ["stubborn"]
 
 
@@ -198,18 +198,18 @@ async def test_processes_are_ended_and_the_sandbox_only_where_that_fails(
     ],
     ids=["ordinary", "memory", "orphans", "both"],
 )
-async def test_sandboxes_are_looked_at_while_the_machine_holds_more_of_tcp_than_one_may(
+async def test_sandboxes_are_checked_when_the_machine_holds_more_tcp_memory_than_one_may(
     monkeypatch: pytest.MonkeyPatch, tcp: Tcp, orphans: list[int], ended: list[int]
 ) -> None:
-    """Orphans outlive their processes: they are ended after them."""
+    """Orphaned sockets outlive their processes, so they are ended after them."""
     running = {"calm": 10, "much memory": 20, "both": 30, "many orphans": 40}
-    asked: list[tuple[str, int]] = []
+    actions: list[tuple[str, int]] = []
     monkeypatch.setattr(socket_memory, "orphans", lambda pid, share: iter([b""] * (share + (pid in {30, 40}))))
-    monkeypatch.setattr(socket_memory, "end_orphans", lambda pid: asked.append(("orphans", pid)))
-    monkeypatch.setattr(kernel_memory, "end_descendants", lambda pid: asked.append(("end", pid)) or True)
+    monkeypatch.setattr(socket_memory, "end_orphans", lambda pid: actions.append(("orphans", pid)))
+    monkeypatch.setattr(kernel_memory, "end_descendants", lambda pid: actions.append(("end", pid)) or True)
     charged = {"much memory": SocketMemory(30, 10), "both": SocketMemory(30, 10)}
     bounds = Bounds(sockets=9, orphans=100)
     guard = KernelMemory(bounds, lambda: running, lambda name: charged.get(name, SocketMemory(10, 10)), print)
     await guard._look_at_tcp(tcp)
-    assert sorted(pid for what, pid in asked if what == "orphans") == orphans
-    assert sorted(pid for what, pid in asked if what == "end") == ended
+    assert sorted(pid for action, pid in actions if action == "orphans") == orphans
+    assert sorted(pid for action, pid in actions if action == "end") == ended

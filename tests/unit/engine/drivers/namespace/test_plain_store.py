@@ -1,4 +1,4 @@
-"""The plain store without a zygote: its trees are copied and removed right here."""
+"""The plain store without a zygote: the test process copies and removes the trees itself."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from sandyard.engine.drivers.namespace.zygote import files
 
 @pytest_asyncio.fixture
 async def store(tmp_path: Path) -> PlainStore:
-    async def ask(op: str, fields: dict[str, Any]) -> None:
-        places = [
+    async def run_operation(op: str, fields: dict[str, Any]) -> None:
+        paths = [
             f"{tmp_path}/{fields[name].removeprefix('/store/')}"
             for name in ("source", "target", "path")
             if name in fields
         ]
-        (files.copy_tree if op == "copy" else files.remove_tree)(*places)
+        (files.copy_tree if op == "copy" else files.remove_tree)(*paths)
 
-    made = PlainStore(tmp_path, ask, "a test")
-    await made.open()
-    return made
+    plain_store = PlainStore(tmp_path, run_operation, "a test")
+    await plain_store.open()
+    return plain_store
 
 
 def _upper(store: PlainStore, sandbox: str) -> Path:
     return store.path / "sandboxes" / sandbox / "upper"
 
 
-async def test_a_running_sandbox_is_copied(store: PlainStore) -> None:
+async def test_the_files_of_a_running_sandbox_are_copied(store: PlainStore) -> None:
     await store.create("one", 0)
     (_upper(store, "one") / "file").write_text("one")
     await store.copy("one", "two", 0, stopped=False)
@@ -42,7 +42,7 @@ async def test_a_running_sandbox_is_copied(store: PlainStore) -> None:
     assert store.shared_layers("one") == store.shared_layers("two") == ()
 
 
-async def test_a_stopped_sandbox_is_shared(store: PlainStore) -> None:
+async def test_the_files_of_a_stopped_sandbox_are_shared_until_unused(store: PlainStore) -> None:
     await store.create("one", 0)
     (_upper(store, "one") / "file").write_text("one")
     inode = (_upper(store, "one") / "file").stat().st_ino
@@ -64,7 +64,7 @@ async def test_a_stopped_sandbox_is_shared(store: PlainStore) -> None:
 
 
 async def test_a_crash_while_sharing_loses_nothing(store: PlainStore) -> None:
-    """At the worst moment the directory has moved and the new one is not there yet."""
+    """Worst case: the directory has been moved and its replacement does not exist yet."""
     await store.create("one", 0)
     (_upper(store, "one") / "file").write_text("one")
     await store.snapshot("one", "snap", stopped=True)
@@ -76,7 +76,7 @@ async def test_a_crash_while_sharing_loses_nothing(store: PlainStore) -> None:
     assert Path(shared, "file").read_text() == "one"
 
 
-async def test_what_nobody_names_is_swept(store: PlainStore) -> None:
+async def test_unreferenced_sandboxes_and_snapshots_are_swept(store: PlainStore) -> None:
     for name in ("kept", "gone"):
         await store.create(name, 0)
         await store.snapshot(name, f"of-{name}", stopped=False)
@@ -88,16 +88,16 @@ async def test_what_nobody_names_is_swept(store: PlainStore) -> None:
     assert list((store.path / "trash").iterdir()) == []
 
 
-async def test_a_new_start_has_a_fresh_work_directory(store: PlainStore) -> None:
+async def test_renewing_a_sandbox_clears_its_work_directory(store: PlainStore) -> None:
     await store.create("one", 0)
-    mark = store.path / "sandboxes/one/work/incompat"
-    mark.mkdir()
+    marker = store.path / "sandboxes/one/work/incompat"
+    marker.mkdir()
     await store.renew("one", 0)
-    assert not mark.exists()
-    assert mark.parent.is_dir()
+    assert not marker.exists()
+    assert marker.parent.is_dir()
 
 
-async def test_usage_counts_blocks(store: PlainStore) -> None:
+async def test_usage_counts_allocated_blocks(store: PlainStore) -> None:
     await store.create("one", 0)
     (_upper(store, "one") / "file").write_bytes(os.urandom(1 << 20))
     os.sync()

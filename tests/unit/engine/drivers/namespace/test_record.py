@@ -10,14 +10,14 @@ from sandyard.engine.drivers.namespace.record import Life, Record, parse
 from sandyard.kit.errors import InvalidInputError
 
 
-async def test_a_handle_says_all_that_is_needed() -> None:
+async def test_a_record_can_be_restored_from_its_handle() -> None:
     record = Record("one", ("/a", "/b"), Limits(memory_mb=64))
     record.life = Life(10, 20, 30)
     handle = Handle(**json.loads(json.dumps(asdict(record.handle()))))
     assert parse(handle) == (("/a", "/b"), Limits(memory_mb=64), Life(10, 20, 30))
 
 
-async def test_a_life_ends_with_its_process_and_with_the_machine() -> None:
+async def test_a_handle_has_no_life_data_after_the_process_ends_or_the_machine_reboots() -> None:
     record = Record("one", (), Limits())
     record.life = Life(10, 20, 30)
     data = json.loads(json.dumps(dict(record.handle().data)))
@@ -30,11 +30,11 @@ async def test_a_life_ends_with_its_process_and_with_the_machine() -> None:
 @pytest.mark.parametrize(
     "data", [{}, {"layers": []}, {"layers": [], "limits": {"memory": 1}}, {"layers": 3, "limits": {}}]
 )
-def test_a_handle_that_is_not_complete(data: dict[str, object]) -> None:
+def test_an_incomplete_handle_is_rejected(data: dict[str, object]) -> None:
     with pytest.raises(InvalidInputError):
         parse(Handle("one", "namespace", data))
 
 
-def test_a_handle_of_another_driver() -> None:
+def test_a_handle_of_another_driver_is_rejected() -> None:
     with pytest.raises(InvalidInputError, match="fake"):
         parse(Handle("one", "fake", {}))

@@ -1,4 +1,4 @@
-"""The filter, run by a small interpreter of classic BPF: what every machine's kernel would answer."""
+"""Run the seccomp filter in a small interpreter for classic BPF to check its verdict for each architecture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandyard.engine.drivers.namespace import seccomp
 ALLOW, KILL = 0x7FFF_0000, 0x8000_0000
 SUCCESS, EPERM, ENOSYS = (0x0005_0000 | code for code in (0, errno.EPERM, errno.ENOSYS))
 FOREIGN = {"x86_64": 0x4000_0003, "aarch64": 0x4000_0028}  # i386, 32-bit arm
-EVERYDAY = {
+COMMON_CALLS = {
     "x86_64": {
         "read": 0,
         "openat": 257,
@@ -39,8 +39,10 @@ EVERYDAY = {
 Machine = pytest.mark.parametrize("machine", seccomp.MACHINES)
 
 
-def judge(machine: str, number: int, *arguments: int, arch: int | None = None, program: bytes | None = None) -> int:
-    """What the filter of sandboxes, or another one, answers to a system call."""
+def run_filter(
+    machine: str, number: int, *arguments: int, arch: int | None = None, program: bytes | None = None
+) -> int:
+    """Return the verdict of the sandbox filter, or of `program`, on a system call."""
     data = struct.pack(
         "=iIQ6Q", number, arch or seccomp.MACHINES[machine][0], 0, *(*arguments, *[0] * (6 - len(arguments)))
     )
@@ -68,15 +70,15 @@ def judge(machine: str, number: int, *arguments: int, arch: int | None = None, p
                 raise AssertionError(operation)
 
 
-def number(machine: str, name: str) -> int:
+def syscall_number(machine: str, name: str) -> int:
     table = {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.IDLE, **seccomp.CHECKED}
-    found = table[name][seccomp.MACHINES[machine][1]]
-    assert found is not None
-    return found
+    resolved = table[name][seccomp.MACHINES[machine][1]]
+    assert resolved is not None
+    return resolved
 
 
 @Machine
-def test_every_number_gets_the_answer_of_its_table(machine: str) -> None:
+def test_every_system_call_gets_the_verdict_of_its_table(machine: str) -> None:
     column = seccomp.MACHINES[machine][1]
     expected: dict[int | None, int] = dict.fromkeys(range(seccomp.NEWEST + 1), ALLOW)
     expected |= {numbers[column]: EPERM for numbers in seccomp.FORBIDDEN.values() if numbers[column] is not None}
@@ -84,51 +86,51 @@ def test_every_number_gets_the_answer_of_its_table(machine: str) -> None:
     expected |= {numbers[column]: SUCCESS for numbers in seccomp.IDLE.values()}
     for numbers in seccomp.CHECKED.values():
         del expected[numbers[column]]
-    assert {nr: judge(machine, nr) for nr in expected if nr is not None} == expected
+    assert {nr: run_filter(machine, nr) for nr in expected if nr is not None} == expected
 
 
 @Machine
-def test_everyday_calls_are_allowed(machine: str) -> None:
-    assert {judge(machine, nr) for nr in EVERYDAY[machine].values()} == {ALLOW}
+def test_common_system_calls_are_allowed(machine: str) -> None:
+    assert {run_filter(machine, nr) for nr in COMMON_CALLS[machine].values()} == {ALLOW}
 
 
 @Machine
-def test_what_is_newer_than_the_table_is_missing(machine: str) -> None:
+def test_system_calls_newer_than_the_table_do_not_exist(machine: str) -> None:
     for nr in (seccomp.NEWEST + 1, 999, 0x4000_0000, 0x4000_0000 | 165, 0xFFFF_FFFF - (1 << 32) + 0):
-        assert judge(machine, nr) == ENOSYS
+        assert run_filter(machine, nr) == ENOSYS
 
 
 @Machine
-def test_another_abi_is_the_end_of_the_process(machine: str) -> None:
-    assert judge(machine, 1, arch=FOREIGN[machine]) == KILL
+def test_a_system_call_of_another_abi_kills_the_process(machine: str) -> None:
+    assert run_filter(machine, 1, arch=FOREIGN[machine]) == KILL
 
 
 @Machine
-def test_no_new_namespaces(machine: str) -> None:
+def test_creating_namespaces_is_forbidden(machine: str) -> None:
     for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
-        assert judge(machine, number(machine, "clone"), flag | 17) == EPERM
-        assert judge(machine, number(machine, "unshare"), flag) == EPERM
-    assert judge(machine, number(machine, "unshare"), 0x80) == EPERM
+        assert run_filter(machine, syscall_number(machine, "clone"), flag | 17) == EPERM
+        assert run_filter(machine, syscall_number(machine, "unshare"), flag) == EPERM
+    assert run_filter(machine, syscall_number(machine, "unshare"), 0x80) == EPERM
     thread = 0x3D0F00
-    assert judge(machine, number(machine, "clone"), thread) == ALLOW
-    assert judge(machine, number(machine, "clone"), 17) == ALLOW
-    assert judge(machine, number(machine, "unshare"), 0x400) == ALLOW  # CLONE_FILES
-    assert judge(machine, number(machine, "clone3")) == ENOSYS
+    assert run_filter(machine, syscall_number(machine, "clone"), thread) == ALLOW
+    assert run_filter(machine, syscall_number(machine, "clone"), 17) == ALLOW
+    assert run_filter(machine, syscall_number(machine, "unshare"), 0x400) == ALLOW  # CLONE_FILES
+    assert run_filter(machine, syscall_number(machine, "clone3")) == ENOSYS
 
 
 @Machine
-def test_nobody_types_into_a_terminal_or_loads_its_modules(machine: str) -> None:
-    ioctl = number(machine, "ioctl")
+def test_terminal_injection_and_line_discipline_ioctls_are_forbidden(machine: str) -> None:
+    ioctl = syscall_number(machine, "ioctl")
     for request in (0x5412, 0x541C, 0x5412 | 1 << 32, 0x5423):  # the kernel looks at the low half only
-        assert judge(machine, ioctl, 0, request) == EPERM
-    assert judge(machine, ioctl, 0, 0x5413) == ALLOW
+        assert run_filter(machine, ioctl, 0, request) == EPERM
+    assert run_filter(machine, ioctl, 0, 0x5413) == ALLOW
 
 
 @Machine
-def test_files_are_cloned_and_subvolumes_are_not_made(machine: str) -> None:
-    ioctl = number(machine, "ioctl")
+def test_file_clones_are_allowed_and_subvolume_ioctls_are_not(machine: str) -> None:
+    ioctl = syscall_number(machine, "ioctl")
     for request in (0x4004_9409, 0x4020_940D, 0xC018_9436):
-        assert judge(machine, ioctl, 0, request) == ALLOW
+        assert run_filter(machine, ioctl, 0, request) == ALLOW
     for request in (
         0x5000_940E,
         0x5000_9418,
@@ -138,110 +140,115 @@ def test_files_are_cloned_and_subvolumes_are_not_made(machine: str) -> None:
         0xD000_9411,
         0x5000_940E | 1 << 32,
     ):
-        assert judge(machine, ioctl, 0, request) == 0x0005_0000 | errno.ENOTTY
-    assert judge(machine, ioctl, 0, 0x8008_6602) == ALLOW  # FS_IOC_SETFLAGS
+        assert run_filter(machine, ioctl, 0, request) == 0x0005_0000 | errno.ENOTTY
+    assert run_filter(machine, ioctl, 0, 0x8008_6602) == ALLOW  # FS_IOC_SETFLAGS
 
 
 @Machine
-def test_socket_families(machine: str) -> None:
+def test_only_supported_socket_families_are_allowed(machine: str) -> None:
     unsupported, no_protocol = 0x0005_0000 | errno.EAFNOSUPPORT, 0x0005_0000 | errno.EPROTONOSUPPORT
-    socket, socketpair = number(machine, "socket"), number(machine, "socketpair")
-    assert {judge(machine, socket, 1, kind) for kind in (1, 2, 5)} == {ALLOW}
-    assert {judge(machine, socket, family, 1) for family in (17, 29, 38, 40, 44, 0, 45)} == {unsupported}
-    assert {judge(machine, socket, 16, 3, protocol) for protocol in (0, 4, 9, 15)} == {ALLOW}
-    assert {judge(machine, socket, 16, 3, protocol) for protocol in (6, 10, 12, 16, 21)} == {no_protocol}
-    assert judge(machine, socketpair, 1) == ALLOW
-    assert judge(machine, socketpair, 30) == unsupported
-    assert {judge(machine, socketpair, family, 1, 132) for family in (2, 10)} == {0x0005_0000 | errno.EOPNOTSUPP}
+    socket, socketpair = syscall_number(machine, "socket"), syscall_number(machine, "socketpair")
+    assert {run_filter(machine, socket, 1, kind) for kind in (1, 2, 5)} == {ALLOW}
+    assert {run_filter(machine, socket, family, 1) for family in (17, 29, 38, 40, 44, 0, 45)} == {unsupported}
+    assert {run_filter(machine, socket, 16, 3, protocol) for protocol in (0, 4, 9, 15)} == {ALLOW}
+    assert {run_filter(machine, socket, 16, 3, protocol) for protocol in (6, 10, 12, 16, 21)} == {no_protocol}
+    assert run_filter(machine, socketpair, 1) == ALLOW
+    assert run_filter(machine, socketpair, 30) == unsupported
+    assert {run_filter(machine, socketpair, family, 1, 132) for family in (2, 10)} == {0x0005_0000 | errno.EOPNOTSUPP}
 
 
 @Machine
-def test_internet_protocols(machine: str) -> None:
-    socket, flags = number(machine, "socket"), 0o2004000  # SOCK_CLOEXEC, SOCK_NONBLOCK
+def test_only_tcp_udp_and_ping_sockets_are_allowed(machine: str) -> None:
+    socket, flags = syscall_number(machine, "socket"), 0o2004000  # SOCK_CLOEXEC, SOCK_NONBLOCK
     no_protocol, no_type = 0x0005_0000 | errno.EPROTONOSUPPORT, 0x0005_0000 | errno.ESOCKTNOSUPPORT
     for family in (2, 10):
         for kind, allowed in {1: {0, 6}, 2: {0, 1, 17, 58}}.items():
-            answers = {protocol: judge(machine, socket, family, kind | flags, protocol) for protocol in range(300)}
+            answers = {protocol: run_filter(machine, socket, family, kind | flags, protocol) for protocol in range(300)}
             assert {protocol for protocol, answer in answers.items() if answer == ALLOW} == allowed
             assert set(answers.values()) == {ALLOW, no_protocol}
-        assert {judge(machine, socket, family, 3 | flags, protocol) for protocol in (0, 1, 255)} == {EPERM}
-        assert {judge(machine, socket, family, kind, 0) for kind in (0, 4, 5, 6, 10)} == {no_type}
+        assert {run_filter(machine, socket, family, 3 | flags, protocol) for protocol in (0, 1, 255)} == {EPERM}
+        assert {run_filter(machine, socket, family, kind, 0) for kind in (0, 4, 5, 6, 10)} == {no_type}
 
 
 @Machine
-def test_personalities(machine: str) -> None:
-    personality = number(machine, "personality")
-    assert {judge(machine, personality, value) for value in (0, 8, 0x20000, 0x40000, 0x60008, 0xFFFF_FFFF)} == {ALLOW}
-    assert {judge(machine, personality, value) for value in (0x0400000, 0x100000, 6)} == {EPERM}
+def test_only_harmless_personalities_are_allowed(machine: str) -> None:
+    personality = syscall_number(machine, "personality")
+    assert {run_filter(machine, personality, value) for value in (0, 8, 0x20000, 0x40000, 0x60008, 0xFFFF_FFFF)} == {
+        ALLOW
+    }
+    assert {run_filter(machine, personality, value) for value in (0x0400000, 0x100000, 6)} == {EPERM}
 
 
 @Machine
-def test_the_limits_of_the_guest_agent_can_be_read_only(machine: str) -> None:
-    prlimit, nofile, new, high = number(machine, "prlimit64"), 7, 0x7F00_1000, 0x7F00_0000_0000
-    assert {judge(machine, prlimit, pid, nofile, new) for pid in (0, 2, 500)} == {ALLOW}
-    assert judge(machine, prlimit, 1, nofile, 0, new) == ALLOW
-    assert {judge(machine, prlimit, 1, nofile, limit) for limit in (new, high, new | high)} == {EPERM}
+def test_the_resource_limits_of_the_guest_agent_are_read_only(machine: str) -> None:
+    prlimit, nofile, new, high = syscall_number(machine, "prlimit64"), 7, 0x7F00_1000, 0x7F00_0000_0000
+    assert {run_filter(machine, prlimit, pid, nofile, new) for pid in (0, 2, 500)} == {ALLOW}
+    assert run_filter(machine, prlimit, 1, nofile, 0, new) == ALLOW
+    assert {run_filter(machine, prlimit, 1, nofile, limit) for limit in (new, high, new | high)} == {EPERM}
 
 
 @Machine
 def test_socket_options_that_take_uncounted_memory_do_not_exist(machine: str) -> None:
-    setsockopt, unknown = number(machine, "setsockopt"), 0x0005_0000 | errno.ENOPROTOOPT
+    setsockopt, unknown = syscall_number(machine, "setsockopt"), 0x0005_0000 | errno.ENOPROTOOPT
     for level in (0, 1, 6, 17, 41, 58, 270):
-        refused = {option for option in range(150) if judge(machine, setsockopt, 3, level, option) == unknown}
+        refused = {option for option in range(150) if run_filter(machine, setsockopt, 3, level, option) == unknown}
         assert refused == set(seccomp.OPTIONS.get(level, {}).values())
-        assert {judge(machine, setsockopt, 3, level, option) for option in set(range(150)) - refused} <= {ALLOW}
-    assert judge(machine, setsockopt, 3, 1 | 1 << 32, 26 | 1 << 32) == unknown  # the kernel looks at the low half only
+        assert {run_filter(machine, setsockopt, 3, level, option) for option in set(range(150)) - refused} <= {ALLOW}
+    # The kernel looks at the low half only.
+    assert run_filter(machine, setsockopt, 3, 1 | 1 << 32, 26 | 1 << 32) == unknown
     for level, option in ((0, 35), (0, 42), (0, 11), (1, 2), (1, 29), (6, 1), (41, 26)):
         # IP_ADD_MEMBERSHIP, MCAST_JOIN_GROUP, IP_RECVERR (glibc's resolver), SO_REUSEADDR, SO_TIMESTAMP, TCP_NODELAY, IPV6_V6ONLY
-        assert judge(machine, setsockopt, 3, level, option) == ALLOW
+        assert run_filter(machine, setsockopt, 3, level, option) == ALLOW
 
 
 @Machine
-def test_extended_attributes_are_small(machine: str) -> None:
+def test_the_size_of_extended_attributes_is_bounded(machine: str) -> None:
     for name in ("setxattr", "lsetxattr", "fsetxattr"):
         for size in (0, 20, seccomp.LARGEST_ATTRIBUTE):
-            assert judge(machine, number(machine, name), 1, 2, 3, size) == ALLOW
+            assert run_filter(machine, syscall_number(machine, name), 1, 2, 3, size) == ALLOW
         for size in (seccomp.LARGEST_ATTRIBUTE + 1, 65536, 1 << 32):
-            assert judge(machine, number(machine, name), 1, 2, 3, size) == 0x0005_0000 | errno.E2BIG
+            assert run_filter(machine, syscall_number(machine, name), 1, 2, 3, size) == 0x0005_0000 | errno.E2BIG
 
 
 @Machine
-def test_who_takes_files_apart_has_file_operations_only(machine: str) -> None:
+def test_the_filter_for_unpacking_images_allows_only_file_operations(machine: str) -> None:
     column = seccomp.MACHINES[machine][1]
     program = seccomp.files_program(machine)
     allowed = {numbers[column] for numbers in seccomp.FILES.values()}
     checked = {name: numbers[column] for name, numbers in seccomp.FILES_CHECKED.items()}
     for nr in set(range(seccomp.NEWEST + 1)) - set(checked.values()):
-        assert judge(machine, nr, program=program) == (ALLOW if nr in allowed else EPERM), nr
+        assert run_filter(machine, nr, program=program) == (ALLOW if nr in allowed else EPERM), nr
     for nr in (seccomp.NEWEST + 1, 0x4000_0000 | 1):
-        assert judge(machine, nr, program=program) == ENOSYS
-    assert judge(machine, 1, arch=FOREIGN[machine], program=program) == KILL
+        assert run_filter(machine, nr, program=program) == ENOSYS
+    assert run_filter(machine, 1, arch=FOREIGN[machine], program=program) == KILL
     for name in ("mmap", "mprotect"):
-        assert [judge(machine, checked[name] or 0, 0, 0, prot, program=program) for prot in (0, 3, 5, 7)] == [
+        assert [run_filter(machine, checked[name] or 0, 0, 0, prot, program=program) for prot in (0, 3, 5, 7)] == [
             ALLOW,
             ALLOW,
             EPERM,
             EPERM,
         ]
-    commands = {nr: judge(machine, checked["fcntl"] or 0, 0, nr, program=program) for nr in (1, 2, 3, 1030, 4, 8, 10)}
+    commands = {
+        nr: run_filter(machine, checked["fcntl"] or 0, 0, nr, program=program) for nr in (1, 2, 3, 1030, 4, 8, 10)
+    }
     assert [nr for nr, answer in commands.items() if answer == ALLOW] == [1, 2, 3, 1030]
 
 
-def test_the_numbers_are_those_of_libseccomp() -> None:
+def test_system_call_numbers_match_libseccomp() -> None:
     try:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:
-        pytest.skip("there is no libseccomp to compare with")
+        pytest.skip("libseccomp is not installed")
     resolve = library.seccomp_syscall_resolve_name_arch
     resolve.argtypes = [ctypes.c_uint32, ctypes.c_char_p]
     compared = 0
     sandboxes = {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.IDLE, **seccomp.CHECKED}
     for name, numbers in {**sandboxes, **seccomp.FILES, **seccomp.FILES_CHECKED}.items():
         for machine, (arch, column) in seccomp.MACHINES.items():
-            found = resolve(arch, name.encode())
-            if found == -1:  # younger than the library
+            known_number = resolve(arch, name.encode())
+            if known_number == -1:  # newer than the library
                 assert numbers[column] is not None
                 continue
             compared += 1
-            assert (found if found >= 0 else None) == numbers[column], (name, machine)
+            assert (known_number if known_number >= 0 else None) == numbers[column], (name, machine)
     assert compared > 100

@@ -16,7 +16,7 @@ def test_the_smallest_free_slot_is_taken() -> None:
     assert [slots.take() for _ in range(3)] == [0, 2, 4]
 
 
-def test_a_claimed_slot_is_not_given_away() -> None:
+def test_a_claimed_slot_is_not_handed_out() -> None:
     slots = Slots(5)
     slots.claim(2)
     slots.claim(0)
@@ -28,7 +28,7 @@ def test_a_claimed_slot_is_not_given_away() -> None:
     assert slots.take() == 2
 
 
-def test_what_comes_next_ends_with_the_range() -> None:
+def test_the_list_of_next_slots_ends_at_the_limit() -> None:
     slots = Slots(3)
     slots.take()
     assert slots.list_next(10) == [1, 2]

@@ -1,4 +1,4 @@
-"""Capacity, policies, the base layer and errors: parts too small for a file each."""
+"""Capacity, policies, the base layer and errors: each is too small for a test file of its own."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from sandyard.engine.drivers.namespace.errors import from_child, from_errno
 from sandyard.kit.errors import FullError, NoSpaceError, SandyardError
 
 
-def _meminfo(path: Path, total_mb: int, available_mb: int) -> Path:
+def _write_meminfo(path: Path, total_mb: int, available_mb: int) -> Path:
     path.write_text(f"MemTotal: {total_mb << 10} kB\nMemFree: 1 kB\nMemAvailable: {available_mb << 10} kB\n")
     return path
 
 
-def test_memory_that_is_nearly_gone_is_full(tmp_path: Path) -> None:
-    Memory(_meminfo(tmp_path / "a", 8000, 2000)).check()
+def test_the_host_is_full_when_little_memory_is_available(tmp_path: Path) -> None:
+    Memory(_write_meminfo(tmp_path / "a", 8000, 2000)).check()
     with pytest.raises(FullError, match="memory"):
-        Memory(_meminfo(tmp_path / "b", 8000, 200)).check()
+        Memory(_write_meminfo(tmp_path / "b", 8000, 200)).check()
     with pytest.raises(FullError, match="memory"):
-        Memory(_meminfo(tmp_path / "c", 64000, 1000)).check()
+        Memory(_write_meminfo(tmp_path / "c", 64000, 1000)).check()
 
 
-def test_a_policy_comes_back(tmp_path: Path) -> None:
+def test_a_policy_is_saved_and_loaded(tmp_path: Path) -> None:
     strict = NetworkPolicy(False, ("1.1.1.1", "*.example.com"), ("0.0.0.0/0",))
     policies.begin(tmp_path / "one", strict)
     assert policies.load(tmp_path / "one") == strict
@@ -37,13 +37,13 @@ def test_a_policy_comes_back(tmp_path: Path) -> None:
     assert policies.load(tmp_path / "one") == strict
 
 
-def test_a_policy_that_can_not_be_read_allows_nothing(tmp_path: Path) -> None:
+def test_an_unreadable_policy_denies_everything(tmp_path: Path) -> None:
     policies.begin(tmp_path / "one", NetworkPolicy(deny_out=("1.1.1.1",)))
     (tmp_path / "one/network.json").write_text("{")
     assert policies.load(tmp_path / "one") == NetworkPolicy(allow_internet=False)
 
 
-def test_the_base_layer_depends_on_the_name_server_alone(tmp_path: Path) -> None:
+def test_the_base_layer_depends_only_on_the_name_server(tmp_path: Path) -> None:
     (tmp_path / base_layer.FOLDER).mkdir()
     one = base_layer.ensure(tmp_path, "10.0.0.1")
     assert base_layer.ensure(tmp_path, "10.0.0.1") == one
@@ -55,7 +55,7 @@ def test_the_base_layer_depends_on_the_name_server_alone(tmp_path: Path) -> None
     assert "nameserver" not in Path(base_layer.ensure(tmp_path, None), "etc/resolv.conf").read_text()
 
 
-def test_errors_say_what_is_full() -> None:
+def test_errors_name_the_exhausted_resource() -> None:
     assert isinstance(from_errno(errno.EDQUOT, "x"), NoSpaceError)
     assert isinstance(from_errno(errno.ENOMEM, "x"), FullError)
     assert "processes" in from_errno(errno.EAGAIN, "x").message
@@ -64,7 +64,7 @@ def test_errors_say_what_is_full() -> None:
     assert error.message == "The sandbox could not join its network: Invalid argument."
 
 
-def test_memory_on_disk_keeps_its_whole_policy(tmp_path: Path) -> None:
+def test_a_suspended_sandbox_keeps_its_whole_policy(tmp_path: Path) -> None:
     rules = (HostRule("api.test", (("authorization", "Bearer ${{ TOKEN }}"),)),)
     for policy in (NetworkPolicy(), NetworkPolicy(False, ("web.test",), ("10.0.0.0/8",), rules)):
         suspender._save(tmp_path, policy)

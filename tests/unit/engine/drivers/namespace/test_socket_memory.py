@@ -1,4 +1,4 @@
-"""What is read of the memory that sockets hold: from sock_diag's answers, and from this machine's own sockets."""
+"""Measuring the memory that sockets hold: from recorded sock_diag replies and from real sockets of this machine."""
 
 from __future__ import annotations
 
@@ -32,45 +32,55 @@ UDP: inuse 0 mem 156
 """
 
 
-def answer(state: int, inode: int, timer: int = 0, **memory: int) -> bytes:
+def sock_diag_reply(state: int, inode: int, timer: int = 0, **memory: int) -> bytes:
     names = ("received", "receive_limit", "sent", "send_limit", "reserved", "queued", "options", "backlog", "drops")
     info = struct.pack("=9I", *(memory.get(name, 0) for name in names))
     head = struct.pack("=BBBB48x5I", socket.AF_INET, state, timer, 0, 0, 0, 0, 1000, inode)
     return head + struct.pack("=HH", 4 + len(info), 7) + info
 
 
-def test_what_a_socket_holds() -> None:
+def test_the_memory_of_a_socket_is_computed_from_its_reply() -> None:
     memory = {"received": 1, "receive_limit": 5000, "sent": 20, "reserved": 300, "queued": 4000, "options": 50_000}
     established, listening, close_wait, last_ack = 1, 10, 8, 9
     udp, tcp = socket.IPPROTO_UDP, socket.IPPROTO_TCP
-    assert socket_memory.socket_bytes(answer(7, 5, **memory), udp) == 50_321, "of a datagram that was begun"
-    assert socket_memory.socket_bytes(answer(established, 5, **memory), tcp) == 54_301
-    assert socket_memory.socket_bytes(answer(listening, 5), tcp) == 0
+    assert socket_memory.socket_bytes(sock_diag_reply(7, 5, **memory), udp) == 50_321, (
+        "a datagram that is being assembled counts"
+    )
+    assert socket_memory.socket_bytes(sock_diag_reply(established, 5, **memory), tcp) == 54_301
+    assert socket_memory.socket_bytes(sock_diag_reply(listening, 5), tcp) == 0
     for state in (established, close_wait):
-        assert socket_memory.socket_bytes(answer(state, 0), tcp) == 4096, "nobody has accepted it"
-    assert socket_memory.socket_bytes(answer(last_ack, 0), tcp) == 0, "it was accepted, and closed"
-    assert socket_memory.socket_bytes(answer(established, 0)[:72], tcp) == 0, "a kernel that tells no more"
+        assert socket_memory.socket_bytes(sock_diag_reply(state, 0), tcp) == 4096, (
+            "a connection that is not accepted yet counts as one page"
+        )
+    assert socket_memory.socket_bytes(sock_diag_reply(last_ack, 0), tcp) == 0, (
+        "a connection that was accepted and closed counts as nothing"
+    )
+    assert socket_memory.socket_bytes(sock_diag_reply(established, 0)[:72], tcp) == 0, (
+        "an older kernel sends no memory information"
+    )
 
 
-def test_what_echo_sockets_hold() -> None:
+def test_the_memory_of_echo_sockets_is_read() -> None:
     assert list(socket_memory.echo_sockets(ECHO.splitlines())) == [0x34000 + 0x100]
 
 
-def test_what_tcp_holds_on_the_machine(tmp_path: Path) -> None:
+def test_tcp_memory_and_orphans_of_the_machine_are_read(tmp_path: Path) -> None:
     (tmp_path / "sockstat").write_text(SOCKSTAT)
     assert socket_memory.read_tcp(tmp_path / "sockstat") == Tcp(7, 47 * resource.getpagesize())
     assert socket_memory.read_tcp().orphans >= 0
     assert socket_memory.most_orphans() > 0
 
 
-def test_what_an_orphan_is() -> None:
+def test_a_closed_socket_without_an_owner_is_an_orphan() -> None:
     fin_wait_1, fin_wait_2, time_wait_timer = 4, 5, 3
-    assert socket_memory.is_orphan(answer(fin_wait_1, 0))
-    assert not socket_memory.is_orphan(answer(fin_wait_1, 5)), "it was shut down, and a program has it"
-    assert not socket_memory.is_orphan(answer(fin_wait_2, 0, time_wait_timer))
+    assert socket_memory.is_orphan(sock_diag_reply(fin_wait_1, 0))
+    assert not socket_memory.is_orphan(sock_diag_reply(fin_wait_1, 5)), (
+        "a program still holds this socket after shutdown"
+    )
+    assert not socket_memory.is_orphan(sock_diag_reply(fin_wait_2, 0, time_wait_timer))
 
 
-def test_old_kernels_are_not_told_to_end_orphans() -> None:
+def test_orphans_are_ended_only_on_kernels_that_support_it() -> None:
     assert socket_memory.can_end_orphans("6.18.44-fc-v445")
     assert socket_memory.can_end_orphans("7.0")
     assert not socket_memory.can_end_orphans("6.8.0-31-generic")
@@ -79,9 +89,9 @@ def test_old_kernels_are_not_told_to_end_orphans() -> None:
 
 @pytest.mark.skipif(not kernel.is_root(), reason="entering a network namespace needs root")
 def test_orphans_of_a_network_namespace_are_counted_and_ended() -> None:
-    """Also one whose other side answers for as long as it likes."""
+    """Covers an orphan whose peer stays connected for an unlimited time."""
 
-    def in_a_namespace() -> tuple[int, int, list[bytes]]:
+    def count_and_end_orphans() -> tuple[int, int, list[bytes]]:
         new_network_namespace()
         with Netlink() as netlink:
             netlink.request(links.bring_up(links.LOOPBACK))
@@ -94,23 +104,23 @@ def test_orphans_of_a_network_namespace_are_counted_and_ended() -> None:
                     while True:
                         client.send(bytes(1 << 16))
                 client.close()
-                found = len(list(socket_memory.orphans(thread, 0)))
+                orphans_before = len(list(socket_memory.orphans(thread, 0)))
                 many = list(socket_memory.orphans(thread, 1000))
                 socket_memory.end_orphans(thread)
-                return found, len(list(socket_memory.orphans(thread, 0))), many
+                return orphans_before, len(list(socket_memory.orphans(thread, 0))), many
 
-    with ThreadPoolExecutor(1) as pool:  # a thread of its own, which is not used for anything else
-        before, after, many = pool.submit(in_a_namespace).result()
+    with ThreadPoolExecutor(1) as pool:  # a dedicated thread: it stays in the new network namespace
+        before, after, many = pool.submit(count_and_end_orphans).result()
     assert before == 1
-    assert many == [], "there are no 1,000 sockets"
+    assert many == [], "below the threshold of 1,000 sockets nothing is listed"
     assert after == (0 if socket_memory.can_end_orphans(os.uname().release) else 1)
 
 
 @pytest.mark.skipif(not kernel.is_root(), reason="entering a network namespace needs root")
-def test_sockets_of_this_network_namespace_are_seen() -> None:
+def test_sockets_of_the_current_network_namespace_are_measured() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         client.send(bytes(10_000))
         assert sum(socket_memory.measure_sockets(os.getpid(), 0)) > 10_000, (
-            "it waits in a connection that nobody has accepted"
+            "data waiting in a connection that is not accepted yet must be counted"
         )
         assert socket_memory.count_sockets(os.getpid()) >= 2

@@ -1,4 +1,4 @@
-"""The UUID of a btrfs, in superblocks made by hand: what the kernel makes of a real one is tested with a copied data directory."""
+"""The UUID in hand-made btrfs superblocks. The test with a copied data directory covers real file systems."""
 
 from __future__ import annotations
 
@@ -14,60 +14,60 @@ FIRST, SECOND = 1 << 16, 1 << 26
 SIMPLE_QUOTA, METADATA_UUID = 1 << 16, 1 << 10
 
 
-def block(*, kind: int = 0) -> bytes:
-    made = bytearray(4096)
-    made[0x20:0x30] = FSID
-    made[0x40:0x48] = b"_BHRfS_M"
-    struct.pack_into("<QH", made, 0xBC, SIMPLE_QUOTA, kind)
-    made[:4] = superblock.crc32c(made[32:]).to_bytes(4, "little")
-    return bytes(made)
+def make_superblock(*, kind: int = 0) -> bytes:
+    superblock_bytes = bytearray(4096)
+    superblock_bytes[0x20:0x30] = FSID
+    superblock_bytes[0x40:0x48] = b"_BHRfS_M"
+    struct.pack_into("<QH", superblock_bytes, 0xBC, SIMPLE_QUOTA, kind)
+    superblock_bytes[:4] = superblock.crc32c(superblock_bytes[32:]).to_bytes(4, "little")
+    return bytes(superblock_bytes)
 
 
-def image(path: Path, content: bytes, size: int = 1 << 27) -> Path:
+def write_image(path: Path, content: bytes, size: int = 1 << 27) -> Path:
     file = path / "store.img"
     with file.open("wb") as stream:
         stream.truncate(size)
-        for place in (FIRST, SECOND):
-            if place < size:
-                stream.seek(place)
+        for offset in (FIRST, SECOND):
+            if offset < size:
+                stream.seek(offset)
                 stream.write(content)
     return file
 
 
-def read(file: Path, place: int) -> bytes:
+def read_superblock(file: Path, offset: int) -> bytes:
     with file.open("rb") as stream:
-        stream.seek(place)
+        stream.seek(offset)
         return stream.read(4096)
 
 
-def test_the_checksum() -> None:
-    assert superblock.crc32c(b"123456789") == 0xE3069283, "the check value of CRC-32C"
+def test_crc32c_has_the_standard_check_value() -> None:
+    assert superblock.crc32c(b"123456789") == 0xE3069283
 
 
 @pytest.mark.parametrize("size", [1 << 25, 1 << 27])
-def test_a_new_uuid(tmp_path: Path, size: int) -> None:
-    file = image(tmp_path, block(), size)
+def test_the_uuid_can_be_renewed_repeatedly(tmp_path: Path, size: int) -> None:
+    file = write_image(tmp_path, make_superblock(), size)
     superblock.renew_uuid(file)
     new = superblock.read_uuid(file)
     assert new != FSID
-    for place in (FIRST, SECOND):
-        if place < size:
-            found = read(file, place)
-            assert (found[0x20:0x30], found[0x23B:0x24B]) == (new, FSID), "the metadata's stays"
-            assert struct.unpack_from("<Q", found, 0xBC)[0] == SIMPLE_QUOTA | METADATA_UUID
-            assert found[:4] == superblock.crc32c(found[32:]).to_bytes(4, "little")
+    for offset in (FIRST, SECOND):
+        if offset < size:
+            sector = read_superblock(file, offset)
+            assert (sector[0x20:0x30], sector[0x23B:0x24B]) == (new, FSID), "the metadata UUID must stay"
+            assert struct.unpack_from("<Q", sector, 0xBC)[0] == SIMPLE_QUOTA | METADATA_UUID
+            assert sector[:4] == superblock.crc32c(sector[32:]).to_bytes(4, "little")
     superblock.renew_uuid(file)
-    again = read(file, FIRST)
-    assert again[0x20:0x30] not in {new, FSID} and again[0x23B:0x24B] == FSID, "as often as one likes"
+    again = read_superblock(file, FIRST)
+    assert again[0x20:0x30] not in {new, FSID} and again[0x23B:0x24B] == FSID, "renewing again must work"
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [(bytes(4096), "no superblock"), (block(kind=1), "CRC-32C"), (block()[:-1] + b"x", "damaged")],
+    ("content", "reason"),
+    [(bytes(4096), "no superblock"), (make_superblock(kind=1), "CRC-32C"), (make_superblock()[:-1] + b"x", "damaged")],
     ids=["nothing", "another checksum", "damaged"],
 )
-def test_what_is_not_understood_is_left_alone(tmp_path: Path, content: bytes, said: str) -> None:
-    file = image(tmp_path, content)
-    with pytest.raises(ValueError, match=said):
+def test_an_unsupported_superblock_is_left_unchanged(tmp_path: Path, content: bytes, reason: str) -> None:
+    file = write_image(tmp_path, content)
+    with pytest.raises(ValueError, match=reason):
         superblock.renew_uuid(file)
-    assert read(file, FIRST) == read(file, SECOND) == content
+    assert read_superblock(file, FIRST) == read_superblock(file, SECOND) == content

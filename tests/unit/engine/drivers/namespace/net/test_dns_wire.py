@@ -19,7 +19,7 @@ def response(*records: tuple[str, int, str, str], name: str = "web.test") -> byt
     return message.to_wire()
 
 
-def test_a_question_is_read_and_refused() -> None:
+def test_a_question_is_parsed_and_can_be_refused() -> None:
     wire = query("WwW.Web.test")
     question = read_question(wire)
     assert question and question.name == "www.web.test"
@@ -28,13 +28,13 @@ def test_a_question_is_read_and_refused() -> None:
     assert dns.message.from_wire(wire).is_response(refusal)
 
 
-def test_a_dot_inside_a_label_is_no_separator() -> None:
+def test_a_dot_inside_a_label_is_not_a_separator() -> None:
     wire = query("x")[:12] + b"\x08web.test\x00\x00\x01\x00\x01"
     question = read_question(wire)
     assert question and question.name != "web.test"
 
 
-def test_what_is_no_question() -> None:
+def test_malformed_questions_are_rejected() -> None:
     wire = query()
     for bad in (
         b"",
@@ -67,18 +67,18 @@ def test_what_is_no_question() -> None:
         parse_addresses(response(("web.test.", 60, "A", "198.51.100.1"))[:20] + noise)
 
 
-def test_only_the_right_answer_counts() -> None:
-    asked = read_question(query())
-    assert asked
+def test_only_the_matching_response_is_accepted() -> None:
+    question = read_question(query())
+    assert question
     good = with_id(response(("web.test.", 60, "A", "198.51.100.1")), 77)
-    assert answers_to(good, 77, asked)
-    assert not answers_to(good, 78, asked)
-    assert not answers_to(with_id(query(), 77), 77, asked)
-    assert not answers_to(with_id(response(name="other.test"), 77), 77, asked)
-    assert not answers_to(b"\x00", 77, asked)
+    assert answers_to(good, 77, question)
+    assert not answers_to(good, 78, question)
+    assert not answers_to(with_id(query(), 77), 77, question)
+    assert not answers_to(with_id(response(name="other.test"), 77), 77, question)
+    assert not answers_to(b"\x00", 77, question)
 
 
-def test_addresses_follow_aliases_from_the_name_that_was_asked_for() -> None:
+def test_addresses_are_resolved_through_aliases_of_the_requested_name() -> None:
     wire = response(
         ("web.test.", 300, "CNAME", "a.cdn.test."),
         ("a.cdn.test.", 20, "CNAME", "b.cdn.test."),

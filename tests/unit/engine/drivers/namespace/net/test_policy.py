@@ -16,38 +16,38 @@ from sandyard.engine.drivers.namespace.net.policy import (
 from sandyard.kit.errors import InvalidInputError
 
 
-def reachable(egress: Egress, address: str) -> bool:
+def is_reachable(egress: Egress, address: str) -> bool:
     return ranges.contains(egress.open_ranges(PRIVATE), int(IPv4Address(address)))
 
 
-def test_the_default_is_open() -> None:
+def test_the_default_policy_allows_everything() -> None:
     assert read_policy(NetworkPolicy()) == Egress()
     assert read_policy(NetworkPolicy()).answers
 
 
 @pytest.mark.parametrize("deny", [("0.0.0.0/0",), ("0.0.0.0/1", "128.0.0.0/1"), ("1.2.3.4/0",)])
-def test_denying_every_address_is_denying_all(deny: tuple[str, ...]) -> None:
+def test_denying_every_address_closes_the_network(deny: tuple[str, ...]) -> None:
     assert read_policy(NetworkPolicy(deny_out=deny)).closed
     assert not read_policy(NetworkPolicy(deny_out=deny)).answers
 
 
-def test_private_ranges_open_only_when_named() -> None:
+def test_private_ranges_are_reachable_only_when_listed_explicitly() -> None:
     everything = read_policy(NetworkPolicy(allow_internet=False, allow_out=("0.0.0.0/0",)))
-    assert reachable(everything, "8.8.8.8")
-    assert not reachable(everything, "10.1.2.3")
-    assert not reachable(everything, "169.254.169.254")
+    assert is_reachable(everything, "8.8.8.8")
+    assert not is_reachable(everything, "10.1.2.3")
+    assert not is_reachable(everything, "169.254.169.254")
     named = read_policy(NetworkPolicy(allow_internet=False, allow_out=("0.0.0.0/0", "10.0.0.0/8")))
-    assert reachable(named, "10.1.2.3")
-    assert not reachable(named, "192.168.0.1")
+    assert is_reachable(named, "10.1.2.3")
+    assert not is_reachable(named, "192.168.0.1")
     across = read_policy(NetworkPolicy(allow_internet=False, allow_out=("8.0.0.0/6",)))
-    assert reachable(across, "11.0.0.1")
-    assert not reachable(across, "10.0.0.1"), "a range that merely reaches into a private one names nothing in it"
+    assert is_reachable(across, "11.0.0.1")
+    assert not is_reachable(across, "10.0.0.1"), "a range that only overlaps a private range does not open it"
     metadata = read_policy(NetworkPolicy(allow_internet=False, allow_out=("169.254.169.254", "100.64.0.0/10")))
-    assert not reachable(metadata, "169.254.169.254")
-    assert not reachable(metadata, "100.100.100.200")
+    assert not is_reachable(metadata, "169.254.169.254")
+    assert not is_reachable(metadata, "100.100.100.200")
 
 
-def test_names_are_matched_whole_and_without_regard_to_case() -> None:
+def test_names_are_matched_completely_and_case_insensitively() -> None:
     names = read_policy(
         NetworkPolicy(deny_out=("0.0.0.0/0",), allow_out=("API.Example.com.", "*.pypi.org", "bücher.example"))
     ).domains
@@ -59,7 +59,7 @@ def test_names_are_matched_whole_and_without_regard_to_case() -> None:
     assert not Domains().match("any.thing")
 
 
-def test_ipv6_is_accepted_and_without_effect() -> None:
+def test_ipv6_entries_are_accepted_and_have_no_effect() -> None:
     assert read_policy(NetworkPolicy(deny_out=("::/0", "2001:db8::1"), allow_out=("2001:db8::/32",))) == Egress()
 
 
@@ -90,13 +90,13 @@ def test_ipv6_is_accepted_and_without_effect() -> None:
         (NetworkPolicy(deny_out=("10.0.0.1",) * 1001), "at most 1000"),
     ],
 )
-def test_bad_entries_are_named(policy: NetworkPolicy, part: str) -> None:
+def test_invalid_entries_are_named_in_the_error(policy: NetworkPolicy, part: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         read_policy(policy)
     assert part in caught.value.message
 
 
-def test_ranges() -> None:
+def test_ranges_are_merged_subtracted_and_formatted() -> None:
     assert ranges.make_ranges(("10.0.0.0/9", "10.128.0.0/9", "10.1.0.0/16")) == ranges.make_ranges(("10.0.0.0/8",))
     assert ranges.subtract(ranges.EVERYTHING, ()) == ranges.EVERYTHING
     assert ranges.subtract(ranges.EVERYTHING, ranges.EVERYTHING) == ()

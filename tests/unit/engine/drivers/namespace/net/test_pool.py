@@ -9,10 +9,10 @@ from sandyard.kit.errors import BusyError
 
 
 class Factory:
-    """Makes numbers; waits for `gate`, and fails while `broken`."""
+    """Produce consecutive numbers. Waits for `gate`; fails while `broken` is set."""
 
     def __init__(self) -> None:
-        self.made = 0
+        self.created = 0
         self.broken = False
         self.gate = asyncio.Event()
         self.gate.set()
@@ -21,40 +21,40 @@ class Factory:
         await self.gate.wait()
         if self.broken:
             raise RuntimeError("broken")
-        self.made += 1
-        return self.made
+        self.created += 1
+        return self.created
 
 
-async def settle(pool: Pool, size: int) -> None:
+async def wait_for_size(pool: Pool, size: int) -> None:
     while len(pool) < size:
         await asyncio.sleep(0.001)
 
 
-async def test_it_fills_and_refills() -> None:
+async def test_the_pool_fills_and_refills() -> None:
     factory = Factory()
     pool = Pool(3, factory)
     pool.fill()
-    await settle(pool, 3)
+    await wait_for_size(pool, 3)
     assert await pool.take() == 1
     for _ in range(10):
         await asyncio.sleep(0)
-    assert factory.made == 3, "it does not hurry while there are enough"
+    assert factory.created == 3, "the pool must not refill while enough items are left"
     assert await pool.take() == 2
-    await settle(pool, 3)
+    await wait_for_size(pool, 3)
     assert await pool.take() == 3
     async with asyncio.timeout(5):
-        await settle(pool, 3)
+        await wait_for_size(pool, 3)
     assert await pool.close() == [4, 5, 6]
 
 
-async def test_more_takers_than_there_are() -> None:
+async def test_more_takers_than_items_are_all_served() -> None:
     factory = Factory()
     pool = Pool(1, factory)
     assert sorted(await asyncio.gather(*(pool.take() for _ in range(10)))) == list(range(1, 11))
     await pool.close()
 
 
-async def test_failures_reach_the_takers_and_end_with_their_cause() -> None:
+async def test_failures_reach_the_takers_and_stop_when_the_cause_is_gone() -> None:
     factory = Factory()
     factory.broken = True
     pool = Pool(2, factory)
@@ -65,20 +65,20 @@ async def test_failures_reach_the_takers_and_end_with_their_cause() -> None:
     await pool.close()
 
 
-async def test_a_taker_that_leaves_loses_nothing() -> None:
+async def test_a_cancelled_taker_loses_no_item() -> None:
     factory = Factory()
     factory.gate.clear()
     pool = Pool(0, factory)
-    impatient = asyncio.create_task(pool.take())
-    patient = asyncio.create_task(pool.take())
+    cancelled = asyncio.create_task(pool.take())
+    remaining = asyncio.create_task(pool.take())
     await asyncio.sleep(0)
-    impatient.cancel()
+    cancelled.cancel()
     factory.gate.set()
-    assert await patient == 1
+    assert await remaining == 1
     assert await pool.close() == []
 
 
-async def test_closing_ends_the_waiting() -> None:
+async def test_closing_fails_the_takers_that_still_wait() -> None:
     factory = Factory()
     factory.gate.clear()
     pool = Pool(1, factory)
