@@ -95,7 +95,7 @@ async def test_start_commands_run_during_the_build_and_are_stored(harness: Build
     cached = await harness.build("two", start="touch started; sleep 100", ready="test -e started")
     assert any(line.startswith("CACHED [finalize]") for line in harness.log_lines(cached))
     sleeping = await harness.build_product("three", start="sleep 100", ready="sleep 0.1")
-    assert sleeping.start == Start("sleep 100", None), "a ready command that checks nothing is dropped"
+    assert sleeping.start == Start("sleep 100", None), "a ready command that only sleeps is not stored"
     checked = await harness.build_product("four", ready="true")
     assert checked.start is None
     assert harness.sandboxes_on_disk() == set()

@@ -90,7 +90,7 @@ async def test_a_slot_is_one_namespace_with_its_own_address(topology: Topology, 
     assert all(len(name) <= 15 for name in topology.interfaces())
 
 
-async def test_network_settings_inside_a_slot(network: Network) -> None:
+async def test_network_settings_are_applied_inside_a_slot(network: Network) -> None:
     slot = await network.acquire(0)
 
     def read_sysctls() -> list[str]:
