@@ -1,5 +1,5 @@
 """The same tests for every driver. Root runs them with all drivers, and `test_rootless.py` runs them again as another user. In `make test`
-the drivers that repeat another one run only what is theirs."""
+the drivers in `OWN_FILES` run only the files listed there, because the other files would repeat the tests of another driver."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import pytest
 import pytest_asyncio
 
 from tests.conformance import tiny
-from tests.conformance.yard import Yard, kinds
+from tests.conformance.harness import DriverHarness, list_kinds
 
-OWN = {"namespace-plain": {"test_copies.py", "test_limits.py"}, "fake": {"test_lifecycle.py"}}
-"""Where a driver is looked at in `make test`: the store of plain directories is another way to copy and to count."""
+OWN_FILES = {"namespace-plain": {"test_copies.py", "test_limits.py"}, "fake": {"test_lifecycle.py"}}
+"""The files that these drivers run in `make test`. The store of plain directories copies and counts in its own way."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and item.path.parent == Path(__file__).parent:
             kind = item.callspec.params.get("kind") if hasattr(item, "callspec") else None
-            if kind in OWN and item.path.name not in OWN[kind]:
+            if kind in OWN_FILES and item.path.name not in OWN_FILES[kind]:
                 item.add_marker(pytest.mark.slow)
 
 
-def _lacking(kind: str) -> str | None:
-    """Why this driver can't be tested here."""
+def _reason_to_skip(kind: str) -> str | None:
+    """Return why this driver can't be tested here, or None."""
     if kind == "fake":
         try:
             import sandyard.engine.drivers.fake.driver  # noqa: F401, PLC0415
@@ -38,7 +38,7 @@ def _lacking(kind: str) -> str | None:
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small root file system, or the one the rootless run was given."""
+    """A small root file system, or the one that was passed to the rootless run."""
     given = os.environ.get("SANDYARD_TINY_TEMPLATE")
     if given:
         return Path(given)
@@ -47,26 +47,26 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="session", params=kinds())
+@pytest.fixture(scope="session", params=list_kinds())
 def kind(request: pytest.FixtureRequest) -> str:
-    lacking = _lacking(request.param)
-    if lacking:
-        pytest.skip(lacking)
+    reason = _reason_to_skip(request.param)
+    if reason:
+        pytest.skip(reason)
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def data_dir(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One for all tests of a driver, as an engine has it: what one test leaves behind is the next one's trouble, so none may."""
+    """One directory for all tests of a driver, as in an engine: what one test left behind would break the next."""
     path = tmp_path_factory.mktemp(kind)
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest_asyncio.fixture
-async def yard(kind: str, data_dir: Path, template: Path) -> AsyncIterator[Yard]:
+async def harness(kind: str, data_dir: Path, template: Path) -> AsyncIterator[DriverHarness]:
     """An open driver without sandboxes."""
-    place = Yard(kind, data_dir, (str(template),))
-    await place.open()
-    yield place
-    await place.clear()
+    driver_harness = DriverHarness(kind, data_dir, (str(template),))
+    await driver_harness.open()
+    yield driver_harness
+    await driver_harness.clear()

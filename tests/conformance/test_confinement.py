@@ -1,5 +1,5 @@
-"""What takes an image apart can do nothing else: every attempt is made by the very process that an engine would start, in the place
-of a function of ours, as if a layer had taken it over through a hole in a parser."""
+"""The processes that unpack and adapt images are confined. Every attack runs in the process that an engine would start, in place of
+one of our functions, as if a layer had taken the process over through a vulnerability in a parser."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from tests.images.made import entry, folder, rootfs, sha256, tar
 
 LAYER = tar(folder("d"), entry("d/f", "x"), entry("pipe", kind=tarfile.FIFOTYPE, mode=0o666))
 PASSWORD = "wonderland-in-the-environment"
-PLACES = {
+TARGETS = {
     "decompressor": ("sandyard.engine.images.stream", "_open_decompressed"),
     "parser": ("sandyard.engine.images.tree", "Tree.finish"),
-    "fitter": ("sandyard.engine.images.image_changes", "adapt_image"),
+    "adapter": ("sandyard.engine.images.image_changes", "adapt_image"),
     "indexer": ("sandyard.engine.images.stream", "forget_members"),
 }
 TAKE_OVER = """
@@ -54,7 +54,7 @@ TAKE_OVER = """
 TRY_ALL = "raise LayerError('tried: ' + json.dumps(hostile.try_all({attempts})))"
 
 
-class Place:
+class ImageProcesses:
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = path
         self._monkeypatch = monkeypatch
@@ -63,7 +63,7 @@ class Place:
         self.fs.chmod(0o755)
 
     def take_over(self, where: str, body: str) -> None:
-        """Have the processes that come do `body` in the place of a function."""
+        """Make the processes that are started from now on run `body` in place of a function."""
         module, _, function = where.partition(":")
         code = self.path / "code"
         code.mkdir()
@@ -80,7 +80,7 @@ class Place:
         with (self.path / "blob").open("rb") as source:
             return await child.run_process("unpack", asdict(order), "The layer", source.fileno())
 
-    async def fit(self) -> dict[str, Any]:
+    async def adapt(self) -> dict[str, Any]:
         await self.unpack(rootfs())
         work = self.path / "adapted"
         (work / "scratch").mkdir(parents=True)
@@ -94,58 +94,64 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    return Place(tmp_path, monkeypatch)
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageProcesses:
+    return ImageProcesses(tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def aim(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[hostile.Aim]:
+def aim(processes: ImageProcesses, monkeypatch: pytest.MonkeyPatch) -> Iterator[hostile.Aim]:
     monkeypatch.setenv("SANDYARD_TEST_PASSWORD", PASSWORD)
-    (place.path / "secret").write_text("of the host")
+    (processes.path / "secret").write_text("of the host")
     abstract = f"\0sandyard-test-{os.getpid()}"
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    other_process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
             unix.bind(abstract)
             unix.listen()
             port = tcp.getsockname()[1]
             yield hostile.Aim(
-                str(place.fs), str(place.path / "secret"), str(place.path), port, abstract, bystander.pid, PASSWORD
+                str(processes.fs),
+                str(processes.path / "secret"),
+                str(processes.path),
+                port,
+                abstract,
+                other_process.pid,
+                PASSWORD,
             )
     finally:
-        bystander.kill()
-        bystander.wait()
-        with contextlib.suppress(OSError):  # where it was not refused
-            kernel.unmount(str(place.fs), kernel.MNT_DETACH)
+        other_process.kill()
+        other_process.wait()
+        with contextlib.suppress(OSError):  # nothing is mounted unless an attack succeeded
+            kernel.unmount(str(processes.fs), kernel.MNT_DETACH)
 
 
-@pytest.mark.parametrize("who", PLACES)
-async def test_whoever_takes_it_over_reaches_nothing(place: Place, aim: hostile.Aim, who: str) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+async def test_a_compromised_process_reaches_nothing(processes: ImageProcesses, aim: hostile.Aim, target: str) -> None:
     attempts = f"hostile.attempts(hostile.Aim(**{asdict(aim)!r}))"
-    if who != "fitter":
+    if target != "adapter":
         attempts += " | hostile.parser_attempts()"
-    place.take_over(":".join(PLACES[who]), TRY_ALL.format(attempts=attempts))
-    start = {"fitter": place.fit, "indexer": place.index}.get(who, place.unpack)
-    with pytest.raises(InvalidInputError, match="tried: ") as told:
+    processes.take_over(":".join(TARGETS[target]), TRY_ALL.format(attempts=attempts))
+    start = {"adapter": processes.adapt, "indexer": processes.index}.get(target, processes.unpack)
+    with pytest.raises(InvalidInputError, match="tried: ") as failure:
         await start()
-    succeeded = json.loads(told.value.message.partition("tried: ")[2].removesuffix("."))
+    succeeded = json.loads(failure.value.message.partition("tried: ")[2].removesuffix("."))
     assert succeeded == []
-    assert (place.path / "secret").read_text() == "of the host" and not (place.path / "evil").exists()
+    assert (processes.path / "secret").read_text() == "of the host" and not (processes.path / "evil").exists()
 
 
 @pytest.fixture
-async def stopped(place: Place) -> AsyncIterator[int]:
-    """The worker that writes the tree, as the host knows it: it waits for what comes out of a pipe in its layer."""
-    place.take_over(":".join(PLACES["parser"]), "open('/pipe', 'rb').read()")
-    running = asyncio.create_task(place.unpack())
+async def waiting_worker(processes: ImageProcesses) -> AsyncIterator[int]:
+    """The host pid of the worker that writes the tree. It blocks while it reads from a pipe in its layer."""
+    processes.take_over(":".join(TARGETS["parser"]), "open('/pipe', 'rb').read()")
+    running = asyncio.create_task(processes.unpack())
     pipe = -1
     try:
         while pipe < 0:
             assert not running.done(), running.result()
-            with contextlib.suppress(OSError):  # nobody reads it yet
-                pipe = os.open(place.fs / "pipe", os.O_WRONLY | os.O_NONBLOCK)
+            with contextlib.suppress(OSError):  # the worker has not opened it yet
+                pipe = os.open(processes.fs / "pipe", os.O_WRONLY | os.O_NONBLOCK)
             await asyncio.sleep(0.01)
-        while len(workers := _workers()) != 1:  # the other one ends when it has nothing to do any more
+        while len(workers := _list_worker_pids()) != 1:  # the other worker exits when it has nothing left to do
             await asyncio.sleep(0.01)
         yield workers[0]
     finally:
@@ -160,9 +166,9 @@ def _status(pid: int) -> dict[str, list[str]]:
     return {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def _workers() -> list[int]:
-    """First processes of their pid namespaces whose parent is one that unpacks for this one."""
-    found = []
+def _list_worker_pids() -> list[int]:
+    """Return the pids of the first processes of pid namespaces whose parent is an unpacking process started by this one."""
+    pids = []
     for folder_ in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, KeyError):
             status = _status(int(folder_.name))
@@ -172,12 +178,12 @@ def _workers() -> list[int]:
                 and status["State"][0] != "Z"
                 and _status(parent)["PPid"][0] == str(os.getpid())
             ):
-                found.append(int(folder_.name))
-    return found
+                pids.append(int(folder_.name))
+    return pids
 
 
-async def test_who_it_is_on_the_host(place: Place, stopped: int) -> None:
-    status = _status(stopped)
+async def test_the_worker_has_no_privileges_on_the_host(processes: ImageProcesses, waiting_worker: int) -> None:
+    status = _status(waiting_worker)
     root = kernel.is_root()
     mine = str(confinement.FIRST_ID) if root else str(os.getuid())
     assert status["Uid"] == [mine] * 4
@@ -187,37 +193,37 @@ async def test_who_it_is_on_the_host(place: Place, stopped: int) -> None:
     assert {int(status[name][0], 16) for name in ("CapInh", "CapAmb")} == {0}
     kept = confinement.MAKE_FILES if root else 0
     assert {int(status[name][0], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {kept}
-    if root:  # without, a process that can't be dumped shows this to root alone
+    if root:  # for a process that is not dumpable, only root may read this
         for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
-            theirs, ours = (Path(f"/proc/{pid}/ns/{kind}").readlink() for pid in (stopped, "self"))
+            theirs, ours = (Path(f"/proc/{pid}/ns/{kind}").readlink() for pid in (waiting_worker, "self"))
             assert theirs != ours, kind
-        mounts = Path(f"/proc/{stopped}/mountinfo").read_text().splitlines()
+        mounts = Path(f"/proc/{waiting_worker}/mountinfo").read_text().splitlines()
         assert len(mounts) == 1 and mounts[0].split()[4] == "/" and "idmapped" in mounts[0]
-        open_files = {link.readlink().name.partition(":")[0] for link in Path(f"/proc/{stopped}/fd").iterdir()}
+        open_files = {link.readlink().name.partition(":")[0] for link in Path(f"/proc/{waiting_worker}/fd").iterdir()}
         assert open_files <= {"null", "pipe", "socket", ""}
 
 
-async def test_it_ends_with_whoever_started_it(place: Place, stopped: int) -> None:
-    pidfd = os.pidfd_open(stopped)
-    os.kill(int(_status(stopped)["PPid"][0]), signal.SIGKILL)
-    gone = asyncio.Event()
-    asyncio.get_running_loop().add_reader(pidfd, gone.set)
+async def test_the_worker_ends_with_its_parent(processes: ImageProcesses, waiting_worker: int) -> None:
+    pidfd = os.pidfd_open(waiting_worker)
+    os.kill(int(_status(waiting_worker)["PPid"][0]), signal.SIGKILL)
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(pidfd, ended.set)
     async with asyncio.timeout(20):
-        await gone.wait()
+        await ended.wait()
     asyncio.get_running_loop().remove_reader(pidfd)
     os.close(pidfd)
 
 
-async def test_without_confinement_nothing_is_read(place: Place) -> None:
-    place.take_over(
+async def test_nothing_is_unpacked_without_confinement(processes: ImageProcesses) -> None:
+    processes.take_over(
         "sandyard.engine.drivers.namespace.kernel:clone",
         "raise OSError(28, 'unshare(0x10000000): No space left on device')",
     )
     with pytest.raises(UnsupportedError, match=r"cannot confine .*No space left on device.*sandyard doctor"):
-        await place.unpack()
-    assert list(place.fs.iterdir()) == []
+        await processes.unpack()
+    assert list(processes.fs.iterdir()) == []
 
 
-def test_its_ids_are_no_sandboxs() -> None:
+def test_worker_ids_do_not_overlap_with_sandbox_ids() -> None:
     last = instance.FIRST_UID + instance.BLOCKS * instance.SLOTS_PER_BLOCK * instance.UIDS_PER_SLOT
     assert last <= confinement.FIRST_ID <= 2**31 - confinement.IDS

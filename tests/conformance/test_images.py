@@ -1,4 +1,4 @@
-"""What is made of an image is a sandbox: with its users, without what a layer took away, and with commands although there is no bash."""
+"""An image becomes a working sandbox: with its users, without the files that a layer deletes, and able to run commands without bash."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.images.service import Images, Options
-from tests.conformance.yard import Yard
+from tests.conformance.harness import DriverHarness
 from tests.images.made import Layout, busybox, entry, folder, link, rootfs, tar
 
 NET_RAW = struct.pack("<IIIII", 0x0200_0001, 1 << 13, 0, 0, 0).decode("utf-8", "surrogateescape")
@@ -34,8 +34,8 @@ UPPER = tar(
 )
 
 
-async def test_an_image_runs(yard: Yard, tmp_path: Path) -> None:
-    if not yard.real:
+async def test_a_sandbox_runs_from_an_image(harness: DriverHarness, tmp_path: Path) -> None:
+    if not harness.real:
         pytest.skip("the fake driver has no root file systems")
     layout = Layout(tmp_path / "oci")
     layout.tag(layout.image([rootfs(*LOWER), UPPER], {"Env": ["PATH=/bin"], "User": "node"}))
@@ -44,7 +44,7 @@ async def test_an_image_runs(yard: Yard, tmp_path: Path) -> None:
     image = await images.resolve(f"oci:{layout.path}", None, lambda _: None)
     assert image.user == "node"
 
-    handle, agent = await yard.create(layers=image.layers)
+    handle, agent = await harness.create(layers=image.layers)
     try:
         shown = await agent.run("cat /data/kept /data/new /tree/shown; ls /tree; ls /data; ls -d /gone; own")
         assert shown.out.split() == ["keptnewshownshown", "kept", "new", "it", "runs"], shown
@@ -54,11 +54,11 @@ async def test_an_image_runs(yard: Yard, tmp_path: Path) -> None:
                 "echo $USER; echo $HOME; cd && touch here /tmp/$USER /var/tmp/$USER && echo written", user=user
             )
             assert who.out.split() == [user, "/root" if user == "root" else "/home/user", "written"], who
-        if yard.kind != "namespace-rootless":
+        if harness.kind != "namespace-rootless":
             capable = await agent.run("/opt/busybox grep CapEff: /proc/self/status", user="user")
             assert capable.out.split() == ["CapEff:", f"{1 << 13:016x}"]
             owners = await agent.run("stat -c '%u %g %a' /data /data/kept /home/user")
             assert owners.out.splitlines() == ["1000 1000 750", "0 0 644", "1001 1001 755"]
         assert (await agent.run("rm -r /data /tree && mkdir /tree && ls /tree")).code == 0
     finally:
-        await yard.driver.kill(handle)
+        await harness.driver.kill(handle)

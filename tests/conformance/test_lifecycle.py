@@ -1,4 +1,4 @@
-"""Create, stop, boot, kill, and what a driver says of a sandbox meanwhile."""
+"""Create, stop, boot and kill, and what a driver reports about a sandbox in between."""
 
 from __future__ import annotations
 
@@ -9,164 +9,166 @@ import pytest
 
 from sandyard.engine.contract import AGENT_PORT, Condition, Handle, HostRule, NetworkPolicy
 from sandyard.kit.errors import ConflictError, SandyardError, UnreachableError, UnsupportedError
-from tests.conformance.yard import Yard, as_json, from_json
+from tests.conformance.harness import DriverHarness, as_json, from_json
 
 
-async def test_a_created_sandbox_runs_and_its_agent_answers(yard: Yard) -> None:
-    handle, agent = await yard.create()
-    assert await yard.driver.condition(handle) is Condition.RUNNING
+async def test_a_created_sandbox_runs_and_its_guest_agent_responds(harness: DriverHarness) -> None:
+    handle, agent = await harness.create()
+    assert await harness.driver.condition(handle) is Condition.RUNNING
     assert await agent.health() == 204
-    done = await agent.run("echo out; echo err >&2; exit 3")
-    assert (done.code, done.out, done.err) == (3, "out\n", "err\n")
+    result = await agent.run("echo out; echo err >&2; exit 3")
+    assert (result.code, result.out, result.err) == (3, "out\n", "err\n")
 
 
-async def test_a_handle_survives_json(yard: Yard) -> None:
-    handle, agent = await yard.create()
+async def test_a_handle_works_after_a_json_round_trip(harness: DriverHarness) -> None:
+    handle, agent = await harness.create()
     again = from_json(as_json(handle))
     assert again == handle
-    assert await yard.driver.condition(again) is Condition.RUNNING
+    assert await harness.driver.condition(again) is Condition.RUNNING
     await agent.run("echo kept > file")
-    stopped = from_json(as_json(await yard.driver.stop(again)))
-    booted = from_json(as_json(await yard.driver.boot(stopped, yard.spec(handle.id))))
-    assert await yard.agent(booted).read("file") == "kept\n"
+    stopped = from_json(as_json(await harness.driver.stop(again)))
+    booted = from_json(as_json(await harness.driver.boot(stopped, harness.spec(handle.id))))
+    assert await harness.agent(booted).read("file") == "kept\n"
 
 
-async def test_many_are_made_at_the_same_time(yard: Yard) -> None:
-    made = await asyncio.gather(*(yard.create() for _ in range(8)))
-    answers = await asyncio.gather(
-        *(agent.run(f"echo {number} > me; cat me") for number, (_, agent) in enumerate(made))
+async def test_sandboxes_can_be_created_concurrently(harness: DriverHarness) -> None:
+    created = await asyncio.gather(*(harness.create() for _ in range(8)))
+    outputs = await asyncio.gather(
+        *(agent.run(f"echo {number} > me; cat me") for number, (_, agent) in enumerate(created))
     )
-    assert [answer.out for answer in answers] == [f"{number}\n" for number in range(8)]
-    await asyncio.gather(*(yard.driver.kill(handle) for handle, _ in made))
-    assert [await yard.driver.condition(handle) for handle, _ in made] == [Condition.ABSENT] * 8
+    assert [output.out for output in outputs] == [f"{number}\n" for number in range(8)]
+    await asyncio.gather(*(harness.driver.kill(handle) for handle, _ in created))
+    assert [await harness.driver.condition(handle) for handle, _ in created] == [Condition.ABSENT] * 8
 
 
-async def test_an_id_is_used_once(yard: Yard) -> None:
-    handle, agent = await yard.create("twice")
+async def test_creating_a_sandbox_with_a_used_id_fails(harness: DriverHarness) -> None:
+    handle, agent = await harness.create("twice")
     with pytest.raises(ConflictError):
-        await yard.create("twice")
+        await harness.create("twice")
     assert await agent.health() == 204
-    assert await yard.driver.condition(handle) is Condition.RUNNING
+    assert await harness.driver.condition(handle) is Condition.RUNNING
 
 
-async def test_a_create_that_fails_leaves_nothing(yard: Yard) -> None:
-    if not yard.real:
-        pytest.skip("it has no layers that could be missing")
+async def test_a_failed_create_leaves_nothing_behind(harness: DriverHarness) -> None:
+    if not harness.real:
+        pytest.skip("the fake driver has no layers that could be missing")
     with pytest.raises(SandyardError, match="does not exist"):
-        await yard.create("broken", layers=("/nowhere/at/all",))
-    assert await yard.driver.condition(Handle("broken", yard.driver.name)) is Condition.ABSENT
-    assert yard.traces("broken") == []
-    _, agent = await yard.create("broken")
+        await harness.create("broken", layers=("/nowhere/at/all",))
+    assert await harness.driver.condition(Handle("broken", harness.driver.name)) is Condition.ABSENT
+    assert harness.traces("broken") == []
+    _, agent = await harness.create("broken")
     assert await agent.health() == 204
 
 
-async def test_a_create_that_is_given_up_leaves_nothing(yard: Yard) -> None:
-    """Wherever it was when its caller went away."""
+async def test_a_cancelled_create_leaves_nothing_behind(harness: DriverHarness) -> None:
+    """At whichever step it is cancelled."""
     for steps in range(0, 24, 3):
-        task = asyncio.ensure_future(yard.create("dropped"))
+        task = asyncio.ensure_future(harness.create("dropped"))
         for _ in range(steps):
             await asyncio.sleep(0)
         task.cancel()
         (outcome,) = await asyncio.gather(task, return_exceptions=True)
         if not isinstance(outcome, BaseException):
-            await yard.driver.kill(outcome[0])
-        assert yard.traces("dropped") == []
+            await harness.driver.kill(outcome[0])
+        assert harness.traces("dropped") == []
 
 
-async def test_kill_removes_every_trace_and_may_be_repeated(yard: Yard) -> None:
-    handle, agent = await yard.create()
-    await agent.begin("sleep 1000")
-    await yard.driver.kill(handle)
-    assert await yard.driver.condition(handle) is Condition.ABSENT
-    assert yard.traces(handle.id) == []
-    await yard.driver.kill(handle)
+async def test_kill_removes_every_trace_and_is_idempotent(harness: DriverHarness) -> None:
+    handle, agent = await harness.create()
+    await agent.start("sleep 1000")
+    await harness.driver.kill(handle)
+    assert await harness.driver.condition(handle) is Condition.ABSENT
+    assert harness.traces(handle.id) == []
+    await harness.driver.kill(handle)
     with pytest.raises(UnreachableError):
-        await yard.driver.connect(handle, AGENT_PORT)
+        await harness.driver.connect(handle, AGENT_PORT)
 
 
-async def test_kill_works_from_every_condition(yard: Yard) -> None:
-    frozen, _ = await yard.create()
-    await yard.driver.freeze(frozen)
-    await yard.driver.kill(frozen)
-    stopped, _ = await yard.create()
-    await yard.driver.kill(await yard.driver.stop(stopped))
+async def test_frozen_and_stopped_sandboxes_can_be_killed(harness: DriverHarness) -> None:
+    frozen, _ = await harness.create()
+    await harness.driver.freeze(frozen)
+    await harness.driver.kill(frozen)
+    stopped, _ = await harness.create()
+    await harness.driver.kill(await harness.driver.stop(stopped))
     for handle in (frozen, stopped):
-        assert await yard.driver.condition(handle) is Condition.ABSENT
-        assert yard.traces(handle.id) == []
+        assert await harness.driver.condition(handle) is Condition.ABSENT
+        assert harness.traces(handle.id) == []
 
 
-async def test_stop_keeps_the_file_system_and_boot_begins_anew(yard: Yard) -> None:
-    handle, agent = await yard.create()
+async def test_stop_keeps_the_file_system_for_the_next_boot(harness: DriverHarness) -> None:
+    handle, agent = await harness.create()
     await agent.run("echo kept > file")
-    await agent.begin("sleep 1000")
-    stopped = await yard.driver.stop(handle)
-    assert await yard.driver.condition(stopped) is Condition.STOPPED
-    assert await yard.driver.stop(stopped) == stopped
+    await agent.start("sleep 1000")
+    stopped = await harness.driver.stop(handle)
+    assert await harness.driver.condition(stopped) is Condition.STOPPED
+    assert await harness.driver.stop(stopped) == stopped
     with pytest.raises(UnreachableError):
-        await yard.driver.connect(stopped, AGENT_PORT)
-    booted = await yard.driver.boot(stopped, yard.spec(handle.id))
-    assert await yard.driver.condition(booted) is Condition.RUNNING
-    assert await yard.agent(booted).read("file") == "kept\n"
+        await harness.driver.connect(stopped, AGENT_PORT)
+    booted = await harness.driver.boot(stopped, harness.spec(handle.id))
+    assert await harness.driver.condition(booted) is Condition.RUNNING
+    assert await harness.agent(booted).read("file") == "kept\n"
     with pytest.raises(ConflictError):
-        await yard.driver.boot(booted, yard.spec(handle.id))
+        await harness.driver.boot(booted, harness.spec(handle.id))
 
 
-async def test_it_can_be_stopped_and_booted_many_times(yard: Yard) -> None:
-    handle, agent = await yard.create()
-    for turn in range(4):
-        await agent.run(f"echo {turn} >> turns")
-        handle = await yard.driver.boot(await yard.driver.stop(handle), yard.spec(handle.id))
-        agent = yard.agent(handle)
+async def test_a_sandbox_can_be_stopped_and_booted_repeatedly(harness: DriverHarness) -> None:
+    handle, agent = await harness.create()
+    for number in range(4):
+        await agent.run(f"echo {number} >> turns")
+        handle = await harness.driver.boot(await harness.driver.stop(handle), harness.spec(handle.id))
+        agent = harness.agent(handle)
     assert await agent.read("turns") == "0\n1\n2\n3\n"
 
 
-async def test_exited_waits_for_the_end(yard: Yard) -> None:
-    handle, agent = await yard.create()
-    waiting = asyncio.ensure_future(yard.driver.wait_for_exit(handle))
+async def test_wait_for_exit_returns_when_the_sandbox_ends(harness: DriverHarness) -> None:
+    handle, agent = await harness.create()
+    waiting = asyncio.ensure_future(harness.driver.wait_for_exit(handle))
     await agent.run("true")
     assert not waiting.done()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert await yard.driver.condition(handle) is Condition.RUNNING
-    again = asyncio.ensure_future(yard.driver.wait_for_exit(handle))
+    assert await harness.driver.condition(handle) is Condition.RUNNING
+    again = asyncio.ensure_future(harness.driver.wait_for_exit(handle))
     await asyncio.sleep(0)
-    await yard.driver.kill(handle)
+    await harness.driver.kill(handle)
     assert await asyncio.wait_for(again, 10)
 
 
-async def test_stats_tell_what_is_used_and_allowed(yard: Yard) -> None:
-    handle, agent = await yard.create()
-    before = await yard.driver.stats(handle)
+async def test_stats_report_usage_and_limits(harness: DriverHarness) -> None:
+    handle, agent = await harness.create()
+    before = await harness.driver.stats(handle)
     assert before.memory_total == 512 << 20
     assert before.disk_total == 10240 << 20
     assert before.cpu_count == 2
-    if "cpu" in yard.driver.capabilities.limits:
+    if "cpu" in harness.driver.capabilities.limits:
         await agent.run("i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done")
-        after = await yard.driver.stats(handle)
+        after = await harness.driver.stats(handle)
         assert after.cpu_seconds > before.cpu_seconds
-    if "memory" in yard.driver.capabilities.limits:
+    if "memory" in harness.driver.capabilities.limits:
         assert 0 < before.memory_used < 512 << 20
 
 
-async def test_what_a_driver_lacks_it_explains(yard: Yard) -> None:
-    able = yard.driver.capabilities
-    assert able.live_copy in {"cow", "copy"}
-    for limit in {"memory", "cpu", "pids", "disk"} - able.limits:
-        assert able.missing.get(limit) or able.missing["limits"], f"nothing is said about {limit}"
-    if not able.egress:
-        assert able.missing["egress"]
-    if not able.suspend:
-        assert able.missing["suspend"]
+async def test_a_driver_explains_its_missing_capabilities(harness: DriverHarness) -> None:
+    capabilities = harness.driver.capabilities
+    assert capabilities.live_copy in {"cow", "copy"}
+    for limit in {"memory", "cpu", "pids", "disk"} - capabilities.limits:
+        assert capabilities.missing.get(limit) or capabilities.missing["limits"], (
+            f"the driver should explain why it has no {limit} limit"
+        )
+    if not capabilities.egress:
+        assert capabilities.missing["egress"]
+    if not capabilities.suspend:
+        assert capabilities.missing["suspend"]
 
 
-async def test_rules_that_nothing_would_apply_are_refused(yard: Yard) -> None:
-    """A sandbox whose requests go out without their headers would look as if it had them."""
+async def test_network_rules_that_the_driver_cannot_apply_are_rejected(harness: DriverHarness) -> None:
+    """Otherwise requests would be sent without the headers of the rules, and nobody would notice."""
     rules = NetworkPolicy(rules=(HostRule("api.example.com", (("X-Key", "1"),)),))
-    spec = replace(yard.spec(), network=rules)
+    spec = replace(harness.spec(), network=rules)
     with pytest.raises(UnsupportedError):
-        await yard.driver.create(spec)
-    assert yard.traces(spec.id) == []
-    handle, agent = await yard.create()
+        await harness.driver.create(spec)
+    assert harness.traces(spec.id) == []
+    handle, agent = await harness.create()
     with pytest.raises(UnsupportedError):
-        await yard.driver.set_network(handle, rules)
+        await harness.driver.set_network(handle, rules)
     assert await agent.health() == 204

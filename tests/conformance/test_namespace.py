@@ -1,4 +1,4 @@
-"""What only the namespace driver promises: how a sandbox ends, what happens to its maker, and what it can't reach."""
+"""What only the namespace driver promises: how a sandbox ends, what happens when its zygote dies, and what it can't reach."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sandyard.engine.drivers.namespace.driver import NamespaceDriver
 from sandyard.engine.drivers.namespace.host import Options
 from sandyard.kit.errors import InvalidInputError
 from tests.conformance import tiny
-from tests.conformance.agent import Agent
-from tests.conformance.yard import Yard
+from tests.conformance.guest_agent import GuestAgent
+from tests.conformance.harness import DriverHarness
 
 _ESCAPES = """
 import ctypes, os, socket
@@ -44,66 +44,66 @@ for family, kind in ((socket.AF_PACKET, 3), (socket.AF_INET, 3), (40, 1), (38, 5
 
 
 @pytest.fixture(autouse=True)
-def _only_namespaces(yard: Yard) -> None:
-    if not yard.kind.startswith("namespace"):
-        pytest.skip("it has no namespaces")
+def _require_namespaces(harness: DriverHarness) -> None:
+    if not harness.kind.startswith("namespace"):
+        pytest.skip("the fake driver has no namespaces")
 
 
-def _pid(handle: Handle) -> int:
+def _host_pid(handle: Handle) -> int:
     return int(handle.data["life"]["pid"])
 
 
-async def _python(agent: Agent, program: str, *, user: str = "root") -> str:
+async def _run_python(agent: GuestAgent, program: str, *, user: str = "root") -> str:
     await agent.run(f"cat > /tmp/program.py <<'EOF'\n{program}\nEOF\nchmod 644 /tmp/program.py")
-    done = await agent.run(f"{tiny.PYTHON} -I -S /tmp/program.py", user=user)
-    assert done.code == 0, done.err
-    return done.out
+    result = await agent.run(f"{tiny.PYTHON} -I -S /tmp/program.py", user=user)
+    assert result.code == 0, result.err
+    return result.out
 
 
 # How a sandbox ends ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("number", "reason"), [(signal.SIGKILL, "killed from outside"), (signal.SIGTERM, "shut down")])
-async def test_the_reason_of_an_end_is_told(yard: Yard, number: signal.Signals, reason: str) -> None:
-    handle, agent = await yard.create()
+async def test_the_exit_reason_is_reported(harness: DriverHarness, number: signal.Signals, reason: str) -> None:
+    handle, agent = await harness.create()
     await agent.run("echo kept > file")
-    os.kill(_pid(handle), number)
-    assert reason in await asyncio.wait_for(yard.driver.wait_for_exit(handle), 10)
-    assert await yard.driver.condition(handle) is Condition.STOPPED
-    booted = await yard.driver.boot(handle, yard.spec(handle.id))
-    assert await yard.agent(booted).read("file") == "kept\n"
+    os.kill(_host_pid(handle), number)
+    assert reason in await asyncio.wait_for(harness.driver.wait_for_exit(handle), 10)
+    assert await harness.driver.condition(handle) is Condition.STOPPED
+    booted = await harness.driver.boot(handle, harness.spec(handle.id))
+    assert await harness.agent(booted).read("file") == "kept\n"
 
 
-async def test_the_reason_of_an_end_is_waited_for(yard: Yard) -> None:
-    """On a busy machine the zygote, who knows it, may not run for a while."""
-    handle, _ = await yard.create()
-    os.kill(_zygote(yard), signal.SIGSTOP)
-    os.kill(_pid(handle), signal.SIGKILL)
+async def test_wait_for_exit_waits_for_the_reason(harness: DriverHarness) -> None:
+    """On a busy machine the zygote, which knows the reason, may not run for a while."""
+    handle, _ = await harness.create()
+    os.kill(_zygote_pid(harness), signal.SIGSTOP)
+    os.kill(_host_pid(handle), signal.SIGKILL)
     await asyncio.sleep(0.5)
-    os.kill(_zygote(yard), signal.SIGCONT)
-    assert "killed from outside" in await asyncio.wait_for(yard.driver.wait_for_exit(handle), 10)
+    os.kill(_zygote_pid(harness), signal.SIGCONT)
+    assert "killed from outside" in await asyncio.wait_for(harness.driver.wait_for_exit(handle), 10)
 
 
-async def test_nobody_inside_ends_the_agent(yard: Yard) -> None:
-    handle, agent = await yard.create()
+async def test_processes_inside_cannot_kill_the_guest_agent(harness: DriverHarness) -> None:
+    handle, agent = await harness.create()
     await agent.run("kill -KILL 1; kill -KILL -1; kill -SEGV 1")
     assert await agent.health() == 204
-    assert await yard.driver.condition(handle) is Condition.RUNNING
+    assert await harness.driver.condition(handle) is Condition.RUNNING
 
 
-async def test_an_adopted_sandbox_is_watched_too(yard: Yard) -> None:
-    handle, _ = await yard.create()
-    await yard.open([handle])
-    os.kill(_pid(handle), signal.SIGKILL)
-    assert await asyncio.wait_for(yard.driver.wait_for_exit(handle), 10)
-    assert await yard.driver.condition(handle) is Condition.STOPPED
+async def test_the_exit_of_an_adopted_sandbox_is_detected(harness: DriverHarness) -> None:
+    handle, _ = await harness.create()
+    await harness.open([handle])
+    os.kill(_host_pid(handle), signal.SIGKILL)
+    assert await asyncio.wait_for(harness.driver.wait_for_exit(handle), 10)
+    assert await harness.driver.condition(handle) is Condition.STOPPED
 
 
 # The zygote --------------------------------------------------------------------------------------------------------------
 
 
-def _zygote(yard: Yard) -> int:
-    driver = yard.driver
+def _zygote_pid(harness: DriverHarness) -> int:
+    driver = harness.driver
     assert isinstance(driver, NamespaceDriver)
     assert driver._host is not None
     pid = driver._host.launcher.forker.pid
@@ -111,57 +111,57 @@ def _zygote(yard: Yard) -> int:
     return pid
 
 
-async def test_the_death_of_the_zygote_hurts_no_sandbox(yard: Yard) -> None:
-    handle, agent = await yard.create()
-    first = _zygote(yard)
+async def test_sandboxes_survive_the_death_of_the_zygote(harness: DriverHarness) -> None:
+    handle, agent = await harness.create()
+    first = _zygote_pid(harness)
     os.kill(first, signal.SIGKILL)
     await asyncio.sleep(0.05)
     assert (await agent.run("echo alive")).out == "alive\n"
-    other, second = await yard.create()
+    other, second = await harness.create()
     assert await second.health() == 204
-    assert _zygote(yard) != first
-    await yard.driver.kill(handle)
-    assert yard.traces(handle.id) == []
-    assert await yard.driver.condition(other) is Condition.RUNNING
+    assert _zygote_pid(harness) != first
+    await harness.driver.kill(handle)
+    assert harness.traces(handle.id) == []
+    assert await harness.driver.condition(other) is Condition.RUNNING
 
 
-async def test_creates_survive_the_death_of_the_zygote(yard: Yard) -> None:
-    creating = [asyncio.ensure_future(yard.create()) for _ in range(12)]
+async def test_creates_in_progress_survive_the_death_of_the_zygote(harness: DriverHarness) -> None:
+    creating = [asyncio.ensure_future(harness.create()) for _ in range(12)]
     await asyncio.sleep(0.03)
-    os.kill(_zygote(yard), signal.SIGKILL)
+    os.kill(_zygote_pid(harness), signal.SIGKILL)
     made = await asyncio.gather(*creating)
     assert {await agent.health() for _, agent in made} == {204}
 
 
-async def test_no_process_is_left_when_the_driver_is_closed(yard: Yard) -> None:
-    handle, _ = await yard.create()
-    zygote = _zygote(yard)
-    await yard.driver.kill(handle)
-    await yard.close()
+async def test_no_process_is_left_when_the_driver_is_closed(harness: DriverHarness) -> None:
+    handle, _ = await harness.create()
+    zygote = _zygote_pid(harness)
+    await harness.driver.kill(handle)
+    await harness.close()
     assert not Path(f"/proc/{zygote}").exists()
 
 
-# What it can't reach -----------------------------------------------------------------------------------------------------
+# Isolation --------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_hostile_root_gets_nowhere(yard: Yard) -> None:
-    _, agent = await yard.create()
-    lines = (await _python(agent, _ESCAPES)).splitlines()
+async def test_root_in_a_sandbox_cannot_escape(harness: DriverHarness) -> None:
+    _, agent = await harness.create()
+    lines = (await _run_python(agent, _ESCAPES)).splitlines()
     assert len(lines) == 15
     assert [line for line in lines if line.endswith("ok")] == []
 
 
-async def test_the_agent_shows_nothing_of_itself(yard: Yard) -> None:
-    _, agent = await yard.create()
+async def test_the_proc_files_of_the_guest_agent_cannot_be_read(harness: DriverHarness) -> None:
+    _, agent = await harness.create()
     for name in ("environ", "maps", "mem", "fd", "root", "cwd", "exe"):
         seen = await agent.run(f"ls -l /proc/1/{name}/ 2>/dev/null || cat /proc/1/{name}")
         assert seen.out == "", name
         assert seen.code != 0, name
-    assert str(yard.data_dir) not in (await agent.run("cat /proc/1/cmdline /proc/self/mountinfo")).out
+    assert str(harness.data_dir) not in (await agent.run("cat /proc/1/cmdline /proc/self/mountinfo")).out
 
 
-async def test_of_the_machine_little_is_seen(yard: Yard) -> None:
-    _, agent = await yard.create()
+async def test_details_of_the_host_are_hidden(harness: DriverHarness) -> None:
+    _, agent = await harness.create()
     for name in ("keys", "kallsyms", "interrupts", "timer_list", "kcore", "kmsg"):
         assert (await agent.run(f"head -c 100 /proc/{name}")).out == "", name
     assert (await agent.run("echo 1 > /proc/sys/kernel/hostname")).code != 0
@@ -176,20 +176,20 @@ async def test_of_the_machine_little_is_seen(yard: Yard) -> None:
     assert set((await agent.run("cat /proc/self/cgroup")).out.replace("\n", " ").split(":")[-1].strip()) == {"/"}
 
 
-async def test_devices_work_for_everybody(yard: Yard) -> None:
-    _, agent = await yard.create()
+async def test_devices_work_for_all_users(harness: DriverHarness) -> None:
+    _, agent = await harness.create()
     for user in ("root", "user"):
-        done = await agent.run(
+        result = await agent.run(
             "head -c 4 /dev/urandom | wc -c; echo x > /dev/null; head -c 2 /dev/zero | wc -c", user=user
         )
-        assert (done.code, done.out) == (0, "4\n2\n")
+        assert (result.code, result.out) == (0, "4\n2\n")
     assert (await agent.run("echo x > /dev/full")).code != 0
     assert (await agent.run("echo shared > /dev/shm/x; cat /dev/shm/x")).out == "shared\n"
 
 
-async def test_users_inside_are_who_they_should_be(yard: Yard) -> None:
-    _, agent = await yard.create()
-    single = "users" in yard.driver.capabilities.missing
+async def test_commands_run_as_the_requested_user(harness: DriverHarness) -> None:
+    _, agent = await harness.create()
+    single = "users" in harness.driver.capabilities.missing
     assert (await agent.run("id -u", user="user")).out == ("0\n" if single else "1000\n")
     await agent.run("echo mine > /tmp/mine", user="user")
     assert (await agent.run("stat -c %u /tmp/mine")).out == ("0\n" if single else "1000\n")
@@ -197,98 +197,98 @@ async def test_users_inside_are_who_they_should_be(yard: Yard) -> None:
         assert (await agent.run("cat /root/x 2>&1; ls /root", user="user")).code != 0
 
 
-async def test_sandboxes_do_not_see_each_other(yard: Yard) -> None:
-    one, other = (await yard.create())[1], (await yard.create())[1]
+async def test_sandboxes_do_not_see_each_other(harness: DriverHarness) -> None:
+    one, other = (await harness.create())[1], (await harness.create())[1]
     await one.run("echo secret > /tmp/secret; echo secret > /dev/shm/secret")
-    await one.begin("sleep 4321")
+    await one.start("sleep 4321")
     assert (await other.run("ls /tmp/secret /dev/shm/secret")).out == ""
     assert "4321" not in (await other.run("cat /proc/[0-9]*/cmdline")).out
 
 
-async def test_the_names_of_the_place(yard: Yard) -> None:
-    _, agent = await yard.create()
+async def test_the_host_name_and_the_hosts_file_are_set(harness: DriverHarness) -> None:
+    _, agent = await harness.create()
     assert (await agent.run("uname -n; cat /etc/hostname")).out == "e2b.local\ne2b.local\n"
     assert "localhost" in await agent.read("/etc/hosts")
     await agent.run("echo 10.1.2.3 mine >> /etc/hosts")
-    layers = await yard.driver.snapshot(agent.handle, "names")
-    _, later = await yard.create(layers=layers)
+    layers = await harness.driver.snapshot(agent.handle, "names")
+    _, later = await harness.create(layers=layers)
     assert "10.1.2.3 mine" in await later.read("/etc/hosts")
 
 
-# Odd places --------------------------------------------------------------------------------------------------------------
+# Unusual inputs ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_data_directory_with_a_long_and_odd_name(yard: Yard, tmp_path: Path) -> None:
-    await yard.close()
+async def test_a_data_directory_with_a_long_and_unusual_name_works(harness: DriverHarness, tmp_path: Path) -> None:
+    await harness.close()
     folder = tmp_path / ("very long: and, odd " * 6) / "data"
     folder.mkdir(parents=True)
-    place = Yard(yard.kind, folder, yard.layers)
-    await place.open()
+    other = DriverHarness(harness.kind, folder, harness.layers)
+    await other.open()
     try:
-        handle, agent = await place.create()
+        handle, agent = await other.create()
         await agent.run("echo kept > file")
-        fork = await place.driver.fork(handle, place.spec())
-        assert await place.agent(fork).read("file") == "kept\n"
+        fork = await other.driver.fork(handle, other.spec())
+        assert await other.agent(fork).read("file") == "kept\n"
     finally:
-        await place.clear()
+        await other.clear()
 
 
-async def test_layers_may_lie_anywhere(yard: Yard, tmp_path: Path) -> None:
-    """Also where nobody said they would: the zygote is replaced by one that sees them."""
+async def test_layers_can_be_in_directories_that_were_not_declared(harness: DriverHarness, tmp_path: Path) -> None:
+    """The zygote is replaced by one that can see them."""
     elsewhere = tmp_path / "else:where"
     (elsewhere / "etc").mkdir(parents=True)
     elsewhere.chmod(0o755)
     (elsewhere / "etc/extra").write_text("extra\n")
-    old, agent = await yard.create()
-    _, stacked = await yard.create(layers=(str(elsewhere), *yard.layers))
+    old, agent = await harness.create()
+    _, stacked = await harness.create(layers=(str(elsewhere), *harness.layers))
     assert await stacked.read("/etc/extra") == "extra\n"
     assert (await stacked.run("ls /bin/sh")).code == 0
     assert await agent.health() == 204
-    assert await yard.driver.condition(old) is Condition.RUNNING
+    assert await harness.driver.condition(old) is Condition.RUNNING
 
 
 @pytest.mark.parametrize("count", [8, pytest.param(60, marks=pytest.mark.slow)])
-async def test_many_layers(yard: Yard, tmp_path: Path, count: int) -> None:
-    """Their names are longer than the page that mount(2) has for its options."""
+async def test_many_layers_with_long_paths_work(harness: DriverHarness, tmp_path: Path, count: int) -> None:
+    """Together their paths are longer than the page that mount(2) has for its options."""
     layers = []
     for number in range(count):
         layer = tmp_path / ("layers" * 40) / str(number)
         layer.mkdir(parents=True)
         (layer / f"file{number}").write_text(f"{number}\n")
         layers.append(str(layer))
-    _, agent = await yard.create(layers=(*layers, *yard.layers))
+    _, agent = await harness.create(layers=(*layers, *harness.layers))
     assert len((await agent.run("cat /file*")).out.splitlines()) == count
 
 
-async def test_an_id_is_a_plain_word(yard: Yard) -> None:
+async def test_invalid_sandbox_ids_are_rejected(harness: DriverHarness) -> None:
     for name in ("", "../x", "a/b", "_zygote", ".x", "x" * 65):
         with pytest.raises(InvalidInputError):
-            await yard.driver.create(Spec(name, yard.layers, Limits(), NetworkPolicy()))
+            await harness.driver.create(Spec(name, harness.layers, Limits(), NetworkPolicy()))
 
 
-async def test_stopped_sandboxes_and_snapshots_survive_without_anything_running(yard: Yard) -> None:
+async def test_stopped_sandboxes_and_snapshots_survive_a_reboot(harness: DriverHarness) -> None:
     """As after a reboot: nothing of the old engine is mounted or running."""
-    handle, agent = await yard.create()
+    handle, agent = await harness.create()
     await agent.run("echo kept > file")
-    layers = await yard.driver.snapshot(handle, "snap")
-    stopped = await yard.driver.stop(handle)
-    await yard.close()
-    if yard.kind == "namespace":
-        assert not (yard.data_dir / "store").is_mount()
-    assert await yard.open([stopped], ["snap"]) == {handle.id: Condition.STOPPED}
-    booted = await yard.driver.boot(stopped, yard.spec(handle.id))
-    assert await yard.agent(booted).read("file") == "kept\n"
-    _, later = await yard.create(layers=layers)
+    layers = await harness.driver.snapshot(handle, "snap")
+    stopped = await harness.driver.stop(handle)
+    await harness.close()
+    if harness.kind == "namespace":
+        assert not (harness.data_dir / "store").is_mount()
+    assert await harness.open([stopped], ["snap"]) == {handle.id: Condition.STOPPED}
+    booted = await harness.driver.boot(stopped, harness.spec(handle.id))
+    assert await harness.agent(booted).read("file") == "kept\n"
+    _, later = await harness.create(layers=layers)
     assert await later.read("file") == "kept\n"
 
 
-async def test_two_engines_beside_each_other(yard: Yard, tmp_path: Path) -> None:
-    handle, agent = await yard.create("same")
+async def test_two_engines_on_one_machine_do_not_interfere(harness: DriverHarness, tmp_path: Path) -> None:
+    handle, agent = await harness.create("same")
     other = NamespaceDriver(Options(tmp_path, store="plain"))
     await other.open([], [])
     try:
-        twin = await other.create(Spec("same", yard.layers))
-        await Agent(other, twin).run("echo other > file")
+        twin = await other.create(Spec("same", harness.layers))
+        await GuestAgent(other, twin).run("echo other > file")
         assert (await agent.run("ls file")).code != 0
         await other.open([], [])
         assert await other.condition(twin) is Condition.ABSENT
@@ -296,4 +296,4 @@ async def test_two_engines_beside_each_other(yard: Yard, tmp_path: Path) -> None
     finally:
         await other.close()
         shutil.rmtree(tmp_path, ignore_errors=True)
-    assert await yard.driver.condition(handle) is Condition.RUNNING
+    assert await harness.driver.condition(handle) is Condition.RUNNING

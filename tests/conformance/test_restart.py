@@ -1,4 +1,4 @@
-"""Engines come and go, well or badly; sandboxes stay, and only those that somebody knows."""
+"""Restarts and crashes of the engine: the sandboxes it knows survive, all others are removed."""
 
 from __future__ import annotations
 
@@ -14,113 +14,113 @@ from dataclasses import asdict
 import pytest
 
 from sandyard.engine.contract import Condition, Handle
-from tests.conformance.yard import Yard, from_json
+from tests.conformance.harness import DriverHarness, from_json
 
 
-async def _engine(yard: Yard, *arguments: str) -> asyncio.subprocess.Process:
+async def _start_engine(harness: DriverHarness, *arguments: str) -> asyncio.subprocess.Process:
     command = [
         sys.executable,
         "-m",
         "tests.conformance.engine",
-        yard.kind,
-        str(yard.data_dir),
-        yard.layers[0],
+        harness.kind,
+        str(harness.data_dir),
+        harness.layers[0],
         *arguments,
     ]
     return await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
 
 
-async def _adopt(yard: Yard, *keep: Handle, snapshots: tuple[str, ...] = ()) -> dict[str, list[str]]:
-    """What a fresh process finds."""
+async def _adopt(harness: DriverHarness, *keep: Handle, snapshots: tuple[str, ...] = ()) -> dict[str, list[str]]:
+    """Return the condition and the file that a new process finds for each sandbox."""
     handles = json.dumps([asdict(handle) for handle in keep])
-    process = await _engine(yard, "adopt", handles, json.dumps(snapshots))
+    process = await _start_engine(harness, "adopt", handles, json.dumps(snapshots))
     output, _ = await process.communicate()
     assert process.returncode == 0
     return dict(json.loads(output))
 
 
-async def test_a_new_process_adopts_what_the_old_one_left(yard: Yard) -> None:
-    running, agent = await yard.create()
+async def test_a_new_engine_process_adopts_known_sandboxes(harness: DriverHarness) -> None:
+    running, agent = await harness.create()
     await agent.run("echo run > file")
-    await agent.begin("sleep 1000")
-    frozen, agent = await yard.create()
+    await agent.start("sleep 1000")
+    frozen, agent = await harness.create()
     await agent.run("echo frost > file")
-    await yard.driver.freeze(frozen)
-    stopped = await yard.driver.stop((await yard.create())[0])
-    unknown = Handle("never", yard.driver.name, running.data)
-    await yard.close()
-    found = await _adopt(yard, running, frozen, stopped, unknown)
+    await harness.driver.freeze(frozen)
+    stopped = await harness.driver.stop((await harness.create())[0])
+    unknown = Handle("never", harness.driver.name, running.data)
+    await harness.close()
+    found = await _adopt(harness, running, frozen, stopped, unknown)
     assert found == {
         running.id: ["running", "run\n"],
         frozen.id: ["frozen", None],
         stopped.id: ["stopped", None],
         "never": ["absent", None],
     }
-    again = await yard.open([running, frozen, stopped])
+    again = await harness.open([running, frozen, stopped])
     assert again == {running.id: Condition.RUNNING, frozen.id: Condition.FROZEN, stopped.id: Condition.STOPPED}
-    await yard.driver.thaw(frozen)
-    assert await yard.agent(frozen).read("file") == "frost\n"
-    ended = asyncio.ensure_future(yard.driver.wait_for_exit(running))
-    await yard.driver.kill(running)
+    await harness.driver.thaw(frozen)
+    assert await harness.agent(frozen).read("file") == "frost\n"
+    ended = asyncio.ensure_future(harness.driver.wait_for_exit(running))
+    await harness.driver.kill(running)
     assert await asyncio.wait_for(ended, 10)
-    booted = await yard.driver.boot(stopped, yard.spec(stopped.id))
-    assert await yard.driver.condition(booted) is Condition.RUNNING
+    booted = await harness.driver.boot(stopped, harness.spec(stopped.id))
+    assert await harness.driver.condition(booted) is Condition.RUNNING
 
 
-async def test_what_is_not_named_is_garbage(yard: Yard) -> None:
-    kept, agent = await yard.create()
+async def test_open_removes_sandboxes_and_snapshots_that_are_not_listed(harness: DriverHarness) -> None:
+    kept, agent = await harness.create()
     await agent.run("echo kept > file")
-    running, _ = await yard.create()
-    frozen, _ = await yard.create()
-    await yard.driver.freeze(frozen)
-    stopped = await yard.driver.stop((await yard.create())[0])
-    wanted = await yard.driver.snapshot(kept, "wanted")
-    await yard.driver.snapshot(kept, "unwanted")
-    assert await yard.open([kept], ["wanted"]) == {kept.id: Condition.RUNNING}
+    running, _ = await harness.create()
+    frozen, _ = await harness.create()
+    await harness.driver.freeze(frozen)
+    stopped = await harness.driver.stop((await harness.create())[0])
+    wanted = await harness.driver.snapshot(kept, "wanted")
+    await harness.driver.snapshot(kept, "unwanted")
+    assert await harness.open([kept], ["wanted"]) == {kept.id: Condition.RUNNING}
     for handle in (running, frozen, stopped):
-        assert await yard.driver.condition(handle) is Condition.ABSENT
-        assert yard.traces(handle.id) == []
-    assert yard.traces("unwanted") == []
-    assert await yard.agent(kept).read("file") == "kept\n"
-    _, later = await yard.create(layers=wanted)
+        assert await harness.driver.condition(handle) is Condition.ABSENT
+        assert harness.traces(handle.id) == []
+    assert harness.traces("unwanted") == []
+    assert await harness.agent(kept).read("file") == "kept\n"
+    _, later = await harness.create(layers=wanted)
     assert await later.read("file") == "kept\n"
 
 
-async def test_opening_twice_is_like_opening_once(yard: Yard) -> None:
-    handle, agent = await yard.create()
+async def test_open_is_idempotent(harness: DriverHarness) -> None:
+    handle, agent = await harness.create()
     for _ in range(2):
-        assert await yard.driver.open([handle], []) == {handle.id: Condition.RUNNING}
+        assert await harness.driver.open([handle], []) == {handle.id: Condition.RUNNING}
     assert await agent.health() == 204
-    other, _ = await yard.create()
-    assert await yard.driver.open([handle], []) == {handle.id: Condition.RUNNING}
-    assert await yard.driver.condition(other) is Condition.ABSENT
+    other, _ = await harness.create()
+    assert await harness.driver.open([handle], []) == {handle.id: Condition.RUNNING}
+    assert await harness.driver.condition(other) is Condition.ABSENT
 
 
-async def test_a_boot_nobody_heard_of(yard: Yard) -> None:
-    """The engine died between the boot and writing its handle down. With the old handle the sandbox is either found, and then it is of
-    use, or its processes are gone; its file system is there."""
-    handle, agent = await yard.create()
+async def test_a_boot_whose_handle_was_not_stored_loses_no_files(harness: DriverHarness) -> None:
+    """The engine died after the boot and before it stored the new handle. With the old handle the sandbox is either found running and
+    usable, or its processes are gone. Its file system is kept in both cases."""
+    handle, agent = await harness.create()
     await agent.run("echo kept > file")
-    stopped = await yard.driver.stop(handle)
+    stopped = await harness.driver.stop(handle)
     for known in (stopped, handle):
-        await yard.driver.boot(stopped, yard.spec(handle.id))
-        found = await yard.open([known])
+        await harness.driver.boot(stopped, harness.spec(handle.id))
+        found = await harness.open([known])
         if found[handle.id] is Condition.RUNNING:
-            assert await yard.agent(known).read("file") == "kept\n"
+            assert await harness.agent(known).read("file") == "kept\n"
         else:
             assert found == {handle.id: Condition.STOPPED}
-        stopped = await yard.driver.stop(known)
-    booted = await yard.driver.boot(stopped, yard.spec(handle.id))
-    assert await yard.agent(booted).read("file") == "kept\n"
+        stopped = await harness.driver.stop(known)
+    booted = await harness.driver.boot(stopped, harness.spec(handle.id))
+    assert await harness.agent(booted).read("file") == "kept\n"
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("deaths", [2, pytest.param(6, marks=pytest.mark.slow)])
-async def test_an_engine_killed_at_any_instant_loses_and_leaves_nothing(yard: Yard, deaths: int) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.slow)])
+async def test_killing_the_engine_at_any_instant_loses_and_leaves_nothing(harness: DriverHarness, kills: int) -> None:
     rng = random.Random(20)
-    for _ in range(deaths):
-        await yard.close()
-        process = await _engine(yard, "work")
+    for _ in range(kills):
+        await harness.close()
+        process = await _start_engine(harness, "work")
         assert process.stdout is not None
         assert await process.stdout.readline() == b"open\n"
         await asyncio.sleep(rng.uniform(0.05, 0.6))
@@ -128,10 +128,10 @@ async def test_an_engine_killed_at_any_instant_loses_and_leaves_nothing(yard: Ya
         lines = (await process.stdout.read()).decode().split("\n")
         await process.wait()
         known = {handle.id: handle for handle in (from_json(line) for line in lines[:-1])}
-        found = await yard.open(known.values())
+        found = await harness.open(known.values())
         for name, condition in found.items():
             if condition is Condition.RUNNING and "f" not in name:
-                assert await yard.agent(known[name]).read("file") == "alive\n"
-        assert await yard.open() == {}
-        left = [name for name in known if yard.traces(name)]
-        assert left == []
+                assert await harness.agent(known[name]).read("file") == "alive\n"
+        assert await harness.open() == {}
+        leftovers = [name for name in known if harness.traces(name)]
+        assert leftovers == []

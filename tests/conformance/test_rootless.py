@@ -1,4 +1,4 @@
-"""These tests once more, as a user who is not root: some always, all with --all."""
+"""Runs these tests again as a user who is not root: some always, all with --all."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SAME_VERSION = f"import sys, pytest; sys.exit(sys.version_info[:2] != {sys.vers
 
 
 def _as_nobody(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+    variables = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
     return subprocess.run(
         command,
         user=NOBODY,
         group=NOBODY,
         extra_groups=[],
-        env=path | environment,
+        env=variables | environment,
         text=True,
         capture_output=True,
         check=False,
@@ -32,23 +32,23 @@ def _as_nobody(command: list[str], **environment: str) -> subprocess.CompletedPr
 
 
 @pytest.fixture
-def workshop(template: Path) -> Iterator[Path]:
-    """A copy of everything that user needs, in a place it can reach: the checkout may lie in somebody's home, and pytest's own
-    directories are closed to others."""
-    place = Path(tempfile.mkdtemp(prefix="sandyard-rootless-"))
+def checkout_copy(template: Path) -> Iterator[Path]:
+    """A copy of everything that user needs, in a directory that it can read: the checkout may be in somebody's home, and pytest's own
+    directories are closed to other users."""
+    directory = Path(tempfile.mkdtemp(prefix="sandyard-rootless-"))
     repository = Path(__file__).parents[2]
     for name in ("src", "tests"):
-        shutil.copytree(repository / name, place / name)  # with what Python has compiled of it
-    shutil.copy(repository / "pyproject.toml", place)
-    shutil.copytree(template, place / "template/rootfs", symlinks=True)
-    for path in (place, *place.rglob("*")):
+        shutil.copytree(repository / name, directory / name)  # including the compiled bytecode
+    shutil.copy(repository / "pyproject.toml", directory)
+    shutil.copytree(template, directory / "template/rootfs", symlinks=True)
+    for path in (directory, *directory.rglob("*")):
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
-    yield place
-    shutil.rmtree(place)
+    yield directory
+    shutil.rmtree(directory)
 
 
-def _interpreter(packages: str) -> str | None:
-    """A Python of this version that this user may run."""
+def _find_python(packages: str) -> str | None:
+    """Return a Python of this version that the user `nobody` may run."""
     for candidate in (sys.executable, getattr(sys, "_base_executable", ""), "/usr/bin/python3"):
         if candidate and Path(candidate).exists():
             try:
@@ -68,10 +68,10 @@ def _interpreter(packages: str) -> str | None:
     ],
     ids=["some", "all"],
 )
-@pytest.mark.skipif(os.geteuid() != 0, reason="this is that run")
-def test_the_suite_as_another_user(workshop: Path, files: tuple[str, ...]) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="this is already the run without root")
+def test_the_suite_passes_without_root(checkout_copy: Path, files: tuple[str, ...]) -> None:
     packages = sysconfig.get_path("purelib")
-    python = _interpreter(packages)
+    python = _find_python(packages)
     if python is None:
         pytest.skip("no Python of this version that another user may run")
     allowed = _as_nobody([python, "-c", "import ctypes; exit(ctypes.CDLL(None).unshare(0x10000000))"])
@@ -84,25 +84,25 @@ def test_the_suite_as_another_user(workshop: Path, files: tuple[str, ...]) -> No
         "-p",
         "no:cacheprovider",
         "--rootdir",
-        str(workshop),
+        str(checkout_copy),
         "--basetemp",
-        str(workshop / "tmp"),
+        str(checkout_copy / "tmp"),
     ]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "-x", *(f"tests/conformance/{name}" for name in files)],
-        cwd=workshop,
+        cwd=checkout_copy,
         user=NOBODY,
         group=NOBODY,
         extra_groups=[],
         env={
             "PATH": os.environ["PATH"],
-            "HOME": str(workshop),
-            "PYTHONPATH": f"{workshop / 'src'}:{workshop}:{packages}",
-            "SANDYARD_TINY_TEMPLATE": str(workshop / "template/rootfs"),
+            "HOME": str(checkout_copy),
+            "PYTHONPATH": f"{checkout_copy / 'src'}:{checkout_copy}:{packages}",
+            "SANDYARD_TINY_TEMPLATE": str(checkout_copy / "template/rootfs"),
         },
         text=True,
         capture_output=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout or "[100%]" in done.stdout
+    assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
+    assert " passed" in result.stdout or "[100%]" in result.stdout

@@ -1,5 +1,5 @@
-"""A root file system of a few megabytes, made of this machine's own programs in a second: a shell, the usual tools, and as much
-of Python as opening a socket takes. Enough for what a driver promises; what is in a template is not its business."""
+"""A root file system of a few megabytes, built in a second from this machine's own programs: a shell, the usual tools, and as much
+of Python as a program needs to open a socket. That is enough to test a driver, which does not depend on the contents of a template."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ print("\\n".join(m.__file__ for m in list(sys.modules.values()) if getattr(m, "_
 
 
 def build(root: Path) -> None:
-    """Make the tree in `root`, which must not exist."""
+    """Build the tree in `root`, which must not exist."""
     for folder in ("bin", "etc", "tmp", "root", "home/user", "var/data/inner", "proc", "sys", "dev"):
         (root / folder).mkdir(parents=True)
     for path, mode in ((root, 0o755), (root / "tmp", 0o1777), (root / "root", 0o700)):
@@ -66,28 +66,28 @@ def build(root: Path) -> None:
     (root / "etc/group").write_text(_GROUP)
     (root / "var/data/inner/file").write_text("of the template\n")
     for name in TOOLS:
-        _program(root, Path(shutil.which(name) or f"/bin/{name}"), root / "bin" / name)
-    _python(root)
+        _copy_program(root, Path(shutil.which(name) or f"/bin/{name}"), root / "bin" / name)
+    _copy_python(root)
 
 
-def _program(root: Path, source: Path, target: Path) -> None:
+def _copy_program(root: Path, source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(source.resolve(), target)
     target.chmod(0o755)
-    _libraries(root, source.resolve())
+    _copy_libraries(root, source.resolve())
 
 
-def _libraries(root: Path, binary: Path) -> None:
-    listed = subprocess.run(["ldd", str(binary)], check=False, capture_output=True, text=True).stdout
-    for match in re.findall(r"(/\S+)", listed):
+def _copy_libraries(root: Path, binary: Path) -> None:
+    output = subprocess.run(["ldd", str(binary)], check=False, capture_output=True, text=True).stdout
+    for match in re.findall(r"(/\S+)", output):
         library = root / match.lstrip("/")
         if not library.exists():
             library.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(Path(match).resolve(), library)
 
 
-def _python(root: Path) -> None:
-    """The interpreter, and the modules that are loaded when a program opens a socket."""
+def _copy_python(root: Path) -> None:
+    """Copy the interpreter and the modules that a program loads to open a socket."""
     command = [
         sys.executable,
         "-I",
@@ -98,13 +98,13 @@ def _python(root: Path) -> None:
     first, *modules = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     prefix, executable = first.split()
     home = root / "opt/python"
-    _program(root, Path(executable), home / "bin/python3")
+    _copy_program(root, Path(executable), home / "bin/python3")
     for module in modules:
         source = Path(module)
         target = home / source.relative_to(prefix)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, target)
         if source.suffix == ".so":
-            _libraries(root, source)
+            _copy_libraries(root, source)
     version = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
     (home / version / "lib-dynload").mkdir(parents=True, exist_ok=True)

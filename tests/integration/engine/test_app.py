@@ -1,4 +1,4 @@
-"""A whole engine, as a process, on the fake driver, used by the real SDK: what holds the parts together."""
+"""A whole engine process on the fake driver, used by the real SDK: how the parts work together."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Engine:
         self._data = data
         self._process: subprocess.Popen[str] | None = None
         self.key = ""
-        self.said = ""
+        self.output = ""
 
     @property
     def options(self) -> dict[str, Any]:
-        """To point an SDK here."""
+        """The options that make an SDK use this engine."""
         url = f"http://127.0.0.1:{self.port}"
         return {"api_url": url, "sandbox_url": url, "api_key": self.key, "request_timeout": 20}
 
@@ -51,9 +51,9 @@ class Engine:
                 if httpx.get(f"http://127.0.0.1:{self.port}/health").status_code == 204:
                     break
             time.sleep(0.05)
-        self.said = log.read_text()
-        if made := re.search(r"E2B_API_KEY=(e2b_\w+)", self.said):
-            self.key = made.group(1)
+        self.output = log.read_text()
+        if match := re.search(r"E2B_API_KEY=(e2b_\w+)", self.output):
+            self.key = match.group(1)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         assert self._process is not None
@@ -63,7 +63,7 @@ class Engine:
 
     def close(self) -> None:
         if self._process is None or self._process.poll() is not None:
-            self.start()  # only an engine can end what is left
+            self.start()  # only an engine can kill the sandboxes that are left
         pages = Sandbox.list(**self.options)
         while pages.has_next:
             for found in pages.next_items():
@@ -73,20 +73,20 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    made = Engine(tmp_path_factory.mktemp("engine") / "data")
-    made.start()
-    yield made
-    made.close()
+    running = Engine(tmp_path_factory.mktemp("engine") / "data")
+    running.start()
+    yield running
+    running.close()
 
 
 @pytest.fixture
 def sandbox(engine: Engine) -> Iterator[Sandbox]:
-    made = Sandbox.create(**engine.options)
-    yield made
-    made.kill()
+    created = Sandbox.create(**engine.options)
+    yield created
+    created.kill()
 
 
-def test_commands_and_files(sandbox: Sandbox) -> None:
+def test_commands_run_and_files_are_transferred(sandbox: Sandbox) -> None:
     assert sandbox.is_running()
     assert sandbox.commands.run("echo out; echo err >&2; exit 0").stdout == "out\n"
     sandbox.files.write("a.txt", "content")
@@ -102,7 +102,7 @@ def test_a_signed_url_needs_no_header(sandbox: Sandbox) -> None:
     assert httpx.get(sandbox.download_url("a.txt", use_signature_expiration=-60)).status_code == 401
 
 
-def test_a_command_whose_sandbox_is_killed_says_so(engine: Engine) -> None:
+def test_waiting_for_a_command_fails_when_its_sandbox_is_killed(engine: Engine) -> None:
     sandbox = Sandbox.create(**engine.options)
     command = sandbox.commands.run("sleep 60", background=True)
     sandbox.kill()
@@ -111,7 +111,7 @@ def test_a_command_whose_sandbox_is_killed_says_so(engine: Engine) -> None:
     assert not sandbox.is_running()
 
 
-def test_pause_and_come_back(sandbox: Sandbox) -> None:
+def test_a_command_survives_pause_and_connect(sandbox: Sandbox) -> None:
     command = sandbox.commands.run("sleep 600", background=True, timeout=0)
     assert sandbox.pause()
     assert not sandbox.is_running()
@@ -129,15 +129,15 @@ def test_a_server_inside_is_reached_by_its_host_name(engine: Engine, sandbox: Sa
     assert host == f"{port}-{sandbox.sandbox_id}.localhost:{engine.port}"
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        answer = httpx.get(f"http://127.0.0.1:{engine.port}/", headers={"Host": host})
-        if answer.status_code == 200:
+        response = httpx.get(f"http://127.0.0.1:{engine.port}/", headers={"Host": host})
+        if response.status_code == 200:
             break
-        assert answer.json()["message"] == "The sandbox is running but port is not open"
+        assert response.json()["message"] == "The sandbox is running but port is not open"
         time.sleep(0.1)
-    assert "Directory listing" in answer.text
+    assert "Directory listing" in response.text
 
 
-def test_a_wrong_key(engine: Engine) -> None:
+def test_a_wrong_key_is_rejected(engine: Engine) -> None:
     with pytest.raises(AuthenticationException):
         Sandbox.create(**{**engine.options, "api_key": "e2b_" + "0" * 40})
 
@@ -147,16 +147,16 @@ def test_a_wrong_key(engine: Engine) -> None:
 )
 def test_sandboxes_and_commands_outlive_the_engine(engine: Engine, sandbox: Sandbox, number: int) -> None:
     command = sandbox.commands.run("sleep 600", background=True, timeout=0)
-    began = time.monotonic()
+    started = time.monotonic()
     code = engine.stop(number)
     assert code == (0 if number != signal.SIGKILL else -signal.SIGKILL)
-    assert time.monotonic() - began < 20, "an open stream does not hold the engine up"
+    assert time.monotonic() - started < 20, "an open stream must not delay the stop"
     with pytest.raises(Exception, match=r".+"):
         command.wait()
     key = engine.key
     engine.start()
-    assert engine.key == key, "the first key is made once"
-    assert "sandyard keys --data-dir" in engine.said
-    assert "Traceback" not in engine.said
+    assert engine.key == key, "the first key is created only once"
+    assert "sandyard keys --data-dir" in engine.output
+    assert "Traceback" not in engine.output
     assert command.pid in [process.pid for process in sandbox.commands.list()]
     assert sandbox.commands.kill(command.pid)

@@ -1,4 +1,4 @@
-"""Building with the fake driver: real agents, no isolation, on one data directory that outlives a crash."""
+"""Builds with the fake driver: real guest agents, no isolation, one data directory that survives a crash."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def env(**values: str) -> Step:
     return Step(Kind.ENV, tuple(part for pair in values.items() for part in pair))
 
 
-class OneImage:
-    """Knows `app:1`."""
+class SingleImage:
+    """An image service that knows only `app:1`."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, RegistryAuth | None]] = []
+        self.requests: list[tuple[str, RegistryAuth | None]] = []
 
     async def resolve(self, reference: str, auth: RegistryAuth | None, report: Report) -> Image:
-        self.asked.append((reference, auth))
+        self.requests.append((reference, auth))
         if reference != "app:1":
             raise NotFoundError(f"Image {reference} not found.")
         report("Pulling app:1")
@@ -48,7 +48,7 @@ class OneImage:
 class BuildsHarness:
     def __init__(self, path: Path, **settings: Any) -> None:
         self.path = path
-        self.images = OneImage()
+        self.images = SingleImage()
         values: dict[str, Any] = {"pool_size": 0, "memory_reserve_mb": 0, "disk_reserve_mb": 0, "data_dir": path}
         self.settings = EngineSettings(**(values | {"metrics_interval_s": 1000} | settings))
 
@@ -88,48 +88,48 @@ class BuildsHarness:
         self.database.close()
 
     async def crash(self) -> None:
-        """As kill -9 leaves it: agents live on, nothing more is written."""
+        """Simulate kill -9: guest agents keep running, and nothing more is written."""
         self.database.abandon()
         self.database._drop()
         for task in (self.builds._queue._tasks, self.sandboxes._components.background):
             await task.cancel()
         await self.sandboxes._components.abandon()
 
-    async def begin(self, name: str, *steps: Step, tags: tuple[str, ...] = (), **fields: Any) -> Build:
+    async def start_build(self, name: str, *steps: Step, tags: tuple[str, ...] = (), **fields: Any) -> Build:
         size = fields.pop("size", Size())
         template, build = self.builds.request(name, tags, size)
         await self.builds.start(template.id, build.id, Recipe(**{"template": "base", "steps": steps, **fields}))
-        return self.look(build)
+        return self.reload(build)
 
     async def build(self, name: str, *steps: Step, **fields: Any) -> Build:
-        return await self.ended(await self.begin(name, *steps, **fields))
+        return await self.wait_for_end(await self.start_build(name, *steps, **fields))
 
-    async def made(self, name: str, *steps: Step, **fields: Any) -> Layer:
-        """Of a build that has to succeed."""
+    async def build_product(self, name: str, *steps: Step, **fields: Any) -> Layer:
+        """Run a build that has to succeed and return its product."""
         build = await self.build(name, *steps, **fields)
         assert build.status is Status.READY, build.reason
         assert build.product is not None
         return build.product
 
-    def look(self, build: Build) -> Build:
+    def reload(self, build: Build) -> Build:
         return self.builds.build(build.template_id, build.id)[1]
 
-    async def ended(self, build: Build) -> Build:
-        await self.until(lambda: self.look(build).status.final)
-        return self.look(build)
+    async def wait_for_end(self, build: Build) -> Build:
+        await self.until(lambda: self.reload(build).status.final)
+        return self.reload(build)
 
-    def said(self, build: Build) -> list[str]:
+    def log_lines(self, build: Build) -> list[str]:
         return [line.message for line in self.builds.log(build)]
 
-    async def until(self, seen: Any, seconds: float = 60) -> None:
+    async def until(self, condition: Any, seconds: float = 60) -> None:
         async with asyncio.timeout(seconds):
-            while not seen():
+            while not condition():
                 await asyncio.sleep(0.01)
 
-    async def sandbox(self, template: str) -> Sandbox:
+    async def create_sandbox(self, template: str) -> Sandbox:
         return await self.sandboxes.create(CreateSandbox(template=template, timeout_s=300))
 
-    def file(self, sandbox: Sandbox, path: str) -> str:
+    def read_file(self, sandbox: Sandbox, path: str) -> str:
         return (self.path / "fake/sandboxes" / sandbox.id / "root" / path).read_text()
 
     def snapshots_on_disk(self) -> set[str]:

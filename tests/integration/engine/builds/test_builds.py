@@ -1,4 +1,4 @@
-"""Builds from the first step to the last, and what is left of them."""
+"""Builds from the first step to the last, and what remains of them."""
 
 from __future__ import annotations
 
@@ -19,62 +19,64 @@ from tests.integration.engine.builds.harness import BuildsHarness, env, run
 
 
 async def test_steps_build_on_each_other(harness: BuildsHarness) -> None:
-    product = await harness.made(
+    product = await harness.build_product(
         "one", env(A="1"), run('echo "$A $FROM_BASE" > a'), env(B="$A-2"), run('echo "$B" >> a')
     )
     assert product.state.env == {"FROM_BASE": "yes", "A": "1", "B": "1-2"}
     template = harness.sandboxes.resolve_template("one")
     assert (template.aliases, template.defaults, template.start) == (("one",), Defaults("user"), None)
-    sandbox = await harness.sandbox("one")
-    assert harness.file(sandbox, "home/user/a") == "1 yes\n1-2\n"
-    assert harness.sandboxes_on_disk() == {sandbox.id}, "the sandbox of the build is gone"
-    assert harness.sandboxes.snapshots().items == (), "layers are nobody's snapshots"
+    sandbox = await harness.create_sandbox("one")
+    assert harness.read_file(sandbox, "home/user/a") == "1 yes\n1-2\n"
+    assert harness.sandboxes_on_disk() == {sandbox.id}, "the sandbox of the build is removed"
+    assert harness.sandboxes.snapshots().items == (), "layers are not listed as snapshots"
 
 
-async def test_variables_alone_need_no_sandbox(harness: BuildsHarness) -> None:
-    product = await harness.made("plain", env(A="1"), env(B="two words"))
+async def test_variables_alone_create_no_layers(harness: BuildsHarness) -> None:
+    product = await harness.build_product("plain", env(A="1"), env(B="two words"))
     assert (product.layers, product.snapshots) == ((), ())
     assert harness.snapshots_on_disk() == set()
 
 
-async def test_the_longest_prefix_is_taken(harness: BuildsHarness) -> None:
+async def test_the_longest_cached_prefix_is_reused(harness: BuildsHarness) -> None:
     first = await harness.build("one", run("date +%N > when"), run("cat when > again"))
     second = await harness.build("two", run("date +%N > when"), run("cat when > again"))
     assert first.product and second.product
     assert first.product.layers == second.product.layers
     third = await harness.build("three", run("date +%N > when"), run("cat when > other"))
-    assert [line[:20] for line in harness.said(third) if "RUN" in line] == [
+    assert [line[:20] for line in harness.log_lines(third) if "RUN" in line] == [
         "CACHED [builder 1/2]",
         "[builder 2/2] RUN ca",
     ]
-    one, three = await harness.sandbox("one"), await harness.sandbox("three")
-    assert harness.file(one, "home/user/when") == harness.file(three, "home/user/other")
+    one, three = await harness.create_sandbox("one"), await harness.create_sandbox("three")
+    assert harness.read_file(one, "home/user/when") == harness.read_file(three, "home/user/other")
 
 
-async def test_force_is_for_all_that_follows(harness: BuildsHarness) -> None:
+async def test_force_applies_to_all_following_steps(harness: BuildsHarness) -> None:
     steps = (run("echo 1"), run("echo 2"), run("echo 3"))
-    await harness.made("one", *steps)
-    partly = await harness.build("one", steps[0], run("echo 2", force=True), steps[2])
-    assert ["CACHED" in line for line in harness.said(partly) if "RUN" in line] == [True, False, False]
-    wholly = await harness.build("one", *steps, force=True)
-    assert ["CACHED" in line for line in harness.said(wholly) if "RUN" in line] == [False, False, False]
+    await harness.build_product("one", *steps)
+    partly_forced = await harness.build("one", steps[0], run("echo 2", force=True), steps[2])
+    assert ["CACHED" in line for line in harness.log_lines(partly_forced) if "RUN" in line] == [True, False, False]
+    fully_forced = await harness.build("one", *steps, force=True)
+    assert ["CACHED" in line for line in harness.log_lines(fully_forced) if "RUN" in line] == [False, False, False]
 
 
-async def test_another_base_is_another_cache(harness: BuildsHarness) -> None:
-    await harness.made("one", run("echo 1"))
+async def test_builds_on_another_base_do_not_share_the_cache(harness: BuildsHarness) -> None:
+    await harness.build_product("one", run("echo 1"))
     derived = await harness.build("two", run("echo 1"), template="one")
-    assert not [line for line in harness.said(derived) if "CACHED" in line]
-    await harness.made("one", run("echo new"))
+    assert not [line for line in harness.log_lines(derived) if "CACHED" in line]
+    await harness.build_product("one", run("echo new"))
     again = await harness.build("two", run("echo 1"), template="one")
-    assert not [line for line in harness.said(again) if "CACHED" in line], "`one` means something else by now"
+    assert not [line for line in harness.log_lines(again) if "CACHED" in line], "`one` is another build now"
 
 
-async def test_images(harness: BuildsHarness) -> None:
-    secret = PasswordAuth(username="me", password=Secret("hidden"))
-    build = await harness.build("one", run('echo "$FROM_IMAGE" > a'), template=None, image="app:1", registry=secret)
+async def test_a_build_can_start_from_an_image(harness: BuildsHarness) -> None:
+    credentials = PasswordAuth(username="me", password=Secret("hidden"))
+    build = await harness.build(
+        "one", run('echo "$FROM_IMAGE" > a'), template=None, image="app:1", registry=credentials
+    )
     assert build.status is Status.READY
-    assert "Pulling app:1" in harness.said(build)
-    assert harness.images.asked == [("app:1", secret)]
+    assert "Pulling app:1" in harness.log_lines(build)
+    assert harness.images.requests == [("app:1", credentials)]
     assert build.product is not None
     assert (build.product.state.user, build.product.state.workdir) == ("user", None)
     assert b"hidden" not in (harness.path / "engine.db").read_bytes() + (harness.path / "engine.db-wal").read_bytes()
@@ -84,83 +86,88 @@ async def test_images(harness: BuildsHarness) -> None:
     own = await harness.build("three", template=None, image="docker.io/e2bdev/base:latest")
     assert own.product is not None
     assert own.product.state.env == {"FROM_BASE": "yes"}
-    assert len(harness.images.asked) == 2
+    assert len(harness.images.requests) == 2
 
 
-async def test_start_commands(harness: BuildsHarness) -> None:
-    product = await harness.made("one", start="touch started; sleep 100", ready="test -e started")
+async def test_start_commands_run_during_the_build_and_are_stored(harness: BuildsHarness) -> None:
+    product = await harness.build_product("one", start="touch started; sleep 100", ready="test -e started")
     assert product.start == Start("touch started; sleep 100", "test -e started")
     cached = await harness.build("two", start="touch started; sleep 100", ready="test -e started")
-    assert any(line.startswith("CACHED [finalize]") for line in harness.said(cached))
-    sleeping = await harness.made("three", start="sleep 100", ready="sleep 0.1")
-    assert sleeping.start == Start("sleep 100", None), "what says nothing is not waited for"
-    checked = await harness.made("four", ready="true")
+    assert any(line.startswith("CACHED [finalize]") for line in harness.log_lines(cached))
+    sleeping = await harness.build_product("three", start="sleep 100", ready="sleep 0.1")
+    assert sleeping.start == Start("sleep 100", None), "a ready command that only sleeps is not stored"
+    checked = await harness.build_product("four", ready="true")
     assert checked.start is None
     assert harness.sandboxes_on_disk() == set()
 
 
 @pytest.mark.parametrize(
-    ("start", "ready", "patience_s", "said"),
+    ("start", "ready", "timeout_s", "message"),
     [
         ("exit 3", "false", 60, "failed to run start command 'exit 3': exit status 3"),
         ("sleep 100", "false", 1, "The template was not ready after 1 s: the ready command 'false' never succeeded."),
         ("true", "false", 1, "The template was not ready after 1 s"),
     ],
 )
-async def test_start_commands_that_fail(tmp_path: Path, start: str, ready: str, patience_s: float, said: str) -> None:
-    harness = BuildsHarness(tmp_path, start_patience_s=patience_s)
+async def test_a_build_fails_when_its_start_command_fails(
+    tmp_path: Path, start: str, ready: str, timeout_s: float, message: str
+) -> None:
+    harness = BuildsHarness(tmp_path, start_patience_s=timeout_s)
     await harness.start()
     try:
         build = await harness.build("one", run("true"), start=start, ready=ready)
         assert build.reason is not None
         assert build.reason.step == "finalize"
-        assert build.reason.message.startswith(said)
+        assert build.reason.message.startswith(message)
         with pytest.raises(NotFoundError):
             harness.sandboxes.resolve_template("one")
     finally:
         await harness.stop()
 
 
-async def test_few_at_a_time(harness: BuildsHarness) -> None:
-    """Two are under way; the third waits, and may be cancelled while it does."""
-    slow = [await harness.begin(f"slow-{number}", run("sleep 600")) for number in range(2)]
-    third, fourth = await harness.begin("third", run("echo third")), await harness.begin("fourth", run("echo fourth"))
-    assert [harness.look(one).status.value for one in (*slow, third, fourth)] == [
+async def test_builds_beyond_the_limit_wait(harness: BuildsHarness) -> None:
+    """Two builds run; the third waits and can be cancelled while it waits."""
+    slow = [await harness.start_build(f"slow-{number}", run("sleep 600")) for number in range(2)]
+    third, fourth = (
+        await harness.start_build("third", run("echo third")),
+        await harness.start_build("fourth", run("echo fourth")),
+    )
+    assert [harness.reload(one).status.value for one in (*slow, third, fourth)] == [
         "building",
         "building",
         "waiting",
         "waiting",
     ]
     await harness.builds.cancel("third", third.id)
-    assert harness.look(third).reason is not None
+    assert harness.reload(third).reason is not None
     with pytest.raises(ConflictError):
         await harness.builds.cancel("third", third.id)
     await harness.builds.delete("slow-0")
-    assert (await harness.ended(fourth)).status is Status.READY
+    assert (await harness.wait_for_end(fourth)).status is Status.READY
     with pytest.raises(NotFoundError):
-        harness.look(slow[0])
+        harness.reload(slow[0])
     await harness.until(lambda: len(harness.sandboxes_on_disk()) == 1)
 
 
 ECHO = Recipe(template="base", steps=(run("echo 1"),))
 
 
-async def test_two_that_are_started_in_one_breath(harness: BuildsHarness) -> None:
-    """The first is cancelled before its task has taken a step."""
+async def test_the_second_of_two_builds_started_together_replaces_the_first(harness: BuildsHarness) -> None:
+    """The first is cancelled before its task has started to run."""
     _, first = harness.builds.request("one", (), Size())
     _, second = harness.builds.request("one", (), Size())
     await asyncio.gather(*(harness.builds.start("one", build.id, ECHO) for build in (first, second)))
-    assert (await harness.ended(second)).status is Status.READY
-    replaced = harness.look(first)
+    assert (await harness.wait_for_end(second)).status is Status.READY
+    replaced = harness.reload(first)
     assert replaced.reason is not None
     assert replaced.reason.message == "A newer build of 'one' was started."
-    assert harness.said(first) == ["Build failed: A newer build of 'one' was started."]
+    assert harness.log_lines(first) == ["Build failed: A newer build of 'one' was started."]
 
 
-@pytest.mark.parametrize("by", ["a newer one", "a client"])
-async def test_one_that_ends_while_it_waits_for_the_one_it_replaces(harness: BuildsHarness, by: str) -> None:
-    first = await harness.begin("one", run("echo begun; sleep 600"))
-    await harness.until(lambda: "[builder 1/1] [stdout]: begun" in harness.said(first))
+@pytest.mark.parametrize("by", ["a newer build", "a client"])
+async def test_a_build_can_end_while_it_waits_for_the_build_it_replaces(harness: BuildsHarness, by: str) -> None:
+    first = await harness.start_build("one", run("echo begun; sleep 600"))
+    await harness.until(lambda: "[builder 1/1] [stdout]: begun" in harness.log_lines(first))
     harness.driver.faults.make_stuck("kill")
     _, second = harness.builds.request("one", (), Size())
     starting = asyncio.create_task(harness.builds.start("one", second.id, ECHO))
@@ -168,106 +175,108 @@ async def test_one_that_ends_while_it_waits_for_the_one_it_replaces(harness: Bui
     _, third = harness.builds.request("one", (), Size())
     call = harness.builds.cancel("one", second.id) if by == "a client" else harness.builds.start("one", third.id, ECHO)
     ending = asyncio.create_task(call)
-    await harness.until(lambda: harness.look(second).status.final)
+    await harness.until(lambda: harness.reload(second).status.final)
     harness.driver.faults.heal()
     await asyncio.gather(starting, ending)
-    assert harness.look(first).status is harness.look(second).status is Status.ERROR
-    if by == "a newer one":
-        newest = await harness.ended(third)
+    assert harness.reload(first).status is harness.reload(second).status is Status.ERROR
+    if by == "a newer build":
+        newest = await harness.wait_for_end(third)
         assert harness.built.find_tagged(third.template_id, "default") == newest
 
 
 @pytest.mark.slow
-async def test_a_build_has_a_time_limit(tmp_path: Path) -> None:
+async def test_a_build_fails_at_its_time_limit(tmp_path: Path) -> None:
     harness = BuildsHarness(tmp_path, build_timeout_s=8)
     await harness.start()
     try:
         build = await harness.build("one", run("echo before"), run("sleep 600"))
         assert build.reason is not None
         assert build.reason.message == "The build timed out after 8 s (build_timeout_s)."
-        assert "[builder 1/2] [stdout]: before" in harness.said(build)
+        assert "[builder 1/2] [stdout]: before" in harness.log_lines(build)
         await harness.until(lambda: harness.sandboxes_on_disk() == set())
     finally:
         await harness.stop()
 
 
-async def test_a_sandbox_that_dies_under_a_build(harness: BuildsHarness) -> None:
-    build = await harness.begin("one", run("echo begun; sleep 600"))
-    await harness.until(lambda: "[builder 1/1] [stdout]: begun" in harness.said(build))
+async def test_a_build_fails_when_its_sandbox_dies(harness: BuildsHarness) -> None:
+    build = await harness.start_build("one", run("echo begun; sleep 600"))
+    await harness.until(lambda: "[builder 1/1] [stdout]: begun" in harness.log_lines(build))
     os.kill(harness.driver._agents[harness.sandboxes_on_disk().pop()], signal.SIGKILL)
-    failed = await harness.ended(build)
+    failed = await harness.wait_for_end(build)
     assert failed.reason is not None
     assert failed.reason.step == "1"
     assert "ended" in failed.reason.message or "connection" in failed.reason.message
 
 
 @pytest.mark.parametrize("verb", ["create", "snapshot"])
-async def test_a_driver_that_fails_ends_the_build(harness: BuildsHarness, verb: str) -> None:
+async def test_a_build_fails_when_the_driver_fails(harness: BuildsHarness, verb: str) -> None:
     harness.driver.faults.make_fail(verb, SandyardError("The disk is on fire."))
     failed = await harness.build("one", run("echo 1"))
     assert failed.reason is not None
     assert "on fire" in failed.reason.message
     harness.driver.faults.heal()
-    await harness.made("one", run("echo 1"))
+    await harness.build_product("one", run("echo 1"))
     assert len(harness.snapshots_on_disk()) == 1
 
 
-async def test_a_crash(tmp_path: Path) -> None:
+async def test_a_crash_fails_running_builds_and_keeps_finished_ones(tmp_path: Path) -> None:
     harness = BuildsHarness(tmp_path)
     await harness.start()
-    kept = await harness.made("ready", run("echo ready > state"))
-    build = await harness.begin("one", run("echo first"), run("echo begun; sleep 600"))
-    await harness.until(lambda: "[builder 2/2] [stdout]: begun" in harness.said(build))
+    kept = await harness.build_product("ready", run("echo ready > state"))
+    build = await harness.start_build("one", run("echo first"), run("echo begun; sleep 600"))
+    await harness.until(lambda: "[builder 2/2] [stdout]: begun" in harness.log_lines(build))
     template, waiting = harness.builds.request("later", (), Size())
     await harness.crash()
     harness = BuildsHarness(tmp_path)
     await harness.start()
     try:
-        failed = harness.look(build)
+        failed = harness.reload(build)
         assert failed.reason is not None
         assert failed.reason.message.startswith("The engine ended during the build.")
-        assert any("RUN echo first" in line for line in harness.said(build)), "what was done is still told"
+        assert any("RUN echo first" in line for line in harness.log_lines(build)), (
+            "the log of the finished steps is kept"
+        )
         assert harness.sandboxes_on_disk() == set()
-        assert harness.look(waiting).status is Status.WAITING, "one without a recipe still waits for it"
+        assert harness.reload(waiting).status is Status.WAITING, "a build without a recipe still waits for one"
         assert set(kept.snapshots) <= harness.snapshots_on_disk()
-        assert harness.file(await harness.sandbox("ready"), "home/user/state") == "ready\n"
+        assert harness.read_file(await harness.create_sandbox("ready"), "home/user/state") == "ready\n"
         again = await harness.build("one", run("echo first"), run("echo second"))
-        assert [line[:20] for line in harness.said(again) if "[builder 1/2]" in line] == ["CACHED [builder 1/2]"]
+        assert [line[:20] for line in harness.log_lines(again) if "[builder 1/2]" in line] == ["CACHED [builder 1/2]"]
         assert harness.builds.get("later") == template
     finally:
         await harness.stop()
 
 
-async def test_a_stop_ends_builds_with_a_sentence(tmp_path: Path) -> None:
+async def test_stopping_the_engine_fails_running_builds_with_a_reason(tmp_path: Path) -> None:
     harness = BuildsHarness(tmp_path)
     await harness.start()
-    build = await harness.begin("one", run("echo begun; sleep 600"))
-    await harness.until(lambda: "[builder 1/1] [stdout]: begun" in harness.said(build))
+    build = await harness.start_build("one", run("echo begun; sleep 600"))
+    await harness.until(lambda: "[builder 1/1] [stdout]: begun" in harness.log_lines(build))
     await harness.stop()
     harness = BuildsHarness(tmp_path)
     await harness.start()
     try:
-        stopped = harness.look(build)
+        stopped = harness.reload(build)
         assert stopped.reason is not None
         assert stopped.reason.message.startswith("The engine was stopped during the build.")
     finally:
         await harness.stop()
 
 
-async def test_what_is_needed_stays_and_the_rest_goes(tmp_path: Path) -> None:
-    """The cache keeps one layer; templates, sandboxes and snapshots keep what they stand on."""
+async def test_layers_are_removed_when_nothing_needs_them(tmp_path: Path) -> None:
+    """The cache keeps one layer; templates, sandboxes and snapshots keep the layers they are built on."""
     harness = BuildsHarness(tmp_path, build_layers_kept=1)
     await harness.start()
     try:
-        old = await harness.made("one", run("echo old > version"))
-        sandbox = await harness.sandbox("one")
+        old = await harness.build_product("one", run("echo old > version"))
+        sandbox = await harness.create_sandbox("one")
         snapshot = await harness.sandboxes.snapshot(sandbox.id)
-        new = await harness.made("one", run("echo new > version"))
-        other = await harness.made("two", run("echo unrelated"))
+        new = await harness.build_product("one", run("echo new > version"))
+        other = await harness.build_product("two", run("echo unrelated"))
         kept = {*old.snapshots, *new.snapshots, *other.snapshots, snapshot.id}
         await harness.until(lambda: harness.snapshots_on_disk() == kept)
         await harness.sandboxes.kill(sandbox.id)
-        assert harness.file(await harness.sandbox(snapshot.id), "home/user/version") == "old\n"
+        assert harness.read_file(await harness.create_sandbox(snapshot.id), "home/user/version") == "old\n"
         await harness.builds.delete("one")
         for one in harness.sandboxes.list().items:
             await harness.sandboxes.kill(one.id)
@@ -281,21 +290,21 @@ async def test_what_is_needed_stays_and_the_rest_goes(tmp_path: Path) -> None:
         await harness.stop()
 
 
-async def test_a_base_that_is_deleted_meanwhile(harness: BuildsHarness) -> None:
-    base = await harness.made("base-of-it", run("echo base > state"))
-    build = await harness.begin("one", run("sleep 0.5; cat state > copy"), template="base-of-it")
+async def test_a_build_succeeds_although_its_base_is_deleted(harness: BuildsHarness) -> None:
+    base = await harness.build_product("base-of-it", run("echo base > state"))
+    build = await harness.start_build("one", run("sleep 0.5; cat state > copy"), template="base-of-it")
     await harness.builds.delete("base-of-it")
     harness.builds._cache.shrink(0)
-    assert (await harness.ended(build)).status is Status.READY
-    assert set(base.snapshots) <= harness.snapshots_on_disk(), "the new template stands on it"
-    assert harness.file(await harness.sandbox("one"), "home/user/copy") == "base\n"
+    assert (await harness.wait_for_end(build)).status is Status.READY
+    assert set(base.snapshots) <= harness.snapshots_on_disk(), "the new template is built on it"
+    assert harness.read_file(await harness.create_sandbox("one"), "home/user/copy") == "base\n"
 
 
 async def test_tags_move_only_on_success(harness: BuildsHarness) -> None:
     first = await harness.build("one", run("true"))
     await harness.build("one", run("false"))
     template = harness.builds.get("one")
-    assert harness.built.find_tagged(template.id, "default") == harness.look(first)
+    assert harness.built.find_tagged(template.id, "default") == harness.reload(first)
     second = await harness.build("one:v2", run("true"), tags=("stable",))
     assert {tag: history[-1].build_id for tag, history in harness.builds.tags(template).items()} == {
         "default": first.id,
@@ -304,7 +313,7 @@ async def test_tags_move_only_on_success(harness: BuildsHarness) -> None:
     }
     assert harness.built.resolve("one:nothing") is None
     harness.builds.assign("one:v2", ["default", "one:next"])
-    assert harness.built.find_tagged(template.id, "default") == harness.look(second)
+    assert harness.built.find_tagged(template.id, "default") == harness.reload(second)
     harness.builds.remove_tags("one", ["next", "v2"])
     with pytest.raises(NotFoundError):
         harness.builds.remove_tags("one", ["stable", "v2"])
@@ -315,42 +324,42 @@ async def test_tags_move_only_on_success(harness: BuildsHarness) -> None:
         harness.builds.assign("one", ["other:tag"])
 
 
-async def test_names_that_are_taken(harness: BuildsHarness) -> None:
+async def test_names_in_use_are_rejected(harness: BuildsHarness) -> None:
     with pytest.raises(ForbiddenError):
         harness.builds.request("base", (), Size())
     with pytest.raises(ForbiddenError):
         harness.builds.publish("base", True)
-    sandbox = await harness.sandbox("base")
+    sandbox = await harness.create_sandbox("base")
     await harness.sandboxes.snapshot(sandbox.id, "mine")
     with pytest.raises(ConflictError):
         harness.builds.request("mine", (), Size())
-    await harness.made("yours")
+    await harness.build_product("yours")
     with pytest.raises(ConflictError):
         await harness.sandboxes.snapshot(sandbox.id, "yours")
 
 
-async def test_old_builds_are_forgotten(harness: BuildsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_builds_are_deleted(harness: BuildsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandyard.engine.builds.registry.BUILDS_KEPT", 3)
     tagged = await harness.build("one:keep")
     for _ in range(5):
         await harness.build("one")
     template = harness.builds.get("one")
     assert len(harness.builds.builds(template)) <= 5
-    assert harness.look(tagged).status is Status.READY
+    assert harness.reload(tagged).status is Status.READY
     assert harness.built.resolve("one") is not None
 
 
-async def test_ready_sandboxes_are_of_this_very_build(tmp_path: Path) -> None:
-    """Two builds that differ in a variable stand on the same layers."""
+async def test_pooled_sandboxes_are_of_the_current_build(tmp_path: Path) -> None:
+    """Two builds that differ only in a variable have the same layers."""
     harness = BuildsHarness(tmp_path, pool_size=1)
     await harness.start()
     try:
         for value in ("1", "2"):
-            await harness.made("one", env(A=value))
+            await harness.build_product("one", env(A=value))
             for _ in range(2):
-                sandbox = await harness.sandbox("one")
+                sandbox = await harness.create_sandbox("one")
                 await Agent(harness.sandboxes._components.calls, sandbox.handle).run('echo "$A" > a')
-                assert harness.file(sandbox, "home/user/a") == f"{value}\n"
+                assert harness.read_file(sandbox, "home/user/a") == f"{value}\n"
                 await harness.until(lambda: harness.sandboxes._components.pool.ready >= 1)
     finally:
         await harness.stop()

@@ -1,4 +1,4 @@
-"""A plain client of the agent's socket, which can also say wrong things, and the agent as a process to say them to."""
+"""A plain client of the guest agent's socket, which can also send malformed data, and guest agent processes to use it with."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).parents[4] / "src"
-PATIENCE = 60.0
+TIMEOUT_S = 60.0
 
 
-class Agent:
-    """An agent of its own process. `stop` ends it and everything it started."""
+class GuestAgent:
+    """A guest agent in a process of its own."""
 
     def __init__(self, address: str, command: list[str]) -> None:
         self.address = address
@@ -30,40 +30,40 @@ class Agent:
             env={**os.environ, "PYTHONPATH": str(SOURCE), "AGENT_SECRET": "do not leak"},
             start_new_session=True,
         )
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_S
         while True:
             with contextlib.suppress(OSError):
                 self.connect().close()
                 return
-            assert self.process.poll() is None, "the agent ended at once"
-            assert time.monotonic() < deadline, "the agent does not listen"
+            assert self.process.poll() is None, "the agent exited at once"
+            assert time.monotonic() < deadline, "the agent must listen in time"
             time.sleep(0.01)
 
     @classmethod
-    def on_host(cls, socket_path: Path, root: Path) -> Agent:
+    def on_host(cls, socket_path: Path, root: Path) -> GuestAgent:
         command = [sys.executable, "-m", "sandyard.engine.guest", "--socket", str(socket_path), "--root", str(root)]
         return cls(str(socket_path), command)
 
     def connect(self) -> socket.socket:
         host, colon, port = self.address.rpartition(":")
         if colon:
-            return socket.create_connection((host, int(port)), timeout=PATIENCE)
+            return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
         sock = socket.socket(socket.AF_UNIX)
-        sock.settimeout(PATIENCE)
+        sock.settimeout(TIMEOUT_S)
         sock.connect(self.address)
         return sock
 
     def stop(self) -> None:
-        """End it, and with it everything it started."""
+        """Stop the agent and everything it started."""
         self.process.terminate()
-        assert self.process.wait(PATIENCE) == 0, "the agent did not end well"
+        assert self.process.wait(TIMEOUT_S) == 0, "the agent did not exit cleanly"
 
     def client(self, user: str | None = None) -> Client:
         return Client(self.connect(), user)
 
 
 @dataclass
-class Answer:
+class Response:
     status: int
     headers: dict[str, str]
     body: bytes
@@ -81,7 +81,7 @@ class RpcFailureError(Exception):
 
 
 class Client:
-    """One connection, one request after the other."""
+    """One connection that sends one request after the other."""
 
     def __init__(self, sock: socket.socket, user: str | None = None) -> None:
         self.sock = sock
@@ -93,80 +93,82 @@ class Client:
         self.sock.close()
 
     def send(self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
-        every = {"Host": "x", **self.basic, **(headers or {})}
-        if not any(name.lower() == "transfer-encoding" for name in every):
-            every.setdefault("Content-Length", str(len(body)))
-        head = f"{method} {target} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in every.items())
+        all_headers = {"Host": "x", **self.basic, **(headers or {})}
+        if not any(name.lower() == "transfer-encoding" for name in all_headers):
+            all_headers.setdefault("Content-Length", str(len(body)))
+        head = f"{method} {target} HTTP/1.1\r\n" + "".join(
+            f"{name}: {value}\r\n" for name, value in all_headers.items()
+        )
         self.sock.sendall(head.encode() + b"\r\n" + body)
 
-    def head(self) -> Answer:
+    def read_head(self) -> Response:
         line = self.file.readline()
-        assert line, "the connection ended without an answer"
+        assert line, "the connection closed without a response"
         headers: dict[str, str] = {}
         while (header := self.file.readline().decode().strip()) != "":
             name, _, value = header.partition(":")
             headers[name.lower()] = value.strip()
-        return Answer(int(line.split()[1]), headers, b"")
+        return Response(int(line.split()[1]), headers, b"")
 
-    def answer(self, *, bodyless: bool = False) -> Answer:
-        answer = self.head()
-        if answer.headers.get("transfer-encoding") == "chunked":
-            answer.body = b"".join(self.chunks())
+    def read_response(self, *, bodyless: bool = False) -> Response:
+        response = self.read_head()
+        if response.headers.get("transfer-encoding") == "chunked":
+            response.body = b"".join(self.read_chunks())
         elif not bodyless:
-            size = int(answer.headers.get("content-length", 0))
-            answer.body = self.file.read(size)
-            assert len(answer.body) == size, "the body ended early"
-        return answer
+            size = int(response.headers.get("content-length", 0))
+            response.body = self.file.read(size)
+            assert len(response.body) == size, "the body ended early"
+        return response
 
-    def chunks(self) -> Iterator[bytes]:
+    def read_chunks(self) -> Iterator[bytes]:
         while True:
             line = self.file.readline()
             if not line:
-                raise EOFError("the stream ended without its end")
+                raise EOFError("the stream ended without its last chunk")
             size = int(line, 16)
             data = self.file.read(size + 2)[:-2]
             if not size:
                 return
             yield data
 
-    def request(self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
+    def request(self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Response:
         self.send(method, target, body, headers)
-        return self.answer(bodyless=method == "HEAD")
+        return self.read_response(bodyless=method == "HEAD")
 
     # Connect ---------------------------------------------------------------------------------------------------------
 
     def call(self, method: str, message: Any = None, headers: dict[str, str] | None = None) -> Any:
         body = json.dumps({} if message is None else message).encode()
-        answer = self.request("POST", f"/{method}", body, {"Content-Type": "application/json", **(headers or {})})
-        if answer.status != 200:
-            raise RpcFailureError(answer.json)
-        return answer.json
+        response = self.request("POST", f"/{method}", body, {"Content-Type": "application/json", **(headers or {})})
+        if response.status != 200:
+            raise RpcFailureError(response.json)
+        return response.json
 
     def open_stream(self, method: str, message: Any, headers: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
-        """Messages as they come; RpcFailureError when the stream ends with an error."""
+        """Return the messages as they arrive. Raises RpcFailureError when the stream ends with an error."""
         body = envelope(message)
         self.send("POST", f"/{method}", body, {"Content-Type": "application/connect+json", **(headers or {})})
-        head = self.head()
+        head = self.read_head()
         assert head.status == 200, head
         assert head.headers["content-type"] == "application/connect+json"
-        return self._messages()
+        return self.read_messages()
 
-    def _messages(self) -> Iterator[dict[str, Any]]:
-        waiting = b""
+    def read_messages(self) -> Iterator[dict[str, Any]]:
+        buffer = b""
         error: dict[str, Any] | None = None
-        for chunk in self.chunks():
-            waiting += chunk
-            while len(waiting) >= 5:
-                flags, size = struct.unpack_from(">BI", waiting)
-                if len(waiting) < 5 + size:
+        for chunk in self.read_chunks():
+            buffer += chunk
+            while len(buffer) >= 5:
+                flags, size = struct.unpack_from(">BI", buffer)
+                if len(buffer) < 5 + size:
                     break
-                message = json.loads(waiting[5 : 5 + size])
-                waiting = waiting[5 + size :]
+                message = json.loads(buffer[5 : 5 + size])
+                buffer = buffer[5 + size :]
                 if flags & 2:
                     error = message.get("error")
                     continue
                 yield message
-        assert not waiting
+        assert not buffer
         if error is not None:
             raise RpcFailureError(error)
 
@@ -188,7 +190,7 @@ def envelope(message: Any, flags: int = 0) -> bytes:
 
 
 class Run:
-    """A process as its stream tells of it."""
+    """A process, as its stream of events reports it."""
 
     def __init__(self, events: Iterator[dict[str, Any]]) -> None:
         self._events = events
@@ -198,7 +200,7 @@ class Run:
         self.keepalives = 0
 
     def step(self) -> bool:
-        """Take one more event. False at the end of the stream."""
+        """Read one more event. Return False at the end of the stream."""
         for message in self._events:
             event = message["event"]
             for kind, data in event.get("data", {}).items():

@@ -1,4 +1,4 @@
-"""The service filesystem.Filesystem, but for watching."""
+"""The service filesystem.Filesystem, except watching."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sandyard.engine.guest.config import GuestConfig
 from sandyard.engine.guest.files import service
 from sandyard.engine.guest.sandbox import Sandbox
 from sandyard.engine.guest.wire.connect import RpcError
-from tests.integration.engine.guest.client import Agent, Client, RpcFailureError
+from tests.integration.engine.guest.client import Client, GuestAgent, RpcFailureError
 
 FS = "filesystem.Filesystem/"
 
 
-def fails(client: Client, method: str, message: dict[str, Any]) -> str:
+def error_code(client: Client, method: str, message: dict[str, Any]) -> str:
     with pytest.raises(RpcFailureError) as failure:
         client.call(FS + method, message)
     return failure.value.code
 
 
-def test_an_entry_has_everything(client: Client, home: Path) -> None:
+def test_an_entry_has_all_fields(client: Client, home: Path) -> None:
     target = home / "file.txt"
     target.write_text("Hello, World!")
     target.chmod(0o640)
@@ -37,7 +37,7 @@ def test_an_entry_has_everything(client: Client, home: Path) -> None:
     }  # fmt: skip
 
 
-def test_links(client: Client, home: Path) -> None:
+def test_links_are_resolved_and_marked(client: Client, home: Path) -> None:
     (home / "file").write_text("x")
     (home / "file").chmod(0o600)
     (home / "folder").mkdir()
@@ -59,7 +59,7 @@ def test_links(client: Client, home: Path) -> None:
     ("mode", "expected"),
     [(0o1777, "dtrwxrwxrwx"), (0o2755, "dgrwxr-xr-x"), (0o700, "drwx------"), (0o000, "d---------")],
 )
-def test_permissions_of_directories(client: Client, home: Path, mode: int, expected: str) -> None:
+def test_permissions_of_directories_are_shown(client: Client, home: Path, mode: int, expected: str) -> None:
     (home / "d").mkdir()
     (home / "d").chmod(mode)
     entry = client.call(FS + "Stat", {"path": "d/"})["entry"]
@@ -67,7 +67,7 @@ def test_permissions_of_directories(client: Client, home: Path, mode: int, expec
     (home / "d").chmod(0o700)
 
 
-def test_listing_goes_deep_in_order(client: Client, home: Path) -> None:
+def test_a_listing_is_sorted_and_limited_by_depth(client: Client, home: Path) -> None:
     for path in ("b/c/d.txt", "b/a.txt", "a.txt"):
         (home / path).parent.mkdir(parents=True, exist_ok=True)
         (home / path).touch()
@@ -84,49 +84,49 @@ def test_listing_goes_deep_in_order(client: Client, home: Path) -> None:
     assert [entry["path"] for entry in listed] == ["/home/user/link/a.txt", "/home/user/link/c"]
 
 
-def test_listing_what_cannot_be(client: Client, home: Path) -> None:
+def test_invalid_paths_cannot_be_listed(client: Client, home: Path) -> None:
     (home / "file").touch()
     (home / "loop").symlink_to("loop")
-    assert fails(client, "ListDir", {"path": "missing"}) == "not_found"
-    assert fails(client, "ListDir", {"path": "file"}) == "invalid_argument"
-    assert fails(client, "ListDir", {"path": "loop"}) == "failed_precondition"
-    assert fails(client, "ListDir", {"path": "~", "depth": "x"}) == "invalid_argument"
-    assert fails(client, "Stat", {"path": "missing"}) == "not_found"
-    assert fails(client, "Stat", {"path": "file/below"}) == "not_found"
-    assert fails(client, "Stat", {"path": "a\0b"}) == "invalid_argument"
+    assert error_code(client, "ListDir", {"path": "missing"}) == "not_found"
+    assert error_code(client, "ListDir", {"path": "file"}) == "invalid_argument"
+    assert error_code(client, "ListDir", {"path": "loop"}) == "failed_precondition"
+    assert error_code(client, "ListDir", {"path": "~", "depth": "x"}) == "invalid_argument"
+    assert error_code(client, "Stat", {"path": "missing"}) == "not_found"
+    assert error_code(client, "Stat", {"path": "file/below"}) == "not_found"
+    assert error_code(client, "Stat", {"path": "a\0b"}) == "invalid_argument"
 
 
-def test_names_that_are_no_text(client: Client, home: Path) -> None:
+def test_names_that_are_not_valid_text_are_replaced(client: Client, home: Path) -> None:
     Path(os.fsdecode(os.fsencode(home) + b"/caf\xe9")).touch()
     assert [entry["name"] for entry in client.call(FS + "ListDir", {"path": "~"})["entries"]] == ["caf\ufffd"]
 
 
-def test_make_dir(client: Client, home: Path) -> None:
+def test_make_dir_creates_parents_and_rejects_existing_paths(client: Client, home: Path) -> None:
     entry = client.call(FS + "MakeDir", {"path": "new/deep/er"})["entry"]
     assert (entry["type"], entry["path"], entry["mode"]) == ("FILE_TYPE_DIRECTORY", "/home/user/new/deep/er", 0o755)
     assert (home / "new/deep/er").is_dir()
-    assert fails(client, "MakeDir", {"path": "new"}) == "already_exists"
+    assert error_code(client, "MakeDir", {"path": "new"}) == "already_exists"
     (home / "file").touch()
-    assert fails(client, "MakeDir", {"path": "file"}) == "invalid_argument"
-    assert fails(client, "MakeDir", {"path": "file/x"}) == "internal"
+    assert error_code(client, "MakeDir", {"path": "file"}) == "invalid_argument"
+    assert error_code(client, "MakeDir", {"path": "file/x"}) == "internal"
 
 
-def test_move(client: Client, home: Path) -> None:
+def test_move_creates_parents_and_rejects_invalid_moves(client: Client, home: Path) -> None:
     (home / "old").write_text("x")
     entry = client.call(FS + "Move", {"source": "old", "destination": "not/yet/there"})["entry"]
     assert entry["path"] == "/home/user/not/yet/there"
     assert (home / "not/yet/there").read_text() == "x"
     assert not (home / "old").exists()
-    assert fails(client, "Move", {"source": "old", "destination": "elsewhere/x"}) == "not_found"
+    assert error_code(client, "Move", {"source": "old", "destination": "elsewhere/x"}) == "not_found"
     assert not (home / "elsewhere").exists()
     (home / "folder").mkdir()
-    assert fails(client, "Move", {"source": "folder", "destination": "folder/inside"}) == "internal"
+    assert error_code(client, "Move", {"source": "folder", "destination": "folder/inside"}) == "internal"
     (home / "dangling").symlink_to("nowhere")
     client.call(FS + "Move", {"source": "dangling", "destination": "moved"})
     assert (home / "moved").is_symlink()
 
 
-def test_remove(client: Client, home: Path, tmp_path: Path) -> None:
+def test_remove_deletes_trees_without_following_links(client: Client, home: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "precious").touch()
     (home / "tree/a/b").mkdir(parents=True)
@@ -144,7 +144,7 @@ def test_remove(client: Client, home: Path, tmp_path: Path) -> None:
     client.call(FS + "Remove", {"path": "never/was"})
 
 
-def test_long_work_holds_nobody_up(client: Client, agent: Agent, home: Path) -> None:
+def test_long_listings_and_removals_do_not_block_other_clients(client: Client, agent: GuestAgent, home: Path) -> None:
     for number in range(40):
         (home / f"wide/{number}").mkdir(parents=True)
         for inner in range(100):
@@ -155,21 +155,21 @@ def test_long_work_holds_nobody_up(client: Client, agent: Agent, home: Path) -> 
     )
     slowest = 0.0
     for _ in range(20):
-        begun = time.monotonic()
+        started = time.monotonic()
         assert client.request("GET", "/health").status == 204
-        slowest = max(slowest, time.monotonic() - begun)
-    assert len(other.answer().json["entries"]) == 40 * 101
+        slowest = max(slowest, time.monotonic() - started)
+    assert len(other.read_response().json["entries"]) == 40 * 101
     other.send("POST", "/filesystem.Filesystem/Remove", b'{"path": "wide"}', {"Content-Type": "application/json"})
     for _ in range(20):
-        begun = time.monotonic()
+        started = time.monotonic()
         assert client.request("GET", "/health").status == 204
-        slowest = max(slowest, time.monotonic() - begun)
-    assert other.answer().status == 200
+        slowest = max(slowest, time.monotonic() - started)
+    assert other.read_response().status == 200
     assert slowest < 5.0
     other.close()
 
 
-def test_owners_without_a_name_are_numbers(client: Client, home: Path) -> None:
+def test_owners_without_a_name_are_shown_as_numbers(client: Client, home: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     (home / "foreign").touch()
@@ -179,7 +179,7 @@ def test_owners_without_a_name_are_numbers(client: Client, home: Path) -> None:
     assert pwd.getpwuid(os.geteuid())
 
 
-def test_nested_directories_are_removed_and_listed(client: Client, home: Path) -> None:
+def test_deeply_nested_directories_can_be_listed_and_removed(client: Client, home: Path) -> None:
     folder = str(home)
     for _ in range(1100):
         folder += "/d"
@@ -189,7 +189,7 @@ def test_nested_directories_are_removed_and_listed(client: Client, home: Path) -
     assert not (home / "d").exists()
 
 
-async def test_a_listing_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_listing_is_limited_in_entries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files = service.FilesystemService(Sandbox(GuestConfig(root=str(tmp_path))))
     for number in range(3):
         (tmp_path / str(number)).touch()
@@ -200,7 +200,7 @@ async def test_a_listing_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         await files._list("/", 1)
 
 
-async def test_a_listing_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_listing_is_limited_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files = service.FilesystemService(Sandbox(GuestConfig(root=str(tmp_path))))
     for number in range(10):
         (tmp_path / (str(number) * 250)).touch()
@@ -212,7 +212,7 @@ async def test_a_listing_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, tm
         await files._list("/", 1)
 
 
-async def test_a_listing_in_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_listing_can_be_read_in_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files = service.FilesystemService(Sandbox(GuestConfig(root=str(tmp_path))))
     for folder in "ab":
         (tmp_path / folder).mkdir()
@@ -235,7 +235,7 @@ async def test_a_listing_in_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert await pages(8) == [[one] for one in everything]
 
 
-def test_a_page_is_asked_for_with_headers(client: Client, home: Path) -> None:
+def test_a_page_is_requested_with_headers(client: Client, home: Path) -> None:
     for name in "abc":
         (home / name).touch()
     headers = {"Content-Type": "application/json", "X-Sandyard-List-First": "1", "X-Sandyard-List-Limit": "1"}

@@ -1,4 +1,4 @@
-"""Agents forked from a prepared process, as the zygote does it."""
+"""Guest agents forked from a prepared process, as the zygote forks them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.guest.client import SOURCE, Agent
+from tests.integration.engine.guest.client import SOURCE, GuestAgent
 
 ZYGOTE = """
 import os, resource, signal, socket, sys
@@ -41,7 +41,7 @@ sys.stdin.read()
 """
 
 
-class Forked(Agent):
+class ForkedAgent(GuestAgent):
     def __init__(self, address: str, pid: int) -> None:
         self.address = address
         self.pid = pid
@@ -52,13 +52,13 @@ class Forked(Agent):
 
 
 @pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Forked]]:
-    place = tmp_path_factory.mktemp("zygote")
-    (place / "root/home/user").mkdir(parents=True)
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ForkedAgent]]:
+    directory = tmp_path_factory.mktemp("zygote")
+    (directory / "root/home/user").mkdir(parents=True)
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "AGENT_SECRET": "do not leak"}
     zygote = subprocess.Popen(
         [sys.executable, "-c", ZYGOTE],
-        cwd=place,
+        cwd=directory,
         env=environment,
         text=True,
         stdin=subprocess.PIPE,
@@ -67,7 +67,7 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Forked]]:
     assert zygote.stdin is not None
     assert zygote.stdout is not None
     pids = [int(zygote.stdout.readline()) for _ in range(3)]
-    agents = [Forked(str(place / f"agent-{number}.sock"), pid) for number, pid in enumerate(pids)]
+    agents = [ForkedAgent(str(directory / f"agent-{number}.sock"), pid) for number, pid in enumerate(pids)]
     yield agents
     for agent in agents:
         os.kill(agent.pid, 15)
@@ -75,25 +75,25 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Forked]]:
     assert zygote.returncode == 0
 
 
-def test_a_forked_agent_serves_with_nothing_of_its_parent(forked: list[Forked]) -> None:
+def test_a_forked_agent_inherits_nothing_private_from_its_parent(forked: list[ForkedAgent]) -> None:
     client = forked[0].client()
     run = client.shell("env; ls /proc/self/fd | wc -l")
     assert run.end is not None
     assert run.end["exitCode"] == 0
     assert "AGENT_SECRET" not in run.stdout
-    assert run.stdout.endswith("\n4\n")  # the three, and the listing's own
+    assert run.stdout.endswith("\n4\n")  # the three standard streams, and the one that ls opens
     links = [str(link.readlink()) for link in Path(f"/proc/{forked[0].pid}/fd").iterdir()]
-    assert "/" not in links, "a descriptor of the parent is open in the agent"
+    assert "/" not in links, "no descriptor of the parent may be open in the agent"
     assert Path(f"/proc/{forked[0].pid}/cwd").readlink() == Path("/")
 
 
-def test_an_idle_agent_has_little_memory_of_its_own(forked: list[Forked]) -> None:
+def test_an_idle_agent_has_little_private_memory(forked: list[ForkedAgent]) -> None:
     forked[1].client().close()
     time.sleep(0.2)
     assert forked[1].private_kilobytes() < 4096
 
 
-def test_a_warmed_up_agent_has_run_something(forked: list[Forked]) -> None:
+def test_a_warmed_up_agent_has_already_run_code(forked: list[ForkedAgent]) -> None:
     deadline = time.monotonic() + 20
     while not any(line.startswith("voluntary_ctxt") and int(line.split()[1]) > 3 for line in status(forked[2].pid)):
         assert time.monotonic() < deadline

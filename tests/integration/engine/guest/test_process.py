@@ -1,4 +1,4 @@
-"""Starting processes: what they get, what they write, how they end."""
+"""Starting processes: their environment, their input and output, and how they end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.guest.client import Agent, Client, RpcFailureError, envelope
+from tests.integration.engine.guest.client import Client, GuestAgent, RpcFailureError, envelope
 
 Dial = Callable[[], Client]
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -25,14 +25,14 @@ def alive(pid: int) -> bool:
     return True
 
 
-def eventually(condition: Callable[[], bool], what: str, patience: float = 15.0) -> None:
-    deadline = time.monotonic() + patience
+def wait_until(condition: Callable[[], bool], message: str, timeout_s: float = 15.0) -> None:
+    deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, message
         time.sleep(0.01)
 
 
-def test_output_and_end(client: Client) -> None:
+def test_output_and_exit_code_are_reported(client: Client) -> None:
     run = client.shell("echo out; echo err >&2; exit 3")
     assert run.output == {"stdout": b"out\n", "stderr": b"err\n", "pty": b""}
     assert run.end == {"exitCode": 3, "exited": True, "status": "exit status 3", "error": "exit status 3"}
@@ -43,7 +43,7 @@ def test_success_has_no_error(client: Client) -> None:
     assert client.shell("true").end == {"exitCode": 0, "exited": True, "status": "exit status 0"}
 
 
-def test_a_signal_is_told_as_such(client: Client) -> None:
+def test_death_by_a_signal_is_reported(client: Client) -> None:
     end = client.shell("kill -SEGV $$").end
     assert end is not None
     assert (end["exitCode"], end["exited"]) == (-1, False)
@@ -51,7 +51,7 @@ def test_a_signal_is_told_as_such(client: Client) -> None:
     assert end["error"] == end["status"]
 
 
-def test_surroundings(client: Client, home: Path) -> None:
+def test_a_process_gets_the_environment_of_its_user(client: Client, home: Path) -> None:
     run = client.start("/usr/bin/env", process={"envs": {"MINE": "1", "HOME": "/elsewhere"}}).finish()
     env = dict(line.split("=", 1) for line in run.stdout.splitlines())
     assert env["MINE"] == "1"
@@ -63,7 +63,7 @@ def test_surroundings(client: Client, home: Path) -> None:
     assert client.shell("pwd; umask; readlink /proc/self/fd/0").stdout == f"{home}\n0022\n/dev/null\n"
 
 
-def test_a_process_has_a_session_no_blocked_signals_and_no_foreign_files(client: Client) -> None:
+def test_a_process_has_its_own_session_no_blocked_signals_and_no_extra_files(client: Client) -> None:
     run = client.shell("ps -o pid=,pgid=,sid= -p $$; ls /proc/$$/fd")
     first, *files = run.stdout.splitlines()
     assert first.split() == [str(run.pid)] * 3
@@ -72,7 +72,7 @@ def test_a_process_has_a_session_no_blocked_signals_and_no_foreign_files(client:
         client.start("/bin/grep", "-E", "SigBlk|SigIgn", "/proc/self/status").finish().stdout.splitlines()
     )
     assert int(blocked.split()[1], 16) == 0
-    assert int(ignored.split()[1], 16) & ~(0b11 << 31) == 0  # but for two the C library keeps for itself
+    assert int(ignored.split()[1], 16) & ~(0b11 << 31) == 0  # except two that the C library reserves for itself
 
 
 def test_init_sets_defaults(dial: Dial, home: Path) -> None:
@@ -90,7 +90,7 @@ def test_init_sets_defaults(dial: Dial, home: Path) -> None:
     assert client.request("POST", "/init").status == 204
 
 
-def test_init_does_not_wait_for_what_a_tenant_has_put_in_its_way(dial: Dial, root: Path) -> None:
+def test_init_is_not_blocked_by_pipes_and_links_of_a_tenant(dial: Dial, root: Path) -> None:
     folder = root / "run/e2b"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".E2B_SANDBOX").unlink(missing_ok=True)
@@ -107,7 +107,7 @@ def test_init_does_not_wait_for_what_a_tenant_has_put_in_its_way(dial: Dial, roo
     assert (folder / ".E2B_SANDBOX_ID").read_text() == "abc"
 
 
-def test_init_leaves_the_variables_where_older_programs_find_them(dial: Dial, root: Path) -> None:
+def test_init_writes_the_variables_to_a_file_for_older_programs(dial: Dial, root: Path) -> None:
     (root / "dev/shm").mkdir(parents=True, exist_ok=True)
     client = dial()
     assert client.request("POST", "/init", b'{"envVars": {"LEFT": "here"}}').status == 204
@@ -121,7 +121,7 @@ def test_init_leaves_the_variables_where_older_programs_find_them(dial: Dial, ro
 
 
 @pytest.mark.parametrize(("cwd", "expected"), [("sub", "sub"), ("~/sub", "sub"), ("~", ""), ("/home/user/sub", "sub")])
-def test_working_directories(client: Client, home: Path, cwd: str, expected: str) -> None:
+def test_working_directories_are_resolved(client: Client, home: Path, cwd: str, expected: str) -> None:
     (home / "sub").mkdir()
     run = client.start("/bin/pwd", process={"cwd": cwd}).finish()
     assert run.stdout == f"{home / expected}\n"
@@ -142,14 +142,14 @@ def test_working_directories(client: Client, home: Path, cwd: str, expected: str
         ({"process": {"cmd": "/bin/true"}, "pty": {"size": {"cols": -1}}}, "invalid_argument"),
     ],
 )
-def test_what_cannot_be_started(client: Client, fields: dict[str, object], code: str) -> None:
+def test_invalid_start_requests_are_rejected(client: Client, fields: dict[str, object], code: str) -> None:
     with pytest.raises(RpcFailureError) as failure:
         list(client.open_stream("process.Process/Start", fields))
     assert failure.value.code == code
     assert client.shell("echo fine").stdout == "fine\n"
 
 
-def test_who_is_unknown_is_not_served(dial: Dial) -> None:
+def test_unknown_users_are_rejected(dial: Dial) -> None:
     client = dial()
     client.basic = {"Authorization": "Basic " + base64.b64encode(b"stranger:").decode()}
     with pytest.raises(RpcFailureError) as failure:
@@ -160,7 +160,7 @@ def test_who_is_unknown_is_not_served(dial: Dial) -> None:
     assert failure.value.code == "unauthenticated"
 
 
-def test_a_missing_program_is_told_by_a_shell(client: Client, home: Path) -> None:
+def test_a_program_that_cannot_run_fails_as_in_a_shell(client: Client, home: Path) -> None:
     run = client.start("not-a-program", "x").finish()
     assert run.end is not None
     assert run.end["exitCode"] == 127
@@ -171,7 +171,7 @@ def test_a_missing_program_is_told_by_a_shell(client: Client, home: Path) -> Non
     assert run.end["exitCode"] == 126
 
 
-def test_a_script_without_a_first_line_runs(client: Client, home: Path) -> None:
+def test_a_script_without_a_shebang_runs(client: Client, home: Path) -> None:
     script = home / "script"
     script.write_text('echo "script $1"\n')
     script.chmod(0o755)
@@ -192,7 +192,7 @@ def test_binary_output_is_complete(client: Client) -> None:
     assert client.shell("printf 'a%.0s' $(seq 8191); printf '\\342'").output["stdout"] == b"a" * 8191 + b"\xe2"
 
 
-def test_stdin(dial: Dial) -> None:
+def test_stdin_can_be_sent_and_closed(dial: Dial) -> None:
     run = dial().start("/bin/cat", stdin=True)
     control = dial()
     for text in (b"one ", b"", b"two"):
@@ -208,18 +208,18 @@ def test_stdin(dial: Dial) -> None:
     assert run.output["stdout"] == b"one two"
 
 
-def test_stdin_is_given_unless_it_is_declined(client: Client, dial: Dial) -> None:
+def test_stdin_is_open_by_default(client: Client, dial: Dial) -> None:
     client.send("POST", "/process.Process/Start", envelope({"process": {"cmd": "/bin/cat"}}), {
         "Content-Type": "application/connect+json",
     })  # fmt: skip
-    assert client.head().status == 200
-    pid = next(client._messages())["event"]["start"]["pid"]
+    assert client.read_head().status == 200
+    pid = next(client.read_messages())["event"]["start"]["pid"]
     dial().call("process.Process/CloseStdin", {"process": {"pid": pid}})
     assert client.file.read(1)
 
 
-def test_much_input_waits_for_a_slow_reader(dial: Dial) -> None:
-    """More than a pipe holds, to a process that begins to read late, in order and complete."""
+def test_large_input_waits_for_a_slow_reader(dial: Dial) -> None:
+    """More than fits into a pipe, to a process that starts to read late: in order and complete."""
     run = dial().start("/bin/sh", "-c", "read line; echo $line; exec cat | md5sum", stdin=True, tag="slow")
     data = os.urandom(1 << 20)
     control = dial()
@@ -234,7 +234,7 @@ def test_much_input_waits_for_a_slow_reader(dial: Dial) -> None:
     assert run.finish().stdout == f"go\n{hashlib.md5(data).hexdigest()}  -\n"
 
 
-def test_input_that_nobody_reads_times_out_and_can_be_ended(dial: Dial) -> None:
+def test_input_that_nobody_reads_times_out_and_stdin_can_be_closed(dial: Dial) -> None:
     run = dial().start("/bin/sleep", "60", stdin=True)
     control = dial()
     message = {"process": {"pid": run.pid}, "input": {"stdin": base64.b64encode(bytes(200_000)).decode()}}
@@ -249,7 +249,7 @@ def test_input_that_nobody_reads_times_out_and_can_be_ended(dial: Dial) -> None:
     run.finish()
 
 
-def test_input_that_does_not_fit_the_process(dial: Dial) -> None:
+def test_input_that_the_process_cannot_receive_is_rejected(dial: Dial) -> None:
     run = dial().start("/bin/sleep", "60")
     control = dial()
     for field in ("stdin", "pty"):
@@ -266,7 +266,7 @@ def test_input_that_does_not_fit_the_process(dial: Dial) -> None:
     run.finish()
 
 
-def test_stream_input(dial: Dial) -> None:
+def test_input_can_be_streamed(dial: Dial) -> None:
     run = dial().start("/bin/cat", stdin=True)
     control = dial()
     parts = [
@@ -283,8 +283,8 @@ def test_stream_input(dial: Dial) -> None:
         if "data" in part:
             run.until("stdout", b"first ")
     control.sock.sendall(b"0\r\n\r\n")
-    answer = control.answer()
-    assert answer.body == envelope({}) + envelope({}, flags=2)
+    response = control.read_response()
+    assert response.body == envelope({}) + envelope({}, flags=2)
     run.until("stdout", b"first second")
     control.call("process.Process/CloseStdin", {"process": {"pid": run.pid}})
     run.finish()
@@ -293,14 +293,16 @@ def test_stream_input(dial: Dial) -> None:
 @pytest.mark.parametrize(
     "parts", [[{"data": {"input": {"stdin": "eA=="}}}], [{"start": {"process": {"pid": 999999}}}], [{"nonsense": 1}]]
 )
-def test_stream_input_that_makes_no_sense(client: Client, parts: list[object]) -> None:
+def test_invalid_input_streams_are_rejected(client: Client, parts: list[object]) -> None:
     body = b"".join(envelope(part) for part in parts)
-    answer = client.request("POST", "/process.Process/StreamInput", body, {"Content-Type": "application/connect+json"})
-    assert answer.status == 200
-    assert b'"error"' in answer.body
+    response = client.request(
+        "POST", "/process.Process/StreamInput", body, {"Content-Type": "application/connect+json"}
+    )
+    assert response.status == 200
+    assert b'"error"' in response.body
 
 
-def test_signals(dial: Dial) -> None:
+def test_processes_can_be_signalled(dial: Dial) -> None:
     control = dial()
     run = dial().start("/bin/sh", "-c", "trap 'echo bye; exit 7' TERM; echo ready; while :; do sleep 0.05; done")
     run.until("stdout", b"ready")
@@ -311,7 +313,7 @@ def test_signals(dial: Dial) -> None:
 
     run = dial().start("/bin/sleep", "60")
     control.call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": "SIGNAL_SIGKILL"})
-    assert not alive(run.pid), "a killed process is still there when its killer gets the answer"
+    assert not is_alive(run.pid), "a killed process must be gone when SendSignal returns"
     assert run.pid not in [process["pid"] for process in control.call("process.Process/List")["processes"]]
     end = run.finish().end
     assert end == {"exitCode": -1, "exited": False, "status": "signal: killed", "error": "signal: killed"}
@@ -321,7 +323,7 @@ def test_signals(dial: Dial) -> None:
         assert failure.value.code == "not_found"
 
 
-def test_selectors(dial: Dial) -> None:
+def test_processes_are_selected_by_pid_or_tag(dial: Dial) -> None:
     control = dial()
     run = dial().start("/bin/sleep", "60", tag="sleeper")
     listed = [process for process in control.call("process.Process/List")["processes"] if process["pid"] == run.pid]
@@ -341,78 +343,80 @@ def test_selectors(dial: Dial) -> None:
     run.finish()
 
 
-def test_the_group_can_be_signalled(dial: Dial) -> None:
+def test_a_process_group_can_be_signalled(dial: Dial) -> None:
     run = dial().start("/bin/sh", "-c", "sleep 60 & echo $!; wait")
     run.until("stdout", b"\n")
     child = int(run.stdout)
     dial().call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9, "descendants": True})
     run.finish()
-    eventually(lambda: not alive(child), "the group's other member survived")
+    wait_until(lambda: not is_alive(child), "the other process of the group must end")
 
 
-def test_the_deadline_kills_the_group_and_ends_the_stream(dial: Dial) -> None:
-    begun = time.monotonic()
+def test_a_deadline_kills_the_process_group_and_ends_the_stream(dial: Dial) -> None:
+    started = time.monotonic()
     run = dial().start("/bin/sh", "-c", "sleep 60 & echo $!; wait", headers={"Connect-Timeout-Ms": "2000"})
     run.until("stdout", b"\n")
     child = int(run.stdout)
     with pytest.raises(RpcFailureError) as failure:
         run.finish()
     assert failure.value.code == "deadline_exceeded"
-    assert 1.9 <= time.monotonic() - begun < 30
-    eventually(lambda: not alive(child) and not alive(run.pid), "the deadline spared somebody")
+    assert 1.9 <= time.monotonic() - started < 30
+    wait_until(lambda: not is_alive(child) and not is_alive(run.pid), "the deadline must end both processes")
 
 
-def test_the_deadline_counts_also_without_a_listener(dial: Dial) -> None:
+def test_a_deadline_also_applies_without_a_reader(dial: Dial) -> None:
     client = dial()
     run = client.start("/bin/sleep", "60", headers={"Connect-Timeout-Ms": "3000"})
     client.close()
     time.sleep(0.2)
-    assert alive(run.pid), "the process went with its client"
-    eventually(lambda: not alive(run.pid), "the deadline was forgotten with the client")
+    assert is_alive(run.pid), "the process must outlive its client"
+    wait_until(lambda: not is_alive(run.pid), "the deadline must apply without the client")
 
 
 @pytest.mark.parametrize("header", ["x", "-5", "1e3", "9" * 20])
-def test_a_malformed_deadline_is_refused(client: Client, header: str) -> None:
+def test_a_malformed_deadline_is_rejected(client: Client, header: str) -> None:
     with pytest.raises(RpcFailureError) as failure:
         client.start("/bin/true", headers={"Connect-Timeout-Ms": header})
     assert failure.value.code == "invalid_argument"
 
 
-def test_no_deadline_means_none(client: Client) -> None:
+def test_a_deadline_of_zero_means_no_deadline(client: Client) -> None:
     assert (
         client.start("/bin/sh", "-c", "sleep 0.1; echo on", headers={"Connect-Timeout-Ms": "0"}).finish().stdout
         == "on\n"
     )
 
 
-def test_keepalives(client: Client) -> None:
+def test_keepalives_are_sent(client: Client) -> None:
     run = client.start("/bin/sleep", "1.5", headers={"Keepalive-Ping-Interval": "1"}).finish()
     assert run.keepalives >= 1
 
 
-def test_left_behind_children_delay_the_end_but_a_moment(client: Client, dial: Dial) -> None:
-    begun = time.monotonic()
+def test_background_children_hardly_delay_the_end(client: Client, dial: Dial) -> None:
+    started = time.monotonic()
     run = client.shell("(sleep 30; true) & echo $!")
-    assert time.monotonic() - begun < 25
+    assert time.monotonic() - started < 25
     assert run.end is not None
     child = int(run.stdout)
-    assert alive(child), "the end of the command must not end what it left running"
+    assert is_alive(child), "the end of the command must not end what it left running"
     os.kill(child, 9)
 
 
-def test_what_left_behind_children_write_at_once_is_part_of_the_output(client: Client) -> None:
-    """The child hears of the end at once: the pipe it reads from is closed by it."""
+def test_output_that_background_children_write_at_once_is_included(client: Client) -> None:
+    """The child notices the end at once, because it closes the pipe that the child reads from."""
     script = "rm -f pipe; mkfifo pipe; (read nothing < pipe; echo late) & exec 3> pipe; echo early"
     assert client.shell(script).stdout == "early\nlate\n"
 
 
-def test_left_behind_children_are_not_ended_by_their_output(client: Client, home: Path) -> None:
+def test_background_children_can_write_after_the_end(client: Client, home: Path) -> None:
     run = client.shell("(sleep 2; for i in 1 2 3; do head -c 200000 /dev/zero; done; echo survived > after) & echo now")
     assert run.stdout == "now\n"
-    eventually((home / "after").exists, "writing to a finished command's output killed or blocked the writer")
+    wait_until(
+        (home / "after").exists, "writing to the output of a finished command must neither kill nor block the writer"
+    )
 
 
-def test_a_flood_with_a_slow_reader_is_held_back_and_not_lost(dial: Dial) -> None:
+def test_a_flood_of_output_waits_for_a_slow_reader_and_is_complete(dial: Dial) -> None:
     control = dial()
     run = dial().start("/bin/sh", "-c", "seq 1 1500000; echo done", tag="flood")
     time.sleep(1)  # the reader does not read
@@ -422,28 +426,28 @@ def test_a_flood_with_a_slow_reader_is_held_back_and_not_lost(dial: Dial) -> Non
 
 
 @pytest.mark.slow
-def test_a_thousand_processes(dial: Dial) -> None:
-    """Listed, and ended; no descriptor is left open by them."""
+def test_many_processes_are_listed_and_leave_no_open_descriptors(dial: Dial) -> None:
+    """A thousand processes are started, listed and killed."""
     control = dial()
     pid = int(control.shell("echo $PPID").stdout)
     before = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    started = []
+    pids = []
     for number in range(1000):
         client = dial()
-        started.append(client.start("/bin/sleep", "300", tag=f"many-{number}").pid)
+        pids.append(client.start("/bin/sleep", "300", tag=f"many-{number}").pid)
         client.close()
     listed = {process["pid"]: process["tag"] for process in control.call("process.Process/List")["processes"]}
-    assert [listed[pid] for pid in started] == [f"many-{number}" for number in range(1000)]
+    assert [listed[pid] for pid in pids] == [f"many-{number}" for number in range(1000)]
     for number in range(1000):
         control.call("process.Process/SendSignal", {"process": {"tag": f"many-{number}"}, "signal": "SIGNAL_SIGKILL"})
     assert control.call("process.Process/List")["processes"] == []
-    eventually(lambda: len(list(Path(f"/proc/{pid}/fd").iterdir())) <= before, "descriptors leak")
+    wait_until(lambda: len(list(Path(f"/proc/{pid}/fd").iterdir())) <= before, "all descriptors must be closed")
 
 
-def test_an_agent_of_its_own_takes_everything_with_it(tmp_path: Path) -> None:
-    agent = Agent.on_host(tmp_path / "agent.sock", tmp_path / "root")
+def test_stopping_the_agent_ends_all_its_processes(tmp_path: Path) -> None:
+    agent = GuestAgent.on_host(tmp_path / "agent.sock", tmp_path / "root")
     run = agent.client().start("/bin/sh", "-c", "setsid sleep 100 & (sleep 100 &); echo $!; sleep 100")
     run.until("stdout", b"\n")
     pids = [run.pid, int(run.stdout)]
     agent.stop()
-    eventually(lambda: not any(alive(pid) for pid in pids), "somebody survived the agent")
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), "all processes must end with the agent")

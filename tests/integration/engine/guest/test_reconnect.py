@@ -1,4 +1,4 @@
-"""Following a process from another connection: what nobody read is kept, and so is an end nobody saw."""
+"""Following a process from another connection: unread output is kept, and so is an exit that nobody saw."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.integration.engine.guest.client import Client, RpcFailureError
-from tests.integration.engine.guest.test_process import alive, eventually
+from tests.integration.engine.guest.test_process import is_alive, wait_until
 
 Dial = Callable[[], Client]
 
 
-def test_output_without_a_reader_goes_to_the_next(dial: Dial, home: Path) -> None:
+def test_unread_output_goes_to_the_next_reader(dial: Dial, home: Path) -> None:
     client = dial()
     run = client.start(
         "/bin/sh", "-c", "echo one; while [ ! -e go ]; do sleep 0.02; done; echo two; echo three; sleep 60"
@@ -31,15 +31,16 @@ def test_output_without_a_reader_goes_to_the_next(dial: Dial, home: Path) -> Non
     assert follower.finish().end is not None
 
 
-def test_an_end_nobody_saw_is_told_to_who_comes_late(dial: Dial) -> None:
+def test_an_exit_that_nobody_saw_is_reported_to_late_readers(dial: Dial) -> None:
     client = dial()
     run = client.start("/bin/sh", "-c", "sleep 0.2; echo result; exit 5", tag="late")
     client.close()
     control = dial()
-    eventually(
-        lambda: run.pid not in [entry["pid"] for entry in control.call("process.Process/List")["processes"]], "ends"
+    wait_until(
+        lambda: run.pid not in [entry["pid"] for entry in control.call("process.Process/List")["processes"]],
+        "the process must end",
     )
-    assert not alive(run.pid)
+    assert not is_alive(run.pid)
     for expected in ("result\n", ""):
         follower = dial().attach(tag="late").finish()
         assert follower.stdout == expected
@@ -50,7 +51,7 @@ def test_an_end_nobody_saw_is_told_to_who_comes_late(dial: Dial) -> None:
     assert failure.value.code == "not_found"
 
 
-def test_a_tag_passes_to_the_next_process(dial: Dial) -> None:
+def test_a_reused_tag_selects_the_newest_process(dial: Dial) -> None:
     dial().start("/bin/sh", "-c", "exit 1", tag="reused").finish()
     run = dial().start("/bin/sh", "-c", "sleep 0.3; exit 2", tag="reused")
     follower = dial().attach(tag="reused").finish()
@@ -59,14 +60,14 @@ def test_a_tag_passes_to_the_next_process(dial: Dial) -> None:
     assert follower.end["exitCode"] == 2
 
 
-def test_who_is_not_there_is_not_found(client: Client) -> None:
+def test_attaching_to_an_unknown_process_fails(client: Client) -> None:
     for selector in ({"pid": 999_999}, {"tag": "nobody"}):
         with pytest.raises(RpcFailureError) as failure:
             client.attach(**selector)
         assert failure.value.code == "not_found"
 
 
-def test_two_readers_get_the_same(dial: Dial, home: Path) -> None:
+def test_two_readers_get_the_same_output(dial: Dial, home: Path) -> None:
     run = dial().start("/bin/sh", "-c", "while [ ! -e go2 ]; do sleep 0.02; done; seq 1 50000")
     follower = dial().attach(pid=run.pid)
     (home / "go2").touch()
@@ -75,11 +76,11 @@ def test_two_readers_get_the_same(dial: Dial, home: Path) -> None:
     assert run.stdout.endswith("50000\n")
 
 
-def test_what_is_kept_without_a_reader_is_bounded_and_does_not_block(dial: Dial, home: Path) -> None:
+def test_output_kept_without_a_reader_is_bounded_and_does_not_block(dial: Dial, home: Path) -> None:
     client = dial()
     run = client.start("/bin/sh", "-c", "seq 1 2000000; touch through; sleep 60")
     client.close()
-    eventually((home / "through").exists, "a process nobody listens to was held back")
+    wait_until((home / "through").exists, "a process without a reader must not be blocked")
     agent = int(dial().shell("echo $PPID").stdout)
     status = Path(f"/proc/{agent}/status").read_text()
     resident = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
@@ -96,11 +97,11 @@ def test_the_deadline_of_a_follower_ends_only_its_stream(dial: Dial) -> None:
     with pytest.raises(RpcFailureError) as failure:
         follower.finish()
     assert failure.value.code == "deadline_exceeded"
-    assert alive(run.pid)
+    assert is_alive(run.pid)
     dial().call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9})
 
 
-def test_the_deadline_of_a_follower_holds_in_a_flood(dial: Dial) -> None:
+def test_the_deadline_of_a_follower_applies_during_a_flood_of_output(dial: Dial) -> None:
     run = dial().start("/bin/sh", "-c", "while :; do echo x; done")
     follower = dial().attach(pid=run.pid, headers={"Connect-Timeout-Ms": "2000"})
     with pytest.raises(RpcFailureError) as failure:
@@ -111,11 +112,11 @@ def test_the_deadline_of_a_follower_holds_in_a_flood(dial: Dial) -> None:
     dial().call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9, "descendants": True})
 
 
-def test_a_reader_that_stalls_and_leaves_does_not_stop_the_process(dial: Dial, home: Path) -> None:
+def test_a_reader_that_stalls_and_disconnects_does_not_stop_the_process(dial: Dial, home: Path) -> None:
     client = dial()
     run = client.start("/bin/sh", "-c", "seq 1 500000; touch past; sleep 60")
     time.sleep(0.3)
-    assert not (home / "past").exists(), "nothing holds the process back"
+    assert not (home / "past").exists(), "the process must wait while its reader stalls"
     client.close()
-    eventually((home / "past").exists, "the process waits for a reader that is gone")
+    wait_until((home / "past").exists, "the process must continue when its reader is gone")
     dial().call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9})

@@ -12,7 +12,7 @@ from tests.integration.engine.guest.client import Client, RpcFailureError, Run
 Dial = Callable[[], Client]
 
 
-def terminal(client: Client, *argv: str, columns: int = 80, rows: int = 24, **fields: object) -> Run:
+def start_on_terminal(client: Client, *argv: str, columns: int = 80, rows: int = 24, **fields: object) -> Run:
     return client.start(*argv, pty={"size": {"cols": columns, "rows": rows}}, **fields)
 
 
@@ -21,8 +21,8 @@ def type_in(client: Client, pid: int, text: str) -> None:
     client.call("process.Process/SendInput", {"process": {"pid": pid}, "input": {"pty": data}})
 
 
-def test_a_shell_on_a_terminal(dial: Dial) -> None:
-    run = terminal(dial(), "/bin/bash", "--norc", "-i", process={"envs": {"PS1": "> ", "ABC": "123"}})
+def test_a_shell_runs_on_a_terminal_that_can_be_resized(dial: Dial) -> None:
+    run = start_on_terminal(dial(), "/bin/bash", "--norc", "-i", process={"envs": {"PS1": "> ", "ABC": "123"}})
     control = dial()
     type_in(control, run.pid, "echo $ABC; tty; stty size; echo $TERM; ps -o tpgid= -p $$\n")
     run.until("pty", b"xterm-256color")
@@ -39,8 +39,8 @@ def test_a_shell_on_a_terminal(dial: Dial) -> None:
     assert run.output["stdout"] == b""
 
 
-def test_control_characters_reach_the_foreground(dial: Dial) -> None:
-    run = terminal(dial(), "/bin/bash", "--norc", "-i", process={"envs": {"PS1": "> ", "TERM": "dumb"}})
+def test_control_characters_reach_the_foreground_process(dial: Dial) -> None:
+    run = start_on_terminal(dial(), "/bin/bash", "--norc", "-i", process={"envs": {"PS1": "> ", "TERM": "dumb"}})
     control = dial()
     run.until("pty", b"> ")
     script = "trap 'echo cau''ght; exit' INT; echo run''ning; while :; do sleep 0.05; done"
@@ -53,12 +53,12 @@ def test_control_characters_reach_the_foreground(dial: Dial) -> None:
 
 
 def test_all_output_comes_before_the_end(client: Client) -> None:
-    run = terminal(client, "/bin/sh", "-c", "seq 1 20000").finish()
+    run = start_on_terminal(client, "/bin/sh", "-c", "seq 1 20000").finish()
     assert run.output["pty"].decode() == "".join(f"{number}\r\n" for number in range(1, 20001))
 
 
-def test_a_terminal_is_no_stdin(dial: Dial) -> None:
-    run = terminal(dial(), "/bin/cat")
+def test_a_process_on_a_terminal_has_no_stdin(dial: Dial) -> None:
+    run = start_on_terminal(dial(), "/bin/cat")
     control = dial()
     with pytest.raises(RpcFailureError) as failure:
         control.call("process.Process/SendInput", {"process": {"pid": run.pid}, "input": {"stdin": "eA=="}})
@@ -70,7 +70,7 @@ def test_a_terminal_is_no_stdin(dial: Dial) -> None:
     assert run.finish().end is not None
 
 
-def test_what_has_no_terminal_cannot_be_resized(dial: Dial) -> None:
+def test_a_process_without_a_terminal_cannot_be_resized(dial: Dial) -> None:
     run = dial().start("/bin/sleep", "60")
     control = dial()
     with pytest.raises(RpcFailureError) as failure:
@@ -81,6 +81,6 @@ def test_what_has_no_terminal_cannot_be_resized(dial: Dial) -> None:
 
 
 def test_a_background_process_does_not_keep_a_terminal_open(dial: Dial) -> None:
-    run = terminal(dial(), "/bin/sh", "-c", "setsid sleep 5 & echo bye")
+    run = start_on_terminal(dial(), "/bin/sh", "-c", "setsid sleep 5 & echo bye")
     assert run.finish().end is not None
     assert b"bye" in run.output["pty"]

@@ -14,18 +14,18 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.integration.engine.guest.client import Agent, Answer, Client
+from tests.integration.engine.guest.client import Client, GuestAgent, Response
 
 RAW = {"Content-Type": "application/octet-stream"}
 BOUNDARY = "boundary-1234567890"
 
 
-def upload(client: Client, path: str, data: bytes, headers: dict[str, str] | None = None) -> Answer:
+def upload(client: Client, path: str, data: bytes, headers: dict[str, str] | None = None) -> Response:
     return client.request("POST", f"/files?path={quote(path)}", data, {**RAW, **(headers or {})})
 
 
 def form(*parts: tuple[str, str | None, bytes]) -> tuple[bytes, dict[str, str]]:
-    """A multipart body of (field, filename, content)."""
+    """Return a multipart body of (field, filename, content) and its headers."""
     body = b""
     for field, filename, content in parts:
         name = "" if filename is None else f'; filename="{filename}"'
@@ -48,10 +48,10 @@ def payload() -> bytes:
 # uploads -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_raw_upload_makes_directories(client: Client, home: Path, payload: bytes) -> None:
-    answer = upload(client, "a/b/file.bin", payload)
-    assert answer.status == 200
-    assert answer.json == [{"path": "/home/user/a/b/file.bin", "name": "file.bin", "type": "file"}]
+def test_a_raw_upload_creates_directories(client: Client, home: Path, payload: bytes) -> None:
+    response = upload(client, "a/b/file.bin", payload)
+    assert response.status == 200
+    assert response.json == [{"path": "/home/user/a/b/file.bin", "name": "file.bin", "type": "file"}]
     target = home / "a/b/file.bin"
     assert target.read_bytes() == payload
     assert stat.S_IMODE(target.stat().st_mode) == 0o644
@@ -59,7 +59,7 @@ def test_a_raw_upload_makes_directories(client: Client, home: Path, payload: byt
 
 
 @pytest.mark.parametrize("size", [1, 100, 65536, 1_000_000])
-def test_a_chunked_upload(client: Client, home: Path, payload: bytes, size: int) -> None:
+def test_a_chunked_upload_is_complete(client: Client, home: Path, payload: bytes, size: int) -> None:
     data = payload[: 20_000 if size == 1 else None]
     headers = {"Transfer-Encoding": "chunked"}
     assert upload(client, "~/chunked", chunked(data, size), headers).status == 200
@@ -68,25 +68,25 @@ def test_a_chunked_upload(client: Client, home: Path, payload: bytes, size: int)
 
 
 @pytest.mark.parametrize("garbage", [b"zz\r\nabc\r\n", b"\r\n\r\n", b"5" * 5000, b"3\r\nabcdef\r\n0\r\n\r\n"])
-def test_malformed_chunks_are_refused_and_leave_nothing(client: Client, home: Path, garbage: bytes) -> None:
-    answer = upload(client, "garbage", garbage, {"Transfer-Encoding": "chunked"})
-    assert answer.status == 400
+def test_malformed_chunks_are_rejected_and_leave_no_file(client: Client, home: Path, garbage: bytes) -> None:
+    response = upload(client, "garbage", garbage, {"Transfer-Encoding": "chunked"})
+    assert response.status == 400
     assert not (home / "garbage").exists()
 
 
-def test_multipart_with_the_path_in_the_query(client: Client, home: Path, payload: bytes) -> None:
+def test_a_multipart_upload_can_have_its_path_in_the_query(client: Client, home: Path, payload: bytes) -> None:
     body, headers = form(("note", None, b"ignored"), ("file", "ignored.bin", payload))
-    answer = client.request("POST", "/files?path=/home/user/named.bin", body, headers)
-    assert answer.json == [{"path": "/home/user/named.bin", "name": "named.bin", "type": "file"}]
+    response = client.request("POST", "/files?path=/home/user/named.bin", body, headers)
+    assert response.json == [{"path": "/home/user/named.bin", "name": "named.bin", "type": "file"}]
     assert (home / "named.bin").read_bytes() == payload
 
 
-def test_multipart_with_several_files(client: Client, home: Path) -> None:
+def test_a_multipart_upload_can_have_several_files(client: Client, home: Path) -> None:
     tricky = b"\r\n--boundary-123456789\r\n--\r\n" * 1000 + b"\r\n"
     files = {"one.txt": b"1", "/home/user/deep/two.txt": b"", "~/three.txt": tricky, "vier-\u00fc.txt": b"4"}
     body, headers = form(*(("file", name, content) for name, content in files.items()))
-    answer = client.request("POST", "/files?username=user", body, headers)
-    assert [info["path"] for info in answer.json] == [
+    response = client.request("POST", "/files?username=user", body, headers)
+    assert [info["path"] for info in response.json] == [
         "/home/user/one.txt", "/home/user/deep/two.txt", "/home/user/three.txt", "/home/user/vier-\u00fc.txt",
     ]  # fmt: skip
     assert (home / "deep/two.txt").read_bytes() == b""
@@ -95,28 +95,28 @@ def test_multipart_with_several_files(client: Client, home: Path) -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 70, 3))
-def test_a_boundary_may_be_cut_anywhere(client: Client, home: Path, size: int) -> None:
+def test_a_boundary_may_be_split_anywhere(client: Client, home: Path, size: int) -> None:
     content = b"x" * 100 + b"\r\n--boundary-123456789" + b"y" * 50
     body, headers = form(("file", "cut", content), ("file", "cut2", b"\r\n"))
-    answer = client.request("POST", "/files", chunked(body, size), {**headers, "Transfer-Encoding": "chunked"})
-    assert answer.status == 200
+    response = client.request("POST", "/files", chunked(body, size), {**headers, "Transfer-Encoding": "chunked"})
+    assert response.status == 200
     assert (home / "cut").read_bytes() == content
     assert (home / "cut2").read_bytes() == b"\r\n"
 
 
-def test_two_files_cannot_have_one_path(client: Client, home: Path) -> None:
+def test_two_files_cannot_have_the_same_path(client: Client, home: Path) -> None:
     body, headers = form(("file", "same", b"first"), ("file", "./same", b"second"))
-    answer = client.request("POST", "/files", body, headers)
-    assert answer.status == 400
-    assert "multiple files to the same path '/home/user/same'" in answer.json["message"]
+    response = client.request("POST", "/files", body, headers)
+    assert response.status == 400
+    assert "multiple files to the same path '/home/user/same'" in response.json["message"]
     assert (home / "same").read_bytes() == b"first"
 
 
 @pytest.mark.parametrize("cut", [10, 60, 150, 200])
-def test_a_truncated_form_is_refused(client: Client, home: Path, cut: int) -> None:
+def test_a_truncated_form_is_rejected(client: Client, home: Path, cut: int) -> None:
     body, headers = form(("file", "trunc", b"z" * 100))
-    answer = client.request("POST", "/files", body[:cut], headers)
-    assert answer.status == 400
+    response = client.request("POST", "/files", body[:cut], headers)
+    assert response.status == 400
     assert not (home / "trunc").exists()
     assert client.request("GET", "/health").status == 204
 
@@ -127,13 +127,13 @@ def test_many_gzip_members_are_one_file(client: Client, home: Path) -> None:
     assert (home / "members").read_bytes() == b"x" * 20_000 * 60
 
 
-def test_gzip_uploads(client: Client, home: Path, payload: bytes) -> None:
+def test_gzip_uploads_are_decompressed(client: Client, home: Path, payload: bytes) -> None:
     packed = gzip.compress(payload, 1) + gzip.compress(b"second member")
     assert upload(client, "unpacked", packed, {"Content-Encoding": "gzip"}).status == 200
     assert (home / "unpacked").read_bytes() == payload + b"second member"
     body, headers = form(("file", "in-form", payload))
-    answer = client.request("POST", "/files", gzip.compress(body, 1), {**headers, "Content-Encoding": "gzip"})
-    assert answer.status == 200
+    response = client.request("POST", "/files", gzip.compress(body, 1), {**headers, "Content-Encoding": "gzip"})
+    assert response.status == 200
     assert (home / "in-form").read_bytes() == payload
     zeros = gzip.compress(bytes(50 << 20))
     assert upload(client, "zeros", zeros, {"Content-Encoding": "gzip"}).status == 200
@@ -145,12 +145,12 @@ def test_gzip_uploads(client: Client, home: Path, payload: bytes) -> None:
     [b"not gzip at all", gzip.compress(b"x" * 1000)[:-9], gzip.compress(b"y") + b"trailing"],
     ids=["not gzip", "cut", "trailing"],
 )
-def test_broken_gzip_leaves_nothing(client: Client, home: Path, body: bytes) -> None:
+def test_a_broken_gzip_upload_leaves_no_file(client: Client, home: Path, body: bytes) -> None:
     assert upload(client, "broken", body, {"Content-Encoding": "gzip"}).status == 400
     assert not (home / "broken").exists()
 
 
-def test_what_is_no_upload(client: Client, home: Path) -> None:
+def test_invalid_uploads_are_rejected(client: Client, home: Path) -> None:
     (home / "folder").mkdir()
     (home / "plain").write_text("x")
     os.mkfifo(home / "fifo")
@@ -162,9 +162,9 @@ def test_what_is_no_upload(client: Client, home: Path) -> None:
     assert client.request("POST", "/files?path=x&username=nobody-here", b"", RAW).status == 401
     assert upload(client, "x", b"", {"Content-Encoding": "br"}).status == 400
     for path in ("folder", "plain/below", "fifo", "tty", "null", "n" * 300, "~other/x"):
-        answer = upload(client, path, b"data")
-        assert answer.status == 400, (path, answer)
-        assert answer.json["code"] == 400
+        response = upload(client, path, b"data")
+        assert response.status == 400, (path, response)
+        assert response.json["code"] == 400
     assert (home / "plain").read_text() == "x"
 
 
@@ -180,11 +180,11 @@ def test_overwriting_keeps_the_file_and_its_mode(client: Client, home: Path) -> 
     assert (home / "link").is_symlink()
 
 
-def test_metadata(client: Client, home: Path) -> None:
-    answer = upload(
+def test_metadata_is_stored_with_the_file(client: Client, home: Path) -> None:
+    response = upload(
         client, "tagged", b"x", {"X-Metadata-Author": "me", "x-metadata-PURPOSE": "a test", "X-Metadata-": "no"}
     )
-    assert answer.json[0]["metadata"] == {"author": "me", "purpose": "a test"}
+    assert response.json[0]["metadata"] == {"author": "me", "purpose": "a test"}
     assert os.getxattr(home / "tagged", "user.e2b.author") == b"me"
     os.setxattr(home / "tagged", "user.foreign", b"stays")
     entry = client.call("filesystem.Filesystem/Stat", {"path": "tagged"})["entry"]
@@ -208,18 +208,18 @@ def small_disk(home: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kind", ["raw", "form"])
-def test_a_full_disk(client: Client, small_disk: Path, kind: str) -> None:
+def test_an_upload_to_a_full_disk_fails_and_leaves_no_file(client: Client, small_disk: Path, kind: str) -> None:
     (small_disk / "there").write_text("before")
     for name in ("new", "there"):
         if kind == "raw":
-            answer = upload(client, f"disk/{name}", bytes(3 << 20))
+            response = upload(client, f"disk/{name}", bytes(3 << 20))
         else:
             body, headers = form(("file", f"disk/{name}", bytes(3 << 20)))
-            answer = client.request("POST", "/files", body, headers)
-        assert answer.status == 507
-        assert answer.json["code"] == 507
-        assert "not enough disk space available" in answer.json["message"]
-        assert not (small_disk / name).exists(), "something half-written is left"
+            response = client.request("POST", "/files", body, headers)
+        assert response.status == 507
+        assert response.json["code"] == 507
+        assert "not enough disk space available" in response.json["message"]
+        assert not (small_disk / name).exists(), "a partial file must be removed"
     assert upload(client, "disk/small", b"fits").status == 200
     filler = small_disk / "filler"
     with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
@@ -227,23 +227,23 @@ def test_a_full_disk(client: Client, small_disk: Path, kind: str) -> None:
             file.write(bytes(4096))
     assert upload(client, "disk/filler", b"less than before").status == 200
     for number in range(10):
-        answer = upload(client, f"disk/inode-{number}", b"")
-    assert answer.status == 507
-    assert "not enough inodes" in answer.json["message"]
+        response = upload(client, f"disk/inode-{number}", b"")
+    assert response.status == 507
+    assert "not enough inodes" in response.json["message"]
     assert client.request("GET", "/health").status == 204
 
 
 # compose -------------------------------------------------------------------------------------------------------------
 
 
-def test_compose(client: Client, home: Path, payload: bytes) -> None:
+def test_compose_joins_files(client: Client, home: Path, payload: bytes) -> None:
     (home / "p1").write_bytes(payload)
     (home / "p2").write_bytes(b"")
     (home / "p3").write_bytes(b"tail")
     (home / "whole").write_text("old")
     body = b'{"source_paths": ["p1", "~/p2", "/home/user/p3"], "destination": "whole"}'
-    answer = client.request("POST", "/files/compose", body, {"Content-Type": "application/json"})
-    assert (answer.status, answer.json) == (200, {"path": "/home/user/whole", "name": "whole", "type": "file"})
+    response = client.request("POST", "/files/compose", body, {"Content-Type": "application/json"})
+    assert (response.status, response.json) == (200, {"path": "/home/user/whole", "name": "whole", "type": "file"})
     assert (home / "whole").read_bytes() == payload + b"tail"
     assert sorted(path.name for path in home.iterdir()) == ["whole"]
 
@@ -261,7 +261,9 @@ def test_compose(client: Client, home: Path, payload: bytes) -> None:
         (b'{"source_paths": ["p"], "destination": "x", "username": "nobody-here"}', 401),
     ],
 )
-def test_compose_refuses_and_changes_nothing(client: Client, home: Path, body: bytes, status: int) -> None:
+def test_an_invalid_compose_is_rejected_and_changes_nothing(
+    client: Client, home: Path, body: bytes, status: int
+) -> None:
     (home / "p").write_text("part")
     (home / "folder").mkdir()
     assert client.request("POST", "/files/compose", body).status == status
@@ -271,13 +273,13 @@ def test_compose_refuses_and_changes_nothing(client: Client, home: Path, body: b
 # downloads -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_download(client: Client, home: Path, payload: bytes) -> None:
+def test_a_download_returns_the_content_and_its_headers(client: Client, home: Path, payload: bytes) -> None:
     (home / "data.bin").write_bytes(payload)
-    answer = client.request("GET", "/files?path=data.bin")
-    assert (answer.status, answer.body) == (200, payload)
-    assert answer.headers["content-type"] == "application/octet-stream"
-    assert answer.headers["content-disposition"] == "inline; filename=data.bin"
-    assert answer.headers["accept-ranges"] == "bytes"
+    response = client.request("GET", "/files?path=data.bin")
+    assert (response.status, response.body) == (200, payload)
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert response.headers["content-disposition"] == "inline; filename=data.bin"
+    assert response.headers["accept-ranges"] == "bytes"
     assert client.request("HEAD", "/files?path=data.bin").headers["content-length"] == str(len(payload))
     (home / "empty").touch()
     assert client.request("GET", "/files?path=/home/user/empty&username=root").body == b""
@@ -292,20 +294,22 @@ def test_a_download(client: Client, home: Path, payload: bytes) -> None:
         ("bytes=0-1,5-6", 200, 0, 1000), ("bytes=-", 200, 0, 1000), ("bytes=x", 200, 0, 1000),
     ],
 )  # fmt: skip
-def test_ranges(client: Client, home: Path, header: str, status: int, start: int, end: int) -> None:
+def test_ranges_of_a_file_can_be_downloaded(
+    client: Client, home: Path, header: str, status: int, start: int, end: int
+) -> None:
     content = os.urandom(1000)
     (home / "ranged").write_bytes(content)
-    answer = client.request("GET", "/files?path=ranged", headers={"Range": header})
-    assert answer.status == status
+    response = client.request("GET", "/files?path=ranged", headers={"Range": header})
+    assert response.status == status
     if status == 416:
-        assert answer.headers["content-range"] == "bytes */1000"
+        assert response.headers["content-range"] == "bytes */1000"
     else:
-        assert answer.body == content[start:end]
+        assert response.body == content[start:end]
     if status == 206:
-        assert answer.headers["content-range"] == f"bytes {start}-{end - 1}/1000"
+        assert response.headers["content-range"] == f"bytes {start}-{end - 1}/1000"
 
 
-def test_conditions(client: Client, home: Path) -> None:
+def test_conditional_downloads_are_supported(client: Client, home: Path) -> None:
     (home / "dated").write_text("x")
     os.utime(home / "dated", (1_700_000_000, 1_700_000_000))
     modified = client.request("GET", "/files?path=dated").headers["last-modified"]
@@ -318,12 +322,12 @@ def test_conditions(client: Client, home: Path) -> None:
     assert client.request("GET", "/files?path=dated", headers=both).status == 200
 
 
-def test_gzip_downloads(client: Client, home: Path, payload: bytes) -> None:
+def test_downloads_are_compressed_on_request(client: Client, home: Path, payload: bytes) -> None:
     (home / "text.txt").write_bytes(payload)
-    answer = client.request("GET", "/files?path=text.txt", headers={"Accept-Encoding": "gzip"})
-    assert answer.headers["content-encoding"] == "gzip"
-    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
-    assert gzip.decompress(answer.body) == payload
+    response = client.request("GET", "/files?path=text.txt", headers={"Accept-Encoding": "gzip"})
+    assert response.headers["content-encoding"] == "gzip"
+    assert response.headers["content-type"] == "text/plain; charset=utf-8"
+    assert gzip.decompress(response.body) == payload
     plain = client.request("GET", "/files?path=text.txt", headers={"Accept-Encoding": "gzip, deflate, br, zstd"})
     assert "content-encoding" not in plain.headers
     assert plain.body == payload
@@ -342,12 +346,12 @@ def test_gzip_downloads(client: Client, home: Path, payload: bytes) -> None:
         ("\u6587.pdf", "inline; filename*=utf-8''%E6%96%87.pdf"),
     ],
 )
-def test_names_of_downloads(client: Client, home: Path, name: str, header: str) -> None:
+def test_names_of_downloads_are_encoded(client: Client, home: Path, name: str, header: str) -> None:
     (home / name).touch()
     assert client.request("GET", f"/files?path={quote(name)}").headers["content-disposition"] == header
 
 
-def test_what_is_no_download(client: Client, home: Path) -> None:
+def test_invalid_downloads_are_rejected(client: Client, home: Path) -> None:
     (home / "folder").mkdir()
     os.mkfifo(home / "fifo")
     (home / "zero").symlink_to("/dev/zero")
@@ -363,46 +367,46 @@ def test_what_is_no_download(client: Client, home: Path) -> None:
             "~other/x": 400,
         }
         for path, status in expected.items():
-            answer = client.request("GET", f"/files?path={path}")
-            assert answer.status == status, (path, answer)
-            assert answer.json["code"] == status
+            response = client.request("GET", f"/files?path={path}")
+            assert response.status == status, (path, response)
+            assert response.json["code"] == status
     assert client.request("GET", "/files?path=x&username=nobody-here").status == 401
     assert client.request("GET", "/files?path=a%00b").status == 400
 
 
-def test_a_slow_download_holds_nobody_up(client: Client, agent: Agent, home: Path) -> None:
+def test_a_slow_download_does_not_block_other_clients(client: Client, agent: GuestAgent, home: Path) -> None:
     (home / "big").write_bytes(bytes(50 << 20))
     slow = agent.client()
     slow.send("GET", "/files?path=big")
-    begun = time.monotonic()
+    started = time.monotonic()
     for _ in range(50):
         assert client.request("GET", "/health").status == 204
-    assert time.monotonic() - begun < 30
-    assert len(slow.answer().body) == 50 << 20
+    assert time.monotonic() - started < 30
+    assert len(slow.read_response().body) == 50 << 20
     slow.close()
 
 
-def test_a_client_that_leaves_a_download_is_forgotten(client: Client, agent: Agent, home: Path) -> None:
+def test_an_aborted_download_closes_the_file(client: Client, agent: GuestAgent, home: Path) -> None:
     (home / "big").write_bytes(bytes(20 << 20))
     for _ in range(20):
-        leaver = agent.client()
-        leaver.send("GET", "/files?path=big")
-        leaver.file.read(1000)
-        leaver.close()
+        leaving = agent.client()
+        leaving.send("GET", "/files?path=big")
+        leaving.file.read(1000)
+        leaving.close()
     pid = client.shell("echo $PPID").stdout.strip()
     deadline = time.monotonic() + 10
     while any(str(link.readlink()).endswith("/big") for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()):
-        assert time.monotonic() < deadline, "the file stays open"
+        assert time.monotonic() < deadline, "the file must be closed"
         time.sleep(0.02)
 
 
-def test_transfers_at_the_same_time(agent: Agent, home: Path, payload: bytes) -> None:
+def test_concurrent_transfers_do_not_interfere(agent: GuestAgent, home: Path, payload: bytes) -> None:
     failures: list[object] = []
 
     def work(number: int) -> None:
         client = agent.client()
-        for turn in range(5):
-            name = f"parallel-{number}-{turn}"
+        for repetition in range(5):
+            name = f"parallel-{number}-{repetition}"
             status = upload(client, name, payload).status
             body = client.request("GET", f"/files?path={name}").body
             if (status, body) != (200, payload):

@@ -16,7 +16,7 @@ Dial = Callable[[], Client]
 FS = "filesystem.Filesystem/"
 
 
-class Watched:
+class PolledWatcher:
     """A watcher that is polled."""
 
     def __init__(self, client: Client, path: str, **options: Any) -> None:
@@ -39,34 +39,34 @@ class Watched:
         return self.seen
 
 
-def test_what_happens_to_files(client: Client, home: Path) -> None:
-    watched = Watched(client, "~")
-    watched.poll()
-    assert watched.seen == []
+def test_changes_to_files_are_reported(client: Client, home: Path) -> None:
+    watcher = PolledWatcher(client, "~")
+    watcher.poll()
+    assert watcher.seen == []
     (home / "f").write_text("x")
     (home / "f").chmod(0o600)
     (home / "f").rename(home / "g")
     (home / "g").unlink()
-    watched.until(("g", "REMOVE"))
-    assert watched.seen == [
+    watcher.until(("g", "REMOVE"))
+    assert watcher.seen == [
         ("f", "CREATE"), ("f", "WRITE"), ("f", "CHMOD"), ("f", "RENAME"), ("g", "CREATE"), ("g", "REMOVE"),
     ]  # fmt: skip
 
 
-def test_an_upload_is_seen_as_such(client: Client, home: Path) -> None:
-    watched = Watched(client, "/home/user")
+def test_an_upload_is_reported_as_create_and_write(client: Client, home: Path) -> None:
+    watcher = PolledWatcher(client, "/home/user")
     headers = {"Content-Type": "application/octet-stream"}
     client.request("POST", "/files?path=up.txt", b"hello", headers)
-    assert watched.until(("up.txt", "WRITE"))[0] == ("up.txt", "CREATE")
-    watched.seen.clear()
+    assert watcher.until(("up.txt", "WRITE"))[0] == ("up.txt", "CREATE")
+    watcher.seen.clear()
     client.request("POST", "/files?path=up.txt", b"again", headers)
-    watched.until(("up.txt", "WRITE"))
-    assert {kind for _, kind in watched.seen} <= {"WRITE", "CHMOD"}
+    watcher.until(("up.txt", "WRITE"))
+    assert {kind for _, kind in watcher.seen} <= {"WRITE", "CHMOD"}
 
 
-def test_only_the_directory_itself_unless_recursive(client: Client, home: Path) -> None:
+def test_only_the_directory_itself_is_watched_unless_recursive(client: Client, home: Path) -> None:
     (home / "sub").mkdir()
-    flat, deep = Watched(client, "~"), Watched(client, "~", recursive=True)
+    flat, deep = PolledWatcher(client, "~"), PolledWatcher(client, "~", recursive=True)
     (home / "sub/inner").write_text("x")
     (home / "end").touch()
     flat.until(("end", "CREATE"))
@@ -75,60 +75,60 @@ def test_only_the_directory_itself_unless_recursive(client: Client, home: Path) 
     assert ("sub/inner", "WRITE") in deep.seen
 
 
-def test_new_directories_are_watched_with_what_is_in_them(client: Client, home: Path) -> None:
-    watched = Watched(client, "~", recursive=True)
-    for turn in range(10):
-        (home / f"n{turn}/m/o").mkdir(parents=True)
-        (home / f"n{turn}/m/o/file").write_text("x")
-        watched.until((f"n{turn}", "CREATE"), (f"n{turn}/m", "CREATE"), (f"n{turn}/m/o", "CREATE"))
-        watched.until((f"n{turn}/m/o/file", "CREATE"), (f"n{turn}/m/o/file", "WRITE"))
-    created = [name for name, kind in watched.seen if kind == "CREATE"]
-    assert len(created) == len(set(created)) == 40, "something was told twice"
+def test_new_directories_are_watched_with_their_contents(client: Client, home: Path) -> None:
+    watcher = PolledWatcher(client, "~", recursive=True)
+    for number in range(10):
+        (home / f"n{number}/m/o").mkdir(parents=True)
+        (home / f"n{number}/m/o/file").write_text("x")
+        watcher.until((f"n{number}", "CREATE"), (f"n{number}/m", "CREATE"), (f"n{number}/m/o", "CREATE"))
+        watcher.until((f"n{number}/m/o/file", "CREATE"), (f"n{number}/m/o/file", "WRITE"))
+    created = [name for name, kind in watcher.seen if kind == "CREATE"]
+    assert len(created) == len(set(created)) == 40, "every creation must be reported once"
 
 
-def test_directories_that_move(client: Client, home: Path, tmp_path: Path) -> None:
+def test_directories_are_followed_until_they_leave_the_watched_tree(client: Client, home: Path, tmp_path: Path) -> None:
     (home / "here").mkdir()
-    watched = Watched(client, "~", recursive=True)
+    watcher = PolledWatcher(client, "~", recursive=True)
     (home / "here").rename(home / "there")
     (home / "there/x").touch()
-    watched.until(("here", "RENAME"), ("there", "CREATE"), ("there/x", "CREATE"))
+    watcher.until(("here", "RENAME"), ("there", "CREATE"), ("there/x", "CREATE"))
     (home / "there").rename(home.parent / "gone")
     (home.parent / "gone/y").touch()
     (home / "last").touch()
-    watched.until(("last", "CREATE"))
-    assert not [name for name, _ in watched.seen if name.endswith("/y")]
+    watcher.until(("last", "CREATE"))
+    assert not [name for name, _ in watcher.seen if name.endswith("/y")]
     (home.parent / "gone/x").unlink()
     (home.parent / "gone/y").unlink()
     (home.parent / "gone").rmdir()
 
 
-def test_entries_come_along(client: Client, home: Path) -> None:
-    watched = Watched(client, "~", includeEntry=True)
+def test_events_include_entries_on_request(client: Client, home: Path) -> None:
+    watcher = PolledWatcher(client, "~", includeEntry=True)
     (home / "f").write_text("hello")
-    watched.until(("f", "WRITE"))
+    watcher.until(("f", "WRITE"))
     (home / "f").unlink()
-    watched.until(("f", "REMOVE"))
-    kinds = {event["type"]: event for event in watched.entries}
+    watcher.until(("f", "REMOVE"))
+    kinds = {event["type"]: event for event in watcher.entries}
     assert "entry" not in kinds["EVENT_TYPE_REMOVE"]
-    described = [event["entry"] for event in watched.entries if "entry" in event]
+    described = [event["entry"] for event in watcher.entries if "entry" in event]
     assert all(entry["path"] == "/home/user/f" for entry in described)
 
 
-def test_the_end_of_the_watched_directory(client: Client, home: Path) -> None:
+def test_the_removal_of_the_watched_directory_is_reported(client: Client, home: Path) -> None:
     (home / "doomed").mkdir()
-    watched = Watched(client, "doomed")
+    watcher = PolledWatcher(client, "doomed")
     (home / "doomed").rmdir()
-    assert watched.until((".", "REMOVE"))
+    assert watcher.until((".", "REMOVE"))
 
 
-def stream(client: Client, **message: Any) -> Iterator[dict[str, Any]]:
+def open_watch(client: Client, **message: Any) -> Iterator[dict[str, Any]]:
     events = client.open_stream(FS + "WatchDir", message, {"Keepalive-Ping-Interval": "1"})
     assert next(events) == {"start": {}}
     return events
 
 
-def test_a_stream_of_events(dial: Dial, home: Path) -> None:
-    events = stream(dial(), path="~", recursive=True)
+def test_events_are_streamed(dial: Dial, home: Path) -> None:
+    events = open_watch(dial(), path="~", recursive=True)
     (home / "a").mkdir()
     (home / "a/b").write_text("x")
     seen = []
@@ -138,7 +138,9 @@ def test_a_stream_of_events(dial: Dial, home: Path) -> None:
         if ("a/b", "EVENT_TYPE_WRITE") in seen:
             break
     assert seen[0] == ("a", "EVENT_TYPE_CREATE")
-    while "filesystem" in (event := next(events)):  # it is made empty, and then written: that may be two events
+    while "filesystem" in (
+        event := next(events)
+    ):  # the file is created empty and then written, which may be two events
         assert event["filesystem"] == {"name": "a/b", "type": "EVENT_TYPE_WRITE"}
     assert event == {"keepalive": {}}
 
@@ -163,17 +165,17 @@ def test_a_watch_ends_with_its_client(dial: Dial, home: Path) -> None:
     before = watches()
     clients = [dial() for _ in range(5)]
     for client in clients:
-        stream(client, path="~")
+        open_watch(client, path="~")
     assert watches() == before + 5
     for client in clients:
         client.close()
     deadline = time.monotonic() + 10
     while watches() > before:
-        assert time.monotonic() < deadline, "watches leak"
+        assert time.monotonic() < deadline, "all watches must be removed"
         time.sleep(0.01)
 
 
-def test_what_cannot_be_watched(client: Client, home: Path) -> None:
+def test_invalid_paths_cannot_be_watched(client: Client, home: Path) -> None:
     (home / "file").touch()
     for path, code in (("missing", "not_found"), ("file", "invalid_argument"), ("~x/y", "invalid_argument")):
         with pytest.raises(RpcFailureError) as failure:
@@ -184,19 +186,19 @@ def test_what_cannot_be_watched(client: Client, home: Path) -> None:
         assert failure.value.code == code
 
 
-def test_a_removed_watcher_is_gone(client: Client, home: Path) -> None:
-    watched = Watched(client, "~")
-    assert client.call(FS + "RemoveWatcher", {"watcherId": watched.id}) == {}
+def test_a_removed_watcher_is_not_found(client: Client, home: Path) -> None:
+    watcher = PolledWatcher(client, "~")
+    assert client.call(FS + "RemoveWatcher", {"watcherId": watcher.id}) == {}
     for method in ("GetWatcherEvents", "RemoveWatcher"):
         with pytest.raises(RpcFailureError) as failure:
-            client.call(FS + method, {"watcherId": watched.id})
+            client.call(FS + method, {"watcherId": watcher.id})
         assert failure.value.code == "not_found"
 
 
 def test_too_many_events_end_the_watcher_and_not_the_agent(client: Client, home: Path) -> None:
-    """The kernel keeps 16,384 records at most; what is lost is told."""
-    watched = Watched(client, "~")
+    """The kernel keeps at most 16,384 records; a loss is reported."""
+    watcher = PolledWatcher(client, "~")
     client.shell("i=0; while [ $i -lt 40000 ]; do : > f$((i % 50)); i=$((i + 1)); done", process={"cwd": "~"})
-    watched.poll()
-    assert len(watched.seen) > 1000
+    watcher.poll()
+    assert len(watcher.seen) > 1000
     assert client.request("GET", "/health").status == 204

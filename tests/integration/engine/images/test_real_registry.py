@@ -1,4 +1,4 @@
-"""The client against a registry nobody here wrote, filled by a client nobody here wrote."""
+"""Our client against a real registry that was filled with skopeo: neither program is ours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.images import registry as registries
 from tests.images.made import Layout, entry, rootfs, tar
 from tests.images.registry import PASSWORD, USER, RealRegistry
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="images are put together by root here")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="images are assembled by root here")
 
 LOGIN = RegistryAuth.parse({"type": "registry", "username": USER, "password": PASSWORD})
 WRONG = RegistryAuth.parse({"type": "registry", "username": USER, "password": "looking-glass"})
@@ -65,7 +65,7 @@ async def test_images_are_pulled_with_the_right_credentials(registry: RealRegist
             await images.resolve(f"{host}/{missing}", LOGIN, lambda _: None)
 
 
-async def test_archives_as_skopeo_writes_them(tmp_path: Path) -> None:
+async def test_archives_written_by_skopeo_are_read(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "oci")
     layout.tag(layout.image([rootfs(), tar(entry("hello", "world"))]))
     images = Images(tmp_path / "images", Options(dirs=(tmp_path,), reserve_bytes=0))

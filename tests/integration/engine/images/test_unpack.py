@@ -1,4 +1,4 @@
-"""Layers as an attacker would make them: whatever one holds, nothing outside its directory is touched and nothing in it is wrong."""
+"""Layers made by an attacker: whatever a layer contains, nothing outside its directory is touched, and the result is correct."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="owners and whiteouts 
 CAPABILITY = struct.pack("<IIIII", 0x0200_0001, 1 << 13, 0, 0, 0)
 
 
-class Place:
+class Unpacker:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.fs = path / "fs"
@@ -45,11 +45,11 @@ class Place:
             "most_entries": 1000,
             "reserve_bytes": 0,
         }
-        whole = asdict(Order(**{**order, **changes}))
+        arguments = asdict(Order(**{**order, **changes}))
         with file.open("rb") as source:
-            return asyncio.run(child.run_process("unpack", whole, "The layer", source.fileno()))
+            return asyncio.run(child.run_process("unpack", arguments, "The layer", source.fileno()))
 
-    def refuses(self, layer: bytes, match: str, **changes: Any) -> None:
+    def assert_rejected(self, layer: bytes, match: str, **changes: Any) -> None:
         with pytest.raises((InvalidInputError, NoSpaceError), match=match):
             self.unpack(layer, **changes)
         assert (self.path / "secret").read_text() == "outside"
@@ -57,11 +57,11 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def unpacker(tmp_path: Path) -> Unpacker:
+    return Unpacker(tmp_path)
 
 
-def test_files_have_what_the_layer_gives_them(place: Place) -> None:
+def test_files_get_owner_mode_and_attributes_from_the_layer(unpacker: Unpacker) -> None:
     layer = tar(
         folder("./"),
         folder("bin/", 0o751, uid=3, gid=4),
@@ -78,9 +78,9 @@ def test_files_have_what_the_layer_gives_them(place: Place) -> None:
         entry("bin/\udcff", "odd"),
         entry("user", "u", uid=1000, gid=1001, pax_headers={"SCHILY.xattr.user.note": "n"}),
     )
-    found = place.unpack(layer, gzip.compress(layer))
-    fs = place.fs
-    assert found["entries"] == 9 and found["bytes"] == 6 and found["implied"] == []
+    result = unpacker.unpack(layer, gzip.compress(layer))
+    fs = unpacker.fs
+    assert result["entries"] == 9 and result["bytes"] == 6 and result["implied"] == []
     assert stat.S_IMODE((fs / "bin").stat().st_mode) == 0o751
     assert ((fs / "bin").stat().st_uid, (fs / "bin").stat().st_gid) == (3, 4)
     assert (fs / "bin").stat().st_mtime == (fs / "bin/su").stat().st_mtime == MTIME
@@ -99,14 +99,14 @@ def test_files_have_what_the_layer_gives_them(place: Place) -> None:
     ["../secret", "a/../../secret", "/../secret", "..", "a/.."],
     ids=["up", "through", "root", "itself", "below"],
 )
-def test_a_name_does_not_lead_out(place: Place, name: str) -> None:
-    place.refuses(tar(entry(name, "evil")), "leads out of it")
-    place.refuses(tar(entry("f"), hard_link("g", name)), "leads out of it")
+def test_names_that_lead_outside_are_rejected(unpacker: Unpacker, name: str) -> None:
+    unpacker.assert_rejected(tar(entry(name, "evil")), "leads out of it")
+    unpacker.assert_rejected(tar(entry("f"), hard_link("g", name)), "leads out of it")
 
 
-def test_a_link_does_not_lead_out(place: Place) -> None:
-    outside = str(place.path)
-    place.unpack(
+def test_links_do_not_lead_outside(unpacker: Unpacker) -> None:
+    outside = str(unpacker.path)
+    unpacker.unpack(
         tar(
             folder("in"),
             link("out", "../../.."),
@@ -116,43 +116,45 @@ def test_a_link_does_not_lead_out(place: Place) -> None:
             entry("in2/g", "2"),
         )
     )
-    assert (place.fs / "in/g").read_text() == "2"
-    place.unpack(tar(link("out", "../.."), entry("out/secret", "inside")))
-    assert (place.fs / "secret").read_text() == "inside"
-    (place.fs / "secret").unlink()
-    place.refuses(tar(link("abs", outside), entry("abs/secret", "evil")), "not a directory in it")
+    assert (unpacker.fs / "in/g").read_text() == "2"
+    unpacker.unpack(tar(link("out", "../.."), entry("out/secret", "inside")))
+    assert (unpacker.fs / "secret").read_text() == "inside"
+    (unpacker.fs / "secret").unlink()
+    unpacker.assert_rejected(tar(link("abs", outside), entry("abs/secret", "evil")), "not a directory in it")
 
 
-def test_a_file_is_not_written_through_a_link(place: Place) -> None:
-    place.unpack(tar(link("f", "../secret"), entry("f", "mine")))
-    assert not (place.fs / "f").is_symlink() and (place.fs / "f").read_text() == "mine"
-    assert (place.path / "secret").read_text() == "outside"
+def test_a_file_is_not_written_through_a_link(unpacker: Unpacker) -> None:
+    unpacker.unpack(tar(link("f", "../secret"), entry("f", "mine")))
+    assert not (unpacker.fs / "f").is_symlink() and (unpacker.fs / "f").read_text() == "mine"
+    assert (unpacker.path / "secret").read_text() == "outside"
 
 
-def test_a_hard_link_stays_within(place: Place) -> None:
-    place.refuses(tar(link("out", str(place.path)), hard_link("stolen", "out/secret")), "does not contain|not a file")
-    place.refuses(tar(hard_link("x", "/etc/passwd")), "does not contain|not a file")
-    place.refuses(tar(folder("d"), hard_link("x", "d")), "not a file in it")
+def test_hard_links_to_files_outside_are_rejected(unpacker: Unpacker) -> None:
+    unpacker.assert_rejected(
+        tar(link("out", str(unpacker.path)), hard_link("stolen", "out/secret")), "does not contain|not a file"
+    )
+    unpacker.assert_rejected(tar(hard_link("x", "/etc/passwd")), "does not contain|not a file")
+    unpacker.assert_rejected(tar(folder("d"), hard_link("x", "d")), "not a file in it")
 
 
-def test_a_hard_link_to_a_link_is_the_link(place: Place) -> None:
-    place.unpack(tar(link("l", "../secret"), hard_link("m", "l"), hard_link("m", "m")))
-    assert (place.fs / "m").is_symlink()
+def test_a_hard_link_to_a_symbolic_link_does_not_follow_it(unpacker: Unpacker) -> None:
+    unpacker.unpack(tar(link("l", "../secret"), hard_link("m", "l"), hard_link("m", "m")))
+    assert (unpacker.fs / "m").is_symlink()
 
 
-def test_device_nodes_are_left_out(place: Place) -> None:
-    found = place.unpack(
+def test_device_nodes_are_left_out(unpacker: Unpacker) -> None:
+    result = unpacker.unpack(
         tar(
             entry("sda", kind=tarfile.BLKTYPE, devmajor=8),
             entry("zero", kind=tarfile.CHRTYPE, devmajor=1, devminor=5),
             entry("kept"),
         )
     )
-    assert found["devices"] == 2 and [path.name for path in place.fs.iterdir()] == ["kept"]
+    assert result["devices"] == 2 and [path.name for path in unpacker.fs.iterdir()] == ["kept"]
 
 
-def test_whiteouts_become_the_overlays_own(place: Place) -> None:
-    found = place.unpack(
+def test_whiteouts_become_overlay_whiteouts(unpacker: Unpacker) -> None:
+    result = unpacker.unpack(
         tar(
             folder("a"),
             entry("a/.wh.gone"),
@@ -167,24 +169,24 @@ def test_whiteouts_become_the_overlays_own(place: Place) -> None:
             entry(".wh..wh.plnk"),
         )
     )
-    gone = (place.fs / "a/gone").lstat()
+    gone = (unpacker.fs / "a/gone").lstat()
     assert stat.S_ISCHR(gone.st_mode) and gone.st_rdev == 0
-    for name in ("b", "c", "d"):  # made anew in the same layer: nothing below shines through
-        assert os.getxattr(place.fs / name, "trusted.overlay.opaque") == b"y"
-    assert found["implied"] == ["d"] and not list(place.fs.glob("**/.wh.*"))
-    assert not found["opaque_root"]
+    for name in ("b", "c", "d"):  # created again in the same layer: nothing below is visible
+        assert os.getxattr(unpacker.fs / name, "trusted.overlay.opaque") == b"y"
+    assert result["implied"] == ["d"] and not list(unpacker.fs.glob("**/.wh.*"))
+    assert not result["opaque_root"]
 
 
-def test_an_opaque_root_is_told(place: Place) -> None:
-    assert place.unpack(tar(entry(".wh..wh..opq"), entry("f")))["opaque_root"] is True
+def test_an_opaque_root_is_reported(unpacker: Unpacker) -> None:
+    assert unpacker.unpack(tar(entry(".wh..wh..opq"), entry("f")))["opaque_root"] is True
 
 
 @pytest.mark.parametrize("name", [".wh.", ".wh..", ".wh...", "a/.wh..."])
-def test_a_whiteout_has_a_name(place: Place, name: str) -> None:
-    place.refuses(tar(entry(name)), "without a name")
+def test_whiteouts_without_a_name_are_rejected(unpacker: Unpacker, name: str) -> None:
+    unpacker.assert_rejected(tar(entry(name)), "without a name")
 
 
-def test_overlays_own_attributes_are_nobodys_to_set(place: Place) -> None:
+def test_overlay_and_security_attributes_of_a_layer_are_ignored(unpacker: Unpacker) -> None:
     names = (
         "trusted.overlay.redirect",
         "trusted.overlay.metacopy",
@@ -192,26 +194,30 @@ def test_overlays_own_attributes_are_nobodys_to_set(place: Place) -> None:
         "security.selinux",
         "system.posix_acl_access",
     )
-    place.unpack(tar(folder("d", pax_headers={f"SCHILY.xattr.{name}": "/etc" for name in names})))
-    assert os.listxattr(place.fs / "d") == []
+    unpacker.unpack(tar(folder("d", pax_headers={f"SCHILY.xattr.{name}": "/etc" for name in names})))
+    assert os.listxattr(unpacker.fs / "d") == []
 
 
-def test_capabilities_of_another_user_namespace_become_ours(place: Place) -> None:
+def test_capabilities_of_another_user_namespace_are_converted(unpacker: Unpacker) -> None:
     raw = struct.pack("<IIIIII", 0x0300_0001, 1 << 13, 0, 0, 0, 77)
-    place.unpack(
+    unpacker.unpack(
         tar(entry("f", pax_headers={"SCHILY.xattr.security.capability": raw.decode("utf-8", "surrogateescape")}))
     )
-    assert os.getxattr(place.fs / "f", "security.capability") == CAPABILITY
+    assert os.getxattr(unpacker.fs / "f", "security.capability") == CAPABILITY
 
 
-def test_owners_out_of_range_become_nobody(place: Place) -> None:
-    found = place.unpack(tar(entry("f", uid=65536, gid=2**31), folder("d", uid=4_000_000)))
-    assert found["strangers"] == 2
-    assert {(place.fs / "f").stat().st_uid, (place.fs / "f").stat().st_gid, (place.fs / "d").stat().st_uid} == {65534}
+def test_owners_out_of_range_become_nobody(unpacker: Unpacker) -> None:
+    result = unpacker.unpack(tar(entry("f", uid=65536, gid=2**31), folder("d", uid=4_000_000)))
+    assert result["strangers"] == 2
+    assert {
+        (unpacker.fs / "f").stat().st_uid,
+        (unpacker.fs / "f").stat().st_gid,
+        (unpacker.fs / "d").stat().st_uid,
+    } == {65534}
 
 
-def test_a_later_entry_replaces_an_earlier_one(place: Place) -> None:
-    place.unpack(
+def test_a_later_entry_replaces_an_earlier_one(unpacker: Unpacker) -> None:
+    unpacker.unpack(
         tar(
             folder("a"),
             folder("a/b"),
@@ -221,24 +227,24 @@ def test_a_later_entry_replaces_an_earlier_one(place: Place) -> None:
             folder("e", 0o711),
         )
     )
-    assert (place.fs / "a").read_text() == "now a file"
-    assert stat.S_IMODE((place.fs / "e").stat().st_mode) == 0o711
+    assert (unpacker.fs / "a").read_text() == "now a file"
+    assert stat.S_IMODE((unpacker.fs / "e").stat().st_mode) == 0o711
 
 
-def test_implied_directories_are_told(place: Place) -> None:
-    assert place.unpack(tar(entry("a/b/c"), folder("a")))["implied"] == ["a/b"]
+def test_implied_directories_are_reported(unpacker: Unpacker) -> None:
+    assert unpacker.unpack(tar(entry("a/b/c"), folder("a")))["implied"] == ["a/b"]
 
 
-def test_sizes_are_bounded(place: Place) -> None:
+def test_size_limits_are_enforced(unpacker: Unpacker) -> None:
     zeros = tar(entry("f", bytes(2 << 20)))
-    place.refuses(zeros, "images_max_mb", most_bytes=1 << 20)
+    unpacker.assert_rejected(zeros, "images_max_mb", most_bytes=1 << 20)
     with pytest.raises(InvalidInputError, match="images_max_mb"):
-        place.unpack(zeros, gzip.compress(zeros), most_bytes=1 << 20)
-    place.refuses(tar(*(entry(str(number)) for number in range(20))), "images_max_files", most_entries=10)
-    place.refuses(tar(entry("f", "x")), "disk_reserve_mb", reserve_bytes=1 << 60)
+        unpacker.unpack(zeros, gzip.compress(zeros), most_bytes=1 << 20)
+    unpacker.assert_rejected(tar(*(entry(str(number)) for number in range(20))), "images_max_files", most_entries=10)
+    unpacker.assert_rejected(tar(entry("f", "x")), "disk_reserve_mb", reserve_bytes=1 << 60)
 
 
-def test_a_sparse_bomb_is_bounded(place: Place, tmp_path: Path) -> None:
+def test_sparse_files_count_with_their_full_size(unpacker: Unpacker, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     for name, size in (("small", 3 << 20), ("huge", 1 << 40)):
@@ -246,69 +252,69 @@ def test_a_sparse_bomb_is_bounded(place: Place, tmp_path: Path) -> None:
             file.write(b"start")
             file.truncate(size)
     for style in ("gnu", "pax"):
-        made = subprocess.run(
+        archive = subprocess.run(
             ["tar", "-C", str(work), "-S", f"--format={style}", "-cf-", "small"], capture_output=True, check=True
         ).stdout
-        place.unpack(made)
-        small = (place.fs / "small").stat()
+        unpacker.unpack(archive)
+        small = (unpacker.fs / "small").stat()
         assert small.st_size == 3 << 20 and small.st_blocks * 512 < 2 << 20
         bomb = subprocess.run(
             ["tar", "-C", str(work), "-S", f"--format={style}", "-cf-", "huge"], capture_output=True, check=True
         ).stdout
         with pytest.raises(InvalidInputError, match="images_max_mb"):
-            place.unpack(bomb)
+            unpacker.unpack(bomb)
 
 
-def test_headers_are_bounded(place: Place) -> None:
+def test_oversized_headers_and_names_are_rejected(unpacker: Unpacker) -> None:
     long = entry("x")
     long[0].pax_headers = {"comment": "y" * (5 << 20)}
-    place.refuses(tar(long), "larger than 4 MiB")
-    place.refuses(tar(entry("/".join("d" * 200))), "nested deeper")
-    place.refuses(tar(entry("n" * 300)), "cannot be created here")
+    unpacker.assert_rejected(tar(long), "larger than 4 MiB")
+    unpacker.assert_rejected(tar(entry("/".join("d" * 200))), "nested deeper")
+    unpacker.assert_rejected(tar(entry("n" * 300)), "cannot be created here")
 
 
-def test_a_header_can_not_lead_backwards(place: Place) -> None:
+def test_a_negative_size_in_a_header_is_rejected(unpacker: Unpacker) -> None:
     head = bytearray(tar(entry("f", "x" * 600)))
     head[124:136] = b"\xff" * 12  # a size of minus one
     head[148:156] = b"        "
     head[148:156] = b"%06o\0 " % sum(head[:512])
-    place.refuses(bytes(head), "backwards|images_max_mb|not a valid tar")
+    unpacker.assert_rejected(bytes(head), "backwards|images_max_mb|not a valid tar")
 
 
 @pytest.mark.parametrize("cut", [700, 1100])
-def test_what_ends_early_is_no_layer(place: Place, cut: int) -> None:
-    place.refuses(tar(entry("f", "x" * 2000))[:cut], "truncated|not a valid tar")
+def test_truncated_layers_are_rejected(unpacker: Unpacker, cut: int) -> None:
+    unpacker.assert_rejected(tar(entry("f", "x" * 2000))[:cut], "truncated|not a valid tar")
 
 
-def test_content_must_be_what_was_announced(place: Place) -> None:
+def test_content_must_match_its_digests(unpacker: Unpacker) -> None:
     layer = tar(entry("f"))
-    place.refuses(layer, "its digest differs", diff_id=sha256(b""))
-    place.refuses(layer, "requested by", digest=sha256(b""))
-    place.unpack(layer, digest=None)
+    unpacker.assert_rejected(layer, "its digest differs", diff_id=sha256(b""))
+    unpacker.assert_rejected(layer, "requested by", digest=sha256(b""))
+    unpacker.unpack(layer, digest=None)
 
 
 @pytest.mark.parametrize(
     "start",
     [b"BZh91AY", b"\xfd7zXZ\x00", b"\x1f\x8bnonsense and more of it", b"\x28\xb5\x2f\xfdnonsense", b"neither" * 200],
 )
-def test_what_is_no_tar(place: Place, start: bytes) -> None:
-    place.refuses(start, "is compressed with|not valid|not a valid tar|truncated")
+def test_data_that_is_not_a_tar_archive_is_rejected(unpacker: Unpacker, start: bytes) -> None:
+    unpacker.assert_rejected(start, "is compressed with|not valid|not a valid tar|truncated")
 
 
-def test_an_empty_layer_is_one(place: Place) -> None:
-    assert place.unpack(bytes(1024))["entries"] == 0
-    assert place.unpack(b"")["entries"] == 0
+def test_an_empty_layer_is_valid(unpacker: Unpacker) -> None:
+    assert unpacker.unpack(bytes(1024))["entries"] == 0
+    assert unpacker.unpack(b"")["entries"] == 0
 
 
-def test_zstandard(place: Place) -> None:
+def test_layers_compressed_with_zstandard_are_unpacked(unpacker: Unpacker) -> None:
     layer = tar(entry("big", os.urandom(1 << 20) + bytes(3 << 20)), entry("f", "x"))
     packed = subprocess.run(["zstd", "-q", "-c"], input=layer, capture_output=True, check=True).stdout
-    assert place.unpack(layer, packed)["entries"] == 2
+    assert unpacker.unpack(layer, packed)["entries"] == 2
     half = len(layer) // 2
     frames = b"".join(
         subprocess.run(["zstd", "-q", "-c"], input=part, capture_output=True, check=True).stdout
         for part in (layer[:half], layer[half:])
     )
-    place.unpack(layer, frames)
+    unpacker.unpack(layer, frames)
     with pytest.raises(InvalidInputError, match="truncated"):
-        place.unpack(layer, packed[: len(packed) // 2])
+        unpacker.unpack(layer, packed[: len(packed) // 2])

@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.interpreter import environment
-from sandyard.engine.interpreter.kernels import environment as of_a_kernel
+from sandyard.engine.interpreter.kernels import environment as kernel_environment
 
 
-def test_the_sandbox_s_variables_are_read_again_when_they_change(tmp_path: Path) -> None:
+def test_sandbox_variables_are_read_again_when_they_change(tmp_path: Path) -> None:
     file = tmp_path / "envs.json"
     sandbox = environment.Sandbox(file)
     assert sandbox.variables() == {}
     file.write_text(json.dumps({"A": "1"}))
     assert sandbox.variables() == {"A": "1"}
-    file.write_text("{")  # being written
+    file.write_text("{")  # still being written
     assert sandbox.variables() == {"A": "1"}
     file.write_text(json.dumps({"A": "2", "B": "3"}))
     assert sandbox.variables() == {"A": "2", "B": "3"}
 
 
-def test_a_kernel_starts_with_little_of_the_server_s() -> None:
+def test_a_kernel_does_not_inherit_private_variables_of_the_server() -> None:
     os.environ["PRIVATE_TO_THE_SERVER"] = "1"
     try:
         env = environment.of_kernels({"A": "1", "HOME": "/elsewhere"})
@@ -33,7 +33,7 @@ def test_a_kernel_starts_with_little_of_the_server_s() -> None:
     assert (env["A"], env["HOME"], env["PATH"]) == ("1", "/elsewhere", os.environ["PATH"])
 
 
-def test_code_that_sets_variables() -> None:
+def test_code_to_set_and_unset_variables_is_generated_per_language() -> None:
     value = 'it\'s "x"\n$HOME\\'
     bash = environment.make_set_code("bash", {"A": value, "no good": "x"}) + '\nprintf %s "$A"\n'
     assert subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True).stdout == value
@@ -50,15 +50,15 @@ def test_code_that_sets_variables() -> None:
     assert environment.make_set_code("cobol", {"A": "1"}) == environment.make_unset_code("cobol", ["A"], {}) == ""
 
 
-def test_afterwards_the_sandbox_s_own_have_its_value_and_others_the_one_they_had(
+def test_variables_of_one_execution_are_restored_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in {"OURS": "changed by code", "THEIRS": "set by code"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NOBODYS", raising=False)
     once = dict.fromkeys(("OURS", "THEIRS", "NOBODYS"), "once")
-    wishes = {"env_once": once, "env_back": {"OURS": "the sandbox's"}}
-    restore = of_a_kernel.apply({"metadata": {of_a_kernel.KEY: wishes}})
+    request = {"env_once": once, "env_back": {"OURS": "the sandbox's"}}
+    restore = kernel_environment.apply({"metadata": {kernel_environment.KEY: request}})
     assert {name: os.environ.get(name) for name in once} == once
     restore()
     assert [os.environ.get(name) for name in once] == ["the sandbox's", "set by code", None]

@@ -1,4 +1,4 @@
-"""The fork server's side of the talk is played by a short program."""
+"""Kernel processes, with a short program in the role of the fork server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandyard.engine.interpreter.kernel import Kernel, KernelError
 from sandyard.engine.interpreter.processes import FORK_SERVER, ForkServer
 from sandyard.engine.interpreter.specs import Spec
 
-# greets when the file `greet` is there, and answers each request, with the pid of a new process, when `answer` is
+# greets when the file `greet` exists, and answers each request with the pid of a new process when `answer` exists
 PROGRAM = """
 import json, pathlib, subprocess, sys, time
 here = pathlib.Path(__file__).parent
@@ -31,25 +31,25 @@ for line in sys.stdin:
 """
 
 
-async def _until(path: Path) -> str:
+async def _wait_for_file(path: Path) -> str:
     async with asyncio.timeout(30):
         while not path.exists() or not path.read_text():
             await asyncio.sleep(0.01)
     return path.read_text()
 
 
-@pytest.mark.parametrize("gone", ["while the server starts", "while it forks"])
-async def test_a_client_that_leaves_takes_nobody_elses_kernel(tmp_path: Path, gone: str) -> None:
+@pytest.mark.parametrize("cancelled", ["while the server starts", "while it forks"])
+async def test_a_cancelled_fork_does_not_take_the_kernel_of_the_next_one(tmp_path: Path, cancelled: str) -> None:
     (tmp_path / FORK_SERVER).write_text(PROGRAM)
     forks = ForkServer(tmp_path)
     first = asyncio.create_task(forks.fork("python", Path("first"), "/", {}))
-    if gone == "while the server starts":
+    if cancelled == "while the server starts":
         async with asyncio.timeout(30):
             while forks._process is None:
                 await asyncio.sleep(0.01)
     else:
         (tmp_path / "greet").touch()
-        await _until(tmp_path / "first")
+        await _wait_for_file(tmp_path / "first")
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
@@ -58,9 +58,9 @@ async def test_a_client_that_leaves_takes_nobody_elses_kernel(tmp_path: Path, go
     async with asyncio.timeout(30):
         second = await forks.fork("python", Path("second"), "/", {})
     assert second == int((tmp_path / "second").read_text())
-    left = int(await _until(tmp_path / "first"))
+    abandoned_pid = int(await _wait_for_file(tmp_path / "first"))
     async with asyncio.timeout(30):
-        while _state(left) not in "ZX":
+        while _process_state(abandoned_pid) not in "ZX":
             await asyncio.sleep(0.01)
     os.kill(second, 9)
     assert forks._process is not None
@@ -68,29 +68,29 @@ async def test_a_client_that_leaves_takes_nobody_elses_kernel(tmp_path: Path, go
     await forks._process.wait()
 
 
-async def test_a_kernel_that_ends_with_its_greeting_has_not_started(
+async def test_a_kernel_that_ends_during_its_greeting_fails_to_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody would be told of its end any more, and its first execution would wait for ever."""
+    """Otherwise its end would go unnoticed, and its first execution would wait forever."""
     kernel = Kernel(Spec("echo", "echo", ("sleep", "100")), tmp_path, lambda: None)
 
-    async def nothing(channel: str) -> None:
+    async def do_nothing(channel: str) -> None:
         pass
 
-    async def last_words() -> None:
+    async def end_during_greeting() -> None:
         assert kernel._process is not None
         kernel.kill()
         async with asyncio.timeout(30):
             while kernel._process.alive:
                 await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(kernel, "_connect", nothing)
-    monkeypatch.setattr(kernel, "_greet", last_words)
+    monkeypatch.setattr(kernel, "_connect", do_nothing)
+    monkeypatch.setattr(kernel, "_greet", end_during_greeting)
     with pytest.raises(KernelError, match="ended while it was starting"):
         await kernel.start(ForkServer(tmp_path), "/", dict(os.environ))
 
 
-def _state(pid: int) -> str:
+def _process_state(pid: int) -> str:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return "X"

@@ -1,4 +1,4 @@
-"""Start commands and the engine's own client of an agent, with real agents of the fake driver."""
+"""Start commands and the engine's own client of the guest agent, with real guest agents of the fake driver."""
 
 from __future__ import annotations
 
@@ -50,65 +50,70 @@ def agent(service: Sandboxes, sandbox: Sandbox) -> Agent:
     return Agent(service._components.calls, sandbox.handle)
 
 
-async def starts(service: Sandboxes, sandbox: Sandbox) -> int:
-    said: list[bytes] = []
-    await agent(service, sandbox).run("cat $HOME/starts", output=lambda _, data: said.append(data))
-    return b"".join(said).count(b"begun")
+async def count_starts(service: Sandboxes, sandbox: Sandbox) -> int:
+    output: list[bytes] = []
+    await agent(service, sandbox).run("cat $HOME/starts", output=lambda _, data: output.append(data))
+    return b"".join(output).count(b"begun")
 
 
-async def test_a_command_its_streams_and_its_end(tmp_path: Path) -> None:
+async def test_a_command_reports_its_output_and_exit_code(tmp_path: Path) -> None:
     async with engine(tmp_path, PLAIN) as service:
-        inside = agent(service, await service.create(CreateSandbox("base")))
-        said: list[tuple[str, bytes]] = []
-        code = await inside.run("echo $A; echo b >&2; exit 3", env={"A": "a"}, output=lambda *one: said.append(one))
-        assert (code, sorted(said)) == (3, [("stderr", b"b\n"), ("stdout", b"a\n")])
-        assert await inside.run("kill -9 $$") == -1
+        guest_agent = agent(service, await service.create(CreateSandbox("base")))
+        output: list[tuple[str, bytes]] = []
+        code = await guest_agent.run(
+            "echo $A; echo b >&2; exit 3", env={"A": "a"}, output=lambda *one: output.append(one)
+        )
+        assert (code, sorted(output)) == (3, [("stderr", b"b\n"), ("stdout", b"a\n")])
+        assert await guest_agent.run("kill -9 $$") == -1
         with pytest.raises(TimeoutError):
-            await inside.run("sleep 100", timeout_s=0.2)
-        assert await inside.spawn("exec sleep 1002") > 0
+            await guest_agent.run("sleep 100", timeout_s=0.2)
+        assert await guest_agent.spawn("exec sleep 1002") > 0
         with pytest.raises(UnreachableError, match="cwd"):
-            await inside.run("true", cwd="/nowhere/at/all")
+            await guest_agent.run("true", cwd="/nowhere/at/all")
 
 
-async def test_files_whole_and_in_pieces(tmp_path: Path) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
+async def test_files_can_be_written_whole_and_in_chunks(tmp_path: Path) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
         for letter in (b"a", b"", b"b"):
             yield letter * 100_000
 
     async with engine(tmp_path, PLAIN) as service:
-        inside = agent(service, await service.create(CreateSandbox("base")))
-        await inside.write("small", b"one")
-        await inside.write("large", pieces())
-        said: list[bytes] = []
-        assert await inside.run("cat $HOME/small; wc -c < $HOME/large", output=lambda _, data: said.append(data)) == 0
-        assert b"".join(said) == b"one200000\n"
+        guest_agent = agent(service, await service.create(CreateSandbox("base")))
+        await guest_agent.write("small", b"one")
+        await guest_agent.write("large", chunks())
+        output: list[bytes] = []
+        assert (
+            await guest_agent.run("cat $HOME/small; wc -c < $HOME/large", output=lambda _, data: output.append(data))
+            == 0
+        )
+        assert b"".join(output) == b"one200000\n"
         with pytest.raises(UnreachableError, match=r"\."):
-            await inside.write(".", b"a directory")
+            await guest_agent.write(".", b"a directory")
 
 
-async def test_ready_before_the_client_has_it(tmp_path: Path) -> None:
+async def test_a_sandbox_is_ready_when_create_returns(tmp_path: Path) -> None:
     async with engine(tmp_path, SERVED) as service:
         sandbox = await service.create(CreateSandbox("served", env={"A": "1"}))
         assert await agent(service, sandbox).run("test -e $HOME/up && pgrep -f 'sleep 1002'") == 0
-        assert await starts(service, sandbox) == 1
+        assert await count_starts(service, sandbox) == 1
 
 
-async def test_started_again_wherever_processes_are_new(tmp_path: Path) -> None:
+async def test_the_start_command_runs_again_in_forks_copies_and_booted_sandboxes(tmp_path: Path) -> None:
     async with engine(tmp_path, SERVED) as service:
         sandbox = await service.create(CreateSandbox("served"))
         await agent(service, sandbox).run("rm $HOME/up")
         fork = (await service.fork(sandbox.id, timeout_s=300))[0].sandbox
         assert fork is not None
-        assert await starts(service, fork) == 2
+        assert await count_starts(service, fork) == 2
         snapshot = await service.snapshot(sandbox.id)
         copy = await service.create(CreateSandbox(snapshot.id))
-        assert await starts(service, copy) == 2
+        assert await count_starts(service, copy) == 2
         await service.pause(sandbox.id, memory=False)
         booted, _ = await service.connect(sandbox.id, 60)
-        assert await starts(service, booted) == 2
+        assert await count_starts(service, booted) == 2
 
 
-async def test_never_ready(tmp_path: Path) -> None:
+async def test_create_fails_when_the_sandbox_never_becomes_ready(tmp_path: Path) -> None:
     never = replace(SERVED, start=Start("sleep 1002", "echo not yet; false"))
     async with engine(tmp_path, never, start_patience_s=0.5) as service:
         with pytest.raises(NotReadyError, match=r"not ready after 0\.5 s"):
@@ -116,7 +121,7 @@ async def test_never_ready(tmp_path: Path) -> None:
         assert not service.list().items
 
 
-async def test_the_pool_has_it_running(tmp_path: Path) -> None:
+async def test_pooled_sandboxes_have_run_the_start_command(tmp_path: Path) -> None:
     async with engine(tmp_path, SERVED, pool_size=2, pool_started_size=1) as service:
         first = await service.create(CreateSandbox("served"))
         pool = service._components.pool
@@ -125,4 +130,4 @@ async def test_the_pool_has_it_running(tmp_path: Path) -> None:
                 await asyncio.sleep(0.05)
         second = service._components.creation.claim(CreateSandbox("served"), SERVED)
         assert second is not None
-        assert await starts(service, second) == await starts(service, first) == 1
+        assert await count_starts(service, second) == await count_starts(service, first) == 1

@@ -44,7 +44,7 @@ def test_two_engines_cannot_open_one_directory(tmp_path: Path) -> None:
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
 
 
-def test_the_lock_of_another_process(tmp_path: Path) -> None:
+def test_a_lock_held_by_another_process_is_free_when_it_dies(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from sandyard.engine.store.datadir import DataDir;"
         "DataDir(pathlib.Path(sys.argv[1])).lock(); print('locked', flush=True); sys.stdin.read()"
@@ -57,9 +57,9 @@ def test_the_lock_of_another_process(tmp_path: Path) -> None:
             DataDir(tmp_path).lock()
         holder.kill()
         holder.wait()
-    mine = DataDir(tmp_path)
-    mine.lock()  # a lock dies with its process
-    mine.unlock()
+    own_lock = DataDir(tmp_path)
+    own_lock.lock()  # a lock ends with its process
+    own_lock.unlock()
 
 
 def test_children_do_not_keep_the_lock(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_children_do_not_keep_the_lock(tmp_path: Path) -> None:
         child.kill()
 
 
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_data_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SandyardError, match="Could not create the data directory"):
         DataDir(tmp_path / "file" / "data").lock()
@@ -90,7 +90,7 @@ def test_transactions_are_all_or_nothing(database: Database) -> None:
     assert database.meta("a") == "2"
 
 
-def test_what_was_committed_survives_abandonment(tmp_path: Path) -> None:
+def test_committed_data_survives_without_a_close(tmp_path: Path) -> None:
     first = Database(tmp_path / "engine.db")
     first.open()
     first.set_meta("a", "1")
@@ -124,7 +124,9 @@ def test_kill_9_right_after_a_commit_loses_nothing(tmp_path: Path) -> None:
         database.close()
 
 
-def test_an_old_database_is_upgraded_and_a_newer_one_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_database_is_upgraded_and_a_newer_one_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "engine.db"
     old = Database(path)
     old.open()
@@ -141,7 +143,7 @@ def test_an_old_database_is_upgraded_and_a_newer_one_refused(tmp_path: Path, mon
         Database(path).open()
 
 
-def test_a_broken_upgrade_leaves_the_old_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_upgrade_keeps_the_old_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "engine.db"
     old = Database(path)
     old.open()
@@ -158,13 +160,15 @@ def test_a_broken_upgrade_leaves_the_old_database(tmp_path: Path, monkeypatch: p
     again.close()
 
 
-def test_what_is_no_database(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_reported(tmp_path: Path) -> None:
     (tmp_path / "engine.db").write_bytes(b"not a database" * 1000)
     with pytest.raises(SandyardError, match="Could not open"):
         Database(tmp_path / "engine.db").open()
 
 
-def test_errors_are_ours(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_errors_become_sandyard_errors(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(SandyardError, match="database failed"):
         database.query("SELECT * FROM nowhere")
     database.execute("PRAGMA max_page_count = 1")
@@ -180,7 +184,7 @@ def test_errors_are_ours(database: Database, tmp_path: Path, monkeypatch: pytest
     other.close()
 
 
-def test_the_log_file_does_not_grow_for_ever(database: Database, tmp_path: Path) -> None:
+def test_the_write_ahead_log_stays_small(database: Database, tmp_path: Path) -> None:
     for number in range(20):
         for _ in range(100):
             database.set_meta("a", str(number) * 100)
@@ -188,22 +192,22 @@ def test_the_log_file_does_not_grow_for_ever(database: Database, tmp_path: Path)
     assert (tmp_path / "engine.db-wal").stat().st_size < 2_000_000
 
 
-async def test_flush_brings_everything_into_the_main_file(database: Database, tmp_path: Path) -> None:
+async def test_flush_writes_everything_to_the_main_file(database: Database, tmp_path: Path) -> None:
     database.set_meta("a", "needle-in-the-main-file")
     await database.flush()
     assert b"needle-in-the-main-file" in (tmp_path / "engine.db").read_bytes()
 
 
-async def test_changes_are_flushed_by_themselves(database: Database, tmp_path: Path) -> None:
+async def test_changes_are_flushed_automatically(database: Database, tmp_path: Path) -> None:
     database.set_meta("a", "needle-in-the-main-file")
     for _ in range(500):
         if b"needle-in-the-main-file" in (tmp_path / "engine.db").read_bytes():
             return
         await asyncio.sleep(0.01)
-    pytest.fail("not flushed")
+    pytest.fail("the change must be in the main file")
 
 
-def test_keys(database: Database) -> None:
+def test_keys_are_created_checked_and_revoked(database: Database) -> None:
     keys = ApiKeys(database)
     key, secret = keys.create("laptop")
     assert secret.reveal().startswith("e2b_") and secret.reveal().startswith(key.hint[:-1])
@@ -228,13 +232,13 @@ def test_keys_are_stored_hashed(database: Database, tmp_path: Path) -> None:
     assert b"laptop" in stored and secret.reveal().encode() not in stored
 
 
-def test_fixed_keys(database: Database) -> None:
+def test_configured_keys_are_accepted_and_not_listed(database: Database) -> None:
     keys = ApiKeys(database, [Secret("k1"), Secret("k2")])
     assert keys.check("k1") and keys.check("k2") and keys.check("k1") != keys.check("k2")
     assert keys.check("k3") is None and keys.list() == []
 
 
-def test_another_process_makes_and_revokes_keys(
+def test_keys_created_and_revoked_by_another_process_are_noticed(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandyard.engine.store.keys.RECHECK_S", 0)
@@ -250,7 +254,9 @@ def test_another_process_makes_and_revokes_keys(
     cli_database.close()
 
 
-def test_a_check_costs_microseconds(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_checks_of_a_key_do_not_query_the_database(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sandyard.engine.store.keys.RECHECK_S", 1000)
     keys = ApiKeys(database)
     _, secret = keys.create("laptop")
@@ -259,10 +265,10 @@ def test_a_check_costs_microseconds(database: Database, monkeypatch: pytest.Monk
     database._connection.set_trace_callback(seen.append)
     for _ in range(100):
         assert keys.check(secret.reveal())
-    assert seen == []  # the database is not asked for every request
+    assert seen == []  # the database is not queried for every request
 
 
-def test_keys_are_renamed(database: Database) -> None:
+def test_keys_can_be_renamed(database: Database) -> None:
     keys = ApiKeys(database)
     key, secret = keys.create("laptop")
     keys.create("desk")

@@ -1,4 +1,4 @@
-"""Building `base` with an mmdebstrap that is a script of the test: what happens around it is real."""
+"""Building `base` with a script of the test in place of mmdebstrap: everything around it is real."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ echo "I: running apt-get update..."
 Install = Callable[[str], None]
 
 
-class Silent:
+class SilentReport:
     def update(self, fraction: float, doing: str) -> None: ...
 
     def finish(self, text: str) -> None: ...
@@ -60,7 +60,7 @@ def mmdebstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return install
 
 
-def test_the_recipe_decides_the_version() -> None:
+def test_different_recipes_have_different_digests() -> None:
     recipe = Recipe(RELEASE, "aarch64", ("bash",))
     assert recipe.digest == Recipe(RELEASE, "aarch64", ("bash",)).digest
     others = [
@@ -72,9 +72,9 @@ def test_the_recipe_decides_the_version() -> None:
 
 
 @as_root
-def test_what_is_published_holds_no_password_and_nothing_of_the_build(mmdebstrap: Install, folder: Folder) -> None:
+def test_the_published_version_has_no_passwords_and_no_files_of_the_build(mmdebstrap: Install, folder: Folder) -> None:
     mmdebstrap(WORKING)
-    version = base.build(folder, Silent())
+    version = base.build(folder, SilentReport())
     apt = version.rootfs / "etc/apt"
     texts = {str(p.relative_to(version.path)): p.read_text() for p in version.path.rglob("*") if p.is_file()}
     assert not [path for path, text in texts.items() if "hunter2" in text]
@@ -84,21 +84,23 @@ def test_what_is_published_holds_no_password_and_nothing_of_the_build(mmdebstrap
 
 
 @as_root
-def test_it_is_built_once_unless_forced(mmdebstrap: Install, folder: Folder) -> None:
+def test_base_is_built_once_unless_forced(mmdebstrap: Install, folder: Folder) -> None:
     mmdebstrap(WORKING)
-    first = base.build(folder, Silent())
+    first = base.build(folder, SilentReport())
     mmdebstrap("exit 1")
-    assert base.build(folder, Silent()) == first
+    assert base.build(folder, SilentReport()) == first
     mmdebstrap(WORKING)
-    assert base.build(folder, Silent(), force=True) != first
+    assert base.build(folder, SilentReport(), force=True) != first
     assert first.rootfs.exists()
 
 
 @as_root
-def test_a_failure_says_the_last_words_of_the_log_and_leaves_nothing(mmdebstrap: Install, folder: Folder) -> None:
+def test_a_failed_build_reports_the_end_of_its_log_and_leaves_nothing_behind(
+    mmdebstrap: Install, folder: Folder
+) -> None:
     mmdebstrap('for n in $(seq 100); do echo "line $n"; done\necho "E: Unable to locate package nonsense" >&2\nexit 25')
     with pytest.raises(BuildError) as failure:
-        base.build(folder, Silent())
+        base.build(folder, SilentReport())
     assert "E: Unable to locate package nonsense" in failure.value.message
     assert "line 100" in failure.value.message
     assert "line 50\n" not in failure.value.message
@@ -118,38 +120,38 @@ base.build(Folder(Path(sys.argv[1])), Lines("base", sys.stderr))
 """
 
 
-def running(marker: str) -> list[str]:
-    found = []
+def find_processes(marker: str) -> list[str]:
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if marker in (process / "cmdline").read_text():
-                found.append(process.name)
+                pids.append(process.name)
         except OSError:
             continue
-    return found
+    return pids
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.02)
 
 
 @as_root
 def test_a_killed_builder_leaves_no_process_and_no_mount(mmdebstrap: Install, folder: Folder, tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-    mmdebstrap(f"mkdir -p {tmp_path}/mnt\nmount -t tmpfs none {tmp_path}/mnt\ntouch {begun}\nsleep 3600 & wait")
+    started = tmp_path / "begun"
+    mmdebstrap(f"mkdir -p {tmp_path}/mnt\nmount -t tmpfs none {tmp_path}/mnt\ntouch {started}\nsleep 3600 & wait")
     builder = subprocess.Popen([sys.executable, "-c", BUILDER, str(folder.directory)], stderr=subprocess.DEVNULL)
-    wait_until(begun.exists)
-    assert len(running(str(folder.directory))) > 1, "the test must see the build's processes"
+    wait_until(started.exists)
+    assert len(find_processes(str(folder.directory))) > 1, "the processes of the build must be visible to the test"
     builder.send_signal(signal.SIGKILL)
     builder.wait()
-    wait_until(lambda: not running(str(folder.directory)))
+    wait_until(lambda: not find_processes(str(folder.directory)))
     assert f"{tmp_path}/mnt" not in Path("/proc/self/mountinfo").read_text()
     assert not folder.versions("base")
 
 
-def test_lines_are_told_where_the_build_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_printed_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
     Lines("base", sys.stderr).update(0.5, "half")
     assert capsys.readouterr().err == "base: 50% half\n"

@@ -20,8 +20,8 @@ def publish(folder: Folder, name: str, digest: str) -> Version:
 
 
 @pytest.fixture(autouse=True)
-def machine_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One where `host` is made in no time, nothing needs carrying, and nothing is missing for `base`."""
+def fake_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which `host` is built at once, there are no trust settings to carry over, and nothing is missing for `base`."""
     monkeypatch.setattr(host, "build", lambda folder: folder.find("host", "h1") or publish(folder, "host", "h1"))
     monkeypatch.setattr(host, "fingerprint", lambda: "h1")
     monkeypatch.setattr(catalogue, "read_trust", Trust)
@@ -40,7 +40,7 @@ def layers(templates: Catalogue, name: str) -> tuple[str, ...]:
     return found.layers
 
 
-def test_names_ids_aliases_and_tags_all_find_it(folder: Folder, templates: Catalogue) -> None:
+def test_a_template_is_found_by_name_id_alias_and_tag(folder: Folder, templates: Catalogue) -> None:
     built = publish(folder, "base", "b1")
     templates.open()
     found = templates.resolve("base")
@@ -52,32 +52,32 @@ def test_names_ids_aliases_and_tags_all_find_it(folder: Folder, templates: Catal
         assert templates.resolve(name) is None, name
 
 
-def test_ids_look_like_e2bs_and_never_change() -> None:
+def test_ids_look_like_those_of_e2b_and_never_change() -> None:
     assert re.fullmatch(r"[a-z0-9]{20}", template_id("base"))
     assert template_id("base") == "fzdms7drass7qlxrvurt"
     assert template_id("base") != template_id("host")
 
 
-def test_host_stands_in_until_base_is_built(folder: Folder, templates: Catalogue) -> None:
+def test_host_is_served_as_base_until_base_is_built(folder: Folder, templates: Catalogue) -> None:
     templates.open()
-    standing_in = templates.resolve("base")
-    assert standing_in is not None
-    assert standing_in.layers == layers(templates, "host")
-    assert standing_in.id == template_id("base")
+    stand_in = templates.resolve("base")
+    assert stand_in is not None
+    assert stand_in.layers == layers(templates, "host")
+    assert stand_in.id == template_id("base")
     built = publish(folder, "base", "b1")
     templates.refresh()
     assert layers(templates, "base") == (str(built.rootfs),)
-    assert layers(templates, "host") == standing_in.layers
+    assert layers(templates, "host") == stand_in.layers
     assert {one.id for one in templates.list() if one.ready} == {template_id("base"), template_id("host")}
 
 
-def test_an_older_base_is_better_than_a_stand_in(folder: Folder, templates: Catalogue) -> None:
+def test_an_older_base_is_preferred_to_the_stand_in(folder: Folder, templates: Catalogue) -> None:
     old = publish(folder, "base", "b0")
     templates.open()
     assert layers(templates, "base") == (str(old.rootfs),)
 
 
-def test_trust_is_a_layer_on_top_and_is_made_once(
+def test_trust_is_the_top_layer_and_is_written_once(
     folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue, "read_trust", lambda: Trust(pip=(("timeout", "5"),), env={"SSL_CERT_FILE": "/x"}))
@@ -98,7 +98,7 @@ def test_trust_is_a_layer_on_top_and_is_made_once(
     assert layers(plain, "base") == (str(built.rootfs),)
 
 
-async def test_what_is_missing_is_built_in_the_background_and_then_switched_to(
+async def test_a_missing_base_is_built_in_the_background_and_then_used(
     folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -112,7 +112,7 @@ async def test_what_is_missing_is_built_in_the_background_and_then_switched_to(
     templates.open()
     await templates.start()
     await asyncio.sleep(0)
-    assert layers(templates, "base") == layers(templates, "host"), "it serves before the build has ended"
+    assert layers(templates, "base") == layers(templates, "host"), "the stand-in is served during the build"
     finish.set()
     assert templates._builder is not None
     await templates._builder
@@ -122,7 +122,7 @@ async def test_what_is_missing_is_built_in_the_background_and_then_switched_to(
     await templates.close()
 
 
-async def test_what_cannot_be_built_is_said(
+async def test_a_base_that_cannot_be_built_is_logged_as_a_warning(
     templates: Catalogue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(catalogue, "missing_for_base", lambda: ["install the package mmdebstrap"])
@@ -134,7 +134,7 @@ async def test_what_cannot_be_built_is_said(
     assert record.levelname == "WARNING"
 
 
-async def test_a_failing_builder_is_logged_with_its_words_and_the_stand_in_stays(
+async def test_a_failed_build_is_logged_and_the_stand_in_stays(
     folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sandyard.kit.python.PYTHON", "/bin/false")
@@ -146,7 +146,7 @@ async def test_a_failing_builder_is_logged_with_its_words_and_the_stand_in_stays
     assert layers(templates, "base") == layers(templates, "host")
 
 
-async def test_closing_ends_a_build_that_is_under_way(
+async def test_close_ends_a_running_build(
     templates: Catalogue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script, pid = tmp_path / "python", tmp_path / "pid"

@@ -14,51 +14,51 @@ from tests.integration.engine.templates.test_catalogue import publish
 
 
 @pytest.fixture
-def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+def missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "missing_for_base", lambda: ["install the package mmdebstrap"])
     monkeypatch.setattr(base, "recipe", lambda: type("Recipe", (), {"digest": "b1"}))
 
 
-@pytest.mark.usefixtures("lacking")
-def test_what_is_missing_is_listed_and_fails(folder: Folder) -> None:
-    done = CliRunner().invoke(commands.template, ["--templates-dir", str(folder.directory), "build", "base"])
-    assert done.exit_code == 1
-    assert "install the package mmdebstrap" in done.output
+@pytest.mark.usefixtures("missing_package")
+def test_build_lists_what_is_missing_and_fails(folder: Folder) -> None:
+    result = CliRunner().invoke(commands.template, ["--templates-dir", str(folder.directory), "build", "base"])
+    assert result.exit_code == 1
+    assert "install the package mmdebstrap" in result.output
 
 
-@pytest.mark.usefixtures("lacking")
-def test_if_possible_says_so_and_goes_on(folder: Folder) -> None:
+@pytest.mark.usefixtures("missing_package")
+def test_build_if_possible_lists_what_is_missing_and_succeeds(folder: Folder) -> None:
     arguments = ["--templates-dir", str(folder.directory), "build", "base", "--if-possible"]
-    done = CliRunner().invoke(commands.template, arguments)
-    assert done.exit_code == 0
-    assert "install the package mmdebstrap" in done.output
-    assert "template host instead" in done.output
+    result = CliRunner().invoke(commands.template, arguments)
+    assert result.exit_code == 0
+    assert "install the package mmdebstrap" in result.output
+    assert "template host instead" in result.output
 
 
-@pytest.mark.usefixtures("lacking")
-def test_what_is_built_needs_nothing(folder: Folder) -> None:
+@pytest.mark.usefixtures("missing_package")
+def test_a_template_that_is_built_needs_nothing(folder: Folder) -> None:
     publish(folder, "base", "b1")
-    done = CliRunner().invoke(commands.template, ["--templates-dir", str(folder.directory), "build", "base"])
-    assert (done.exit_code, done.output) == (0, "")
+    result = CliRunner().invoke(commands.template, ["--templates-dir", str(folder.directory), "build", "base"])
+    assert (result.exit_code, result.output) == (0, "")
 
 
-def test_list_shows_what_is_there_and_what_is_not(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_shows_built_and_missing_templates(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(folder, "base", "b1")
     publish(folder, host.NAME, "h1")
     monkeypatch.setenv("SANDYARD_TEMPLATES_DIR", str(folder.directory))
     with folder.open_build_directory("code-interpreter"):
-        shown = CliRunner().invoke(commands.template, ["list"]).output.splitlines()
-    assert [line[:45].split(maxsplit=1) for line in shown] == [
+        lines = CliRunner().invoke(commands.template, ["list"]).output.splitlines()
+    assert [line[:45].split(maxsplit=1) for line in lines] == [
         ["base", "b1                          "],
         ["code-interpreter", "(being built)               "],
         ["desktop", "(not built)                 "],
         ["host", "h1                          "],
     ]
-    assert "built on first use; run `sandyard template build desktop` to build it now" in shown[2]
+    assert "built on first use; run `sandyard template build desktop` to build it now" in lines[2]
 
 
-def test_a_builder_whose_engine_is_gone_builds_nothing(folder: Folder) -> None:
+def test_build_does_nothing_when_its_parent_engine_is_gone(folder: Folder) -> None:
     command = [sys.executable, "-m", "sandyard.engine.templates", "--templates-dir", str(folder.directory)]
-    done = subprocess.run([*command, "build", "host", "--parent", str(os.getppid())], check=False)
-    assert done.returncode == 1
+    result = subprocess.run([*command, "build", "host", "--parent", str(os.getppid())], check=False)
+    assert result.returncode == 1
     assert not Path(folder.directory).exists()

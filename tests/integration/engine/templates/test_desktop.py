@@ -1,4 +1,4 @@
-"""The template that is built when it is first asked for. Nothing is built here; `tests/protocol/clients` uses a real one."""
+"""The desktop template, which is built on the first request. Nothing is built here; `tests/protocol/clients` uses a real one."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sandyard.engine.sandboxes.model import TemplateStatus
 from sandyard.engine.templates import catalogue, commands, desktop
 from sandyard.engine.templates.catalogue import Catalogue
 from sandyard.engine.templates.folder import ROOTFS, Folder, Version
-from tests.integration.engine.templates.test_catalogue import layers, machine_of_the_test, publish, templates
+from tests.integration.engine.templates.test_catalogue import fake_machine, layers, publish, templates
 
-__all__ = ["machine_of_the_test", "templates"]  # fixtures
+__all__ = ["fake_machine", "templates"]  # fixtures
 
 COMMAND = "`sandyard template build desktop` on the engine's machine"
 
 
-def built_on(folder: Folder, below: Version, digest: str) -> Version:
+def publish_desktop(folder: Folder, base_version: Version, digest: str) -> Version:
     with folder.open_build_directory(desktop.NAME) as work:
         (work / ROOTFS).mkdir()
-        return folder.publish(work, folder.new_version(desktop.NAME, digest, "a test", {"base": below.version}))
+        return folder.publish(work, folder.new_version(desktop.NAME, digest, "a test", {"base": base_version.version}))
 
 
 def status(templates: Catalogue) -> TemplateStatus:
@@ -34,7 +34,7 @@ def status(templates: Catalogue) -> TemplateStatus:
     return found.status
 
 
-def ask_for(templates: Catalogue) -> str:
+def request_desktop(templates: Catalogue) -> str:
     found = templates.resolve("desktop")
     assert found is not None
     assert not found.ready
@@ -43,96 +43,99 @@ def ask_for(templates: Catalogue) -> str:
 
 @pytest.fixture
 def slow_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """In place of the program that builds: it says how far it is, and ends as the file `end` says."""
+    """Replace the build program by a script that prints its progress and then runs the commands in the file `end`."""
     script, end = tmp_path / "python", tmp_path / "end"
-    said = "template desktop: 40% downloading packages"
-    script.write_text(f"#!/bin/sh\necho {said!r}\nuntil [ -s {end} ]; do sleep 0.05; done\n. {end}\n")
+    progress = "template desktop: 40% downloading packages"
+    script.write_text(f"#!/bin/sh\necho {progress!r}\nuntil [ -s {end} ]; do sleep 0.05; done\n. {end}\n")
     script.chmod(0o755)
     monkeypatch.setattr("sandyard.kit.python.PYTHON", str(script))
     yield end
     end.write_text("exit 1")
 
 
-async def test_it_is_built_when_it_is_first_asked_for(folder: Folder, templates: Catalogue, slow_builder: Path) -> None:
-    below = publish(folder, "base", "b1")
+async def test_the_desktop_is_built_on_the_first_request(
+    folder: Folder, templates: Catalogue, slow_builder: Path
+) -> None:
+    base_version = publish(folder, "base", "b1")
     templates.open()
     assert status(templates) is TemplateStatus.WAITING
-    told = ask_for(templates)
-    assert told.startswith("is being built")
-    assert told.endswith(f"Try again then, or run {COMMAND} to wait for it.")
+    message = request_desktop(templates)
+    assert message.startswith("is being built")
+    assert message.endswith(f"Try again then, or run {COMMAND} to wait for it.")
     assert status(templates) is TemplateStatus.BUILDING
     templates.refresh()
-    assert status(templates) is TemplateStatus.BUILDING, "whatever else changes"
+    assert status(templates) is TemplateStatus.BUILDING, "a refresh must not change the status"
     async with asyncio.timeout(20):
-        while "(40% downloading packages)" not in ask_for(templates):
+        while "(40% downloading packages)" not in request_desktop(templates):
             await asyncio.sleep(0.02)
-    built = built_on(folder, below, desktop.Recipe(below).digest)
+    built = publish_desktop(folder, base_version, desktop.Recipe(base_version).digest)
     slow_builder.write_text("exit 0")
     assert templates._desktop_builder is not None
     await templates._desktop_builder
     assert status(templates) is TemplateStatus.READY
-    assert layers(templates, "desktop") == (str(built.rootfs), str(below.rootfs))
+    assert layers(templates, "desktop") == (str(built.rootfs), str(base_version.rootfs))
     found = templates.resolve("desktop")
     assert found is not None
     assert found.cpu_count == min(8, os.cpu_count() or 1)
     assert found.memory_mb is not None
     assert found.memory_mb <= 8192
-    assert found.start is None, "clients start the screen themselves"
+    assert found.start is None, "clients start the display themselves"
 
 
-async def test_a_build_that_fails_is_told_and_not_repeated_by_every_request(
+async def test_a_failed_build_is_reported_and_not_repeated_by_every_request(
     folder: Folder, templates: Catalogue, slow_builder: Path
 ) -> None:
-    below = publish(folder, "base", "b1")
+    base_version = publish(folder, "base", "b1")
     templates.open()
-    ask_for(templates)
+    request_desktop(templates)
     slow_builder.write_text("echo 'E: no route to the archive.'; exit 1")
     first = templates._desktop_builder
     assert first is not None
     await first
-    assert ask_for(templates) == f"could not be built: E: no route to the archive. Run {COMMAND} to try again."
+    assert request_desktop(templates) == f"could not be built: E: no route to the archive. Run {COMMAND} to try again."
     assert templates._desktop_builder is first
     assert status(templates) is TemplateStatus.ERROR
-    built_on(folder, below, "by-hand")
+    publish_desktop(folder, base_version, "by-hand")
     templates.refresh()
     assert status(templates) is TemplateStatus.READY
 
 
-async def test_a_build_that_cannot_begin_is_told(
+async def test_a_build_that_cannot_start_is_reported(
     folder: Folder, templates: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(folder, "base", "b1")
     templates.open()
     monkeypatch.setattr("sandyard.kit.python.PYTHON", str(tmp_path / "absent"))
-    ask_for(templates)
+    request_desktop(templates)
     assert templates._desktop_builder is not None
     await templates._desktop_builder
-    assert "could not start the build" in ask_for(templates)
+    assert "could not start the build" in request_desktop(templates)
     assert status(templates) is TemplateStatus.ERROR
 
 
-async def test_where_it_cannot_be_built_or_shall_not_be(
+async def test_a_desktop_that_cannot_or_must_not_be_built_is_explained(
     folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     templates.open()
     with monkeypatch.context() as patch:
         patch.setattr(catalogue, "missing_for_base", lambda: ["install the package mmdebstrap"])
-        assert ask_for(templates) == f"could not be built: install the package mmdebstrap. Run {COMMAND} to try again."
-    unwilling = Catalogue(folder.directory, build_desktop=False)
-    unwilling.open()
-    assert ask_for(unwilling) == f"is not built. Run {COMMAND} to build it."
-    assert unwilling._desktop_builder is None
-    built_on(folder, publish(folder, "base", "b1"), "by-hand")
+        assert (
+            request_desktop(templates)
+            == f"could not be built: install the package mmdebstrap. Run {COMMAND} to try again."
+        )
+    manual_only = Catalogue(folder.directory, build_desktop=False)
+    manual_only.open()
+    assert request_desktop(manual_only) == f"is not built. Run {COMMAND} to build it."
+    assert manual_only._desktop_builder is None
+    publish_desktop(folder, publish(folder, "base", "b1"), "by-hand")
     publish(folder, "base", "b2")
-    assert not await unwilling._is_out_of_date(desktop.NAME), "built by hand only"
+    assert not await manual_only._is_out_of_date(desktop.NAME), "it is only built by hand"
 
 
-async def test_closing_ends_a_build_that_was_asked_for(
-    folder: Folder, templates: Catalogue, slow_builder: Path
-) -> None:
+async def test_close_cancels_a_requested_build(folder: Folder, templates: Catalogue, slow_builder: Path) -> None:
     publish(folder, "base", "b1")
     templates.open()
-    ask_for(templates)
+    request_desktop(templates)
     async with asyncio.timeout(20):
         while not templates._progress:
             await asyncio.sleep(0.02)
@@ -141,28 +144,28 @@ async def test_closing_ends_a_build_that_was_asked_for(
     assert templates._desktop_builder.cancelled()
 
 
-def test_only_one_that_was_built_is_kept_up_to_date(folder: Folder) -> None:
+def test_only_a_desktop_that_was_built_can_be_stale(folder: Folder) -> None:
     assert not desktop.is_stale(folder)
-    below = publish(folder, "base", "b1")
-    assert not desktop.is_stale(folder), "nobody has asked for it"
-    built_on(folder, below, desktop.Recipe(below).digest)
+    base_version = publish(folder, "base", "b1")
+    assert not desktop.is_stale(folder), "nobody has requested it"
+    publish_desktop(folder, base_version, desktop.Recipe(base_version).digest)
     assert not desktop.is_stale(folder)
     publish(folder, "base", "b2")
     assert desktop.is_stale(folder)
 
 
-def test_commands(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = ["--templates-dir", str(folder.directory), "build", "desktop"]
+def test_the_build_command_reports_what_is_missing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["--templates-dir", str(folder.directory), "build", "desktop"]
     run = CliRunner().invoke
     with monkeypatch.context() as patch:
         patch.setattr(commands, "missing_for_base", lambda: ["install the package mmdebstrap"])
-        done = run(commands.template, place)
-        assert (done.exit_code, "install the package mmdebstrap" in done.output) == (1, True)
+        result = run(commands.template, arguments)
+        assert (result.exit_code, "install the package mmdebstrap" in result.output) == (1, True)
     monkeypatch.setattr(commands, "missing_for_base", list)
-    done = run(commands.template, [*place, "--if-possible"])
-    assert (done.exit_code, "Build base first" in done.output) == (0, True)
-    assert "The engine will serve no template desktop." in done.output
-    below = publish(folder, "base", "b1")
-    built_on(folder, below, desktop.Recipe(below).digest)
-    done = run(commands.template, place)
-    assert (done.exit_code, done.output) == (0, "")
+    result = run(commands.template, [*arguments, "--if-possible"])
+    assert (result.exit_code, "Build base first" in result.output) == (0, True)
+    assert "The engine will serve no template desktop." in result.output
+    base_version = publish(folder, "base", "b1")
+    publish_desktop(folder, base_version, desktop.Recipe(base_version).digest)
+    result = run(commands.template, arguments)
+    assert (result.exit_code, result.output) == (0, "")

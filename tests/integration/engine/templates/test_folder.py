@@ -29,7 +29,7 @@ def build_and_wait(directory: Path, ready: Connection) -> None:
         signal.pause()
 
 
-def test_what_is_published_is_found_again_by_another_reader(folder: Folder) -> None:
+def test_a_published_version_is_found_by_another_reader(folder: Folder) -> None:
     publish(folder, "aa")
     found = Folder(folder.directory).find("base", "aa")
     assert found is not None
@@ -38,12 +38,12 @@ def test_what_is_published_is_found_again_by_another_reader(folder: Folder) -> N
     assert folder.find("base", "bb") is None
 
 
-def test_nobody_else_may_enter_the_folder(folder: Folder) -> None:
+def test_the_folder_is_private(folder: Folder) -> None:
     publish(folder, "aa")
     assert stat.S_IMODE(folder.directory.stat().st_mode) == 0o700
 
 
-def test_a_rebuild_of_the_same_recipe_is_a_later_version_and_the_old_one_stays(folder: Folder) -> None:
+def test_a_rebuild_of_a_recipe_adds_a_version_and_keeps_the_old_one(folder: Folder) -> None:
     publish(folder, "aa", "old")
     publish(folder, "aa", "new")
     newest, oldest = folder.versions("base")
@@ -53,7 +53,7 @@ def test_a_rebuild_of_the_same_recipe_is_a_later_version_and_the_old_one_stays(f
     assert folder.find("base", "aa") == newest
 
 
-def test_a_build_that_fails_leaves_nothing(folder: Folder) -> None:
+def test_a_failed_build_leaves_nothing_behind(folder: Folder) -> None:
     with pytest.raises(RuntimeError), folder.open_build_directory("base") as work:
         (work / "half").write_text("half")
         raise RuntimeError
@@ -61,7 +61,7 @@ def test_a_build_that_fails_leaves_nothing(folder: Folder) -> None:
     assert not list((folder.directory / "base").iterdir())
 
 
-def test_a_killed_builder_frees_the_lock_and_its_leftovers_go_with_the_next_build(folder: Folder) -> None:
+def test_a_killed_build_frees_the_lock_and_the_next_build_removes_its_leftovers(folder: Folder) -> None:
     ours, theirs = spawn.Pipe()
     child = spawn.Process(target=build_and_wait, args=(folder.directory, theirs))
     child.start()
@@ -71,13 +71,13 @@ def test_a_killed_builder_frees_the_lock_and_its_leftovers_go_with_the_next_buil
     assert child.pid
     os.kill(child.pid, signal.SIGKILL)
     child.join()
-    assert leftover.exists(), "the test must see a half-made template"
+    assert leftover.exists(), "the killed build must leave a partial template"
     assert not folder.versions("base")
     with folder.open_build_directory("base", wait=False):
         assert not leftover.exists()
 
 
-def test_a_directory_without_a_whole_manifest_is_no_template(folder: Folder) -> None:
+def test_directories_without_a_valid_manifest_are_ignored(folder: Folder) -> None:
     publish(folder, "aa")
     for name, text in (("bb", ""), ("cc", "{}"), ("dd", "not json")):
         (folder.directory / "base" / name).mkdir()
@@ -86,7 +86,7 @@ def test_a_directory_without_a_whole_manifest_is_no_template(folder: Folder) -> 
     assert [version.version for version in folder.versions("base")] == ["aa"]
 
 
-def test_missing_space_is_said_with_both_figures(tmp_path: Path) -> None:
+def test_too_little_space_is_reported_with_both_sizes(tmp_path: Path) -> None:
     require_space(tmp_path, 1, "nothing")
     with pytest.raises(NoSpaceError, match=r"A test needs \d+ MiB in .*; \d+ MiB are free"):
         require_space(tmp_path, 1 << 60, "A test")

@@ -12,34 +12,34 @@ from sandyard.engine.templates.catalogue import Catalogue
 from sandyard.engine.templates.folder import ROOTFS, Folder, Version
 from sandyard.engine.templates.trust import Trust
 from sandyard.kit.errors import InvalidInputError
-from tests.integration.engine.templates.test_catalogue import layers, machine_of_the_test, publish, templates
+from tests.integration.engine.templates.test_catalogue import fake_machine, layers, publish, templates
 
-__all__ = ["machine_of_the_test", "templates"]  # fixtures
+__all__ = ["fake_machine", "templates"]  # fixtures
 
 
-def with_python(version: Version) -> Version:
+def add_python(version: Version) -> Version:
     (version.rootfs / "usr/bin").mkdir(parents=True)
     (version.rootfs / "usr/bin/python3").symlink_to("python3.11")
     return version
 
 
-def built_on(folder: Folder, below: Version, digest: str, extras: str = "") -> Version:
+def publish_interpreter(folder: Folder, base_version: Version, digest: str, extras: str = "") -> Version:
     with folder.open_build_directory(interpreter.NAME) as work:
         (work / ROOTFS).mkdir()
-        details = {"base": below.version, "with": extras}
+        details = {"base": base_version.version, "with": extras}
         return folder.publish(work, folder.new_version(interpreter.NAME, digest, "a test", details))
 
 
-def test_it_stands_on_its_own_base_with_our_program_above(folder: Folder, templates: Catalogue) -> None:
-    below = with_python(publish(folder, "base", "b1"))
+def test_the_interpreter_stays_on_its_own_base_with_our_program_on_top(folder: Folder, templates: Catalogue) -> None:
+    base_version = add_python(publish(folder, "base", "b1"))
     templates.open()
     assert layers(templates, "code-interpreter-v1") == layers(templates, "base")
-    built = built_on(folder, below, "i1")
-    newer = with_python(publish(folder, "base", "b2"))
+    built = publish_interpreter(folder, base_version, "i1")
+    newer = add_python(publish(folder, "base", "b2"))
     templates.refresh()
     found = templates.resolve("code-interpreter-v1")
     assert found is not None
-    assert found.layers[1:] == (str(built.rootfs), str(below.rootfs))
+    assert found.layers[1:] == (str(built.rootfs), str(base_version.rootfs))
     assert (found.start, found.memory_mb) == (interpreter_program.START, interpreter.MEMORY_MB)
     assert layers(templates, "base") == (str(newer.rootfs),)
     base = templates.resolve("base")
@@ -55,28 +55,28 @@ def test_it_stands_on_its_own_base_with_our_program_above(folder: Folder, templa
     assert len(folder.versions(interpreter_program.NAME)) == 1
 
 
-def test_trust_lies_above_all(folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trust_is_the_top_layer(folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "read_trust", lambda: Trust(pip=(("timeout", "5"),)))
-    below = with_python(publish(folder, "base", "b1"))
-    built_on(folder, below, "i1")
+    base_version = add_python(publish(folder, "base", "b1"))
+    publish_interpreter(folder, base_version, "i1")
     templates.open()
     found = layers(templates, "code-interpreter")
     assert len(found) == 4
     assert (Path(found[0]) / "etc/pip.conf").is_file()
 
 
-def test_what_is_out_of_date(folder: Folder) -> None:
+def test_the_interpreter_is_stale_when_the_base_changes(folder: Folder) -> None:
     assert not interpreter.is_stale(folder), "without a base there is nothing to build on"
-    below = publish(folder, "base", "b1")
+    base_version = publish(folder, "base", "b1")
     assert interpreter.is_stale(folder)
-    built_on(folder, below, interpreter.Recipe(below, ("r",)).digest, "r")
+    publish_interpreter(folder, base_version, interpreter.Recipe(base_version, ("r",)).digest, "r")
     assert not interpreter.is_stale(folder), "the languages that were chosen are kept"
     publish(folder, "base", "b2")
     assert interpreter.is_stale(folder)
     assert interpreter.newest(folder) is not None
 
 
-def test_languages_that_can_be_added() -> None:
+def test_languages_are_parsed_and_unknown_ones_rejected() -> None:
     assert interpreter.parse_languages("") == ()
     assert interpreter.parse_languages(" R ,r") == ("r",)
     assert interpreter.parse_languages("r,java") == ("java", "r")
@@ -84,44 +84,44 @@ def test_languages_that_can_be_added() -> None:
         interpreter.parse_languages("cobol")
 
 
-def test_commands(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_build_command_reports_errors_and_finished_builds(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "missing_for_base", list)
-    place = ["--templates-dir", str(folder.directory), "build"]
+    arguments = ["--templates-dir", str(folder.directory), "build"]
     run = CliRunner().invoke
-    done = run(commands.template, [*place, "code-interpreter"])
-    assert (done.exit_code, "Build base first" in done.output) == (1, True)
-    done = run(commands.template, [*place, "code-interpreter", "--if-possible"])
-    assert (done.exit_code, "base instead" in done.output) == (0, True)
-    done = run(commands.template, [*place, "base", "--with", "r"])
-    assert (done.exit_code, "--with can only be used with code-interpreter" in done.output) == (1, True)
-    below = publish(folder, "base", "b1")
-    built_on(folder, below, interpreter.Recipe(below).digest)
-    done = run(commands.template, [*place, "code-interpreter"])
-    assert (done.exit_code, done.output) == (0, "")
+    result = run(commands.template, [*arguments, "code-interpreter"])
+    assert (result.exit_code, "Build base first" in result.output) == (1, True)
+    result = run(commands.template, [*arguments, "code-interpreter", "--if-possible"])
+    assert (result.exit_code, "base instead" in result.output) == (0, True)
+    result = run(commands.template, [*arguments, "base", "--with", "r"])
+    assert (result.exit_code, "--with can only be used with code-interpreter" in result.output) == (1, True)
+    base_version = publish(folder, "base", "b1")
+    publish_interpreter(folder, base_version, interpreter.Recipe(base_version).digest)
+    result = run(commands.template, [*arguments, "code-interpreter"])
+    assert (result.exit_code, result.output) == (0, "")
 
 
-def test_languages_are_added_to_those_it_has(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted: list[tuple[str, ...] | None] = []
+def test_new_languages_are_added_to_the_existing_ones(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    requested: list[tuple[str, ...] | None] = []
 
     def build(folder: Folder, report: object, extras: tuple[str, ...] | None, *, force: bool) -> Version:
-        wanted.append(extras)
-        return built_on(folder, below, f"i{len(wanted)}", ",".join(extras or ()))
+        requested.append(extras)
+        return publish_interpreter(folder, base_version, f"i{len(requested)}", ",".join(extras or ()))
 
     monkeypatch.setattr(commands, "missing_for_base", list)
     monkeypatch.setattr(interpreter, "build", build)
     monkeypatch.setattr(interpreter.base, "size_of", lambda _: "1 MB")
-    below = publish(folder, "base", "b1")
+    base_version = publish(folder, "base", "b1")
     for extras in ("java", "r", ""):
         command = ["--templates-dir", str(folder.directory), "build", "code-interpreter", "--with", extras]
         CliRunner().invoke(commands.template, command)
-    assert wanted == [("java",), ("java", "r"), ()]
+    assert requested == [("java",), ("java", "r"), ()]
 
 
-async def test_a_language_is_added_when_it_is_first_asked_for(
+async def test_a_language_is_added_on_the_first_request(
     folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    below = with_python(publish(folder, "base", "b1"))
-    built_on(folder, below, interpreter.Recipe(below).digest)
+    base_version = add_python(publish(folder, "base", "b1"))
+    publish_interpreter(folder, base_version, interpreter.Recipe(base_version).digest)
     templates.open()
     builds: list[tuple[str, ...]] = []
     failure: str | None = "no route to the archive"
@@ -129,43 +129,43 @@ async def test_a_language_is_added_when_it_is_first_asked_for(
     async def build(*command: str) -> str | None:
         builds.append(command)
         if failure is None:
-            built_on(folder, below, f"i{len(builds)}", command[2])
+            publish_interpreter(folder, base_version, f"i{len(builds)}", command[2])
         return failure
 
     monkeypatch.setattr(templates, "_build", build)
     assert templates.add_language(interpreter.NAME, "cobol") is None
     assert templates.add_language("base", "r") is None
-    told = templates.add_language(interpreter.NAME, "r")
-    assert told is not None
-    assert "being added" in told
-    assert "`sandyard template build code-interpreter --with r`" in told
-    assert templates.add_language(interpreter.NAME, "r") == told, "it is begun once"
+    message = templates.add_language(interpreter.NAME, "r")
+    assert message is not None
+    assert "being added" in message
+    assert "`sandyard template build code-interpreter --with r`" in message
+    assert templates.add_language(interpreter.NAME, "r") == message, "the build is started once"
     assert templates._adder is not None
     await templates._adder
     assert builds == [("code-interpreter", "--with", "r")]
-    told = templates.add_language(interpreter.NAME, "r")
-    assert told is not None
-    assert "failed: no route to the archive." in told
-    assert len(builds) == 1, "what has failed is not tried by every request"
+    message = templates.add_language(interpreter.NAME, "r")
+    assert message is not None
+    assert "failed: no route to the archive." in message
+    assert len(builds) == 1, "a failed build is not repeated by every request"
     failure, before = None, layers(templates, "code-interpreter-v1")
     templates.add_language(interpreter.NAME, "java")
     await templates._adder
     assert layers(templates, "code-interpreter-v1") != before, "new sandboxes have it, without a restart"
-    told = templates.add_language(interpreter.NAME, "java")
-    assert told is not None
-    assert "New sandboxes have it" in told
+    message = templates.add_language(interpreter.NAME, "java")
+    assert message is not None
+    assert "New sandboxes have it" in message
 
 
-async def test_what_others_build_is_served_without_a_restart(
+async def test_versions_built_by_others_are_served_without_a_restart(
     folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    below = with_python(publish(folder, "base", "b1"))
-    built_on(folder, below, interpreter.Recipe(below).digest)
+    base_version = add_python(publish(folder, "base", "b1"))
+    publish_interpreter(folder, base_version, interpreter.Recipe(base_version).digest)
     templates.open()
     monkeypatch.setattr(catalogue, "WATCH_SECONDS", 0.01)
     before = layers(templates, "code-interpreter-v1")
     await templates.start()
-    built = built_on(folder, below, "by-hand", "r")
+    built = publish_interpreter(folder, base_version, "by-hand", "r")
     async with asyncio.timeout(20):
         while layers(templates, "code-interpreter-v1") == before:
             await asyncio.sleep(0.01)
@@ -173,7 +173,9 @@ async def test_what_others_build_is_served_without_a_restart(
     await templates.close()
 
 
-def test_the_locks_name_no_registry() -> None:
+def test_lock_files_name_no_registry() -> None:
     lock = interpreter.LOCK.read_text() + interpreter.JAVA_LOCK.read_text()
     assert "://" not in lock
-    assert lock.count("==") == sum(" \\" in line and "==" in line for line in lock.splitlines()), "each has its hashes"
+    assert lock.count("==") == sum(" \\" in line and "==" in line for line in lock.splitlines()), (
+        "every package has hashes"
+    )

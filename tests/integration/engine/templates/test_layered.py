@@ -1,4 +1,4 @@
-"""Putting a layer together, with a script in place of packages."""
+"""Building a layer, with a script in place of packages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.integration.engine.templates.test_catalogue import publish
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 
-BEGIN = f"""set -eu
+SCRIPT_START = f"""set -eu
 . {layered.SCRIPT}
 open_root "$1" "$2"
 """
 
 
-class Heard:
-    """A report that remembers."""
+class RecordingReport:
+    """A report that records its steps."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[float, str]] = []
@@ -34,7 +34,7 @@ class Heard:
 
 
 @pytest.fixture
-def below(folder: Folder) -> Version:
+def base_version(folder: Folder) -> Version:
     version = publish(folder, "base", "b1")
     for name in ("dev", "proc", "tmp"):
         (version.rootfs / name).mkdir()
@@ -42,15 +42,15 @@ def below(folder: Folder) -> Version:
     return version
 
 
-def put_together(below: Version, tmp_path: Path, script: str) -> tuple[Path, Heard]:
-    work, heard = tmp_path / "work", Heard()
+def build_layer(base_version: Version, tmp_path: Path, script: str) -> tuple[Path, RecordingReport]:
+    work, report = tmp_path / "work", RecordingReport()
     work.mkdir()
-    (tmp_path / "script.sh").write_text(BEGIN + script)
-    layered.put_together("a-test", tmp_path / "script.sh", below, work, heard, "an argument")
-    return work, heard
+    (tmp_path / "script.sh").write_text(SCRIPT_START + script)
+    layered.put_together("a-test", tmp_path / "script.sh", base_version, work, report, "an argument")
+    return work, report
 
 
-def test_the_layer_has_what_the_script_wrote_and_the_base_stays(below: Version, tmp_path: Path) -> None:
+def test_the_layer_has_the_files_of_the_script_and_the_base_is_unchanged(base_version: Version, tmp_path: Path) -> None:
     script = """
     echo "step 0.5 writing"
     open_archives "$2"
@@ -60,29 +60,29 @@ def test_the_layer_has_what_the_script_wrote_and_the_base_stays(below: Version, 
     head -c 4 "$root/dev/urandom" >"$root/dev/null"
     close_root
     """
-    work, heard = put_together(below, tmp_path, script)
+    work, report = build_layer(base_version, tmp_path, script)
     assert (work / ROOTFS / "etc/added").read_text() == "an argument\n"
-    assert heard.steps == [(0.5, "writing")]
-    assert sorted(path.name for path in (below.rootfs / "etc").iterdir()) == ["resolv.conf"]
+    assert report.steps == [(0.5, "writing")]
+    assert sorted(path.name for path in (base_version.rootfs / "etc").iterdir()) == ["resolv.conf"]
     assert not (work / "merged").exists()
 
 
-def test_nothing_of_the_machine_can_be_removed_through_the_new_root(below: Version, tmp_path: Path) -> None:
-    """A script that goes wrong may remove all of it."""
+def test_files_of_the_machine_cannot_be_removed_through_the_new_root(base_version: Version, tmp_path: Path) -> None:
+    """A broken script may remove everything below the new root."""
     script = """
     open_archives "$2"
     for place in dev dev/pts proc etc/resolv.conf; do stat -c "$place %d:%i" "$root/$place"; done >"$2/seen"
     umount "$root/etc/resolv.conf"
     close_root
     """
-    work, _ = put_together(below, tmp_path, script)
+    work, _ = build_layer(base_version, tmp_path, script)
     for line in (work / "seen").read_text().splitlines():
-        place, _, identity = line.partition(" ")
-        host = Path("/", place).stat()
-        assert identity != f"{host.st_dev}:{host.st_ino}", place
+        name, _, identity = line.partition(" ")
+        host = Path("/", name).stat()
+        assert identity != f"{host.st_dev}:{host.st_ino}", name
 
 
-def test_a_root_that_is_in_use_is_not_removed(below: Version, tmp_path: Path) -> None:
+def test_a_root_that_is_in_use_is_not_removed(base_version: Version, tmp_path: Path) -> None:
     script = """
     echo kept >"$root/etc/kept"
     exec 9<"$root/dev/null"
@@ -90,5 +90,5 @@ def test_a_root_that_is_in_use_is_not_removed(below: Version, tmp_path: Path) ->
     rm -rf "$root"
     """
     with pytest.raises(BuildError, match="target is busy"):
-        put_together(below, tmp_path, script)
+        build_layer(base_version, tmp_path, script)
     assert (tmp_path / "work" / ROOTFS / "etc/kept").read_text() == "kept\n"

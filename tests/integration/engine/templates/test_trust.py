@@ -12,13 +12,13 @@ from tests.unit.engine.templates.conftest import Put
 
 
 def certificate(name: str, width: int = 64) -> str:
-    """Looks like a certificate; nothing here reads what is in it."""
+    """Return text that looks like a certificate; nothing here reads its content."""
     body = base64.b64encode(hashlib.sha512(name.encode()).digest() * 5).decode()
     lines = [body[i : i + width] for i in range(0, len(body), width)]
     return "\n".join(["-----BEGIN CERTIFICATE-----", *lines, "-----END CERTIFICATE-----"])
 
 
-def test_a_machine_with_nothing_special_has_nothing_to_carry(machine: Path, put: Put) -> None:
+def test_a_plain_machine_has_nothing_to_carry_over(machine: Path, put: Put) -> None:
     put("usr/share/ca-certificates/mozilla/a.crt", certificate("a"))
     put(BUNDLE[1:], certificate("a", width=76))
     trust = read_trust(machine, {})
@@ -26,7 +26,7 @@ def test_a_machine_with_nothing_special_has_nothing_to_carry(machine: Path, put:
     assert trust.empty
 
 
-def test_added_authorities_are_carried_from_the_anchors_and_from_the_bundle(machine: Path, put: Put) -> None:
+def test_added_authorities_are_carried_over_from_the_anchors_and_the_bundle(machine: Path, put: Put) -> None:
     put("usr/share/ca-certificates/mozilla/a.crt", certificate("a"))
     put("usr/local/share/ca-certificates/corp.crt", f"a comment\n{certificate('corp')}\n")
     put(BUNDLE[1:], "\n".join([certificate("a"), certificate("corp"), certificate("only-in-bundle")]))
@@ -35,12 +35,12 @@ def test_added_authorities_are_carried_from_the_anchors_and_from_the_bundle(mach
     assert trust.env["NODE_EXTRA_CA_CERTS"] == trust.env["DENO_CERT"] == trust.env["SSL_CERT_FILE"] == BUNDLE
 
 
-def test_without_the_packaged_list_the_bundle_is_not_taken_for_added(machine: Path, put: Put) -> None:
+def test_the_bundle_is_ignored_when_the_list_of_packaged_authorities_is_missing(machine: Path, put: Put) -> None:
     put(BUNDLE[1:], certificate("a"))
     assert read_trust(machine, {}).certificates == ()
 
 
-def test_no_private_key_leaves_the_machine(machine: Path, put: Put) -> None:
+def test_private_keys_are_not_carried_over(machine: Path, put: Put) -> None:
     key = "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----"
     put("usr/local/share/ca-certificates/both.pem", f"{key}\n{certificate('corp')}")
     put("usr/local/share/ca-certificates/hidden.crt", certificate("hidden"), mode=0o600)
@@ -48,7 +48,7 @@ def test_no_private_key_leaves_the_machine(machine: Path, put: Put) -> None:
     assert trust.certificates == (certificate("corp"),)
 
 
-def test_settings_of_pip_npm_and_apt_are_carried_without_secrets(machine: Path, put: Put) -> None:
+def test_settings_of_pip_npm_and_apt_are_carried_over_without_secrets(machine: Path, put: Put) -> None:
     put(
         "etc/pip.conf",
         "[global]\nindex-url = https://me:hunter2@pypi.corp.example/simple\n"
@@ -85,13 +85,13 @@ def test_settings_of_pip_npm_and_apt_are_carried_without_secrets(machine: Path, 
     assert "aHVudGVyMg" not in repr(trust)
 
 
-def test_files_that_not_everybody_may_read_are_not_read(machine: Path, put: Put) -> None:
+def test_files_that_are_not_world_readable_are_ignored(machine: Path, put: Put) -> None:
     put("etc/pip.conf", "[global]\nindex-url = https://pypi.corp.example/s3cr3t/simple\n", mode=0o600)
     put("etc/npmrc", "registry=https://npm.corp.example/\n", mode=0o640)
     assert read_trust(machine, {}).empty
 
 
-def test_proxies_of_the_environment_are_carried_unless_they_are_private_or_local(machine: Path) -> None:
+def test_proxy_variables_are_carried_over_unless_they_are_private_or_local(machine: Path) -> None:
     environ = {
         "http_proxy": "http://proxy.corp.example:3128",
         "HTTPS_PROXY": "http://me:hunter2@proxy.corp.example:3128",
@@ -105,7 +105,7 @@ def test_proxies_of_the_environment_are_carried_unless_they_are_private_or_local
 
 
 @pytest.mark.parametrize(
-    "word",
+    "value",
     [
         "https://user@host/",
         "https://host/?key=1",
@@ -120,13 +120,11 @@ def test_proxies_of_the_environment_are_carried_unless_they_are_private_or_local
         "a\nb",
     ],
 )
-def test_words_that_are_never_carried(word: str) -> None:
-    assert not is_safe(word)
+def test_unsafe_values_are_never_carried_over(value: str) -> None:
+    assert not is_safe(value)
 
 
-def test_the_layer_adds_to_the_templates_bundle_and_keeps_its_owners_and_modes(
-    machine: Path, put: Put, tmp_path: Path
-) -> None:
+def test_the_layer_extends_the_bundle_and_keeps_owners_and_modes(machine: Path, put: Put, tmp_path: Path) -> None:
     put("usr/local/share/ca-certificates/corp.crt", certificate("corp"))
     put("usr/local/etc/npmrc", "registry=https://npm.corp.example/\n")
     template, layer = tmp_path / "template", tmp_path / "layer"
@@ -148,7 +146,7 @@ def test_the_layer_adds_to_the_templates_bundle_and_keeps_its_owners_and_modes(
     assert (ours.st_mode, ours.st_uid, ours.st_gid) == (theirs.st_mode, theirs.st_uid, theirs.st_gid)
 
 
-def test_the_digest_follows_what_is_carried_and_not_what_is_left_out() -> None:
+def test_the_digest_depends_only_on_what_is_carried_over() -> None:
     trust = Trust(pip=(("timeout", "5"),))
     assert trust.digest == Trust(pip=(("timeout", "5"),), left_out=("pip: index-url",)).digest
     assert trust.digest != Trust(pip=(("timeout", "6"),)).digest

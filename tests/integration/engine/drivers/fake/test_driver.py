@@ -1,4 +1,4 @@
-"""The fake driver keeps the contract, with real agents, and misbehaves on request."""
+"""The fake driver fulfils the contract with real guest agents, and fails on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def driver(tmp_path: Path) -> AsyncIterator[FakeDriver]:
     await driver.open([], [])
     yield driver
     driver.faults.heal()
-    await driver.open([], [])  # sweeps everything
+    await driver.open([], [])  # removes everything
     await driver.close()
     assert not driver._files.sockets.exists()
 
@@ -35,33 +35,33 @@ def spec(name: str, *layers: str, **fields: object) -> Spec:
     return Spec(f"i{name}", layers or ("tpl:base",), **fields)
 
 
-async def ask(driver: FakeDriver, handle: Handle, request: str, body: bytes = b"") -> tuple[int, bytes]:
-    """One HTTP request to the agent, read to its end."""
+async def send_request(driver: FakeDriver, handle: Handle, request: str, body: bytes = b"") -> tuple[int, bytes]:
+    """Send one HTTP request to the guest agent and return the status and the body."""
     connection = await driver.connect(handle, AGENT_PORT)
     loop = asyncio.get_running_loop()
     head = f"{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
     head += "Content-Type: application/octet-stream\r\n\r\n"
     with connection:
         await loop.sock_sendall(connection, head.encode() + body)
-        answer = b""
+        response = b""
         while received := await asyncio.wait_for(loop.sock_recv(connection, 65536), 10):
-            answer += received
-    top, _, rest = answer.partition(b"\r\n\r\n")
+            response += received
+    top, _, rest = response.partition(b"\r\n\r\n")
     return int(top.split(b" ")[1]), rest
 
 
 async def write(driver: FakeDriver, handle: Handle, path: str, content: bytes) -> None:
-    status, _ = await ask(driver, handle, f"POST /files?path={path}", content)
+    status, _ = await send_request(driver, handle, f"POST /files?path={path}", content)
     assert status == 200
 
 
 async def read(driver: FakeDriver, handle: Handle, path: str) -> bytes | None:
-    status, content = await ask(driver, handle, f"GET /files?path={path}")
+    status, content = await send_request(driver, handle, f"GET /files?path={path}")
     return content if status == 200 else None
 
 
 async def start(driver: FakeDriver, handle: Handle, command: str) -> int:
-    """Start a command through the agent's Connect protocol; its pid."""
+    """Start a command through the guest agent's Connect protocol and return its pid."""
     message = json.dumps({"process": {"cmd": "/bin/bash", "args": ["-c", command]}}).encode()
     body = b"\0" + len(message).to_bytes(4, "big") + message
     head = "POST /process.Process/Start HTTP/1.1\r\nHost: x\r\nContent-Type: application/connect+json\r\n"
@@ -70,19 +70,19 @@ async def start(driver: FakeDriver, handle: Handle, command: str) -> int:
     loop = asyncio.get_running_loop()
     with connection:
         await loop.sock_sendall(connection, head.encode() + body)
-        answer = b""
-        while b'"pid"' not in answer or b"}" not in answer.split(b'"pid"')[1]:
+        response = b""
+        while b'"pid"' not in response or b"}" not in response.split(b'"pid"')[1]:
             received = await asyncio.wait_for(loop.sock_recv(connection, 65536), 10)
-            assert received, answer
-            answer += received
-    return int("".join(char for char in answer.split(b'"pid"')[1].split(b"}")[0].decode() if char.isdigit()))
+            assert received, response
+            response += received
+    return int("".join(char for char in response.split(b'"pid"')[1].split(b"}")[0].decode() if char.isdigit()))
 
 
-async def test_created_sandbox_answers(driver: FakeDriver) -> None:
+async def test_a_created_sandbox_responds(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
     assert json.loads(json.dumps(dict(handle.data))) == handle.data
     assert await driver.condition(handle) is Condition.RUNNING
-    assert (await ask(driver, handle, "GET /health"))[0] == 204
+    assert (await send_request(driver, handle, "GET /health"))[0] == 204
     await write(driver, handle, "/home/user/x", b"hello")
     assert await read(driver, handle, "/home/user/x") == b"hello"
     with pytest.raises(ConflictError):
@@ -90,7 +90,7 @@ async def test_created_sandbox_answers(driver: FakeDriver) -> None:
     assert await read(driver, handle, "/home/user/x") == b"hello"
 
 
-async def test_frozen_processes_stand_still_and_go_on(driver: FakeDriver) -> None:
+async def test_frozen_processes_stop_and_continue_after_a_thaw(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
     pid = await start(driver, handle, "while true; do sleep 0.01; done")
     await driver.freeze(handle)
@@ -100,23 +100,23 @@ async def test_frozen_processes_stand_still_and_go_on(driver: FakeDriver) -> Non
     await driver.thaw(handle)
     assert await driver.condition(handle) is Condition.RUNNING
     assert not processes.look(pid).stopped
-    assert (await ask(driver, handle, "GET /health"))[0] == 204
+    assert (await send_request(driver, handle, "GET /health"))[0] == 204
 
 
-async def test_orphans_belong_to_their_sandbox(driver: FakeDriver) -> None:
+async def test_killing_a_sandbox_kills_its_orphans(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
     await start(driver, handle, "(setsid sleep 1000 & echo $! > /tmp/unused; setsid sleep 1001 &) ; exec sleep 1002")
     agent = driver._agents["ione"]
 
-    def sleepers() -> set[bytes]:
-        found = set()
+    def list_sleep_commands() -> set[bytes]:
+        command_lines = set()
         for process in processes.list_process_tree(agent):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                found.add(Path(f"/proc/{process.pid}/cmdline").read_bytes())
-        return {line for line in found if line.startswith(b"sleep\0")}
+            with contextlib.suppress(OSError):  # the process has ended in the meantime
+                command_lines.add(Path(f"/proc/{process.pid}/cmdline").read_bytes())
+        return {line for line in command_lines if line.startswith(b"sleep\0")}
 
     async with asyncio.timeout(30):
-        while len(sleepers()) < 3:
+        while len(list_sleep_commands()) < 3:
             await asyncio.sleep(0.01)
     members = [process.pid for process in processes.list_process_tree(agent)]
     await driver.kill(handle)
@@ -139,7 +139,7 @@ async def test_stop_and_boot_keep_files_only(driver: FakeDriver) -> None:
         await driver.boot(handle, one)
 
 
-async def test_snapshot_is_of_one_instant_and_needs_nothing_below(driver: FakeDriver) -> None:
+async def test_a_snapshot_is_of_one_instant_and_independent_of_other_layers(driver: FakeDriver) -> None:
     first = await driver.create(spec("one"))
     await write(driver, first, "/home/user/x", b"1")
     layers = await driver.snapshot(first, "snap1")
@@ -154,14 +154,14 @@ async def test_snapshot_is_of_one_instant_and_needs_nothing_below(driver: FakeDr
     assert await driver.condition(first) is Condition.RUNNING
 
 
-async def test_snapshot_of_a_frozen_one_leaves_it_frozen(driver: FakeDriver) -> None:
+async def test_a_snapshot_of_a_frozen_sandbox_leaves_it_frozen(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
     await driver.freeze(handle)
     await driver.snapshot(handle, "snap")
     assert await driver.condition(handle) is Condition.FROZEN
 
 
-async def test_fork(driver: FakeDriver) -> None:
+async def test_a_fork_has_its_own_files(driver: FakeDriver) -> None:
     parent = await driver.create(spec("one"))
     await write(driver, parent, "/home/user/x", b"1")
     child = await driver.fork(parent, spec("two"))
@@ -170,7 +170,7 @@ async def test_fork(driver: FakeDriver) -> None:
     assert not list(driver._files.base.glob("fork-*"))
 
 
-async def test_the_end_is_noticed(driver: FakeDriver) -> None:
+async def test_wait_for_exit_reports_the_reason(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
     waiting = asyncio.create_task(driver.wait_for_exit(handle))
     await asyncio.sleep(0)
@@ -184,7 +184,7 @@ async def test_the_end_is_noticed(driver: FakeDriver) -> None:
     assert await driver.condition(Handle("itwo", "fake")) is Condition.ABSENT
 
 
-async def test_waiting_for_the_end_can_be_cancelled(driver: FakeDriver) -> None:
+async def test_wait_for_exit_can_be_cancelled(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
     waiting = asyncio.create_task(driver.wait_for_exit(handle))
     await asyncio.sleep(0)
@@ -193,7 +193,7 @@ async def test_waiting_for_the_end_can_be_cancelled(driver: FakeDriver) -> None:
     assert await driver.condition(handle) is Condition.RUNNING
 
 
-async def test_another_driver_object_goes_on(driver: FakeDriver, tmp_path: Path) -> None:
+async def test_another_driver_object_adopts_known_sandboxes(driver: FakeDriver, tmp_path: Path) -> None:
     handles = {name: await driver.create(spec(name)) for name in ("run", "froze", "stop", "gone", "garbage")}
     await write(driver, handles["run"], "/home/user/x", b"1")
     await driver.freeze(handles["froze"])
@@ -203,8 +203,8 @@ async def test_another_driver_object_goes_on(driver: FakeDriver, tmp_path: Path)
     await driver.snapshot(handles["run"], "drop")
     other = FakeDriver(tmp_path)
     keep = [Handle(handle.id, handle.driver, json.loads(json.dumps(dict(handle.data)))) for handle in handles.values()]
-    found = await other.open([handle for handle in keep if handle.id != "igarbage"], ["keep"])
-    assert found == {
+    conditions = await other.open([handle for handle in keep if handle.id != "igarbage"], ["keep"])
+    assert conditions == {
         "irun": Condition.RUNNING, "ifroze": Condition.FROZEN, "istop": Condition.STOPPED, "igone": Condition.ABSENT,
     }  # fmt: skip
     assert await read(other, handles["run"], "/home/user/x") == b"1"
@@ -217,7 +217,7 @@ async def test_another_driver_object_goes_on(driver: FakeDriver, tmp_path: Path)
     assert "ended" in await asyncio.wait_for(ended, 30)
 
 
-async def test_ports(driver: FakeDriver) -> None:
+async def test_connect_reaches_open_ports_and_rejects_closed_ones(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -226,7 +226,7 @@ async def test_ports(driver: FakeDriver) -> None:
         await driver.connect(handle, port)
 
 
-async def test_stats_and_policy(driver: FakeDriver) -> None:
+async def test_stats_are_measured_and_the_network_policy_is_stored(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one", limits=Limits(memory_mb=64, cpu_count=3)))
     await write(driver, handle, "/home/user/x", b"x" * 100_000)
     stats = await driver.stats(handle)
@@ -236,20 +236,20 @@ async def test_stats_and_policy(driver: FakeDriver) -> None:
     assert driver.policy("ione") == NetworkPolicy(False, ("1.1.1.1",))
 
 
-async def test_what_is_not_there(driver: FakeDriver) -> None:
-    nobody = Handle("inobody", "fake")
-    assert await driver.condition(nobody) is Condition.ABSENT
-    await driver.kill(nobody)
+async def test_a_missing_sandbox_is_absent_and_cannot_be_used(driver: FakeDriver) -> None:
+    missing = Handle("inobody", "fake")
+    assert await driver.condition(missing) is Condition.ABSENT
+    await driver.kill(missing)
     for verb in (driver.freeze, driver.thaw, driver.stop, driver.stats):
         with pytest.raises(NotFoundError):
-            await verb(nobody)
+            await verb(missing)
     with pytest.raises(NotFoundError):
-        await driver.snapshot(nobody, "x")
+        await driver.snapshot(missing, "x")
     with pytest.raises(UnsupportedError):
-        await driver.suspend(nobody)
+        await driver.suspend(missing)
 
 
-async def test_faults(driver: FakeDriver) -> None:
+async def test_verbs_fail_hang_and_slow_down_on_request(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
     driver.faults.make_fail("freeze", FullError("no room"))
     with pytest.raises(FullError, match="no room"):
@@ -268,7 +268,7 @@ async def test_faults(driver: FakeDriver) -> None:
     await driver.thaw(handle)
 
 
-async def test_a_cancelled_create_leaves_nothing(driver: FakeDriver) -> None:
+async def test_a_cancelled_create_leaves_nothing_behind(driver: FakeDriver) -> None:
     creating = asyncio.create_task(driver.create(spec("one")))
     while "ione" not in driver._agents:
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""btrfs in an image, for real. Needs root."""
+"""The store on a real btrfs in an image file. Needs root."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ async def store(tmp_path: Path) -> AsyncIterator[CowStore]:
     made = await _open(tmp_path)
     yield made
     await made.close(unmount=True)
-    async with asyncio.timeout(
-        30
-    ):  # a sandbox that starts at this moment has the mount too, until it has left its old root
+    # A sandbox that is starting at this moment holds the mount too, until it has left its old root.
+    async with asyncio.timeout(30):
         while image.find_loop_device(tmp_path / "store.img") is not None:
             await asyncio.sleep(0.05)
 
@@ -51,14 +50,14 @@ def _upper(store: CowStore, sandbox: str) -> Path:
     return store.path / "sandboxes" / sandbox / "upper"
 
 
-async def test_an_image_has_all_its_blocks_and_begins_small(store: CowStore) -> None:
+async def test_a_new_image_is_small_and_fully_allocated(store: CowStore) -> None:
     file = store.path.parent / "store.img"
     assert image.SMALLEST <= file.stat().st_size <= image.SMALLEST + (11 << 30)
     assert not image.unreserved_bytes(file)
     assert store.limits == {"disk"}
 
 
-async def test_an_image_grows_and_shrinks_with_all_its_blocks(store: CowStore) -> None:
+async def test_an_image_stays_fully_allocated_when_it_grows_and_shrinks(store: CowStore) -> None:
     file = store.path.parent / "store.img"
     await store.create("one", 100)
     (_upper(store, "one") / "file").write_text("kept")
@@ -74,7 +73,7 @@ async def test_an_image_grows_and_shrinks_with_all_its_blocks(store: CowStore) -
     assert (_upper(store, "one") / "file").read_text() == "kept"
 
 
-async def test_what_is_deleted_stays_reserved(store: CowStore) -> None:
+async def test_the_space_of_deleted_files_stays_allocated(store: CowStore) -> None:
     await store.create("one", 1000)
     (_upper(store, "one") / "big").write_bytes(os.urandom(64 << 20))
     await store.flush()
@@ -84,8 +83,8 @@ async def test_what_is_deleted_stays_reserved(store: CowStore) -> None:
     assert not image.unreserved_bytes(store.path.parent / "store.img")
 
 
-async def test_an_image_of_an_earlier_version_becomes_a_reserved_one(tmp_path: Path) -> None:
-    """They were as large as the disk, without blocks."""
+async def test_an_image_of_an_earlier_version_becomes_fully_allocated(tmp_path: Path) -> None:
+    """Those were sparse files as large as the disk."""
     first = await _open(tmp_path)
     await first.create("one", 100)
     (_upper(first, "one") / "file").write_text("kept")
@@ -104,7 +103,7 @@ async def test_an_image_of_an_earlier_version_becomes_a_reserved_one(tmp_path: P
         await second.close(unmount=True)
 
 
-async def test_an_image_that_lacks_blocks_leaves_the_disk_its_reserve(
+async def test_a_sparse_image_does_not_take_the_reserve_of_the_disk(
     store: CowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = store.path.parent / "store.img"
@@ -116,13 +115,13 @@ async def test_an_image_that_lacks_blocks_leaves_the_disk_its_reserve(
     monkeypatch.setattr(image, "reserve", lambda _: 1 << 60)
     with pytest.raises(OSError, match="No space left"):
         image.reserve_all(file)
-    assert image.unreserved_bytes(file) > (1 << 30) - (1 << 20), "nothing was taken"
-    assert guard.survey(store.path, file).free < before + (1 << 20), "what has no blocks can't be counted on"
+    assert image.unreserved_bytes(file) > (1 << 30) - (1 << 20), "no blocks may be allocated"
+    assert guard.survey(store.path, file).free < before + (1 << 20), "space without blocks does not count as free"
     store._guard._adjust()
 
 
-@pytest.mark.slow  # it writes a gigabyte; a full disk is met in tests/acceptance/test_full_disk.py
-async def test_a_store_grows_ahead_of_what_is_written(store: CowStore) -> None:
+@pytest.mark.slow  # it writes a gigabyte; a full disk is tested in tests/acceptance/test_full_disk.py
+async def test_a_store_grows_before_it_is_full(store: CowStore) -> None:
     await store.create("one", 10_000)
     before = _size(store.path)
     with (_upper(store, "one") / "big").open("wb") as file:
@@ -150,13 +149,13 @@ async def test_copies_are_independent(store: CowStore) -> None:
     assert not Path(layer).exists()
 
 
-async def test_a_name_is_used_once(store: CowStore) -> None:
+async def test_creating_a_sandbox_with_a_used_name_fails(store: CowStore) -> None:
     await store.create("one", 100)
     with pytest.raises(SandyardError):
         await store.create("one", 100)
 
 
-async def test_each_sandbox_has_its_limit(store: CowStore) -> None:
+async def test_each_sandbox_has_its_own_limit(store: CowStore) -> None:
     await store.create("small", 8)
     await store.create("large", 100)
     with pytest.raises(OSError) as caught, (_upper(store, "small") / "big").open("wb", buffering=0) as file:
@@ -171,13 +170,13 @@ async def test_each_sandbox_has_its_limit(store: CowStore) -> None:
     (_upper(store, "small") / "big").write_bytes(os.urandom(20 << 20))
 
 
-async def test_all_of_them_together_stay_below_what_is_free(store: CowStore) -> None:
+async def test_all_sandboxes_together_stay_within_the_free_space(store: CowStore) -> None:
     """The limit that follows the machine's free space, set by hand."""
     await store.create("one", 1000)
     group = store._group
     assert group is not None
     assert store._guard is not None
-    await store._guard.stop()  # it sets the limit too
+    await store._guard.stop()  # it would set the limit too
     await store.flush()
     btrfs.set_limit(store.path, group, btrfs.usage(store.path, group) + (8 << 20))
     with pytest.raises(OSError) as caught, (_upper(store, "one") / "big").open("wb", buffering=0) as file:
@@ -186,7 +185,7 @@ async def test_all_of_them_together_stay_below_what_is_free(store: CowStore) -> 
     assert caught.value.errno == errno.EDQUOT
 
 
-async def test_a_nearly_full_disk_takes_no_new_sandbox(store: CowStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_nearly_full_disk_rejects_new_sandboxes(store: CowStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.check_room()
     monkeypatch.setattr(guard, "measure", lambda *_: guard.Room(100 << 20, "the disk"))
     watch = guard.Guard(store.path, None, None)
@@ -194,9 +193,9 @@ async def test_a_nearly_full_disk_takes_no_new_sandbox(store: CowStore, monkeypa
         watch.check()
 
 
-async def test_the_store_is_found_again(tmp_path: Path) -> None:
-    """After a clean end, after a kill (still mounted), and when only something else holds it (the mount is gone, the file is still
-    attached): it is the same one, and attached once."""
+async def test_an_existing_store_is_reused(tmp_path: Path) -> None:
+    """After a clean exit, after a kill (still mounted), and when something else holds it (unmounted, but the file is still attached):
+    it is the same store, and attached only once."""
     first = await _open(tmp_path)
     await first.create("one", 100)
     (_upper(first, "one") / "file").write_text("kept")
@@ -225,7 +224,7 @@ async def test_the_store_is_found_again(tmp_path: Path) -> None:
     assert image.find_loop_device(tmp_path / "store.img") is None
 
 
-async def test_a_broken_image_is_not_touched(tmp_path: Path) -> None:
+async def test_a_broken_image_is_not_modified(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store.img").write_bytes(b"not a file system" * 1000)
     with pytest.raises(image.ImageError, match="could not mount"):
@@ -233,7 +232,7 @@ async def test_a_broken_image_is_not_touched(tmp_path: Path) -> None:
     assert (tmp_path / "store.img").read_bytes().startswith(b"not a file system")
 
 
-async def test_groups_of_subvolumes_that_are_gone_are_dropped(store: CowStore) -> None:
+async def test_quota_groups_of_deleted_subvolumes_are_dropped(store: CowStore) -> None:
     await store.create("one", 100)
     group = btrfs.subvolume_id(store.path / "sandboxes/one")
     await store.remove("one")

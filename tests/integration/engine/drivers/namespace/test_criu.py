@@ -1,4 +1,4 @@
-"""Memory to disk and back. Where CRIU works, with real processes; what needs none of that, everywhere."""
+"""Memory to disk and back with CRIU. Tests with real processes run where CRIU works, all others everywhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandyard.engine.drivers.namespace.criu import probe, scan
 from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget, _explain
 from sandyard.kit.errors import NoSpaceError, UnsupportedError
 
-# What runs as the agent: a child that counts in shared memory, a thread, a deleted file, a pipe with something in it.
+# The program that runs as the guest agent: a child that counts in shared memory, a thread, a deleted file, a pipe with data in it.
 AGENT = r"""
 import ctypes, json, mmap, os, select, sys, threading, time
 from sandyard.engine.drivers.namespace.criu import probe
@@ -73,7 +73,7 @@ class Sandbox:
     async def start(self) -> None:
         self.pid = await probe.start(self.folder, "live", self.freezer, f"exec({AGENT!r})")
 
-    async def ask(self, what: bytes = b"state") -> bytes:
+    async def request(self, what: bytes = b"state") -> bytes:
         reader, writer = await asyncio.open_unix_connection(self.socket)
         writer.write(what)
         answer = await asyncio.wait_for(reader.read(), 10)
@@ -81,7 +81,7 @@ class Sandbox:
         return answer
 
     async def state(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(await self.ask())
+        answer: dict[str, Any] = json.loads(await self.request())
         return answer
 
     def freeze(self) -> None:
@@ -102,8 +102,8 @@ class Sandbox:
     async def restore(self) -> None:
         holder = await probe.start(self.folder, "hold", self.freezer)
         try:
-            place = RestoreTarget(holder, self.folder / "stage/root", (self.freezer,), self.socket)
-            self.pid = await self.criu.restore(self.images, place)
+            target = RestoreTarget(holder, self.folder / "stage/root", (self.freezer,), self.socket)
+            self.pid = await self.criu.restore(self.images, target)
         finally:
             os.kill(holder, signal.SIGKILL)
 
@@ -121,7 +121,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         yield made
 
 
-async def test_processes_come_back_as_they_were(sandbox: Sandbox) -> None:
+async def test_processes_are_restored_as_they_were(sandbox: Sandbox) -> None:
     before = await sandbox.state()
     await sandbox.dump()
     await sandbox.kill()
@@ -132,12 +132,12 @@ async def test_processes_come_back_as_they_were(sandbox: Sandbox) -> None:
     assert after["deleted"] == "still here"
     assert after["count"] >= before["count"]
     assert after["time"] > before["time"], "the clock must not go back"
-    assert await sandbox.ask(b"pipe") == b"in the pipe"
+    assert await sandbox.request(b"pipe") == b"in the pipe"
     while (later := await sandbox.state())["count"] == after["count"] or later["turns"] == after["turns"]:
-        await asyncio.sleep(0.001)  # the child and the thread run on; if they don't, the timeout says so
+        await asyncio.sleep(0.001)  # the child and the thread must continue; otherwise the test times out
 
 
-async def test_what_came_back_can_go_again(sandbox: Sandbox) -> None:
+async def test_restored_processes_can_be_dumped_again(sandbox: Sandbox) -> None:
     before = await sandbox.state()
     for _ in range(3):
         await sandbox.dump()
@@ -146,7 +146,7 @@ async def test_what_came_back_can_go_again(sandbox: Sandbox) -> None:
     assert (await sandbox.state())["secret"] == before["secret"]
 
 
-async def test_nobody_inside_can_reach_the_agent_that_came_back(sandbox: Sandbox) -> None:
+async def test_processes_inside_cannot_inspect_the_restored_agent(sandbox: Sandbox) -> None:
     users = Path(f"/proc/{sandbox.pid}/uid_map").read_text()
     await sandbox.dump()
     await sandbox.kill()
@@ -164,7 +164,7 @@ async def test_nobody_inside_can_reach_the_agent_that_came_back(sandbox: Sandbox
     assert (inside.returncode, output) == (1, b"")
 
 
-async def test_a_dump_leaves_the_sandbox_frozen_and_unharmed(sandbox: Sandbox) -> None:
+async def test_a_dump_leaves_the_sandbox_frozen_and_intact(sandbox: Sandbox) -> None:
     before = await sandbox.state()
     await sandbox.dump()
     assert {path.name for path in sandbox.images.parent.iterdir()} == {"one", "library"}
@@ -174,8 +174,8 @@ async def test_a_dump_leaves_the_sandbox_frozen_and_unharmed(sandbox: Sandbox) -
     assert (await sandbox.state())["secret"] == before["secret"]
 
 
-async def test_what_cannot_be_dumped_is_named_and_stays_unharmed(sandbox: Sandbox) -> None:
-    before = json.loads(await sandbox.ask(b"sysv"))
+async def test_a_failed_dump_names_the_reason_and_leaves_the_sandbox_intact(sandbox: Sandbox) -> None:
+    before = json.loads(await sandbox.request(b"sysv"))
     with pytest.raises(UnsupportedError, match="System V shared memory"):
         await sandbox.dump()
     assert _is_frozen(sandbox.freezer)
@@ -184,7 +184,7 @@ async def test_what_cannot_be_dumped_is_named_and_stays_unharmed(sandbox: Sandbo
     assert (await sandbox.state())["secret"] == before["secret"]
 
 
-async def test_an_open_connection_is_named(sandbox: Sandbox) -> None:
+async def test_a_dump_with_an_open_connection_fails_with_that_reason(sandbox: Sandbox) -> None:
     reader, writer = await asyncio.open_unix_connection(sandbox.socket)
     while not scan.connections(sandbox.pid):
         await asyncio.sleep(0.001)
@@ -198,34 +198,34 @@ async def test_an_open_connection_is_named(sandbox: Sandbox) -> None:
     await sandbox.dump()
 
 
-async def test_a_failed_restore_leaves_the_images(sandbox: Sandbox) -> None:
+async def test_a_failed_restore_keeps_the_images(sandbox: Sandbox) -> None:
     before = await sandbox.state()
     await sandbox.dump()
     await sandbox.kill()
     core = sandbox.images / "criu" / "core-1.img"
-    aside = core.rename(core.with_suffix(".aside"))
+    moved = core.rename(core.with_suffix(".aside"))
     with pytest.raises(UnsupportedError, match="can't be restored"):
         await sandbox.restore()
     await asyncio.to_thread(probe.end_all, sandbox.freezer)  # a helper of CRIU may take a moment longer to end
-    aside.rename(core)
+    moved.rename(core)
     await sandbox.restore()
     assert (await sandbox.state())["secret"] == before["secret"]
 
 
-async def test_an_upgrade_of_the_host_takes_nothing_away(sandbox: Sandbox) -> None:
+async def test_a_dump_can_be_restored_after_an_upgrade_of_the_host(sandbox: Sandbox) -> None:
     before = await sandbox.state()
     await sandbox.dump()
     await sandbox.kill()
     facts = json.loads((sandbox.images / "sandbox.json").read_text())
     for file in facts["files"]:
-        file["mtime_ns"] += 1  # as if the host's file were another one by now
+        file["mtime_ns"] += 1  # as if the file of the host had been replaced
     (sandbox.images / "sandbox.json").write_text(json.dumps(facts))
     await sandbox.restore()
     assert (await sandbox.state())["secret"] == before["secret"]
     assert f"{sandbox.folder}/images/library/" in Path(f"/proc/{sandbox.pid}/maps").read_text()
 
 
-async def test_a_cancelled_dump_still_ends_well(sandbox: Sandbox) -> None:
+async def test_a_cancelled_dump_still_completes(sandbox: Sandbox) -> None:
     before = await sandbox.state()
     task = asyncio.create_task(sandbox.dump())
     while not sandbox.images.parent.exists():
@@ -249,7 +249,7 @@ def _command(path: Path, script: str) -> Path:
     return path
 
 
-async def test_find_takes_the_first_that_is_new_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_find_returns_the_first_criu_that_is_new_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     old = _command(tmp_path / "old", "echo 'Version: 3.17.1'")
     new = _command(tmp_path / "new", "echo 'Version: 4.2'; echo 'GitID: v4.2'")
@@ -265,7 +265,7 @@ async def test_find_takes_the_first_that_is_new_enough(tmp_path: Path, monkeypat
         (None, "CRIU is not installed on this machine"),
     ],
 )
-async def test_find_says_what_is_missing(
+async def test_find_reports_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, reason: str
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -274,7 +274,7 @@ async def test_find_says_what_is_missing(
         await Criu.find([candidate])
 
 
-async def test_find_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_find_requires_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UnsupportedError, match="runs as root"):
         await Criu.find([])
@@ -289,7 +289,7 @@ async def test_find_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
         ("something never seen", UnsupportedError, "CRIU says: something never seen"),
     ],
 )
-def test_a_failure_is_explained(line: str, kind: type[Exception], sentence: str) -> None:
+def test_failures_of_criu_are_explained(line: str, kind: type[Exception], sentence: str) -> None:
     log = (
         "(00.01) Error (criu/util.c:1533): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
         f"(00.02) Error (criu/sk.c:5): {line}\n(00.03) Error (criu/cr-dump.c:2111): Dumping FAILED.\n"
@@ -300,7 +300,7 @@ def test_a_failure_is_explained(line: str, kind: type[Exception], sentence: str)
     assert "RLIMIT" not in error.message
 
 
-async def test_sweep_keeps_what_is_named_and_what_that_needs(tmp_path: Path) -> None:
+async def test_sweep_keeps_the_named_images_and_the_files_they_need(tmp_path: Path) -> None:
     for name, copy in (("kept", "a"), ("gone", "b")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "sandbox.json").write_text(json.dumps({"files": [{"copy": copy}, {"copy": None}]}))

@@ -11,14 +11,14 @@ import pytest
 
 from sandyard.engine.drivers.namespace import processes
 
-_FAMILY = (
+_PARENT_PROGRAM = (
     "import subprocess, sys, time; subprocess.Popen(['sleep', '1000']); print('ready', flush=True); time.sleep(1000)"
 )
 
 
 @pytest.fixture
 def parent() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", _FAMILY], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", _PARENT_PROGRAM], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
     yield process
@@ -28,7 +28,7 @@ def parent() -> Iterator[subprocess.Popen[bytes]]:
     process.stdout.close()
 
 
-def test_a_process_is_named_by_pid_and_start(parent: subprocess.Popen[bytes]) -> None:
+def test_a_process_is_identified_by_pid_and_start_time(parent: subprocess.Popen[bytes]) -> None:
     start = processes.start_time(parent.pid)
     assert start is not None
     fd = processes.hold(parent.pid, start)
@@ -38,14 +38,14 @@ def test_a_process_is_named_by_pid_and_start(parent: subprocess.Popen[bytes]) ->
     assert processes.hold(2**22, 1) is None
 
 
-def test_a_zombie_is_no_process() -> None:
+def test_a_zombie_has_no_start_time() -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert processes.start_time(process.pid) is None
     process.wait()
 
 
-async def test_a_family_is_stopped_and_goes_on(parent: subprocess.Popen[bytes]) -> None:
+async def test_a_process_tree_can_be_stopped_and_continued(parent: subprocess.Popen[bytes]) -> None:
     assert len(processes.list_process_tree(parent.pid)) == 2
     await processes.stop_all(parent.pid)
     assert processes.is_stopped(parent.pid)
@@ -57,12 +57,12 @@ async def test_a_family_is_stopped_and_goes_on(parent: subprocess.Popen[bytes]) 
             await asyncio.sleep(0.01)
 
 
-def test_usage_counts_the_whole_family(parent: subprocess.Popen[bytes]) -> None:
+def test_usage_counts_the_whole_process_tree(parent: subprocess.Popen[bytes]) -> None:
     _, memory = processes.usage(parent.pid)
     own = int(os.sysconf("SC_PAGE_SIZE"))
     assert memory > own
     assert processes.usage(2**22) == (0.0, 0)
 
 
-def test_processes_are_found_by_their_title() -> None:
+def test_find_by_title_ignores_processes_with_another_title() -> None:
     assert os.getpid() not in set(processes.find_by_title("sandyard nobody"))

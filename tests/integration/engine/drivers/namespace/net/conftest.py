@@ -12,7 +12,7 @@ from tests.integration.engine.drivers.namespace.net.topology import Topology
 
 @pytest.fixture
 def topology(tmp_path: Path) -> Iterator[Topology]:
-    """A topology to be root in."""
+    """A topology of network namespaces. Needs root."""
     if os.geteuid() != 0:
         pytest.skip("needs root for network namespaces")
     made = Topology(tmp_path)

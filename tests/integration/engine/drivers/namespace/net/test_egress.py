@@ -1,4 +1,4 @@
-"""What a sandbox can reach, tried for real: the default policy first, then what policies and the operator change."""
+"""What a sandbox can reach, with real traffic: first the default policy, then what policies and the operator change."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tests.integration.engine.drivers.namespace.net.topology import (
     Internet,
     Topology,
     dial,
+    dial_udp,
     inside,
-    knock,
     ping,
     within,
 )
@@ -45,10 +45,10 @@ async def tcp(slot: NetSlot, address: str, port: int = 80) -> str:
 
 
 async def udp(slot: NetSlot, address: str) -> str:
-    return await inside(slot.netns_path, lambda: knock(address))
+    return await inside(slot.netns_path, lambda: dial_udp(address))
 
 
-async def test_internet_is_reached_through_the_hosts_address(topology: Topology, network: Network) -> None:
+async def test_the_internet_is_reached_through_the_hosts_address(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     assert await tcp(slot, WEB) == "ok"
     assert await udp(slot, MIRROR) == "ok"
@@ -56,13 +56,15 @@ async def test_internet_is_reached_through_the_hosts_address(topology: Topology,
     assert set(topology.internet.seen) == {("tcp", WEB, HOST), ("udp", MIRROR, HOST)}
 
 
-async def test_the_host_is_out_of_reach_on_every_address(topology: Topology, network: Network) -> None:
+async def test_the_host_is_unreachable_on_every_address(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     assert slot.gateway
     services = Internet(topology.host, ("127.0.0.1", HOST, slot.gateway), names=False)
     try:
         for address in ("127.0.0.1", HOST, slot.gateway):
-            assert (dial(address), knock(address)) == ("ok", "ok"), "the service must be there to be denied"
+            assert (dial(address), dial_udp(address)) == ("ok", "ok"), (
+                "the service must run, or its denial would prove nothing"
+            )
         services.seen.clear()
         for address in (HOST, slot.gateway):
             assert await tcp(slot, address) == REFUSED
@@ -75,8 +77,8 @@ async def test_the_host_is_out_of_reach_on_every_address(topology: Topology, net
         services.close()
 
 
-async def test_what_the_host_redirects_from_itself_stays_out_of_reach(topology: Topology, network: Network) -> None:
-    """A port that Docker, say, publishes on the host's address and leads elsewhere."""
+async def test_ports_that_the_host_redirects_are_unreachable(topology: Topology, network: Network) -> None:
+    """For example, a port that Docker publishes on the host's address and redirects."""
     slot = await network.acquire(0)
     nft = Nft()
     nft.run(
@@ -91,7 +93,7 @@ async def test_what_the_host_redirects_from_itself_stays_out_of_reach(topology: 
     assert topology.internet.seen == [("tcp", WEB, HOST)]
 
 
-async def test_other_sandboxes_are_out_of_reach(topology: Topology, network: Network) -> None:
+async def test_other_sandboxes_are_unreachable(topology: Topology, network: Network) -> None:
     one, two = await network.acquire(0), await network.acquire(1)
     assert two.address
     namespace = two.netns_path.open()
@@ -104,14 +106,14 @@ async def test_other_sandboxes_are_out_of_reach(topology: Topology, network: Net
         assert await tcp(one, two.address) == REFUSED
         assert await udp(one, two.address) != "ok"
         assert services.seen == []
-        assert dial(two.address, timeout=0.3) != "ok", "nor does the host get an answer"
+        assert dial(two.address, timeout=0.3) != "ok", "the host cannot connect either"
     finally:
         services.close()
         namespace.close()
 
 
 @pytest.mark.parametrize("lan", ["deny", "allow"])
-async def test_nobody_reaches_a_sandbox_from_outside(
+async def test_a_sandbox_is_unreachable_from_outside(
     topology: Topology, tmp_path: Path, lan: Literal["deny", "allow"]
 ) -> None:
     network = Network("in", tmp_path / "net", NetworkSettings(lan=lan, pool=1, resolv_conf=topology.resolv_conf))
@@ -122,10 +124,10 @@ async def test_nobody_reaches_a_sandbox_from_outside(
     services = Internet(namespace.fileno(), (slot.address,), names=False)
     try:
         with within(topology.outside), Netlink() as netlink:
-            netlink.request(links.default_route(IPv4Address(HOST), 10))  # a neighbour who routes through the host
+            netlink.request(links.default_route(IPv4Address(HOST), 10))  # the neighbour routes through the host
         with within(topology.outside):
             assert dial(slot.address, timeout=0.5) != "ok"
-            assert knock(slot.address, timeout=0.5) != "ok"
+            assert dial_udp(slot.address, timeout=0.5) != "ok"
         assert services.seen == []
     finally:
         services.close()
@@ -135,23 +137,23 @@ async def test_nobody_reaches_a_sandbox_from_outside(
 
 @pytest.mark.parametrize("address", [METADATA, CLOUD, "224.0.0.251", "255.255.255.255", "0.0.0.0", "240.0.0.1"])
 @pytest.mark.parametrize("policy", [NetworkPolicy(), NetworkPolicy(allow_out=("169.254.0.0/16", "100.64.0.0/10", ALL))])
-async def test_some_addresses_are_never_reached(
+async def test_special_addresses_are_unreachable_under_every_policy(
     topology: Topology, network: Network, address: str, policy: NetworkPolicy
 ) -> None:
     slot = await network.acquire(0)
     await network.set_policy(0, policy)
     assert await tcp(slot, address) != "ok"
-    assert await inside(slot.netns_path, lambda: knock(address, timeout=0.5)) != "ok"
+    assert await inside(slot.netns_path, lambda: dial_udp(address, timeout=0.5)) != "ok"
     assert topology.internet.seen == []
 
 
-async def test_private_networks_need_permission(topology: Topology, network: Network) -> None:
+async def test_private_networks_must_be_allowed_explicitly(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     for address in (LAN, NEIGHBOUR):
         assert await tcp(slot, address) == REFUSED
         assert await udp(slot, address) != "ok"
     await network.set_policy(0, NetworkPolicy(allow_out=(ALL,)))
-    assert await tcp(slot, LAN) == REFUSED, "everything names nothing in particular"
+    assert await tcp(slot, LAN) == REFUSED, "allowing everything does not allow private networks"
     await network.set_policy(0, NetworkPolicy(allow_out=("10.1.0.0/16",)))
     assert await tcp(slot, LAN) == "ok"
     assert await tcp(slot, NEIGHBOUR) == REFUSED
@@ -162,7 +164,7 @@ async def test_private_networks_need_permission(topology: Topology, network: Net
     assert await tcp(slot, HOST) == REFUSED
 
 
-async def test_the_operator_may_open_the_lan(topology: Topology, tmp_path: Path) -> None:
+async def test_the_operator_can_allow_the_lan(topology: Topology, tmp_path: Path) -> None:
     settings = NetworkSettings(lan="allow", pool=1, resolv_conf=topology.resolv_conf)
     network = Network("lan", tmp_path / "net", settings)
     await network.open(())
@@ -194,17 +196,17 @@ async def test_a_network_the_host_joins_later_is_private_too(topology: Topology,
     assert await tcp(slot, WEB) == REFUSED
 
 
-async def test_there_is_no_ipv6_but_on_the_loopback(topology: Topology, network: Network) -> None:
+async def test_ipv6_exists_only_on_the_loopback(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
 
-    def look() -> tuple[list[str], list[str]]:
+    def inspect_ipv6() -> tuple[list[str], list[str]]:
         devices = [line.split()[-1] for line in Path("/proc/thread-self/net/if_inet6").read_text().splitlines()]
         outcomes = []
         for address in (("2001:db8::1", 80), ("fe80::1%eth0", 80)):
-            with socket.socket(socket.AF_INET6) as asking:
+            with socket.socket(socket.AF_INET6) as sock:
                 try:
-                    asking.settimeout(1)
-                    asking.connect(socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][4])
+                    sock.settimeout(1)
+                    sock.connect(socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][4])
                     outcomes.append("ok")
                 except OSError as error:
                     outcomes.append(type(error).__name__)
@@ -214,7 +216,7 @@ async def test_there_is_no_ipv6_but_on_the_loopback(topology: Topology, network:
             socket.create_connection(listener.getsockname()[:2], timeout=1).close()
         return devices, outcomes
 
-    devices, outcomes = await inside(slot.netns_path, look)
+    devices, outcomes = await inside(slot.netns_path, inspect_ipv6)
     assert devices == ["lo"]
     assert len(outcomes) == 2
     assert "ok" not in outcomes
@@ -234,7 +236,7 @@ async def test_allow_internet_false_denies_all(topology: Topology, network: Netw
 
 
 @pytest.mark.parametrize("closing", [{"allow_internet": False}, {"deny_out": (ALL,)}])
-async def test_allow_out_is_what_is_left_of_denying_all(
+async def test_allow_out_is_an_exception_from_denying_all(
     topology: Topology, network: Network, closing: dict[str, object]
 ) -> None:
     slot = await network.acquire(0)
@@ -246,7 +248,7 @@ async def test_allow_out_is_what_is_left_of_denying_all(
     assert await tcp(slot, MIRROR) == "ok"
 
 
-async def test_deny_out_and_allow_out_over_it(topology: Topology, network: Network) -> None:
+async def test_allow_out_takes_precedence_over_deny_out(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     await network.set_policy(0, NetworkPolicy(deny_out=("198.51.100.0/24",), allow_out=(MIRROR,)))
     assert await tcp(slot, WEB) == REFUSED
@@ -256,7 +258,7 @@ async def test_deny_out_and_allow_out_over_it(topology: Topology, network: Netwo
     assert await tcp(slot, MIRROR) == REFUSED
 
 
-async def test_a_policy_is_one_sandboxes_own(topology: Topology, network: Network) -> None:
+async def test_a_policy_applies_to_one_sandbox_only(topology: Topology, network: Network) -> None:
     one, two = await network.acquire(0), await network.acquire(1)
     await network.set_policy(0, NetworkPolicy(allow_internet=False, allow_out=(MIRROR,)))
     await network.set_policy(1, NetworkPolicy(deny_out=(MIRROR,)))
@@ -264,7 +266,7 @@ async def test_a_policy_is_one_sandboxes_own(topology: Topology, network: Networ
     assert (await tcp(two, WEB), await tcp(two, MIRROR)) == ("ok", REFUSED)
 
 
-async def test_a_new_policy_cuts_established_connections_and_no_others(topology: Topology, network: Network) -> None:
+async def test_a_new_policy_cuts_only_the_connections_that_it_denies(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
 
     def connect() -> tuple[socket.socket, socket.socket]:
@@ -292,8 +294,8 @@ async def test_a_new_policy_cuts_established_connections_and_no_others(topology:
         mirror.close()
 
 
-async def test_a_new_policy_also_cuts_what_only_comes_in(topology: Topology, network: Network) -> None:
-    """A server that goes on sending to somebody who never says another word."""
+async def test_a_new_policy_also_cuts_incoming_streams(topology: Topology, network: Network) -> None:
+    """A server keeps sending to a client that sends nothing more."""
     slot = await network.acquire(0)
 
     def subscribe() -> socket.socket:
@@ -310,7 +312,7 @@ async def test_a_new_policy_also_cuts_what_only_comes_in(topology: Topology, net
         listening.setblocking(False)
         with pytest.raises(BlockingIOError):
             while True:
-                listening.recv(100)  # what had arrived before
+                listening.recv(100)  # what had already arrived
         sent = topology.internet.streamed
         while topology.internet.streamed < sent + 20:
             await asyncio.sleep(0.01)
@@ -324,11 +326,11 @@ async def test_one_sandbox_cannot_fill_the_hosts_connection_table(topology: Topo
     try:
         slot, other = await network.acquire(0), await network.acquire(1)
 
-        def many() -> tuple[list[socket.socket], str]:
+        def open_many() -> tuple[list[socket.socket], str]:
             held = [socket.create_connection((WEB, 80), timeout=3) for _ in range(5)]
             return held, dial(WEB)
 
-        held, sixth = await inside(slot.netns_path, many)
+        held, sixth = await inside(slot.netns_path, open_many)
         assert sixth == REFUSED
         assert await tcp(other, WEB) == "ok"
         for connection in held:
@@ -337,7 +339,7 @@ async def test_one_sandbox_cannot_fill_the_hosts_connection_table(topology: Topo
         await network.close(remove=True)
 
 
-async def test_all_together_leave_the_host_half_of_its_connection_table(
+async def test_all_sandboxes_together_leave_the_host_half_of_its_connection_table(
     topology: Topology, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nf_conntrack_max").write_text("1000")
@@ -356,7 +358,7 @@ async def test_all_together_leave_the_host_half_of_its_connection_table(
         fill(501)
         await until(lambda: tcp(slot, WEB), REFUSED)
         held.sendall(b"ping")
-        assert held.recv(10) == b"ping", "what exists goes on"
+        assert held.recv(10) == b"ping", "existing connections keep working"
         fill(376)
         assert await tcp(slot, WEB) == REFUSED
         fill(375)
@@ -366,13 +368,13 @@ async def test_all_together_leave_the_host_half_of_its_connection_table(
         await network.close(remove=True)
 
 
-async def until(ask: Callable[[], Awaitable[str]], wanted: str) -> None:
+async def until(probe: Callable[[], Awaitable[str]], expected: str) -> None:
     async with asyncio.timeout(20):
-        while await ask() != wanted:
+        while await probe() != expected:
             await asyncio.sleep(0.01)
 
 
-async def test_a_bad_policy_changes_nothing(network: Network) -> None:
+async def test_an_invalid_policy_changes_nothing(network: Network) -> None:
     slot = await network.acquire(0)
     await network.set_policy(0, NetworkPolicy(deny_out=(WEB,)))
     for bad in (
@@ -388,8 +390,8 @@ async def test_a_bad_policy_changes_nothing(network: Network) -> None:
     assert await tcp(slot, MIRROR) == "ok"
 
 
-async def test_a_flushed_firewall_is_put_back(topology: Topology, network: Network) -> None:
-    """`systemctl restart nftables` empties everything on most hosts."""
+async def test_a_flushed_firewall_is_restored(topology: Topology, network: Network) -> None:
+    """`systemctl restart nftables` removes all rules on most hosts."""
     one, two = await network.acquire(0), await network.acquire(1)
     await network.set_policy(1, NetworkPolicy(deny_out=(WEB,)))
     nft = Nft()

@@ -1,4 +1,4 @@
-"""The way back to the engine by its public names: it leads to one port of one address, and only where the policy allows the name."""
+"""The hairpin to the engine by its public names: it leads to one port of one address, and only where the policy allows the name."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.integration.engine.drivers.namespace.net.topology import (
     NEIGHBOUR,
     WEB,
     Topology,
+    addresses_in,
     dial,
-    found,
+    dial_udp,
     inside,
-    knock,
     ping,
     resolve,
 )
@@ -35,7 +35,7 @@ ALL = "0.0.0.0/0"
 
 @dataclass
 class Engine:
-    """A network whose hairpin is served: it echoes, and keeps whom it has heard."""
+    """A network whose hairpin is served: the server echoes, and records the addresses of its clients."""
 
     network: Network
     seen: list[str] = field(default_factory=list)
@@ -70,14 +70,14 @@ class Engine:
         return await inside(slot.netns_path, partial(resolve, str(slot.dns), name, kind, stream))
 
 
-def made(topology: Topology, instance: str = "test") -> Engine:
+def make_engine(topology: Topology, instance: str = "test") -> Engine:
     settings = NetworkSettings(pool=1, resolv_conf=topology.resolv_conf, public_names=NAMES)
     return Engine(Network(instance, topology.state / instance, settings))
 
 
 @pytest.fixture
 async def engine(topology: Topology) -> AsyncIterator[Engine]:
-    opened = made(topology)
+    opened = make_engine(topology)
     await opened.open()
     yield opened
     await opened.close()
@@ -88,47 +88,47 @@ async def test_public_names_lead_to_the_engine(topology: Topology, engine: Engin
     for name in (API, PREVIEW, "yard.test", "API.Yard.Test"):
         for stream in (False, True):
             answer = await engine.resolve(slot, name, stream=stream)
-            assert (answer.rcode(), found(answer)) == (dns.rcode.NOERROR, {slot.gateway}), name
-    nothing = await engine.resolve(slot, API, "AAAA")
-    assert (nothing.rcode(), nothing.answer) == (dns.rcode.NOERROR, [])
+            assert (answer.rcode(), addresses_in(answer)) == (dns.rcode.NOERROR, {slot.gateway}), name
+    no_address = await engine.resolve(slot, API, "AAAA")
+    assert (no_address.rcode(), no_address.answer) == (dns.rcode.NOERROR, [])
     assert await engine.dial(slot) == "ok"
-    assert engine.seen == [slot.address], "it comes under its own address: that is how its policy is found"
+    assert engine.seen == [slot.address], "the connection has the address of the sandbox, by which its policy is found"
     assert engine.hairpin.is_allowed(str(slot.address), API)
-    assert topology.internet.asked == [], "names of ours are nobody else's business"
-    assert found(await engine.resolve(slot, "notyard.test")) == set()
-    assert found(await engine.resolve(slot, "web.test")) == {WEB}
+    assert topology.internet.queries == [], "queries for our own names are not forwarded"
+    assert addresses_in(await engine.resolve(slot, "notyard.test")) == set()
+    assert addresses_in(await engine.resolve(slot, "web.test")) == {WEB}
 
 
-async def test_nothing_else_of_the_host_is_reached(topology: Topology, engine: Engine) -> None:
+async def test_nothing_else_of_the_host_is_reachable(topology: Topology, engine: Engine) -> None:
     slot, other = await engine.network.acquire(0), await engine.network.acquire(1)
     assert slot.gateway
-    second = made(topology, "second")
+    second = make_engine(topology, "second")
     await second.open()
-    strange = await second.network.acquire(0)
+    foreign_slot = await second.network.acquire(0)
     served = engine.hairpin.listener.getsockname()[1]
     with contextlib.ExitStack() as stack:
         for address, port in ((HOST, 443), (HOST, 80), (slot.gateway, 80), (slot.gateway, 443), (slot.gateway, 8443)):
             listener = stack.enter_context(socket.create_server((address, port)))
-            assert listener.getsockname()[1] == port, "there is something to be denied"
-        for address in (HOST, NEIGHBOUR, str(strange.gateway), str(other.address), "127.0.0.1"):
+            assert listener.getsockname()[1] == port, "a server must listen, or its denial would prove nothing"
+        for address in (HOST, NEIGHBOUR, str(foreign_slot.gateway), str(other.address), "127.0.0.1"):
             for port in (443, served):
                 assert await engine.dial(slot, port, address) == REFUSED, (address, port)
         for port in (1, 22, 80, 8443, served, 442, 444):
             assert await engine.dial(slot, port) == REFUSED, port
-        assert await inside(slot.netns_path, partial(knock, slot.gateway, 443, 0.5)) != "ok"
+        assert await inside(slot.netns_path, partial(dial_udp, slot.gateway, 443, 0.5)) != "ok"
         assert await inside(slot.netns_path, partial(ping, slot.gateway, 0.5)) != "ok"
-        assert await engine.dial(slot) == "ok", "and the way back does not lead to others who listen at that port"
+        assert await engine.dial(slot) == "ok", "the hairpin must not lead to other servers on that port"
     assert second.seen == []
     assert engine.seen == [slot.address]
     await second.close()
 
 
-async def test_other_machines_and_processes_are_no_sandboxes(topology: Topology, engine: Engine) -> None:
+async def test_only_sandboxes_are_allowed_to_use_the_hairpin(topology: Topology, engine: Engine) -> None:
     slot = await engine.network.acquire(0)
     port = engine.hairpin.listener.getsockname()[1]
     topology.route_back(str(slot.gateway))
-    assert await asyncio.to_thread(dial, str(slot.gateway), port) == "ok", "a process of the host gets there"
-    assert not engine.hairpin.is_allowed(engine.seen[-1], API), "and is nobody whose policy allows something"
+    assert await asyncio.to_thread(dial, str(slot.gateway), port) == "ok", "a process of the host can connect"
+    assert not engine.hairpin.is_allowed(engine.seen[-1], API), "but no policy allows it anything"
     assert not engine.hairpin.is_allowed("127.0.0.1", API)
 
 
@@ -141,7 +141,7 @@ async def test_other_machines_and_processes_are_no_sandboxes(topology: Topology,
         NetworkPolicy(deny_out=(ALL,), allow_out=(WEB, ALL)),
     ],
 )
-async def test_a_closed_policy_is_closed(engine: Engine, policy: NetworkPolicy) -> None:
+async def test_a_closed_policy_blocks_the_hairpin(engine: Engine, policy: NetworkPolicy) -> None:
     slot = await engine.network.acquire(0)
     await engine.network.set_policy(0, policy)
     assert (await engine.resolve(slot, API)).rcode() == dns.rcode.REFUSED
@@ -156,24 +156,24 @@ async def test_an_allowed_address_allows_no_name(engine: Engine) -> None:
     assert not engine.hairpin.is_allowed(str(slot.address), API)
 
 
-async def test_a_name_can_be_allowed(engine: Engine) -> None:
+async def test_public_names_can_be_allowed_individually(engine: Engine) -> None:
     slot = await engine.network.acquire(0)
     address = str(slot.address)
     await engine.network.set_policy(0, NetworkPolicy(deny_out=(ALL,), allow_out=(PREVIEW, "web.test")))
-    assert await engine.dial(slot) == REFUSED, "names are resolved before their addresses are open"
+    assert await engine.dial(slot) == REFUSED, "an address opens only after its name was resolved"
     assert (await engine.resolve(slot, OTHER)).rcode() == dns.rcode.REFUSED
-    assert found(await engine.resolve(slot, PREVIEW)) == {slot.gateway}
+    assert addresses_in(await engine.resolve(slot, PREVIEW)) == {slot.gateway}
     assert await engine.dial(slot) == "ok"
     assert await engine.dial(slot, 80) == REFUSED
     assert engine.hairpin.is_allowed(address, PREVIEW)
-    assert not engine.hairpin.is_allowed(address, API), "the engine asks for each request's own name"
+    assert not engine.hairpin.is_allowed(address, API), "the engine checks the name of each request"
     assert not engine.hairpin.is_allowed(address, OTHER)
     await engine.network.set_policy(0, NetworkPolicy(deny_out=(ALL,), allow_out=("*.yard.test",)))
-    assert found(await engine.resolve(slot, OTHER)) == {slot.gateway}
+    assert addresses_in(await engine.resolve(slot, OTHER)) == {slot.gateway}
     assert engine.hairpin.is_allowed(address, OTHER)
 
 
-async def test_a_policy_that_closes_cuts_what_is_open(engine: Engine) -> None:
+async def test_closing_the_policy_cuts_open_connections(engine: Engine) -> None:
     slot = await engine.network.acquire(0)
 
     def open_connection() -> socket.socket:
@@ -182,7 +182,7 @@ async def test_a_policy_that_closes_cuts_what_is_open(engine: Engine) -> None:
         assert connection.recv(100) == b"hello"
         return connection
 
-    def say_more() -> bytes:
+    def send_more() -> bytes:
         connection.sendall(b"more")
         return connection.recv(100)
 
@@ -190,31 +190,31 @@ async def test_a_policy_that_closes_cuts_what_is_open(engine: Engine) -> None:
     await engine.network.set_policy(0, NetworkPolicy(allow_internet=False))
     assert not engine.hairpin.is_allowed(str(slot.address), API)
     with pytest.raises(ConnectionResetError):
-        await inside(slot.netns_path, say_more)
+        await inside(slot.netns_path, send_more)
     connection.close()
 
 
-async def test_an_engine_that_starts_again_serves_those_that_lived_on(topology: Topology) -> None:
-    first = made(topology)
+async def test_a_restarted_engine_serves_the_slots_that_it_kept(topology: Topology) -> None:
+    first = make_engine(topology)
     await first.open()
     slot = await first.network.acquire(0)
     await first.network.acquire(1)
     await first.network.set_policy(1, NetworkPolicy(allow_internet=False))
     await first.close(remove=False)
     assert await first.dial(slot) == REFUSED
-    again = made(topology)
-    await again.open((0, 1))
-    await again.network.set_policy(0, NetworkPolicy())
-    await again.network.set_policy(1, NetworkPolicy(allow_internet=False))
-    closed = await again.network.acquire(1)
-    assert await again.dial(slot) == "ok"
-    assert await again.dial(closed) == REFUSED
-    await again.network.release(0)
-    assert not again.hairpin.is_allowed(str(slot.address), API), "of a sandbox that is gone nothing is known"
-    await again.close()
+    restarted = make_engine(topology)
+    await restarted.open((0, 1))
+    await restarted.network.set_policy(0, NetworkPolicy())
+    await restarted.network.set_policy(1, NetworkPolicy(allow_internet=False))
+    closed_slot = await restarted.network.acquire(1)
+    assert await restarted.dial(slot) == "ok"
+    assert await restarted.dial(closed_slot) == REFUSED
+    await restarted.network.release(0)
+    assert not restarted.hairpin.is_allowed(str(slot.address), API), "a released slot is not allowed anything"
+    await restarted.close()
 
 
-async def test_a_policy_that_denies_other_addresses_leaves_it_open(engine: Engine) -> None:
+async def test_denying_other_addresses_does_not_block_the_hairpin(engine: Engine) -> None:
     slot = await engine.network.acquire(0)
     await engine.network.set_policy(0, NetworkPolicy(deny_out=(f"{WEB}/24",)))
     assert await engine.dial(slot) == "ok"

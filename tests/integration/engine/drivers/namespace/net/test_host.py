@@ -1,4 +1,4 @@
-"""How we get along with what else is on the host: other routes, other firewalls, other engines."""
+"""Coexistence with everything else on the host: other routes, other firewalls, other engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ from sandyard.engine.drivers.namespace.net.names import Names
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
 from sandyard.engine.drivers.namespace.net.nft import Nft
 from sandyard.engine.drivers.namespace.net.uplink import FORWARD_TABLE
-from tests.integration.engine.drivers.namespace.net.topology import WEB, Topology, dial, found, inside, resolve, within
+from tests.integration.engine.drivers.namespace.net.topology import (
+    WEB,
+    Topology,
+    addresses_in,
+    dial,
+    inside,
+    resolve,
+    within,
+)
 
 DOCKER = """
 add table ip filter
@@ -33,12 +41,12 @@ add rule inet strict incoming ct state established,related accept
 """
 
 
-def make(topology: Topology, instance: str = "test", **settings: object) -> Network:
+def make_network(topology: Topology, instance: str = "test", **settings: object) -> Network:
     chosen = NetworkSettings(**{"pool": 1, "resolv_conf": topology.resolv_conf, **settings})  # type: ignore[arg-type]
     return Network(instance, topology.state / instance, chosen)
 
 
-def rules(nft: Nft, what: str) -> str:
+def list_rules(nft: Nft, what: str) -> str:
     return str(nft.query(f"list {what}"))
 
 
@@ -48,9 +56,9 @@ async def reaches_the_web(network: Network) -> bool:
 
 
 @pytest.mark.parametrize("first", ["docker", "engine"])
-async def test_dockers_forward_chain_lets_us_pass(topology: Topology, first: str) -> None:
+async def test_our_traffic_passes_the_forward_chain_of_docker(topology: Topology, first: str) -> None:
     nft = Nft()
-    network = make(topology)
+    network = make_network(topology)
     if first == "docker":
         nft.run(DOCKER)
     await network.open(())
@@ -58,7 +66,7 @@ async def test_dockers_forward_chain_lets_us_pass(topology: Topology, first: str
         if first == "engine":
             nft.run(DOCKER)
             for _ in range(200):
-                if "sdy" in rules(nft, "chain ip filter DOCKER-USER"):
+                if "sdy" in list_rules(nft, "chain ip filter DOCKER-USER"):
                     break
                 await asyncio.sleep(0.01)
         assert dict(network.missing) == {}
@@ -66,15 +74,15 @@ async def test_dockers_forward_chain_lets_us_pass(topology: Topology, first: str
         assert all(finding.ok for finding in probe())
     finally:
         await network.close(remove=True)
-    assert "sdy" not in rules(nft, "ruleset")
-    assert "DOCKER-USER" in rules(nft, "ruleset")
+    assert "sdy" not in list_rules(nft, "ruleset")
+    assert "DOCKER-USER" in list_rules(nft, "ruleset")
     nft.close()
 
 
-async def test_a_strict_firewall_is_reported_until_it_lets_us_pass(topology: Topology) -> None:
+async def test_a_strict_firewall_is_reported_until_it_allows_our_traffic(topology: Topology) -> None:
     nft = Nft()
     nft.run(STRICT)
-    network = make(topology)
+    network = make_network(topology)
     await network.open(())
     try:
         assert set(network.missing) == {"dns", "forward"}
@@ -92,31 +100,31 @@ async def test_a_strict_firewall_is_reported_until_it_lets_us_pass(topology: Top
         'add rule inet strict passing oifname "sdy*" ct state established,related accept\n'
         'add rule inet strict incoming iifname "sdy*" udp dport 53 accept\n'
     )
-    again = make(topology)
+    again = make_network(topology)
     await again.open(())
     try:
         assert dict(again.missing) == {}
         assert await reaches_the_web(again)
         slot = await again.acquire(0)
-        assert found(await inside(slot.netns_path, lambda: resolve(slot.dns or "", "web.test"))) == {WEB}
+        assert addresses_in(await inside(slot.netns_path, lambda: resolve(slot.dns or "", "web.test"))) == {WEB}
     finally:
         await again.close(remove=True)
         nft.close()
 
 
-def test_the_probe_says_how_things_are(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_reports_the_state_of_the_host(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     findings = {finding.name: finding for finding in probe(NetworkSettings(resolv_conf=topology.resolv_conf))}
     assert all(finding.ok for finding in findings.values())
     assert "will turn" in findings["forwarding"].detail
     assert "198.51.100.53" in findings["resolver"].detail
-    assert Path("/proc/sys/net/ipv4/ip_forward").read_text().strip() == "0", "it looks and does not touch"
+    assert Path("/proc/sys/net/ipv4/ip_forward").read_text().strip() == "0", "the probe must not change anything"
     monkeypatch.setattr("sandyard.engine.drivers.namespace.net.nft._LIBRARY", "libnftables.so.none")
     missing = {finding.name: finding for finding in probe()}["nftables"]
     assert not missing.ok
     assert "apt install libnftables1" in missing.detail
 
 
-async def test_forwarding_is_turned_on_for_sandboxes_alone(topology: Topology, network: Network) -> None:
+async def test_forwarding_is_turned_on_only_for_sandboxes(topology: Topology, network: Network) -> None:
     assert Path("/proc/sys/net/ipv4/ip_forward").read_text().strip() == "1"
     with within(topology.outside):
         with Netlink() as netlink:
@@ -127,41 +135,41 @@ async def test_forwarding_is_turned_on_for_sandboxes_alone(topology: Topology, n
     nft = Nft()
     try:
         async with asyncio.timeout(10):
-            while not dropped(nft):
+            while not count_dropped(nft):
                 await asyncio.sleep(0.01)
     finally:
         nft.close()
 
 
-def dropped(nft: Nft) -> int:
-    """How many packets between others were not passed on."""
+def count_dropped(nft: Nft) -> int:
+    """Return how many packets between other hosts were not forwarded."""
     rules = [item["rule"] for item in nft.query(f"list table {FORWARD_TABLE}") if "rule" in item]
     return sum(part["counter"]["packets"] for rule in rules for part in rule["expr"] if "counter" in part)
 
 
-def test_the_gateway_is_on_no_interface(topology: Topology, tmp_path: Path) -> None:
+def test_the_gateway_is_not_assigned_to_an_interface(topology: Topology, tmp_path: Path) -> None:
     names = Names.for_instance("quiet")
     with Netlink() as netlink:
         before = links.list_addresses(netlink)
-        found = subnet.reserve(netlink, names, tmp_path / "quiet", None, in_use=False)
-        assert links.list_addresses(netlink) == before, "browsers drop their requests when an address comes or goes"
+        reserved = subnet.reserve(netlink, names, tmp_path / "quiet", None, in_use=False)
+        assert links.list_addresses(netlink) == before, "browsers abort requests when an address is added or removed"
         with socket.socket() as server:
-            server.bind((str(found.gateway), 0))
+            server.bind((str(reserved.gateway), 0))
         subnet.release(netlink, names)
         with socket.socket() as server, pytest.raises(OSError):
-            server.bind((str(found.gateway), 0))
+            server.bind((str(reserved.gateway), 0))
 
 
-def test_a_gateway_of_an_earlier_version_is_taken_over(topology: Topology, tmp_path: Path) -> None:
+def test_a_gateway_of_an_earlier_version_is_migrated(topology: Topology, tmp_path: Path) -> None:
     names = Names.for_instance("old")
     with Netlink() as netlink:
         before = links.list_addresses(netlink)
-        found = subnet.reserve(netlink, names, tmp_path / "old", None, in_use=False)
-        netlink.request(links.delete_local(found.gateway, names.group))
-        netlink.request(links.add_address(links.LOOPBACK, found.gateway, label=names.label))
-        assert subnet.reserve(netlink, names, tmp_path / "old", None, in_use=True) == found
+        reserved = subnet.reserve(netlink, names, tmp_path / "old", None, in_use=False)
+        netlink.request(links.delete_local(reserved.gateway, names.group))
+        netlink.request(links.add_address(links.LOOPBACK, reserved.gateway, label=names.label))
+        assert subnet.reserve(netlink, names, tmp_path / "old", None, in_use=True) == reserved
         assert links.list_addresses(netlink) == before
-        assert subnet.find_reserved(netlink, names) == found
+        assert subnet.find_reserved(netlink, names) == reserved
         subnet.release(netlink, names)
 
 
@@ -170,35 +178,35 @@ def reserve(tag: str, folder: Path, wanted: str | None = None, in_use: bool = Fa
         return subnet.reserve(netlink, Names.for_instance(tag), folder / tag, wanted, in_use)
 
 
-def test_engines_that_start_at_once_get_different_subnets(topology: Topology, tmp_path: Path) -> None:
+def test_engines_that_start_together_get_different_subnets(topology: Topology, tmp_path: Path) -> None:
     with ThreadPoolExecutor(12) as threads:
-        got = list(threads.map(lambda number: reserve(f"engine{number}", tmp_path), range(12)))
-    networks = [item.network for item in got]
+        subnets = list(threads.map(lambda number: reserve(f"engine{number}", tmp_path), range(12)))
+    networks = [item.network for item in subnets]
     assert all(not one.overlaps(two) for one in networks for two in networks if one is not two)
     assert all(network.subnet_of(IPv4Network("100.64.0.0/10")) for network in networks)
-    assert [reserve(f"engine{number}", tmp_path) for number in range(12)] == got
+    assert [reserve(f"engine{number}", tmp_path) for number in range(12)] == subnets
     with Netlink() as netlink:
         for number in range(12):
             subnet.release(netlink, Names.for_instance(f"engine{number}"))
         assert not [route for route in links.list_routes(netlink) if route.blackhole]
 
 
-def test_a_subnet_in_use_is_not_taken(topology: Topology, tmp_path: Path) -> None:
+def test_a_subnet_in_use_is_not_reserved(topology: Topology, tmp_path: Path) -> None:
     with Netlink() as netlink:
-        netlink.request(links.add_blackhole(IPv4Network("100.64.0.0/10")))  # whoever that is
+        netlink.request(links.add_blackhole(IPv4Network("100.64.0.0/10")))  # used by some other program
         assert reserve("one", tmp_path).network.subnet_of(IPv4Network("172.16.0.0/12"))
         netlink.request(links.add_address(10, IPv4Address("172.16.1.1"), 12))
         assert reserve("two", tmp_path).network.subnet_of(IPv4Network("10.0.0.0/8"))
         netlink.request(links.add_blackhole(IPv4Network("10.0.0.0/8")))
         with pytest.raises(subnet.NoSubnetError):
             reserve("three", tmp_path)
-        assert reserve("one", tmp_path).network.subnet_of(IPv4Network("172.16.0.0/12")), "what one has one keeps"
+        assert reserve("one", tmp_path).network.subnet_of(IPv4Network("172.16.0.0/12")), "a reserved subnet is kept"
         for bad in ("10.1.0.0/20", "10.0.0.1/20", "fd00::/64", "10.0.0.0/8", "rubbish"):
             with pytest.raises(subnet.NoSubnetError):
                 reserve("three", tmp_path, wanted=bad)
 
 
-def test_tailscales_space_is_left_alone(topology: Topology, tmp_path: Path) -> None:
+def test_the_address_space_of_tailscale_is_avoided(topology: Topology, tmp_path: Path) -> None:
     with Netlink() as netlink:
         netlink.request(
             links.veth(links.Peer("tailscale0", bytes(5) + b"\x02"), links.Peer("ts1", bytes(5) + b"\x04"), 1280)
@@ -206,7 +214,7 @@ def test_tailscales_space_is_left_alone(topology: Topology, tmp_path: Path) -> N
     assert reserve("one", tmp_path).network.subnet_of(IPv4Network("172.16.0.0/12"))
 
 
-def test_a_subnet_is_remembered_and_given_up_when_taken(topology: Topology, tmp_path: Path) -> None:
+def test_a_subnet_is_remembered_unless_it_is_in_use(topology: Topology, tmp_path: Path) -> None:
     first = reserve("one", tmp_path)
     with Netlink() as netlink:
         subnet.release(netlink, Names.for_instance("one"))  # a reboot
@@ -216,7 +224,7 @@ def test_a_subnet_is_remembered_and_given_up_when_taken(topology: Topology, tmp_
     assert not reserve("one", tmp_path).network.overlaps(first.network)
 
 
-def test_a_wanted_subnet_waits_until_the_old_one_is_empty(topology: Topology, tmp_path: Path) -> None:
+def test_a_configured_subnet_is_used_when_the_old_one_is_unused(topology: Topology, tmp_path: Path) -> None:
     first = reserve("one", tmp_path)
     assert reserve("one", tmp_path, wanted="10.9.0.0/24", in_use=True) == first
     assert str(reserve("one", tmp_path, wanted="10.9.0.0/24").network) == "10.9.0.0/24"
@@ -226,7 +234,7 @@ def test_a_wanted_subnet_waits_until_the_old_one_is_empty(topology: Topology, tm
         ]
 
 
-def test_names_fit_and_differ() -> None:
+def test_interface_names_fit_and_are_unique() -> None:
     names = {Names.for_instance(f"/data/{number}") for number in range(500)}
     assert len({item.tag for item in names}) == len({item.group for item in names}) == 500
     assert all(item.group % 2 == 0 and 0 < item.group < 2**31 for item in names)

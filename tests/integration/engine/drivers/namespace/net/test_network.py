@@ -1,4 +1,4 @@
-"""The life of slots: from the pool, over the death of an engine, until nothing is left."""
+"""The life cycle of slots: taken from the pool, kept when an engine dies, and removed without leftovers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.integration.engine.drivers.namespace.net.topology import (
     WEB,
     Internet,
     Topology,
+    addresses_in,
     dial,
-    found,
     inside,
     resolve,
     within,
@@ -57,7 +57,7 @@ asyncio.run(main())
 """
 
 
-def make(topology: Topology, instance: str = "test", **settings: object) -> Network:
+def make_network(topology: Topology, instance: str = "test", **settings: object) -> Network:
     chosen = NetworkSettings(**{"pool": 2, "resolv_conf": topology.resolv_conf, **settings})  # type: ignore[arg-type]
     return Network(instance, topology.state / instance, chosen)
 
@@ -69,8 +69,8 @@ async def tcp(slot: NetSlot, address: str) -> str:
 def tables() -> list[str]:
     nft = Nft()
     try:
-        found = [item["table"]["name"] for item in nft.query("list tables")]
-        return [name for name in found if name not in FORWARD_TABLE]  # that one stays as long as forwarding is on
+        names = [item["table"]["name"] for item in nft.query("list tables")]
+        return [name for name in names if name not in FORWARD_TABLE]  # this table stays as long as forwarding is on
     finally:
         nft.close()
 
@@ -86,34 +86,34 @@ async def test_a_slot_is_one_namespace_with_its_own_address(topology: Topology, 
     assert len({slot.address for slot in slots}) == len({slot.netns_path for slot in slots}) == 3
     assert len({slot.netns_path.stat().st_ino for slot in slots}) == 3
     assert all(slot.gateway == slot.dns and slot.gateway for slot in slots)
-    assert await network.acquire(7) == slots[1], "asking again gives the same"
+    assert await network.acquire(7) == slots[1], "acquiring again returns the same slot"
     assert all(len(name) <= 15 for name in topology.interfaces())
 
 
-async def test_what_is_set_inside(network: Network) -> None:
+async def test_network_settings_are_applied_inside_a_slot(network: Network) -> None:
     slot = await network.acquire(0)
 
-    def look() -> list[str]:
+    def read_sysctls() -> list[str]:
         paths = ("ping_group_range", "ip_unprivileged_port_start")
         return [Path(f"/proc/sys/net/ipv4/{name}").read_text().split()[-1] for name in paths]
 
-    assert await inside(slot.netns_path, look) == ["2147483647", "0"]
+    assert await inside(slot.netns_path, read_sysctls) == ["2147483647", "0"]
 
 
-async def test_taking_from_the_pool_is_quick_and_the_pool_fills_again(topology: Topology) -> None:
-    network = make(topology, pool=20)
+async def test_acquiring_from_the_pool_is_fast_and_the_pool_is_refilled(topology: Topology) -> None:
+    network = make_network(topology, pool=20)
     await network.open(())
     try:
         for _ in range(3000):
             if len(topology.interfaces()) == 20:
                 break
             await asyncio.sleep(0.01)
-        taken = []
+        durations = []
         for number in range(20):
             start = time.perf_counter()
             await network.acquire(number)
-            taken.append(time.perf_counter() - start)
-        assert sorted(taken)[10] < 0.005, "a place in the pool costs next to nothing"
+            durations.append(time.perf_counter() - start)
+        assert sorted(durations)[10] < 0.005, "a slot of the pool must be available at once"
         for _ in range(3000):
             if len(topology.interfaces()) == 40:
                 break
@@ -124,8 +124,8 @@ async def test_taking_from_the_pool_is_quick_and_the_pool_fills_again(topology: 
     assert nothing_left(topology)
 
 
-async def test_many_at_once_while_the_pool_is_small(topology: Topology) -> None:
-    network = make(topology, pool=1)
+async def test_many_slots_can_be_acquired_at_once_with_a_small_pool(topology: Topology) -> None:
+    network = make_network(topology, pool=1)
     await network.open(())
     try:
         slots = await asyncio.gather(*(network.acquire(number) for number in range(30)))
@@ -135,28 +135,28 @@ async def test_many_at_once_while_the_pool_is_small(topology: Topology) -> None:
         await network.close(remove=True)
 
 
-async def test_a_released_slot_is_gone_and_its_policy_too(topology: Topology, network: Network) -> None:
+async def test_release_removes_the_slot_and_its_policy(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     await network.set_policy(0, NetworkPolicy(allow_internet=False))
     await network.release(0)
     await network.release(0)
     assert not slot.netns_path.exists()
     again = await network.acquire(0)
-    assert again.address != slot.address, "an address rests as long as possible"
+    assert again.address != slot.address, "an address is reused as late as possible"
     assert await tcp(again, WEB) == "ok"
-    for _ in range(500):  # the kernel takes the rest apart in its own time
+    for _ in range(500):  # the kernel removes the interface asynchronously
         if not [name for name in topology.interfaces() if re.search(rf"-{slot.netns_path.name}[a-z]$", name)]:
             break
         await asyncio.sleep(0.02)
     else:
-        raise AssertionError(f"the old cable is still there: {topology.interfaces()}")
+        raise AssertionError(f"the old interface still exists: {topology.interfaces()}")
 
 
-async def test_the_host_forgets_the_connections_of_those_that_are_gone(topology: Topology) -> None:
+async def test_tracked_connections_of_released_slots_are_deleted(topology: Topology) -> None:
     if not Path("/proc/net/nf_conntrack").exists():
-        pytest.skip("this kernel does not show its connections")
+        pytest.skip("this kernel does not list its connections")
     held: list[socket.socket] = []
-    network = make(topology)
+    network = make_network(topology)
     await network.open(())
     try:
         one, two = await network.acquire(0), await network.acquire(1)
@@ -175,8 +175,8 @@ async def test_the_host_forgets_the_connections_of_those_that_are_gone(topology:
     assert topology.connections(two.address) == 0
 
 
-async def test_a_small_subnet_fills_up_and_is_used_again(topology: Topology) -> None:
-    network = make(topology, subnet="10.77.0.0/28", pool=1)
+async def test_a_full_subnet_is_reported_and_its_addresses_are_reused(topology: Topology) -> None:
+    network = make_network(topology, subnet="10.77.0.0/28", pool=1)
     await network.open(())
     try:
         slots = [await network.acquire(number) for number in range(13)]
@@ -194,7 +194,7 @@ async def test_a_small_subnet_fills_up_and_is_used_again(topology: Topology) -> 
 
 
 async def start_engine(topology: Topology) -> tuple[subprocess.Popen[str], list[str]]:
-    """Another process with an open network of three slots, in the state the tests below expect."""
+    """Start another process with an open network of three slots, in the state that the tests below expect."""
     code = ENGINE.format(
         root=str(Path(__file__).parents[6]),
         state=str(topology.state / "test"),
@@ -209,7 +209,7 @@ async def start_engine(topology: Topology) -> tuple[subprocess.Popen[str], list[
     return engine, line.split()
 
 
-async def test_kept_slots_live_on_when_the_engine_is_killed(topology: Topology) -> None:
+async def test_slots_keep_working_when_the_engine_is_killed(topology: Topology) -> None:
     engine, addresses = await start_engine(topology)
     slots = [(topology.state / "test" / "netns" / f"slot-{n}").resolve() for n in range(3)]
     connection = await inside(slots[0], lambda: socket.create_connection((WEB, 80), timeout=3))
@@ -217,19 +217,19 @@ async def test_kept_slots_live_on_when_the_engine_is_killed(topology: Topology) 
     engine.send_signal(signal.SIGKILL)
     engine.wait()
     with connection, by_name:
-        # Nobody is there, and everything goes on.
+        # No engine is running, and everything keeps working.
         assert await inside(slots[0], lambda: dial(MIRROR)) == "ok"
         assert await inside(slots[1], lambda: dial(WEB)) == REFUSED
         assert await inside(slots[2], lambda: dial(WEB)) == "ok"
         assert await inside(slots[2], lambda: dial(MIRROR)) == REFUSED
 
-        network = make(topology)
+        network = make_network(topology)
         await network.open([0, 1, 2])
         try:
             kept = [await network.acquire(number) for number in range(3)]
             assert [slot.address for slot in kept] == addresses
             assert [slot.netns_path for slot in kept] == slots
-            # Policies hold before they are set anew, and setting them anew drops nothing.
+            # Policies apply before they are set again, and setting them again drops no connection.
             assert await tcp(kept[1], WEB) == REFUSED
             for number, policy in enumerate((NetworkPolicy(), DENY_WEB, WEB_BY_NAME)):
                 await network.set_policy(number, policy)
@@ -238,25 +238,27 @@ async def test_kept_slots_live_on_when_the_engine_is_killed(topology: Topology) 
             for established in (connection, by_name):
                 established.sendall(b"still there?")
                 assert established.recv(100) == b"still there?"
-            assert found(await inside(kept[0].netns_path, lambda: resolve(kept[0].dns or "", "web.test"))) == {WEB}
+            assert addresses_in(await inside(kept[0].netns_path, lambda: resolve(kept[0].dns or "", "web.test"))) == {
+                WEB
+            }
         finally:
             await network.close(remove=True)
     assert nothing_left(topology)
 
 
-async def test_what_is_not_kept_is_swept(topology: Topology) -> None:
+async def test_slots_that_are_not_kept_are_removed(topology: Topology) -> None:
     engine, addresses = await start_engine(topology)
-    before = topology.cables()
+    before = topology.interface_indexes()
     assert len(before) >= 3
     engine.send_signal(signal.SIGKILL)
     engine.wait()
-    network = make(topology, pool=1)
+    network = make_network(topology, pool=1)
     await network.open([1])
     try:
         slot = await network.acquire(1)
         assert slot.address == addresses[1]
         assert await tcp(slot, WEB) == REFUSED
-        assert len(topology.cables() & before) == 1
+        assert len(topology.interface_indexes() & before) == 1
         nft = Nft()
         kinds = (("map", "verdicts"), ("set", "allow"), ("set", "deny"), ("set", "names"))
         listed = str([nft.query(f"list {kind} inet {tables()[0]} {name}") for kind, name in kinds])
@@ -265,24 +267,24 @@ async def test_what_is_not_kept_is_swept(topology: Topology) -> None:
         assert addresses[2] not in listed
         assert [path.name for path in network.pins.glob("slot-*")] == ["slot-1"]
         with pytest.raises(UnsupportedError):
-            await make(topology, "other").acquire(0)
+            await make_network(topology, "other").acquire(0)
     finally:
         await network.close(remove=True)
     assert nothing_left(topology)
 
 
-async def test_closing_leaves_slots_alone_and_opening_again_is_harmless(topology: Topology) -> None:
-    network = make(topology)
+async def test_close_keeps_slots_and_open_is_idempotent(topology: Topology) -> None:
+    network = make_network(topology)
     await network.open(())
     slot = await network.acquire(0)
-    gone = await network.acquire(1)
+    dropped = await network.acquire(1)
     await network.open([0])
-    assert not gone.netns_path.exists()
+    assert not dropped.netns_path.exists()
     await network.close()
     await network.close()
     assert await tcp(slot, WEB) == "ok"
-    assert len(topology.interfaces()) <= 2, "the pool went with the engine"
-    second = make(topology)
+    assert len(topology.interfaces()) <= 2, "the pool is removed on close"
+    second = make_network(topology)
     await second.open([0, 99])
     assert await second.acquire(0) == slot
     await second.close(remove=True)
@@ -291,8 +293,8 @@ async def test_closing_leaves_slots_alone_and_opening_again_is_harmless(topology
 
 
 @pytest.mark.parametrize("how", ["flushed", "another version"])
-async def test_without_a_known_policy_a_kept_slot_is_shut_until_it_has_one(topology: Topology, how: str) -> None:
-    network = make(topology)
+async def test_a_kept_slot_without_a_known_policy_is_blocked_until_one_is_set(topology: Topology, how: str) -> None:
+    network = make_network(topology)
     await network.open(())
     slot = await network.acquire(0)
     await network.set_policy(0, DENY_WEB)
@@ -303,7 +305,7 @@ async def test_without_a_known_policy_a_kept_slot_is_shut_until_it_has_one(topol
     if how == "another version":
         nft.run(f"add table inet {table}\nadd set inet {table} never {{ type inet_service; }}")
     nft.close()
-    again = make(topology)
+    again = make_network(topology)
     await again.open([0])
     try:
         assert await tcp(slot, WEB) == await tcp(slot, MIRROR) == REFUSED
@@ -314,7 +316,7 @@ async def test_without_a_known_policy_a_kept_slot_is_shut_until_it_has_one(topol
     assert nothing_left(topology)
 
 
-async def test_a_policy_can_be_set_the_moment_somebody_flushes_the_rules(
+async def test_a_policy_can_be_set_right_after_the_rules_are_flushed(
     topology: Topology, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandyard.engine.drivers.namespace.net.uplink.Uplink._restore", lambda _: asyncio.sleep(0))
@@ -328,11 +330,11 @@ async def test_a_policy_can_be_set_the_moment_somebody_flushes_the_rules(
         assert (await tcp(slot, WEB), await tcp(slot, MIRROR)) == (REFUSED, "ok")
 
 
-async def test_after_a_reboot_there_is_nothing_to_keep(topology: Topology) -> None:
-    """The files are still there; what they stood for is not."""
+async def test_slots_are_created_again_after_a_reboot(topology: Topology) -> None:
+    """The files still exist; the namespaces do not."""
     (topology.state / "test" / "netns").mkdir(parents=True)
     (topology.state / "test" / "subnet").write_text("10.99.0.0/20\n")
-    network = make(topology)
+    network = make_network(topology)
     await network.open([0])
     try:
         slot = await network.acquire(0)
@@ -342,8 +344,8 @@ async def test_after_a_reboot_there_is_nothing_to_keep(topology: Topology) -> No
         await network.close(remove=True)
 
 
-async def test_two_engines_on_one_host(topology: Topology) -> None:
-    one, two = make(topology, "one"), make(topology, "two")
+async def test_two_engines_on_one_host_do_not_interfere(topology: Topology) -> None:
+    one, two = make_network(topology, "one"), make_network(topology, "two")
     await asyncio.gather(one.open(()), two.open(()))
     services = None
     try:
@@ -359,7 +361,7 @@ async def test_two_engines_on_one_host(topology: Topology) -> None:
         with pytest.raises(OSError):
             await inside(left.netns_path, lambda: resolve(right.dns or "", "web.test", timeout=0.5))
         await one.close(remove=True)
-        assert await tcp(right, WEB) == "ok", "one engine's end is not the other's"
+        assert await tcp(right, WEB) == "ok", "closing one engine must not affect the other"
         assert len(tables()) == 1
     finally:
         if services:
@@ -369,8 +371,8 @@ async def test_two_engines_on_one_host(topology: Topology) -> None:
     assert nothing_left(topology)
 
 
-async def test_without_a_firewall_there_is_no_way_out(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = make(topology)
+async def test_there_is_no_egress_without_a_firewall(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = make_network(topology)
     with monkeypatch.context() as patch:
         patch.setattr("sandyard.engine.drivers.namespace.net.nft._LIBRARY", "libnftables.so.none")
         await network.open(())
@@ -390,8 +392,8 @@ async def test_without_a_firewall_there_is_no_way_out(topology: Topology, monkey
     assert nothing_left(topology)
 
 
-async def test_no_free_subnet_is_a_finding(topology: Topology) -> None:
-    network = make(topology, subnet="198.18.0.0/24")
+async def test_the_lack_of_a_free_subnet_is_reported(topology: Topology) -> None:
+    network = make_network(topology, subnet="198.18.0.0/24")
     await network.open(())
     try:
         assert "subnet" in network.missing["egress"]

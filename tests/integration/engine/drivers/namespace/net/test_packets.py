@@ -1,4 +1,4 @@
-"""Packets that no ordinary program sends: made by somebody who has more rights than a sandbox ever gives."""
+"""Packets that no ordinary program sends, made with more privileges than a sandbox ever has."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.integration.engine.drivers.namespace.net.topology import (
     UDP,
     WEB,
     Topology,
+    dial_udp,
     inside,
-    knock,
     within,
 )
 
 
 async def udp(slot: NetSlot, address: str) -> str:
-    return await inside(slot.netns_path, lambda: knock(address))
+    return await inside(slot.netns_path, lambda: dial_udp(address))
 
 
 def send_raw(source: str, target: str, options: bytes = b"") -> None:
-    """A UDP datagram with a header of our own making."""
+    """Send a UDP datagram with a hand-made IP header."""
     words = 5 + len(options) // 4
     body = struct.pack("!HHHH", 4000, UDP, 8 + 5, 0) + b"knock"
     header = struct.pack(
@@ -41,13 +41,13 @@ def send_raw(source: str, target: str, options: bytes = b"") -> None:
         raw.sendto(header + options + body, (target, 0))
 
 
-async def test_a_foreign_source_address_gets_nowhere(topology: Topology, network: Network) -> None:
+async def test_packets_with_a_foreign_source_address_are_dropped(topology: Topology, network: Network) -> None:
     slot, other = await network.acquire(0), await network.acquire(1)
     assert slot.address and slot.gateway and other.address
     for source in (other.address, slot.gateway, HOST, NEIGHBOUR, WEB, "127.0.0.1", "203.0.113.9", "100.64.0.200"):
         await inside(slot.netns_path, partial(send_raw, source, MIRROR))
     await inside(slot.netns_path, lambda: send_raw(slot.address or "", MIRROR, options=bytes([7, 7, 4, 0, 0, 0, 0, 1])))
-    # The same with its own address arrives, and nothing sent before it did.
+    # The same packet with the slot's own address arrives, and nothing that was sent before it.
     await inside(slot.netns_path, lambda: send_raw(slot.address or "", WEB))
     for _ in range(200):
         if topology.internet.seen:
@@ -56,8 +56,8 @@ async def test_a_foreign_source_address_gets_nowhere(topology: Topology, network
     assert topology.internet.seen == [("udp", WEB, HOST)]
 
 
-async def test_nothing_leaves_with_the_sandboxes_own_address(topology: Topology, network: Network) -> None:
-    """A packet that belongs to no connection gets no other source, so it must not leave at all."""
+async def test_no_packet_leaves_with_the_internal_address_of_a_sandbox(topology: Topology, network: Network) -> None:
+    """The source of a packet that belongs to no connection is not translated, so it must not leave at all."""
     slot = await network.acquire(0)
     with within(topology.outside):
         tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
@@ -82,14 +82,14 @@ async def test_nothing_leaves_with_the_sandboxes_own_address(topology: Topology,
                 break
 
 
-async def test_ipv6_packets_end_at_the_cable(topology: Topology, network: Network) -> None:
-    """Even those of somebody who could make up his own."""
+async def test_ipv6_packets_are_dropped_at_the_interface(topology: Topology, network: Network) -> None:
+    """This includes hand-made packets."""
     slot = await network.acquire(0)
     host = socket.inet_pton(socket.AF_INET6, "fd00::1")
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as service:
         fcntl.ioctl(service, 0x8916, host + struct.pack("=Ii", 64, 10))  # SIOCSIFADDR: the host's own IPv6 address
         service.settimeout(3)
-        service.setsockopt(socket.IPPROTO_IPV6, 78, 1)  # IPV6_FREEBIND: it may still be being looked for
+        service.setsockopt(socket.IPPROTO_IPV6, 78, 1)  # IPV6_FREEBIND: the kernel may still be checking for duplicates
         service.bind(("fd00::1", 4000))
 
         def send() -> None:
@@ -106,18 +106,18 @@ async def test_ipv6_packets_end_at_the_cable(topology: Topology, network: Networ
                 raw.send(bytes.fromhex("025359000001") + bytes(6) + b"\x86\xdd" + packet)
 
         await inside(slot.netns_path, send)
-        assert await udp(slot, WEB) == "ok"  # whatever was sent before has been dealt with
+        assert await udp(slot, WEB) == "ok"  # everything that was sent before has been processed
         service.setblocking(False)
         with pytest.raises(BlockingIOError):
             service.recv(100)
 
-        # The same without the firewall arrives, so that it was the firewall.
+        # Without the firewall the same packet arrives, so it was the firewall that dropped it.
         await network.close()
         nft = Nft()
         nft.run("flush ruleset")
         nft.close()
         service.settimeout(0.2)
-        for _ in range(25):  # until the kernel is content that the address is nobody else's
+        for _ in range(25):  # until the kernel has finished its check for duplicate addresses
             await inside(slot.netns_path, send)
             try:
                 assert service.recv(100) == b"knock"
@@ -125,5 +125,5 @@ async def test_ipv6_packets_end_at_the_cable(topology: Topology, network: Networ
             except TimeoutError:
                 continue
         else:
-            raise AssertionError("the packet is not right")
+            raise AssertionError("the packet must arrive without the firewall")
         await network.open(())

@@ -1,6 +1,6 @@
-"""A topology of network namespaces: a host, an internet with servers, and ways to look from inside a sandbox.
+"""A topology of network namespaces: a host, an internet with servers, and helpers that run code inside a sandbox.
 
-Nothing of it touches the machine's own network. The calling thread is moved into the topology's "host", and threads it
+It does not touch the machine's own network. The calling thread is moved into the topology's "host", and threads it
 starts afterwards are there too; `close` moves it back, and the kernel removes the rest.
 """
 
@@ -56,13 +56,13 @@ ZONE: dict[str, list[tuple[str, str]]] = {
 }
 
 
-def current() -> int:
+def open_current_namespace() -> int:
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
 @contextlib.contextmanager
 def within(namespace: int) -> Iterator[None]:
-    home = current()
+    home = open_current_namespace()
     try:
         enter_network_namespace(namespace)
         yield
@@ -72,7 +72,7 @@ def within(namespace: int) -> Iterator[None]:
 
 
 async def inside(path: Path, work: Callable[[], T]) -> T:
-    """Run blocking `work` in a thread of its own, in that namespace."""
+    """Run the blocking function `work` in a thread of its own, in the network namespace at `path`."""
     result: Future[T] = Future()
 
     def run() -> None:
@@ -90,72 +90,72 @@ async def inside(path: Path, work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(result)
 
 
-def dial(address: str, port: int = TCP, say: bytes = b"hello", timeout: float = 15.0) -> str:
-    """What a TCP client sees: "ok" when the server echoes, else the name of the error."""
+def dial(address: str, port: int = TCP, data: bytes = b"hello", timeout: float = 15.0) -> str:
+    """Connect by TCP. Return "ok" when the server echoes, else the name of the error."""
     try:
         with socket.create_connection((address, port), timeout=timeout) as connection:
-            connection.sendall(say)
-            return "ok" if connection.recv(100) == say else "wrong"
+            connection.sendall(data)
+            return "ok" if connection.recv(100) == data else "wrong"
     except OSError as error:
         return "timeout" if isinstance(error, TimeoutError) else errno.errorcode[error.errno or 0]
 
 
-def knock(address: str, port: int = UDP, timeout: float = 15.0) -> str:
-    """The same for UDP."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.settimeout(timeout)
+def dial_udp(address: str, port: int = UDP, timeout: float = 15.0) -> str:
+    """Send a UDP datagram. Return "ok" when the server echoes, else the name of the error."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(timeout)
         try:
-            asking.connect((address, port))
-            asking.send(b"knock")
-            return "ok" if asking.recv(100) == b"knock" else "wrong"
+            sock.connect((address, port))
+            sock.send(b"knock")
+            return "ok" if sock.recv(100) == b"knock" else "wrong"
         except OSError as error:
             return "timeout" if isinstance(error, TimeoutError) else errno.errorcode[error.errno or 0]
 
 
 def ping(address: str, timeout: float = 15.0) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP) as asking:
-        asking.settimeout(timeout)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP) as sock:
+        sock.settimeout(timeout)
         try:
-            asking.connect((address, 0))
-            asking.send(struct.pack("!BBHHH", 8, 0, 0, 0, 1))
-            return "ok" if asking.recv(100)[0] == 0 else "wrong"
+            sock.connect((address, 0))
+            sock.send(struct.pack("!BBHHH", 8, 0, 0, 0, 1))
+            return "ok" if sock.recv(100)[0] == 0 else "wrong"
         except OSError as error:
             return "timeout" if isinstance(error, TimeoutError) else errno.errorcode[error.errno or 0]
 
 
 def resolve(server: str, name: str, kind: str = "A", stream: bool = False, timeout: float = 6.0) -> dns.message.Message:
-    """Ask one server one question."""
-    question = dns.message.make_query(name, kind)
-    wire = question.to_wire()
+    """Send one DNS query to one server and return the response."""
+    query = dns.message.make_query(name, kind)
+    wire = query.to_wire()
     if stream:
         with socket.create_connection((server, 53), timeout=timeout) as connection:
             connection.sendall(len(wire).to_bytes(2, "big") + wire)
             file = connection.makefile("rb")
             answer = file.read(int.from_bytes(file.read(2), "big"))
     else:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-            asking.settimeout(timeout)
-            asking.connect((server, 53))
-            asking.send(wire)
-            answer = asking.recv(65535)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(timeout)
+            sock.connect((server, 53))
+            sock.send(wire)
+            answer = sock.recv(65535)
     message = dns.message.from_wire(answer)
-    assert message.id == question.id
+    assert message.id == query.id
     return message
 
 
-def found(message: dns.message.Message) -> set[str]:
-    """The A records of an answer."""
+def addresses_in(message: dns.message.Message) -> set[str]:
+    """Return the addresses in the A records of a DNS response."""
     return {item.address for rrset in message.answer if rrset.rdtype == dns.rdatatype.A for item in rrset}
 
 
 class Internet:
-    """Servers on many addresses, in one thread. Everything that arrives is noted in `seen` as (kind, to, from)."""
+    """Servers on many addresses, in one thread. Everything that arrives is recorded in `seen` as (kind, to, from)."""
 
     def __init__(self, namespace: int, addresses: tuple[str, ...], names: bool = True) -> None:
         self.seen: list[tuple[str, str, str]] = []
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         self.streamed = 0
-        self.answer_with = b""  # sent to every question for a name, whatever it is
+        self.fixed_response = b""  # if set, sent in response to every DNS query
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
         self._sockets: list[socket.socket] = [self._wake, self._waker]
@@ -254,11 +254,11 @@ class Internet:
             connection.sendall(len(answer).to_bytes(2, "big") + answer)
 
     def _resolve(self, data: bytes, limit: int) -> bytes | None:
-        if self.answer_with:
-            return data[:2] + self.answer_with[2:]
+        if self.fixed_response:
+            return data[:2] + self.fixed_response[2:]
         query = dns.message.from_wire(data)
         name = query.question[0].name.to_text(omit_final_dot=True).lower()
-        self.asked.append(name)
+        self.queries.append(name)
         if name.endswith("silent.test"):
             return None
         response = dns.message.make_response(query, recursion_available=True)
@@ -283,15 +283,15 @@ class Internet:
 
 
 class Topology:
-    """See the module. `state` is a folder in which pins may be mounted; `close` unmounts what tests left there."""
+    """See the module docstring. Namespaces may be mounted below `state`; `close` unmounts what tests left there."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
-        self._machine = current()
+        self._machine = open_current_namespace()
         new_network_namespace()
-        self.host = current()
+        self.host = open_current_namespace()
         new_network_namespace()
-        self.outside = current()
+        self.outside = open_current_namespace()
         try:
             with Netlink() as netlink:
                 netlink.request(
@@ -306,7 +306,7 @@ class Topology:
                     *(links.add_address(links.LOOPBACK, IPv4Address(item)) for item in SERVED if item != NEIGHBOUR),
                 )
             enter_network_namespace(self.host)
-            Path("/proc/sys/net/ipv4/ip_forward").write_text("0")  # new namespaces take after the machine
+            Path("/proc/sys/net/ipv4/ip_forward").write_text("0")  # new namespaces inherit the setting of the machine
             with Netlink() as netlink:
                 netlink.request(
                     links.bring_up(links.LOOPBACK),
@@ -331,35 +331,35 @@ class Topology:
                 detach(mount)
 
     def mounts(self) -> list[Path]:
-        """What is mounted below `state`."""
+        """Return the mount points below `state`."""
         points = [Path(line.split()[4]) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         return [point for point in points if self.state in point.parents]
 
     def serve_names(self, namespace: int, address: str) -> None:
-        """The zone also on another address, of that namespace."""
+        """Serve the zone on another address of that namespace too."""
         with within(namespace):
             self.internet.serve_names(address)
 
     def route_back(self, address: str) -> None:
-        """Let the outside send packets for this address to the host."""
+        """Make the outside send packets for this address to the host."""
         with within(self.outside), Netlink() as netlink:
             netlink.request(links.route_to(IPv4Address(address), 10))
 
     @staticmethod
     def interfaces() -> set[str]:
-        """The host's interfaces that belong to sandboxes."""
+        """Return the host's interfaces that belong to sandboxes."""
         with Netlink() as netlink:
             return {link.name for link in links.list_links(netlink) if link.name.startswith("sdy")}
 
     @staticmethod
     def connections(address: str) -> int:
-        """How many connections from that address the host remembers."""
+        """Return how many connections from that address the host tracks."""
         table = Path("/proc/thread-self/net/nf_conntrack").read_text()
         return sum(line.split(" src=")[1].split()[0] == address for line in table.splitlines())
 
     @staticmethod
-    def cables() -> set[int]:
-        """The same by their kernel indexes, which are never used again."""
+    def interface_indexes() -> set[int]:
+        """Return the kernel indexes of these interfaces, which are never reused."""
         with Netlink() as netlink:
             return {link.index for link in links.list_links(netlink) if link.name.startswith("sdy")}
 

@@ -1,4 +1,4 @@
-"""What the unmodified SDK needs to meet an agent without an engine: a control endpoint that says yes, a TCP port."""
+"""What the unmodified SDK needs to use a guest agent without an engine: a control endpoint that accepts everything, and a TCP port."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Control(BaseHTTPRequestHandler):
         pass
 
 
-class Front:
+class SdkGateway:
     def __init__(self, connect: Callable[[], socket.socket]) -> None:
         self._connect = connect
         self._control = ThreadingHTTPServer(("127.0.0.1", 0), _Control)
@@ -50,7 +50,7 @@ class Front:
 
     @property
     def options(self) -> dict[str, str]:
-        """How to call the SDK."""
+        """The options with which to call the SDK."""
         return {
             "api_key": "e2b_" + "0" * 40,
             "api_url": f"http://127.0.0.1:{self._control.server_address[1]}",

@@ -1,4 +1,4 @@
-"""A client of the guest agent, just big enough for these tests: HTTP/1.1 over whatever `driver.connect` gives."""
+"""A client of the guest agent, with only what these tests need: HTTP/1.1 over the socket that `driver.connect` returns."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ class Output:
     err: str
 
 
-class Agent:
-    """The agent of one sandbox."""
+class GuestAgent:
+    """The guest agent of one sandbox."""
 
     def __init__(self, driver: Driver, handle: Handle) -> None:
         self.driver = driver
         self.handle = handle
 
     async def health(self) -> int:
-        """The status of GET /health."""
+        """Return the status of GET /health."""
         async with asyncio.timeout(TIMEOUT):
             status, _ = await self._request("GET", "/health", {}, b"")
         return status
 
     async def run(self, command: str, *, user: str = "root") -> Output:
-        """Run a shell command to its end."""
+        """Run a shell command and wait for its end."""
         out, err = b"", b""
         async with asyncio.timeout(TIMEOUT):
-            async for event in self._start(command, user):
+            async for event in self._start_process(command, user):
                 out += base64.b64decode(event.get("data", {}).get("stdout", ""))
                 err += base64.b64decode(event.get("data", {}).get("stderr", ""))
                 if "end" in event:
                     return Output(_exit_code(event["end"]), out.decode(errors="replace"), err.decode(errors="replace"))
         raise AssertionError("the process never ended")
 
-    async def begin(self, command: str, *, user: str = "root") -> int:
-        """Start a command and leave it; its pid inside."""
+    async def start(self, command: str, *, user: str = "root") -> int:
+        """Start a command, leave it running and return its pid inside the sandbox."""
         async with asyncio.timeout(TIMEOUT):
-            async for event in self._start(command, user):
+            async for event in self._start_process(command, user):
                 if "start" in event:
                     return int(event["start"]["pid"])
         raise AssertionError("the process never started")
 
     async def read(self, path: str) -> str:
-        done = await self.run(f"cat -- {path}")
-        assert done.code == 0, done.err
-        return done.out
+        result = await self.run(f"cat -- {path}")
+        assert result.code == 0, result.err
+        return result.out
 
-    async def _start(self, command: str, user: str) -> AsyncIterator[dict[str, Any]]:
+    async def _start_process(self, command: str, user: str) -> AsyncIterator[dict[str, Any]]:
         message = json.dumps({"process": {"cmd": "/bin/sh", "args": ["-c", command], "cwd": "/"}}).encode()
         body = struct.pack(">BI", 0, len(message)) + message
         headers = {
@@ -71,13 +71,13 @@ class Agent:
         sock = await self.driver.connect(self.handle, AGENT_PORT)
         reader, writer = await asyncio.open_connection(sock=sock)
         try:
-            writer.write(_head("POST", "/process.Process/Start", headers, body))
+            writer.write(_build_request("POST", "/process.Process/Start", headers, body))
             status, fields = await _read_head(reader)
             assert status == 200, status
             stream = _Body(reader, fields)
             while True:
-                flags, size = struct.unpack(">BI", await stream.exactly(5))
-                event = json.loads(await stream.exactly(size))
+                flags, size = struct.unpack(">BI", await stream.read_exactly(5))
+                event = json.loads(await stream.read_exactly(size))
                 if flags & 2:
                     assert "error" not in event, event
                     return
@@ -89,7 +89,7 @@ class Agent:
         sock = await self.driver.connect(self.handle, AGENT_PORT)
         reader, writer = await asyncio.open_connection(sock=sock)
         try:
-            writer.write(_head(method, path, headers, body))
+            writer.write(_build_request(method, path, headers, body))
             status, _ = await _read_head(reader)
             return status, await reader.read()
         finally:
@@ -97,14 +97,14 @@ class Agent:
 
 
 class _Body:
-    """A response's body, chunked or plain."""
+    """The body of a response, chunked or not."""
 
     def __init__(self, reader: asyncio.StreamReader, fields: dict[str, str]) -> None:
         self._reader = reader
         self._chunked = fields.get("transfer-encoding") == "chunked"
         self._buffer = b""
 
-    async def exactly(self, size: int) -> bytes:
+    async def read_exactly(self, size: int) -> bytes:
         if not self._chunked:
             return await self._reader.readexactly(size)
         while len(self._buffer) < size:
@@ -117,11 +117,11 @@ class _Body:
 
 
 def _exit_code(end: dict[str, Any]) -> int:
-    """JSON leaves zero out."""
+    """Return the exit code. The JSON encoding omits zero."""
     return int(end.get("exitCode", 0))
 
 
-def _head(method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
+def _build_request(method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
     fields = {"Host": "agent", "Connection": "close", "Content-Length": str(len(body)), **headers}
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
     return "\r\n".join(lines).encode() + body
@@ -135,7 +135,7 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
 
 
 async def exchange(sock: socket.socket, data: bytes) -> bytes:
-    """Send, then read until the other side closes."""
+    """Send `data`, then read until the other side closes."""
     loop = asyncio.get_running_loop()
     received = b""
     with sock:

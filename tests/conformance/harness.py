@@ -1,4 +1,4 @@
-"""One driver's place in these tests: its data directory, fresh driver objects on it, and what it may not leave behind."""
+"""The harness of one driver: its data directory, new driver objects on it, and a check for leftovers."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Literal
 
 from sandyard.engine.contract import Condition, Driver, Handle, Layers, Limits, Mount, NetworkPolicy, Spec
-from tests.conformance.agent import Agent
+from tests.conformance.guest_agent import GuestAgent
 
-# The namespace driver as root, the same with plain directories as its store, the same without root; and the fake one.
+# The namespace driver as root, as root with plain directories as its store, and without root; and the fake driver.
 ROOT_KINDS = ("namespace", "namespace-plain", "fake")
 USER_KINDS = ("namespace-rootless",)
 
 DEFAULT_LIMITS = Limits()
 
 
-def kinds() -> tuple[str, ...]:
+def list_kinds() -> tuple[str, ...]:
     return ROOT_KINDS if os.geteuid() == 0 else USER_KINDS
 
 
 def make_driver(kind: str, data_dir: Path, layers: Layers) -> Driver:
     if kind == "fake":
-        from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 (only where it is asked for)
+        from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 (imported only when used)
 
         return FakeDriver(data_dir)
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415
@@ -35,7 +35,7 @@ def make_driver(kind: str, data_dir: Path, layers: Layers) -> Driver:
     return NamespaceDriver(Options(data_dir, layer_roots=[Path(layer).parent for layer in layers], store=store))
 
 
-class Yard:
+class DriverHarness:
     def __init__(self, kind: str, data_dir: Path, layers: Layers) -> None:
         self.kind = kind
         self.data_dir = data_dir
@@ -46,11 +46,11 @@ class Yard:
 
     @property
     def real(self) -> bool:
-        """Whether there is a sandbox at all: the fake driver runs everything on the host."""
+        """Whether sandboxes are isolated: the fake driver runs everything on the host."""
         return self.kind != "fake"
 
     async def open(self, keep: Collection[Handle] = (), snapshots: Collection[str] = ()) -> Mapping[str, Condition]:
-        """A fresh driver object takes over; the one before is closed, as by an engine that ends well."""
+        """Open a new driver object after closing the previous one, as an engine does when it exits cleanly."""
         await self.close()
         self.driver = make_driver(self.kind, self.data_dir, self.layers)
         self._drivers.append(self.driver)
@@ -61,7 +61,7 @@ class Yard:
             await self._drivers.pop().close()
 
     async def clear(self) -> None:
-        """Leave nothing on the machine. To open an open driver once more is as good as a new one, and quicker."""
+        """Remove everything from the machine. Opening an open driver again does the same as opening a new one, and is faster."""
         if self._drivers:
             await self._drivers[-1].open((), ())
         else:
@@ -84,21 +84,21 @@ class Yard:
         limits: Limits = DEFAULT_LIMITS,
         layers: Layers | None = None,
         mounts: tuple[Mount, ...] = (),
-    ) -> tuple[Handle, Agent]:
+    ) -> tuple[Handle, GuestAgent]:
         handle = await self.driver.create(self.spec(name, limits, layers, mounts))
         return handle, self.agent(handle)
 
-    def agent(self, handle: Handle) -> Agent:
-        return Agent(self.driver, handle)
+    def agent(self, handle: Handle) -> GuestAgent:
+        return GuestAgent(self.driver, handle)
 
     def traces(self, name: str) -> list[str]:
-        """What is on the machine under the name of a sandbox or snapshot. Nothing else of the driver knows names."""
-        found = [str(path) for pattern in (f"*/{name}", f"*/*/{name}") for path in self.data_dir.glob(pattern)]
+        """List what exists on the machine under the name of a sandbox or snapshot. Nothing else of the driver is named after them."""
+        paths = [str(path) for pattern in (f"*/{name}", f"*/*/{name}") for path in self.data_dir.glob(pattern)]
         instance = self.data_dir / "instance.json"
         if instance.exists():
             folders = json.loads(instance.read_text())["cgroups"].values()
-            found += [str(Path(folder, name)) for folder in folders if Path(folder, name).exists()]
-        return found
+            paths += [str(Path(folder, name)) for folder in folders if Path(folder, name).exists()]
+        return paths
 
 
 def as_json(handle: Handle) -> str:

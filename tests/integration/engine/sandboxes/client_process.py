@@ -1,7 +1,6 @@
-"""A process that uses sandboxes of the fake driver until it is killed, and says aloud what it was told: `python -m …
-DIR SEED`.
+"""A process that uses sandboxes of the fake driver until it is killed, and prints what it does: `python -m … DIR SEED`.
 
-Each line is written after the service has answered, so what a reader has seen must be true for ever.
+"created", "killed" and "paused" are printed after the service has responded, so they must hold after a crash.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sandyard.kit.errors import SandyardError
 from tests.unit.engine.sandboxes.harness import BASE, StaticTemplates
 
 
-async def opened(path: Path, **settings: object) -> tuple[Sandboxes, FakeDriver, Database, DataDir]:
+async def open_service(path: Path, **settings: object) -> tuple[Sandboxes, FakeDriver, Database, DataDir]:
     data = DataDir(path)
     data.lock()
     database = Database(data.database)
@@ -33,50 +32,50 @@ async def opened(path: Path, **settings: object) -> tuple[Sandboxes, FakeDriver,
     return service, driver, database, data
 
 
-def say(*words: object) -> None:
+def report(*words: object) -> None:
     print(*words, flush=True)
 
 
-async def client(service: Sandboxes, pick: random.Random) -> None:
+async def run_client(service: Sandboxes, rng: random.Random) -> None:
     while True:
         records = service.list().items
         verb = (
-            pick.choice(["pause", "connect", "pause", "connect", "kill", "fork", "stop"])
+            rng.choice(["pause", "connect", "pause", "connect", "kill", "fork", "stop"])
             if len(records) > 3
             else "create"
         )
-        target = pick.choice(records).id if records else ""
+        target = rng.choice(records).id if records else ""
         try:
             if verb == "create":
-                say("created", (await service.create(CreateSandbox(timeout_s=3600))).id)
+                report("created", (await service.create(CreateSandbox(timeout_s=3600))).id)
             elif verb == "pause":
                 await service.pause(target)
-                say("paused", target)
+                report("paused", target)
             elif verb == "stop":
                 await service.pause(target, memory=False)
             elif verb == "connect":
-                say("waking", target)
+                report("waking", target)
                 try:
                     await service.connect(target, 3600)
                 finally:
-                    say("awake", target)
+                    report("awake", target)
             elif verb == "kill":
-                say("killing", target)
+                report("killing", target)
                 await service.kill(target)
-                say("killed", target)
+                report("killed", target)
             elif verb == "fork":
                 for fork in await service.fork(target, 1, 3600):
                     if fork.sandbox is not None:
-                        say("created", fork.sandbox.id)
+                        report("created", fork.sandbox.id)
         except SandyardError:
             await asyncio.sleep(0.01)
 
 
 async def main(path: Path, seed: int) -> None:
-    service, *_ = await opened(path)
-    say("open")
-    pick = random.Random(seed)
-    await asyncio.gather(*(client(service, pick) for _ in range(3)))
+    service, *_ = await open_service(path)
+    report("open")
+    rng = random.Random(seed)
+    await asyncio.gather(*(run_client(service, rng) for _ in range(3)))
 
 
 if __name__ == "__main__":
