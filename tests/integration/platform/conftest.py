@@ -1,4 +1,4 @@
-"""One engine for all tests of a worker that need it, and a platform on it for each."""
+"""One engine per worker for all tests that need it, and a platform on it for each test."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def engine_process() -> Iterator[Engine]:
     engine = Engine({"POOL_SIZE": "2", "METRICS_INTERVAL_S": "0.2", "DEFAULT_DISK_MB": "256"})
     engine.start()
     yield engine
-    left = engine.stop()
-    assert not left, f"the engine left behind: {left}"
+    leftovers = engine.stop()
+    assert not leftovers, f"the engine left behind: {leftovers}"
 
 
 @pytest.fixture
 async def yard(tmp_path: Path, engine_process: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[yards.Yard]:
-    async with yards.opened(with_schema(tmp_path), engine_process, monkeypatch) as made:
-        yield made
-        await yards.cleared(made)
+    async with yards.open_yard(with_schema(tmp_path), engine_process, monkeypatch) as opened:
+        yield opened
+        await yards.kill_sandboxes(opened)

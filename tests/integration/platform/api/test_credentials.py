@@ -1,4 +1,4 @@
-"""The routes of credentials, and a project that is made with its token."""
+"""Credential routes, and creating a project together with its token."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from sandyard.platform.settings import PlatformSettings
 from tests.databases import with_schema
 from tests.unit.platform.world import ROOT, Person, client
 
-EMPTY = ("commit", "-q", "--allow-empty", "-m", "chore: begin")
+EMPTY_COMMIT = ("commit", "-q", "--allow-empty", "-m", "chore: begin")
 TOKEN = "github_pat_11ABCDEFG0123456789_wxyz"
 
 
-class Room:
-    """An owner, a member and a stranger."""
+class Clients:
+    """API clients of an owner, a member and a stranger."""
 
     def __init__(self, services: Services, *people: httpx.AsyncClient) -> None:
         self.services = services
         self.maria, self.otto, self.eve = people
 
-    async def project(self, **body: Any) -> str:
-        made = await self.maria.post("/api/v1/projects", json={"name": "website", **body})
-        assert made.status_code == 201, made.text
-        project_id: str = made.json()["id"]
+    async def create_project(self, **body: Any) -> str:
+        created = await self.maria.post("/api/v1/projects", json={"name": "website", **body})
+        assert created.status_code == 201, created.text
+        project_id: str = created.json()["id"]
         otto = (await self.otto.get("/api/v1/me")).json()["user"]["id"]
         await self.maria.put(f"/api/v1/projects/{project_id}/members/{otto}")
         return f"/api/v1/projects/{project_id}"
 
 
 @pytest.fixture
-async def room(tmp_path: Path) -> AsyncIterator[Room]:
+async def clients(tmp_path: Path) -> AsyncIterator[Clients]:
     async with AsyncExitStack() as stack:
         services = await stack.enter_async_context(opened(PlatformSettings.load({}, data_dir=with_schema(tmp_path))))
         app = build(services, ROUTERS)
@@ -55,56 +55,56 @@ async def room(tmp_path: Path) -> AsyncIterator[Room]:
             principal = Principal(user.id, name, "member", "test")
             issued = await services.users.create_token(principal, "test")
             people.append(await stack.enter_async_context(client(app, Person(principal, issued.value.reveal()))))
-        yield Room(services, *people)
+        yield Clients(services, *people)
 
 
-def pem(key: Any) -> str:
-    made: bytes = key.private_bytes(
+def encode_pem(key: Any) -> str:
+    encoded: bytes = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return made.decode()
+    return encoded.decode()
 
 
-async def test_written_listed_removed_never_shown(room: Room) -> None:
-    path = await room.project(repository="https://example.org/w.git", token=TOKEN, username="maria")
-    listed = await room.otto.get(f"{path}/credentials")
+async def test_credentials_are_stored_listed_and_removed_but_never_shown(clients: Clients) -> None:
+    path = await clients.create_project(repository="https://example.org/w.git", token=TOKEN, username="maria")
+    listed = await clients.otto.get(f"{path}/credentials")
     assert [(one["kind"], one["hint"]) for one in listed.json()["items"]] == [("token", "…wxyz")]
-    given = {
-        "sshKey": pem(ed25519.Ed25519PrivateKey.generate()),
-        "app": {"appId": 123, "installationId": "456", "privateKey": pem(rsa.generate_private_key(65537, 2048))},
+    body = {
+        "sshKey": encode_pem(ed25519.Ed25519PrivateKey.generate()),
+        "app": {"appId": 123, "installationId": "456", "privateKey": encode_pem(rsa.generate_private_key(65537, 2048))},
         "webhookSecret": "planted-webhook-secret",
     }
-    put = await room.maria.put(f"{path}/credentials", json=given)
+    put = await clients.maria.put(f"{path}/credentials", json=body)
     assert put.status_code == 200, put.text
     hints = {one["kind"]: one["hint"] for one in put.json()["items"]}
     assert set(hints) == {"app", "ssh_key", "token", "webhook_secret"}
     assert hints["app"].startswith("123 SHA256:") and hints["ssh_key"].startswith("ssh-ed25519 SHA256:")
-    assert (await room.maria.delete(f"{path}/credentials/token")).status_code == 204
-    assert (await room.maria.delete(f"{path}/credentials/token")).status_code == 404
-    seen = json.dumps(
+    assert (await clients.maria.delete(f"{path}/credentials/token")).status_code == 204
+    assert (await clients.maria.delete(f"{path}/credentials/token")).status_code == 404
+    visible = json.dumps(
         [
-            (await room.maria.get(path)).json(),
+            (await clients.maria.get(path)).json(),
             put.json(),
-            [one.detail for one in (await room.services.audit.list(ROOT, AuditQuery(), PageRequest(200))).items],
+            [one.detail for one in (await clients.services.audit.list(ROOT, AuditQuery(), PageRequest(200))).items],
         ]
     )
     for planted in (TOKEN, "planted-webhook-secret", "PRIVATE KEY"):
-        assert planted not in seen
-    audit = await room.services.audit.list(ROOT, AuditQuery(action="credential.put"), PageRequest())
+        assert planted not in visible
+    audit = await clients.services.audit.list(ROOT, AuditQuery(action="credential.put"), PageRequest())
     assert [one.detail for one in audit.items] == [{"kinds": ["app", "ssh_key", "webhook_secret"]}]
 
 
-async def test_who_may(room: Room) -> None:
-    path = await room.project()
-    for person, status in ((room.otto, 403), (room.eve, 404)):
+async def test_only_the_owner_may_change_credentials(clients: Clients) -> None:
+    path = await clients.create_project()
+    for person, status in ((clients.otto, 403), (clients.eve, 404)):
         assert (await person.put(f"{path}/credentials", json={"token": TOKEN})).status_code == status
         assert (await person.delete(f"{path}/credentials/token")).status_code == status
-    assert (await room.eve.get(f"{path}/credentials")).status_code == 404
-    assert (await room.eve.post(f"{path}/test")).status_code == 404
-    assert (await room.maria.get(f"{path}/credentials")).json() == {"items": []}
+    assert (await clients.eve.get(f"{path}/credentials")).status_code == 404
+    assert (await clients.eve.post(f"{path}/test")).status_code == 404
+    assert (await clients.maria.get(f"{path}/credentials")).json() == {"items": []}
 
 
-NO_CREDENTIALS: tuple[dict[str, Any], ...] = (
+INVALID_CREDENTIALS: tuple[dict[str, Any], ...] = (
     {},
     {"token": ""},
     {"token": "hunter2 hunter2"},
@@ -119,64 +119,67 @@ NO_CREDENTIALS: tuple[dict[str, Any], ...] = (
 )
 
 
-async def test_what_is_no_credential_is_refused_and_not_repeated(room: Room) -> None:
-    path = await room.project()
-    for body in NO_CREDENTIALS:
-        answer = await room.maria.put(f"{path}/credentials", json=body)
-        assert answer.status_code == 400 and "hunter2" not in answer.text, (body, answer.text)
-        assert (await room.maria.get(f"{path}/credentials")).json() == {"items": []}, body
+async def test_invalid_credentials_are_rejected_and_not_echoed(clients: Clients) -> None:
+    path = await clients.create_project()
+    for body in INVALID_CREDENTIALS:
+        response = await clients.maria.put(f"{path}/credentials", json=body)
+        assert response.status_code == 400 and "hunter2" not in response.text, (body, response.text)
+        assert (await clients.maria.get(f"{path}/credentials")).json() == {"items": []}, body
 
 
-async def test_a_project_is_not_made_with_a_token_that_cannot_be(room: Room) -> None:
+async def test_a_project_with_an_invalid_token_or_repository_is_not_created(clients: Clients) -> None:
     for body in ({"token": "hunter2 hunter2"}, {"username": "maria"}):
-        answer = await room.maria.post("/api/v1/projects", json={"name": "website", **body})
-        assert answer.status_code == 400 and "hunter2" not in answer.text
+        response = await clients.maria.post("/api/v1/projects", json={"name": "website", **body})
+        assert response.status_code == 400 and "hunter2" not in response.text
     inside = {"name": "website", "repository": "https://maria:hunter2@example.org/w.git"}
-    answer = await room.maria.post("/api/v1/projects", json=inside)
-    assert (answer.status_code, answer.json()["code"]) == (400, "repository_invalid") and "hunter2" not in answer.text
-    local = await room.maria.post("/api/v1/projects", json={"name": "website", "repository": "/etc"})
+    response = await clients.maria.post("/api/v1/projects", json=inside)
+    assert (response.status_code, response.json()["code"]) == (
+        400,
+        "repository_invalid",
+    ) and "hunter2" not in response.text
+    local = await clients.maria.post("/api/v1/projects", json={"name": "website", "repository": "/etc"})
     assert local.status_code == 403 and "administrator" in local.json()["detail"]
-    assert (await room.maria.get("/api/v1/projects")).json()["items"] == []
+    assert (await clients.maria.get("/api/v1/projects")).json()["items"] == []
 
 
-async def test_the_connection_is_tried(room: Room, tmp_path: Path) -> None:
-    path = await room.project()
-    none = (await room.otto.post(f"{path}/test")).json()
-    assert none["ok"] is False and none["findings"] and none["budget"] is None
-    # nobody listens there
-    await room.maria.patch(
+async def test_the_connection_test_reports_what_failed(clients: Clients, tmp_path: Path) -> None:
+    path = await clients.create_project()
+    without_repository = (await clients.otto.post(f"{path}/test")).json()
+    assert without_repository["ok"] is False and without_repository["findings"] and without_repository["budget"] is None
+    # no server listens on this port
+    await clients.maria.patch(
         path, json={"repository": "http://127.0.0.1:9/a/b.git", "settings": {"forge": {"kind": "plain"}}}
     )
-    tried = await room.otto.post(f"{path}/test", timeout=30)
-    assert tried.status_code == 200, tried.text
-    assert tried.json()["ok"] is False and not all(one["ok"] for one in tried.json()["findings"])
+    tested = await clients.otto.post(f"{path}/test", timeout=30)
+    assert tested.status_code == 200, tested.text
+    assert tested.json()["ok"] is False and not all(one["ok"] for one in tested.json()["findings"])
 
 
-async def test_what_does_not_work_is_not_stored(room: Room, tmp_path: Path) -> None:
-    chief = await room.services.users.create(ROOT, "chief", "admin")
-    principal = Principal(chief.id, "chief", "admin", "test")
-    issued = await room.services.users.create_token(principal, "test")
+async def test_settings_that_fail_the_connection_test_are_not_stored(clients: Clients, tmp_path: Path) -> None:
+    admin = await clients.services.users.create(ROOT, "chief", "admin")
+    principal = Principal(admin.id, "chief", "admin", "test")
+    issued = await clients.services.users.create_token(principal, "test")
     repository = tmp_path / "there"
-    for words in (("init", "-q", "-b", "main", "."), ("-c", "user.name=A", "-c", "user.email=a@b", *EMPTY)):
+    for arguments in (("init", "-q", "-b", "main", "."), ("-c", "user.name=A", "-c", "user.email=a@b", *EMPTY_COMMIT)):
         repository.mkdir(exist_ok=True)
-        subprocess.run(["git", *words], cwd=repository, check=True)
-    async with client(build(room.services, ROUTERS), Person(principal, issued.value.reveal())) as web:
+        subprocess.run(["git", *arguments], cwd=repository, check=True)
+    async with client(build(clients.services, ROUTERS), Person(principal, issued.value.reveal())) as web:
         wrong = {"name": "website", "repository": str(tmp_path / "missing"), "test": True}
         refused = await web.post("/api/v1/projects", json=wrong)
-        told = refused.json()
-        assert (refused.status_code, told["code"]) == (409, "connection_test_failed"), refused.text
-        assert [one["what"] for one in told["findings"] if not one["ok"]] == ["repository"]
+        problem = refused.json()
+        assert (refused.status_code, problem["code"]) == (409, "connection_test_failed"), refused.text
+        assert [one["what"] for one in problem["findings"] if not one["ok"]] == ["repository"]
         nowhere = {**wrong, "repository": str(repository), "baseBranch": "nowhere"}
         assert "nowhere" in (await web.post("/api/v1/projects", json=nowhere)).json()["detail"]
         token = {"name": "x", "repository": "http://127.0.0.1:9/a/b.git", "token": TOKEN, "test": True}
         assert (await web.post("/api/v1/projects", json=token)).status_code == 409
         assert (await web.get("/api/v1/projects")).json()["items"] == []
-        events = await room.services.audit.list(ROOT, AuditQuery(action="project.create"), PageRequest())
+        events = await clients.services.audit.list(ROOT, AuditQuery(action="project.create"), PageRequest())
         assert TOKEN not in json.dumps([one.detail for one in events.items])
 
-        made = await web.post("/api/v1/projects", json={**wrong, "repository": str(repository)})
-        assert (made.status_code, made.json()["connectionError"]) == (201, None)
-        path = f"/api/v1/projects/{made.json()['id']}"
+        created = await web.post("/api/v1/projects", json={**wrong, "repository": str(repository)})
+        assert (created.status_code, created.json()["connectionError"]) == (201, None)
+        path = f"/api/v1/projects/{created.json()['id']}"
         repository.rename(tmp_path / "moved")
         assert (await web.post(f"{path}/test")).json()["ok"] is False
         assert "no such repository" in (await web.get("/api/v1/projects")).json()["items"][0]["connectionError"]
@@ -186,13 +189,13 @@ async def test_what_does_not_work_is_not_stored(room: Room, tmp_path: Path) -> N
 
         moved = {"repository": "http://127.0.0.1:9/a/b.git"}
         assert (await web.patch(path, json=moved)).status_code == 200
-        kept = await web.put(f"{path}/credentials", params={"test": "true"}, json={"token": TOKEN})
-        assert (kept.status_code, kept.json()["code"]) == (409, "connection_test_failed"), kept.text
+        rejected = await web.put(f"{path}/credentials", params={"test": "true"}, json={"token": TOKEN})
+        assert (rejected.status_code, rejected.json()["code"]) == (409, "connection_test_failed"), rejected.text
         assert (await web.get(f"{path}/credentials")).json() == {"items": []}
 
 
-async def test_a_repository_does_not_move_with_a_token(room: Room) -> None:
-    path = await room.project(repository="https://example.org/w.git", token=TOKEN)
-    moved = await room.maria.patch(path, json={"repository": "https://evil.example/w.git"})
+async def test_the_repository_cannot_move_to_another_host_while_a_token_is_stored(clients: Clients) -> None:
+    path = await clients.create_project(repository="https://example.org/w.git", token=TOKEN)
+    moved = await clients.maria.patch(path, json={"repository": "https://evil.example/w.git"})
     assert (moved.status_code, moved.json()["code"]) == (409, "conflict") and "example.org" in moved.json()["detail"]
-    assert (await room.maria.patch(path, json={"repository": "https://example.org/v.git"})).status_code == 200
+    assert (await clients.maria.patch(path, json={"repository": "https://example.org/v.git"})).status_code == 200

@@ -1,4 +1,4 @@
-"""Transactions: all or nothing, with the events they tell of, in the order in which they were committed."""
+"""Transactions are atomic, and their events are published in commit order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.both_databases
 NOW = datetime(2026, 1, 31, 10, tzinfo=UTC)
 
 
-async def events(database: Database) -> list[Event]:
+async def list_events(database: Database) -> list[Event]:
     async with database.reading() as session:
         return list(await session.scalars(select(Event).order_by(Event.seq)))
 
@@ -44,17 +44,17 @@ async def events(database: Database) -> list[Event]:
         ("postgresql+psycopg://a@b/c", "postgresql+asyncpg"),
     ],
 )
-def test_drivers_are_ours_to_choose(url: str, driver: str) -> None:
+def test_the_platform_chooses_the_database_driver(url: str, driver: str) -> None:
     assert parse_url(url).drivername == driver
 
 
 @pytest.mark.parametrize("url", ["", "platform.db", "mysql://a@b/c"])
-def test_a_url_of_no_use(url: str) -> None:
+def test_an_unsupported_url_is_rejected(url: str) -> None:
     with pytest.raises(InvalidInputError, match="sqlite:///PATH or postgresql://"):
         parse_url(url)
 
 
-async def test_concurrent_transactions_all_count(database: Database) -> None:
+async def test_concurrent_transactions_lose_no_update(database: Database) -> None:
     async with database.transaction() as tx:
         tx.add(Setting(name="count", value="0"))
 
@@ -69,9 +69,9 @@ async def test_concurrent_transactions_all_count(database: Database) -> None:
         assert await session.scalar(select(Setting.value)) == "50"
 
 
-async def test_listeners_hear_of_events_in_the_order_of_commits(database: Database) -> None:
-    heard: list[int] = []
-    database.listen(lambda told: heard.extend(event.seq for event in told))
+async def test_listeners_receive_every_event_and_those_of_a_transaction_together(database: Database) -> None:
+    received: list[int] = []
+    database.listen(lambda batch: received.extend(event.seq for event in batch))
 
     async def change(number: int) -> None:
         async with database.transaction() as tx:
@@ -80,14 +80,14 @@ async def test_listeners_hear_of_events_in_the_order_of_commits(database: Databa
             tx.emit("session.renamed", number=number)
 
     await asyncio.gather(*(change(number) for number in range(40)))
-    stored = await events(database)
-    assert sorted(heard) == [event.seq for event in stored]
+    stored = await list_events(database)
+    assert sorted(received) == [event.seq for event in stored]
     assert len(stored) == 80
     pairs = [event.data["number"] for event in stored]
     assert pairs[::2] == pairs[1::2], "the events of a transaction stay together"
 
 
-async def test_a_lower_number_is_never_committed_later(database: Database) -> None:
+async def test_sequence_numbers_become_visible_in_order(database: Database) -> None:
     done = asyncio.Event()
     seen: set[int] = set()
 
@@ -95,21 +95,21 @@ async def test_a_lower_number_is_never_committed_later(database: Database) -> No
         async with database.transaction() as tx:
             tx.emit("command.output", number=number)
 
-    async def look() -> None:
+    async def observe() -> None:
         while not done.is_set():
-            now = {event.seq for event in await events(database)}
+            now = {event.seq for event in await list_events(database)}
             assert not seen or not {seq for seq in now - seen if seq < max(seen)}
             seen.update(now)
 
-    looking = asyncio.create_task(look())
+    observing = asyncio.create_task(observe())
     await asyncio.gather(*(change(number) for number in range(150)))
     done.set()
-    await looking
+    await observing
 
 
-async def test_what_is_rolled_back_was_never_told(database: Database) -> None:
-    heard: list[Event] = []
-    database.listen(heard.extend)
+async def test_a_rolled_back_transaction_publishes_no_events(database: Database) -> None:
+    received: list[Event] = []
+    database.listen(received.extend)
     with pytest.raises(RuntimeError):
         async with database.transaction() as tx:
             tx.add(Setting(name="a", value="b"))
@@ -119,16 +119,16 @@ async def test_what_is_rolled_back_was_never_told(database: Database) -> None:
         async with database.transaction() as tx:
             tx.emit("user.created")
             tx.add(Setting(name="a", value="b"), Setting(name="a", value="c"))
-    assert heard == []
-    assert await events(database) == []
+    assert received == []
+    assert await list_events(database) == []
     async with database.reading() as session:
         assert await session.scalar(select(func.count()).select_from(Setting)) == 0
 
 
-async def test_of_a_commit_that_fails_it_is_not_said_that_it_has_happened(database: Database) -> None:
-    heard: list[str] = []
-    database.listen(lambda told: heard.append("perhaps"))
-    database.listen_committed(lambda told: heard.append("surely"))
+async def test_a_failed_commit_is_not_reported_as_committed(database: Database) -> None:
+    received: list[str] = []
+    database.listen(lambda batch: received.append("listen"))
+    database.listen_committed(lambda batch: received.append("listen_committed"))
 
     def fail(session: object) -> None:
         raise RuntimeError
@@ -137,42 +137,42 @@ async def test_of_a_commit_that_fails_it_is_not_said_that_it_has_happened(databa
         async with database.transaction() as tx:
             tx.emit("user.created")
             event.listen(tx.session.sync_session, "before_commit", fail)
-    assert heard == ["perhaps"]
-    assert await events(database) == []
+    assert received == ["listen"]
+    assert await list_events(database) == []
     async with database.transaction() as tx:
         tx.emit("user.created")
-    assert heard == ["perhaps", "surely", "perhaps"]
+    assert received == ["listen", "listen_committed", "listen"]
 
 
-async def test_of_whoever_leaves_when_it_is_committed_others_hear(
+async def test_events_are_published_when_the_writer_is_cancelled_after_the_commit(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[str] = []
-    database.listen(lambda told: heard.extend(event.kind for event in told))
-    closing, go_on, real = asyncio.Event(), asyncio.Event(), AsyncSession.close
+    received: list[str] = []
+    database.listen(lambda batch: received.extend(event.kind for event in batch))
+    closing, proceed, real = asyncio.Event(), asyncio.Event(), AsyncSession.close
 
-    async def late(self: AsyncSession) -> None:
+    async def held_close(self: AsyncSession) -> None:
         closing.set()
-        await go_on.wait()
+        await proceed.wait()
         await real(self)
 
     async def change() -> None:
         async with database.transaction() as tx:
             tx.emit("a.changed")
 
-    with monkeypatch.context() as held:
-        held.setattr(AsyncSession, "close", late)
+    with monkeypatch.context() as patch:
+        patch.setattr(AsyncSession, "close", held_close)
         changing = asyncio.create_task(change())
         async with asyncio.timeout(30):
             await closing.wait()
             changing.cancel()
-            go_on.set()
+            proceed.set()
             await asyncio.wait((changing,))
     assert changing.cancelled()
-    assert [event.kind for event in await events(database)] == heard == ["a.changed"]
+    assert [event.kind for event in await list_events(database)] == received == ["a.changed"]
 
 
-async def test_what_belongs_to_a_row_goes_with_it(database: Database) -> None:
+async def test_deleting_a_row_deletes_its_dependent_rows(database: Database) -> None:
     async with database.transaction() as tx:
         tx.add(User(id="usr_1", name="ada", role="admin", created_at=NOW))
         await tx.session.flush()
@@ -196,9 +196,7 @@ async def test_readers_do_not_wait_for_a_writer(database: Database) -> None:
 ENDLESS = text("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT 1 FROM n) SELECT count(*) FROM n")
 
 
-async def test_a_search_that_takes_too_long_says_what_to_do(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_search_is_stopped_with_advice(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases, "SEARCH_S", 0.05)
     with pytest.raises(SearchTooSlowError, match="fewer or longer words") as refused:
         async with database.searching("maria") as session:
@@ -209,25 +207,25 @@ async def test_a_search_that_takes_too_long_says_what_to_do(
         assert await session.scalar(text("SELECT 1")) == 1
 
 
-async def test_a_person_searches_once_at_a_time(database: Database) -> None:
-    begun: list[str] = []
+async def test_searches_of_one_user_run_one_at_a_time(database: Database) -> None:
+    started: list[str] = []
 
     async def search(who: str, *, until: asyncio.Event | None = None) -> None:
         async with database.searching(who):
-            begun.append(who)
+            started.append(who)
             if until is not None:
                 await until.wait()
 
-    over = asyncio.Event()
+    finished = asyncio.Event()
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-        group.create_task(search("maria", until=over))
+        group.create_task(search("maria", until=finished))
         again = group.create_task(search("maria"))
         await group.create_task(search("otto"))
-        assert begun == ["maria", "otto"] and not again.done()
-        over.set()
+        assert started == ["maria", "otto"] and not again.done()
+        finished.set()
 
 
-async def test_a_query_is_stopped_after_a_time(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_query_is_stopped_at_its_time_limit(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "THREAD_S", 0.2)
     database = Database(empty_database_url)
     await database.open()
@@ -238,7 +236,7 @@ async def test_a_query_is_stopped_after_a_time(empty_database_url: str, monkeypa
     await database.close()
 
 
-async def test_a_statement_of_a_transaction_has_no_time_limit(
+async def test_a_statement_in_a_transaction_has_no_time_limit(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "THREAD_S", 0.2)
@@ -249,7 +247,7 @@ async def test_a_statement_of_a_transaction_has_no_time_limit(
     await database.close()
 
 
-async def test_sqlite_that_another_process_keeps_locked_is_busy(tmp_path: Path, monkeypatch) -> None:
+async def test_a_locked_sqlite_database_is_reported_as_busy(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
     first, second = (Database(f"sqlite:///{tmp_path / 'deep' / 'x.db'}") for _ in range(2))
     await first.open()
@@ -263,7 +261,7 @@ async def test_sqlite_that_another_process_keeps_locked_is_busy(tmp_path: Path, 
     await second.close()
 
 
-async def test_a_server_that_is_not_there() -> None:
+async def test_an_unreachable_server_is_reported_as_unavailable() -> None:
     database = Database("postgresql://nobody@127.0.0.1:1/none")
     await database.open()
     with pytest.raises(DatabaseUnavailableError):
@@ -271,7 +269,7 @@ async def test_a_server_that_is_not_there() -> None:
     await database.close()
 
 
-async def test_a_server_that_closes_connections(postgres, postgres_url: str) -> None:
+async def test_a_closed_connection_is_reported_and_replaced(postgres, postgres_url: str) -> None:
     database = Database(postgres_url)
     await database.open()
     with pytest.raises(DatabaseUnavailableError):
@@ -286,7 +284,7 @@ async def test_a_server_that_closes_connections(postgres, postgres_url: str) -> 
     await database.close()
 
 
-async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_reported_as_unavailable(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_bytes(b"this is a letter, not a database" * 100)
     database = Database(f"sqlite:///{tmp_path / 'x.db'}")
     await database.open()
@@ -296,15 +294,15 @@ async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
-async def test_every_error_of_a_server_that_stops_and_starts_says_that_it_is_away(
+async def test_every_error_during_a_server_restart_is_reported_as_unavailable(
     postgres: Server, postgres_schema_url: str, how: signal.Signals
 ) -> None:
-    """Whatever somebody was just doing: connecting, asking, in the middle of a transaction, or in a long statement."""
-    database, kinds = Database(postgres_schema_url), set()
+    """Whatever the client is doing: connecting, querying, in a transaction, or in a long statement."""
+    database, errors = Database(postgres_schema_url), set()
     await database.open()
-    going = True
+    running = True
 
-    async def ask() -> None:
+    async def read() -> None:
         async with database.reading() as session:
             await session.execute(text("SELECT 1"))
 
@@ -313,18 +311,20 @@ async def test_every_error_of_a_server_that_stops_and_starts_says_that_it_is_awa
             tx.emit("a.changed")
             await asyncio.sleep(0.01)
 
-    async def linger() -> None:
+    async def run_long_statement() -> None:
         async with database.transaction() as tx:
             await tx.session.execute(text("SELECT pg_sleep(0.2)"))
 
-    async def again_and_again(work: Callable[[], Awaitable[None]]) -> None:
-        while going:
+    async def repeat(work: Callable[[], Awaitable[None]]) -> None:
+        while running:
             try:
                 await work()
             except TEMPORARY_ERRORS as error:
-                kinds.add(type(error.__cause__).__name__)
+                errors.add(type(error.__cause__).__name__)
 
-    tasks = [asyncio.create_task(again_and_again(work)) for work in (ask, ask, write, write, linger, linger)]
+    tasks = [
+        asyncio.create_task(repeat(work)) for work in (read, read, write, write, run_long_statement, run_long_statement)
+    ]
     waiting = asyncio.create_task(asyncio.sleep(0))
     for _ in range(3):
         await asyncio.sleep(0.1)
@@ -332,13 +332,13 @@ async def test_every_error_of_a_server_that_stops_and_starts_says_that_it_is_awa
         waiting = asyncio.create_task(retry_while_database_unavailable(write, "test"))
         postgres.resume(wait=False)
         await waiting
-    going = False
-    await asyncio.gather(*tasks)  # raises what was not taken for an absent database
-    assert kinds
+    running = False
+    await asyncio.gather(*tasks)  # raises any error that was not reported as an unavailable database
+    assert errors
     await database.close()
 
 
-async def test_what_is_withheld_is_neither_read_nor_written(database: Database) -> None:
+async def test_a_withheld_database_is_neither_read_nor_written(database: Database) -> None:
     with pytest.raises(DatabaseUnavailableError, match="not ours"):
         async with database.transaction() as tx:
             tx.add(Setting(name="a", value="b"))

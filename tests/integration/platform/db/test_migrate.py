@@ -1,4 +1,4 @@
-"""The schema goes up, down and up, is what the models say, and is never half-way."""
+"""The schema migrates up, down and up again, matches the models, and is never left half migrated."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ NOW = datetime(2026, 1, 31, 10, tzinfo=UTC)
 
 
 @pytest.fixture
-async def empty(empty_database_url: str):
-    opened = Database(empty_database_url)
-    await opened.open()
-    yield opened
-    await opened.close()
+async def empty_database(empty_database_url: str):
+    database = Database(empty_database_url)
+    await database.open()
+    yield database
+    await database.close()
 
 
-async def tables(database: Database) -> set[str]:
+async def list_tables(database: Database) -> set[str]:
     async with database.engine.connect() as connection:
         return set(await connection.run_sync(lambda bound: inspect(bound).get_table_names()))
 
 
-async def test_up_down_and_up_again(empty: Database) -> None:
-    assert await migrate.current(empty) is None
-    await migrate.upgrade(empty)
-    head = await migrate.current(empty)
+async def test_the_schema_migrates_up_down_and_up_again(empty_database: Database) -> None:
+    assert await migrate.current(empty_database) is None
+    await migrate.upgrade(empty_database)
+    head = await migrate.current(empty_database)
     assert head is not None
-    assert await tables(empty) == {*Base.metadata.tables, "alembic_version"}
-    assert await migrate.drift(empty) == []
+    assert await list_tables(empty_database) == {*Base.metadata.tables, "alembic_version"}
+    assert await migrate.drift(empty_database) == []
 
-    await migrate.downgrade(empty, "base")
-    assert await migrate.current(empty) is None
-    assert await tables(empty) == {"alembic_version"}
+    await migrate.downgrade(empty_database, "base")
+    assert await migrate.current(empty_database) is None
+    assert await list_tables(empty_database) == {"alembic_version"}
 
-    await migrate.upgrade(empty)
-    await migrate.upgrade(empty)
-    assert await migrate.current(empty) == head
-    assert await migrate.drift(empty) == []
+    await migrate.upgrade(empty_database)
+    await migrate.upgrade(empty_database)
+    assert await migrate.current(empty_database) == head
+    assert await migrate.drift(empty_database) == []
 
 
-async def test_requests_to_destroy_sandboxes_of_the_version_before(database: Database) -> None:
+async def test_destroy_requests_survive_a_downgrade_and_an_upgrade(database: Database) -> None:
     async with database.transaction() as tx:
         tx.add(User(id="usr_1", name="ada", password="", role="admin", created_at=NOW))
         await tx.session.flush()
@@ -79,7 +79,7 @@ async def test_requests_to_destroy_sandboxes_of_the_version_before(database: Dat
     assert await migrate.drift(database) == []
 
 
-async def test_drift_is_seen(database: Database) -> None:
+async def test_drift_is_detected(database: Database) -> None:
     async with database.transaction() as tx:
         await tx.session.execute(text("ALTER TABLE users ADD COLUMN shoe_size INTEGER"))
         await tx.session.execute(text("DROP INDEX ix_events_at"))
@@ -91,16 +91,18 @@ async def test_drift_is_seen(database: Database) -> None:
     assert "the trigger audit_no_delete is missing" in found
 
 
-async def test_platforms_that_start_at_once(empty: Database, empty_database_url: str) -> None:
+async def test_platforms_that_start_at_once_migrate_without_conflict(
+    empty_database: Database, empty_database_url: str
+) -> None:
     others = [Database(empty_database_url) for _ in range(4)]
     for other in others:
         await other.open()
     try:
-        await asyncio.gather(*(migrate.upgrade(other) for other in [empty, *others]))
+        await asyncio.gather(*(migrate.upgrade(other) for other in [empty_database, *others]))
     finally:
         for other in others:
             await other.close()
-    assert await migrate.drift(empty) == []
+    assert await migrate.drift(empty_database) == []
 
 
 async def test_a_newer_database_is_refused(database: Database) -> None:
@@ -110,27 +112,27 @@ async def test_a_newer_database_is_refused(database: Database) -> None:
         await migrate.upgrade(database)
 
 
-async def test_a_revision_nobody_knows(database: Database) -> None:
+async def test_an_unknown_revision_is_rejected(database: Database) -> None:
     with pytest.raises(InvalidInputError, match="no revision 'yesterday'"):
         await migrate.downgrade(database, "yesterday")
 
 
-async def test_a_migration_that_fails_leaves_nothing(empty: Database) -> None:
-    async with empty.transaction() as tx:
+async def test_a_failed_migration_is_rolled_back(empty_database: Database) -> None:
+    async with empty_database.transaction() as tx:
         await tx.session.execute(text("CREATE TABLE terminals (id INTEGER)"))  # the last table of the revision
     with pytest.raises(DBAPIError):
-        await migrate.upgrade(empty)
-    assert await migrate.current(empty) is None
-    assert await tables(empty) <= {"terminals", "alembic_version"}
+        await migrate.upgrade(empty_database)
+    assert await migrate.current(empty_database) is None
+    assert await list_tables(empty_database) <= {"terminals", "alembic_version"}
 
 
-async def test_foreign_keys_are_back_after_a_migration(database: Database) -> None:
+async def test_foreign_keys_are_enforced_after_a_migration(database: Database) -> None:
     with pytest.raises(DBAPIError, match=r"(?i)foreign key"):
         async with database.transaction() as tx:
             tx.add(Project(id="prj_1", owner_id="usr_nobody", name="x", created_at=NOW, updated_at=NOW))
 
 
-async def test_rows_that_refer_to_nothing_stop_a_migration(tmp_path) -> None:
+async def test_broken_references_stop_a_migration(tmp_path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'platform.db'}")
     await database.open()
     await migrate.upgrade(database)
@@ -143,7 +145,7 @@ async def test_rows_that_refer_to_nothing_stop_a_migration(tmp_path) -> None:
     await database.close()
 
 
-async def test_audit_is_append_only(database: Database) -> None:
+async def test_the_audit_log_is_append_only(database: Database) -> None:
     async with database.transaction() as tx:
         tx.add(Audit(at=NOW, action="user.login", outcome="unauthenticated", detail={}))
     columns = "seq, at, action, outcome, detail"

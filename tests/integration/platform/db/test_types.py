@@ -1,4 +1,4 @@
-"""Column types mean the same on both databases."""
+"""Column types behave the same on both databases."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ pytestmark = pytest.mark.both_databases
 NOW = datetime(2026, 1, 31, 10, 0, 0, 123456, tzinfo=UTC)
 
 
-async def test_an_instant_comes_back_as_utc(database: Database) -> None:
-    there = NOW.astimezone(timezone(timedelta(hours=5, minutes=30)))
+async def test_a_timestamp_is_returned_in_utc(database: Database) -> None:
+    local_time = NOW.astimezone(timezone(timedelta(hours=5, minutes=30)))
     async with database.transaction() as tx:
-        tx.add(User(id="usr_1", name="ada", role="admin", created_at=there))
+        tx.add(User(id="usr_1", name="ada", role="admin", created_at=local_time))
     async with database.reading() as session:
         user = (await session.scalars(select(User))).one()
         assert user.created_at == NOW
         assert user.created_at.tzinfo is UTC
         assert user.disabled_at is None
-        assert (await session.scalars(select(User).where(User.created_at <= there))).one() is user
+        assert (await session.scalars(select(User).where(User.created_at <= local_time))).one() is user
 
 
-async def test_a_time_without_a_zone_is_refused(database: Database) -> None:
+async def test_a_timestamp_without_a_time_zone_is_rejected(database: Database) -> None:
     with pytest.raises(StatementError, match="has no time zone"):
         async with database.transaction() as tx:
             tx.add(User(id="usr_1", name="ada", role="admin", created_at=datetime(2026, 1, 31)))
             await tx.session.flush()
 
 
-async def test_json_comes_back_as_it_was(database: Database) -> None:
+async def test_json_is_returned_unchanged(database: Database) -> None:
     data = {"words": ["ä", "\n", "\u2028"], "deep": {"number": 1.5, "none": None, "yes": True}, "big": 2**60, "": []}
     async with database.transaction() as tx:
         tx.emit("session.created", **data)
@@ -43,7 +43,7 @@ async def test_json_comes_back_as_it_was(database: Database) -> None:
         assert (await session.scalars(select(Event.data))).one() == data
 
 
-async def test_numbers_have_64_bits_and_rows_number_themselves(database: Database) -> None:
+async def test_large_integers_are_stored_exactly(database: Database) -> None:
     async with database.transaction() as tx:
         tx.add(User(id="usr_1", name="ada", role="admin", created_at=NOW))
         await tx.session.flush()
@@ -67,7 +67,7 @@ async def test_numbers_have_64_bits_and_rows_number_themselves(database: Databas
         assert (await session.scalars(select(Event.seq))).one() == 5 << 40
 
 
-async def test_a_number_is_never_given_twice(database: Database) -> None:
+async def test_a_sequence_number_is_never_reused(database: Database) -> None:
     async def emit() -> int:
         async with database.transaction() as tx:
             tx.emit("user.created")

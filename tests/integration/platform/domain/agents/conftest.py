@@ -10,5 +10,5 @@ from tests.integration.platform.domain.sandboxes.yard import Yard
 
 @pytest.fixture
 async def harness(yard: Yard) -> AsyncIterator[AgentHarness]:
-    async with open_harness(yard) as made:
-        yield made
+    async with open_harness(yard) as opened:
+        yield opened

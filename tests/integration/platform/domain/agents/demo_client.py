@@ -1,4 +1,4 @@
-"""A client of the demo agent made of the official package: what both of them say is checked by its schema."""
+"""A client of the demo agent built on the official ACP package, whose schema validates the messages of both."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 else:
     acp, schema = Later("acp"), Later("acp.schema")
 
-LONGEST = 50 << 20
+MAX_LINE = 50 << 20
 
 
-class Person:
-    """Answers as it was told, and remembers what it has heard. `choose`: the id of an option, None for nothing."""
+class RecordingClient:
+    """Answers as configured and records what it receives. `choose` returns the id of an option, or None to cancel."""
 
     def __init__(self) -> None:
         self.updates: list[Any] = []
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.choose: Callable[[str], str | None] = lambda title: "allow"
         self.replies: list[Any] = []
-        self.heard = asyncio.Event()
+        self.updated = asyncio.Event()
         self.silent = False
 
     def on_connect(self, conn: Any) -> None: ...
 
     async def session_update(self, session_id: str, update: Any, **kwargs: Any) -> None:
         self.updates.append(update)
-        self.heard.set()
+        self.updated.set()
 
     async def request_permission(
         self, options: Any, session_id: str, tool_call: Any, **kwargs: Any
     ) -> schema.RequestPermissionResponse:
-        self.asked.append(tool_call.title)
-        self.heard.set()
+        self.requests.append(tool_call.title)
+        self.updated.set()
         if self.silent:
             await asyncio.Event().wait()
         option = self.choose(tool_call.title)
@@ -54,7 +54,7 @@ class Person:
         return schema.RequestPermissionResponse(outcome=schema.AllowedOutcome(outcome="selected", option_id=option))
 
     async def create_elicitation(self, message: str, mode: Any, **kwargs: Any) -> Any:
-        self.asked.append(message)
+        self.requests.append(message)
         assert mode.requested_schema.required == ["answer"]
         return self.replies.pop(0)
 
@@ -66,37 +66,37 @@ class Person:
     def thoughts(self) -> str:
         return "".join(self._chunks("agent_thought_chunk"))
 
-    def of(self, kind: str) -> list[Any]:
+    def list_updates(self, kind: str) -> list[Any]:
         return [update for update in self.updates if update.session_update == kind]
 
     def _chunks(self, kind: str) -> list[str]:
-        return [update.content.text for update in self.of(kind)]
+        return [update.content.text for update in self.list_updates(kind)]
 
     async def until(self, predicate: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
             while not predicate():
-                self.heard.clear()
-                await self.heard.wait()
+                self.updated.clear()
+                await self.updated.wait()
 
 
-class Talk:
-    """One connection with one session open."""
+class DemoConnection:
+    """One connection with one open session."""
 
-    def __init__(self, person: Person, agent: Any, process: Any, session: str) -> None:
-        self.person = person
+    def __init__(self, client: RecordingClient, agent: Any, process: Any, session: str) -> None:
+        self.client = client
         self.agent = agent
         self.process = process
         self.session = session
 
-    async def say(self, *lines: str) -> str:
-        """The stop reason."""
-        self.person.updates.clear()
-        answer = await self.agent.prompt(session_id=self.session, prompt=[acp.text_block("\n".join(lines))])
-        return str(answer.stop_reason)
+    async def prompt(self, *lines: str) -> str:
+        """Send a prompt and return the stop reason."""
+        self.client.updates.clear()
+        response = await self.agent.prompt(session_id=self.session, prompt=[acp.text_block("\n".join(lines))])
+        return str(response.stop_reason)
 
 
-def put_program(home: Path) -> list[str]:
-    """Its command line, with its file written as a sandbox would have it."""
+def write_program(home: Path) -> list[str]:
+    """Write the agent's file as in a sandbox and return its command line."""
     launch = DEMO.launch(LaunchRequest(home=str(home), folder="/"))
     for name, content in launch.files.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -105,13 +105,15 @@ def put_program(home: Path) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def talk(home: Path, folder: Path, *, forms: bool = False, load: str | None = None) -> AsyncIterator[Talk]:
-    person = Person()
-    program = put_program(home)
+async def connect_demo(
+    home: Path, folder: Path, *, forms: bool = False, load: str | None = None
+) -> AsyncIterator[DemoConnection]:
+    client = RecordingClient()
+    program = write_program(home)
     env = {"PATH": os.environ["PATH"], "HOME": str(home), "GIT_CONFIG_NOSYSTEM": "1"}
-    options = {"limit": LONGEST, "stderr": None}
+    options = {"limit": MAX_LINE, "stderr": None}
     async with acp.spawn_agent_process(
-        person,  # type: ignore[arg-type] # it has only what is asked of it
+        client,  # type: ignore[arg-type] # implements only the methods that the agent calls
         *program,
         env=env,
         cwd=folder,
@@ -119,12 +121,12 @@ async def talk(home: Path, folder: Path, *, forms: bool = False, load: str | Non
         use_unstable_protocol=True,
     ) as (agent, process):
         capabilities = {"elicitation": {"form": {}}} if forms else {}
-        told = await agent.initialize(1, schema.ClientCapabilities.model_validate(capabilities))
-        assert told.agent_info is not None
-        assert told.agent_info.title == "Demo agent (no model)"
+        initialized = await agent.initialize(1, schema.ClientCapabilities.model_validate(capabilities))
+        assert initialized.agent_info is not None
+        assert initialized.agent_info.title == "Demo agent (no model)"
         if load is None:
             session = (await agent.new_session(str(folder), mcp_servers=[])).session_id
         else:
             await agent.load_session(cwd=str(folder), session_id=load, mcp_servers=[])
             session = load
-        yield Talk(person, agent, process, session)
+        yield DemoConnection(client, agent, process, session)

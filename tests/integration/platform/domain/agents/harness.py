@@ -1,4 +1,4 @@
-"""Agents on a real engine: the turns of a scripted agent, by a service that can be interrupted and opened again."""
+"""Agents on a real engine: turns of a scripted agent, run by a service that can crash and be reopened."""
 
 from __future__ import annotations
 
@@ -50,33 +50,33 @@ class ScriptedProfile:
 
 @dataclass
 class FakeAgents:
-    known: Profile = field(default_factory=ScriptedProfile)
+    current_profile: Profile = field(default_factory=ScriptedProfile)
 
     async def profile(self, owner_id: str, name: str) -> Profile:
-        return self.known
+        return self.current_profile
 
 
 @dataclass
-class Spent:
+class FakeUsage:
     calls: int = 0
     cost_usd: float | None = None
 
 
 class FakeModels:
-    """No models, unless one is `given`; `budget` refuses."""
+    """No models, unless `configured_endpoint` is set. `budget_error` is raised by every budget check."""
 
     def __init__(self) -> None:
-        self.budget: SandyardError | None = None
-        self.refused: Fault | None = None
+        self.budget_error: SandyardError | None = None
+        self.current_fault: Fault | None = None
         self.counting: list[str] = []
-        self.given: ModelEndpoint | None = None
+        self.configured_endpoint: ModelEndpoint | None = None
         self.attached = 0
         self.reached = 0
 
     async def endpoint(
         self, session: Session, sandbox: Sandbox, profile: Profile, model: str | None
     ) -> ModelEndpoint | None:
-        return self.given
+        return self.configured_endpoint
 
     async def reach(self, session: Session, sandbox: Sandbox) -> tuple[str, Secret]:
         self.reached += 1
@@ -96,14 +96,14 @@ class FakeModels:
         self.counting.remove(turn.id)
 
     async def check_budget(self, session: Session) -> None:
-        if self.budget is not None:
-            raise self.budget
+        if self.budget_error is not None:
+            raise self.budget_error
 
-    async def usage(self, *, turn_id: str | None = None) -> Spent:
-        return Spent(calls=1)
+    async def usage(self, *, turn_id: str | None = None) -> FakeUsage:
+        return FakeUsage(calls=1)
 
     def fault(self, turn_id: str) -> Fault | None:
-        return self.refused
+        return self.current_fault
 
 
 async def _install(*_: Any) -> bool:
@@ -136,26 +136,26 @@ class AgentHarness:
         services.lifecycle.after_end.append(self.turns.after_end)
         self.asks = Asks(services.database, self.turns)
 
-    async def cut_off(self) -> None:
-        """As kill -9 does: whatever is under way is never heard of again."""
+    async def crash_and_recover(self) -> None:
+        """Simulate kill -9: abandon everything in progress and recover in a new service."""
         old = self.turns
         self.open()
         await old._tasks.cancel()
         await self.turns.recover()
 
-    async def session(self, **wanted: Any) -> Session:
+    async def create_session(self, **wanted: Any) -> Session:
         row, _ = await self.yard.services.sessions.create(self.yard.owner, title="acting", agent="acting", **wanted)
         return row
 
     async def prompt(self, row: Session, *lines: str, **options: Any) -> Turn:
         return await self.turns.prompt(self.yard.owner, row.id, [{"type": "text", "text": "\n".join(lines)}], **options)
 
-    async def done(self, turn: Turn) -> Turn:
+    async def wait_for_turn(self, turn: Turn) -> Turn:
         async with asyncio.timeout(DEADLINE):
             return await self.turns.wait(turn.id)
 
-    async def play(self, row: Session, *lines: str, **options: Any) -> Turn:
-        return await self.done(await self.prompt(row, *lines, **options))
+    async def run_turn(self, row: Session, *lines: str, **options: Any) -> Turn:
+        return await self.wait_for_turn(await self.prompt(row, *lines, **options))
 
     async def parts(self, turn: Turn, role: str = "agent") -> list[dict[str, Any]]:
         async with self.yard.services.database.reading() as session:
@@ -170,12 +170,12 @@ class AgentHarness:
             query = select(AgentRun).where(AgentRun.session_id == row.id).order_by(AgentRun.id)
             return list(await session.scalars(query))
 
-    async def pending(self, row: Session) -> Ask | None:
+    async def find_pending_ask(self, row: Session) -> Ask | None:
         found = await self.asks.list(self.yard.owner, PageRequest(), session_id=row.id, status="pending")  # type: ignore[arg-type]
         return found.items[0] if found.items else None
 
-    async def whole(self, run: AgentRun) -> str:
-        """All text in the raw output that was kept of it, every byte of which was taken."""
+    async def read_raw_text(self, run: AgentRun) -> str:
+        """Return all text in the stored raw output of the run, and check that every byte of it was consumed."""
         raw = await self.yard.services.commands.files.read(run.id, STDOUT, 0, 1 << 30)
         assert len(raw) == run.consumed
         lines = [json.loads(line) for line in raw.splitlines() if line.startswith(b"{")]

@@ -13,7 +13,7 @@ import pytest
 
 from sandyard.platform.domain.agents import demo
 from sandyard.platform.domain.agents.profiles.demo import DEMO, program
-from tests.integration.platform.domain.agents.demo_client import put_program, talk
+from tests.integration.platform.domain.agents.demo_client import connect_demo, write_program
 from tests.later import Later
 
 if TYPE_CHECKING:
@@ -25,19 +25,19 @@ else:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "work"
-    made.mkdir()
-    return made
+    created = tmp_path / "work"
+    created.mkdir()
+    return created
 
 
-def git(folder: Path, *words: str) -> str:
-    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
-async def test_it_changes_files_and_shows_what_it_did(tmp_path: Path, folder: Path) -> None:
+async def test_files_are_changed_and_the_changes_are_reported(tmp_path: Path, folder: Path) -> None:
     (folder / "kept.txt").write_text("old words\n")
-    async with talk(tmp_path, folder) as demo:
-        reason = await demo.say(
+    async with connect_demo(tmp_path, folder) as demo:
+        reason = await demo.prompt(
             "Please do this:",
             "1. Create src/a.txt: one\\ntwo",
             "- append `src/a.txt`: three",
@@ -54,134 +54,139 @@ async def test_it_changes_files_and_shows_what_it_did(tmp_path: Path, folder: Pa
         assert (folder / "src/a.txt").read_text() == "one\ntwo\nthree\n"
         assert (folder / "kept.txt").read_text() == "new words\n"
         assert (folder / "b.py").read_text() == "print('run: nothing')\n"
-        person = demo.person
-        assert person.text.startswith("[demo] ")
-        assert person.updates[0].session_update == "agent_message_chunk"
-        assert "hello" in person.text
-        assert person.thoughts == "it goes well"
-        assert [call.kind for call in person.of("tool_call")] == ["edit"] * 4
-        ends = [update for update in person.of("tool_call_update") if update.status == "completed"]
+        client = demo.client
+        assert client.text.startswith("[demo] ")
+        assert client.updates[0].session_update == "agent_message_chunk"
+        assert "hello" in client.text
+        assert client.thoughts == "it goes well"
+        assert [call.kind for call in client.list_updates("tool_call")] == ["edit"] * 4
+        ends = [update for update in client.list_updates("tool_call_update") if update.status == "completed"]
         assert [(end.content[0].old_text, end.content[0].new_text) for end in ends][:2] == [
             (None, "one\ntwo\n"),
             ("one\ntwo\n", "one\ntwo\nthree\n"),
         ]
-        plans = [[entry.status for entry in plan.entries] for plan in person.of("plan")]
+        plans = [[entry.status for entry in plan.entries] for plan in client.list_updates("plan")]
         assert plans[0] == ["in_progress", "pending"]
         assert plans[-1] == ["completed", "completed"]
 
 
-async def test_it_runs_commands_and_commits(tmp_path: Path, folder: Path) -> None:
+async def test_commands_and_commits_are_run(tmp_path: Path, folder: Path) -> None:
     git(folder, "init", "-q")
-    async with talk(tmp_path, folder) as demo:
-        await demo.say("create a.txt: a", "run: cat; echo out; echo err >&2", "commit: feat: a", "run: exit 7")
+    async with connect_demo(tmp_path, folder) as demo:
+        await demo.prompt("create a.txt: a", "run: cat; echo out; echo err >&2", "commit: feat: a", "run: exit 7")
         assert git(folder, "log", "--format=%s").strip() == "feat: a"
-        calls = [update for update in demo.person.of("tool_call_update") if update.status in {"completed", "failed"}]
+        calls = [
+            update
+            for update in demo.client.list_updates("tool_call_update")
+            if update.status in {"completed", "failed"}
+        ]
         assert [call.status for call in calls] == ["completed", "completed", "completed", "failed"]
         assert calls[1].content[0].content.text == "out\nerr\n"
         assert calls[3].raw_output == {"exitCode": 7}
-        assert "ended with 7" in demo.person.text
-        await demo.say("commit: again", "say: still here")
-        assert "nothing to commit" in demo.person.text
-        assert "still here" in demo.person.text
+        assert "ended with 7" in demo.client.text
+        await demo.prompt("commit: again", "say: still here")
+        assert "nothing to commit" in demo.client.text
+        assert "still here" in demo.client.text
 
 
-async def test_output_is_bounded_and_background_children_do_not_hold_it_up(tmp_path: Path, folder: Path) -> None:
-    async with talk(tmp_path, folder) as demo:
+async def test_output_is_bounded_and_background_children_do_not_delay_the_turn(tmp_path: Path, folder: Path) -> None:
+    async with connect_demo(tmp_path, folder) as demo:
         async with asyncio.timeout(40):
-            await demo.say("run: sleep 60 & seq 1 100000")
-        text = demo.person.of("tool_call_update")[-1].content[0].content.text
+            await demo.prompt("run: sleep 60 & seq 1 100000")
+        text = demo.client.list_updates("tool_call_update")[-1].content[0].content.text
         assert len(text) < 70_000
         assert text.startswith("1\n2\n")
         assert text.endswith("99999\n100000\n")
         assert "bytes left out" in text
 
 
-async def test_it_stays_in_its_folder(tmp_path: Path, folder: Path) -> None:
+async def test_paths_outside_the_folder_are_rejected(tmp_path: Path, folder: Path) -> None:
     (folder / "out").symlink_to(tmp_path)
     (folder / "link").symlink_to("/etc/passwd")
     wrong = ["../x", "/etc/x", "out/x", "link", ".git/config", "~/x", "a/../../x", "deep/"]
-    async with talk(tmp_path, folder) as demo:
-        assert await demo.say(*(f"create {path}: no" for path in wrong), "delete ../work", "say: end") == "end_turn"
-        failed = [update for update in demo.person.of("tool_call_update") if update.status == "failed"]
+    async with connect_demo(tmp_path, folder) as demo:
+        assert await demo.prompt(*(f"create {path}: no" for path in wrong), "delete ../work", "say: end") == "end_turn"
+        failed = [update for update in demo.client.list_updates("tool_call_update") if update.status == "failed"]
         assert len(failed) == len(wrong) + 1
-        assert demo.person.text.endswith("end\n")
+        assert demo.client.text.endswith("end\n")
     assert not (tmp_path / "x").exists()
     assert sorted(path.name for path in folder.iterdir()) == ["link", "out"]
 
 
-async def test_prose_leaves_something_to_see(tmp_path: Path, folder: Path) -> None:
-    async with talk(tmp_path, folder) as demo:
-        asked = "Make the login work.\n\nIt should be nice, and create a page for it."
-        blocks = [acp.text_block(asked), acp.text_block("You work in a checkout.")]
+async def test_prose_is_explained_and_recorded_in_a_file(tmp_path: Path, folder: Path) -> None:
+    async with connect_demo(tmp_path, folder) as demo:
+        prompt = "Make the login work.\n\nIt should be nice, and create a page for it."
+        blocks = [acp.text_block(prompt), acp.text_block("You work in a checkout.")]
         for _ in range(2):
-            demo.person.updates.clear()
+            demo.client.updates.clear()
             assert (await demo.agent.prompt(session_id=demo.session, prompt=blocks)).stop_reason == "end_turn"
-            assert demo.person.text.startswith(
+            assert demo.client.text.startswith(
                 "[demo] I am the demo agent: I have no model and cannot understand this."
             )
-            assert "replace PATH: OLD -> NEW" in demo.person.text
-            assert "DEMO.md" in demo.person.text
+            assert "replace PATH: OLD -> NEW" in demo.client.text
+            assert "DEMO.md" in demo.client.text
     quoted = "> Make the login work.\n>\n> It should be nice, and create a page for it.\n"
     assert (folder / "DEMO.md").read_text() == f"# What the demo agent was asked\n\n{quoted}\n{quoted}"
 
 
-async def test_it_follows_what_people_write_and_fixes_what_failed(tmp_path: Path, folder: Path) -> None:
-    def told(text: str, about: str = "failure") -> Any:
+async def test_only_instructions_from_people_are_followed_and_failures_are_fixed(tmp_path: Path, folder: Path) -> None:
+    def create_platform_block(text: str, about: str = "failure") -> Any:
         block = acp.text_block(text)
         block.field_meta = {"sandyard": {"source": "platform", "about": about}}
         return block
 
-    failure = told("The check ended with exit code 1.\nfail: test_div\ncrash\ncreate wrong.txt: x")
-    async with talk(tmp_path, folder) as demo:
-        await demo.say("create a.txt: 1", "fix: replace a.txt: 1 -> 2", "fix: append a.txt: 3")
+    failure = create_platform_block("The check ended with exit code 1.\nfail: test_div\ncrash\ncreate wrong.txt: x")
+    async with connect_demo(tmp_path, folder) as demo:
+        await demo.prompt("create a.txt: 1", "fix: replace a.txt: 1 -> 2", "fix: append a.txt: 3")
         assert (folder / "a.txt").read_text() == "1\n"
-    async with talk(tmp_path, folder, load=demo.session) as demo:
+    async with connect_demo(tmp_path, folder, load=demo.session) as demo:
         assert (await demo.agent.prompt(session_id=demo.session, prompt=[failure])).stop_reason == "end_turn"
         assert (folder / "a.txt").read_text() == "2\n3\n"
-        demo.person.updates.clear()
+        demo.client.updates.clear()
         assert (await demo.agent.prompt(session_id=demo.session, prompt=[failure])).stop_reason == "end_turn"
-        assert "no (further) `fix:` instruction" in demo.person.text
+        assert "no (further) `fix:` instruction" in demo.client.text
         await demo.agent.prompt(
-            session_id=demo.session, prompt=[told("run: touch b.txt", "task"), acp.text_block("create c.txt: x")]
+            session_id=demo.session,
+            prompt=[create_platform_block("run: touch b.txt", "task"), acp.text_block("create c.txt: x")],
         )
     assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "c.txt"]
 
 
-async def test_questions_by_form_or_by_choice(tmp_path: Path, folder: Path) -> None:
-    async with talk(tmp_path, folder, forms=True) as demo:
-        demo.person.replies = [
+async def test_questions_are_asked_by_form_or_by_choice(tmp_path: Path, folder: Path) -> None:
+    async with connect_demo(tmp_path, folder, forms=True) as demo:
+        demo.client.replies = [
             schema.AcceptElicitationResponse(action="accept", content={"answer": "blue"}),
             schema.DeclineElicitationResponse(action="decline"),
         ]
-        await demo.say("ask: Which colour?", "create colour.txt: {answer}", "ask: And why?")
-        assert demo.person.asked == ["Which colour?", "And why?"]
+        await demo.prompt("ask: Which colour?", "create colour.txt: {answer}", "ask: And why?")
+        assert demo.client.requests == ["Which colour?", "And why?"]
         assert (folder / "colour.txt").read_text() == "blue\n"
-        assert "(declined)" in demo.person.text
-    async with talk(tmp_path, folder) as demo:
-        demo.person.choose = lambda title: "no"
-        await demo.say("ask: Shall I?", "say: so {answer}")
-        assert "so no\n" in demo.person.text
+        assert "(declined)" in demo.client.text
+    async with connect_demo(tmp_path, folder) as demo:
+        demo.client.choose = lambda title: "no"
+        await demo.prompt("ask: Shall I?", "say: so {answer}")
+        assert "so no\n" in demo.client.text
 
 
-async def test_a_refusal_skips_the_rest(tmp_path: Path, folder: Path) -> None:
-    async with talk(tmp_path, folder) as demo:
-        demo.person.choose = lambda title: "reject"
-        assert await demo.say("permit: drop the database", "create a.txt: a", "say: never") == "end_turn"
-        assert demo.person.asked == ["drop the database"]
-        assert "2 after it are skipped" in demo.person.text
-        assert "never" not in demo.person.text
-        demo.person.choose = lambda title: "always"
-        await demo.say("permit: sing", "permit: sing", "create a.txt: a")
-        assert demo.person.asked == ["drop the database", "sing"]
+async def test_a_rejected_permission_skips_the_remaining_instructions(tmp_path: Path, folder: Path) -> None:
+    async with connect_demo(tmp_path, folder) as demo:
+        demo.client.choose = lambda title: "reject"
+        assert await demo.prompt("permit: drop the database", "create a.txt: a", "say: never") == "end_turn"
+        assert demo.client.requests == ["drop the database"]
+        assert "2 after it are skipped" in demo.client.text
+        assert "never" not in demo.client.text
+        demo.client.choose = lambda title: "always"
+        await demo.prompt("permit: sing", "permit: sing", "create a.txt: a")
+        assert demo.client.requests == ["drop the database", "sing"]
     assert (folder / "a.txt").exists()
 
 
-async def test_the_mode_ask_asks_before_each_kind_of_work(tmp_path: Path, folder: Path) -> None:
-    async with talk(tmp_path, folder) as demo:
+async def test_ask_mode_requests_permission_for_each_kind_of_work(tmp_path: Path, folder: Path) -> None:
+    async with connect_demo(tmp_path, folder) as demo:
         await demo.agent.set_session_mode(session_id=demo.session, mode_id="ask")
-        demo.person.choose = lambda title: "reject" if title == "touch b" else "allow"
-        await demo.say("create a.txt: a", "run: touch b", "create c.txt: c")
-        assert demo.person.asked == ["Create a.txt", "touch b"]
+        demo.client.choose = lambda title: "reject" if title == "touch b" else "allow"
+        await demo.prompt("create a.txt: a", "run: touch b", "create c.txt: c")
+        assert demo.client.requests == ["Create a.txt", "touch b"]
         assert [path.name for path in folder.iterdir()] == ["a.txt"]
         with pytest.raises(acp.RequestError) as caught:
             await demo.agent.set_session_mode(session_id=demo.session, mode_id="wild")
@@ -190,36 +195,36 @@ async def test_the_mode_ask_asks_before_each_kind_of_work(tmp_path: Path, folder
 
 @pytest.mark.parametrize("work", ["sleep: 60", "run: trap '' TERM; sleep 60", "ask: anybody?"])
 async def test_a_turn_can_be_cancelled(tmp_path: Path, folder: Path, work: str) -> None:
-    async with talk(tmp_path, folder) as demo:
-        demo.person.silent = True
-        turn = asyncio.create_task(demo.say("say: begun", work, "create late.txt: x"))
-        await demo.person.until(lambda: "begun" in demo.person.text)
-        await demo.person.until(lambda: bool(demo.person.asked) or not work.startswith("ask"))
+    async with connect_demo(tmp_path, folder) as demo:
+        demo.client.silent = True
+        turn = asyncio.create_task(demo.prompt("say: begun", work, "create late.txt: x"))
+        await demo.client.until(lambda: "begun" in demo.client.text)
+        await demo.client.until(lambda: bool(demo.client.requests) or not work.startswith("ask"))
         await demo.agent.cancel(session_id=demo.session)
         async with asyncio.timeout(40):
             assert await turn == "cancelled"
         assert not (folder / "late.txt").exists()
-        assert await demo.say("say: next") == "end_turn"
+        assert await demo.prompt("say: next") == "end_turn"
 
 
-async def test_it_fails_refuses_crashes_and_hangs_when_told_to(tmp_path: Path, folder: Path) -> None:
-    async with talk(tmp_path, folder) as demo:
+async def test_the_agent_fails_refuses_crashes_and_hangs_on_request(tmp_path: Path, folder: Path) -> None:
+    async with connect_demo(tmp_path, folder) as demo:
         with pytest.raises(acp.RequestError, match="no more paper"):
-            await demo.say("say: so", "fail: no more paper")
-        assert await demo.say("refuse") == "refusal"
+            await demo.prompt("say: so", "fail: no more paper")
+        assert await demo.prompt("refuse") == "refusal"
         other = (await demo.agent.new_session(str(folder), mcp_servers=[])).session_id
         waiting = asyncio.create_task(demo.agent.prompt(session_id=other, prompt=[acp.text_block("sleep: 60")]))
-        assert await demo.say("say: two at once") == "end_turn"
+        assert await demo.prompt("say: two at once") == "end_turn"
         with pytest.raises(acp.RequestError, match="already running"):
             await demo.agent.prompt(session_id=other, prompt=[acp.text_block("say: x")])
-        crash = asyncio.create_task(demo.say("crash"))
+        crash = asyncio.create_task(demo.prompt("crash"))
         async with asyncio.timeout(60):
             assert await demo.process.wait() == 3
         crash.cancel()
         waiting.cancel()
-    async with talk(tmp_path, folder) as demo:
-        turn = asyncio.create_task(demo.say("say: begun", "hang"))
-        await demo.person.until(lambda: "begun" in demo.person.text)
+    async with connect_demo(tmp_path, folder) as demo:
+        turn = asyncio.create_task(demo.prompt("say: begun", "hang"))
+        await demo.client.until(lambda: "begun" in demo.client.text)
         await asyncio.sleep(0.2)
         await demo.agent.cancel(session_id=demo.session)
         demo.process.terminate()
@@ -230,26 +235,30 @@ async def test_it_fails_refuses_crashes_and_hangs_when_told_to(tmp_path: Path, f
         demo.process.kill()
 
 
-async def test_a_conversation_is_loaded_in_another_life(tmp_path: Path, folder: Path) -> None:
-    async with talk(tmp_path, folder) as demo:
+async def test_a_session_is_loaded_by_another_process(tmp_path: Path, folder: Path) -> None:
+    async with connect_demo(tmp_path, folder) as demo:
         await demo.agent.set_session_mode(session_id=demo.session, mode_id="ask")
-        await demo.say("create a.txt: a", "say: remember me", "ask: yes?")
-        first = [update.model_dump() for update in demo.person.updates if update.session_update != "tool_call_update"]
-    async with talk(tmp_path, folder, load=demo.session) as again:
-        assert again.person.of("user_message_chunk")[0].content.text.startswith("create a.txt: a")
-        said = [update.model_dump() for update in again.person.updates]
-        assert [one for one in said if one["session_update"] not in ("tool_call_update", "user_message_chunk")] == first
-        again.person.choose = lambda title: "allow"
-        await again.say("create b.txt: {answer}")
-        assert again.person.asked == ["Create b.txt"]
+        await demo.prompt("create a.txt: a", "say: remember me", "ask: yes?")
+        original = [
+            update.model_dump() for update in demo.client.updates if update.session_update != "tool_call_update"
+        ]
+    async with connect_demo(tmp_path, folder, load=demo.session) as again:
+        assert again.client.list_updates("user_message_chunk")[0].content.text.startswith("create a.txt: a")
+        replayed = [update.model_dump() for update in again.client.updates]
+        assert [
+            one for one in replayed if one["session_update"] not in ("tool_call_update", "user_message_chunk")
+        ] == original
+        again.client.choose = lambda title: "allow"
+        await again.prompt("create b.txt: {answer}")
+        assert again.client.requests == ["Create b.txt"]
         with pytest.raises(acp.RequestError) as caught:
             await again.agent.load_session(cwd=str(folder), session_id="demo-" + "0" * 32, mcp_servers=[])
         assert caught.value.code == -32002
 
 
-async def test_nonsense_is_answered_and_survived(tmp_path: Path, folder: Path) -> None:
+async def test_malformed_messages_are_answered_with_errors(tmp_path: Path, folder: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        *put_program(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"HOME": str(tmp_path)}
+        *write_program(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"HOME": str(tmp_path)}
     )
     lines = [
         b"nonsense",
@@ -265,9 +274,9 @@ async def test_nonsense_is_answered_and_survived(tmp_path: Path, folder: Path) -
         b'{"jsonrpc":"2.0","id":5,"method":"initialize","params":{"protocolVersion":1}}',
     ]
     out, _ = await process.communicate(b"\n".join(lines) + b"\n")
-    answers = [json.loads(line) for line in out.splitlines()]
+    responses = [json.loads(line) for line in out.splitlines()]
     assert process.returncode == 0
-    assert [answer.get("error", {}).get("code") for answer in answers] == [
+    assert [response.get("error", {}).get("code") for response in responses] == [
         -32700,
         -32600,
         -32700,
@@ -278,10 +287,10 @@ async def test_nonsense_is_answered_and_survived(tmp_path: Path, folder: Path) -
         -32600,
         None,
     ]
-    assert answers[-1]["result"]["agentInfo"]["title"] == "Demo agent (no model)"
+    assert responses[-1]["result"]["agentInfo"]["title"] == "Demo agent (no model)"
 
 
-def test_its_modules_are_for_old_pythons_and_make_the_same_file_each_time() -> None:
+def test_the_program_supports_old_pythons_and_is_built_reproducibly() -> None:
     for path in Path(demo.__file__).parent.glob("*.py"):
         ast.parse(path.read_text(), feature_version=(3, 6))
     program.cache_clear()
@@ -289,4 +298,4 @@ def test_its_modules_are_for_old_pythons_and_make_the_same_file_each_time() -> N
     program.cache_clear()
     assert program() == first
     assert DEMO.demo
-    assert len(first) <= 64 << 10  # it goes into a sandbox with its check, in one run
+    assert len(first) <= 64 << 10  # it is sent to a sandbox together with its check, in one run

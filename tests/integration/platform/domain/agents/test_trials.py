@@ -1,4 +1,4 @@
-"""Trying agents: in a real sandbox, and what is told of it."""
+"""Agent trials in a real sandbox, and what they report."""
 
 from __future__ import annotations
 
@@ -15,87 +15,89 @@ from sandyard.platform.db.models import Event, Session, Setting
 from sandyard.platform.domain.agents.profiles.custom import Definition
 from sandyard.platform.domain.agents.trials import Trial, TrialStep, measure_steps
 from sandyard.platform.domain.events.model import EventView
-from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, cleared, opened, until
+from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, kill_sandboxes, open_yard, until
 from tests.protocol.engine import Engine
 
-BEGAN = datetime(2026, 1, 31, tzinfo=UTC)
+STARTED_AT = datetime(2026, 1, 31, tzinfo=UTC)
 
 
-async def tried(yard: Yard, name: str) -> Trial:
+async def run_trial(yard: Yard, name: str) -> Trial:
     async with asyncio.timeout(DEADLINE):
-        _, trying = await yard.services.trials.begin(yard.owner, name)
-        return await yard.services.trials.wait(trying)
+        _, task = await yard.services.trials.begin(yard.owner, name)
+        return await yard.services.trials.wait(task)
 
 
-async def left(yard: Yard) -> list[Any]:
-    """What a trial has left behind."""
+async def list_leftovers(yard: Yard) -> list[Any]:
+    """List what a trial has left behind."""
     async with yard.services.database.reading() as session:
         notes = await session.scalars(select(Setting.name).where(Setting.name.startswith("agent_trial:")))
         return [*notes, *await session.scalars(select(Session.id))]
 
 
-async def test_the_demo_works_and_leaves_nothing(yard: Yard) -> None:
-    trial = await tried(yard, "demo")
+async def test_a_trial_of_the_demo_agent_succeeds_and_leaves_nothing_behind(yard: Yard) -> None:
+    trial = await run_trial(yard, "demo")
     assert (trial.ok, trial.error) == (True, None)
     assert [(step.name, step.ok) for step in trial.steps] == [("sandbox", True), ("start", True), ("answer", True)]
     assert trial.answer is not None and trial.answer.startswith("[demo] ") and trial.answer.endswith("ready")
-    assert await left(yard) == []
+    assert await list_leftovers(yard) == []
     async with yard.services.database.reading() as session:
-        told = (await session.scalars(select(Event).where(Event.kind == "agent.tested"))).one()
-    assert (told.session_id, told.data["ok"], told.data["agent"]) == (trial.session_id, True, "demo")
+        event = (await session.scalars(select(Event).where(Event.kind == "agent.tested"))).one()
+    assert (event.session_id, event.data["ok"], event.data["agent"]) == (trial.session_id, True, "demo")
 
 
-async def test_what_does_not_work_says_where_and_why(yard: Yard) -> None:
+async def test_a_failed_trial_reports_the_step_and_the_reason(yard: Yard) -> None:
     agents = yard.services.agents
     install = {"script": "echo no paper; exit 7", "check": "false"}
     await agents.create(yard.owner, "broken", "Broken", Definition.model_validate({"argv": ["x"], "install": install}))
     await agents.create(yard.owner, "ended", "Ended", Definition(argv=["sh", "-c", "echo oh no >&2; exit 4"]))
-    broken, ended = await tried(yard, "broken"), await tried(yard, "ended")
+    broken, ended = await run_trial(yard, "broken"), await run_trial(yard, "ended")
     assert (broken.ok, broken.error_code, broken.steps[-1].name) == (False, "agent_install_failed", "install")
     assert broken.error is not None and "no paper" in broken.error
     assert (ended.ok, ended.steps[-1].name, ended.steps[-1].ok) == (False, "start", False)
     assert ended.error
     keyless = Definition.model_validate({"argv": ["x"], "install": install, "apis": ["anthropic"]})
     await agents.create(yard.owner, "keyless", "Keyless", keyless)
-    unarmed = await tried(yard, "keyless")
-    assert (unarmed.ok, unarmed.error_code, unarmed.steps) == (False, "no_model", ()), "before anything is installed"
+    without_key = await run_trial(yard, "keyless")
+    assert (without_key.ok, without_key.error_code, without_key.steps) == (False, "no_model", ()), (
+        "the trial stops before anything is installed"
+    )
     with pytest.raises(NotFoundError):
         await yard.services.trials.begin(yard.owner, "nobody")
-    assert await left(yard) == []
+    assert await list_leftovers(yard) == []
 
 
-async def test_a_trial_that_a_crash_interrupted_is_cleared_away(
+async def test_a_trial_interrupted_by_a_crash_is_cleaned_up(
     yard: Yard, engine_process: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await yard.services.agents.create(yard.owner, "silent", None, Definition(argv=["sleep", "1000"]))
     session_id, _ = await yard.services.trials.begin(yard.owner, "silent")
 
-    async def running() -> bool:
-        return bool(await yard.kinds(about="agent.starting"))
+    async def is_starting() -> bool:
+        return bool(await yard.list_event_kinds(prefix="agent.starting"))
 
-    await until(running, "the agent starts")
+    await until(is_starting, "the agent starts")
     await yard.services.trials.close()
-    async with opened(tmp_path, engine_process, monkeypatch) as again:
+    async with open_yard(tmp_path, engine_process, monkeypatch) as again:
 
-        async def told() -> Event | None:
+        async def find_event() -> Event | None:
             async with again.services.database.reading() as session:
                 return (await session.scalars(select(Event).where(Event.kind == "agent.tested"))).first()
 
-        event = await until(told, "the trial is over")
+        event = await until(find_event, "the trial is over")
         assert (event.session_id, event.data["ok"], event.data["errorCode"]) == (session_id, False, "interrupted")
-        assert await left(again) == []
-        await cleared(again)
+        assert await list_leftovers(again) == []
+        await kill_sandboxes(again)
 
 
-def happened(*kinds: tuple[float, str, dict[str, Any]]) -> list[EventView]:
+def create_events(*kinds: tuple[float, str, dict[str, Any]]) -> list[EventView]:
     return [
-        EventView(number, BEGAN + timedelta(seconds=at), kind, None, None, None, None, None, data)
+        EventView(number, STARTED_AT + timedelta(seconds=at), kind, None, None, None, None, None, data)
         for number, (at, kind, data) in enumerate(kinds)
     ]
 
 
-def test_steps_are_read_from_events() -> None:
-    events = happened(
+def test_steps_are_measured_from_events() -> None:
+    events = create_events(
         (0, "session.created", {}),
         (1, "agent.starting", {}),
         (2, "sandbox.running", {}),
@@ -106,8 +108,8 @@ def test_steps_are_read_from_events() -> None:
         (12, "message.created", {"role": "agent"}),
         (13, "turn.completed", {}),
     )
-    whole = [("sandbox", 2), ("install", 7), ("start", 1), ("answer", 2)]
-    assert [(step.name, step.seconds) for step in measure_steps(events, ok=True)] == whole
+    expected = [("sandbox", 2), ("install", 7), ("start", 1), ("answer", 2)]
+    assert [(step.name, step.seconds) for step in measure_steps(events, ok=True)] == expected
     assert [step.ok for step in measure_steps(events, ok=False)] == [True, True, True, False]
     assert measure_steps(events[:4], ok=False)[-1] == TrialStep("install", 1, ok=False)
     assert measure_steps(events[:2], ok=False) == [TrialStep("sandbox", 1, ok=False)]

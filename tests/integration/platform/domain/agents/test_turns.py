@@ -1,4 +1,4 @@
-"""Prompts, before a real engine."""
+"""Prompts and turns, with a real engine."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MANY = 400
 NUMBERS = "".join(f"{number} " for number in range(1, MANY + 1))
 
 
-async def test_a_prompt_becomes_messages(harness: AgentHarness) -> None:
-    row = await harness.session()
-    turn = await harness.play(row, "think hmm", "say 3", "plan", "tool", "garbage", "usage")
+async def test_the_output_of_a_turn_is_stored_as_messages(harness: AgentHarness) -> None:
+    row = await harness.create_session()
+    turn = await harness.run_turn(row, "think hmm", "say 3", "plan", "tool", "garbage", "usage")
     assert (turn.status, turn.stop_reason, turn.error) == ("completed", "end_turn", None)
     parts = await harness.parts(turn)
     assert [part["type"] for part in parts] == ["thought", "text", "plan", "tool_call", "text"]
@@ -38,353 +38,355 @@ async def test_a_prompt_becomes_messages(harness: AgentHarness) -> None:
     assert turn.usage["agent"]["totalTokens"] == 3
     assert turn.usage["models"]["calls"] == 1
     assert turn.usage["context"] == {"used": 10, "size": 100}
-    again = await harness.play(row, "say 2")
+    again = await harness.run_turn(row, "say 2")
     assert await harness.text(again) == "1 2 "
     assert len(await harness.runs(row)) == 1
-    kinds = await harness.yard.kinds(about="turn.")
+    kinds = await harness.yard.list_event_kinds(prefix="turn.")
     assert kinds == ["turn.queued", "turn.started", "turn.completed"] * 2
 
 
-async def test_cut_off_again_and_again_nothing_is_lost_and_nothing_comes_twice(harness: AgentHarness) -> None:
-    row = await harness.session()
+async def test_repeated_crashes_neither_lose_nor_repeat_output(harness: AgentHarness) -> None:
+    row = await harness.create_session()
     turn = await harness.prompt(row, f"slow {MANY} 0.01", key="once")
     follow_up = await harness.prompt(row, "say 5")
-    chance = random.Random(7)
-    for most in [0.1] * 10 + [0.6] * 10:
-        await asyncio.sleep(chance.random() * most)
-        await harness.cut_off()
+    rng = random.Random(7)
+    for longest in [0.1] * 10 + [0.6] * 10:
+        await asyncio.sleep(rng.random() * longest)
+        await harness.crash_and_recover()
     assert (await harness.prompt(row, "say 9", key="once")).id == turn.id
-    turn, follow_up = await harness.done(turn), await harness.done(follow_up)
+    turn, follow_up = await harness.wait_for_turn(turn), await harness.wait_for_turn(follow_up)
     assert (turn.status, follow_up.status) == ("completed", "completed"), (turn.error, follow_up.error)
     assert await harness.text(turn) == NUMBERS
     assert await harness.text(follow_up) == "1 2 3 4 5 "
     runs = await harness.runs(row)
     assert len(runs) == 1
-    assert await harness.whole(runs[0]) == NUMBERS + "1 2 3 4 5 "
+    assert await harness.read_raw_text(runs[0]) == NUMBERS + "1 2 3 4 5 "
 
 
-async def test_two_that_follow_one_agent_write_one_transcript(harness: AgentHarness) -> None:
-    row = await harness.session()
+async def test_two_followers_of_one_agent_write_one_transcript(harness: AgentHarness) -> None:
+    row = await harness.create_session()
     turn = await harness.prompt(row, f"slow {MANY} 0.01")
-    await until(lambda: harness.parts(turn), "it says something")
+    await until(lambda: harness.parts(turn), "the agent writes output")
     first = harness.turns
     harness.open()
     try:
         await harness.turns.recover()
-        assert await harness.text(await harness.done(turn)) == NUMBERS
+        assert await harness.text(await harness.wait_for_turn(turn)) == NUMBERS
     finally:
         await first.close()
 
 
-async def test_cancelled_while_it_runs_and_while_it_waits(harness: AgentHarness) -> None:
-    row = await harness.session()
+async def test_running_and_queued_turns_can_be_cancelled(harness: AgentHarness) -> None:
+    row = await harness.create_session()
     running = await harness.prompt(row, "begin", "say 1", "hold")
     queued = await harness.prompt(row, "say 2")
 
-    async def begun() -> bool:
+    async def has_begun() -> bool:
         return len(await harness.parts(running)) == 2
 
-    await until(begun, "it says something")
+    await until(has_begun, "the agent writes output")
     await harness.turns.cancel(harness.yard.owner, queued.id)
     await harness.turns.cancel(harness.yard.owner, running.id)
-    running, queued = await harness.done(running), await harness.done(queued)
+    running, queued = await harness.wait_for_turn(running), await harness.wait_for_turn(queued)
     assert (running.status, running.stop_reason) == ("cancelled", "cancelled")
     assert [part.get("status") for part in await harness.parts(running)] == ["cancelled", None], (
-        "what it did is over too"
+        "its tool call is cancelled too"
     )
     assert (queued.status, queued.started_at) == ("cancelled", None)
     again = await harness.turns.retry(harness.yard.owner, queued.id)
-    assert await harness.text(await harness.done(again)) == "1 2 "
+    assert await harness.text(await harness.wait_for_turn(again)) == "1 2 "
     assert len(await harness.runs(row)) == 1
     with pytest.raises(NotFoundError):
         await harness.turns.cancel(await harness.yard.person("stranger"), running.id)
 
 
-async def test_an_agent_that_does_not_stop_is_ended(harness: AgentHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_that_ignores_cancellation_is_ended(
+    harness: AgentHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(session_runner, "CANCEL_S", 0.5)
-    row = await harness.session()
+    row = await harness.create_session()
     turn = await harness.prompt(row, "say 1", "deaf")
-    await until(lambda: harness.parts(turn), "it says something")
+    await until(lambda: harness.parts(turn), "the agent writes output")
     await harness.turns.cancel(harness.yard.owner, turn.id)
-    assert (await harness.done(turn)).status == "cancelled"
-    after = await harness.play(row, "say 2")
+    assert (await harness.wait_for_turn(turn)).status == "cancelled"
+    after = await harness.run_turn(row, "say 2")
     assert (after.status, await harness.text(after)) == ("completed", "1 2 ")
     assert [run.status for run in await harness.runs(row)] == ["ended", "ready"]
 
 
-async def test_an_agent_that_dies_and_one_that_fails(harness: AgentHarness) -> None:
-    harness.agents.known = ScriptedProfile(argv=("python3", AGENT, "--noisy"))
-    row = await harness.session()
-    died = await harness.play(row, "begin", "say 2", "die 3")
+async def test_a_turn_fails_when_its_agent_dies_or_fails(harness: AgentHarness) -> None:
+    harness.agents.current_profile = ScriptedProfile(argv=("python3", AGENT, "--noisy"))
+    row = await harness.create_session()
+    died = await harness.run_turn(row, "begin", "say 2", "die 3")
     assert (died.status, died.error_code) == ("failed", "agent_died")
     assert "exit code 3" in (died.error or "")
     assert "this is the end" in (died.error or "")
-    assert "a warning" not in (died.error or ""), "what it printed at its start is not why it died"
-    assert await harness.text(died) == "1 2 ", "what it said before it was prompted is no answer"
+    assert "a warning" not in (died.error or ""), "output at startup is not the cause of death"
+    assert await harness.text(died) == "1 2 ", "output before the prompt is not part of the turn"
     assert (await harness.runs(row))[0].options["startupOutput"] == "Loaded cached credentials.Ready to serve."
     assert [part["status"] for part in await harness.parts(died) if part["type"] == "tool_call"] == ["failed"]
     assert (await harness.parts(died, "system"))[0]["code"] == "agent_died"
-    failed = await harness.play(row, "fail no model answers")
+    failed = await harness.run_turn(row, "fail no model answers")
     assert (failed.status, failed.error_code) == ("failed", "agent_failed")
     assert "no model answers" in (failed.error or "")
-    recalled = await harness.play(row, "recall")
-    assert "Earlier messages" not in (said := await harness.text(recalled))
-    assert "You: 1 2 " in said  # the second process was told what the first had said
+    recalled = await harness.run_turn(row, "recall")
+    assert "Earlier messages" not in (text := await harness.text(recalled))
+    assert "You: 1 2 " in text  # the second process got the transcript of the first
     assert len(await harness.runs(row)) == 2
 
 
-async def test_what_a_turn_leaves_behind_is_ended_unless_it_serves(harness: AgentHarness) -> None:
-    row = await harness.session()
-    turn = await harness.play(row, "leave")
+async def test_leftover_processes_are_ended_unless_they_serve_a_port(harness: AgentHarness) -> None:
+    row = await harness.create_session()
+    turn = await harness.run_turn(row, "leave")
     assert turn.status == "completed", turn.error
     (run,) = await harness.runs(row)
     sandbox = await harness.yard.services.lifecycle.repository.get(run.sandbox_id)
 
     marked = f"grep -laz SANDYARD_RUN={run.id} /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3"
 
-    async def there() -> set[str]:
-        look = f"for p in $({marked}); do tr '\\0' ' ' </proc/$p/cmdline; echo; done"
-        said = await harness.yard.run(sandbox, look)
-        words = ("sleep 601", "left-deaf", "left-serving", "sleep 602", "agent.py")
-        return {word for word in words if word in said}
+    async def list_processes() -> set[str]:
+        script = f"for p in $({marked}); do tr '\\0' ' ' </proc/$p/cmdline; echo; done"
+        output = await harness.yard.run(sandbox, script)
+        markers = ("sleep 601", "left-deaf", "left-serving", "sleep 602", "agent.py")
+        return {marker for marker in markers if marker in output}
 
-    assert await there() == {"sleep 601", "left-deaf", "left-serving", "sleep 602", "agent.py"}
+    assert await list_processes() == {"sleep 601", "left-deaf", "left-serving", "sleep 602", "agent.py"}
     try:
         assert await harness.turns.end_leftovers(row.id) >= 2
-        assert await there() == {"left-serving", "sleep 602", "agent.py"}
+        assert await list_processes() == {"left-serving", "sleep 602", "agent.py"}
     finally:
         await harness.yard.run(sandbox, f"{marked} | xargs -r kill -9; true")
 
 
-async def test_one_that_ends_while_somebody_looks_is_not_followed_again(
+async def test_an_agent_that_ends_while_its_state_is_loaded_is_not_followed_again(
     harness: AgentHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row, followed, real = await harness.session(), list[str](), SessionRunner._load_state
-    ending, looked = asyncio.Event(), asyncio.Event()
+    row, followed, real = await harness.create_session(), list[str](), SessionRunner._load_state
+    ending, state_loaded = asyncio.Event(), asyncio.Event()
 
-    class Counted(AgentProcess):
+    class RecordedProcess(AgentProcess):
         async def run(self) -> None:
             followed.append(self.run_id)
             await super().run()
 
-    async def late(self: SessionRunner) -> SessionState | None:
+    async def load_state_until_ended(self: SessionRunner) -> SessionState | None:
         view = await real(self)
         if ending.is_set() and self._task is not None:
-            looked.set()
+            state_loaded.set()
             await asyncio.wait((self._task,))
         return view
 
-    monkeypatch.setattr(session_runner, "AgentProcess", Counted)
-    monkeypatch.setattr(SessionRunner, "_load_state", late)
-    await harness.play(row, "say 1")
+    monkeypatch.setattr(session_runner, "AgentProcess", RecordedProcess)
+    monkeypatch.setattr(SessionRunner, "_load_state", load_state_until_ended)
+    await harness.run_turn(row, "say 1")
     (run,) = await harness.runs(row)
     sandbox = await harness.yard.services.lifecycle.repository.get(run.sandbox_id)
     assert sandbox.engine_id
     ending.set()
     harness.turns.nudge(row.id)
     async with asyncio.timeout(DEADLINE):
-        await looked.wait()
+        await state_loaded.wait()
     await harness.yard.services.engine.commands.kill(sandbox.engine_id, run.id)
-    await until(lambda: left(harness), "nobody looks after it any more")
+    await until(lambda: has_no_runners(harness), "the runner has ended")
     assert followed == [run.id]
 
 
-async def left(harness: AgentHarness) -> bool:
+async def has_no_runners(harness: AgentHarness) -> bool:
     return not harness.turns._runners
 
 
-async def test_a_prompt_whose_author_leaves_when_it_is_written_down_is_worked_on(
+async def test_a_prompt_is_processed_when_its_caller_is_cancelled_after_it_was_stored(
     harness: AgentHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row, database = await harness.session(), harness.yard.services.database
+    row, database = await harness.create_session(), harness.yard.services.database
     real = database.transaction
 
     @contextlib.asynccontextmanager
-    async def left() -> AsyncIterator[Transaction]:
+    async def cancel_after_commit() -> AsyncIterator[Transaction]:
         async with real() as tx:
             yield tx
         raise asyncio.CancelledError
 
-    with monkeypatch.context() as leaving, pytest.raises(asyncio.CancelledError):
-        leaving.setattr(database, "transaction", left)
+    with monkeypatch.context() as patch, pytest.raises(asyncio.CancelledError):
+        patch.setattr(database, "transaction", cancel_after_commit)
         await harness.prompt(row, "say 1")
     (turn,) = (await harness.turns.list(harness.yard.owner, row.id, PageRequest())).items
-    assert (await harness.done(turn)).status == "completed"
+    assert (await harness.wait_for_turn(turn)).status == "completed"
 
 
-async def test_another_model_and_another_mode(harness: AgentHarness) -> None:
-    row = await harness.session()
-    turn = await harness.play(row, "say 1", model="large", mode="plan")
+async def test_the_model_and_the_mode_can_change_between_turns(harness: AgentHarness) -> None:
+    row = await harness.create_session()
+    turn = await harness.run_turn(row, "say 1", model="large", mode="plan")
     thoughts = [part["text"] for part in await harness.parts(turn) if part["type"] == "thought"]
-    assert "large" not in "".join(thoughts)  # it was started with it
+    assert "large" not in "".join(thoughts)  # the agent was started with this model
     assert '"modeId": "plan"' in thoughts[0]
-    turn = await harness.play(row, "say 1", model="small")
+    turn = await harness.run_turn(row, "say 1", model="small")
     runs = await harness.runs(row)
     assert (len(runs), runs[0].model) == (1, "small")
-    turn = await harness.play(row, "say 1", model="other")
+    turn = await harness.run_turn(row, "say 1", model="other")
     assert turn.status == "completed"
     assert [run.model for run in await harness.runs(row)] == ["small", "other"]
 
 
-async def test_another_agent_goes_on_in_the_session(harness: AgentHarness) -> None:
-    """It is told what was said before it came; the process of the one before ends."""
-    row = await harness.session()
-    await harness.play(row, "say 1")
+async def test_another_agent_can_continue_the_session(harness: AgentHarness) -> None:
+    """It gets the earlier transcript, and the process of the previous agent ends."""
+    row = await harness.create_session()
+    await harness.run_turn(row, "say 1")
     async with harness.yard.services.database.transaction() as tx:
-        known = await tx.session.get(Session, row.id)
-        assert known is not None
-        known.agent = "other"
-    harness.agents.known = ScriptedProfile(name="other", argv=("python3", AGENT, "--loads"))
-    turn = await harness.play(row, "recall")
+        stored = await tx.session.get(Session, row.id)
+        assert stored is not None
+        stored.agent = "other"
+    harness.agents.current_profile = ScriptedProfile(name="other", argv=("python3", AGENT, "--loads"))
+    turn = await harness.run_turn(row, "recall")
     assert turn.status == "completed"
     assert "User: say 1" in await harness.text(turn)
     assert [(run.agent, run.status) for run in await harness.runs(row)] == [("acting", "ended"), ("other", "ready")]
 
 
-async def test_an_agent_that_can_load_its_session_is_not_told_again(harness: AgentHarness) -> None:
-    harness.agents.known = ScriptedProfile(argv=("python3", AGENT, "--loads"))
-    row = await harness.session()
-    await harness.play(row, "say 1")
+async def test_an_agent_that_loads_its_session_is_not_sent_the_transcript(harness: AgentHarness) -> None:
+    harness.agents.current_profile = ScriptedProfile(argv=("python3", AGENT, "--loads"))
+    row = await harness.create_session()
+    await harness.run_turn(row, "say 1")
     await harness.turns.end_agent(row.id)
-    turn = await harness.play(row, "recall")
+    turn = await harness.run_turn(row, "recall")
     assert await harness.text(turn) == "say 1\nrecall\n"
     assert [run.status for run in await harness.runs(row)] == ["ended", "ready"]
 
 
-async def test_no_budget_no_turn(harness: AgentHarness) -> None:
-    row = await harness.session()
-    harness.models.budget = OverBudgetError("No more this month.")
-    turn = await harness.play(row, "say 1")
+async def test_a_turn_over_budget_is_stopped(harness: AgentHarness) -> None:
+    row = await harness.create_session()
+    harness.models.budget_error = OverBudgetError("No more this month.")
+    turn = await harness.run_turn(row, "say 1")
     assert (turn.status, turn.error) == ("over_budget", "No more this month.")
-    harness.models.budget = None
+    harness.models.budget_error = None
     turn = await harness.prompt(row, "say 1", "hold")
-    await until(lambda: harness.parts(turn), "it says something")
+    await until(lambda: harness.parts(turn), "the agent writes output")
     await harness.turns.stop_over_budget(turn.id, "That was the last of it.")
-    turn = await harness.done(turn)
+    turn = await harness.wait_for_turn(turn)
     assert (turn.status, turn.error) == ("over_budget", "That was the last of it.")
 
 
-async def test_a_provider_that_refuses_fails_the_turn_at_once(
+async def test_a_rejection_by_the_provider_fails_the_turn_immediately(
     harness: AgentHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one of an agent that goes on trying."""
+    """Even if the agent keeps trying."""
     monkeypatch.setattr(session_runner, "REFUSED_S", 0.2)
     fault = Fault(Cause.KEY, "Anthropic rejected the API key (401).", final=True)
-    row = await harness.session()
+    row = await harness.create_session()
     turn = await harness.prompt(row, "say 1", "deaf", "hold")
-    await until(lambda: harness.parts(turn), "it says something")
+    await until(lambda: harness.parts(turn), "the agent writes output")
     await harness.turns.stop_failed(turn.id, fault)
-    turn = await harness.done(turn)
+    turn = await harness.wait_for_turn(turn)
     assert (turn.status, turn.error, turn.error_code) == ("failed", fault.sentence, "model_key_refused")
-    harness.models.refused = fault  # and one of an agent that gives up before it is told to
-    turn = await harness.play(row, "fail Authentication required")
+    harness.models.current_fault = fault  # now with an agent that gives up before it is stopped
+    turn = await harness.run_turn(row, "fail Authentication required")
     assert (turn.status, turn.error, turn.error_code) == ("failed", fault.sentence, "model_key_refused")
-    harness.models.refused = None
-    assert (await harness.play(row, "say 2")).status == "completed"
+    harness.models.current_fault = None
+    assert (await harness.run_turn(row, "say 2")).status == "completed"
 
 
-async def test_a_sandbox_that_is_destroyed_fails_the_turn(harness: AgentHarness) -> None:
-    row = await harness.session()
+async def test_destroying_the_sandbox_fails_the_turn(harness: AgentHarness) -> None:
+    row = await harness.create_session()
     turn = await harness.prompt(row, "say 1", "hold")
-    await until(lambda: harness.parts(turn), "it says something")
+    await until(lambda: harness.parts(turn), "the agent writes output")
     assert row.sandbox_id is not None
     await harness.yard.services.sandboxes.destroy_sandbox(harness.yard.owner, row.sandbox_id)
-    turn = await harness.done(turn)
+    turn = await harness.wait_for_turn(turn)
     assert (turn.status, turn.error_code) == ("failed", "sandbox_lost")
     assert [run.status for run in await harness.runs(row)] == ["lost"]
 
 
-@pytest.mark.slow  # it waits for ten seconds
-async def test_an_idle_agent_is_ended_and_comes_back(harness: AgentHarness) -> None:
-    row = await harness.session()
-    await harness.play(row, "say 1")
+@pytest.mark.slow  # waits for ten seconds
+async def test_an_idle_agent_is_ended_and_restarted(harness: AgentHarness) -> None:
+    row = await harness.create_session()
+    await harness.run_turn(row, "say 1")
 
-    async def ended() -> bool:
+    async def is_ended() -> bool:
         harness.yard.clock.advance(harness.yard.services.settings.agent_idle_s + 1)
         return [run.status for run in await harness.runs(row)] == ["ended"]
 
-    await until(ended, "the idle process is ended")
-    assert (await harness.play(row, "say 1")).status == "completed"
+    await until(is_ended, "the idle process is ended")
+    assert (await harness.run_turn(row, "say 1")).status == "completed"
     page = await harness.turns.list(harness.yard.owner, row.id, PageRequest())
     assert [turn.number for turn in page.items] == [2, 1]
 
 
-async def test_it_goes_on_after_a_pause_and_while_the_engine_is_away(harness: AgentHarness) -> None:
-    row = await harness.session()
+async def test_a_turn_survives_a_pause_and_an_engine_outage(harness: AgentHarness) -> None:
+    row = await harness.create_session()
     turn = await harness.prompt(row, "slow 60 0.03")
-    await until(lambda: harness.parts(turn), "it says something")
+    await until(lambda: harness.parts(turn), "the agent writes output")
     sandbox = await harness.yard.services.lifecycle.repository.get(row.sandbox_id or "")
     await harness.yard.services.lifecycle.pause(sandbox)
     await asyncio.sleep(0.3)
-    await harness.yard.services.lifecycle.resume(await harness.yard.row(sandbox))
+    await harness.yard.services.lifecycle.resume(await harness.yard.reload(sandbox))
     await asyncio.sleep(0.3)
-    await harness.yard.door.shut()
+    await harness.yard.engine_proxy.stop()
     await asyncio.sleep(0.5)
-    await harness.yard.back()
-    turn = await harness.done(turn)
+    await harness.yard.reconnect_engine()
+    turn = await harness.wait_for_turn(turn)
     assert turn.status == "completed", turn.error
     assert await harness.text(turn) == "".join(f"{number} " for number in range(1, 61))
 
 
-async def test_one_that_speaks_another_protocol_is_told_at_once(harness: AgentHarness) -> None:
-    """Also when it says nothing after that, and does not end."""
-    answer = r"""read line; printf '{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":7}}\n'; sleep 600"""
-    harness.agents.known = ScriptedProfile(argv=("bash", "-c", answer))
-    turn = await harness.play(await harness.session(), "say 1")
+async def test_an_unsupported_protocol_version_fails_the_turn_immediately(harness: AgentHarness) -> None:
+    """Even if the program then stays silent and does not end."""
+    script = r"""read line; printf '{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":7}}\n'; sleep 600"""
+    harness.agents.current_profile = ScriptedProfile(argv=("bash", "-c", script))
+    turn = await harness.run_turn(await harness.create_session(), "say 1")
     assert (turn.status, turn.error_code) == ("failed", "agent_protocol")
 
 
-async def test_what_does_not_speak_the_protocol_is_told_soon(
+async def test_a_program_that_does_not_speak_the_protocol_fails_the_turn_soon(
     harness: AgentHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_runner, "STRAY_S", 0.5)
-    harness.agents.known = ScriptedProfile(
+    harness.agents.current_profile = ScriptedProfile(
         argv=("bash", "-c", "echo Welcome to the shop.; echo '{\"level\": 1}'; sleep 600")
     )
-    row = await harness.session()
-    turn = await harness.play(row, "say 1")
+    row = await harness.create_session()
+    turn = await harness.run_turn(row, "say 1")
     assert (turn.status, turn.error_code) == ("failed", "agent_protocol")
     assert "does not speak ACP" in (turn.error or "")
     assert "Welcome to the shop." in (turn.error or "")
     monkeypatch.setattr(session_runner, "STRAY_S", 600)
-    harness.agents.known = ScriptedProfile(argv=("bash", "-c", "yes no protocol; sleep 600"))
-    turn = await harness.play(row, "say 1")
+    harness.agents.current_profile = ScriptedProfile(argv=("bash", "-c", "yes no protocol; sleep 600"))
+    turn = await harness.run_turn(row, "say 1")
     assert (turn.status, turn.error_code) == ("failed", "agent_protocol")
     assert "no protocol\nno protocol\n" in (turn.error or "")
     endless = "printf x; head -c 1000000000 /dev/zero | tr '\\0' x; sleep 600"
-    harness.agents.known = ScriptedProfile(argv=("bash", "-c", endless))
-    turn = await harness.play(row, "say 1")
+    harness.agents.current_profile = ScriptedProfile(argv=("bash", "-c", endless))
+    turn = await harness.run_turn(row, "say 1")
     assert (turn.status, turn.error_code) == ("failed", "agent_too_loud")
     files = harness.yard.services.commands.files
     for run in await harness.runs(row):
         kept = files._path(run.id, STDOUT).stat()
-        assert kept.st_blocks * 512 < 20 << 20, "a line is kept up to its limit"
+        assert kept.st_blocks * 512 < 20 << 20, "a line is stored only up to its limit"
 
 
-async def test_who_has_left_the_project_does_not_use_its_agents(harness: AgentHarness) -> None:
+async def test_a_former_member_cannot_use_the_agents_of_the_project(harness: AgentHarness) -> None:
     yard = harness.yard
     member = await yard.person("member")
     project_id = await yard.project(yard.owner, member)
     row, _ = await yard.services.sessions.create(member, title="mine", agent="acting", project_id=project_id)
-    words = [{"type": "text", "text": "say 1"}]
-    first = await harness.turns.prompt(member, row.id, words, key="once")
-    assert (await harness.turns.prompt(member, row.id, words, key="once")).id == first.id
-    assert (await harness.done(first)).status == "completed"
+    prompt = [{"type": "text", "text": "say 1"}]
+    first = await harness.turns.prompt(member, row.id, prompt, key="once")
+    assert (await harness.turns.prompt(member, row.id, prompt, key="once")).id == first.id
+    assert (await harness.wait_for_turn(first)).status == "completed"
     await yard.services.projects.remove_member(yard.owner, project_id, member.user_id)
     with pytest.raises(ForbiddenError):
-        await harness.turns.prompt(member, row.id, words)
+        await harness.turns.prompt(member, row.id, prompt)
 
 
-async def test_one_that_slept_when_it_was_ended_does_not_go_on_beside_the_next(harness: AgentHarness) -> None:
-    row, lifecycle = await harness.session(), harness.yard.services.lifecycle
+async def test_an_agent_ended_while_paused_does_not_run_beside_the_next_one(harness: AgentHarness) -> None:
+    row, lifecycle = await harness.create_session(), harness.yard.services.lifecycle
     turn = await harness.prompt(row, "say 1", "hold")
-    await until(lambda: harness.parts(turn), "it says something")
+    await until(lambda: harness.parts(turn), "the agent writes output")
     sandbox = await lifecycle.repository.get(row.sandbox_id or "")
     await lifecycle.pause(sandbox)
     await harness.turns.end_agent(row.id)
-    assert (await harness.done(turn)).status == "failed"
+    assert (await harness.wait_for_turn(turn)).status == "failed"
     assert (await lifecycle.repository.get(sandbox.id)).status == "paused"
-    assert (await harness.play(row, "say 2")).status == "completed"
+    assert (await harness.run_turn(row, "say 2")).status == "completed"
     first, second = await harness.runs(row)
     assert sandbox.engine_id is not None
     assert not await lifecycle.engine.commands.kill(sandbox.engine_id, first.id)

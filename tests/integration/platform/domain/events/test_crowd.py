@@ -1,4 +1,4 @@
-"""Many writers, many readers, some of whom come and go: each sees every event once, in order."""
+"""Many writers and many readers, some of whom reconnect: each reader sees every event once, in order."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from sandyard.platform.domain.users.model import Principal
 
 ADMIN = Principal("usr_admin", "admin", "admin", "token:tok_1")
 WRITERS, READERS = 50, 20
-BACKLOG = 300  # so small that readers fall out of it
+BACKLOG = 300  # so small that readers fall behind it
 DEADLINE = 110
-of_many = pytest.mark.parametrize("events", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+event_counts = pytest.mark.parametrize("events", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
 
 
 async def write(databases: Sequence[Database], events: int) -> list[int]:
-    """Everything from `WRITERS` tasks, some transactions with one event and some with many; the numbers given."""
+    """Emit all events from `WRITERS` tasks, in small and large transactions. Return their sequence numbers."""
     numbers: list[int] = []
 
-    async def some(writer: int) -> None:
-        database, left = databases[writer % len(databases)], events // WRITERS
-        while left:
-            count = min(left, random.choice((1, 2, 5, 20)))
-            left -= count
+    async def write_share(writer: int) -> None:
+        database, remaining = databases[writer % len(databases)], events // WRITERS
+        while remaining:
+            count = min(remaining, random.choice((1, 2, 5, 20)))
+            remaining -= count
             async with database.transaction() as tx:
                 for _ in range(count):
                     tx.emit("command.output", owner_id="usr_ada", writer=writer)
             numbers.extend(event.seq for event in tx.events)
 
-    await asyncio.gather(*(some(writer) for writer in range(WRITERS)))
+    await asyncio.gather(*(write_share(writer) for writer in range(WRITERS)))
     return sorted(numbers)
 
 
 async def read(feeds: Sequence[Feed], reader: int, events: int) -> list[int]:
-    """Every third one stays, the others leave now and then, and come back with the last number, maybe elsewhere."""
+    """Read all events. Every third reader stays; the others reconnect now and then after their last number, maybe to another feed."""
     seen: list[int] = []
     while len(seen) < events:
         feed = random.choice(feeds) if reader % 3 else feeds[reader % len(feeds)]
         subscription = await feed.subscribe(ADMIN, after=seen[-1] if seen else 0)
-        patience = random.randrange(1, events // 5) if reader % 3 else events
+        remaining = random.randrange(1, events // 5) if reader % 3 else events
         async for event in subscription:
             seen.append(event.seq)
-            patience -= 1
-            if not patience or len(seen) == events:
+            remaining -= 1
+            if not remaining or len(seen) == events:
                 break
     return seen
 
 
-async def crowd(databases: Sequence[Database], events: int) -> None:
+async def run_writers_and_readers(databases: Sequence[Database], events: int) -> None:
     feeds = [Feed(database, backlog=BACKLOG) for database in databases]
     for feed in feeds:
         await feed.open()
@@ -68,17 +68,19 @@ async def crowd(databases: Sequence[Database], events: int) -> None:
             await feed.close()
 
 
-@of_many
-async def test_nobody_misses_or_doubles_one(database: Database, events: int) -> None:
-    await crowd([database], events)
+@event_counts
+async def test_every_reader_sees_each_event_once(database: Database, events: int) -> None:
+    await run_writers_and_readers([database], events)
 
 
 @pytest.mark.slow
-@of_many
-async def test_two_platforms_on_one_postgresql(postgres_schema_url: str, events: int) -> None:
+@event_counts
+async def test_readers_of_two_platforms_on_one_postgresql_see_each_event_once(
+    postgres_schema_url: str, events: int
+) -> None:
     databases = [Database(postgres_schema_url) for _ in range(2)]
     for database in databases:
         await database.open()
-    await crowd(databases, events)
+    await run_writers_and_readers(databases, events)
     for database in databases:
         await database.close()

@@ -17,21 +17,21 @@ _numbers = itertools.count(1)
 @pytest.fixture
 async def desk(world: World, tmp_path: Path) -> AsyncIterator[Desk]:
     """On SQLite and on PostgreSQL."""
-    async with opened(world, tmp_path) as made:
-        yield made
+    async with opened(world, tmp_path) as opened_desk:
+        yield opened_desk
 
 
 @pytest.fixture(scope="module")
 def double() -> Iterator[GitHub]:
-    """The forge of tests/forge: one for all tests of a module, for it takes a while to start."""
+    """The forge of tests/forge, shared by all tests of a module because it takes a while to start."""
     with forge() as github:
         yield github
 
 
 @pytest.fixture
 def site(double: GitHub) -> Iterator[Repository]:
-    """A repository of the test's own in it, with a branch `main`, and `task-1` one commit ahead of it."""
-    made = double.repository(f"acme/site-{next(_numbers)}", files={"README.md": "hi\n"})
-    made.commit({"a.txt": "a\n"}, "feat: add a", branch="task-1")
-    yield made
+    """A new repository in the forge, with a branch `main` and a branch `task-1` one commit ahead of it."""
+    created = double.repository(f"acme/site-{next(_numbers)}", files={"README.md": "hi\n"})
+    created.commit({"a.txt": "a\n"}, "feat: add a", branch="task-1")
+    yield created
     double.faults.clear()

@@ -1,4 +1,4 @@
-"""Tokens of a GitHub App's installation: made when needed, shared, renewed, and for one repository only."""
+"""Installation tokens of a GitHub App: created when needed, shared, renewed, and limited to one repository."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.unit.platform.domain.forge.clocks import HurriedClock
 from tests.unit.platform.domain.forge.scripted import Scripted
 
 
-def new_key() -> str:
+def create_key() -> str:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     form = serialization.PrivateFormat.TraditionalOpenSSL
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()).decode()
 
 
 @functools.cache
-def one_key() -> str:
-    return new_key()
+def get_shared_key() -> str:
+    return create_key()
 
 
 @pytest.fixture
@@ -42,41 +42,43 @@ def clock() -> HurriedClock:
 
 @pytest.fixture
 def api(clock: HurriedClock) -> Iterator[Scripted]:
-    with Scripted(clock) as made:
-        yield made
+    with Scripted(clock) as opened:
+        yield opened
 
 
 @pytest.fixture
 def installation(api: Scripted, clock: HurriedClock) -> InstallationTokens:
-    return of(api, clock)
+    return create_tokens(api, clock)
 
 
-def of(api: Scripted, clock: HurriedClock, key: str | None = None) -> InstallationTokens:
-    private = Secret(key or one_key())
+def create_tokens(api: Scripted, clock: HurriedClock, key: str | None = None) -> InstallationTokens:
+    private = Secret(key or get_shared_key())
     return InstallationTokens(
         api.url, app_id="12", installation_id="34", private_key=private, repository="site", clock=clock
     )
 
 
 def issue(api: Scripted, clock: HurriedClock, token: str, seconds: float = 3600, **more: object) -> None:
-    ends = datetime.fromtimestamp(clock.now() + seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    api.answer(201, {"token": token, "expires_at": ends, **more})
+    expires = (
+        datetime.fromtimestamp(clock.now() + seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
+    api.answer(201, {"token": token, "expires_at": expires, **more})
 
 
-async def test_one_is_made_for_all_who_ask_at_once(
+async def test_concurrent_callers_share_one_token(
     installation: InstallationTokens, api: Scripted, clock: HurriedClock
 ) -> None:
     issue(api, clock, "ghs_first", permissions={"contents": "write"})
     tokens = await asyncio.gather(*(installation.get_token() for _ in range(20)))
     assert {token.reveal() for token in tokens} == {"ghs_first"}
-    (asked,) = api.asked
-    assert (asked.method, asked.path) == ("POST", "/v3/app/installations/34/access_tokens")
-    assert asked.body == {"repositories": ["site"]}
-    assert asked.headers["authorization"].count(".") == 2  # a signed statement, not a token
+    (request,) = api.asked
+    assert (request.method, request.path) == ("POST", "/v3/app/installations/34/access_tokens")
+    assert request.body == {"repositories": ["site"]}
+    assert request.headers["authorization"].count(".") == 2  # a signed JWT, not a token
     assert await installation.get_permissions() == {"contents": "write"}
 
 
-async def test_it_is_used_until_five_minutes_before_its_end(
+async def test_a_token_is_used_until_five_minutes_before_it_expires(
     installation: InstallationTokens, api: Scripted, clock: HurriedClock
 ) -> None:
     issue(api, clock, "ghs_first")
@@ -88,63 +90,65 @@ async def test_it_is_used_until_five_minutes_before_its_end(
     assert (await installation.get_token()).reveal() == "ghs_second"
 
 
-async def test_one_that_is_not_accepted_any_more_is_made_anew(
+async def test_a_token_that_is_no_longer_accepted_is_replaced(
     installation: InstallationTokens, api: Scripted, clock: HurriedClock
 ) -> None:
     issue(api, clock, "ghs_first")
-    line = GitHubConnection(api.url, installation, clock, ResponseCache(), "k")
+    connection = GitHubConnection(api.url, installation, clock, ResponseCache(), "k")
     api.answer(401, {"message": "Bad credentials"})
     issue(api, clock, "ghs_second")
     api.answer(200, {"id": 1})
-    assert (await line.request("GET", "/repos/acme/site", max_wait_s=0)).json == {"id": 1}
+    assert (await connection.request("GET", "/repos/acme/site", max_wait_s=0)).json == {"id": 1}
     assert api.asked[-1].headers["authorization"] == "Bearer ghs_second"
-    await line.close()
+    await connection.close()
 
 
-async def test_faults_are_repeated(installation: InstallationTokens, api: Scripted, clock: HurriedClock) -> None:
+async def test_a_server_error_is_retried(installation: InstallationTokens, api: Scripted, clock: HurriedClock) -> None:
     api.answer(502)
     issue(api, clock, "ghs_first")
     assert (await installation.get_token()).reveal() == "ghs_first"
 
 
-async def test_who_has_another_key_of_the_same_app_has_another_signature(api: Scripted, clock: HurriedClock) -> None:
+async def test_another_private_key_of_the_app_gives_another_signature(api: Scripted, clock: HurriedClock) -> None:
     issue(api, clock, "ghs_owner")
-    await of(api, clock).get_token()
+    await create_tokens(api, clock).get_token()
     api.answer(401, {"message": "A JSON web token could not be decoded"})
     with pytest.raises(ForgeUnauthorizedError, match="its id and private key do not match"):
-        await of(api, clock, new_key()).get_token()
+        await create_tokens(api, clock, create_key()).get_token()
     assert api.asked[0].headers["authorization"] != api.asked[1].headers["authorization"]
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "kind", "words"),
+    ("status", "message", "kind", "words"),
     [
         (404, "Integration not found", ForgeNotFoundError, "has no installation 34"),
         (422, "There is at least one repository that does not exist", ForgeNotFoundError, "has no access to site"),
     ],
 )
-async def test_what_is_wrong_with_the_installation(
-    installation: InstallationTokens, api: Scripted, status: int, said: str, kind: type[Exception], words: str
+async def test_errors_of_the_installation_are_explained(
+    installation: InstallationTokens, api: Scripted, status: int, message: str, kind: type[Exception], words: str
 ) -> None:
-    api.answer(status, {"message": said})
+    api.answer(status, {"message": message})
     with pytest.raises(kind, match=words):
         await installation.get_token()
 
 
-async def test_a_key_that_is_none(api: Scripted, clock: HurriedClock) -> None:
+async def test_an_invalid_private_key_is_rejected(api: Scripted, clock: HurriedClock) -> None:
     with pytest.raises(ForgeUnauthorizedError, match="not an RSA key") as refused:
-        await of(api, clock, "-----BEGIN RSA PRIVATE KEY-----\nplanted\n-----END RSA PRIVATE KEY-----").get_token()
+        await create_tokens(
+            api, clock, "-----BEGIN RSA PRIVATE KEY-----\nplanted\n-----END RSA PRIVATE KEY-----"
+        ).get_token()
     assert refused.value.__cause__ is None
     assert api.asked == []
 
 
-async def test_an_answer_without_a_token(installation: InstallationTokens, api: Scripted) -> None:
+async def test_a_response_without_a_token_is_rejected(installation: InstallationTokens, api: Scripted) -> None:
     api.answer(201, {"expires_at": "soon"})
     with pytest.raises(ForgeUnreachableError, match="contains no token"):
         await installation.get_token()
 
 
-async def test_a_pull_request_is_opened_by_an_app(double: GitHub, site: Repository) -> None:
+async def test_an_app_can_open_a_pull_request(double: GitHub, site: Repository) -> None:
     app = double.app("acme")
     source = InstallationTokens(
         double.api_url,
@@ -154,16 +158,16 @@ async def test_a_pull_request_is_opened_by_an_app(double: GitHub, site: Reposito
         repository=site.name,
         clock=SystemClock(),
     )
-    line = GitHubConnection(double.api_url, source, SystemClock(), ResponseCache(), "k")
-    github = GitHubRepository(line, site.slug, SystemClock(), max_wait_s=10)
+    connection = GitHubConnection(double.api_url, source, SystemClock(), ResponseCache(), "k")
+    github = GitHubRepository(connection, site.slug, SystemClock(), max_wait_s=10)
     allowed = await github.get_permissions()
     assert (allowed.push, allowed.pull_requests, allowed.default_branch) == (True, True, "main")
-    pull, made = await github.open_or_update(PullDraft("task-1", "main", "feat: add a"))
-    assert made
+    pull, created = await github.open_or_update(PullDraft("task-1", "main", "feat: add a"))
+    assert created
     found = await github.find("task-1")
     assert found is not None
     assert found.number == pull.number
     first = await source.get_token()
     source.discard(first)
     assert await source.get_token() != first
-    await line.close()
+    await connection.close()

@@ -1,4 +1,4 @@
-"""Which commands say something certain about checks, and that nothing else of them is told."""
+"""Which commands are reliable evidence of a check, and that nothing else of them is published."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from tests.unit.platform.domain.forge.desk import Desk
         ("make deploy", 0, None),
     ],
 )
-def test_what_a_line_says(line: str, code: int, check: Check | None) -> None:
+def test_checks_are_recognized_in_command_lines(line: str, code: int, check: Check | None) -> None:
     assert description.parse_check(line, code) == check
 
 
-async def test_the_last_outcome_counts(desk: Desk) -> None:
-    ran = [
+async def test_the_last_result_of_a_check_counts(desk: Desk) -> None:
+    commands = [
         ("pytest", 1, "exited"),
         ("mypy", 0, "exited"),
         ("pytest", 0, "exited"),
@@ -47,7 +47,7 @@ async def test_the_last_outcome_counts(desk: Desk) -> None:
         ("ls", 0, "exited"),
     ]
     async with desk.world.database.transaction() as tx:
-        for number, (line, code, status) in enumerate(ran):
+        for number, (line, code, status) in enumerate(commands):
             tx.add(
                 Command(
                     id=f"cmd_{number}",

@@ -1,4 +1,4 @@
-"""Pull requests: opened once, brought up to date, followed, merged; and who may do what."""
+"""Pull requests: opened once, updated, followed and merged; and permissions."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def remark(kind: str, number: int, text: str, **more: Any) -> Remark:
 # opening ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_branch_is_pushed_and_opened(desk: Desk) -> None:
+async def test_a_branch_is_pushed_and_its_pull_request_opened(desk: Desk) -> None:
     await desk.settings(labels=["bot"], reviewers=["grace"], draft=True)
     head = desk.commit("feat: log in again\n\nThe cookie was read too late.")
-    row, made = await desk.open(labels=["login", "bot"])
-    assert made and desk.git.pushed == 1 and "task-1" in desk.branches()
+    row, created = await desk.open(labels=["login", "bot"])
+    assert created and desk.git.pushed == 1 and "task-1" in desk.branches()
     assert (row.number, row.state, row.head_branch, row.base_branch) == (1, "open", "task-1", "main")
     assert (row.head_commit, row.title, row.draft, row.forge) == (head, "feat: log in again", True, "github")
     assert (row.session_id, row.task_id, row.sandbox_id) == (desk.session_id, desk.task_id, desk.sandbox_id)
@@ -62,7 +62,7 @@ async def test_a_branch_is_pushed_and_opened(desk: Desk) -> None:
     assert (event.data["number"], event.data["pullRequestId"], event.data["url"]) == (1, row.id, row.url)
 
 
-async def test_a_credential_that_may_only_read_leaves_no_branch_behind(desk: Desk) -> None:
+async def test_a_read_only_credential_pushes_no_branch(desk: Desk) -> None:
     desk.commit("feat: one")
     desk.hub.writable = False
     with pytest.raises(ForgeForbiddenError):
@@ -70,7 +70,7 @@ async def test_a_credential_that_may_only_read_leaves_no_branch_behind(desk: Des
     assert desk.git.pushed == 0 and desk.branches() == {"main"} and await desk.rows() == []
 
 
-async def test_the_branch_is_ours_whatever_the_forge_says(desk: Desk) -> None:
+async def test_the_head_branch_is_never_taken_from_the_forge(desk: Desk) -> None:
     commit = desk.commit("feat: one")
     row, _ = await desk.open()
     for name in ("x" * 400, "main"):
@@ -79,28 +79,28 @@ async def test_the_branch_is_ours_whatever_the_forge_says(desk: Desk) -> None:
         assert row.head_branch == "task-1"
     desk.hub.say(1, state=PullState.MERGED, merged_at=desk.hub.now(), head_commit=commit)
     await desk.pulls.refresh(row)
-    assert desk.branches() == {"main"}  # its own branch is deleted, and not the one that was named
+    assert desk.branches() == {"main"}  # its own branch is deleted, not the one that the forge named
 
 
-async def test_opening_again_finds_the_same_and_changes_only_what_is_given(desk: Desk) -> None:
+async def test_opening_again_changes_the_same_pull_request_only_where_given(desk: Desk) -> None:
     await desk.settings(labels=["bot"])
     desk.commit("feat: one")
     first, _ = await desk.open()
     desk.hub.say(1, title="A better title", draft=True)
     head = desk.commit("fix: two", **{"other.txt": "x"})
-    again, made = await desk.open(labels=["urgent"])
-    assert not made and again.id == first.id and len(desk.hub.pulls) == 1 and len(await desk.rows()) == 1
+    again, created = await desk.open(labels=["urgent"])
+    assert not created and again.id == first.id and len(desk.hub.pulls) == 1 and len(await desk.rows()) == 1
     assert (again.title, again.draft, again.head_commit) == ("A better title", True, head)
     draft = desk.hub.drafts[-1]
     assert (draft.title, draft.draft, draft.labels) == (None, None, ["urgent"])
     assert draft.body is not None and "- fix: two" in draft.body and draft.body.count(description.BEGIN) == 1
     assert set((await desk.kinds())[1:]) == {"updated"}
-    third, made = await desk.open(title="Given", draft=False)
-    assert (third.title, third.draft, made) == ("Given", False, False)
-    assert desk.hub.drafts[-1].body is None  # it says this already
+    third, created = await desk.open(title="Given", draft=False)
+    assert (third.title, third.draft, created) == ("Given", False, False)
+    assert desk.hub.drafts[-1].body is None  # the body is up to date already
 
 
-async def test_what_people_wrote_into_the_body_stays(desk: Desk) -> None:
+async def test_text_that_people_added_to_the_body_is_kept(desk: Desk) -> None:
     desk.commit("feat: one")
     await desk.open()
     block = desk.hub.pulls[1].body
@@ -117,7 +117,7 @@ async def test_what_people_wrote_into_the_body_stays(desk: Desk) -> None:
         assert desk.hub.pulls[1].body == edited
 
 
-async def test_what_the_opener_said_is_said_again(desk: Desk) -> None:
+async def test_a_given_body_is_kept_until_another_is_given(desk: Desk) -> None:
     desk.commit("feat: one")
     await desk.open(body="In my own words.")
     desk.commit("fix: two", **{"other.txt": "x"})
@@ -129,46 +129,46 @@ async def test_what_the_opener_said_is_said_again(desk: Desk) -> None:
     assert body is not None and "In my own words." not in body and "In other words." in body
 
 
-async def test_a_crash_before_the_row_was_written_makes_no_second_one(desk: Desk) -> None:
+async def test_a_crash_before_the_row_is_stored_creates_no_second_pull_request(desk: Desk) -> None:
     await desk.settings(labels=["bot"])
     desk.commit("feat: one")
 
-    def die(verb: str) -> None:
+    def crash(verb: str) -> None:
         if verb == "opened":
             raise CrashError
 
-    desk.hub.fault = die
+    desk.hub.fault = crash
     with pytest.raises(CrashError):
         await desk.open()
     desk.hub.fault = lambda verb: None
     assert await desk.rows() == [] and len(desk.hub.pulls) == 1
-    row, made = await desk.open()
-    assert (row.number, made, len(desk.hub.pulls)) == (1, False, 1)
-    assert desk.hub.drafts[-1].labels == ("bot",)  # it may have died before they were set
+    row, created = await desk.open()
+    assert (row.number, created, len(desk.hub.pulls)) == (1, False, 1)
+    assert desk.hub.drafts[-1].labels == ("bot",)  # the crash may have been before they were set
     assert (await desk.kinds())[0] == "updated"
 
 
-async def test_many_calls_at_once_open_one(desk: Desk) -> None:
+async def test_concurrent_calls_open_one_pull_request(desk: Desk) -> None:
     desk.commit("feat: one")
     opened = await asyncio.gather(*(desk.open() for _ in range(5)))
-    assert [made for _, made in opened].count(True) == 1 and len({row.id for row, _ in opened}) == 1
+    assert [created for _, created in opened].count(True) == 1 and len({row.id for row, _ in opened}) == 1
     assert len(desk.hub.pulls) == 1 and len(await desk.rows()) == 1
 
 
-async def test_a_branch_that_is_called_like_its_pull_request(desk: Desk) -> None:
+async def test_a_branch_named_like_its_pull_request_works(desk: Desk) -> None:
     sandbox_id = await desk.another("#1")
     desk.commit("feat: one")
     first, _ = await desk.pulls.open(desk.worker, sandbox_id)
     async with asyncio.timeout(60):
-        again, made = await desk.pulls.open(desk.worker, sandbox_id)
-    assert (again.id, again.number, again.head_branch, made) == (first.id, 1, "#1", False)
+        again, created = await desk.pulls.open(desk.worker, sandbox_id)
+    assert (again.id, again.number, again.head_branch, created) == (first.id, 1, "#1", False)
 
 
-async def test_recorded_while_somebody_holds_its_session_and_needs_its_project(desk: Desk) -> None:
-    """Like one who provisions the session anew."""
+async def test_recording_does_not_deadlock_with_a_holder_of_the_session_row(desk: Desk) -> None:
+    """For example a caller that provisions the session again."""
     database = desk.world.database
     if database.is_sqlite:
-        pytest.skip("one writes after the other there")
+        pytest.skip("SQLite serializes writers")
     origin = Provenance(desk.project.id, ForgeKind.PLAIN, "task-1", desk.sandbox_id, desk.session_id, desk.task_id)
     commit = desk.commit("feat: one")
     pull = pushed_branch.make_pushed_pull(
@@ -188,20 +188,20 @@ async def test_recorded_while_somebody_holds_its_session_and_needs_its_project(d
         assert (await recording).session_id == desk.session_id
 
 
-async def test_one_that_somebody_opened_by_hand_is_taken_up(desk: Desk) -> None:
+async def test_a_pull_request_opened_by_hand_is_adopted(desk: Desk) -> None:
     desk.commit("feat: one")
     await desk.open()
     desk.hub.say(1, body="By hand.", title="By hand", remarks=(remark("comment", 5, "Why?"),))
     async with desk.world.database.transaction() as tx:
         await tx.session.delete(await tx.session.get(PullRequest, (await desk.rows())[0].id))
-    row, made = await desk.open()
-    assert not made and row.title == "By hand"
+    row, created = await desk.open()
+    assert not created and row.title == "By hand"
     body = desk.hub.pulls[1].body
     assert body is not None and body.startswith("By hand.\n\n" + description.BEGIN)
     assert [message.parts[0]["text"] for message in await desk.messages()] == ["Why?"]
 
 
-async def test_nothing_to_open(desk: Desk) -> None:
+async def test_a_pull_request_without_commits_or_with_an_invalid_base_is_rejected(desk: Desk) -> None:
     with pytest.raises(ConflictError, match="task-1 has no commits that are not in main"):
         await desk.open()
     desk.commit("feat: one")
@@ -212,7 +212,7 @@ async def test_nothing_to_open(desk: Desk) -> None:
     assert desk.hub.pulls == {} and await desk.told() == []
 
 
-async def test_a_push_that_fails_opens_nothing(desk: Desk) -> None:
+async def test_a_failed_push_opens_no_pull_request(desk: Desk) -> None:
     desk.commit("feat: one")
     desk.git.failure = BranchMovedError()
     with pytest.raises(BranchMovedError):
@@ -220,7 +220,7 @@ async def test_a_push_that_fails_opens_nothing(desk: Desk) -> None:
     assert desk.hub.drafts == []
 
 
-async def test_what_was_merged_is_not_opened_again_until_there_is_more(desk: Desk) -> None:
+async def test_a_merged_branch_is_opened_again_only_with_new_commits(desk: Desk) -> None:
     await desk.settings(deleteBranch=False)
     desk.commit("feat: one")
     row, _ = await desk.open()
@@ -228,11 +228,11 @@ async def test_what_was_merged_is_not_opened_again_until_there_is_more(desk: Des
     with pytest.raises(ConflictError, match="has already merged this branch"):
         await desk.open()
     desk.commit("fix: two")
-    second, made = await desk.open()
-    assert made and second.number == 2
+    second, created = await desk.open()
+    assert created and second.number == 2
 
 
-async def test_a_branch_that_was_deleted_after_its_merge_does_not_come_back(desk: Desk) -> None:
+async def test_a_branch_deleted_after_its_merge_stays_deleted(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     await desk.pulls.merge(desk.worker, row.id)
@@ -241,16 +241,16 @@ async def test_a_branch_that_was_deleted_after_its_merge_does_not_come_back(desk
     assert desk.git.pushed == 2 and "task-1" not in desk.branches()
 
 
-async def test_a_plain_remote_ends_at_the_pushed_branch(desk: Desk) -> None:
+async def test_on_a_plain_remote_only_the_branch_is_pushed(desk: Desk) -> None:
     desk.doors.kind = ForgeKind.PLAIN
     head = desk.commit("feat: one")
-    row, made = await desk.open(title="Compare me")
-    assert made and (row.number, row.state, row.forge, row.title) == (None, "pushed", "plain", "Compare me")
+    row, created = await desk.open(title="Compare me")
+    assert created and (row.number, row.state, row.forge, row.title) == (None, "pushed", "plain", "Compare me")
     assert row.url == f"http://127.0.0.1:8700/api/v1/projects/{desk.project.id}/compare?base=main&head=task-1"
     assert row.head_commit == head and (await desk.pulls.refresh(row)).state == "pushed"
     head = desk.commit("fix: two")
-    again, made = await desk.open()
-    assert (again.id, again.head_commit, made) == (row.id, head, False) and len(await desk.rows()) == 1
+    again, created = await desk.open()
+    assert (again.id, again.head_commit, created) == (row.id, head, False) and len(await desk.rows()) == 1
     for verb in (desk.pulls.close, desk.pulls.mark_ready):
         with pytest.raises(ForgeUnsupportedError, match="no pull requests"):
             await verb(desk.worker, row.id)
@@ -258,25 +258,24 @@ async def test_a_plain_remote_ends_at_the_pushed_branch(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("method", ["squash", "merge", "rebase"])
-async def test_a_branch_of_a_plain_remote_is_merged_here(desk: Desk, method: str) -> None:
+async def test_a_branch_of_a_plain_remote_is_merged_by_the_platform(desk: Desk, method: str) -> None:
     desk.doors.kind = ForgeKind.PLAIN
     await desk.settings(mergeMethod=method, deleteBranch=method != "merge")
     desk.commit("feat: one")
     head = desk.commit("fix: two", other="2\n")
     row, _ = await desk.open(title="feat: one and two")
     if method != "rebase":
-        colleague(desk, "new.txt", "meanwhile\n")
+        commit_as_colleague(desk, "new.txt", "meanwhile\n")
     merged = await desk.pulls.merge(desk.worker, row.id)
     assert (merged.state, merged.merged_at is not None, merged.head_commit) == ("merged", True, head)
     assert git(desk.bare, "show", "main:other") == "2"
-    said = git(desk.bare, "log", "-1", "--format=%B%n%P", "main")
+    log = git(desk.bare, "log", "-1", "--format=%B%n%P", "main")
     if method == "squash":
         assert (
-            said.startswith("feat: one and two\n\n* feat: one\n* fix: two\n")
-            and len(said.splitlines()[-1].split()) == 1
+            log.startswith("feat: one and two\n\n* feat: one\n* fix: two\n") and len(log.splitlines()[-1].split()) == 1
         )
     elif method == "merge":
-        assert said.startswith("feat: one and two\n\nMerge branch task-1 into main.") and said.endswith(head)
+        assert log.startswith("feat: one and two\n\nMerge branch task-1 into main.") and log.endswith(head)
     else:
         assert git(desk.bare, "rev-parse", "main") == head
     assert ("task-1" in desk.branches()) == (method == "merge")
@@ -288,50 +287,50 @@ async def test_a_branch_of_a_plain_remote_is_merged_here(desk: Desk, method: str
         with pytest.raises(ConflictError, match="no commits that are not in main"):
             await desk.open()
         desk.commit("fix: three", third="3\n")
-        second, made = await desk.open()
-        assert made and second.id != row.id and second.state == "pushed"
+        second, created = await desk.open()
+        assert created and second.id != row.id and second.state == "pushed"
 
 
-async def test_a_branch_of_a_plain_remote_that_cannot_be_merged(desk: Desk) -> None:
+async def test_an_unmergeable_branch_of_a_plain_remote_is_reported(desk: Desk) -> None:
     desk.doors.kind = ForgeKind.PLAIN
     await desk.settings(deleteBranch=False)
     head = desk.commit("feat: one", clash="ours\n")
     row, _ = await desk.open()
     before = git(desk.bare, "rev-parse", "main")
-    for other in (before, "0" * 40):  # what main has already is not this branch's work
+    for other in (before, "0" * 40):  # a commit that is already in main is not the head of this branch
         with pytest.raises(BranchMovedError, match="not what was shown here"):
             await desk.pulls.merge(desk.worker, row.id, head_commit=other)
-    clash = colleague(desk, "clash", "theirs\n")
+    clash = commit_as_colleague(desk, "clash", "theirs\n")
     with pytest.raises(ConflictsError, match="clash"):
         await desk.pulls.merge(desk.worker, row.id)
     with pytest.raises(ConflictError, match="Choose another way to merge"):
         await desk.pulls.merge(desk.worker, row.id, MergeMethod.REBASE)
     assert git(desk.bare, "rev-parse", "main") == clash
     git(desk.bare, "update-ref", "refs/heads/main", before)
-    git(desk.bare, "config", "core.bare", "false")  # somebody's folder, where main is checked out
+    git(desk.bare, "config", "core.bare", "false")  # a user's folder in which main is checked out
     git(desk.bare, "config", "core.worktree", str(desk.work))
     with pytest.raises(BranchCheckedOutError, match=r"main is checked out in .* git -C .*website.git merge task-1"):
         await desk.pulls.merge(desk.worker, row.id)
     assert (await desk.pulls.refresh(row)).state == "pushed"
-    git(desk.bare, "update-ref", "refs/heads/main", head)  # as they do there
+    git(desk.bare, "update-ref", "refs/heads/main", head)  # the user merges it there
     assert (await desk.pulls.refresh(row)).state == "merged"
 
 
-def colleague(desk: Desk, name: str, text: str) -> str:
-    """Somebody else commits to main."""
-    other = desk.work.with_name("colleague")
-    git(desk.work, "clone", "-q", "-b", "main", str(desk.bare), str(other))
-    (other / name).write_text(text)
-    git(other, "add", "-A")
-    git(other, "-c", "user.name=Otto", "-c", "user.email=otto@example.org", "commit", "-q", "-m", "feat: meanwhile")
-    git(other, "push", "-q", "origin", "main")
-    return git(other, "rev-parse", "HEAD")
+def commit_as_colleague(desk: Desk, name: str, text: str) -> str:
+    """Commit to main as somebody else."""
+    clone = desk.work.with_name("colleague")
+    git(desk.work, "clone", "-q", "-b", "main", str(desk.bare), str(clone))
+    (clone / name).write_text(text)
+    git(clone, "add", "-A")
+    git(clone, "-c", "user.name=Otto", "-c", "user.email=otto@example.org", "commit", "-q", "-m", "feat: meanwhile")
+    git(clone, "push", "-q", "origin", "main")
+    return git(clone, "rev-parse", "HEAD")
 
 
 # following -------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_people_say_becomes_events_and_one_message(desk: Desk) -> None:
+async def test_remarks_become_events_and_one_message(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     desk.hub.say(1, remark("review", 1, "Not yet.", state="changes_requested"), review=Review.CHANGES_REQUESTED)
@@ -348,8 +347,8 @@ async def test_what_people_say_becomes_events_and_one_message(desk: Desk) -> Non
         ("feedback", "github", "comment", "grace"),
     ]
     assert (message.parts[1]["path"], message.parts[1]["line"], message.parts[1]["number"]) == ("file.txt", 3, 1)
-    created = [event for event in await desk.world.emitted() if event.kind == "message.created"]
-    assert [(event.session_id, event.data["messageId"]) for event in created] == [(desk.session_id, message.id)]
+    message_events = [event for event in await desk.world.emitted() if event.kind == "message.created"]
+    assert [(event.session_id, event.data["messageId"]) for event in message_events] == [(desk.session_id, message.id)]
     assert row.review == "changes_requested" and row.detail["remarks"][0]["text"] == "Not yet."
     reviewed = (await desk.told())[1]
     assert (reviewed.data["remark"], reviewed.data["verdict"], reviewed.data["state"]) == (
@@ -359,7 +358,7 @@ async def test_what_people_say_becomes_events_and_one_message(desk: Desk) -> Non
     )
 
 
-async def test_checks_that_fail_and_pass(desk: Desk) -> None:
+async def test_failing_and_passing_checks_are_reported(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     desk.hub.say(1, checks=Checks.PENDING)
@@ -378,7 +377,7 @@ async def test_checks_that_fail_and_pass(desk: Desk) -> None:
     assert (await desk.kinds())[3:] == ["checks_passed"] and len(await desk.messages()) == 1
 
 
-async def test_approval_without_a_word_is_told_once(desk: Desk) -> None:
+async def test_an_approval_without_text_is_reported_once(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     desk.hub.say(1, review=Review.APPROVED)
@@ -387,25 +386,25 @@ async def test_approval_without_a_word_is_told_once(desk: Desk) -> None:
     assert (await desk.kinds())[1:] == ["reviewed"] and row.review == "approved"
 
 
-async def test_a_crash_before_it_was_told_loses_nothing_and_doubles_nothing(
+async def test_a_crash_before_the_message_is_stored_loses_and_repeats_nothing(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     desk.hub.say(1, remark("comment", 1, "Hello."))
 
-    def die(*_: object, **__: object) -> None:
+    def crash(*_: object, **__: object) -> None:
         raise CrashError
 
     with monkeypatch.context() as patch, pytest.raises(CrashError):
-        patch.setattr("sandyard.platform.domain.forge.records._add_message", die)
+        patch.setattr("sandyard.platform.domain.forge.records._add_message", crash)
         await desk.pulls.refresh(row)
     assert (await desk.kinds())[1:] == [] and await desk.messages() == []
     await asyncio.gather(*(desk.pulls.refresh(row) for _ in range(4)))
     assert (await desk.kinds())[1:] == ["commented"] and len(await desk.messages()) == 1
 
 
-async def test_closed_and_reopened_on_the_forge(desk: Desk) -> None:
+async def test_closing_and_reopening_on_the_forge_is_followed(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     desk.hub.say(1, state=PullState.CLOSED)
@@ -419,7 +418,7 @@ async def test_closed_and_reopened_on_the_forge(desk: Desk) -> None:
     assert (await desk.kinds())[1:] == ["closed", "reopened"]
 
 
-async def test_an_answer_that_comes_late_changes_nothing(desk: Desk) -> None:
+async def test_an_outdated_response_changes_nothing(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     await desk.pulls.refresh(row)
@@ -431,19 +430,19 @@ async def test_an_answer_that_comes_late_changes_nothing(desk: Desk) -> None:
     assert (await desk.kinds())[1:] == ["closed"]
 
 
-async def test_feedback_on_what_has_no_session_any_more_is_an_event_of_the_project(desk: Desk) -> None:
+async def test_feedback_without_a_session_is_an_event_of_the_project(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     async with desk.world.database.transaction() as tx:
-        known = await tx.session.get(PullRequest, row.id)
-        assert known is not None
-        known.session_id = None
+        stored = await tx.session.get(PullRequest, row.id)
+        assert stored is not None
+        stored.session_id = None
     desk.hub.say(1, remark("comment", 1, "Hello."))
     await desk.pulls.refresh(row)
     assert (await desk.told())[-1].owner_id == desk.owner.user_id and await desk.messages() == []
 
 
-async def test_very_much_feedback_is_told_in_several_messages(desk: Desk) -> None:
+async def test_much_feedback_is_split_into_several_messages(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     for number in range(120):
@@ -474,14 +473,14 @@ async def test_merging_deletes_the_branch(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("method", [MergeMethod.MERGE, MergeMethod.REBASE])
-async def test_other_ways_to_merge_leave_the_words_to_the_forge(desk: Desk, method: MergeMethod) -> None:
+async def test_other_merge_methods_leave_the_message_to_the_forge(desk: Desk, method: MergeMethod) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     await desk.pulls.merge(desk.owner, row.id, method)
     assert desk.hub.merges == [{"method": method, "title": None, "message": None}]
 
 
-async def test_only_what_was_seen_is_merged(desk: Desk) -> None:
+async def test_only_the_commit_that_was_seen_is_merged(desk: Desk) -> None:
     seen = desk.commit("feat: one")
     row, _ = await desk.open()
     desk.commit("fix: unseen")
@@ -494,7 +493,7 @@ async def test_only_what_was_seen_is_merged(desk: Desk) -> None:
     assert (await desk.pulls.merge(desk.worker, row.id)).state == "merged"
 
 
-async def test_a_draft_is_made_ready_first(desk: Desk) -> None:
+async def test_a_draft_must_be_marked_ready_before_the_merge(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open(draft=True)
     with pytest.raises(ConflictError, match="draft"):
@@ -503,7 +502,7 @@ async def test_a_draft_is_made_ready_first(desk: Desk) -> None:
     assert (await desk.pulls.merge(desk.worker, row.id)).state == "merged"
 
 
-async def test_reads_that_lag_behind_do_not_undo_a_merge(desk: Desk) -> None:
+async def test_stale_reads_do_not_undo_a_merge(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     before = desk.hub.pulls[1]
@@ -518,15 +517,15 @@ async def test_reads_that_lag_behind_do_not_undo_a_merge(desk: Desk) -> None:
     assert (await desk.kinds())[1:] == ["merged", "branch_deleted"]
 
 
-async def test_a_crash_after_the_merge_is_made_good_by_the_next_look(desk: Desk) -> None:
+async def test_a_crash_after_the_merge_is_repaired_by_the_next_refresh(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
 
-    def die(verb: str) -> None:
+    def crash(verb: str) -> None:
         if verb == "merged":
             raise CrashError
 
-    desk.hub.fault = die
+    desk.hub.fault = crash
     with pytest.raises(CrashError):
         await desk.pulls.merge(desk.worker, row.id)
     desk.hub.fault = lambda verb: None
@@ -534,7 +533,7 @@ async def test_a_crash_after_the_merge_is_made_good_by_the_next_look(desk: Desk)
     assert row.state == "merged" and row.branch_deleted_at is not None
 
 
-async def test_a_branch_that_moved_on_after_the_merge_is_kept(desk: Desk) -> None:
+async def test_a_branch_with_commits_after_the_merge_is_kept(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     await desk.pulls.refresh(row)
@@ -546,7 +545,7 @@ async def test_a_branch_that_moved_on_after_the_merge_is_kept(desk: Desk) -> Non
     assert (await desk.kinds())[1:] == ["merged"]
 
 
-async def test_a_branch_that_the_forge_has_deleted_is_noted(desk: Desk) -> None:
+async def test_a_branch_deleted_by_the_forge_is_recorded(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     desk.hub.say(1, state=PullState.MERGED)
@@ -555,7 +554,7 @@ async def test_a_branch_that_the_forge_has_deleted_is_noted(desk: Desk) -> None:
     assert row.branch_deleted_at is not None and (await desk.kinds())[1:] == ["merged", "branch_deleted"]
 
 
-async def test_a_branch_is_kept_while_another_pull_request_goes_into_it(desk: Desk) -> None:
+async def test_a_branch_is_kept_while_another_pull_request_targets_it(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     second = await desk.another("task-2")
@@ -565,7 +564,7 @@ async def test_a_branch_is_kept_while_another_pull_request_goes_into_it(desk: De
     assert row.branch_deleted_at is None and "task-1" in desk.branches()
 
 
-async def test_the_project_s_own_branch_is_never_deleted(desk: Desk) -> None:
+async def test_the_base_branch_of_the_project_is_never_deleted(desk: Desk) -> None:
     await desk.world.projects.update(desk.owner, desk.project.id, base_branch="task-1")
     desk.commit("feat: one")
     row, _ = await desk.open()
@@ -573,7 +572,7 @@ async def test_the_project_s_own_branch_is_never_deleted(desk: Desk) -> None:
     assert row.branch_deleted_at is None and "task-1" in desk.branches()
 
 
-async def test_the_project_may_want_branches_to_stay(desk: Desk) -> None:
+async def test_branches_are_kept_if_the_project_is_configured_so(desk: Desk) -> None:
     await desk.settings(deleteBranch=False, mergeMethod="rebase")
     desk.commit("feat: one")
     row, _ = await desk.open()
@@ -582,7 +581,7 @@ async def test_the_project_may_want_branches_to_stay(desk: Desk) -> None:
     assert desk.hub.merges[0]["method"] == MergeMethod.REBASE
 
 
-async def test_closing(desk: Desk) -> None:
+async def test_closing_is_idempotent_and_keeps_the_branch(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     for _ in range(2):
@@ -590,10 +589,10 @@ async def test_closing(desk: Desk) -> None:
     assert row.state == "closed" and (await desk.kinds())[1:] == ["closed"] and "task-1" in desk.branches()
 
 
-# who sees and who may --------------------------------------------------------------------------------------------------
+# permissions -----------------------------------------------------------------------------------------------------------
 
 
-async def test_who_may_do_what(desk: Desk) -> None:
+async def test_only_permitted_users_can_see_and_change_a_pull_request(desk: Desk) -> None:
     member, eve = [(await desk.world.person(name)).principal for name in ("maja", "eve")]
     await desk.world.projects.add_member(desk.owner, desk.project.id, member.user_id)
     desk.commit("feat: one")
@@ -605,25 +604,25 @@ async def test_who_may_do_what(desk: Desk) -> None:
             await verb(member, row.id)
         with pytest.raises(NotFoundError):
             await verb(eve, row.id)
-    for look in (
+    for lookup in (
         desk.pulls.get(eve, None, 1),
         desk.pulls.get(eve, desk.project.id, 1),
         desk.pulls.of_task(eve, desk.task_id),
         desk.pulls.of_session(eve, desk.session_id),
     ):
         with pytest.raises(NotFoundError):
-            await look
+            await lookup
     assert (await desk.pulls.list(eve, PageRequest())).items == []
     assert [found.id for found in (await desk.pulls.list(member, PageRequest())).items] == [row.id]
     await desk.world.projects.remove_member(desk.owner, desk.project.id, desk.worker.user_id)
     assert (await desk.pulls.of_session(desk.worker, desk.session_id)).id == row.id  # it is their own session
-    with pytest.raises(NotFoundError):  # and the credential is the project's
+    with pytest.raises(NotFoundError):  # but the credential belongs to the project
         await desk.pulls.merge(desk.worker, row.id)
     await desk.world.projects.add_member(desk.owner, desk.project.id, desk.worker.user_id)
     assert (await desk.pulls.merge(desk.worker, row.id)).state == "merged"
 
 
-async def test_looking(desk: Desk) -> None:
+async def test_pull_requests_are_found_and_refreshed_on_demand(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     for found in (
@@ -650,25 +649,25 @@ async def test_looking(desk: Desk) -> None:
         await desk.pulls.get(desk.owner, None, 2)
 
 
-async def test_a_number_that_two_projects_have_needs_a_project(desk: Desk) -> None:
+async def test_a_number_used_by_two_projects_needs_a_project_id(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     other = await desk.world.projects.create(desk.owner, "other")
-    twin = {column.key: getattr(row, column.key) for column in PullRequest.__table__.columns}
+    columns = {column.key: getattr(row, column.key) for column in PullRequest.__table__.columns}
     async with desk.world.database.transaction() as tx:
-        tx.add(PullRequest(**twin | {"id": "pul_twin", "project_id": other.id, "session_id": None}))
+        tx.add(PullRequest(**columns | {"id": "pul_twin", "project_id": other.id, "session_id": None}))
     with pytest.raises(ConflictError, match="projectId"):
         await desk.pulls.get(desk.owner, None, 1)
     assert (await desk.pulls.get(desk.owner, other.id, 1)).id == "pul_twin"
-    assert (await desk.pulls.get(desk.worker, None, 1)).id == row.id  # who sees one of them only
+    assert (await desk.pulls.get(desk.worker, None, 1)).id == row.id  # this user sees only one of them
 
 
-async def test_a_forge_that_does_not_answer_changes_nothing(desk: Desk) -> None:
+async def test_an_unreachable_forge_changes_nothing(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
     desk.doors.refused = ForgeUnreachableError()
     with pytest.raises(ForgeUnreachableError):
         await desk.pulls.refresh(row)
     desk.doors.refused = None
-    (known,) = await desk.rows()
-    assert (known.state, known.looked_at) == ("open", row.looked_at) and replace(desk.hub.pulls[1]).number == 1
+    (stored,) = await desk.rows()
+    assert (stored.state, stored.looked_at) == ("open", row.looked_at) and replace(desk.hub.pulls[1]).number == 1

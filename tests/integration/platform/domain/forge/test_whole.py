@@ -1,4 +1,4 @@
-"""The whole of it before a GitHub that nobody here wrote: opened, talked about, brought up to date, merged, its branch deleted."""
+"""The life of a pull request on the forge of tests/forge: opened, discussed, updated, merged, its branch deleted."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.forge.repositories import Repository
 from tests.unit.platform.domain.forge.desk import Desk
 
 
-class Seen:
-    """A push that has happened already: the mirror learns of it."""
+class FinishedPush:
+    """A push that has already happened: only the mirror is refreshed."""
 
     def __init__(self, desk: Desk, site: Repository, access: Access) -> None:
         self._desk, self._site, self._access = desk, site, access
@@ -60,10 +60,10 @@ async def pulls(desk: Desk, double: GitHub, site: Repository) -> AsyncIterator[P
     token = double.tokens.make("sandyard-bot")
     await world.credentials.put(desk.owner, desk.project.id, token=Secret(token.text))
     access = Access(world.credentials, world.projects, desk.mirrors, SystemClock())
-    seen = Seen(desk, site, access)
+    push = FinishedPush(desk, site, access)
     yield PullRequests(
         world.database,
-        seen,  # type: ignore[arg-type]
+        push,  # type: ignore[arg-type]
         access,
         desk.mirrors,
         world.projects,
@@ -75,31 +75,31 @@ async def pulls(desk: Desk, double: GitHub, site: Repository) -> AsyncIterator[P
 
 async def test_from_a_branch_to_a_merge(desk: Desk, pulls: PullRequests, double: GitHub, site: Repository) -> None:
     grace = double.colleague("grace")
-    row, made = await pulls.open(desk.worker, desk.sandbox_id)
-    assert made and row.number is not None
-    there = grace.pull(site.slug, row.number)
-    assert (there["title"], there["head"]["ref"], there["base"]["ref"]) == ("feat: add a", "task-1", "main")
-    assert there["body"].startswith(description.BEGIN) and "`a.txt` (new, +1 -0)" in there["body"]
-    assert [label["name"] for label in there["labels"]] == ["agent"]
+    row, created = await pulls.open(desk.worker, desk.sandbox_id)
+    assert created and row.number is not None
+    stored = grace.pull(site.slug, row.number)
+    assert (stored["title"], stored["head"]["ref"], stored["base"]["ref"]) == ("feat: add a", "task-1", "main")
+    assert stored["body"].startswith(description.BEGIN) and "`a.txt` (new, +1 -0)" in stored["body"]
+    assert [label["name"] for label in stored["labels"]] == ["agent"]
 
     grace.request_changes(site.slug, row.number, "Not yet, please.")
     grace.remark(site.slug, row.number, "a.txt", "Why an a?")
     grace.comment(site.slug, row.number, "And tests?")
-    grace.check(site.slug, there["head"]["sha"], "failure", name="unit", summary="3 failed")
+    grace.check(site.slug, stored["head"]["sha"], "failure", name="unit", summary="3 failed")
     for _ in range(2):
         row = await pulls.refresh(row)
     assert (row.review, row.checks) == ("changes_requested", "failing")
     assert sorted((await desk.kinds())[1:]) == ["checks_failed", "commented", "commented", "reviewed"]
     (message,) = await desk.messages()
-    said = {part["kind"]: (part["author"], part["text"]) for part in message.parts}
+    remarks = {part["kind"]: (part["author"], part["text"]) for part in message.parts}
     assert {part.get("mayWrite") for part in message.parts} == {True, None}
-    assert said["review"] == ("grace", "Not yet, please.") and said["comment"] == ("grace", "And tests?")
-    assert said["line_comment"] == ("grace", "Why an a?") and "3 failed" in said["check"][1]
+    assert remarks["review"] == ("grace", "Not yet, please.") and remarks["comment"] == ("grace", "And tests?")
+    assert remarks["line_comment"] == ("grace", "Why an a?") and "3 failed" in remarks["check"][1]
 
-    grace.call("PATCH", f"/repos/{site.slug}/pulls/{row.number}", {"body": f"Read me first.\n\n{there['body']}"})
+    grace.call("PATCH", f"/repos/{site.slug}/pulls/{row.number}", {"body": f"Read me first.\n\n{stored['body']}"})
     head = site.commit({"test_a.txt": "t\n"}, "test: check a", branch="task-1")
-    again, made = await pulls.open(desk.worker, desk.sandbox_id)
-    assert (again.id, made, again.head_commit) == (row.id, False, head) and len(grace.pulls(site.slug)) == 1
+    again, created = await pulls.open(desk.worker, desk.sandbox_id)
+    assert (again.id, created, again.head_commit) == (row.id, False, head) and len(grace.pulls(site.slug)) == 1
     body = grace.pull(site.slug, row.number)["body"]
     assert body.startswith("Read me first.\n\n") and "- test: check a" in body and body.count(description.BEGIN) == 1
 
@@ -111,11 +111,13 @@ async def test_from_a_branch_to_a_merge(desk: Desk, pulls: PullRequests, double:
     assert row.state == "merged" and row.branch_deleted_at is not None and set(site.branches()) == {"main"}
     assert (await desk.kinds())[-4:] == ["reviewed", "checks_passed", "merged", "branch_deleted"]
     assert site.messages("main")[0].startswith(f"feat: add a (#{row.number})\n\n* feat: add a\n* test: check a")
-    told = len(await desk.told())
-    assert (await pulls.refresh(row)).state == "merged" and len(await desk.told()) == told
+    event_count = len(await desk.told())
+    assert (await pulls.refresh(row)).state == "merged" and len(await desk.told()) == event_count
 
 
-async def test_merged_by_somebody_on_github(desk: Desk, pulls: PullRequests, double: GitHub, site: Repository) -> None:
+async def test_a_merge_on_github_is_followed_and_the_branch_deleted(
+    desk: Desk, pulls: PullRequests, double: GitHub, site: Repository
+) -> None:
     row, _ = await pulls.open(desk.worker, desk.sandbox_id)
     assert row.number is not None
     double.colleague("grace").merge(site.slug, row.number)
@@ -124,7 +126,7 @@ async def test_merged_by_somebody_on_github(desk: Desk, pulls: PullRequests, dou
     assert (await desk.kinds())[1:] == ["merged", "branch_deleted"]
 
 
-async def test_drafts_and_a_branch_that_moved(
+async def test_drafts_and_branches_that_moved_are_not_merged(
     desk: Desk, pulls: PullRequests, double: GitHub, site: Repository
 ) -> None:
     row, _ = await pulls.open(desk.worker, desk.sandbox_id, draft=True)
@@ -140,11 +142,11 @@ async def test_drafts_and_a_branch_that_moved(
     assert row.state == "closed"
 
 
-async def test_an_answer_that_was_lost_makes_no_second_one(
+async def test_a_crash_before_the_row_is_stored_creates_no_second_pull_request(
     desk: Desk, pulls: PullRequests, double: GitHub, site: Repository
 ) -> None:
     row, _ = await pulls.open(desk.worker, desk.sandbox_id)
-    async with desk.world.database.transaction() as tx:  # as if the platform had died before it was written down
+    async with desk.world.database.transaction() as tx:  # as if the platform had died before it was stored
         await tx.session.delete(await tx.session.get(PullRequest, row.id))
-    again, made = await pulls.open(desk.worker, desk.sandbox_id)
-    assert (again.number, made) == (row.number, False) and len(double.colleague("grace").pulls(site.slug)) == 1
+    again, created = await pulls.open(desk.worker, desk.sandbox_id)
+    assert (again.number, created) == (row.number, False) and len(double.colleague("grace").pulls(site.slug)) == 1

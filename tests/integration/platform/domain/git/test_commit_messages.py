@@ -1,4 +1,4 @@
-"""Conventional commits: what passes, what is suggested for what does not, and trailers."""
+"""Conventional commits: valid messages, suggestions for invalid ones, and trailers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def commit(subject: str, *, parents: int = 1, number: int = 1) -> Commit:
         "perf: a tab\tis no harm",
     ],
 )
-def test_what_passes(message: str) -> None:
+def test_valid_messages_pass(message: str) -> None:
     commit_messages.check(message)
 
 
@@ -75,11 +75,10 @@ def test_what_passes(message: str) -> None:
         ("feat: two\nlines\n\nbody", "feat: two lines\n\nbody"),
     ],
 )
-def test_what_is_suggested(message: str, suggestion: str) -> None:
+def test_invalid_messages_get_a_suggestion(message: str, suggestion: str) -> None:
     if commit_messages.CONVENTIONAL.fullmatch(commit_messages.subject_of(message)):
-        assert commit_messages.subject_of(message) == commit_messages.subject_of(
-            suggestion
-        )  # git joins the lines of a first paragraph
+        # git joins the lines of the first paragraph
+        assert commit_messages.subject_of(message) == commit_messages.subject_of(suggestion)
         commit_messages.check(message)
         return
     with pytest.raises(CommitMessageError) as refused:
@@ -89,7 +88,7 @@ def test_what_is_suggested(message: str, suggestion: str) -> None:
     commit_messages.check(suggestion)
 
 
-def test_a_long_subject_is_cut_at_a_word_and_nothing_is_lost() -> None:
+def test_a_long_subject_is_cut_at_a_word_and_kept_in_the_body() -> None:
     long = "feat: " + " ".join(f"word{number}" for number in range(30))
     with pytest.raises(CommitMessageError, match="more than 100 characters") as refused:
         commit_messages.check(long + "\n\nThe body.")
@@ -100,7 +99,7 @@ def test_a_long_subject_is_cut_at_a_word_and_nothing_is_lost() -> None:
     assert (whole, body) == (long, "The body.")
 
 
-def test_what_cannot_be_printed_is_refused_and_removed() -> None:
+def test_unprintable_characters_are_rejected_and_removed_in_the_suggestion() -> None:
     with pytest.raises(CommitMessageError, match="unprintable") as refused:
         commit_messages.check("feat: a\x00b\n\nbody\x1b[31m")
     assert refused.value.suggestion == "feat: a b\n\nbody[31m"
@@ -127,30 +126,32 @@ def test_every_suggestion_passes(text: str) -> None:
 @given(st.lists(st.text(alphabet="ab:# \t\r\n", max_size=30), max_size=4).map("\n".join))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_subject_is_the_one_git_shows(tmp_path: Path, text: str) -> None:
-    message = text + "x"  # git makes no commit without a message
+    message = text + "x"  # git creates no commit without a message
     if not (tmp_path / ".git").exists():
         subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(
-        ["git", "-C", tmp_path, *who, "commit", "-q", "--allow-empty", "-F", "-"], input=message.encode(), check=True
+        ["git", "-C", tmp_path, *identity, "commit", "-q", "--allow-empty", "-F", "-"],
+        input=message.encode(),
+        check=True,
     )
     shown = subprocess.run(["git", "-C", tmp_path, "log", "-1", "--format=%s"], check=True, capture_output=True)
     assert commit_messages.subject_of(message) == shown.stdout.decode().rstrip("\n")
 
 
-def test_pushed_commits_are_named_each_with_its_suggestion() -> None:
+def test_invalid_pushed_commits_are_listed_with_suggestions() -> None:
     good, merge = commit("feat: x"), commit("Merge branch 'main'", parents=2)
     commit_messages.check_pushed([good, merge])
     commit_messages.check_pushed([])
     with pytest.raises(CommitMessageError) as refused:
         commit_messages.check_pushed([good, commit("Add a", number=7), merge, commit("Fix b", number=8)])
-    told = refused.value.message
-    assert told.startswith("2 commits do not follow") and "nothing was pushed" in told
-    assert f"{commit('', number=7).id[:10]} “Add a” → feat: add a" in told and "“Fix b” → fix: fix b" in told
+    message = refused.value.message
+    assert message.startswith("2 commits do not follow") and "nothing was pushed" in message
+    assert f"{commit('', number=7).id[:10]} “Add a” → feat: add a" in message and "“Fix b” → fix: fix b" in message
     assert refused.value.suggestion == "feat: add a"
 
 
-def test_of_very_many_bad_commits_some_are_named() -> None:
+def test_a_long_list_of_invalid_commits_is_shortened() -> None:
     with pytest.raises(CommitMessageError, match="and 90 more") as refused:
         commit_messages.check_pushed([commit("x" * 5000, number=number) for number in range(100)])
     assert len(refused.value.message) < 4000
@@ -166,8 +167,8 @@ def test_trailers_are_added_once() -> None:
     assert commit_messages.with_trailers("feat: x\n\nbody", []) == "feat: x\n\nbody"
 
 
-def test_hostile_trailers_take_no_time() -> None:
-    """Hours, for a regular expression that goes back."""
+def test_hostile_trailers_are_parsed_quickly() -> None:
+    """A backtracking regular expression would take hours."""
     lines = [
         "Co-authored-by:" + " " * 20_000 + "x",
         "Co-authored-by: A <a@b>c>",
@@ -177,6 +178,6 @@ def test_hostile_trailers_take_no_time() -> None:
     assert commit_messages.co_authors("feat: x\n\n" + "\n".join(lines)) == []
 
 
-def test_an_address_elsewhere_in_the_message_is_no_trailer() -> None:
-    made = commit_messages.with_trailers("feat: x\n\nAsked for by <agent@example.org>.", [AGENT])
-    assert made.endswith(".\n\nCo-authored-by: Agent <agent@example.org>")
+def test_an_address_elsewhere_in_the_message_is_not_a_trailer() -> None:
+    message = commit_messages.with_trailers("feat: x\n\nAsked for by <agent@example.org>.", [AGENT])
+    assert message.endswith(".\n\nCo-authored-by: Agent <agent@example.org>")

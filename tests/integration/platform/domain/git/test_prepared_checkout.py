@@ -1,4 +1,4 @@
-"""A checkout that is sealed, kept, and becomes somebody's, in sandboxes of a real engine."""
+"""A checkout that is sealed, kept and adopted by a session, in sandboxes of a real engine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sandyard.platform.domain.repositories.errors import GitFailedError
 from sandyard.platform.domain.repositories.model import Bundle
 from tests.integration.platform.domain.git.test_sandbox_git import (  # noqa: F401 - fixtures
     ODD,
-    Inside,
-    begin,
+    SandboxCheckout,
     bundle,
     config,
-    empty,
+    create_checkout,
+    empty_guest,
     engine,
     new_sandbox,
     upstream,
@@ -27,44 +27,48 @@ from tests.integration.platform.domain.repositories.plain import ANN, BOB, Repos
 ORIGIN = "https://forge.example/o/r.git"
 
 
-async def test_a_sealed_checkout_is_clean_and_keeps_what_a_setup_made(
-    empty: Inside,  # noqa: F811
+async def test_a_sealed_checkout_is_clean_and_keeps_the_files_of_the_setup(
+    empty_guest: SandboxCheckout,  # noqa: F811
     bundle: Bundle,  # noqa: F811
     upstream: Repository,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     commit = upstream.head
-    await begin(empty, bundle, upstream, PREPARED)
-    await empty.sh("echo more >>a.txt; rm b.txt; mkdir ignored made; echo 1 >ignored/x; echo 2 >made/y; git add c.txt")
-    await empty.sh(
+    await create_checkout(empty_guest, bundle, upstream, PREPARED)
+    await empty_guest.sh(
+        "echo more >>a.txt; rm b.txt; mkdir ignored made; echo 1 >ignored/x; echo 2 >made/y; git add c.txt"
+    )
+    await empty_guest.sh(
         "echo 3 >'!odd #[x]*  '; echo 4 >$'new\\nline'; git -c user.name=x commit -qam 'a commit of the setup'"
     )
-    await empty.sh("for i in $(seq 30); do echo $i >many-$i; done; touch .git/index.lock")
-    sealed = await empty.seal(commit)
+    await empty_guest.sh("for i in $(seq 30); do echo $i >many-$i; done; touch .git/index.lock")
+    sealed = await empty_guest.seal(commit)
     assert sealed.restored == ("a.txt", "b.txt") and sealed.restored_count == 2
     assert (len(sealed.ignored), sealed.ignored_count) == (MAX_NAMES, 33)
-    assert await empty.sh("git status --porcelain") == '?? "new\\nline"\n', "only what no pattern can name is seen"
-    assert await empty.sh("cat ignored/x made/y '!odd #[x]*  '; git rev-parse HEAD") == f"1\n2\n3\n{commit}\n"
-    assert PREPARED not in await empty.sh("git for-each-ref") and await empty.branch() is None
-    assert (await empty.seal(commit)).restored_count == 0
+    assert await empty_guest.sh("git status --porcelain") == '?? "new\\nline"\n', (
+        "only a name that no ignore pattern can express is listed"
+    )
+    assert await empty_guest.sh("cat ignored/x made/y '!odd #[x]*  '; git rev-parse HEAD") == f"1\n2\n3\n{commit}\n"
+    assert PREPARED not in await empty_guest.sh("git for-each-ref") and await empty_guest.branch() is None
+    assert (await empty_guest.seal(commit)).restored_count == 0
 
     newer = upstream.commit("feat: newer", **{"a.txt": "newer\n"})
     more = upstream.bundle(tmp_path / "more", "refs/heads/main", f"^{commit}")
     wanted = {"commit": newer, "base_branch": "main", "branch": "task/2", "identity": BOB, "origin": ORIGIN}
-    await empty.adopt(more, **wanted)  # type: ignore[arg-type]
-    told = "cat a.txt made/y; git branch --show-current; git rev-parse origin/main HEAD; git config user.name"
-    assert await empty.sh(told) == f"newer\n2\ntask/2\n{newer}\n{newer}\nBob\n"
-    assert await empty.left() == ""
-    await empty.sh("git commit -q --allow-empty -m work; echo mine >a.txt")
-    before = await empty.seen()
-    await empty.adopt(None, **wanted)  # type: ignore[arg-type]
-    assert await empty.seen() == before, "what is somebody's already is left alone"
+    await empty_guest.adopt(more, **wanted)  # type: ignore[arg-type]
+    script = "cat a.txt made/y; git branch --show-current; git rev-parse origin/main HEAD; git config user.name"
+    assert await empty_guest.sh(script) == f"newer\n2\ntask/2\n{newer}\n{newer}\nBob\n"
+    assert await empty_guest.list_leftovers() == ""
+    await empty_guest.sh("git commit -q --allow-empty -m work; echo mine >a.txt")
+    before = await empty_guest.describe_state()
+    await empty_guest.adopt(None, **wanted)  # type: ignore[arg-type]
+    assert await empty_guest.describe_state() == before, "an adopted checkout is left alone"
     with pytest.raises(GitFailedError, match="another"):
-        await empty.adopt(None, **{**wanted, "branch": "task/3"})  # type: ignore[arg-type]
+        await empty_guest.adopt(None, **{**wanted, "branch": "task/3"})  # type: ignore[arg-type]
 
 
-async def test_a_shallow_one_and_none_at_all(
-    empty: Inside,  # noqa: F811
+async def test_a_shallow_checkout_can_be_adopted_and_a_missing_one_cannot(
+    empty_guest: SandboxCheckout,  # noqa: F811
     upstream: Repository,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -72,11 +76,11 @@ async def test_a_shallow_one_and_none_at_all(
         upstream.commit(f"feat: {number}", **{"a.txt": f"{number}\n"})
     wanted = {"base_branch": "main", "branch": "task/1", "identity": ANN, "origin": ORIGIN}
     with pytest.raises(NoCheckoutError):
-        await empty.adopt(None, commit=upstream.head, **wanted)  # type: ignore[arg-type]
+        await empty_guest.adopt(None, commit=upstream.head, **wanted)  # type: ignore[arg-type]
     copy = tmp_path / "shallow"
     upstream.git("clone", "-q", "--bare", "--depth=1", f"file://{upstream.path}", str(copy))
-    made = Repository(copy).bundle(tmp_path / "bundle", "refs/heads/main")
-    await begin(empty, Bundle(made.path, made.size, (upstream.head,)), upstream, PREPARED)
-    await empty.seal(upstream.head)
-    await empty.adopt(None, commit=upstream.head, **wanted)  # type: ignore[arg-type]
-    assert await empty.sh("git rev-list --count HEAD; git fsck 2>&1; git status --porcelain") == "1\n"
+    shallow = Repository(copy).bundle(tmp_path / "bundle", "refs/heads/main")
+    await create_checkout(empty_guest, Bundle(shallow.path, shallow.size, (upstream.head,)), upstream, PREPARED)
+    await empty_guest.seal(upstream.head)
+    await empty_guest.adopt(None, commit=upstream.head, **wanted)  # type: ignore[arg-type]
+    assert await empty_guest.sh("git rev-list --count HEAD; git fsck 2>&1; git status --porcelain") == "1\n"

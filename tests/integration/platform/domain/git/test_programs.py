@@ -1,4 +1,4 @@
-"""The programs that run in sandboxes: complete, valid, and with the platform's options of git."""
+"""The programs that run in sandboxes are complete and valid, and use the platform's Git options."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PROGRAMS = sorted(
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
-def test_program_is_valid(path: Path) -> None:
+def test_a_program_is_complete_and_valid(path: Path) -> None:
     text = load_program(path.stem)
-    assert ". ./" not in text, "an included file is part of the text"
+    assert ". ./" not in text, "included files are part of the text"
     checked = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_shellcheck() -> None:
+def test_programs_pass_shellcheck() -> None:
     checked = subprocess.run(
         ["shellcheck", "--severity=error", "--external-sources", *(path.name for path in PROGRAMS)],
         cwd=PROGRAMS[0].parent,
@@ -36,7 +36,7 @@ def test_shellcheck() -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-def test_programs_and_reads_use_the_same_git(tmp_path: Path) -> None:
+def test_programs_and_reads_use_the_same_git_options(tmp_path: Path) -> None:
     fake = tmp_path / "git"
     fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     fake.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Git in sandboxes of a real engine, with bundles that plain git has made."""
+"""Git in sandboxes of a real engine, with bundles made by plain git."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ ODD = [
 TEXT = "".join(f"line {number}\n" for number in range(30))
 
 
-class Inside(SandboxGit):
-    """A guest, and a way to do what an agent does."""
+class SandboxCheckout(SandboxGit):
+    """A checkout in a sandbox, and a way to change it as an agent does."""
 
     def __init__(self, engine: SandboxEngine, engine_id: str, limit: int = 64 << 20) -> None:  # noqa: F811
         super().__init__(ProgramRunner(engine, engine_id, FOLDER), limit=limit)
@@ -69,29 +69,29 @@ class Inside(SandboxGit):
     async def write(self, name: str | bytes, content: str = "x\n") -> None:
         await self.sh('mkdir -p -- "$(dirname -- "$1")"; printf %s "$2" >"$1"', f"./{os.fsdecode(name)}", content)
 
-    async def seen(self, *, refs: bool = True) -> str:
-        """All that a person could see of the checkout's state."""
+    async def describe_state(self, *, refs: bool = True) -> str:
+        """Describe everything a user could see of the checkout's state."""
         return (await self.sh("git for-each-ref; git stash list") if refs else "") + await self.sh(
             "git status --porcelain=v2 -z --branch -uall | tr '\\0' '\\n'; cat .git/HEAD; "
             "git ls-files -s | sha1sum; find . -path ./.git -prune -o -type f -print0 | sort -z | xargs -0 sha1sum; "
             "find . -path ./.git -prune -o -printf '%M %p %l\\n' | sort"
         )
 
-    async def left(self) -> str:
-        """What the platform has left in the sandbox."""
+    async def list_leftovers(self) -> str:
+        """List what the platform has left in the sandbox."""
         return await self.sh("ls -A /tmp | grep -v -x .sandyard || true")
 
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Repository:
-    made = Repository.new(tmp_path / "upstream")
-    made.write("run.sh", "echo hi\n", 0o755)
-    (made.path / "link").symlink_to("a.txt")
-    made.write(".gitignore", "ignored\n*.log\n")
+    repository = Repository.new(tmp_path / "upstream")
+    repository.write("run.sh", "echo hi\n", 0o755)
+    (repository.path / "link").symlink_to("a.txt")
+    repository.write(".gitignore", "ignored\n*.log\n")
     for name in ODD:
-        made.write(b"odd/" + name, name)
-    made.commit("feat: begin", **{"a.txt": TEXT, "b.txt": TEXT, "c.txt": TEXT})
-    return made
+        repository.write(b"odd/" + name, name)
+    repository.commit("feat: begin", **{"a.txt": TEXT, "b.txt": TEXT, "c.txt": TEXT})
+    return repository
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def bundle(upstream: Repository, tmp_path: Path) -> Bundle:
     return upstream.bundle(tmp_path / "bundle", "refs/heads/main")
 
 
-async def begin(
+async def create_checkout(
     guest: SandboxGit, bundle: Bundle, upstream: Repository, branch: str = "task/1", **options: object
 ) -> None:
     given = {"commit": upstream.head, "base_branch": "main", "branch": branch, "identity": ANN}
@@ -107,21 +107,21 @@ async def begin(
 
 
 @pytest.fixture
-async def empty(engine: SandboxEngine, new_sandbox: NewSandbox) -> Inside:  # noqa: F811
-    return Inside(engine, (await new_sandbox()).id)
+async def empty_guest(engine: SandboxEngine, new_sandbox: NewSandbox) -> SandboxCheckout:  # noqa: F811
+    return SandboxCheckout(engine, (await new_sandbox()).id)
 
 
 @pytest.fixture
-async def guest(empty: Inside, bundle: Bundle, upstream: Repository) -> Inside:
-    await begin(empty, bundle, upstream)
-    return empty
+async def guest(empty_guest: SandboxCheckout, bundle: Bundle, upstream: Repository) -> SandboxCheckout:
+    await create_checkout(empty_guest, bundle, upstream)
+    return empty_guest
 
 
 def draft(message: str = "feat: work", **options: object) -> CommitDraft:
     return CommitDraft(message, ANN, BOB, **options)  # type: ignore[arg-type]
 
 
-async def pieces(*chunks: bytes) -> AsyncIterator[bytes]:
+async def stream_chunks(*chunks: bytes) -> AsyncIterator[bytes]:
     for chunk in chunks:
         yield chunk
 
@@ -129,7 +129,7 @@ async def pieces(*chunks: bytes) -> AsyncIterator[bytes]:
 # checkout ----------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_checkout_is_what_a_clone_would_be(guest: Inside, upstream: Repository) -> None:
+async def test_a_checkout_equals_a_clone(guest: SandboxCheckout, upstream: Repository) -> None:
     assert await guest.head() == upstream.head
     assert await guest.branch() == "task/1"
     status = await guest.status()
@@ -140,7 +140,7 @@ async def test_a_checkout_is_what_a_clone_would_be(guest: Inside, upstream: Repo
         True,
         None,
     )
-    told = await guest.sh(
+    output = await guest.sh(
         "cat .git/config; git for-each-ref --format='%(refname) %(objectname)'; stat -c %A run.sh; readlink link; git fsck --strict; "
         "git log --oneline; ls -A .git"
     )
@@ -151,49 +151,51 @@ async def test_a_checkout_is_what_a_clone_would_be(guest: Inside, upstream: Repo
         "-rwxr-xr-x",
         "a.txt",
     ):
-        assert line in told
-    assert f"refs/remotes/origin/main {upstream.head}" in told
-    assert f"refs/heads/task/1 {upstream.head}" in told
-    assert "sandyard-begun" not in told
+        assert line in output
+    assert f"refs/remotes/origin/main {upstream.head}" in output
+    assert f"refs/heads/task/1 {upstream.head}" in output
+    assert "sandyard-begun" not in output
     for name in ODD:
         assert await guest.sh('cat -- "$1"', os.fsdecode(b"odd/" + name)) == os.fsdecode(name)
-    assert await guest.left() == ""
+    assert await guest.list_leftovers() == ""
 
 
-async def test_a_whole_checkout_is_left_alone_and_half_of_one_is_not(
-    guest: Inside, bundle: Bundle, upstream: Repository
+async def test_a_complete_checkout_is_kept_and_a_partial_one_is_replaced(
+    guest: SandboxCheckout, bundle: Bundle, upstream: Repository
 ) -> None:
     await guest.write("work", "mine")
-    await begin(guest, bundle, upstream)
+    await create_checkout(guest, bundle, upstream)
     assert await guest.sh("cat work") == "mine"
     with pytest.raises(GitFailedError, match="another branch"):
-        await begin(guest, bundle, upstream, "task/2")
+        await create_checkout(guest, bundle, upstream, "task/2")
     await guest.create_branch("task/2")
-    await begin(guest, bundle, upstream, "task/2")
+    await create_checkout(guest, bundle, upstream, "task/2")
     assert await guest.sh("cat work") == "mine"
 
     await guest.sh("touch .git/sandyard-begun; rm .git/HEAD; rm -rf odd")
-    await begin(guest, bundle, upstream)
+    await create_checkout(guest, bundle, upstream)
     assert (await guest.status()).clean
     assert await guest.sh("ls work 2>/dev/null || echo gone") == "gone\n"
     await guest.sh("find . -mindepth 1 -delete; mkdir .git")
-    await begin(guest, bundle, upstream)
+    await create_checkout(guest, bundle, upstream)
     assert await guest.head() == upstream.head
 
 
-async def test_what_is_in_the_folder_is_not_overwritten(empty: Inside, bundle: Bundle, upstream: Repository) -> None:
-    await empty.engine.files.write(empty.id, f"{FOLDER}/precious", pieces(b"x"))
+async def test_existing_files_in_the_folder_are_not_overwritten(
+    empty_guest: SandboxCheckout, bundle: Bundle, upstream: Repository
+) -> None:
+    await empty_guest.engine.files.write(empty_guest.id, f"{FOLDER}/precious", stream_chunks(b"x"))
     with pytest.raises(GitFailedError, match="is not empty"):
-        await begin(empty, bundle, upstream)
-    await empty.sh("git init -q")
+        await create_checkout(empty_guest, bundle, upstream)
+    await empty_guest.sh("git init -q")
     with pytest.raises(GitFailedError, match="another repository"):
-        await begin(empty, bundle, upstream)
-    assert await empty.sh("cat precious") == "x"
-    assert await empty.left() == ""
+        await create_checkout(empty_guest, bundle, upstream)
+    assert await empty_guest.sh("cat precious") == "x"
+    assert await empty_guest.list_leftovers() == ""
 
 
-async def test_a_shallow_checkout_grows_and_sends(
-    empty: Inside,
+async def test_a_shallow_checkout_can_send_and_receive_commits(
+    empty_guest: SandboxCheckout,
     upstream: Repository,
     tmp_path: Path,
     engine: SandboxEngine,  # noqa: F811
@@ -204,61 +206,65 @@ async def test_a_shallow_checkout_grows_and_sends(
     shallow.git("fetch", "-q", "--depth=1", f"file://{upstream.path}", "main:refs/heads/kept")
     made = shallow.bundle(tmp_path / "shallow-bundle", "refs/heads/kept")
     made = Bundle(made.path, made.size, (base,))
-    await begin(empty, made, upstream, tracked={"main": base, "gone": old, "task/1": base})
-    assert await empty.sh("git rev-list --count HEAD; git rev-parse --abbrev-ref task/1@{u}") == "1\norigin/task/1\n"
-    assert old not in await empty.sh("git for-each-ref")
-    await empty.write("new", "new")
-    commit = await empty.commit(draft())
-    sent = await empty.send(tmp_path / "out", have=[base, old, "f" * 40])
+    await create_checkout(empty_guest, made, upstream, tracked={"main": base, "gone": old, "task/1": base})
+    assert (
+        await empty_guest.sh("git rev-list --count HEAD; git rev-parse --abbrev-ref task/1@{u}") == "1\norigin/task/1\n"
+    )
+    assert old not in await empty_guest.sh("git for-each-ref")
+    await empty_guest.write("new", "new")
+    commit = await empty_guest.commit(draft())
+    sent = await empty_guest.send(tmp_path / "out", have=[base, old, "f" * 40])
     assert sent.commit == commit
     upstream.git("fetch", "-q", str(tmp_path / "out"), f"{sent.ref}:refs/heads/came")
     assert upstream.git("rev-parse", "came~1") == base
     newer = upstream.commit("feat: third", e="e")
-    await empty.receive(
+    await empty_guest.receive(
         upstream.bundle(tmp_path / "more", "refs/heads/main", f"^{base}"),
         {"refs/heads/main": "refs/remotes/origin/main"},
     )
-    await empty.merge("origin/main", message="chore: merge", leave_conflicts=False, identity=BOB)
-    assert newer in await empty.sh("git rev-list HEAD")
+    await empty_guest.merge("origin/main", message="chore: merge", leave_conflicts=False, identity=BOB)
+    assert newer in await empty_guest.sh("git rev-list HEAD")
 
 
-async def test_sha256(empty: Inside, tmp_path: Path) -> None:
+async def test_sha256_repositories_are_supported(empty_guest: SandboxCheckout, tmp_path: Path) -> None:
     made = Repository(tmp_path / "sha256")
     made.path.mkdir()
     made.git("init", "-q", "-b", "main", "--object-format=sha256")
     made.commit(a="1")
-    await begin(empty, made.bundle(tmp_path / "b", "refs/heads/main"), made)
-    assert await empty.head() == made.head
-    await empty.write("b")
-    sent = await empty.send(tmp_path / "out", ref=(await empty.save_work_tree()).commit, have=[made.head])
+    await create_checkout(empty_guest, made.bundle(tmp_path / "b", "refs/heads/main"), made)
+    assert await empty_guest.head() == made.head
+    await empty_guest.write("b")
+    sent = await empty_guest.send(tmp_path / "out", ref=(await empty_guest.save_work_tree()).commit, have=[made.head])
     made.git("fetch", "-q", str(tmp_path / "out"), f"{sent.ref}:refs/heads/came")
     assert made.git("ls-tree", "--name-only", "came") == "a\nb"
 
 
-async def test_there_is_no_checkout_no_git_no_sandbox(empty: Inside, bundle: Bundle, upstream: Repository) -> None:
-    for verb in (empty.status, empty.head, empty.save_work_tree, empty.abort):
+async def test_a_missing_checkout_git_or_sandbox_is_reported(
+    empty_guest: SandboxCheckout, bundle: Bundle, upstream: Repository
+) -> None:
+    for verb in (empty_guest.status, empty_guest.head, empty_guest.save_work_tree, empty_guest.abort):
         with pytest.raises(NoCheckoutError):
             await verb()
-    await empty.engine.files.make_dir(empty.id, FOLDER)
-    await empty.sh("git init -q ..")
-    for verb in (empty.status, empty.head):
+    await empty_guest.engine.files.make_dir(empty_guest.id, FOLDER)
+    await empty_guest.sh("git init -q ..")
+    for verb in (empty_guest.status, empty_guest.head):
         with pytest.raises(NoCheckoutError):
             await verb()
-    await empty.sh(
+    await empty_guest.sh(
         "rm -rf ../.git; mkdir /tmp/bin; for p in bash base64 head timeout mkdir; do ln -s $(type -P $p) /tmp/bin; done"
     )
-    await empty.sh("echo PATH=/tmp/bin >../.bash_profile")
-    for verb in (empty.status, empty.head):
+    await empty_guest.sh("echo PATH=/tmp/bin >../.bash_profile")
+    for verb in (empty_guest.status, empty_guest.head):
         with pytest.raises(SandboxGitError, match="Git is not installed in the sandbox"):
             await verb()
     with pytest.raises(SandboxGitError):
-        await begin(empty, bundle, upstream)
-    await empty.engine.pause(empty.id)
+        await create_checkout(empty_guest, bundle, upstream)
+    await empty_guest.engine.pause(empty_guest.id)
     with pytest.raises(SandboxNotRunningError):
-        await empty.status()
+        await empty_guest.status()
 
 
-async def test_a_full_disk_is_told(guest: Inside) -> None:
+async def test_a_full_disk_is_reported(guest: SandboxCheckout) -> None:
     await guest.sh("head -c 2M /dev/urandom >new; head -c 1G /dev/zero >ignored 2>/dev/null || true")
     before = await guest.status()
     for verb in (guest.save_work_tree(), guest.commit(draft()), guest.stage(["new"])):
@@ -270,21 +276,21 @@ async def test_a_full_disk_is_told(guest: Inside) -> None:
     await guest.commit(draft())
 
 
-# out and in --------------------------------------------------------------------------------------------------------------
+# sending and receiving ---------------------------------------------------------------------------------------------------
 
 
-async def test_send(guest: Inside, upstream: Repository, tmp_path: Path) -> None:
+async def test_commits_are_sent_as_a_bundle(guest: SandboxCheckout, upstream: Repository, tmp_path: Path) -> None:
     out = tmp_path / "out"
     sent = await guest.send(out, have=[upstream.head])
     assert (sent.commit, out.exists()) == (upstream.head, False)
     await guest.write("new", "new")
     commit = await guest.commit(draft())
-    before = await guest.seen()
+    before = await guest.describe_state()
     sent = await guest.send(out, have=[upstream.head, "0" * 40, "nonsense", "--all"])
     assert (sent.commit, sent.ref) == (commit, SENT)
     upstream.git("fetch", "-q", str(out), f"{SENT}:refs/heads/came")
     assert upstream.git("rev-parse", "came") == commit
-    assert await guest.seen() == before
+    assert await guest.describe_state() == before
     whole = await guest.send(tmp_path / "whole", ref="refs/heads/task/1", have=[])
     fresh = Repository.new(tmp_path / "fresh")
     fresh.git("fetch", "-q", str(tmp_path / "whole"), f"{whole.ref}:refs/heads/came")
@@ -293,33 +299,35 @@ async def test_send(guest: Inside, upstream: Repository, tmp_path: Path) -> None
         with pytest.raises(GitFailedError, match="no commit"):
             await guest.send(tmp_path / "bad", ref=bad, have=[])
     assert not (tmp_path / "bad").exists()
-    assert await guest.left() == ""
+    assert await guest.list_leftovers() == ""
 
 
-async def test_a_tag_is_sent_as_it_is(guest: Inside, upstream: Repository, tmp_path: Path) -> None:
+async def test_an_annotated_tag_is_sent_unchanged(guest: SandboxCheckout, upstream: Repository, tmp_path: Path) -> None:
     assert await guest.tag("v1", "Version 1\n\n#1", BOB) == upstream.head
     assert await guest.tag("light", None, BOB) == upstream.head
-    assert await guest.tag("v1", "again", BOB) == upstream.head  # the first one stays
+    assert await guest.tag("v1", "again", BOB) == upstream.head  # the first tag stays
     sent = await guest.send(tmp_path / "out", ref="refs/tags/v1", have=[upstream.head])
     assert sent.commit == upstream.head
     upstream.git("fetch", "-q", str(tmp_path / "out"), f"{sent.ref}:refs/sandyard/tags/v1")
     assert upstream.git("cat-file", "-t", "refs/sandyard/tags/v1") == "tag"
-    told = upstream.git("cat-file", "-p", "refs/sandyard/tags/v1")
-    assert "Version 1\n\n#1" in told
-    assert f"tagger {BOB}" in told
+    tag = upstream.git("cat-file", "-p", "refs/sandyard/tags/v1")
+    assert "Version 1\n\n#1" in tag
+    assert f"tagger {BOB}" in tag
     await guest.send(tmp_path / "none", ref="refs/tags/light", have=[upstream.head])
     assert not (tmp_path / "none").exists()
 
 
-async def test_no_more_than_the_limit_comes_out(guest: Inside, upstream: Repository, tmp_path: Path) -> None:
+async def test_a_bundle_over_the_limit_is_not_sent(
+    guest: SandboxCheckout, upstream: Repository, tmp_path: Path
+) -> None:
     await guest.sh("head -c 3000000 /dev/urandom >large")
     await guest.commit(draft())
-    small = Inside(guest.engine, guest.id, limit=1 << 20)
+    small = SandboxCheckout(guest.engine, guest.id, limit=1 << 20)
     with pytest.raises(TooMuchError, match="more than 1 MiB"):
         await small.send(tmp_path / "out", have=[upstream.head])
     assert not (tmp_path / "out").exists()
-    assert await guest.left() == ""
-    # a sandbox that lies about the size
+    assert await guest.list_leftovers() == ""
+    # a sandbox that reports a wrong size
     await guest.sh(
         "mkdir ../bin; printf '#!/bin/sh\\necho 5\\n' >../bin/wc; chmod +x ../bin/wc; echo PATH=$HOME/bin:$PATH >../.bash_profile"
     )
@@ -327,27 +335,29 @@ async def test_no_more_than_the_limit_comes_out(guest: Inside, upstream: Reposit
     with pytest.raises(TooMuchError):
         await small.send(tmp_path / "out", have=[upstream.head])
     assert not (tmp_path / "out").exists()
-    assert await guest.left() == ""
+    assert await guest.list_leftovers() == ""
 
 
-async def test_whoever_stops_waiting_leaves_nothing(guest: Inside, upstream: Repository, tmp_path: Path) -> None:
+async def test_a_cancelled_send_leaves_no_files(guest: SandboxCheckout, upstream: Repository, tmp_path: Path) -> None:
     await guest.sh("head -c 20000000 /dev/urandom >large")
     await guest.commit(draft())
     read = guest.engine.files.read
 
-    async def slow(engine_id: str, path: str) -> tuple[int | None, AsyncIterator[bytes]]:
+    async def cancel_and_read(engine_id: str, path: str) -> tuple[int | None, AsyncIterator[bytes]]:
         task.cancel()
         return await read(engine_id, path)
 
-    guest.engine.files.read = slow  # type: ignore[method-assign]
+    guest.engine.files.read = cancel_and_read  # type: ignore[method-assign]
     task = asyncio.create_task(guest.send(tmp_path / "out", have=[upstream.head]))
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not (tmp_path / "out").exists()
-    assert await guest.left() == ""
+    assert await guest.list_leftovers() == ""
 
 
-async def test_receive_and_track(guest: Inside, upstream: Repository, tmp_path: Path) -> None:
+async def test_commits_are_received_and_branches_tracked(
+    guest: SandboxCheckout, upstream: Repository, tmp_path: Path
+) -> None:
     old = upstream.head
     new = upstream.commit("feat: second", **{"a.txt": "other"})
     made = upstream.bundle(tmp_path / "more", "refs/heads/main", f"^{old}")
@@ -363,13 +373,13 @@ async def test_receive_and_track(guest: Inside, upstream: Repository, tmp_path: 
     assert (
         await guest.sh("git rev-parse --abbrev-ref @{u}; git rev-parse origin/elsewhere") == f"origin/task/1\n{old}\n"
     )
-    assert await guest.left() == ""
+    assert await guest.list_leftovers() == ""
 
 
 # changes -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_status_stage_and_commit(guest: Inside, upstream: Repository) -> None:
+async def test_changes_are_listed_staged_and_committed(guest: SandboxCheckout, upstream: Repository) -> None:
     await guest.write("a.txt", "changed")
     for name in ODD:
         await guest.write(b"more/" + name, "new")
@@ -386,7 +396,7 @@ async def test_status_stage_and_commit(guest: Inside, upstream: Repository) -> N
     assert all(e.index is Change.ADDED for e in (await guest.status()).entries if e.path != "a.txt")
     await guest.stage(["more/*", "more/:(top)x"], unstage=True)
     untracked = {e.path for e in (await guest.status()).entries if e.worktree is Change.UNTRACKED}
-    assert untracked == {"more/*", "more/:(top)x"}, "a path is a name and no pattern"
+    assert untracked == {"more/*", "more/:(top)x"}, "a path is a name, not a pattern"
     with pytest.raises(GitFailedError, match="did not match"):
         await guest.stage(["nowhere"])
     with pytest.raises(InvalidInputError):
@@ -409,7 +419,7 @@ async def test_status_stage_and_commit(guest: Inside, upstream: Repository) -> N
         await guest.commit(draft(" \n"))
 
 
-async def test_a_commit_of_some_paths_leaves_the_rest_staged(guest: Inside) -> None:
+async def test_a_commit_of_some_paths_leaves_the_rest_staged(guest: SandboxCheckout) -> None:
     await guest.write("a.txt", "a")
     await guest.write("b.txt", "b")
     await guest.sh("rm c.txt")
@@ -419,7 +429,7 @@ async def test_a_commit_of_some_paths_leaves_the_rest_staged(guest: Inside) -> N
     assert await guest.sh("git show --name-status --format= HEAD") == "M\ta.txt\nD\tc.txt\n"
 
 
-async def test_hooks_have_their_say(guest: Inside) -> None:
+async def test_hooks_can_reject_a_commit(guest: SandboxCheckout) -> None:
     hook = "#!/bin/sh\\necho checking; echo 'no: line 3 is too long' >&2; sleep 300 & exit 1\\n"
     await guest.sh(f'printf "{hook}" >.git/hooks/pre-commit; chmod +x .git/hooks/pre-commit')
     await guest.write("new")
@@ -434,7 +444,7 @@ async def test_hooks_have_their_say(guest: Inside) -> None:
     assert (await guest.status()).clean
 
 
-async def test_discard(guest: Inside) -> None:
+async def test_discarding_restores_files_and_keeps_ignored_ones(guest: SandboxCheckout) -> None:
     await guest.sh(
         "echo x >a.txt; rm b.txt; echo x >c.txt; git add c.txt; mkdir -p new; echo x >new/*; echo x >new/other; echo x >ignored"
     )
@@ -450,7 +460,7 @@ async def test_discard(guest: Inside) -> None:
     assert await guest.sh("cat ignored; stat -c %A run.sh") == "x\n-rwxr-xr-x\n"
 
 
-async def test_branches(guest: Inside, upstream: Repository) -> None:
+async def test_branches_are_created_and_invalid_names_rejected(guest: SandboxCheckout, upstream: Repository) -> None:
     await guest.write("a.txt", "kept")
     await guest.create_branch("task/1")
     await guest.create_branch("other")
@@ -470,7 +480,7 @@ async def test_branches(guest: Inside, upstream: Repository) -> None:
             await guest.create_branch(name, start=start)
 
 
-async def test_another_git_is_at_work(guest: Inside) -> None:
+async def test_a_running_git_process_is_reported(guest: SandboxCheckout) -> None:
     await guest.write("a.txt", "changed")
     await guest.sh("touch .git/index.lock")
     before = await guest.status()
@@ -481,7 +491,9 @@ async def test_another_git_is_at_work(guest: Inside) -> None:
 
 
 @pytest.mark.parametrize("files", [1500, pytest.param(5000, marks=pytest.mark.slow)])
-async def test_many_files(guest: Inside, upstream: Repository, tmp_path: Path, files: int) -> None:
+async def test_many_files_are_staged_committed_and_discarded(
+    guest: SandboxCheckout, upstream: Repository, tmp_path: Path, files: int
+) -> None:
     await guest.sh(
         f"mkdir d{{0..49}}; for i in {{1..{files}}}; do "
         'echo "$i" >"d$((i % 50))/a file with a name that is so long that all of them are too long for a command line $i"; done'
@@ -500,11 +512,11 @@ async def test_many_files(guest: Inside, upstream: Repository, tmp_path: Path, f
     assert (await guest.status()).clean
 
 
-# joining -----------------------------------------------------------------------------------------------------------------
+# merging and rebasing ----------------------------------------------------------------------------------------------------
 
 
-async def diverged(guest: Inside, upstream: Repository, tmp_path: Path) -> str:
-    """Both sides have changed the same files, in every way."""
+async def create_divergence(guest: SandboxCheckout, upstream: Repository, tmp_path: Path) -> str:
+    """Change the same files on both sides, in every way. Return the new upstream commit."""
     old = upstream.head
     (upstream.path / "b.txt").unlink()
     upstream.git("mv", "run.sh", "start.sh")
@@ -521,7 +533,7 @@ async def diverged(guest: Inside, upstream: Repository, tmp_path: Path) -> str:
     return new
 
 
-KINDS = {
+CONFLICT_KINDS = {
     "a.txt": "content",
     "b.txt": "modify/delete",
     "c.txt": "modify/delete",
@@ -532,42 +544,44 @@ KINDS = {
 }
 
 
-def test_many_conflicts_are_told_in_time() -> None:
-    """Git in a sandbox may be anything."""
-    said = "".join(f"CONFLICT (content): Merge conflict in {'a ' * 50}{number}\n" for number in range(4000))
+def test_many_conflicts_are_parsed_quickly() -> None:
+    """Git in a sandbox may print anything."""
+    messages = "".join(f"CONFLICT (content): Merge conflict in {'a ' * 50}{number}\n" for number in range(4000))
     paths = [*(f"{number}" for number in range(1000)), "with spaces", *(f"{number:0>90}" for number in range(1999))]
-    said = "CONFLICT (rename/delete): x was renamed to with spaces\n" + said
-    told = said.encode() + b"\0" + b"\0".join(f"100644 2\t{path}".encode() for path in paths)
-    began = time.process_time()
-    found = {one.path: one for one in parse_conflicts(told)}
-    assert time.process_time() - began < 3, "every sentence for every path would take half a minute"
+    messages = "CONFLICT (rename/delete): x was renamed to with spaces\n" + messages
+    output = messages.encode() + b"\0" + b"\0".join(f"100644 2\t{path}".encode() for path in paths)
+    started = time.process_time()
+    found = {one.path: one for one in parse_conflicts(output)}
+    assert time.process_time() - started < 3, "searching every message for every path would take half a minute"
     assert (found["7"].kind, found["with spaces"].kind) == ("content", "rename/delete")
     assert found["7"].detail.endswith(" 7")
 
 
-async def test_conflicts_are_told_and_everything_is_as_before(
-    guest: Inside, upstream: Repository, tmp_path: Path
+async def test_conflicts_are_reported_and_the_checkout_is_unchanged(
+    guest: SandboxCheckout, upstream: Repository, tmp_path: Path
 ) -> None:
-    theirs = await diverged(guest, upstream, tmp_path)
+    theirs = await create_divergence(guest, upstream, tmp_path)
     await guest.write("untracked", "stays")
-    before = await guest.seen()
+    before = await guest.describe_state()
     with pytest.raises(ConflictsError) as found:
         await guest.merge(theirs, message="chore: merge", leave_conflicts=False, identity=BOB)
-    assert {one.path: one.kind for one in found.value.files} == KINDS
+    assert {one.path: one.kind for one in found.value.files} == CONFLICT_KINDS
     assert all(one.detail for one in found.value.files)
-    assert await guest.seen() == before
+    assert await guest.describe_state() == before
     with pytest.raises(ConflictsError) as found:
         await guest.rebase("origin/main")
-    assert {one.path for one in found.value.files} == set(KINDS)
-    assert await guest.seen() == before
+    assert {one.path for one in found.value.files} == set(CONFLICT_KINDS)
+    assert await guest.describe_state() == before
     assert await guest.abort() is False
 
 
-async def test_conflicts_are_left_resolved_and_given_up(guest: Inside, upstream: Repository, tmp_path: Path) -> None:
-    theirs = await diverged(guest, upstream, tmp_path)
-    before = await guest.seen()
-    left = await guest.merge(theirs, message="chore: merge", leave_conflicts=True, identity=BOB)
-    assert {one.path for one in left} == set(KINDS)
+async def test_conflicts_can_be_left_resolved_and_aborted(
+    guest: SandboxCheckout, upstream: Repository, tmp_path: Path
+) -> None:
+    theirs = await create_divergence(guest, upstream, tmp_path)
+    before = await guest.describe_state()
+    remaining = await guest.merge(theirs, message="chore: merge", leave_conflicts=True, identity=BOB)
+    assert {one.path for one in remaining} == set(CONFLICT_KINDS)
     status = await guest.status()
     assert status.under_way == "merge"
     assert StatusEntry("a.txt", Change.CONFLICTED, Change.CONFLICTED) in status.entries
@@ -582,7 +596,7 @@ async def test_conflicts_are_left_resolved_and_given_up(guest: Inside, upstream:
     with pytest.raises(GitFailedError, match=r"conflict markers(?s:.*)a\.txt"):
         await guest.commit(draft())
     assert await guest.abort() is True
-    assert await guest.seen() == before
+    assert await guest.describe_state() == before
 
     await guest.merge(theirs, message="chore: merge", leave_conflicts=True, identity=BOB)
     await guest.sh("echo resolved >a.txt; echo resolved >'both new'; git rm -qf --ignore-unmatch run.sh c.txt")
@@ -592,7 +606,9 @@ async def test_conflicts_are_left_resolved_and_given_up(guest: Inside, upstream:
     assert (await guest.status()).under_way is None
 
 
-async def test_merge_and_rebase_that_go_well(guest: Inside, upstream: Repository, tmp_path: Path) -> None:
+async def test_merge_and_rebase_without_conflicts_succeed(
+    guest: SandboxCheckout, upstream: Repository, tmp_path: Path
+) -> None:
     old = upstream.head
     new = upstream.commit("feat: theirs", theirs="theirs")
     await guest.receive(
@@ -623,7 +639,7 @@ async def test_merge_and_rebase_that_go_well(guest: Inside, upstream: Repository
 
 # the whole work tree -----------------------------------------------------------------------------------------------------
 
-MESS = r"""
+CHANGES = r"""
 echo staged >a.txt; git add a.txt; echo loose >>a.txt
 rm b.txt; git rm -q --cached c.txt; git mv run.sh moved.sh
 mkdir -p deep/er; echo new >deep/er/untracked; echo added >deep/added; git add deep/added; rm deep/added
@@ -633,12 +649,12 @@ git rm -q 'odd/*' 2>/dev/null || true
 """
 
 
-async def test_what_a_program_changed_is_undone(guest: Inside) -> None:
-    """New files go, changed and deleted ones are as before; what was there before, what is ignored and large files stay."""
+async def test_changes_made_by_a_program_are_undone(guest: SandboxCheckout) -> None:
+    """New files are deleted, changed and deleted ones restored; earlier changes, ignored and large files stay."""
     await guest.write("mine/new.txt", "mine\n")
     await guest.write("a.txt", "mine\n")
     await guest.sh("git add a.txt; rm b.txt; truncate -s 101M large.bin")
-    seen, before = await guest.seen(), (await guest.save_work_tree()).commit
+    state, before = await guest.describe_state(), (await guest.save_work_tree()).commit
     assert await guest.undo_changes(before) == Undone(before, 0)
     for name in ODD:
         await guest.write(b"mine/cache/" + name)
@@ -653,7 +669,7 @@ async def test_what_a_program_changed_is_undone(guest: Inside) -> None:
     assert (undone.count, len(undone.paths)) == (len(ODD) + 9, len(ODD) + 9)
     assert {"mine/cache/with space", "mine/new.txt", "out.txt", "nested", "c.txt"} < set(undone.paths)
     assert await guest.sh("rm ignored; git show $1:out.txt | wc -l", undone.commit) == "1\n", "nothing is lost"
-    assert await guest.seen() == seen
+    assert await guest.describe_state() == state
     assert (await guest.undo_changes(before)) == Undone(before, 0)
     await guest.sh(
         "echo >kept.txt; git add kept.txt; git commit -q -m 'feat: somebody commits meanwhile'; echo >too.txt"
@@ -663,8 +679,8 @@ async def test_what_a_program_changed_is_undone(guest: Inside) -> None:
     assert await guest.undo_changes("0" * 40) is None
 
 
-async def test_what_was_ignored_is_not_undone_whatever_is_ignored_since(guest: Inside) -> None:
-    """And what a program has hidden by rules of its own is."""
+async def test_previously_ignored_files_are_not_undone_when_the_rules_change(guest: SandboxCheckout) -> None:
+    """But files that a program hides with its own rules are undone."""
     await guest.sh(
         "printf 'ignored\\n*.log\\n.env\\ncache/\\n' >.gitignore; git add .gitignore; git commit -q -m 'chore: rules'"
     )
@@ -672,22 +688,22 @@ async def test_what_was_ignored_is_not_undone_whatever_is_ignored_since(guest: I
         "echo secret >.env; mkdir -p cache/deep sub; echo kept >cache/deep/x; git init -q cache/nested; echo kept >sub/y.log; "
         "git -C cache/nested -c user.name=x -c user.email=x commit -q --allow-empty -m x"
     )
-    kept = "cat .env cache/deep/x sub/y.log; ls -d cache/nested/.git; git status --porcelain"
-    seen, before = await guest.sh(kept), (await guest.save_work_tree()).commit
+    script = "cat .env cache/deep/x sub/y.log; ls -d cache/nested/.git; git status --porcelain"
+    state, before = await guest.sh(script), (await guest.save_work_tree()).commit
     await guest.sh(
         "printf 'hidden/\\n' >.gitignore; mkdir hidden; echo >hidden/x; echo >out; printf '!y.log\\n' >sub/.gitignore"
     )
     undone = await guest.undo_changes(before)
     assert undone is not None
     assert set(undone.paths) == {".gitignore", "sub/.gitignore", "out", "hidden/x"}
-    assert (undone.count, await guest.sh(kept)) == (4, seen)
+    assert (undone.count, await guest.sh(script)) == (4, state)
     await guest.sh("test ! -e hidden && test ! -e out; git add -f .env")
     assert await guest.undo_changes(before) is not None
-    assert await guest.sh(kept) == seen, "added to the index by force"
+    assert await guest.sh(script) == state, "it stays although it was added to the index by force"
 
 
-async def test_a_work_tree_changes_nothing_and_comes_back_elsewhere(
-    guest: Inside,
+async def test_saving_a_work_tree_changes_nothing_and_it_can_be_restored_elsewhere(
+    guest: SandboxCheckout,
     bundle: Bundle,
     upstream: Repository,
     tmp_path: Path,
@@ -695,40 +711,42 @@ async def test_a_work_tree_changes_nothing_and_comes_back_elsewhere(
 ) -> None:
     await guest.write("committed", "in the branch")
     await guest.commit(draft())
-    await guest.sh(MESS)
-    before, status = await guest.seen(), await guest.status()
+    await guest.sh(CHANGES)
+    before, status = await guest.describe_state(), await guest.status()
     tree = await guest.save_work_tree()
     assert (tree.head, tree.branch, tree.skipped) == (await guest.head(), "task/1", ())
-    assert tree == await guest.save_work_tree(), "the same work tree is the same commit"
-    assert await guest.seen() == before
-    assert await guest.left() == ""
+    assert tree == await guest.save_work_tree(), "the same work tree gives the same commit"
+    assert await guest.describe_state() == before
+    assert await guest.list_leftovers() == ""
 
     sent = await guest.send(tmp_path / "out", ref=tree.commit, have=[upstream.head])
     assert sent.commit == tree.commit
     upstream.git("fetch", "-q", str(tmp_path / "out"), f"{sent.ref}:refs/heads/kept")
-    told = await read_stored_status(upstream, tree.commit, branch=tree.branch)
-    assert sorted(told.entries, key=str) == sorted(status.entries, key=str)
+    stored = await read_stored_status(upstream, tree.commit, branch=tree.branch)
+    assert sorted(stored.entries, key=str) == sorted(status.entries, key=str)
     assert tree.changed == len((await read_diff(upstream, tree.head, tree.commit, patches=False)).files) + 1  # a rename
 
-    other = Inside(guest.engine, (await new_sandbox()).id)
+    other = SandboxCheckout(guest.engine, (await new_sandbox()).id)
     whole = upstream.bundle(tmp_path / "whole", "refs/heads/kept")
-    await begin(other, whole, upstream, commit=tree.head, tracked={"main": upstream.head})
+    await create_checkout(other, whole, upstream, commit=tree.head, tracked={"main": upstream.head})
     await other.sh("echo in the way >deep; echo besides >besides; echo ignored >ignored; echo x >x.log; rm a.txt")
     for _ in range(2):
         await other.restore_work_tree(tree.commit)
-        after = await other.seen()
+        after = await other.describe_state()
         assert after == before
     assert (await other.save_work_tree()).commit == tree.commit
 
 
-async def test_restore_over_anything(guest: Inside, upstream: Repository, tmp_path: Path) -> None:
-    await guest.sh(MESS)
-    before, tree = await guest.seen(refs=False), await guest.save_work_tree()
+async def test_a_work_tree_is_restored_over_any_state(
+    guest: SandboxCheckout, upstream: Repository, tmp_path: Path
+) -> None:
+    await guest.sh(CHANGES)
+    before, tree = await guest.describe_state(refs=False), await guest.save_work_tree()
     await guest.discard([], everything=True)
-    await diverged(guest, upstream, tmp_path)
+    await create_divergence(guest, upstream, tmp_path)
     await guest.merge("origin/main", message="chore: merge", leave_conflicts=True, identity=BOB)
     await guest.restore_work_tree(tree.commit)
-    assert await guest.seen(refs=False) == before
+    assert await guest.describe_state(refs=False) == before
     assert (await guest.status()).under_way is None
     assert (await guest.save_work_tree()).commit == tree.commit
     for bad in (upstream.head, "f" * 40, "--all", tree.head):
@@ -736,7 +754,9 @@ async def test_restore_over_anything(guest: Inside, upstream: Repository, tmp_pa
             await guest.restore_work_tree(bad)
 
 
-async def test_a_work_tree_on_no_branch_and_without_a_commit(guest: Inside, upstream: Repository) -> None:
+async def test_a_work_tree_on_no_branch_or_without_commits_is_saved_and_restored(
+    guest: SandboxCheckout, upstream: Repository
+) -> None:
     await guest.sh("git checkout -q --detach; echo x >new")
     tree = await guest.save_work_tree()
     assert (tree.branch, tree.head, tree.changed) == (None, upstream.head, 1)
@@ -748,10 +768,10 @@ async def test_a_work_tree_on_no_branch_and_without_a_commit(guest: Inside, upst
         "git checkout -q --orphan fresh; git rm -rqf --cached .; find . -mindepth 1 -maxdepth 1 -not -name .git "
         "-exec rm -r {} +; echo x >new"
     )
-    before = await guest.seen()
+    before = await guest.describe_state()
     tree = await guest.save_work_tree()
     assert (tree.branch, tree.changed) == ("fresh", 1)
-    assert await guest.seen() == before
+    assert await guest.describe_state() == before
     status = await guest.status()
     assert (status.branch, status.head) == ("fresh", None)
     with pytest.raises(GitFailedError):
@@ -759,12 +779,12 @@ async def test_a_work_tree_on_no_branch_and_without_a_commit(guest: Inside, upst
     assert await read_history(guest, "HEAD", limit=5) == []
     await guest.sh("git checkout -qf task/1")
     await guest.restore_work_tree(tree.commit)
-    assert await guest.seen() == before
+    assert await guest.describe_state() == before
     commit = await guest.commit(draft())
     assert (await read_history(guest, "HEAD", limit=5))[0].id == commit
 
 
-async def test_what_cannot_be_kept_is_skipped_and_told(guest: Inside) -> None:
+async def test_files_that_cannot_be_saved_are_skipped_and_reported(guest: SandboxCheckout) -> None:
     await guest.sh(
         "echo x >kept; echo x >secret; chmod 000 secret; truncate -s 101M 'too large'; git init -q inner; "
         "cd inner; git -c user.name=a -c user.email=b commit -q --allow-empty -m x; echo x >file; cd ..; "
@@ -773,14 +793,14 @@ async def test_what_cannot_be_kept_is_skipped_and_told(guest: Inside) -> None:
     before = await guest.sh("git status --porcelain -z")
     tree = await guest.save_work_tree()
     assert {name.rstrip("/") for name in tree.skipped} >= {"secret", "too large", "inner"}
-    told, _ = await guest.read("ls-tree", "-r", "--name-only", tree.commit)
-    names = told.decode().split("\n")
+    listing, _ = await guest.read("ls-tree", "-r", "--name-only", tree.commit)
+    names = listing.decode().split("\n")
     assert "kept" in names
     assert not {"secret", "too large"} & set(names)
     assert await guest.sh("git status --porcelain -z") == before
 
 
-async def test_configuration_and_hooks_of_the_agent_do_not_mislead(guest: Inside) -> None:
+async def test_configuration_and_hooks_of_the_agent_are_ignored(guest: SandboxCheckout) -> None:
     await guest.sh(
         "for h in post-checkout post-index-change reference-transaction pre-commit; do "
         "printf '#!/bin/sh\\ntouch /tmp/ran\\nexit 1\\n' >.git/hooks/$h; done; "
@@ -793,50 +813,50 @@ async def test_configuration_and_hooks_of_the_agent_do_not_mislead(guest: Inside
     assert [entry.path for entry in (await guest.status()).entries] == ["é"]
     assert len((await read_diff(guest, tree.head, tree.commit)).files) == 1
     await guest.restore_work_tree(tree.commit)
-    assert await guest.left() == ""
+    assert await guest.list_leftovers() == ""
 
 
-# answers of any size -----------------------------------------------------------------------------------------------------
+# hostile output ----------------------------------------------------------------------------------------------------------
 
 
-class Hostile(ProgramRunner):
-    """A sandbox whose git answers what it likes."""
+class HostileProgramRunner(ProgramRunner):
+    """A sandbox whose git prints arbitrary output."""
 
-    def __init__(self, told: bytes) -> None:
-        self.told = told
+    def __init__(self, output: bytes) -> None:
+        self.output = output
 
     async def run(self, *_: object, **__: object) -> ProgramResult:  # type: ignore[override]
-        return ProgramResult(0, self.told, "")
+        return ProgramResult(0, self.output, "")
 
 
-def hostile(told: bytes) -> SandboxGit:
-    return SandboxGit(Hostile(told), limit=1)
+def create_hostile_git(output: bytes) -> SandboxGit:
+    return SandboxGit(HostileProgramRunner(output), limit=1)
 
 
-async def test_no_more_names_than_are_told() -> None:
+async def test_the_number_of_names_from_a_hostile_sandbox_is_bounded() -> None:
     head = b"%s\0%s\0main\0%d\0" % (b"a" * 40, b"b" * 40, 7)
-    began = time.process_time()
-    tree = await hostile(head + b"".join(b"%d\0" % number for number in range(500_000))).save_work_tree()
+    started = time.process_time()
+    tree = await create_hostile_git(head + b"".join(b"%d\0" % number for number in range(500_000))).save_work_tree()
     assert (tree.commit, tree.branch, tree.changed) == ("a" * 40, "main", 7)
     assert tree.skipped == tuple(str(number) for number in range(1000))
-    tree = await hostile(head + b"one\0two\0one\0half").save_work_tree()
+    tree = await create_hostile_git(head + b"one\0two\0one\0half").save_work_tree()
     assert tree.skipped == ("one", "two")
-    for told in (b"\0" * (8 << 20), b"a" * (8 << 20), b"", head.replace(b"7", b"9" * 5000)):
+    for output in (b"\0" * (8 << 20), b"a" * (8 << 20), b"", head.replace(b"7", b"9" * 5000)):
         with pytest.raises(SandboxGitError):
-            await hostile(told).save_work_tree()
-    gone = await hostile(b"?? x\0" * 1_000_000).discard([], everything=True)
-    assert gone == ["x"] * 10_000
-    assert await hostile(b"?? x\0 M y\0").discard(["x"], everything=False) == ["x", "y"]
-    assert time.process_time() - began < 3
+            await create_hostile_git(output).save_work_tree()
+    discarded = await create_hostile_git(b"?? x\0" * 1_000_000).discard([], everything=True)
+    assert discarded == ["x"] * 10_000
+    assert await create_hostile_git(b"?? x\0 M y\0").discard(["x"], everything=False) == ["x", "y"]
+    assert time.process_time() - started < 3
 
 
-def test_words_of_git_can_be_stored() -> None:
+def test_messages_of_git_are_made_storable() -> None:
     assert extract_message("fatal: a\0b\ud800c\n\nhint: no\nend é\x1b\n") == "fatal: a\ufffdb\ufffdc\nend é\ufffd"
     assert len(extract_message("\0" * (1 << 20))) == 2000
     assert "\0" not in str(translate_failure(ProgramResult(1, b"", "\0\udfff")))
 
 
-async def test_words_of_a_hook_can_be_stored(guest: Inside) -> None:
+async def test_messages_of_a_hook_are_made_storable(guest: SandboxCheckout) -> None:
     await guest.write("a.txt", "changed")
     await guest.write(".git/hooks/pre-commit", '#!/bin/sh\nprintf "no\\000\\355\\240\\200way" >&2; exit 1\n')
     await guest.sh("chmod +x .git/hooks/pre-commit")
@@ -845,9 +865,9 @@ async def test_words_of_a_hook_can_be_stored(guest: Inside) -> None:
 
 
 @pytest.mark.parametrize("files", [12_000, pytest.param(100_000, marks=pytest.mark.slow)])
-async def test_many_untracked_files(guest: Inside, files: int) -> None:
+async def test_many_untracked_files_are_truncated_quickly(guest: SandboxCheckout, files: int) -> None:
     await guest.sh(f"mkdir many; cd many; seq {files} | xargs touch")
-    began = time.monotonic()
+    started = time.monotonic()
     status = await guest.status()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - started < 10
     assert (status.branch, len(status.entries), status.truncated) == ("task/1", 10_000, True)

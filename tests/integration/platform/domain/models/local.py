@@ -1,4 +1,4 @@
-"""The tunnel's program on this machine instead of in a sandbox: the same lines, through a pipe."""
+"""The tunnel's program on this machine instead of in a sandbox: the same lines through a pipe."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class LocalLines:
 
     async def lines(self) -> AsyncIterator[str]:
         assert self.process.stdout is not None
-        heard = False
+        marked = False
         while line := (await self.process.stdout.readline()).decode().strip("\n"):
-            if heard:
+            if marked:
                 yield line
-            heard = heard or line == ":: mark"
+            marked = marked or line == ":: mark"
 
     def say(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
 
 
-class Guest:
-    """A daemon that outlives those who attach to it."""
+class TunnelDaemon:
+    """A daemon that outlives the bridges attached to it."""
 
     def __init__(self, folder: Path, port: int, python: str = sys.executable) -> None:
         self.folder = folder
-        self.wished = port
+        self.wanted_port = port
         self.python = python
         self.port = 0
 
@@ -48,7 +48,7 @@ class Guest:
 
     async def bridge(self, limit: int = 1 << 20) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
-            self.python, "-I", "-S", str(PROGRAM), "mark", str(self.wished), str(self.folder),
+            self.python, "-I", "-S", str(PROGRAM), "mark", str(self.wanted_port), str(self.folder),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=limit,
         )  # fmt: skip
         assert process.stdout is not None
@@ -56,16 +56,16 @@ class Guest:
         return process
 
     @contextlib.asynccontextmanager
-    async def attached(self, serve: Serve) -> AsyncIterator[asyncio.Task[None]]:
-        """Served inside the block; then the platform's end is gone as after kill -9."""
+    async def attach(self, serve: Serve) -> AsyncIterator[asyncio.Task[None]]:
+        """Serve inside the block; then the platform's side is gone as after kill -9."""
         process = await self.bridge()
         ready = asyncio.Event()
 
-        def up(port: int) -> None:
+        def set_port(port: int) -> None:
             self.port = port
             ready.set()
 
-        running = asyncio.ensure_future(Tunnel(LocalLines(process), serve, Room(64 << 20), up).run())
+        running = asyncio.ensure_future(Tunnel(LocalLines(process), serve, Room(64 << 20), set_port).run())
         try:
             async with asyncio.timeout(30):
                 await ready.wait()
@@ -77,7 +77,7 @@ class Guest:
             await asyncio.wait([running])
             await process.wait()
 
-    def end(self) -> None:
+    def kill(self) -> None:
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if str(self.folder).encode() in (process / "cmdline").read_bytes().split(b"\0"):

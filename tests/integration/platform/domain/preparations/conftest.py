@@ -1,4 +1,4 @@
-"""A yard with a project whose repository is on this machine."""
+"""A platform with a project whose repository is on this machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOOL = BuiltInProfile(
 
 @dataclass
 class Remote:
-    """A bare repository and a clone of it in which somebody works."""
+    """A bare repository and a working clone of it."""
 
     path: Path
 
@@ -48,7 +48,7 @@ class Remote:
         return done.stdout.strip()
 
     def commit(self, files: Mapping[str, str], branch: str = "main") -> str:
-        """Pushed. The commit."""
+        """Commit and push the files. Return the commit."""
         clone = self.path.with_name("clone")
         if not clone.exists():
             self.git("clone", "-q", str(self.path), str(clone), cwd=self.path.parent)
@@ -64,13 +64,13 @@ class Remote:
 
 
 @dataclass
-class Garden:
+class PreparationHarness:
     yard: Yard
     remote: Remote
     owner: Principal
     project: Project
 
-    async def set(self, **settings: Any) -> None:
+    async def update_settings(self, **settings: Any) -> None:
         self.project = await self.yard.services.projects.update(
             self.owner, self.project.id, settings=ProjectSettings.model_validate(settings)
         )
@@ -81,15 +81,15 @@ class Garden:
             caller or self.owner, self.project, profile=profile, **options
         )
 
-    async def session(self, preparation: Preparation | None = None, **wanted: Any) -> tuple[Session, Sandbox]:
-        """With its checkout."""
+    async def create_session(self, preparation: Preparation | None = None, **wanted: Any) -> tuple[Session, Sandbox]:
+        """Create a session and wait for its checkout."""
         row, sandbox = await self.yard.services.sessions.create(
             self.owner, project_id=self.project.id, preparation=preparation, **wanted
         )
-        await self.checked_out(sandbox)
+        await self.wait_for_checkout(sandbox)
         return row, sandbox
 
-    async def checked_out(self, sandbox: Sandbox) -> dict[str, Any]:
+    async def wait_for_checkout(self, sandbox: Sandbox) -> dict[str, Any]:
         git = self.yard.services.git
         page = await git.list_operations(self.owner, PageRequest(), sandbox_id=sandbox.id)
         row = await git.operations.wait(page.items[-1].id, 60)
@@ -97,19 +97,19 @@ class Garden:
         return row.detail
 
     async def run(self, sandbox: Sandbox, command: str) -> str:
-        """In the checkout; what it wrote."""
+        """Run a command in the checkout and return its output."""
         services = self.yard.services
-        async with services.lifecycle.using(await self.yard.row(sandbox)) as engine_id:
+        async with services.lifecycle.using(await self.yard.reload(sandbox)) as engine_id:
             ran = await services.engine.programs.run(engine_id, ["bash", "-c", command], cwd="/home/user/workspace")
         assert ran.exit_code == 0, ran.stderr
         return ran.stdout.decode()
 
 
 @pytest.fixture
-async def garden(yard: Yard, tmp_path: Path) -> Garden:
+async def harness(yard: Yard, tmp_path: Path) -> PreparationHarness:
     remote = Remote(tmp_path / "origin.git")
     remote.git("init", "-q", "--bare", str(remote.path), cwd=tmp_path)
     remote.commit({"readme.md": "hello\n", ".gitignore": "node_modules/\n"})
     owner = await yard.person("chief", "admin")
     project = await yard.services.projects.create(owner, "site", repository=str(remote.path), base_branch="main")
-    return Garden(yard, remote, owner, project)
+    return PreparationHarness(yard, remote, owner, project)

@@ -1,4 +1,4 @@
-"""Prepared snapshots and the sessions that start from them, before a real engine."""
+"""Prepared snapshots and the sessions that start from them, with a real engine."""
 
 from __future__ import annotations
 
@@ -19,186 +19,188 @@ from sandyard.platform.domain.preparations.agent_snapshots import INSTALLER, Mak
 from sandyard.platform.domain.preparations.model import PreparationFailedError
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.model import NewCommand, Status
-from tests.integration.platform.domain.preparations.conftest import BARE, TOOL, Garden
-from tests.integration.platform.domain.sandboxes.yard import opened, until
+from tests.integration.platform.domain.preparations.conftest import BARE, TOOL, PreparationHarness
+from tests.integration.platform.domain.sandboxes.yard import open_yard, until
 from tests.protocol.engine import Engine
 
 SETUP = "mkdir -p node_modules && echo $CI-$A >node_modules/made && echo built >left.txt && echo changed >>readme.md\n"
 DEVCONTAINER = '{"image": "node:22", /* ours */ "containerEnv": {"A": "b"}, "postCreateCommand": "exit 1",}'
 
 
-async def builder_is_gone(garden: Garden, preparation: Preparation) -> None:
-    async def gone() -> bool:
-        row = await garden.yard.services.preparations.get(garden.owner, preparation.id)
+async def wait_until_builder_is_gone(harness: PreparationHarness, preparation: Preparation) -> None:
+    async def is_gone() -> bool:
+        row = await harness.yard.services.preparations.get(harness.owner, preparation.id)
         return row.sandbox_id is None
 
-    await until(gone, "the builder goes")
+    await until(is_gone, "the builder is destroyed")
 
 
-def nobody_is_there(garden: Garden) -> Callable[[], Awaitable[bool]]:
-    """Nobody but sessions."""
+def no_installer_is_left(harness: PreparationHarness) -> Callable[[], Awaitable[bool]]:
+    """Return a condition: all sandboxes that installed agents are destroyed."""
 
-    async def gone() -> bool:
-        async with garden.yard.services.database.reading() as session:
-            left = select(Sandbox.id).where(Sandbox.agent_id == INSTALLER, Sandbox.status != Status.DESTROYED)
-            return not (await session.scalars(left)).all()
+    async def is_gone() -> bool:
+        async with harness.yard.services.database.reading() as session:
+            remaining = select(Sandbox.id).where(Sandbox.agent_id == INSTALLER, Sandbox.status != Status.DESTROYED)
+            return not (await session.scalars(remaining)).all()
 
-    return gone
+    return is_gone
 
 
-async def test_setup_runs_once_and_sessions_start_from_it(garden: Garden) -> None:
-    commit = garden.remote.commit(
+async def test_the_setup_runs_once_and_sessions_start_from_its_snapshot(harness: PreparationHarness) -> None:
+    commit = harness.remote.commit(
         {".sandyard/setup.sh": SETUP, ".devcontainer/devcontainer.json": DEVCONTAINER, "AGENTS.md": "Be kind.\n"}
     )
-    both = await asyncio.gather(garden.prepare(TOOL), garden.prepare(TOOL))
-    first = both[0]
-    assert both[1].id == first.id and first.status == "ready" and first.base_commit == commit
+    prepared = await asyncio.gather(harness.prepare(TOOL), harness.prepare(TOOL))
+    first = prepared[0]
+    assert prepared[1].id == first.id and first.status == "ready" and first.base_commit == commit
     assert (first.agent, first.template, first.base_branch) == ("tool", "base", "main")
     detail = first.detail
     assert detail["sources"] == [".sandyard/setup.sh"] and detail["agentsMd"] is True and detail["envs"] == {"A": "b"}
     (ran,) = detail["commands"]
     assert ran["exitCode"] == 0 and ran["command"] == "bash .sandyard/setup.sh" and ran["commandId"].startswith("cmd_")
-    told = "\n".join(detail["warnings"])
-    for word in ("node:22", "postCreateCommand", "readme.md", "left.txt"):
-        assert word in told or word == "postCreateCommand", told
-    await builder_is_gone(garden, first)
-    assert not await garden.yard.there()
-    assert (await garden.prepare(TOOL)).id == first.id, "nothing is made anew"
-    kinds = await garden.yard.kinds(about="preparation.")
+    output = "\n".join(detail["warnings"])
+    for text in ("node:22", "postCreateCommand", "readme.md", "left.txt"):
+        assert text in output or text == "postCreateCommand", output
+    await wait_until_builder_is_gone(harness, first)
+    assert not await harness.yard.list_engine_ids()
+    assert (await harness.prepare(TOOL)).id == first.id, "nothing is prepared again"
+    kinds = await harness.yard.list_event_kinds(prefix="preparation.")
     assert (kinds.count("preparation.started"), kinds[0], kinds[-1]) == (1, "preparation.started", "preparation.ready")
 
-    row, sandbox = await garden.session(first, envs={"X": "y"}, model="m", mode="plan")
+    row, sandbox = await harness.create_session(first, envs={"X": "y"}, model="m", mode="plan")
     assert (row.template, row.model, row.mode, sandbox.template) == ("base", "m", "plan", first.snapshot)
-    told = await garden.run(
+    output = await harness.run(
         sandbox, "cat node_modules/made left.txt ~/.tool/there ~/.tool/config readme.md; echo $A $X"
     )
-    assert told == "true-b\nbuilt\n1\nplainhello\nb y\n"
-    checkout = await garden.yard.services.git.get_checkout(garden.owner, sandbox.id)
+    assert output == "true-b\nbuilt\n1\nplainhello\nb y\n"
+    checkout = await harness.yard.services.git.get_checkout(harness.owner, sandbox.id)
     branch = f"session/untitled-session-{row.id[-4:]}"
     assert (checkout.branch, checkout.base_branch, checkout.base_commit) == (branch, "main", commit)
-    assert (await garden.yard.services.git.status(garden.owner, sandbox.id)).clean
-    refs = await garden.run(
+    assert (await harness.yard.services.git.status(harness.owner, sandbox.id)).clean
+    refs = await harness.run(
         sandbox, "git symbolic-ref HEAD; git for-each-ref --format='%(refname)'; git config user.name"
     )
     assert refs.split() == [
         f"refs/heads/{branch}", f"refs/heads/{branch}", "refs/remotes/origin/HEAD", "refs/remotes/origin/main", "Sandyard",
     ]  # fmt: skip
-    await garden.run(sandbox, "echo work >work.txt")
-    git = garden.yard.services.git
-    done = await git.operations.wait((await git.commit(garden.owner, sandbox.id, message="feat: work")).id)
+    await harness.run(sandbox, "echo work >work.txt")
+    git = harness.yard.services.git
+    done = await git.operations.wait((await git.commit(harness.owner, sandbox.id, message="feat: work")).id)
     git.operations.raise_failure(done)
-    git.operations.raise_failure(await git.operations.wait((await git.push(garden.owner, sandbox.id)).id))
-    assert garden.remote.git("diff", "--name-only", "main", branch) == "work.txt"
+    git.operations.raise_failure(await git.operations.wait((await git.push(harness.owner, sandbox.id)).id))
+    assert harness.remote.git("diff", "--name-only", "main", branch) == "work.txt"
 
 
-async def test_what_is_new_since_comes_along_and_the_same_id_is_the_same_session(garden: Garden) -> None:
-    first = await garden.prepare()
-    newer = garden.remote.commit({"more.txt": "more\n"})
-    await garden.yard.services.git.refresh(garden.project)
-    sessions, wanted = garden.yard.services.sessions, {"preparation": first, "session_id": "ses_mine"}
-    asked = [sessions.create(garden.owner, project_id=garden.project.id, **wanted) for _ in range(3)]  # type: ignore[arg-type]
-    made = await asyncio.gather(*asked)
-    row, sandbox = made[0]
-    assert {(one.id, box.id) for one, box in made} == {("ses_mine", sandbox.id)}
-    await garden.checked_out(sandbox)
-    checkout = await garden.yard.services.git.get_checkout(garden.owner, sandbox.id)
-    assert (checkout.base_commit, await garden.run(sandbox, "git rev-parse HEAD")) == (newer, f"{newer}\n")
-    assert await garden.run(sandbox, "cat more.txt; git status --porcelain") == "more\n"
-    again, same = await sessions.create(garden.owner, project_id=garden.project.id, session_id="ses_mine")
+async def test_newer_commits_are_included_and_the_same_id_is_the_same_session(harness: PreparationHarness) -> None:
+    first = await harness.prepare()
+    newer = harness.remote.commit({"more.txt": "more\n"})
+    await harness.yard.services.git.refresh(harness.project)
+    sessions, wanted = harness.yard.services.sessions, {"preparation": first, "session_id": "ses_mine"}
+    requests = [sessions.create(harness.owner, project_id=harness.project.id, **wanted) for _ in range(3)]  # type: ignore[arg-type]
+    created = await asyncio.gather(*requests)
+    row, sandbox = created[0]
+    assert {(one.id, box.id) for one, box in created} == {("ses_mine", sandbox.id)}
+    await harness.wait_for_checkout(sandbox)
+    checkout = await harness.yard.services.git.get_checkout(harness.owner, sandbox.id)
+    assert (checkout.base_commit, await harness.run(sandbox, "git rev-parse HEAD")) == (newer, f"{newer}\n")
+    assert await harness.run(sandbox, "cat more.txt; git status --porcelain") == "more\n"
+    again, same = await sessions.create(harness.owner, project_id=harness.project.id, session_id="ses_mine")
     assert (again.id, same.id) == (row.id, sandbox.id)
-    other = await garden.yard.person("other", "admin")
+    other = await harness.yard.person("other", "admin")
     with pytest.raises(ConflictError):
         await sessions.create(other, session_id="ses_mine")
-    second = await garden.prepare()
+    second = await harness.prepare()
     assert second.id != first.id and second.base_commit == newer
     with pytest.raises(InvalidInputError, match="task"):
-        await sessions.create(garden.owner, project_id=garden.project.id, task_id="tsk_none")
+        await sessions.create(harness.owner, project_id=harness.project.id, task_id="tsk_none")
 
 
-async def test_a_sandbox_in_the_place_of_a_lost_one_is_prepared_too(garden: Garden) -> None:
-    await garden.set(setup={"command": "mkdir node_modules && touch node_modules/made"})
-    garden.remote.commit({"side.txt": "side\n"}, "side")
-    made = await garden.prepare(base_branch="side")
-    services = garden.yard.services
-    row, sandbox = await garden.session(made, base_branch="side")
-    await garden.run(sandbox, "echo work >work.txt")
-    await services.lifecycle.destroy(await garden.yard.row(sandbox))  # its work is kept in git
-    row, second = await services.sessions.provision(garden.owner, row.id)
-    await garden.checked_out(second)
-    assert await garden.run(second, "ls node_modules; cat work.txt side.txt") == "made\nwork\nside\n"
-    assert (await services.git.get_checkout(garden.owner, second.id)).base_branch == "side"
+async def test_a_replacement_sandbox_is_prepared_too(harness: PreparationHarness) -> None:
+    await harness.update_settings(setup={"command": "mkdir node_modules && touch node_modules/made"})
+    harness.remote.commit({"side.txt": "side\n"}, "side")
+    made = await harness.prepare(base_branch="side")
+    services = harness.yard.services
+    row, sandbox = await harness.create_session(made, base_branch="side")
+    await harness.run(sandbox, "echo work >work.txt")
+    await services.lifecycle.destroy(await harness.yard.reload(sandbox))  # its work is saved in git
+    row, second = await services.sessions.provision(harness.owner, row.id)
+    await harness.wait_for_checkout(second)
+    assert await harness.run(second, "ls node_modules; cat work.txt side.txt") == "made\nwork\nside\n"
+    assert (await services.git.get_checkout(harness.owner, second.id)).base_branch == "side"
 
-    await services.preparations.delete(garden.owner, made.id)
-    bare, sandbox = await services.sessions.create(garden.owner, project_id=garden.project.id, preparation=made)
+    await services.preparations.delete(harness.owner, made.id)
+    unprepared, sandbox = await services.sessions.create(harness.owner, project_id=harness.project.id, preparation=made)
     with pytest.raises(Exception, match=r"."):
         await services.lifecycle.wait_until_provisioned(sandbox.id)
-    bare, third = await services.sessions.provision(garden.owner, bare.id)
-    await garden.checked_out(third)
+    unprepared, third = await services.sessions.provision(harness.owner, unprepared.id)
+    await harness.wait_for_checkout(third)
     assert third.template == "base"
-    assert await garden.run(third, "ls; git config sandyard.checkout | cut -c1-4") == "readme.md\nside.txt\nsess\n"
+    assert await harness.run(third, "ls; git config sandyard.checkout | cut -c1-4") == "readme.md\nside.txt\nsess\n"
 
 
-async def test_an_agent_is_installed_once_for_a_template(garden: Garden) -> None:
-    """For every commit of every project, and for sessions of none."""
+async def test_an_agent_is_installed_once_per_template(harness: PreparationHarness) -> None:
+    """For all commits of all projects, and for sessions without a project."""
     chosen = Install(
         "1",
         ("test", "-e", "/home/user/.tool/there"),
         "mkdir -p ~/.tool && cat /proc/sys/kernel/random/uuid >~/.tool/there",
     )
     tool = replace(TOOL, install=chosen)
-    first, _ = await asyncio.gather(garden.prepare(tool), garden.prepare(BARE))
-    _, sandbox = await garden.session(first)
-    installed = await garden.run(sandbox, "cat ~/.tool/there")
-    garden.remote.commit({"more.txt": "more\n"})
-    second = await garden.prepare(tool)
+    first, _ = await asyncio.gather(harness.prepare(tool), harness.prepare(BARE))
+    _, sandbox = await harness.create_session(first)
+    installed = await harness.run(sandbox, "cat ~/.tool/there")
+    harness.remote.commit({"more.txt": "more\n"})
+    second = await harness.prepare(tool)
     assert second.id != first.id
-    _, sandbox = await garden.session(second)
-    assert await garden.run(sandbox, "cat ~/.tool/there more.txt") == f"{installed}more\n"
+    _, sandbox = await harness.create_session(second)
+    assert await harness.run(sandbox, "cat ~/.tool/there more.txt") == f"{installed}more\n"
 
-    snapshots = garden.yard.services.preparations.agent_snapshots
-    known = await snapshots.ensure(garden.owner.user_id, tool, "base")
-    assert await snapshots.find(garden.owner.user_id, tool, "base") == known
-    assert await snapshots.find(garden.owner.user_id, BARE, "base") == "base", "which installs nothing"
-    stranger = await garden.yard.person("stranger", "member")
-    assert await snapshots.find(stranger.user_id, tool, "base") == "base", "an agent of one's own is not for others"
+    snapshots = harness.yard.services.preparations.agent_snapshots
+    known = await snapshots.ensure(harness.owner.user_id, tool, "base")
+    assert await snapshots.find(harness.owner.user_id, tool, "base") == known
+    assert await snapshots.find(harness.owner.user_id, BARE, "base") == "base", "this agent installs nothing"
+    stranger = await harness.yard.person("stranger", "member")
+    assert await snapshots.find(stranger.user_id, tool, "base") == "base", "a user's own agent is not for others"
     with pytest.raises(InvalidInputError, match="no template"):
-        await garden.yard.services.sandboxes.create_sandbox(stranger, template=known)
+        await harness.yard.services.sandboxes.create_sandbox(stranger, template=known)
     newer = replace(tool, install=replace(chosen, version="2"))
-    await garden.yard.services.engine.delete_snapshot(known)
-    both = await asyncio.gather(*(snapshots.ensure(garden.owner.user_id, one, "base") for one in (tool, newer, newer)))
-    assert known not in both, "one that the engine has lost is made again"
+    await harness.yard.services.engine.delete_snapshot(known)
+    both = await asyncio.gather(*(snapshots.ensure(harness.owner.user_id, one, "base") for one in (tool, newer, newer)))
+    assert known not in both, "a snapshot lost by the engine is created again"
     assert both[0] != both[1] == both[2]
-    await until(nobody_is_there(garden), "what they were installed in is gone")
+    await until(no_installer_is_left(harness), "the installing sandboxes are destroyed")
     await snapshots.tidy(timedelta(days=1))
-    assert await snapshots.find(garden.owner.user_id, newer, "base") == both[1]
+    assert await snapshots.find(harness.owner.user_id, newer, "base") == both[1]
     await snapshots.tidy(timedelta())
-    assert await snapshots.find(garden.owner.user_id, newer, "base") == "base", "it was dropped"
+    assert await snapshots.find(harness.owner.user_id, newer, "base") == "base", "the snapshot was deleted"
 
 
-async def test_nobody_enters_the_sandbox_in_which_an_agent_is_installed(garden: Garden) -> None:
-    """What is made in it is used by everybody: who asked for it first must not be able to change it."""
-    member, services = await garden.yard.person("member"), garden.yard.services
+async def test_the_sandbox_that_installs_an_agent_is_not_accessible(harness: PreparationHarness) -> None:
+    """Its snapshot is used by everybody: the user who requested it first must not be able to change it."""
+    member, services = await harness.yard.person("member"), harness.yard.services
     wait = "echo fetching; until [ -e /tmp/go ]; do sleep 0.05; done; mkdir ~/.tool"
     tool = replace(TOOL, install=Install("1", ("test", "-e", "/home/user/.tool"), wait))
-    told: list[Making] = []
+    reported: list[Making] = []
 
-    async def waiting(made: Making) -> None:
-        told.append(made)
+    async def record(made: Making) -> None:
+        reported.append(made)
 
-    making = asyncio.create_task(services.preparations.agent_snapshots.ensure(member.user_id, tool, "base", waiting))
+    installing_task = asyncio.create_task(
+        services.preparations.agent_snapshots.ensure(member.user_id, tool, "base", record)
+    )
     query = select(Sandbox).where(Sandbox.agent_id == INSTALLER, Sandbox.status == Status.RUNNING)
 
-    async def heard() -> bool:
-        return told[0].output == "fetching"
+    async def is_output_shown() -> bool:
+        return reported[0].output == "fetching"
 
-    async def installing() -> Sandbox | None:
+    async def find_installer() -> Sandbox | None:
         async with services.database.reading() as session:
             return await session.scalar(query)
 
-    await until(installing, "it is being installed")
-    row = await installing()
+    await until(find_installer, "the agent is being installed")
+    row = await find_installer()
     assert row is not None and row.owner_id == member.user_id
-    await until(heard, "who waits sees what it says")
+    await until(is_output_shown, "the output is shown to the waiting caller")
     for everybody in (True, False):
         page = await services.lifecycle.repository.page(member, PageRequest(), everybody=everybody)
         assert row.id not in [one.id for one in page.items]
@@ -208,21 +210,21 @@ async def test_nobody_enters_the_sandbox_in_which_an_agent_is_installed(garden: 
         await services.commands.execute(member, row.id, NewCommand("touch /tmp/go", 10))
     async with services.lifecycle.using(row) as engine_id:
         await services.engine.programs.run(engine_id, ["touch", "/tmp/go"])
-    assert await making != "base"
+    assert await installing_task != "base"
 
 
-async def test_nobody_enters_the_sandbox_in_which_a_project_is_prepared(garden: Garden) -> None:
-    member, services = await garden.yard.person("member"), garden.yard.services
-    await services.projects.add_member(garden.owner, garden.project.id, member.user_id)
-    await garden.set(setup={"command": "until [ -e /tmp/go ]; do sleep 0.05; done; echo ready"})
-    making = asyncio.create_task(garden.prepare(caller=member))
+async def test_the_sandbox_that_prepares_a_project_is_not_accessible(harness: PreparationHarness) -> None:
+    member, services = await harness.yard.person("member"), harness.yard.services
+    await services.projects.add_member(harness.owner, harness.project.id, member.user_id)
+    await harness.update_settings(setup={"command": "until [ -e /tmp/go ]; do sleep 0.05; done; echo ready"})
+    preparing = asyncio.create_task(harness.prepare(caller=member))
 
-    async def setting_up() -> Preparation | None:
-        page = await services.preparations.list(member, garden.project.id, PageRequest())
+    async def find_running_setup() -> Preparation | None:
+        page = await services.preparations.list(member, harness.project.id, PageRequest())
         return next((one for one in page.items if one.detail.get("commands")), None)
 
-    await until(setting_up, "its setup runs")
-    row = await setting_up()
+    await until(find_running_setup, "the setup runs")
+    row = await find_running_setup()
     assert row is not None and row.sandbox_id is not None
     command_id = row.detail["commands"][0]["commandId"]
     for forbidden in (
@@ -236,39 +238,39 @@ async def test_nobody_enters_the_sandbox_in_which_a_project_is_prepared(garden: 
     assert "/tmp/go" in command.command, "its output can be read"
     async with services.lifecycle.using(await services.lifecycle.repository.get(row.sandbox_id)) as engine_id:
         await services.engine.programs.run(engine_id, ["touch", "/tmp/go"])
-    assert (await making).status == "ready"
+    assert (await preparing).status == "ready"
 
 
-async def test_a_setup_that_fails(garden: Garden) -> None:
-    await garden.set(setup={"command": "echo wrong >&2; exit 3"})
+async def test_a_failed_setup_is_reported_and_not_repeated_at_once(harness: PreparationHarness) -> None:
+    await harness.update_settings(setup={"command": "echo wrong >&2; exit 3"})
     with pytest.raises(PreparationFailedError, match=r"exited with code 3.*wrong") as caught:
-        await garden.prepare()
+        await harness.prepare()
     extra = caught.value.extra
     assert (extra["exitCode"], extra["outputTail"]) == (3, "wrong")
-    assert not await garden.yard.there(), "its sandbox is gone"
+    assert not await harness.yard.list_engine_ids(), "its sandbox is destroyed"
     with pytest.raises(PreparationFailedError, match="exited with code 3"):
-        await garden.prepare()
-    page = await garden.yard.services.preparations.list(garden.owner, garden.project.id, PageRequest())
+        await harness.prepare()
+    page = await harness.yard.services.preparations.list(harness.owner, harness.project.id, PageRequest())
     (row,) = page.items
     assert (row.status, row.error_code, row.sandbox_id) == ("failed", "preparation_failed", None)
-    kinds = await garden.yard.kinds(about="preparation.")
-    assert kinds.count("preparation.started") == 1, "not again so soon"
+    kinds = await harness.yard.list_event_kinds(prefix="preparation.")
+    assert kinds.count("preparation.started") == 1, "it is not repeated so soon"
     with pytest.raises(PreparationFailedError, match="exited with code 3"):
-        await garden.prepare(again=True)
-    assert (await garden.yard.kinds(about="preparation.")).count("preparation.started") == 2
-    await garden.set(setup={"command": "true"})
-    assert (await garden.prepare()).status == "ready"
+        await harness.prepare(again=True)
+    assert (await harness.yard.list_event_kinds(prefix="preparation.")).count("preparation.started") == 2
+    await harness.update_settings(setup={"command": "true"})
+    assert (await harness.prepare()).status == "ready"
 
 
-async def test_who_may_not_see_the_project_gets_nothing_of_it(garden: Garden) -> None:
-    made = await garden.prepare()
-    stranger, services = await garden.yard.person("stranger"), garden.yard.services
+async def test_a_stranger_cannot_use_a_preparation(harness: PreparationHarness) -> None:
+    made = await harness.prepare()
+    stranger, services = await harness.yard.person("stranger"), harness.yard.services
     with pytest.raises(NotFoundError):
         await services.preparations.get(stranger, made.id)
     with pytest.raises(NotFoundError):
-        await services.preparations.list(stranger, garden.project.id, PageRequest())
+        await services.preparations.list(stranger, harness.project.id, PageRequest())
     with pytest.raises(NotFoundError):
-        await garden.prepare(caller=stranger)
+        await harness.prepare(caller=stranger)
     snapshot = made.snapshot or ""
     for name in (
         snapshot,
@@ -282,106 +284,105 @@ async def test_who_may_not_see_the_project_gets_nothing_of_it(garden: Garden) ->
             await services.sessions.create(stranger, template=name)
         with pytest.raises(InvalidInputError, match="template"):
             await services.sandboxes.create_sandbox(stranger, template=name)
-        if name == name.strip():  # a project takes no other
-            own = await garden.yard.project(stranger, template=name)
+        if name == name.strip():  # a project accepts no other name
+            own = await harness.yard.project(stranger, template=name)
             with pytest.raises(InvalidInputError, match="template"):
                 await services.sessions.create(stranger, project_id=own)
     with pytest.raises(NotFoundError):
-        await services.sessions.create(stranger, project_id=garden.project.id, preparation=made)
-    other = await garden.yard.project(stranger)
+        await services.sessions.create(stranger, project_id=harness.project.id, preparation=made)
+    other = await harness.yard.project(stranger)
     with pytest.raises(InvalidInputError, match="another project"):
         await services.sessions.create(stranger, project_id=other, preparation=made)
 
 
-async def test_a_preparation_is_for_sandboxes_of_its_project(garden: Garden) -> None:
-    made = await garden.prepare()
-    services, snapshot = garden.yard.services, made.snapshot or ""
-    other = await garden.yard.project(garden.owner)
+async def test_a_preparation_is_only_for_sandboxes_of_its_project(harness: PreparationHarness) -> None:
+    made = await harness.prepare()
+    services, snapshot = harness.yard.services, made.snapshot or ""
+    other = await harness.yard.project(harness.owner)
     for project_id in (None, other):
         with pytest.raises(InvalidInputError, match="sandbox of that project"):
-            await services.sandboxes.create_sandbox(garden.owner, template=snapshot, project_id=project_id)
+            await services.sandboxes.create_sandbox(harness.owner, template=snapshot, project_id=project_id)
         with pytest.raises(InvalidInputError, match="sandbox of that project"):
-            await services.sessions.create(garden.owner, template=snapshot, project_id=project_id)
-    sandbox = await services.sandboxes.create_sandbox(garden.owner, template=snapshot, project_id=garden.project.id)
-    assert sandbox.project_id == garden.project.id
-    profile = await services.agents.profile(garden.owner.user_id, "opencode")
+            await services.sessions.create(harness.owner, template=snapshot, project_id=project_id)
+    sandbox = await services.sandboxes.create_sandbox(harness.owner, template=snapshot, project_id=harness.project.id)
+    assert sandbox.project_id == harness.project.id
+    profile = await services.agents.profile(harness.owner.user_id, "opencode")
     assert profile.install is not None
     find = services.preparations.agent_snapshots.find
-    assert await find(garden.owner.user_id, profile, snapshot) == snapshot
-    async with (
-        services.database.reading() as session
-    ):  # no sandbox of no project is made of it, to install an agent there
+    assert await find(harness.owner.user_id, profile, snapshot) == snapshot
+    # no sandbox outside the project is created from it to install an agent
+    async with services.database.reading() as session:
         query = select(Sandbox).where(Sandbox.template == snapshot, Sandbox.project_id.is_(None))
         assert (await session.scalars(query)).first() is None
 
 
-async def test_unused_and_lost_snapshots(garden: Garden) -> None:
-    services = garden.yard.services
-    made = await garden.prepare()
-    await builder_is_gone(garden, made)
+async def test_unused_snapshots_are_deleted_and_lost_ones_replaced(harness: PreparationHarness) -> None:
+    services = harness.yard.services
+    made = await harness.prepare()
+    await wait_until_builder_is_gone(harness, made)
     await services.preparations.tidy(timedelta(days=1))
-    assert (await garden.prepare()).snapshot == made.snapshot
+    assert (await harness.prepare()).snapshot == made.snapshot
     await services.engine.delete_snapshot(made.snapshot or "")
-    again = await garden.prepare()
+    again = await harness.prepare()
     assert again.id == made.id and again.snapshot not in (None, made.snapshot)
-    await builder_is_gone(garden, again)
+    await wait_until_builder_is_gone(harness, again)
     engine_id = again.detail["engineId"]
     await services.preparations.tidy(timedelta(seconds=-1))
     with pytest.raises(NotFoundError):
-        await services.preparations.get(garden.owner, made.id)
+        await services.preparations.get(harness.owner, made.id)
     assert not await services.engine.list_snapshots(engine_id)
 
-    last = await garden.prepare()
-    await builder_is_gone(garden, last)
-    await services.projects.delete(garden.owner, garden.project.id)
+    last = await harness.prepare()
+    await wait_until_builder_is_gone(harness, last)
+    await services.projects.delete(harness.owner, harness.project.id)
     assert await services.engine.list_snapshots(last.detail["engineId"])
     await services.preparations.tidy(timedelta(days=1))
     assert not await services.engine.list_snapshots(last.detail["engineId"])
 
 
-async def test_a_platform_that_ends_in_the_middle(
-    garden: Garden, engine_process: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_interrupted_preparation_is_cleaned_up_by_the_next_platform(
+    harness: PreparationHarness, engine_process: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await garden.set(setup={"command": "sleep 60"})
-    preparing = garden.yard.services.preparations
-    waiting = asyncio.create_task(garden.prepare())
+    await harness.update_settings(setup={"command": "sleep 60"})
+    preparations = harness.yard.services.preparations
+    waiting = asyncio.create_task(harness.prepare())
 
-    async def under_way() -> bool:
-        async with garden.yard.services.database.reading() as session:
-            row = await session.get(Preparation, next(iter(preparing._flights), ""))
+    async def is_running() -> bool:
+        async with harness.yard.services.database.reading() as session:
+            row = await session.get(Preparation, next(iter(preparations._flights), ""))
         return row is not None and "running" in row.detail["step"]
 
-    await until(under_way, "the setup runs")
-    await preparing.close()
+    await until(is_running, "the setup runs")
+    await preparations.close()
     with pytest.raises(StoppingError):
         await waiting
-    page = await preparing.list(garden.owner, garden.project.id, PageRequest())
+    page = await preparations.list(harness.owner, harness.project.id, PageRequest())
     (row,) = page.items
     assert row.status == "preparing" and row.sandbox_id is not None
-    async with opened(tmp_path, engine_process, monkeypatch) as second:
-        next_ = second.services.preparations
+    async with open_yard(tmp_path, engine_process, monkeypatch) as second:
+        next_preparations = second.services.preparations
 
-        async def cleared() -> Sandbox | None:
-            found = await next_.get(garden.owner, row.id)
+        async def find_destroyed_builder() -> Sandbox | None:
+            found = await next_preparations.get(harness.owner, row.id)
             box = await second.services.lifecycle.repository.get(row.sandbox_id or "")
             done = found.sandbox_id is None and box.status == "destroyed"
             assert found.error_code == "interrupted"
             return box if done else None
 
-        await until(cleared, "the builder goes")
-        assert not await second.there()
-        settings = garden.project.settings
+        await until(find_destroyed_builder, "the builder is destroyed")
+        assert not await second.list_engine_ids()
+        settings = harness.project.settings
         assert settings["setup"]["command"] == "sleep 60"
-        await garden.set(setup={"command": "true"})
-        made = await next_.prepare(garden.owner, garden.project, base_branch=None, profile=BARE)
+        await harness.update_settings(setup={"command": "true"})
+        made = await next_preparations.prepare(harness.owner, harness.project, base_branch=None, profile=BARE)
         assert made.status == "ready"
 
 
-async def test_a_snapshot_that_nobody_wrote_down_goes(garden: Garden, monkeypatch: pytest.MonkeyPatch) -> None:
-    preparing, services = garden.yard.services.preparations, garden.yard.services
+async def test_an_unrecorded_snapshot_is_deleted(harness: PreparationHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    preparations, services = harness.yard.services.preparations, harness.yard.services
     taken: list[str] = []
 
-    async def never(preparation_id: str, snapshot: str, seconds: float) -> Preparation:
+    async def wait_forever(preparation_id: str, snapshot: str, seconds: float) -> Preparation:
         taken.append(snapshot)
         await asyncio.Event().wait()
         raise AssertionError
@@ -389,36 +390,38 @@ async def test_a_snapshot_that_nobody_wrote_down_goes(garden: Garden, monkeypatc
     async def is_taken() -> bool:
         return bool(taken)
 
-    monkeypatch.setattr(preparing, "_ready", never)
-    waiting = asyncio.create_task(garden.prepare())
+    monkeypatch.setattr(preparations, "_ready", wait_forever)
+    waiting = asyncio.create_task(harness.prepare())
     await until(is_taken, "the snapshot is taken")
-    (flight,) = preparing._flights.values()
-    engine_id = (await garden.yard.row(flight.sandbox)).engine_id or ""
+    (flight,) = preparations._flights.values()
+    engine_id = (await harness.yard.reload(flight.sandbox)).engine_id or ""
     assert list(await services.engine.list_snapshots(engine_id)) == taken
     flight.task.cancel()
     with pytest.raises(StoppingError):
         await waiting
-    await preparing.recover()
+    await preparations.recover()
 
-    async def gone() -> bool:
-        return not await services.engine.list_snapshots(engine_id) and not await garden.yard.there()
+    async def is_gone() -> bool:
+        return not await services.engine.list_snapshots(engine_id) and not await harness.yard.list_engine_ids()
 
-    await until(gone, "all of it goes")
+    await until(is_gone, "the snapshot and the sandbox are deleted")
     monkeypatch.undo()
-    assert (await garden.prepare()).status == "ready"
+    assert (await harness.prepare()).status == "ready"
 
 
-async def test_prepared_anew_while_it_is_deleted(garden: Garden, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, preparing = garden.yard.services.engine, garden.yard.services.preparations
-    made = await garden.prepare()
+async def test_a_preparation_can_start_again_while_it_is_deleted(
+    harness: PreparationHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, preparations = harness.yard.services.engine, harness.yard.services.preparations
+    made = await harness.prepare()
     delete = engine.delete_snapshot
 
-    async def meanwhile(snapshot: str) -> None:
+    async def delete_and_prepare(snapshot: str) -> None:
         monkeypatch.setattr(engine, "delete_snapshot", delete)
         await delete(snapshot)
-        await preparing.begin(garden.owner, garden.project, base_branch=None, profile=BARE)
+        await preparations.begin(harness.owner, harness.project, base_branch=None, profile=BARE)
 
-    monkeypatch.setattr(engine, "delete_snapshot", meanwhile)
-    await preparing.delete(garden.owner, made.id)
-    again = await preparing.wait(made.id)
+    monkeypatch.setattr(engine, "delete_snapshot", delete_and_prepare)
+    await preparations.delete(harness.owner, made.id)
+    again = await preparations.wait(made.id)
     assert (again.status, again.snapshot != made.snapshot) == ("ready", True)

@@ -1,4 +1,4 @@
-"""Ports without waking, passes that end with the right to them, and the way in."""
+"""Listing ports without resuming, passes that end with the access of their holder, and routing."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from sandyard.platform.domain.users.model import Principal
 from tests.integration.platform.domain.sandboxes.yard import Yard, until
 
 
-async def listening(yard: Yard, port: int = 3000) -> Sandbox:
-    row = await yard.sandbox()
+async def start_server(yard: Yard, port: int = 3000) -> Sandbox:
+    row = await yard.create_sandbox()
     await yard.start(row, f"python3 -m http.server {port}", background=True)
 
-    async def there() -> bool:
+    async def is_listening() -> bool:
         yard.clock.advance(FRESH_S)
         return port in [one.port for one in (await yard.services.previews.ports(yard.owner, row.id)).items]
 
-    await until(there, "a server listens")
+    await until(is_listening, "a server listens")
     return row
 
 
-async def ticket(previews: Previews, who: Principal, place: Place) -> str:
-    made = await previews.create(who, place.sandbox_id, place.port)
-    return made.url.partition(f"?{TICKET}=")[2]
+async def create_ticket(previews: Previews, who: Principal, place: Place) -> str:
+    created = await previews.create(who, place.sandbox_id, place.port)
+    return created.url.partition(f"?{TICKET}=")[2]
 
 
-async def test_ports_are_looked_for_without_using_the_sandbox(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listing_ports_does_not_count_as_use_of_the_sandbox(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     previews, lifecycle = yard.services.previews, yard.services.lifecycle
-    row = await listening(yard)
+    row = await start_server(yard)
     [one] = (await previews.ports(yard.owner, row.id)).items
     assert (one.port, one.address, one.process) == (3000, "0.0.0.0", "python3")
     assert one.url == f"http://3000-{row.id.removeprefix('sbx_')}.localhost:8700/"
 
-    looks = 0
-    look = lifecycle.engine.ports.list_listeners
+    lookups = 0
+    list_listeners = lifecycle.engine.ports.list_listeners
 
     async def counted(engine_id: str) -> object:
-        nonlocal looks
-        looks += 1
-        return await look(engine_id)
+        nonlocal lookups
+        lookups += 1
+        return await list_listeners(engine_id)
 
     monkeypatch.setattr(lifecycle.engine.ports, "list_listeners", counted)
     yard.clock.advance(FRESH_S)
     found = await asyncio.gather(*(previews.ports(yard.owner, row.id) for _ in range(10)))
-    assert looks == 1
+    assert lookups == 1
     assert all(same == found[0] for same in found)
     with pytest.raises(NotFoundError):
         await previews.ports(await yard.person("stranger"), row.id)
@@ -61,25 +61,25 @@ async def test_ports_are_looked_for_without_using_the_sandbox(yard: Yard, monkey
     idle = lifecycle.activity._uses[row.id].last
     yard.clock.advance(FRESH_S)
     await previews.ports(yard.owner, row.id)
-    assert lifecycle.activity._uses[row.id].last == idle, "to look is no use"
+    assert lifecycle.activity._uses[row.id].last == idle, "listing ports is not a use"
 
-    await lifecycle.engine.pause(row.engine_id or "")  # behind our back
+    await lifecycle.engine.pause(row.engine_id or "")  # without the platform's knowledge
     yard.clock.advance(FRESH_S)
     assert (await previews.ports(yard.owner, row.id)).sleeping
     await lifecycle.record_pause(row.id)
     assert (await previews.ports(yard.owner, row.id)).sleeping
-    assert await yard.state(row) == "paused"
+    assert await yard.get_engine_state(row) == "paused"
     await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)
     with pytest.raises(SandboxDestroyedError):
         await previews.ports(yard.owner, row.id)
 
 
-async def test_the_way_there(yard: Yard) -> None:
+async def test_a_preview_is_routed_to_its_sandbox(yard: Yard) -> None:
     previews = yard.services.previews
-    row = await listening(yard)
+    row = await start_server(yard)
     place = Place(row.id, 3000)
     async with previews.reaching(place, wake=False) as route:
-        assert (route.url, route.keeps_host) == (yard.door.url, True)
+        assert (route.url, route.keeps_host) == (yard.engine_proxy.url, True)
         assert route.headers["E2b-Sandbox-Port"] == "3000"
         assert yard.services.lifecycle.activity.idle_for(row.id) == 0
         answer = await previews.http.get(route.url, headers=dict(route.headers))
@@ -90,51 +90,50 @@ async def test_the_way_there(yard: Yard) -> None:
         async with previews.reaching(place, wake=False):
             pass
     async with previews.reaching(place, wake=True):
-        assert await yard.state(row) == "running"
+        assert await yard.get_engine_state(row) == "running"
 
     await yard.services.engine.pause(row.engine_id or "")
     with pytest.raises(SleepingError):
         await previews.missed(place, wake=False)
-    assert (await yard.row(row)).status == "paused", "what was seen is written down"
+    assert (await yard.reload(row)).status == "paused", "the pause is recorded"
     assert await previews.missed(place, wake=True)
-    assert await yard.state(row) == "running"
-    assert not await previews.missed(place, wake=True), "it runs: something else is wrong"
+    assert await yard.get_engine_state(row) == "running"
+    assert not await previews.missed(place, wake=True), "it is running: something else is wrong"
 
     await yard.services.engine.kill(row.engine_id or "")
-    with pytest.raises(
-        (SandboxNotFoundError, SandboxFailedError)
-    ):  # whoever follows the server's command may see it first
+    # the follower of the server's command may notice it first
+    with pytest.raises((SandboxNotFoundError, SandboxFailedError)):
         await previews.missed(place, wake=True)
-    assert (await yard.row(row)).status == "error"
+    assert (await yard.reload(row)).status == "error"
 
 
-async def test_passes(yard: Yard) -> None:
+async def test_a_pass_is_valid_for_one_port_and_a_limited_time(yard: Yard) -> None:
     previews, passes = yard.services.previews, yard.services.previews.passes
-    row = await yard.sandbox()
-    place, beside = Place(row.id, 3000), Place(row.id, 3001)
-    given = await ticket(previews, yard.owner, place)
-    assert await passes.exchange(beside, given) is None, "it is for another port"
-    kept = await passes.exchange(place, given)
-    assert kept is not None
-    assert await passes.exchange(place, given) is None, "it was used"
-    late = await ticket(previews, yard.owner, place)
+    row = await yard.create_sandbox()
+    place, other_place = Place(row.id, 3000), Place(row.id, 3001)
+    given = await create_ticket(previews, yard.owner, place)
+    assert await passes.exchange(other_place, given) is None, "the ticket is for another port"
+    pass_value = await passes.exchange(place, given)
+    assert pass_value is not None
+    assert await passes.exchange(place, given) is None, "the ticket was used"
+    late = await create_ticket(previews, yard.owner, place)
     yard.clock.advance(31)
     assert await passes.exchange(place, late) is None
-    assert await yard.services.users.by_ticket(late) is None, "nor does it open a stream of the API"
+    assert await yard.services.users.by_ticket(late) is None, "it opens no stream of the API either"
 
-    holder = await passes.holder(place, kept)
+    holder = await passes.holder(place, pass_value)
     assert holder is not None
     assert holder.user_id == yard.owner.user_id
-    assert await passes.holder(beside, kept) is None
+    assert await passes.holder(other_place, pass_value) is None
     issued = await yard.services.users.create_ticket(yard.owner)
-    for wrong in ("", "x", kept[:-4], kept[:-4] + "AAAA", given, issued.value.reveal(), "A" * 5000, "ü"):
+    for wrong in ("", "x", pass_value[:-4], pass_value[:-4] + "AAAA", given, issued.value.reveal(), "A" * 5000, "ü"):
         assert await passes.holder(place, wrong) is None
         assert await passes.exchange(place, wrong) is None
     yard.clock.advance(passes.seconds)
-    assert await passes.holder(place, kept) is None
+    assert await passes.holder(place, pass_value) is None
 
 
-async def test_a_pass_ends_with_the_right_to_see(yard: Yard) -> None:
+async def test_a_pass_ends_with_the_access_of_its_holder(yard: Yard) -> None:
     previews, users = yard.services.previews, yard.services.users
     guest = await yard.person("guest")
     project = await yard.project(yard.owner, guest)
@@ -143,11 +142,11 @@ async def test_a_pass_ends_with_the_right_to_see(yard: Yard) -> None:
     issued = await users.create_token(guest, "laptop")
     known = await users.by_token(issued.value.reveal())
     assert known is not None
-    by_token = await previews.passes.exchange(place, await ticket(previews, known, place))
-    by_person = await previews.passes.exchange(place, await ticket(previews, guest, place))
+    by_token = await previews.passes.exchange(place, await create_ticket(previews, known, place))
+    by_person = await previews.passes.exchange(place, await create_ticket(previews, guest, place))
     assert by_token is not None
     assert by_person is not None
-    unused = await ticket(previews, guest, place)
+    unused = await create_ticket(previews, guest, place)
 
     await users.revoke_token(guest, issued.id)
     yard.clock.advance(LOOK_S)
@@ -161,16 +160,16 @@ async def test_a_pass_ends_with_the_right_to_see(yard: Yard) -> None:
         await previews.create(guest, place.sandbox_id, 3000)
 
 
-async def test_what_cannot_be_looked_at(yard: Yard) -> None:
-    row = await yard.sandbox()
+async def test_invalid_ports_and_paths_are_rejected(yard: Yard) -> None:
+    row = await yard.create_sandbox()
     for port, path in ((49983, "/"), (0, "/"), (3000, "//a b"), (3000, "a")):
         with pytest.raises(InvalidInputError):
             await yard.services.previews.create(yard.owner, row.id, port, path)
-    made = await yard.services.previews.create(yard.owner, row.id, 3000, "/a?b=c")
-    assert f"/a?b=c&{TICKET}=" in made.url
+    created = await yard.services.previews.create(yard.owner, row.id, 3000, "/a?b=c")
+    assert f"/a?b=c&{TICKET}=" in created.url
 
 
-async def test_bounds(yard: Yard) -> None:
+async def test_connections_and_reloads_are_bounded(yard: Yard) -> None:
     previews, place = yard.services.previews, Place("sbx_crowded", 3000)
     inside = [previews.entering(place) for _ in range(CONNECTIONS)]
     for one in inside:
@@ -188,6 +187,6 @@ async def test_bounds(yard: Yard) -> None:
     for _ in range(20):
         yard.clock.advance(10)
         again = previews.closed(place)
-    assert not again, "a forgotten tab stops asking"
+    assert not again, "a forgotten tab stops reloading"
     yard.clock.advance(60)
-    assert previews.closed(place), "somebody came back"
+    assert previews.closed(place), "somebody is back"

@@ -16,11 +16,13 @@ from sandyard.platform.domain.projects.sample import TASKS, SampleTask
 from tests.unit.platform.world import World
 
 
-def git(folder: Path | str, *words: str) -> str:
-    return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True).stdout.strip()
+def git(folder: Path | str, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
-async def test_one_for_each_person(world: World) -> None:
+async def test_each_user_gets_one_sample_project(world: World) -> None:
     maria, otto = await world.person("maria"), await world.person("otto")
     made = await world.samples.ensure(maria.principal)
     again, other = await world.samples.ensure(maria.principal), await world.samples.ensure(otto.principal)
@@ -29,21 +31,21 @@ async def test_one_for_each_person(world: World) -> None:
     assert made.project.repository != other.project.repository
     settings = ProjectSettings.of(made.project)
     assert (made.project.name, settings.agent.default, made.project.base_branch) == ("Sample", "demo", "main")
-    told = [event for event in await world.emitted() if event.kind == "project.created"]
-    assert [event.project_id for event in told] == [made.project.id, other.project.id]
+    events = [event for event in await world.emitted() if event.kind == "project.created"]
+    assert [event.project_id for event in events] == [made.project.id, other.project.id]
 
 
-async def test_asked_for_by_many_at_once(world: World) -> None:
+async def test_concurrent_requests_create_one_sample_project(world: World) -> None:
     maria = await world.person("maria")
     found = await asyncio.gather(*(world.samples.ensure(maria.principal) for _ in range(5)))
     assert len({one.project.id for one in found}) == 1 and sum(one.made for one in found) == 1
 
 
-async def test_a_real_repository(world: World) -> None:
+async def test_the_sample_is_a_valid_repository(world: World) -> None:
     maria, otto = await world.person("maria"), await world.person("otto")
     folders = [(await world.samples.ensure(one.principal)).project.repository for one in (maria, otto)]
     heads = [git(str(folder), "rev-parse", "HEAD") for folder in folders]
-    assert heads[0] == heads[1], "the same commit wherever it is made"
+    assert heads[0] == heads[1], "the commit is the same wherever it is created"
     assert git(str(folders[0]), "symbolic-ref", "HEAD") == "refs/heads/main"
     assert git(str(folders[0]), "fsck", "--full", "--strict") == ""
     names = git(str(folders[0]), "ls-tree", "-r", "--name-only", "HEAD").splitlines()
@@ -51,7 +53,7 @@ async def test_a_real_repository(world: World) -> None:
     assert not [name for name in names if "pycache" in name or name.startswith(".sandyard")]
 
 
-async def test_deleted_and_archived(world: World) -> None:
+async def test_an_archived_sample_is_restored_and_a_deleted_one_created_again(world: World) -> None:
     maria = (await world.person("maria")).principal
     first = (await world.samples.ensure(maria)).project
     git(str(first.repository), "update-ref", "refs/heads/work", "HEAD")
@@ -61,10 +63,12 @@ async def test_deleted_and_archived(world: World) -> None:
     await world.projects.delete(maria, first.id)
     second = await world.samples.ensure(maria)
     assert second.made and second.project.id != first.id
-    assert git(str(second.project.repository), "branch", "--list", "--all").split() == ["*", "main"], "begun anew"
+    assert git(str(second.project.repository), "branch", "--list", "--all").split() == ["*", "main"], (
+        "the repository is created again"
+    )
 
 
-async def test_a_member_may_keep_its_path_and_give_no_other(world: World) -> None:
+async def test_a_member_may_keep_the_repository_path_but_not_change_it(world: World) -> None:
     maria = (await world.person("maria")).principal
     project = (await world.samples.ensure(maria)).project
     same = await world.projects.update(maria, project.id, name="Mine", repository=project.repository)
@@ -74,8 +78,8 @@ async def test_a_member_may_keep_its_path_and_give_no_other(world: World) -> Non
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.title)
-async def test_the_demo_agent_can_do_it(world: World, task: SampleTask, tmp_path: Path) -> None:
-    """Every instruction is understood, finds what it looks for, and leaves tests that succeed where they did not before."""
+async def test_the_demo_agent_can_complete_each_sample_task(world: World, task: SampleTask, tmp_path: Path) -> None:
+    """Every instruction is understood and finds its text, and tests that failed before pass at the end."""
     project = (await world.samples.ensure((await world.person("maria")).principal)).project
     work = tmp_path / "work"
     git(tmp_path, "clone", "--quiet", str(project.repository), str(work))
@@ -89,14 +93,14 @@ async def test_the_demo_agent_can_do_it(world: World, task: SampleTask, tmp_path
         if step.verb == "append":
             file.write_text(file.read_text() + step.text)
             if file.suffix == ".py":
-                assert not succeeds(work), "the new test finds the fault"
+                assert not tests_pass(work), "the new test detects the fault"
         elif step.verb == "replace":
             assert file.read_text().count(step.old) == 1
             file.write_text(file.read_text().replace(step.old, step.text, 1))
-    assert succeeds(work)
+    assert tests_pass(work)
     assert "__pycache__" not in git(work, "status", "--porcelain", "--untracked-files=all")
 
 
-def succeeds(work: Path) -> bool:
-    command = [sys.executable, "-m", "unittest", "-q"]  # what the project is verified with, by this Python
+def tests_pass(work: Path) -> bool:
+    command = [sys.executable, "-m", "unittest", "-q"]  # the project's verification command, with this Python
     return subprocess.run(command, cwd=work, capture_output=True, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""SSH connections into a real sandbox: who may, how many, what keeps it awake; and editors."""
+"""SSH connections into a real sandbox: access, limits and what keeps it awake; and editors."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, unt
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJgDP0xkM2lc0nC4cYqUIiN5MDV5cLgCGgZ4hSdKYNwq"
 
 
-async def banner(connection: Connection) -> bytes:
-    got = b""
+async def read_banner(connection: Connection) -> bytes:
+    received = b""
     async with asyncio.timeout(DEADLINE):
-        while b"\n" not in got:
+        while b"\n" not in received:
             piece = await connection.receive()
             assert piece is not None, connection.reason
-            got += piece
-    return got
+            received += piece
+    return received
 
 
-async def test_an_sshd_for_one_connection(yard: Yard) -> None:
-    ssh, row = yard.services.remotes.ssh, await yard.sandbox()
+async def test_each_connection_gets_its_own_sshd(yard: Yard) -> None:
+    ssh, row = yard.services.remotes.ssh, await yard.create_sandbox()
     async with ssh.open(yard.owner, row.id, KEY) as one, ssh.open(yard.owner, row.id, KEY) as other:
-        assert (await banner(one)).startswith(b"SSH-2.0-OpenSSH")
-        assert (await banner(other)).startswith(b"SSH-2.0-OpenSSH")
-        assert one.host_key == other.host_key, "a sandbox has one key"
-        # nobody else's key or connection, no port, no file of it
+        assert (await read_banner(one)).startswith(b"SSH-2.0-OpenSSH")
+        assert (await read_banner(other)).startswith(b"SSH-2.0-OpenSSH")
+        assert one.host_key == other.host_key, "a sandbox has one host key"
+        # no listening port, and no file besides the host key and the lock
         assert "LISTEN" not in await yard.run(row, "ss -ltn | tail -n +2")
         assert await yard.run(row, "ls /tmp/.sandyard/ssh-1000 | grep -v host- | sort") == "lock\n"
-    assert await until(lambda: gone(yard, row), "sshd ends")
+    assert await until(lambda: has_no_sshd(yard, row), "sshd ends")
     fork = await yard.services.sandboxes.fork(yard.owner, row.id)
     async with ssh.open(yard.owner, fork.id, KEY) as copy:
-        assert copy.host_key != one.host_key, "a copy has its own"
+        assert copy.host_key != one.host_key, "a copy has its own host key"
 
 
-async def gone(yard: Yard, row: object) -> bool:
+async def has_no_sshd(yard: Yard, row: object) -> bool:
     return "sshd" not in await yard.run(row, "ps ax -o comm")  # type: ignore[arg-type]
 
 
-async def test_who_may(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    ssh, row = yard.services.remotes.ssh, await yard.sandbox()
+async def test_connections_are_authorized_and_limited(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh, row = yard.services.remotes.ssh, await yard.create_sandbox()
     stranger = await yard.person("stranger")
     with pytest.raises(NotFoundError):
         async with ssh.open(stranger, row.id, KEY):
@@ -70,7 +70,7 @@ async def test_who_may(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(NotFoundError):
             await connection.check(stranger)
         await connection.check(yard.owner)
-        await banner(connection)
+        await read_banner(connection)
         await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)
         await connection.check(yard.owner)
         with pytest.raises(SandboxDestroyedError):
@@ -78,36 +78,36 @@ async def test_who_may(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ssh._open
 
 
-async def test_only_bytes_that_move_keep_it_awake(yard: Yard) -> None:
-    ssh, row = yard.services.remotes.ssh, await yard.sandbox(idle_seconds=60)
+async def test_only_traffic_keeps_the_sandbox_awake(yard: Yard) -> None:
+    ssh, row = yard.services.remotes.ssh, await yard.create_sandbox(idle_seconds=60)
     async with ssh.open(yard.owner, row.id, KEY) as connection:
-        await banner(connection)
+        await read_banner(connection)
         yard.clock.advance(100)
         await connection.send(b"SSH-2.0-Test\r\n")
         await yard.services.maintenance.pause_idle()
-        assert (await yard.row(row)).status == "running"
-        while len(await connection.receive() or b"") < 100:  # what sshd answers
+        assert (await yard.reload(row)).status == "running"
+        while len(await connection.receive() or b"") < 100:  # the reply of sshd
             pass
         yard.clock.advance(100)
         await yard.services.maintenance.pause_idle()
-        assert (await yard.row(row)).status == "paused"
+        assert (await yard.reload(row)).status == "paused"
         await connection.check(yard.owner)
         with pytest.raises(AsleepError):
             await connection.receive()
     async with SshConnections(yard.services.lifecycle).open(yard.owner, row.id, KEY) as connection:
-        assert (await yard.row(row)).status == "running"
-        await banner(connection)
+        assert (await yard.reload(row)).status == "running"
+        await read_banner(connection)
 
 
-async def test_a_sandbox_without_sshd_says_what_to_install(yard: Yard) -> None:
-    row = await yard.sandbox()
+async def test_a_missing_sshd_is_reported_with_what_to_install(yard: Yard) -> None:
+    row = await yard.create_sandbox()
     await yard.run(row, "sudo rm /usr/sbin/sshd")
     with pytest.raises(NoSshdError, match="apt-get install -y --no-install-recommends openssh-server"):
         async with yard.services.remotes.ssh.open(yard.owner, row.id, KEY):
             pass
 
 
-def test_keys() -> None:
+def test_public_keys_are_validated() -> None:
     assert checked_key(f"  {KEY} me@home\n") == KEY
     for wrong in ("", "ssh-ed25519", "ssh-ed25519 AAAA", KEY.replace("ed25519", "rsa", 1), f"ssh-dss {KEY.split()[1]}"):
         with pytest.raises(InvalidInputError):
@@ -151,7 +151,7 @@ async def test_code_server_is_started_once(yard: Yard) -> None:
         await remotes.of_session(stranger, session.id)
 
 
-async def test_a_session_is_found_without_waking_it(yard: Yard) -> None:
+async def test_connection_details_are_read_without_resuming_the_sandbox(yard: Yard) -> None:
     session, row = await yard.services.sessions.create(yard.owner, title="work")
     await yard.services.lifecycle.wait_until_provisioned(row.id)
     project = await yard.project(yard.owner)
@@ -165,4 +165,4 @@ async def test_a_session_is_found_without_waking_it(yard: Yard) -> None:
     assert (found.ssh_available, found.editor_available) == (None, None)
     assert found.vscode_url == f"vscode://vscode-remote/ssh-remote+{session.id}.sandyard/home/user/my%20work"
     assert found.code_command == f"code --remote ssh-remote+{session.id}.sandyard '/home/user/my work'"
-    assert (await yard.row(row)).status == "paused"
+    assert (await yard.reload(row)).status == "paused"

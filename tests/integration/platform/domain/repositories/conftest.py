@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.platform.domain.repositories.mirrored import Mirrored, mirrored
+from tests.integration.platform.domain.repositories.mirrored import MirrorHarness, open_mirror_harness
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Mirrored]:
-    with mirrored(tmp_path) as made:
-        yield made
+def harness(tmp_path: Path) -> Iterator[MirrorHarness]:
+    with open_mirror_harness(tmp_path) as opened:
+        yield opened

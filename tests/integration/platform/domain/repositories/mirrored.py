@@ -19,11 +19,11 @@ from tests.forge.repositories import Repository, git
 
 
 @dataclass
-class Mirrored:
+class MirrorHarness:
     folder: Path
     server: GitServer
     site: Repository
-    slept: list[float] = field(default_factory=list)
+    sleeps: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.settings = PlatformSettings(data_dir=self.folder / "data", git_transfer_limit=64 << 20)
@@ -33,11 +33,11 @@ class Mirrored:
         self.restart()
 
     def restart(self, **changed: int) -> None:
-        """The platform ends, and starts again on the same disk, with these settings changed."""
+        """Restart the platform on the same disk, with these settings changed."""
         self.settings = self.settings.model_copy(update=changed)
 
         async def sleep(seconds: float) -> None:
-            self.slept.append(seconds)
+            self.sleeps.append(seconds)
 
         host = Git(self.settings.git_dir, timeout_s=60)
         self.mirrors = Mirrors(host, self.settings, retry_policy=RetryPolicy(sleep=sleep))
@@ -46,37 +46,37 @@ class Mirrored:
     async def refresh(self) -> None:
         await self.mirror.refresh(self.remote, self.credential)
 
-    def guest(self, name: str = "guest") -> Path:
-        """A work tree with commits of its own, as one in a sandbox."""
+    def clone_guest(self, name: str = "guest") -> Path:
+        """Return a clone with its own commits, like a checkout in a sandbox."""
         work = self.folder / name
         if not work.exists():
             git("clone", "-q", str(self.site.path), str(work), cwd=self.folder)
         return work
 
-    def work(self, files: dict[str, str], message: str = "feat: more", name: str = "guest") -> str:
-        """One more commit in the work tree."""
-        work = self.guest(name)
+    def commit_in_guest(self, files: dict[str, str], message: str = "feat: more", name: str = "guest") -> str:
+        """Commit files in the clone and return the commit."""
+        work = self.clone_guest(name)
         for path, text in files.items():
             (work / path).write_text(text)
         git("add", "-A", cwd=work)
         git("commit", "-q", "-m", message, cwd=work)
         return git("rev-parse", "HEAD", cwd=work).decode().strip()
 
-    def bundled(self, *arguments: str, name: str = "guest") -> Path:
+    def create_bundle(self, *arguments: str, name: str = "guest") -> Path:
         path = self.folder / "out.bundle"
-        git("bundle", "create", "-q", str(path), *arguments, cwd=self.guest(name))
+        git("bundle", "create", "-q", str(path), *arguments, cwd=self.clone_guest(name))
         return path
 
-    async def brought(self, files: dict[str, str], name: str = "guest") -> str:
-        """A commit made in the work tree, taken into the mirror."""
-        commit = self.work(files, name=name)
+    async def import_commit(self, files: dict[str, str], name: str = "guest") -> str:
+        """Commit files in the clone and import the commit into the mirror."""
+        commit = self.commit_in_guest(files, name=name)
         await self.mirror.import_bundle(
-            self.bundled("HEAD", "--not", "origin/main", name=name), {"HEAD": f"refs/sandyard/{name}"}
+            self.create_bundle("HEAD", "--not", "origin/main", name=name), {"HEAD": f"refs/sandyard/{name}"}
         )
         return commit
 
 
 @contextmanager
-def mirrored(folder: Path) -> Iterator[Mirrored]:
+def open_mirror_harness(folder: Path) -> Iterator[MirrorHarness]:
     with GitServer() as server:
-        yield Mirrored(folder, server, server.repository("acme/website", files={"README.md": "# Website\n"}))
+        yield MirrorHarness(folder, server, server.repository("acme/website", files={"README.md": "# Website\n"}))

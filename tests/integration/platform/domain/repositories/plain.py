@@ -1,4 +1,4 @@
-"""Plain git on this machine, for tests: repositories, bundles, and a place to read from."""
+"""Repositories and bundles made by plain git on this machine, for tests."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _ENVIRONMENT = {
 
 @dataclass
 class Repository:
-    """A repository with a work tree; a Place too."""
+    """A repository with a work tree. It is a RepositoryReader too."""
 
     path: Path
 
     @classmethod
     def new(cls, path: Path) -> Repository:
         path.mkdir(parents=True)
-        made = cls(path)
-        made.git("init", "-q", "-b", "main")
-        return made
+        repository = cls(path)
+        repository.git("init", "-q", "-b", "main")
+        return repository
 
     def git(self, *arguments: str, stdin: bytes | None = None) -> str:
         return os.fsdecode(self.raw(*arguments, stdin=stdin)).strip()
@@ -70,5 +70,5 @@ class Repository:
         return Bundle(str(path), path.stat().st_size)
 
     async def read(self, *arguments: str, limit: int = 8 << 20) -> tuple[bytes, bool]:
-        told = self.raw(*arguments)
-        return told[:limit], len(told) > limit
+        output = self.raw(*arguments)
+        return output[:limit], len(output) > limit

@@ -55,21 +55,23 @@ class Sshd:
 @contextlib.contextmanager
 def sshd(folder: Path) -> Iterator[Sshd]:
     assert SSHD is not None
-    made = Sshd(folder)
+    server = Sshd(folder)
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # it will not start as root without this, and nothing else makes it here
+        Path("/run/sshd").mkdir(
+            exist_ok=True
+        )  # sshd does not start as root without it, and nothing else creates it here
     command = [SSHD, "-D", "-e", "-f", str(folder / "sshd_config")]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        _wait(process, made.port, folder / "log")
-        yield made
+        _wait_until_listening(process, server.port, folder / "log")
+        yield server
     finally:
         process.terminate()
         process.wait(10)
 
 
-def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait_until_listening(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     end = time.monotonic() + 20
     while time.monotonic() < end and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):

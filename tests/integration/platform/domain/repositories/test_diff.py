@@ -1,4 +1,4 @@
-"""What is read out of repositories that plain git has made, with all that names and files can be."""
+"""Reading history, diffs and status from repositories made by plain git, with unusual names and files."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ ODD = [
 ]
 
 
-class Hostile:
-    """A place whose git answers what it likes."""
+class HostileReader:
+    """A repository whose git prints arbitrary output."""
 
     def __init__(self, *answers: bytes) -> None:
         self.answers = iter(answers)
 
     async def read(self, *arguments: str, limit: int = 8 << 20) -> tuple[bytes, bool]:
-        told = next(self.answers)
-        return told[:limit], len(told) > limit
+        output = next(self.answers)
+        return output[:limit], len(output) > limit
 
 
-def entry(name: bytes, letter: bytes = b"M") -> bytes:
+def encode_entry(name: bytes, letter: bytes = b"M") -> bytes:
     return b":100644 100644 %s %s %s\0%s\0" % (b"a" * 40, b"b" * 40, letter, name)
 
 
@@ -59,14 +59,14 @@ def repository(tmp_path: Path) -> Repository:
     return Repository.new(tmp_path / "repository")
 
 
-def shown(name: bytes) -> str:
+def decode_name(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
 # history -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_history(repository: Repository) -> None:
+async def test_history_lists_commits_and_merges(repository: Repository) -> None:
     first = repository.commit("feat: first\n\nIts body\nhas lines.\n\nCo-authored-by: C <c@d>", a="1")
     second = repository.commit("fix: second", a="2")
     repository.git("checkout", "-q", "-b", "side", first)
@@ -87,7 +87,7 @@ async def test_history(repository: Repository) -> None:
     assert await read_history(repository, f"{second}..{second}", limit=10) == []
 
 
-async def test_history_of_nothing_and_of_what_is_not_there(repository: Repository) -> None:
+async def test_history_of_an_empty_repository_is_empty_and_unknown_revisions_fail(repository: Repository) -> None:
     assert await read_history(repository, "HEAD", limit=10) == []
     repository.commit(a="1")
     for bad in ("nowhere", "--all", "-1", "HEAD~99"):
@@ -104,7 +104,7 @@ async def test_history_with_strange_bytes_and_dates(repository: Repository) -> N
     assert found.authored_at.tzinfo is UTC
 
 
-async def test_history_longer_than_what_is_read(repository: Repository) -> None:
+async def test_history_is_truncated_at_the_read_limit(repository: Repository) -> None:
     repository.commit("feat: first")
     repository.git("commit", "-q", "--allow-empty", "-F", "-", stdin=b"feat: long\n\n" + b"x" * (9 << 20))
     repository.commit("feat: last")
@@ -112,39 +112,39 @@ async def test_history_longer_than_what_is_read(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-async def test_no_more_commits_than_were_asked_for(limit: int) -> None:
-    began = time.process_time()
-    assert len(await read_history(Hostile(b"\0" * (8 << 20)), "HEAD", limit=limit)) <= limit
-    assert time.process_time() - began < 5
+async def test_no_more_commits_than_requested_are_returned(limit: int) -> None:
+    started = time.process_time()
+    assert len(await read_history(HostileReader(b"\0" * (8 << 20)), "HEAD", limit=limit)) <= limit
+    assert time.process_time() - started < 5
 
 
-async def test_no_more_of_a_commit_than_can_be_told() -> None:
+async def test_long_fields_of_a_commit_are_truncated() -> None:
     date = b"9" * 5000
     long = "é🙂".encode() * 50_000
     fields = [b"a" * 9000, b"b " * 90_000, long, long, date, long, long, date, long, b"\n" + long + b"\n"]
-    (found,) = await read_history(Hostile(b"\0".join([*fields, b""])), "HEAD", limit=5)
+    (found,) = await read_history(HostileReader(b"\0".join([*fields, b""])), "HEAD", limit=5)
     assert (found.subject, found.body) == ("é🙂" * 500, "é🙂" * 10_000)
     assert {found.author.name, found.author.email, found.committer.name, found.committer.email} == {"é🙂" * 150}
     assert (len(found.id), len(found.parents)) == (64, 3250)
     assert found.authored_at == found.committed_at == datetime.fromtimestamp(0, UTC)
 
 
-async def test_what_is_long_is_read_beside_the_event_loop() -> None:
+async def test_long_output_is_parsed_in_another_thread() -> None:
     assert await parse_output(b"x" * (256 << 10), lambda _: threading.current_thread()) is threading.current_thread()
     other = await parse_output(b"x" * ((256 << 10) + 1), lambda _: threading.current_thread())
     assert other is not threading.current_thread()
 
 
-# differences -------------------------------------------------------------------------------------------------------------
+# diffs -------------------------------------------------------------------------------------------------------------------
 
 
-async def difference(repository: Repository, base: str = "HEAD~1", **options: object) -> dict[str, FileDiff]:
+async def read_diff_to_head(repository: Repository, base: str = "HEAD~1", **options: object) -> dict[str, FileDiff]:
     found = await read_diff(repository, base, "HEAD", **options)  # type: ignore[arg-type]
     assert not found.truncated
     return {file.path: file for file in found.files}
 
 
-async def test_what_can_happen_to_a_file(repository: Repository) -> None:
+async def test_every_kind_of_change_to_a_file_is_reported(repository: Repository) -> None:
     text = "".join(f"line {number}\n" for number in range(40))
     names = "changed deleted renamed moved copied source mode binary link type"
     for name in names.split():
@@ -168,7 +168,7 @@ async def test_what_can_happen_to_a_file(repository: Repository) -> None:
     repository.write("empty", b"")
     repository.write("no newline", "end")
     repository.commit()
-    found = await difference(repository)
+    found = await read_diff_to_head(repository)
 
     changed = found["changed"]
     assert (changed.change, changed.added, changed.removed) == (Change.MODIFIED, 2, 1)
@@ -201,7 +201,7 @@ async def test_what_can_happen_to_a_file(repository: Repository) -> None:
     assert "same" not in found
 
 
-async def test_names_of_any_kind(repository: Repository) -> None:
+async def test_unusual_names_are_reported(repository: Repository) -> None:
     for name in ODD:
         repository.write(name, b"old " + name)
     repository.commit()
@@ -210,7 +210,7 @@ async def test_names_of_any_kind(repository: Repository) -> None:
         repository.write(b"added/" + name, b"added " + name)
     repository.commit()
     found = await read_diff(repository, "HEAD~1", "HEAD")
-    assert {file.path for file in found.files} == {shown(name) for odd in ODD for name in (odd, b"added/" + odd)}
+    assert {file.path for file in found.files} == {decode_name(name) for odd in ODD for name in (odd, b"added/" + odd)}
     for file in found.files:
         assert file.patch is not None, file.path
         what = "added" if file.change is Change.ADDED else "new"
@@ -218,15 +218,15 @@ async def test_names_of_any_kind(repository: Repository) -> None:
         assert f"\n+{what} {name.splitlines()[0]}" in file.patch.replace("\n+", "\n+"), file.path
     for name in ("*", ":(top)x", "-dash", "--", "new\nline"):
         one = await read_diff(repository, "HEAD~1", "HEAD", paths=[name])
-        assert [file.path for file in one.files] == [name], "a path is a name and no pattern"
+        assert [file.path for file in one.files] == [name], "a path is a name, not a pattern"
     odd = os.fsdecode(b"latin \xe9\xff")
     assert [file.path for file in (await read_diff(repository, "HEAD~1", "HEAD", paths=[odd])).files] == [
-        shown(b"latin \xe9\xff")
+        decode_name(b"latin \xe9\xff")
     ]
 
 
-async def test_odd_names_are_renamed_and_some_are_too_large(repository: Repository) -> None:
-    """Then patches are asked for by name."""
+async def test_renames_of_unusual_names_and_large_files_are_reported(repository: Repository) -> None:
+    """Patches are then requested by name."""
     for name in ODD:
         repository.write(b"before/" + name, b"a\nb\nc\nd\n" + name * 3)
     repository.write("large", "x\n")
@@ -235,10 +235,10 @@ async def test_odd_names_are_renamed_and_some_are_too_large(repository: Reposito
     repository.write("large", "line\n" * 200_000)
     repository.write("long line", "y" * 300_000)
     repository.commit()
-    found = await difference(repository)
+    found = await read_diff_to_head(repository)
     for name in ODD:
-        file = found[shown(b"after/" + name)]
-        assert (file.change, file.old_path) == (Change.RENAMED, shown(b"before/" + name))
+        file = found[decode_name(b"after/" + name)]
+        assert (file.change, file.old_path) == (Change.RENAMED, decode_name(b"before/" + name))
         assert file.patch is not None
         assert "rename to" in file.patch
     large = found["large"]
@@ -252,13 +252,13 @@ async def test_a_very_large_file_does_not_hide_the_others(repository: Repository
     repository.write("b large", b"line of text\n" * (1 << 20))
     repository.write("c small", "small\n")
     repository.commit()
-    found = await difference(repository)
+    found = await read_diff_to_head(repository)
     assert [(found[name].patch, found[name].truncated) for name in ("a large", "b large")] == [(None, True)] * 2
     assert "+small" in (found["c small"].patch or "")
 
 
 @pytest.mark.parametrize("files", [1500, pytest.param(5000, marks=pytest.mark.slow)])
-async def test_thousands_of_files(repository: Repository, files: int) -> None:
+async def test_a_diff_of_thousands_of_files_is_truncated(repository: Repository, files: int) -> None:
     repository.commit()
     for number in range(files):
         repository.write(f"folder {number % 50}/file {number}", f"{number}\n" * 3)
@@ -275,9 +275,11 @@ async def test_thousands_of_files(repository: Repository, files: int) -> None:
     assert {(file.patch, file.truncated, file.added) for file in found.files} == {(None, False, 3)}
 
 
-async def test_numbers_of_any_length() -> None:
-    told = entry(b"a") + entry(b"b") + b"%s\t1\ta\0" % (b"9" * 5000) + b"999999999999\t%s\tb\0" % (b"1" * 13)
-    found = await read_diff(Hostile(told), "a", "b", patches=False)
+async def test_overlong_numbers_are_ignored() -> None:
+    output = (
+        encode_entry(b"a") + encode_entry(b"b") + b"%s\t1\ta\0" % (b"9" * 5000) + b"999999999999\t%s\tb\0" % (b"1" * 13)
+    )
+    found = await read_diff(HostileReader(output), "a", "b", patches=False)
     assert [(file.path, file.added, file.removed) for file in found.files] == [
         ("a", None, 1),
         ("b", 999_999_999_999, None),
@@ -286,22 +288,22 @@ async def test_numbers_of_any_length() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "output",
     [
-        entry(b"a") * 100_000,
-        entry(b"") * 100_000,
+        encode_entry(b"a") * 100_000,
+        encode_entry(b"") * 100_000,
         b":" * (9 << 20),
         b":\0" * (5 << 20),
-        entry(b"a") * 2000 + b"1\t1\ta\0" * (1 << 20),
-        entry(b"a") * 2000 + b"9" * (8 << 20),
+        encode_entry(b"a") * 2000 + b"1\t1\ta\0" * (1 << 20),
+        encode_entry(b"a") * 2000 + b"9" * (8 << 20),
     ],
 )
-async def test_no_more_files_than_are_told(told: bytes) -> None:
-    began = time.process_time()
-    found = await read_diff(Hostile(told, b""), "a", "b", max_files=5)
-    assert (len(found.files), found.truncated) == (5 if told.startswith(b":1") else 0, True)
-    assert found.added <= 2000, "of each file once"
-    assert time.process_time() - began < 5
+async def test_the_number_of_files_from_hostile_output_is_bounded(output: bytes) -> None:
+    started = time.process_time()
+    found = await read_diff(HostileReader(output, b""), "a", "b", max_files=5)
+    assert (len(found.files), found.truncated) == (5 if output.startswith(b":1") else 0, True)
+    assert found.added <= 2000, "each file is counted once"
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize(
@@ -315,41 +317,41 @@ async def test_no_more_files_than_are_told(told: bytes) -> None:
         b':1 M\t"' + b"\\001" * (1 << 20) + b'"\n\n',
     ],
 )
-async def test_patches_that_do_not_fit_their_list(patches: bytes) -> None:
-    began = time.process_time()
-    found = await read_diff(Hostile(entry(b"a") + b"1\t1\ta\0", patches, b""), "a", "b")
+async def test_patches_that_do_not_match_the_list_of_files_are_dropped(patches: bytes) -> None:
+    started = time.process_time()
+    found = await read_diff(HostileReader(encode_entry(b"a") + b"1\t1\ta\0", patches, b""), "a", "b")
     assert [(file.path, file.patch, file.truncated) for file in found.files] == [("a", None, True)]
-    assert time.process_time() - began < 5
+    assert time.process_time() - started < 5
 
 
-async def test_context_paths_and_nothing(repository: Repository) -> None:
+async def test_context_and_paths_restrict_the_diff(repository: Repository) -> None:
     repository.commit(a="".join(f"{n}\n" for n in range(30)), b="b\n")
     repository.commit(a="".join(f"{n if n != 15 else 'x'}\n" for n in range(30)), b="c\n")
-    assert set(await difference(repository, paths=["b"])) == {"b"}
-    assert set(await difference(repository, paths=["nowhere"])) == set()
-    lines = (await difference(repository, context=0))["a"].patch or ""
+    assert set(await read_diff_to_head(repository, paths=["b"])) == {"b"}
+    assert set(await read_diff_to_head(repository, paths=["nowhere"])) == set()
+    lines = (await read_diff_to_head(repository, context=0))["a"].patch or ""
     assert "\n 14\n" not in lines
-    assert "\n 14\n" in ((await difference(repository))["a"].patch or "")
+    assert "\n 14\n" in ((await read_diff_to_head(repository))["a"].patch or "")
     assert (await read_diff(repository, "HEAD", "HEAD")).files == ()
-    assert set(await difference(repository, EMPTY_TREE)) == {"a", "b"}
+    assert set(await read_diff_to_head(repository, EMPTY_TREE)) == {"a", "b"}
     with pytest.raises(GitFailedError):
         await read_diff(repository, "--output=/tmp/x", "HEAD")
 
 
-async def test_submodules(repository: Repository, tmp_path: Path) -> None:
+async def test_changed_submodules_are_reported(repository: Repository, tmp_path: Path) -> None:
     repository.commit()
     inner = Repository.new(repository.path / "inner")
     first = inner.commit(a="1")
     repository.commit()
     second = inner.commit(a="2")
     repository.commit()
-    found = await difference(repository)
+    found = await read_diff_to_head(repository)
     assert (found["inner"].change, found["inner"].new_mode) == (Change.MODIFIED, "160000")
     assert f"-Subproject commit {first}\n+Subproject commit {second}\n" in (found["inner"].patch or "")
 
 
-async def test_configuration_does_not_mislead(repository: Repository) -> None:
-    """An agent may configure its checkout as it likes."""
+async def test_configuration_of_the_repository_does_not_change_the_result(repository: Repository) -> None:
+    """An agent may configure its checkout in any way."""
     for name, value in {
         "diff.noprefix": "true",
         "diff.external": "false",
@@ -369,7 +371,7 @@ async def test_configuration_does_not_mislead(repository: Repository) -> None:
     repository.commit(a="1\n2\n3\n4\n", é="1\n2\n3\n")
     (repository.path / "a").rename(repository.path / "b")
     repository.commit(é="1\n2\nx\n")
-    found = await difference(repository)
+    found = await read_diff_to_head(repository)
     assert (found["b"].change, found["b"].old_path) == (Change.RENAMED, "a")
     assert " 1\n 2\n-3\n+x\n" in (found["é"].patch or "")
     assert (await read_history(repository, "HEAD", limit=1))[0].subject == "feat: more"
@@ -378,12 +380,12 @@ async def test_configuration_does_not_mislead(repository: Repository) -> None:
 # status ------------------------------------------------------------------------------------------------------------------
 
 
-def status(repository: Repository) -> dict[str, StatusEntry]:
-    told = repository.raw("status", "--porcelain=v2", "-z", "--branch", "--untracked-files=all")
-    return {entry.path: entry for entry in parse_status(told).entries}
+def read_status(repository: Repository) -> dict[str, StatusEntry]:
+    output = repository.raw("status", "--porcelain=v2", "-z", "--branch", "--untracked-files=all")
+    return {entry.path: entry for entry in parse_status(output).entries}
 
 
-async def test_status_entries(repository: Repository) -> None:
+async def test_the_status_lists_every_kind_of_change(repository: Repository) -> None:
     text = "".join(f"line {n}\n" for n in range(20))
     for name in ("staged", "loose", "both", "gone", "removed", "old", "mode"):
         repository.write(name, text + name)
@@ -400,7 +402,7 @@ async def test_status_entries(repository: Repository) -> None:
     (repository.path / "gone").unlink()
     for name in ODD:
         repository.write(b"odd/" + name)
-    found = status(repository)
+    found = read_status(repository)
     assert found["staged"] == StatusEntry("staged", index=Change.MODIFIED)
     assert found["both"] == StatusEntry("both", Change.MODIFIED, Change.MODIFIED)
     assert found["removed"] == StatusEntry("removed", index=Change.DELETED)
@@ -410,12 +412,14 @@ async def test_status_entries(repository: Repository) -> None:
     assert found["mode"] == StatusEntry("mode", worktree=Change.MODIFIED)
     assert found["gone"] == StatusEntry("gone", worktree=Change.DELETED)
     for name in ODD:
-        path = shown(b"odd/" + name)
+        path = decode_name(b"odd/" + name)
         assert found[path] == StatusEntry(path, worktree=Change.UNTRACKED)
     assert len(found) == 8 + len(ODD)
 
 
-async def test_status_of_a_conflict_of_nothing_and_of_half(repository: Repository) -> None:
+async def test_the_status_of_conflicts_empty_repositories_and_truncated_output_is_parsed(
+    repository: Repository,
+) -> None:
     parsed = parse_status(repository.raw("status", "--porcelain=v2", "-z", "--branch"))
     assert (parsed.branch, parsed.head, parsed.clean) == ("main", None, True)
     first = repository.commit(**{"a file": "1"})
@@ -425,11 +429,11 @@ async def test_status_of_a_conflict_of_nothing_and_of_half(repository: Repositor
     head = repository.commit(**{"a file": "3"})
     with pytest.raises(GitFailedError):
         repository.git("merge", "side")
-    told = repository.raw("status", "--porcelain=v2", "-z", "--branch")
-    parsed = parse_status(told, under_way="merge")
+    output = repository.raw("status", "--porcelain=v2", "-z", "--branch")
+    parsed = parse_status(output, under_way="merge")
     assert (parsed.branch, parsed.head, parsed.under_way, parsed.live) == ("main", head, "merge", True)
     assert parsed.entries == (StatusEntry("a file", Change.CONFLICTED, Change.CONFLICTED),)
-    assert parse_status(told[:-3], truncated=True).entries == ()
+    assert parse_status(output[:-3], truncated=True).entries == ()
     assert parse_status(b"").entries == ()
     assert parse_status(b"1 M\x00u\x002 R. a b\0\xff\0? \0").entries == (StatusEntry("", worktree=Change.UNTRACKED),)
     repository.git("reset", "-q", "--hard")
@@ -438,7 +442,7 @@ async def test_status_of_a_conflict_of_nothing_and_of_half(repository: Repositor
     assert (parsed.branch, parsed.head) == (None, first)
 
 
-async def test_the_status_of_a_work_tree_commit_is_the_one_that_was(repository: Repository) -> None:
+async def test_the_stored_status_of_a_work_tree_equals_the_original(repository: Repository) -> None:
     text = "".join(f"line {n}\n" for n in range(20))
     for name in ("staged", "both", "gone", "old", "kept"):
         repository.write(name, text + name)
@@ -459,21 +463,21 @@ async def test_the_status_of_a_work_tree_commit_is_the_one_that_was(repository: 
     index = repository.git("commit-tree", "-p", head, "-m", "index", repository.git("write-tree"))
     repository.git("add", "-A")
     commit = repository.git("commit-tree", "-p", head, "-p", index, "-m", "w", repository.git("write-tree"))
-    moment = datetime.now(UTC)
-    after = await read_stored_status(repository, commit, branch="main", as_of=moment)
+    saved_at = datetime.now(UTC)
+    after = await read_stored_status(repository, commit, branch="main", as_of=saved_at)
 
     def entries(status: Status) -> list[StatusEntry]:
         return sorted(status.entries, key=str)
 
     assert entries(after) == entries(before)
-    assert (after.branch, after.head, after.live, after.as_of) == ("main", head, False, moment)
+    assert (after.branch, after.head, after.live, after.as_of) == ("main", head, False, saved_at)
     cut = await read_stored_status(repository, commit, branch="main", limit=300)
     assert cut.truncated
     assert 0 < len(cut.entries) < len(after.entries)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "output",
     [
         b"? ab\0" * ((8 << 20) // 5),
         b"1 M. N... 100644 100644 100644 a b x\0" * 200_000,
@@ -483,16 +487,16 @@ async def test_the_status_of_a_work_tree_commit_is_the_one_that_was(repository: 
         b"? " + b"\xff" * (8 << 20),
     ],
 )
-def test_no_more_entries_than_are_told(told: bytes) -> None:
-    began = time.process_time()
-    found = parse_status(told[: 8 << 20], under_way="x" * 1000)
-    assert time.process_time() - began < 5
+def test_the_number_of_status_entries_is_bounded(output: bytes) -> None:
+    started = time.process_time()
+    found = parse_status(output[: 8 << 20], under_way="x" * 1000)
+    assert time.process_time() - started < 5
     assert found.truncated
-    assert len(found.entries) == (10_000 if told[:4] in (b"? ab", b"1 M.", b"2 R.") else 0)
+    assert len(found.entries) == (10_000 if output[:4] in (b"? ab", b"1 M.", b"2 R.") else 0)
     assert len(found.under_way or "") < 100
 
 
-def test_as_many_entries_as_are_told() -> None:
+def test_status_entries_within_the_limits_are_complete() -> None:
     head = b"# branch.oid %s\0# branch.head main\0" % (b"a" * 40)
     whole = parse_status(head + b"2 R. N... 100644 100644 100644 a b R1 x\0y\0" * 10_000)
     assert (len(whole.entries), whole.truncated, whole.branch, whole.head) == (10_000, False, "main", "a" * 40)
@@ -501,16 +505,16 @@ def test_as_many_entries_as_are_told() -> None:
     assert len(long.path) == 4096
 
 
-async def test_a_kept_status_of_very_many() -> None:
-    told = b"".join(entry(b"%d" % number) for number in range(11_000))
-    found = await read_stored_status(Hostile(b"a" * 40, told, told), "c", branch="main")
+async def test_a_stored_status_is_truncated_at_the_limit() -> None:
+    output = b"".join(encode_entry(b"%d" % number) for number in range(11_000))
+    found = await read_stored_status(HostileReader(b"a" * 40, output, output), "c", branch="main")
     assert (len(found.entries), found.truncated) == (10_000, True)
-    assert {(entry.index, entry.worktree) for entry in found.entries} == {(Change.MODIFIED, Change.MODIFIED)}
-    found = await read_stored_status(Hostile(b"a" * 40, told[: len(told) // 2], b""), "c", branch="main")
+    assert {(item.index, item.worktree) for item in found.entries} == {(Change.MODIFIED, Change.MODIFIED)}
+    found = await read_stored_status(HostileReader(b"a" * 40, output[: len(output) // 2], b""), "c", branch="main")
     assert (5400 < len(found.entries) < 6000, found.truncated) == (True, False)
 
 
-def test_what_is_written_as_a_commit() -> None:
+def test_commit_ids_are_recognized() -> None:
     assert is_commit_id("a" * 40)
     assert is_commit_id("0" * 64)
     assert not any(is_commit_id(text) for text in ("", "HEAD", "a" * 39, "A" * 40, "a" * 40 + "\n", "g" * 40))

@@ -46,11 +46,11 @@ def git(tmp_path: Path) -> Git:
 
 @pytest.fixture
 def server() -> Iterator[GitServer]:
-    with GitServer() as made:
-        yield made
+    with GitServer() as opened:
+        yield opened
 
 
-async def look(git: Git, url: str, credential: Credential | None = None) -> str:
+async def list_remote(git: Git, url: str, credential: Credential | None = None) -> str:
     done = await git.run("ls-remote", url, cwd=None, remote=parse(url), credential=credential)
     return done.stdout.decode()
 
@@ -59,22 +59,22 @@ def with_token(text: str) -> Credential:
     return Credential(token=Secret(text))
 
 
-async def test_a_token_opens_its_remote(git: Git, server: GitServer) -> None:
+async def test_a_token_gives_access_to_its_remote(git: Git, server: GitServer) -> None:
     site = server.repository("acme/website", files={"a": "a"})
-    assert site.head("main") in await look(git, site.url, with_token(server.tokens.make("ada").text))
+    assert site.head("main") in await list_remote(git, site.url, with_token(server.tokens.make("ada").text))
     with pytest.raises(RemoteRefusedError):
-        await look(git, site.url)
+        await list_remote(git, site.url)
     with pytest.raises(RemoteRefusedError):
-        await look(git, site.url, with_token("ghp_wrong"))
+        await list_remote(git, site.url, with_token("ghp_wrong"))
     with pytest.raises(RemoteMissingError):
-        await look(git, f"{server.url}/acme/other.git", with_token(server.tokens.make("ada").text))
+        await list_remote(git, f"{server.url}/acme/other.git", with_token(server.tokens.make("ada").text))
 
 
 async def test_a_token_is_in_no_command_line_environment_or_file(git: Git, server: GitServer, tmp_path: Path) -> None:
-    """Looked at while git waits for the server's answer."""
+    """Checked while git waits for the response of the server."""
     site, token = server.repository("acme/website", files={"a": "a"}), server.tokens.make("ada").text
     gate = server.faults.hold("refs")
-    asking = asyncio.create_task(look(git, site.url, with_token(token)))
+    listing = asyncio.create_task(list_remote(git, site.url, with_token(token)))
     await asyncio.to_thread(gate.wait)
     forms = (token.encode(), base64.b64encode(f"x-access-token:{token}".encode()))
     seen = 0
@@ -90,40 +90,42 @@ async def test_a_token_is_in_no_command_line_environment_or_file(git: Git, serve
     for path in (tmp_path / "git").rglob("*"):
         assert path.is_dir() or not any(form in path.read_bytes() for form in forms)
     gate.release()
-    assert site.head("main") in await asking
+    assert site.head("main") in await listing
 
 
-class Elsewhere:
-    """A server that sends everyone to another one; when it `asks`, only those who show a token."""
+class RedirectingServer:
+    """A server that redirects every request to another one; with `requires_token`, only requests with a token."""
 
-    def __init__(self, target: str, *, asks: bool) -> None:
-        self.target, self.asks = target, asks
-        self.got: list[str] = []
+    def __init__(self, target: str, *, requires_token: bool) -> None:
+        self.target, self.requires_token = target, requires_token
+        self.authorizations: list[str] = []
 
     def handle(self, exchange: Exchange) -> None:
-        said = exchange.headers.get("Authorization")
-        if self.asks and said is None:
+        authorization = exchange.headers.get("Authorization")
+        if self.requires_token and authorization is None:
             exchange.answer(401, {"WWW-Authenticate": 'Basic realm="x"'})
             return
-        self.got += [said] if said else []
+        self.authorizations += [authorization] if authorization else []
         exchange.answer(301, {"Location": f"{self.target}{exchange.path}?{exchange.query}"})
 
 
-class Watched(GitServer):
+class RecordingGitServer(GitServer):
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[str | None] = []
+        self.authorizations: list[str | None] = []
 
     def handle(self, exchange: Exchange) -> None:
-        self.told.append(exchange.headers.get("Authorization"))
+        self.authorizations.append(exchange.headers.get("Authorization"))
         super().handle(exchange)
 
 
-@pytest.mark.parametrize("asks", [False, True])
-async def test_a_redirect_to_another_host_does_not_get_the_token(git: Git, tmp_path: Path, asks: bool) -> None:
-    with Watched() as other:
+@pytest.mark.parametrize("requires_token", [False, True])
+async def test_the_token_is_not_sent_to_the_target_of_a_redirect(
+    git: Git, tmp_path: Path, requires_token: bool
+) -> None:
+    with RecordingGitServer() as other:
         site = other.repository("acme/website", files={"a": "a"}, anonymous=True)
-        first = Elsewhere(other.url, asks=asks)
+        first = RedirectingServer(other.url, requires_token=requires_token)
         server = Server(first)
         server.start()
         url = f"{server.url}/acme/website.git"
@@ -131,25 +133,27 @@ async def test_a_redirect_to_another_host_does_not_get_the_token(git: Git, tmp_p
         fetch = ("fetch", url, "refs/heads/main")
         try:
             await git.run("init", "--bare", "-q", str(tmp_path / "x.git"), cwd=None)
-            with pytest.raises(RemoteMissingError, match="redirects to another URL") if asks else nullcontext():
+            with (
+                pytest.raises(RemoteMissingError, match="redirects to another URL") if requires_token else nullcontext()
+            ):
                 await git.run(*fetch, cwd=tmp_path / "x.git", remote=remote, credential=credential)
-            site.private = True  # it asks for a token now, and gets none that is another's
+            site.private = True  # it now requires a token, and must not get the token of another server
             with pytest.raises(RemoteRefusedError):
-                await look(git, url, credential)
+                await list_remote(git, url, credential)
         finally:
             server.stop()
-    assert bool(first.got) is asks, "who asks is told"
-    assert len(other.told) >= 2, "the other one was asked for its refs at least"
-    assert set(other.told) == {None}
+    assert bool(first.authorizations) is requires_token, "the first server gets the token only if it requires one"
+    assert len(other.authorizations) >= 2, "the other server received requests"
+    assert set(other.authorizations) == {None}
 
 
-def meant(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    """What forge.example means for this process; git could not find it out."""
+def resolve_forge_to(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Resolve forge.example to this address in this process; git could not resolve it."""
 
-    async def told(host: str) -> list[names.Address]:
+    async def answer(host: str) -> list[names.Address]:
         return [ipaddress.ip_address(address)]
 
-    monkeypatch.setattr(names, "ask_name_servers", told)
+    monkeypatch.setattr(names, "ask_name_servers", answer)
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -157,13 +161,13 @@ def meant(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
 @pytest.mark.parametrize(
     "url", ["http://forge.example/a/b.git", "git@forge.example:a/b.git", "ssh://forge.example:2222/a/b"]
 )
-async def test_a_remote_in_a_private_network_is_not_asked(
+async def test_a_remote_in_a_private_network_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
-    meant(monkeypatch, "10.9.8.7")
+    resolve_forge_to(monkeypatch, "10.9.8.7")
     guarded = Git(tmp_path / "git", timeout_s=30, destinations=Destinations())
     with pytest.raises(RepositoryInvalidError, match=r"forge\.example is in a private network"):
-        await look(guarded, url)
+        await list_remote(guarded, url)
 
 
 async def test_git_connects_to_the_address_that_was_checked(
@@ -171,11 +175,11 @@ async def test_git_connects_to_the_address_that_was_checked(
 ) -> None:
     site = server.repository("acme/website", files={"a": "a"}, anonymous=True)
     with pytest.raises(RepositoryInvalidError, match="private network"):
-        await look(Git(tmp_path / "git", timeout_s=30, destinations=Destinations()), site.url)
+        await list_remote(Git(tmp_path / "git", timeout_s=30, destinations=Destinations()), site.url)
     assert server.requests == []
-    meant(monkeypatch, "127.0.0.1")
+    resolve_forge_to(monkeypatch, "127.0.0.1")
     guarded = Git(tmp_path / "git", timeout_s=30, destinations=Destinations(["127.0.0.1"]))
-    assert str(site.head("main")) in await look(guarded, site.url.replace("127.0.0.1", "forge.example"))
+    assert str(site.head("main")) in await list_remote(guarded, site.url.replace("127.0.0.1", "forge.example"))
     url = "http://127.0.0.1:1/a/b"
     vouched = replace(parse(url), vouched=True)
     with pytest.raises(RemoteUnreachableError):
@@ -184,18 +188,18 @@ async def test_git_connects_to_the_address_that_was_checked(
         )
 
 
-async def test_a_redirect_leads_nowhere_else(tmp_path: Path) -> None:
-    with Watched() as other:
+async def test_a_redirect_to_another_server_is_not_followed(tmp_path: Path) -> None:
+    with RecordingGitServer() as other:
         other.repository("acme/website", files={"a": "a"}, anonymous=True)
-        server = Server(Elsewhere(other.url, asks=False))
+        server = Server(RedirectingServer(other.url, requires_token=False))
         server.start()
         guarded = Git(tmp_path / "git", timeout_s=30, destinations=Destinations(["127.0.0.1"]))
         try:
             with pytest.raises(RemoteMissingError, match="redirects to another URL"):
-                await look(guarded, f"{server.url}/acme/website.git")
+                await list_remote(guarded, f"{server.url}/acme/website.git")
         finally:
             server.stop()
-        assert other.told == []
+        assert other.authorizations == []
 
 
 @pytest.mark.parametrize(
@@ -209,17 +213,17 @@ def test_ssh_connects_to_the_address_that_was_checked(tmp_path: Path, url: str, 
     assert f"HostKeyAlias={alias}" in words
 
 
-async def test_a_token_does_not_go_over_a_line_that_others_read(git: Git) -> None:
+async def test_a_token_is_not_sent_over_plain_http(git: Git) -> None:
     with pytest.raises(RepositoryInvalidError, match="https://"):
-        await look(git, "http://git.example.com/acme/website", with_token("ghp_secret"))
+        await list_remote(git, "http://git.example.com/acme/website", with_token("ghp_secret"))
 
 
-async def test_a_token_with_a_line_break_says_so(git: Git) -> None:
+async def test_a_token_with_a_line_break_is_rejected(git: Git) -> None:
     with pytest.raises(RemoteRefusedError, match="line break"):
-        await look(git, "http://127.0.0.1:1/a/b", with_token("ghp_x\nhost=evil"))
+        await list_remote(git, "http://127.0.0.1:1/a/b", with_token("ghp_x\nhost=evil"))
 
 
-async def test_the_users_own_configuration_counts_for_nothing(
+async def test_the_users_own_git_configuration_is_ignored(
     git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
@@ -235,7 +239,7 @@ async def test_the_users_own_configuration_counts_for_nothing(
     assert (await git.run("config", "user.name", cwd=None, ok=(1,))).stdout == b""
 
 
-async def test_only_the_remotes_own_protocol_is_spoken(git: Git, tmp_path: Path) -> None:
+async def test_only_the_protocol_of_the_remote_is_allowed(git: Git, tmp_path: Path) -> None:
     await git.run("init", "--bare", "-q", str(tmp_path / "x.git"), cwd=None)
     for url in (str(tmp_path / "x.git"), "http://127.0.0.1:1/x", "git://127.0.0.1/x", "ext::touch /tmp/never"):
         with pytest.raises(GitFailedError, match="not allowed"):
@@ -244,24 +248,24 @@ async def test_only_the_remotes_own_protocol_is_spoken(git: Git, tmp_path: Path)
             await git.run("ls-remote", url, cwd=None, remote=parse("h:x"))
 
 
-async def test_a_repository_around_the_git_folder_is_not_found(git: Git, tmp_path: Path) -> None:
+async def test_a_repository_above_the_git_folder_is_ignored(git: Git, tmp_path: Path) -> None:
     await git.run("init", "-q", str(tmp_path), cwd=None)
     with pytest.raises(GitFailedError, match="not a git repository"):
         await git.run("status", cwd=None)
 
 
-async def test_progress_is_told_in_words_and_percent(git: Git, server: GitServer, tmp_path: Path) -> None:
+async def test_progress_is_reported_in_words_and_percent(git: Git, server: GitServer, tmp_path: Path) -> None:
     site = server.repository("acme/website", files={f"f{number}": str(number) for number in range(30)}, anonymous=True)
-    told: list[tuple[str, int | None]] = []
+    reported: list[tuple[str, int | None]] = []
     await git.run("init", "--bare", "-q", str(tmp_path / "x.git"), cwd=None)
     done = await git.run(
         *("fetch", "--progress", site.url, "main"),
         cwd=tmp_path / "x.git",
         remote=parse(site.url),
-        progress=lambda what, percent=None: told.append((what, percent)),
+        progress=lambda what, percent=None: reported.append((what, percent)),
     )
-    assert ("Counting objects", 100) in told
-    assert ("Receiving objects", 100) in told
+    assert ("Counting objects", 100) in reported
+    assert ("Receiving objects", 100) in reported
     assert "%" not in done.stderr
 
 
@@ -275,31 +279,31 @@ async def test_output_is_bounded(git: Git) -> None:
     assert (len(whole.stdout), whole.truncated) == (4 << 20, False)
 
 
-async def test_more_output_than_is_wanted_does_not_delay_the_end(git: Git, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever comes late finds so much of it that asyncio has stopped to read."""
+async def test_excess_output_does_not_delay_the_end(git: Git, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late reader finds so much output that asyncio has stopped reading."""
     await git.run("init", "--bare", "-q", "x.git", cwd=None)
     done = await git.run("hash-object", "-w", "--stdin", cwd=git.folder / "x.git", stdin=b"x" * (4 << 20))
     collect = git_process._collect
 
-    async def late(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, bool]:
+    async def collect_late(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, bool]:
         await asyncio.sleep(0.5)
         return await collect(stream, limit)
 
-    monkeypatch.setattr(git_process, "_collect", late)
-    where = git.folder / "x.git"
-    assert (await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=where, limit=1000)).truncated
+    monkeypatch.setattr(git_process, "_collect", collect_late)
+    repository = git.folder / "x.git"
+    assert (await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=repository, limit=1000)).truncated
 
-    async def never(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, bool]:
+    async def never_collect(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, bool]:
         return await asyncio.Event().wait(), False  # type: ignore[return-value]
 
-    monkeypatch.setattr(git_process, "_collect", never)
+    monkeypatch.setattr(git_process, "_collect", never_collect)
     async with asyncio.timeout(20):
         with pytest.raises(GitTimeoutError):
-            await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=where, timeout_s=0.5)
+            await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=repository, timeout_s=0.5)
 
 
-async def test_lines_without_end_leave_the_loop_to_others(git: Git) -> None:
-    """Git passes on what a remote says, and can write faster than it is read."""
+async def test_endless_output_does_not_block_the_event_loop(git: Git) -> None:
+    """Git forwards messages of a remote and can write faster than they are read."""
     turns = 0
 
     async def count_turns() -> None:
@@ -308,14 +312,14 @@ async def test_lines_without_end_leave_the_loop_to_others(git: Git) -> None:
             await asyncio.sleep(0.01)
             turns += 1
 
-    others = asyncio.create_task(count_turns())
+    counting = asyncio.create_task(count_turns())
     with pytest.raises(GitTimeoutError):
         await git.run("-c", "alias.flood=!yes remote: >&2", "flood", cwd=None, timeout_s=0.5)
-    others.cancel()
+    counting.cancel()
     assert turns > 3
 
 
-async def test_input_is_bytes_or_a_file(git: Git, tmp_path: Path) -> None:
+async def test_input_can_be_bytes_or_a_file(git: Git, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"one\ntwo\n")
     assert (await git.run("stripspace", cwd=None, stdin=b"one\ntwo\n")).stdout == b"one\ntwo\n"
     assert (await git.run("stripspace", cwd=None, stdin=tmp_path / "in")).stdout == b"one\ntwo\n"
@@ -324,7 +328,7 @@ async def test_input_is_bytes_or_a_file(git: Git, tmp_path: Path) -> None:
         assert (await git.run("stripspace", cwd=None, stdin=file)).stdout == b"two\n"
 
 
-def running(marker: str) -> list[int]:
+def list_processes(marker: str) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -335,51 +339,51 @@ def running(marker: str) -> list[int]:
     return found
 
 
-async def test_a_timeout_and_a_cancellation_end_git_and_all_it_started(git: Git, server: GitServer) -> None:
+async def test_a_timeout_or_a_cancellation_ends_git_and_its_children(git: Git, server: GitServer) -> None:
     site = server.repository("acme/website", files={"a": "a"}, anonymous=True)
     gate = server.faults.hold("refs")
-    began = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(GitTimeoutError, match="ls-remote"):
         await git.run("ls-remote", site.url, cwd=None, remote=parse(site.url), timeout_s=1)
-    assert time.monotonic() - began < 25, "not after the usual time"
-    assert not running(site.url)
+    assert time.monotonic() - started < 25, "earlier than the default timeout"
+    assert not list_processes(site.url)
     gate.release()
     gate = server.faults.hold("refs")
-    asking = asyncio.create_task(look(git, site.url))
+    listing = asyncio.create_task(list_remote(git, site.url))
     await asyncio.to_thread(gate.wait)
-    assert running(site.url)
-    asking.cancel()
+    assert list_processes(site.url)
+    listing.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asking
-    assert not running(site.url)
+        await listing
+    assert not list_processes(site.url)
     gate.release()
 
 
-async def test_a_git_that_does_not_heed_the_first_signal_is_gone_also_when_nobody_waits_for_that(
+async def test_a_git_that_ignores_sigterm_is_killed_even_after_repeated_cancellation(
     git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever cancels twice, as those do who stop, has no more patience."""
-    begun = tmp_path / "begun"
+    """A caller that cancels twice, as on shutdown, does not wait any longer."""
+    started = tmp_path / "begun"
     (tmp_path / "bin").mkdir()
     stubborn = tmp_path / "bin" / "git"
-    stubborn.write_text(f"#!/bin/sh\ntrap '' TERM\ntouch {begun}\nwhile :; do sleep 1; done\n")
+    stubborn.write_text(f"#!/bin/sh\ntrap '' TERM\ntouch {started}\nwhile :; do sleep 1; done\n")
     stubborn.chmod(0o755)
     monkeypatch.setenv("PATH", f"{stubborn.parent}:{os.environ['PATH']}")
-    asking = asyncio.create_task(git.run("status", cwd=None))
+    task = asyncio.create_task(git.run("status", cwd=None))
     async with asyncio.timeout(30):
-        while not begun.exists():
+        while not started.exists():
             await asyncio.sleep(0.02)
-        while not asking.done():
-            asking.cancel()
+        while not task.done():
+            task.cancel()
             await asyncio.sleep(0.1)
-        while running(str(stubborn)):
+        while list_processes(str(stubborn)):
             await asyncio.sleep(0.02)
 
 
-async def test_no_descriptor_is_left_open(git: Git, server: GitServer) -> None:
+async def test_no_file_descriptor_is_left_open(git: Git, server: GitServer) -> None:
     site = server.repository("acme/website", files={"a": "a"})
     credential = with_token(server.tokens.make("ada").text)
-    await look(git, site.url, credential)
+    await list_remote(git, site.url, credential)
 
     def memory_files() -> list[str]:
         links = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
@@ -391,7 +395,7 @@ async def test_no_descriptor_is_left_open(git: Git, server: GitServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("printed", "kind"),
     [
         ("fatal: Authentication failed for 'https://h/'", RemoteRefusedError),
         ("fatal: could not read Username for 'https://h': terminal prompts disabled", RemoteRefusedError),
@@ -424,13 +428,13 @@ async def test_no_descriptor_is_left_open(git: Git, server: GitServer) -> None:
         ("remote: fatal: Out of memory, malloc failed\nfatal: early EOF", RemoteUnreachableError),
     ],
 )  # fmt: skip
-def test_what_git_says_becomes_one_of_our_errors(said: str, kind: type[SandyardError]) -> None:
-    error = translate_error(said, "fetch")
+def test_messages_of_git_are_translated_to_errors(printed: str, kind: type[SandyardError]) -> None:
+    error = translate_error(printed, "fetch")
     assert type(error) is kind
     assert error.message
 
 
-def test_the_servers_words_are_told() -> None:
+def test_the_message_of_the_server_is_reported() -> None:
     said = "remote: \nremote: ======\nremote: Only release managers push here.\nTo h\n ! [remote rejected] a -> a (x)"
     assert "Only release managers push here." in translate_error(said, "push").message
 
@@ -443,7 +447,7 @@ def test_every_form_of_a_credential_is_masked() -> None:
     assert masked == "https://x:***@h *** Basic *** ***"
 
 
-async def test_what_a_server_repeats_is_masked(git: Git, server: GitServer) -> None:
+async def test_a_credential_repeated_by_a_server_is_masked(git: Git, server: GitServer) -> None:
     site, token = server.repository("acme/website", files={"a": "a"}), server.tokens.make("ada").text
     site.reject(f"no entry for {token}")
     remote = parse(site.url)
@@ -455,10 +459,10 @@ async def test_what_a_server_repeats_is_masked(git: Git, server: GitServer) -> N
 
 
 @pytest.mark.parametrize("zero", ["", "\0"])
-async def test_what_a_server_says_can_be_stored_and_is_bounded(git: Git, server: GitServer, zero: str) -> None:
+async def test_the_message_of_a_server_is_printable_and_bounded(git: Git, server: GitServer, zero: str) -> None:
     site, token = server.repository("acme/website", files={"a": "a"}), server.tokens.make("ada").text
-    hidden = f"{token[:8]}\x1b[0m{token[8:]}"
-    site.reject(f"Not today,{zero} \x1b[31mred\x1b[0m {hidden}\x07 \x85\u2028fatal: " + "much " * 300)
+    split_token = f"{token[:8]}\x1b[0m{token[8:]}"
+    site.reject(f"Not today,{zero} \x1b[31mred\x1b[0m {split_token}\x07 \x85\u2028fatal: " + "much " * 300)
     with pytest.raises(RemoteRejectedError, match="Not today,") as refused:
         await git.run(
             *("push", site.url, "HEAD:refs/heads/x"),
@@ -466,36 +470,36 @@ async def test_what_a_server_says_can_be_stored_and_is_bounded(git: Git, server:
             remote=parse(site.url),
             credential=with_token(token),
         )
-    said = refused.value.message
-    assert said.isprintable()
-    assert len(said) < 600
-    if not zero:  # git itself leaves out some of what comes after one
-        assert "Not today, red ***" in said
+    message = refused.value.message
+    assert message.isprintable()
+    assert len(message) < 600
+    if not zero:  # git itself drops some of the text after a NUL
+        assert "Not today, red ***" in message
 
 
-@pytest.mark.parametrize("said", ["a\0b", "a\x1b[2Jb", "a\ud800b", "a\udcffb", "a\x9bb", "a\u2028b"])
-def test_what_no_database_takes_is_in_no_error(said: str) -> None:
-    for text in (f"fatal: {said}", f"remote: {said}\n ! [remote rejected] a -> a (x)"):
-        message = translate_error(text, "push").message
+@pytest.mark.parametrize("text", ["a\0b", "a\x1b[2Jb", "a\ud800b", "a\udcffb", "a\x9bb", "a\u2028b"])
+def test_characters_that_cannot_be_stored_are_removed_from_errors(text: str) -> None:
+    for line in (f"fatal: {text}", f"remote: {text}\n ! [remote rejected] a -> a (x)"):
+        message = translate_error(line, "push").message
         assert message.isprintable()
         message.encode()
 
 
-async def test_a_file_that_git_writes_is_bounded(git: Git) -> None:
+async def test_the_size_of_a_file_written_by_git_is_bounded(git: Git) -> None:
     await git.run("init", "--bare", "-q", "x.git", cwd=None)
-    where = git.folder / "x.git"
+    repository = git.folder / "x.git"
     content = bytes(hashlib.shake_256(b"x").digest(300_000))
     hashing = ("hash-object", "-w", "--stdin")
     with pytest.raises(TooMuchError, match="git_repository_limit"):
-        await git.run(*hashing, cwd=where, stdin=content, writes=200_000)
-    done = await git.run(*hashing, cwd=where, stdin=content, writes=400_000)
-    assert (await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=where)).stdout == content
+        await git.run(*hashing, cwd=repository, stdin=content, writes=200_000)
+    done = await git.run(*hashing, cwd=repository, stdin=content, writes=400_000)
+    assert (await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=repository)).stdout == content
     with pytest.raises(GitFailedError, match="nothing-like-it"):
-        await git.run("nothing-like-it", cwd=where, writes=1)
+        await git.run("nothing-like-it", cwd=repository, writes=1)
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("version", "problem"),
     [
         ("git version 2.39.5", None),
         ("git version 2.38.0.windows.1", None),
@@ -505,12 +509,12 @@ async def test_a_file_that_git_writes_is_bounded(git: Git) -> None:
         (None, "Git is not installed on this machine"),
     ],
 )
-def test_a_git_that_is_too_old(
-    told: str | None, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_or_old_git_is_reported(
+    version: str | None, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    if told is not None:
-        (tmp_path / "git").write_text(f"#!/bin/sh\necho '{told}'\n")
+    if version is not None:
+        (tmp_path / "git").write_text(f"#!/bin/sh\necho '{version}'\n")
         (tmp_path / "git").chmod(0o755)
     found = find_git_problem()
-    assert found is None if said is None else found is not None and found.startswith(said)
+    assert found is None if problem is None else found is not None and found.startswith(problem)

@@ -15,172 +15,172 @@ from sandyard.platform.domain.repositories.errors import (
 )
 from sandyard.platform.domain.repositories.remote import parse
 from tests.forge.repositories import git
-from tests.integration.platform.domain.repositories.mirrored import Mirrored
+from tests.integration.platform.domain.repositories.mirrored import MirrorHarness
 
 
 @pytest.fixture
-async def fresh(place: Mirrored) -> AsyncIterator[Mirrored]:
-    await place.refresh()
-    yield place
+async def refreshed(harness: MirrorHarness) -> AsyncIterator[MirrorHarness]:
+    await harness.refresh()
+    yield harness
 
 
-async def push(place: Mirrored, commit: str, *, branch: str = "work", expected: str | None = None) -> None:
-    await place.mirror.push(place.remote, place.credential, commit, branch, expected=expected)
+async def push(harness: MirrorHarness, commit: str, *, branch: str = "work", expected: str | None = None) -> None:
+    await harness.mirror.push(harness.remote, harness.credential, commit, branch, expected=expected)
 
 
-async def test_a_branch_is_made_and_moved_forward(fresh: Mirrored) -> None:
-    first = await fresh.brought({"a": "a"})
-    await push(fresh, first)
-    assert fresh.site.head("work") == first
-    assert (await fresh.mirror.list_branches())["work"] == first
-    second = await fresh.brought({"b": "b"})
-    await push(fresh, second, expected=first)
-    before = len(fresh.server.requests)
-    await push(fresh, second, expected=first)
-    assert fresh.site.head("work") == second
-    assert {asked.what for asked in fresh.server.requests[before:]} == {"refs"}, "nothing was sent again"
+async def test_a_branch_is_created_and_fast_forwarded(refreshed: MirrorHarness) -> None:
+    first = await refreshed.import_commit({"a": "a"})
+    await push(refreshed, first)
+    assert refreshed.site.head("work") == first
+    assert (await refreshed.mirror.list_branches())["work"] == first
+    second = await refreshed.import_commit({"b": "b"})
+    await push(refreshed, second, expected=first)
+    before = len(refreshed.server.requests)
+    await push(refreshed, second, expected=first)
+    assert refreshed.site.head("work") == second
+    assert {request.what for request in refreshed.server.requests[before:]} == {"refs"}, "nothing is sent again"
 
 
-async def test_a_branch_that_moved_is_never_overwritten(fresh: Mirrored) -> None:
-    mine = await fresh.brought({"a": "a"})
-    await push(fresh, mine)
-    theirs = fresh.site.commit({"theirs": "x"}, branch="work")
-    more = await fresh.brought({"b": "b"})
+async def test_a_branch_that_moved_is_never_overwritten(refreshed: MirrorHarness) -> None:
+    mine = await refreshed.import_commit({"a": "a"})
+    await push(refreshed, mine)
+    theirs = refreshed.site.commit({"theirs": "x"}, branch="work")
+    more = await refreshed.import_commit({"b": "b"})
     with pytest.raises(BranchMovedError, match="Update the branch first"):
-        await push(fresh, more, expected=mine)
-    await fresh.refresh()  # also when the mirror knows their commit
+        await push(refreshed, more, expected=mine)
+    await refreshed.refresh()  # even if the mirror knows their commit
     with pytest.raises(BranchMovedError, match="Update the branch first"):
-        await push(fresh, more, expected=mine)
-    assert fresh.site.head("work") == theirs
+        await push(refreshed, more, expected=mine)
+    assert refreshed.site.head("work") == theirs
 
 
-async def test_who_is_quicker_by_a_moment_is_not_overwritten(fresh: Mirrored) -> None:
-    commit = await fresh.brought({"a": "a"})
-    fresh.server.faults.before_push(lambda: fresh.site.commit({"theirs": "x"}, branch="work"))
+async def test_a_concurrent_push_is_not_overwritten(refreshed: MirrorHarness) -> None:
+    commit = await refreshed.import_commit({"a": "a"})
+    refreshed.server.faults.before_push(lambda: refreshed.site.commit({"theirs": "x"}, branch="work"))
     with pytest.raises(BranchMovedError):
-        await push(fresh, commit)
-    assert fresh.site.head("work") != commit
+        await push(refreshed, commit)
+    assert refreshed.site.head("work") != commit
 
 
-async def test_a_branch_of_that_name_that_is_an_ancestor_is_moved_forward(fresh: Mirrored) -> None:
-    base = fresh.site.head("main")
+async def test_an_existing_branch_that_is_an_ancestor_is_fast_forwarded(refreshed: MirrorHarness) -> None:
+    base = refreshed.site.head("main")
     assert base is not None
-    fresh.site.set_branch("work", base)
-    commit = await fresh.brought({"a": "a"})
-    await push(fresh, commit)
-    assert fresh.site.head("work") == commit
+    refreshed.site.set_branch("work", base)
+    commit = await refreshed.import_commit({"a": "a"})
+    await push(refreshed, commit)
+    assert refreshed.site.head("work") == commit
 
 
-async def test_a_branch_that_was_deleted_is_not_made_again(fresh: Mirrored) -> None:
-    first = await fresh.brought({"a": "a"})
-    await push(fresh, first)
-    fresh.site.delete_branch("work")
-    second = await fresh.brought({"b": "b"})
+async def test_a_deleted_branch_is_not_created_again(refreshed: MirrorHarness) -> None:
+    first = await refreshed.import_commit({"a": "a"})
+    await push(refreshed, first)
+    refreshed.site.delete_branch("work")
+    second = await refreshed.import_commit({"b": "b"})
     with pytest.raises(BranchGoneError, match="deleted"):
-        await push(fresh, second, expected=first)
-    assert fresh.site.head("work") is None
+        await push(refreshed, second, expected=first)
+    assert refreshed.site.head("work") is None
 
 
-async def test_a_push_that_is_cut_is_tried_again(fresh: Mirrored) -> None:
-    commit = await fresh.brought({"big": os.urandom(200_000).hex()})
-    fresh.server.faults.cut("push", after=5_000, times=2)
-    await push(fresh, commit)
-    assert fresh.site.head("work") == commit
-    assert fresh.slept == [1.0, 4.0]
+async def test_an_interrupted_push_is_retried(refreshed: MirrorHarness) -> None:
+    commit = await refreshed.import_commit({"big": os.urandom(200_000).hex()})
+    refreshed.server.faults.cut("push", after=5_000, times=2)
+    await push(refreshed, commit)
+    assert refreshed.site.head("work") == commit
+    assert refreshed.sleeps == [1.0, 4.0]
 
 
-async def test_a_push_that_arrived_unheard_is_not_sent_again(fresh: Mirrored) -> None:
-    commit = await fresh.brought({"a": "a"})
-    fresh.server.faults.cut_answer()
-    await push(fresh, commit)
-    assert fresh.site.head("work") == commit
-    assert len([asked for asked in fresh.server.requests if asked.what == "push"]) == 1
+async def test_a_push_whose_response_was_lost_is_not_repeated(refreshed: MirrorHarness) -> None:
+    commit = await refreshed.import_commit({"a": "a"})
+    refreshed.server.faults.cut_answer()
+    await push(refreshed, commit)
+    assert refreshed.site.head("work") == commit
+    assert len([request for request in refreshed.server.requests if request.what == "push"]) == 1
 
 
-async def test_trouble_of_the_server_is_waited_out_three_times(fresh: Mirrored) -> None:
-    commit = await fresh.brought({"a": "a"})
-    fresh.server.faults.answer(503, on="push", times=2)
-    await push(fresh, commit)
-    assert fresh.site.head("work") == commit
-    more = await fresh.brought({"b": "b"})
-    fresh.server.faults.answer(502, on="push", times=3)
+async def test_server_errors_are_retried_up_to_the_limit(refreshed: MirrorHarness) -> None:
+    commit = await refreshed.import_commit({"a": "a"})
+    refreshed.server.faults.answer(503, on="push", times=2)
+    await push(refreshed, commit)
+    assert refreshed.site.head("work") == commit
+    more = await refreshed.import_commit({"b": "b"})
+    refreshed.server.faults.answer(502, on="push", times=3)
     with pytest.raises(RemoteUnreachableError, match="failed internally"):
-        await push(fresh, more, expected=commit)
-    assert fresh.server.faults.left == 0
-    assert fresh.site.head("work") == commit
-    await push(fresh, more, expected=commit)
-    assert fresh.site.head("work") == more
+        await push(refreshed, more, expected=commit)
+    assert refreshed.server.faults.left == 0
+    assert refreshed.site.head("work") == commit
+    await push(refreshed, more, expected=commit)
+    assert refreshed.site.head("work") == more
 
 
-async def test_a_server_that_is_away(fresh: Mirrored) -> None:
-    commit = await fresh.brought({"a": "a"})
-    fresh.server.stop()
+async def test_an_unreachable_server_is_reported_after_retries(refreshed: MirrorHarness) -> None:
+    commit = await refreshed.import_commit({"a": "a"})
+    refreshed.server.stop()
     with pytest.raises(RemoteUnreachableError):
-        await push(fresh, commit)
-    assert fresh.slept == [1.0, 4.0]
+        await push(refreshed, commit)
+    assert refreshed.sleeps == [1.0, 4.0]
 
 
-async def test_the_servers_rules_are_told_in_its_words(fresh: Mirrored) -> None:
-    commit = await fresh.brought({"a": "a"})
-    fresh.site.reject("Only on Mondays.")
+async def test_a_rejection_is_reported_in_the_words_of_the_server(refreshed: MirrorHarness) -> None:
+    commit = await refreshed.import_commit({"a": "a"})
+    refreshed.site.reject("Only on Mondays.")
     with pytest.raises(RemoteRejectedError, match="Only on Mondays"):
-        await push(fresh, commit)
-    fresh.site.accept()
-    fresh.site.protect("work")
+        await push(refreshed, commit)
+    refreshed.site.accept()
+    refreshed.site.protect("work")
     with pytest.raises(RemoteRejectedError, match="GH006: Protected branch"):
-        await push(fresh, commit)
-    assert fresh.slept == []
-    assert fresh.site.head("work") is None
+        await push(refreshed, commit)
+    assert refreshed.sleeps == []
+    assert refreshed.site.head("work") is None
 
 
-async def test_the_hooks_of_a_local_remote_are_its_rules_too(fresh: Mirrored) -> None:
-    commit = await fresh.brought({"a": "a"})
-    fresh.site.reject("Only on Mondays.")
+async def test_the_hooks_of_a_local_remote_can_reject_a_push(refreshed: MirrorHarness) -> None:
+    commit = await refreshed.import_commit({"a": "a"})
+    refreshed.site.reject("Only on Mondays.")
     with pytest.raises(RemoteRejectedError, match="Only on Mondays"):
-        await fresh.mirror.push(parse(str(fresh.site.path)), None, commit, "work", expected=None)
-    fresh.site.accept()
-    await fresh.mirror.push(parse(str(fresh.site.path)), None, commit, "work", expected=None)
-    assert fresh.site.head("work") == commit
+        await refreshed.mirror.push(parse(str(refreshed.site.path)), None, commit, "work", expected=None)
+    refreshed.site.accept()
+    await refreshed.mirror.push(parse(str(refreshed.site.path)), None, commit, "work", expected=None)
+    assert refreshed.site.head("work") == commit
 
 
-async def test_a_token_that_may_only_read(fresh: Mirrored) -> None:
-    commit = await fresh.brought({"a": "a"})
-    fresh.token.write = False
+async def test_a_read_only_token_is_rejected_without_retries(refreshed: MirrorHarness) -> None:
+    commit = await refreshed.import_commit({"a": "a"})
+    refreshed.token.write = False
     with pytest.raises(RemoteRefusedError):
-        await push(fresh, commit)
-    assert fresh.slept == []
+        await push(refreshed, commit)
+    assert refreshed.sleeps == []
 
 
-async def test_ten_at_once_on_branches_of_their_own(fresh: Mirrored) -> None:
-    commits = [await fresh.brought({"a": str(number)}) for number in range(5)]
-    await asyncio.gather(*(push(fresh, commit, branch=f"w{number}") for number, commit in enumerate(commits)))
-    assert [fresh.site.head(f"w{number}") for number in range(5)] == commits
+async def test_concurrent_pushes_to_different_branches_succeed(refreshed: MirrorHarness) -> None:
+    commits = [await refreshed.import_commit({"a": str(number)}) for number in range(5)]
+    await asyncio.gather(*(push(refreshed, commit, branch=f"w{number}") for number, commit in enumerate(commits)))
+    assert [refreshed.site.head(f"w{number}") for number in range(5)] == commits
 
 
-async def test_a_tag_is_pushed_once_and_never_moved(fresh: Mirrored) -> None:
-    await fresh.brought({"a": "a"})
-    git("tag", "-a", "v1", "-m", "one", cwd=fresh.guest())
-    path = fresh.bundled("refs/tags/v1", "--not", "origin/main")
-    await fresh.mirror.import_bundle(path, {"refs/tags/v1": "refs/sandyard/tags/v1"})
+async def test_a_tag_is_pushed_once_and_never_moved(refreshed: MirrorHarness) -> None:
+    await refreshed.import_commit({"a": "a"})
+    git("tag", "-a", "v1", "-m", "one", cwd=refreshed.clone_guest())
+    path = refreshed.create_bundle("refs/tags/v1", "--not", "origin/main")
+    await refreshed.mirror.import_bundle(path, {"refs/tags/v1": "refs/sandyard/tags/v1"})
     for _ in range(2):
-        await fresh.mirror.push_tag(fresh.remote, fresh.credential, "v1")
-    tag = fresh.site.tags()["v1"]
-    assert await fresh.mirror.list_refs("refs/tags") == {"refs/tags/v1": tag}
-    main = fresh.site.head("main")
+        await refreshed.mirror.push_tag(refreshed.remote, refreshed.credential, "v1")
+    tag = refreshed.site.tags()["v1"]
+    assert await refreshed.mirror.list_refs("refs/tags") == {"refs/tags/v1": tag}
+    main = refreshed.site.head("main")
     assert main is not None
-    await fresh.mirror.set_ref("refs/sandyard/tags/v1", main)
+    await refreshed.mirror.set_ref("refs/sandyard/tags/v1", main)
     with pytest.raises(RemoteRejectedError, match="different tag v1"):
-        await fresh.mirror.push_tag(fresh.remote, fresh.credential, "v1")
-    assert fresh.site.tags()["v1"] == tag
+        await refreshed.mirror.push_tag(refreshed.remote, refreshed.credential, "v1")
+    assert refreshed.site.tags()["v1"] == tag
 
 
-async def test_a_branch_is_deleted_only_where_it_was_left(fresh: Mirrored) -> None:
-    commit = await fresh.brought({"a": "a"})
-    await push(fresh, commit)
-    delete = fresh.mirror.delete_remote_branch
-    assert not await delete(fresh.remote, fresh.credential, "work", "1" * 40)
-    assert fresh.site.head("work") == commit
-    assert await delete(fresh.remote, fresh.credential, "work", commit)
-    assert await delete(fresh.remote, fresh.credential, "work", commit)
-    assert fresh.site.head("work") is None
-    assert "work" not in await fresh.mirror.list_branches()
+async def test_a_branch_is_deleted_only_at_the_expected_commit(refreshed: MirrorHarness) -> None:
+    commit = await refreshed.import_commit({"a": "a"})
+    await push(refreshed, commit)
+    delete = refreshed.mirror.delete_remote_branch
+    assert not await delete(refreshed.remote, refreshed.credential, "work", "1" * 40)
+    assert refreshed.site.head("work") == commit
+    assert await delete(refreshed.remote, refreshed.credential, "work", commit)
+    assert await delete(refreshed.remote, refreshed.credential, "work", commit)
+    assert refreshed.site.head("work") is None
+    assert "work" not in await refreshed.mirror.list_branches()

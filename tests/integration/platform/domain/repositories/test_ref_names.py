@@ -7,7 +7,7 @@ import pytest
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.domain.repositories.ref_names import check, find_fault, find_revision_fault, slugify
 
-GOOD = [
+VALID = [
     *(
         "main",
         "task-42",
@@ -21,7 +21,7 @@ GOOD = [
     ),
     *("head", "a.lock.b", "x" * 240, "v1.0+build", "#12", "{x}", "a'b", 'a"b', "$(id)", "a;b", "deadbeef", "f" * 39),
 ]
-BAD = [
+INVALID = [
     *("", "-x", "--upload-pack=x", "a..b", "a@{1}", "@", "HEAD", "a.lock", "a.lock/b", ".a", "a/.b", "a.", "/a", "a/"),
     *(
         "a//b",
@@ -44,36 +44,36 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_good(name: str) -> None:
+@pytest.mark.parametrize("name", VALID)
+def test_valid_names_are_accepted(name: str) -> None:
     assert find_fault(name) is None and check(name) == name
     subprocess.run(["git", "check-ref-format", "--branch", name], check=True, capture_output=True)
     subprocess.run(["git", "check-ref-format", f"refs/tags/{name}"], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad(name: str) -> None:
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_names_are_rejected(name: str) -> None:
     with pytest.raises(InvalidInputError, match="The name of a tag "):
         check(name, "tag")
 
 
-def test_git_refuses_nothing_that_is_taken() -> None:
-    """Every character and every short combination of the odd ones, asked of git itself."""
+def test_git_accepts_every_name_that_is_accepted() -> None:
+    """Every character and every short combination of the special ones is checked with git itself."""
     odd = ["a", ".", "/", "-", "@", "{", "lock", "~", "..", "\\", " ", "\x01", "\x7f", "[", ":", "ü", "HEAD"]
     names = [chr(code) for code in range(1, 128)] + [x + y + z for x in odd for y in odd for z in odd]
-    taken = [name for name in names if find_fault(name) is None]
-    assert len(taken) > 200
-    refused = [name for name in taken if not _git_takes(name)]
+    accepted = [name for name in names if find_fault(name) is None]
+    assert len(accepted) > 200
+    refused = [name for name in accepted if not _git_accepts(name)]
     assert refused == []
 
 
-def _git_takes(name: str) -> bool:
+def _git_accepts(name: str) -> bool:
     return (
         subprocess.run(["git", "check-ref-format", "--branch", name], capture_output=True, check=False).returncode == 0
     )
 
 
-def test_revisions_may_be_commits() -> None:
+def test_a_revision_may_be_a_commit_id() -> None:
     assert (
         find_revision_fault("f" * 40) is None
         and find_revision_fault("deadbeef") is None
@@ -102,7 +102,7 @@ def test_revisions_may_be_commits() -> None:
         ("𠀀" * 100, "𠀀" * 30),
     ],
 )
-def test_words_of_a_title(title: str, words: str) -> None:
+def test_titles_become_slugs(title: str, words: str) -> None:
     assert slugify(title) == words
     assert find_fault(f"task/{slugify(title)}-1a2b") is None
-    assert _git_takes(f"task/{slugify(title)}-1a2b")
+    assert _git_accepts(f"task/{slugify(title)}-1a2b")

@@ -1,4 +1,4 @@
-"""Trees of a few bytes that unfold to billions of paths: what reads them stops early, and none are taken out of a sandbox."""
+"""Trees of a few bytes that expand to billions of paths: reading them stops early, and none are imported from a sandbox."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from sandyard.platform.domain.repositories.merge_tree import find_conflicts
 from sandyard.platform.domain.repositories.mirror import Mirror, Mirrors
 from sandyard.platform.domain.repositories.status import read_stored_status
 from tests.forge.repositories import git
-from tests.integration.platform.domain.repositories.mirrored import Mirrored
+from tests.integration.platform.domain.repositories.mirrored import MirrorHarness
 
 REF = "refs/sandyard/sandboxes/s1/head"
-SMALL = 64 << 20
+SMALL_MEMORY = 64 << 20
 
 
-def tree(repository: Path, entries: dict[str, str], mode: str = "100644 blob") -> str:
+def write_tree(repository: Path, entries: dict[str, str], mode: str = "100644 blob") -> str:
     lines = "".join(f"{mode} {object_id}\t{name}\n" for name, object_id in entries.items())
     return git("mktree", cwd=repository, stdin=lines.encode()).decode().strip()
 
 
-def nested(repository: Path, text: str = "x", *, width: int = 16, depth: int = 8) -> str:
-    """A tree with `width` ** `depth` files."""
+def write_nested_trees(repository: Path, text: str = "x", *, width: int = 16, depth: int = 8) -> str:
+    """Write a tree with `width` ** `depth` files."""
     blob = git("hash-object", "-w", "--stdin", cwd=repository, stdin=text.encode()).decode().strip()
     names = [f"{number:02}" for number in range(width)]
-    made = tree(repository, dict.fromkeys(names, blob))
+    created = write_tree(repository, dict.fromkeys(names, blob))
     for _ in range(depth - 1):
-        made = tree(repository, dict.fromkeys(names, made), "040000 tree")
-    return made
+        created = write_tree(repository, dict.fromkeys(names, created), "040000 tree")
+    return created
 
 
-def commit(repository: Path, made: str, *parents: str) -> str:
-    onto = [word for parent in parents for word in ("-p", parent)]
-    return git("commit-tree", *onto, "-m", "feat: more", made, cwd=repository).decode().strip()
+def create_commit(repository: Path, tree_id: str, *parents: str) -> str:
+    options = [option for parent in parents for option in ("-p", parent)]
+    return git("commit-tree", *options, "-m", "feat: more", tree_id, cwd=repository).decode().strip()
 
 
-def pushed(place: Mirrored, *commits: str) -> None:
-    """On branches of the remote, where nobody counts."""
-    for number, one in enumerate(commits):
-        place.site.git("update-ref", f"refs/heads/bomb{number}", one)
+def push_branches(harness: MirrorHarness, *commits: str) -> None:
+    """Create branches on the remote, where paths are not counted."""
+    for number, commit_id in enumerate(commits):
+        harness.site.git("update-ref", f"refs/heads/bomb{number}", commit_id)
 
 
 Read = Callable[[Mirror, str, str, str], Coroutine[Any, Any, object]]
@@ -60,24 +60,24 @@ READERS: dict[str, Read] = {
 
 
 @pytest.mark.parametrize("what", READERS)
-async def test_reading_one_ends_at_the_memory_limit(
-    place: Mirrored, monkeypatch: pytest.MonkeyPatch, what: str
+async def test_reading_a_tree_bomb_ends_at_the_memory_limit(
+    harness: MirrorHarness, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """On a mirror, where a remote has put it."""
-    site, first = place.site.path, str(place.site.head("main"))
-    base = commit(site, nested(site), first)
-    one = commit(site, nested(site, "y"), *((first, base) if what == "status" else (base,)))
-    other = commit(site, nested(site, "z"), base)
-    pushed(place, one, other)
-    await place.refresh()
-    monkeypatch.setattr(bare_repository, "MEMORY", SMALL)
+    """In a mirror, where it came from a remote."""
+    site, first = harness.site.path, str(harness.site.head("main"))
+    base = create_commit(site, write_nested_trees(site), first)
+    one = create_commit(site, write_nested_trees(site, "y"), *((first, base) if what == "status" else (base,)))
+    other = create_commit(site, write_nested_trees(site, "z"), base)
+    push_branches(harness, one, other)
+    await harness.refresh()
+    monkeypatch.setattr(bare_repository, "MEMORY", SMALL_MEMORY)
     with pytest.raises(TooMuchError, match="memory that Git may use") as error:
-        await READERS[what](place.mirror, first if what == "diff" else base, one, other)
+        await READERS[what](harness.mirror, first if what == "diff" else base, one, other)
     assert error.value.status == 413
-    assert not list(place.mirror.folder.glob("sandyard/scratch/*"))
+    assert not list(harness.mirror.folder.glob("sandyard/scratch/*"))
 
 
-async def test_git_and_what_it_starts_have_the_limit_and_no_higher_one_than_the_platform(
+async def test_git_and_its_children_get_the_memory_limit_but_never_more_than_the_platform(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = Git(tmp_path / "git", timeout_s=30)
@@ -87,53 +87,55 @@ async def test_git_and_what_it_starts_have_the_limit_and_no_higher_one_than_the_
         return int(done.stdout) << 10
 
     assert await limit() == git_process.MEMORY
-    assert await limit(memory=SMALL, writes=1 << 20) == SMALL
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (SMALL, SMALL))
-    assert await limit() == SMALL
+    assert await limit(memory=SMALL_MEMORY, writes=1 << 20) == SMALL_MEMORY
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (SMALL_MEMORY, SMALL_MEMORY))
+    assert await limit() == SMALL_MEMORY
 
 
-async def test_a_machine_without_git_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_git_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.raises(GitFailedError, match="not installed"):
         await Git(tmp_path / "git", timeout_s=30).run("version", cwd=None)
 
 
-async def test_so_many_run_at_once_and_the_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_concurrent_git_processes_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(git_process, "AT_ONCE", 2)
     runner = Git(tmp_path / "git", timeout_s=30)
-    started, go_on = tmp_path / "started", tmp_path / "go"
-    os.mkfifo(go_on)
+    started, proceed = tmp_path / "started", tmp_path / "go"
+    os.mkfifo(proceed)
     started.mkdir()
-    alias = f"alias.hold=!touch {started}/$$; read x < {go_on}; true"
-    asked = [asyncio.create_task(runner.run("-c", alias, "hold", cwd=None)) for _ in range(3)]
+    alias = f"alias.hold=!touch {started}/$$; read x < {proceed}; true"
+    tasks = [asyncio.create_task(runner.run("-c", alias, "hold", cwd=None)) for _ in range(3)]
     async with asyncio.timeout(30):
         while len(list(started.iterdir())) < 2:
             await asyncio.sleep(0.01)
-        assert sum(1 for task in asked if task.done()) == 0
+        assert sum(1 for task in tasks if task.done()) == 0
         assert runner._slots.locked()
-        asked[0].cancel()  # one that is cancelled makes room
+        tasks[0].cancel()  # a cancelled one frees its slot
         while len(list(started.iterdir())) < 3:
             await asyncio.sleep(0.01)
-        asked[1].cancel()
-        asked[2].cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        tasks[1].cancel()
+        tasks[2].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     assert (await runner.run("version", cwd=None)).code == 0
 
 
-async def test_the_repositories_of_one_person_leave_room_for_those_of_others(place: Mirrored, tmp_path: Path) -> None:
+async def test_the_repositories_of_one_user_do_not_take_all_slots(harness: MirrorHarness, tmp_path: Path) -> None:
     assert bare_repository.AT_ONCE < git_process.AT_ONCE
-    held, go_on = asyncio.Semaphore(0), asyncio.Event()
+    held, proceed = asyncio.Semaphore(0), asyncio.Event()
 
-    class Held(Git):
+    class HeldGit(Git):
         async def run(self, *_words: object, **_options: object) -> git_process.GitResult:
             held.release()
-            await go_on.wait()
+            await proceed.wait()
             return git_process.GitResult(0, b"", "")
 
     async def owner_of(project_id: str) -> str:
         return "other" if project_id == "prj_3" else "owner"
 
-    mirrors = Mirrors(Held(tmp_path, timeout_s=30), place.settings, owner_of=owner_of)
+    mirrors = Mirrors(HeldGit(tmp_path, timeout_s=30), harness.settings, owner_of=owner_of)
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         for project in ("prj_1", "prj_2") * bare_repository.AT_ONCE:
             group.create_task(mirrors.get(project).read("version"))
@@ -141,49 +143,51 @@ async def test_the_repositories_of_one_person_leave_room_for_those_of_others(pla
             await held.acquire()
         group.create_task(mirrors.get("prj_3").read("version"))
         await held.acquire()
-        assert held.locked()  # the rest of the first person's wait
-        go_on.set()
+        assert held.locked()  # the other reads of the first user wait
+        proceed.set()
 
 
-async def take(place: Mirrored, tip: str, *known: str) -> None:
-    git("update-ref", "refs/heads/out", tip, cwd=place.guest())
-    path = place.bundled("refs/heads/out", "--not", "origin/main", *known)
-    await place.mirror.import_bundle(path, {"refs/heads/out": REF})
+async def import_commit(harness: MirrorHarness, tip: str, *known: str) -> None:
+    git("update-ref", "refs/heads/out", tip, cwd=harness.clone_guest())
+    path = harness.create_bundle("refs/heads/out", "--not", "origin/main", *known)
+    await harness.mirror.import_bundle(path, {"refs/heads/out": REF})
 
 
-async def test_none_is_taken_not_even_in_the_middle_of_a_history(place: Mirrored) -> None:
-    await place.refresh()
-    work, main = place.guest(), str(place.site.head("main"))
-    one = commit(work, nested(work), main)
-    for tip in (one, commit(work, f"{main}^{{tree}}", one)):
+async def test_a_tree_bomb_is_refused_anywhere_in_the_history(harness: MirrorHarness) -> None:
+    await harness.refresh()
+    work, main = harness.clone_guest(), str(harness.site.head("main"))
+    one = create_commit(work, write_nested_trees(work), main)
+    for tip in (one, create_commit(work, f"{main}^{{tree}}", one)):
         with pytest.raises(UnsafeBundleError, match="more than 1,000,000 files and folders"):
-            await take(place, tip)
-        assert await place.mirror.list_refs("refs/sandyard") == {}
-        assert not await place.mirror.has(tip)
+            await import_commit(harness, tip)
+        assert await harness.mirror.list_refs("refs/sandyard") == {}
+        assert not await harness.mirror.has(tip)
 
 
-async def test_paths_are_counted_exactly_also_those_of_trees_that_are_there(
-    place: Mirrored, monkeypatch: pytest.MonkeyPatch
+async def test_paths_are_counted_exactly_including_those_of_known_trees(
+    harness: MirrorHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tree_paths, "MAX_PATHS", 2 * 14 + 2)
     monkeypatch.setattr(tree_paths, "_BATCH", 2)
-    await place.refresh()
-    work, main = place.guest(), str(place.site.head("main"))
-    inner = nested(work, width=2, depth=3)  # 2 + 4 + 8
-    first = commit(work, inner, main)
-    await take(place, first)
-    second = commit(work, tree(work, {"a": inner, "b": inner}, "040000 tree"), first)
+    await harness.refresh()
+    work, main = harness.clone_guest(), str(harness.site.head("main"))
+    inner = write_nested_trees(work, width=2, depth=3)  # 2 + 4 + 8
+    first = create_commit(work, inner, main)
+    await import_commit(harness, first)
+    second = create_commit(work, write_tree(work, {"a": inner, "b": inner}, "040000 tree"), first)
     for restarted in (False, True):
         if restarted:
-            place.restart()
-        await take(place, second, first)
-        third = commit(work, tree(work, {"a": inner, "b": inner, "c": inner}, "040000 tree"), first)
+            harness.restart()
+        await import_commit(harness, second, first)
+        third = create_commit(work, write_tree(work, {"a": inner, "b": inner, "c": inner}, "040000 tree"), first)
         with pytest.raises(UnsafeBundleError, match="more than 30 files"):
-            await take(place, third, first)
+            await import_commit(harness, third, first)
 
 
-async def test_a_folder_in_disguise_is_counted(place: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Git takes every mode of the kind for a folder."""
+async def test_a_folder_with_an_unusual_mode_is_counted(
+    harness: MirrorHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git treats every mode of this kind as a folder."""
     monkeypatch.setattr(tree_paths, "MAX_PATHS", 5)
     counter = tree_paths._Counter({b"a" * 20: 3})
     for number, mode in enumerate((b"40000", b"040000", b"40755", b"1040000")):
@@ -193,7 +197,7 @@ async def test_a_folder_in_disguise_is_counted(place: Mirrored, monkeypatch: pyt
     assert counter.paths[b"f" * 20] == 2
 
 
-async def test_trees_nested_as_deeply_as_one_likes_are_counted() -> None:
+async def test_deeply_nested_trees_are_counted() -> None:
     counter = tree_paths._Counter({})
     depth = 5000
     ids = [number.to_bytes(20, "big") for number in range(depth)]
@@ -205,22 +209,24 @@ async def test_trees_nested_as_deeply_as_one_likes_are_counted() -> None:
     assert counter.paths[ids[-1]] == tree_paths.MAX_PATHS + 1
 
 
-async def test_what_cannot_be_counted_is_refused(place: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
-    await place.refresh()
-    work, main = place.guest(), str(place.site.head("main"))
-    tip = commit(work, nested(work, width=2, depth=3), main)
+async def test_trees_that_cannot_be_counted_are_refused(
+    harness: MirrorHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await harness.refresh()
+    work, main = harness.clone_guest(), str(harness.site.head("main"))
+    tip = create_commit(work, write_nested_trees(work, width=2, depth=3), main)
     with monkeypatch.context() as patched:
         patched.setattr(tree_paths, "_MAX_TREES", 2)
         with pytest.raises(UnsafeBundleError, match="more than 2 new folders"):
-            await take(place, tip)
+            await import_commit(harness, tip)
     with monkeypatch.context() as patched:
         patched.setattr(tree_paths, "OUTPUT_LIMIT", 50)
         with pytest.raises(UnsafeBundleError, match="MiB of names"):
-            await take(place, tip)
+            await import_commit(harness, tip)
     with monkeypatch.context() as patched:
         patched.setattr(tree_paths, "_MAX_OPEN", 1)
         patched.setattr(tree_paths, "_BATCH", 1)
         counter = tree_paths._Counter({})
         with pytest.raises(TooMuchError, match="more than 1 folders"):
             counter._add(b"f" * 20, b"40000 x\0" + b"a" * 20 + b"40000 y\0" + b"b" * 20)
-    await take(place, tip)
+    await import_commit(harness, tip)

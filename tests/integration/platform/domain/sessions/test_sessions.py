@@ -1,4 +1,4 @@
-"""Sessions: a sandbox of their own, checkpoints, messages, and who may see them."""
+"""Sessions: their sandboxes, checkpoints, messages and visibility."""
 
 from __future__ import annotations
 
@@ -13,95 +13,100 @@ from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.e2b import EngineUnreachableError
 from sandyard.platform.domain.sandboxes.model import Status
 from sandyard.platform.domain.users.model import Principal
-from tests.integration.platform.domain.sandboxes.yard import Yard, cleared, opened
+from tests.integration.platform.domain.sandboxes.yard import Yard, kill_sandboxes, open_yard
 from tests.protocol.engine import Engine
 
 
-async def created(yard: Yard, owner: Principal | None = None, **wanted: object) -> tuple[Session, Sandbox]:
+async def create_session(yard: Yard, owner: Principal | None = None, **wanted: object) -> tuple[Session, Sandbox]:
     session, row = await yard.services.sessions.create(owner or yard.owner, **wanted)  # type: ignore[arg-type]
     return session, await yard.services.lifecycle.wait_until_provisioned(row.id)
 
 
-def snapshots(engine: Engine) -> set[str]:
+def list_snapshots(engine: Engine) -> set[str]:
     with engine.client() as client:
         return {found["snapshotID"] for found in client.get("/snapshots", params={"limit": 100}).json()}
 
 
-async def listed(yard: Yard, caller: Principal, *, archived: bool = False, project_id: str | None = None) -> list[str]:
+async def list_session_ids(
+    yard: Yard, caller: Principal, *, archived: bool = False, project_id: str | None = None
+) -> list[str]:
     page = await yard.services.sessions.list_sessions(caller, PageRequest(), project_id=project_id, archived=archived)
     return [item.id for item in page.items]
 
 
-async def test_a_session_has_a_sandbox_of_its_own(yard: Yard) -> None:
+async def test_a_session_gets_its_own_sandbox(yard: Yard) -> None:
     project = await yard.project(yard.owner, idle_seconds=77)
-    session, row = await created(yard, title="First", project_id=project, agent="coder", envs={"A": "b c"})
+    session, row = await create_session(yard, title="First", project_id=project, agent="coder", envs={"A": "b c"})
     assert (session.title, session.sandbox_id, row.session_id) == ("First", row.id, session.id)
     assert (row.status, row.idle_seconds, row.agent_id, row.project_id) == ("running", 77, "coder", project)
     assert await yard.run(row, 'printf "$A"') == "b c"
     assert (await yard.services.sessions.sandbox(yard.owner, session.id)).id == row.id
     found, sandbox = await yard.services.sessions.get_with_sandbox(yard.owner, session.id)
     assert found.id == session.id and sandbox is not None and sandbox.id == row.id
-    assert await yard.kinds(about="session.") == ["session.created"]
+    assert await yard.list_event_kinds(prefix="session.") == ["session.created"]
     with pytest.raises(InvalidInputError, match="envs"):
         await yard.services.sessions.create(yard.owner, envs={"A=": "b"})
     with pytest.raises(NotFoundError):
         await yard.services.sessions.create(yard.owner, project_id="prj_none")
-    assert await listed(yard, yard.owner) == [session.id]
+    assert await list_session_ids(yard, yard.owner) == [session.id]
 
 
-async def test_rename_and_archive(yard: Yard) -> None:
+async def test_a_session_can_be_renamed_and_archived(yard: Yard) -> None:
     sessions = yard.services.sessions
-    session, row = await created(yard)
+    session, row = await create_session(yard)
     assert (await sessions.rename(yard.owner, session.id, "Better")).title == "Better"
     for _ in range(2):
         assert (await sessions.archive(yard.owner, session.id)).archived_at is not None
-    assert await yard.state(row) == "paused"
-    assert (await listed(yard, yard.owner), await listed(yard, yard.owner, archived=True)) == ([], [session.id])
-    assert await yard.kinds(about="session.a") == ["session.archived"]
+    assert await yard.get_engine_state(row) == "paused"
+    assert (await list_session_ids(yard, yard.owner), await list_session_ids(yard, yard.owner, archived=True)) == (
+        [],
+        [session.id],
+    )
+    assert await yard.list_event_kinds(prefix="session.a") == ["session.archived"]
 
 
-async def test_delete_takes_all_that_is_the_sessions(yard: Yard, engine_process: Engine) -> None:
+async def test_deleting_a_session_deletes_everything_it_owns(yard: Yard, engine_process: Engine) -> None:
     sessions = yard.services.sessions
-    session, row = await created(yard, envs={"A": "b"})
+    session, row = await create_session(yard, envs={"A": "b"})
     await sessions.add_message(yard.owner, session.id, [{"type": "text", "text": "hello"}])
     checkpoint = (await sessions.checkpoint(yard.owner, session.id)).checkpoint
-    assert checkpoint in snapshots(engine_process)
-    await yard.door.shut()
+    assert checkpoint in list_snapshots(engine_process)
+    await yard.engine_proxy.stop()
     with pytest.raises(EngineUnreachableError):
         await sessions.delete(yard.owner, session.id)
-    assert await listed(yard, yard.owner) == [session.id], "it is not gone while its sandbox is there"
-    await yard.back()
+    assert await list_session_ids(yard, yard.owner) == [session.id], "the session is kept while its sandbox exists"
+    await yard.reconnect_engine()
     await sessions.delete(yard.owner, session.id)
     with pytest.raises(NotFoundError):
         await sessions.get(yard.owner, session.id)
-    found = await yard.row(row)
+    found = await yard.reload(row)
     assert (found.status, found.session_id, found.envs) == ("destroyed", None, None)
-    assert await yard.state(row) == "gone"
-    assert checkpoint not in snapshots(engine_process)
-    assert (await yard.kinds(about="session."))[-1] == "session.deleted"
+    assert await yard.get_engine_state(row) == "gone"
+    assert checkpoint not in list_snapshots(engine_process)
+    assert (await yard.list_event_kinds(prefix="session."))[-1] == "session.deleted"
 
 
-async def test_a_pause_keeps_the_last_checkpoint_only(yard: Yard, engine_process: Engine) -> None:
-    before = snapshots(engine_process)
-    session, row = await created(yard)
+async def test_a_pause_keeps_only_the_last_checkpoint(yard: Yard, engine_process: Engine) -> None:
+    before = list_snapshots(engine_process)
+    session, row = await create_session(yard)
     kept = []
     for number in range(3):
         await yard.run(row, f"echo {number} > /home/user/file")
         await yard.services.sandboxes.pause(yard.owner, row.id)
         kept.append((await yard.services.sessions.get(yard.owner, session.id)).checkpoint)
-        assert snapshots(engine_process) - before == {kept[-1]}
+        assert list_snapshots(engine_process) - before == {kept[-1]}
     assert len(set(kept)) == 3
     await yard.services.sandboxes.pause(yard.owner, row.id)
     assert (await yard.services.sessions.get(yard.owner, session.id)).checkpoint == kept[-1]
-    loose = await yard.sandbox()
+    loose = await yard.create_sandbox()
     await yard.services.sandboxes.pause(yard.owner, loose.id)
-    assert snapshots(engine_process) - before == {kept[-1]}, "what is no session's has no checkpoint"
+    assert list_snapshots(engine_process) - before == {kept[-1]}, "a sandbox without a session has no checkpoint"
     await yard.services.sessions.delete(yard.owner, session.id)
 
 
 async def test_a_lost_sandbox_is_replaced_from_the_last_checkpoint(yard: Yard) -> None:
     sessions = yard.services.sessions
-    session, row = await created(yard, envs={"WORD": "carried over"})
+    session, row = await create_session(yard, envs={"WORD": "carried over"})
     with pytest.raises(ConflictError, match="running"):
         await sessions.provision(yard.owner, session.id)
     await yard.run(row, "echo kept > /home/user/file")
@@ -118,37 +123,37 @@ async def test_a_lost_sandbox_is_replaced_from_the_last_checkpoint(yard: Yard) -
     with pytest.raises(ConflictError):
         await sessions.provision(yard.owner, session.id)
 
-    await yard.services.sandboxes.destroy_sandbox(yard.owner, fresh.id)  # and once more, of one that was destroyed
+    await yard.services.sandboxes.destroy_sandbox(yard.owner, fresh.id)  # once more, for a destroyed sandbox
     _, third = await sessions.provision(yard.owner, session.id)
     assert await yard.run(third, 'printf "$WORD"') == "carried over"
     await sessions.delete(yard.owner, session.id)
 
 
-async def test_many_who_do_the_same_at_once_get_one(
+async def test_concurrent_calls_create_one_sandbox_and_one_checkpoint(
     database_url: str, tmp_path: Path, engine_process: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, engine_process, monkeypatch, database_url=database_url) as yard:
-        session, row = await created(yard)
+    async with open_yard(tmp_path, engine_process, monkeypatch, database_url=database_url) as yard:
+        session, row = await create_session(yard)
         await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)
         attempts = [yard.services.sessions.provision(yard.owner, session.id) for _ in range(6)]
-        answers = await asyncio.gather(*attempts, return_exceptions=True)
-        assert sum(isinstance(answer, ConflictError) for answer in answers) == 5
+        results = await asyncio.gather(*attempts, return_exceptions=True)
+        assert sum(isinstance(result, ConflictError) for result in results) == 5
         assert len(await yard.services.lifecycle.repository.list_with_status(Status.PROVISIONING, Status.RUNNING)) == 1
         current = await yard.services.sessions.sandbox(yard.owner, session.id)
         await yard.services.lifecycle.wait_until_provisioned(current.id)
-        before = snapshots(engine_process)
+        before = list_snapshots(engine_process)
         checkpoints = [yard.services.sessions.checkpoint(yard.owner, session.id) for _ in range(3)]
         await asyncio.gather(*checkpoints)
         kept = (await yard.services.sessions.get(yard.owner, session.id)).checkpoint
-        assert snapshots(engine_process) - before == {kept}
+        assert list_snapshots(engine_process) - before == {kept}
         await yard.services.sessions.delete(yard.owner, session.id)
-        await cleared(yard)
+        await kill_sandboxes(yard)
 
 
 async def test_an_owner_who_has_left_the_project_keeps_the_session(yard: Yard) -> None:
     boss = await yard.person("boss")
     project = await yard.project(boss, yard.owner, idle_seconds=88)
-    session, row = await created(yard, project_id=project)
+    session, row = await create_session(yard, project_id=project)
     await yard.services.projects.remove_member(boss, project, yard.owner.user_id)
     await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)
     _, fresh = await yard.services.sessions.provision(yard.owner, session.id)
@@ -156,10 +161,10 @@ async def test_an_owner_who_has_left_the_project_keeps_the_session(yard: Yard) -
     assert fresh.idle_seconds == 88
 
 
-async def test_messages_come_in_pages(yard: Yard) -> None:
+async def test_messages_are_paginated(yard: Yard) -> None:
     sessions = yard.services.sessions
-    session, _ = await created(yard)
-    other, _ = await created(yard)
+    session, _ = await create_session(yard)
+    other, _ = await create_session(yard)
     await sessions.add_message(yard.owner, other.id, [{"type": "text", "text": "elsewhere"}])
     ids = []
     for number in range(5):
@@ -176,20 +181,22 @@ async def test_messages_come_in_pages(yard: Yard) -> None:
         if cursor is None:
             break
     assert seen == ids[::-1]
-    assert (await yard.kinds(about="message.")) == ["message.created"] * 6
+    assert (await yard.list_event_kinds(prefix="message.")) == ["message.created"] * 6
 
 
-async def test_who_may_see_a_session(yard: Yard) -> None:
+async def test_a_session_is_visible_only_to_permitted_users(yard: Yard) -> None:
     services = yard.services
     member, stranger = await yard.person("member"), await yard.person("stranger")
     admin = await yard.person("boss", "admin")
     project = await yard.project(yard.owner, member)
-    shared, row = await created(yard, project_id=project)
-    private, own = await created(yard)
+    shared, row = await create_session(yard, project_id=project)
+    private, own = await create_session(yard)
     everything = [private.id, shared.id]
-    assert await listed(yard, yard.owner) == await listed(yard, admin) == everything
-    assert await listed(yard, member) == await listed(yard, member, project_id=project) == [shared.id]
-    assert await listed(yard, stranger) == await listed(yard, stranger, project_id=project) == []
+    assert await list_session_ids(yard, yard.owner) == await list_session_ids(yard, admin) == everything
+    assert (
+        await list_session_ids(yard, member) == await list_session_ids(yard, member, project_id=project) == [shared.id]
+    )
+    assert await list_session_ids(yard, stranger) == await list_session_ids(yard, stranger, project_id=project) == []
     for caller, session in ((member, private), (stranger, private), (stranger, shared)):
         for attempt in (
             services.sessions.get(caller, session.id),
@@ -217,4 +224,4 @@ async def test_who_may_see_a_session(yard: Yard) -> None:
         for caller in (yard.owner, member, stranger, admin)
     }
     assert ids == {"owner": {row.id, own.id}, "member": {row.id}, "stranger": set(), "boss": {row.id, own.id}}
-    assert (await services.lifecycle.repository.page(member, PageRequest())).items == [], "their own only"
+    assert (await services.lifecycle.repository.page(member, PageRequest())).items == [], "only their own sandboxes"

@@ -1,4 +1,4 @@
-"""Courses that are cut off go on where they were, and no step that was recorded is done again."""
+"""Interrupted workflows continue where they stopped, and no recorded step runs again."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.05)
 
 
-def in_state(durable: Durable, attempt: str, state: str) -> Callable[[], Awaitable[bool]]:
-    async def look() -> bool:
+def is_in_state(durable: Durable, attempt: str, state: str) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
         return await durable.state(attempt, 1) == state
 
-    return look
+    return check
 
 
-def done(durable: Durable, attempt: str) -> Callable[[], Awaitable[bool]]:
-    return in_state(durable, attempt, "done")
+def is_done(durable: Durable, attempt: str) -> Callable[[], Awaitable[bool]]:
+    return is_in_state(durable, attempt, "done")
 
 
-async def test_a_course_goes_on_in_another_process(make: Make) -> None:
-    did: list[str] = []
+async def test_a_workflow_continues_in_another_process(make: Make) -> None:
+    executed: list[str] = []
     reached, gate = asyncio.Event(), asyncio.Event()
-    here = asyncio.get_running_loop()
+    main_loop = asyncio.get_running_loop()
 
     async def act(name: str) -> Result:
-        assert asyncio.get_running_loop() is here
+        assert asyncio.get_running_loop() is main_loop
         if name == "second":
             reached.set()
             await gate.wait()
-        did.append(name)
+        executed.append(name)
         return {"name": name}
 
     async def course(step: StepOf, attempt_id: str, number: int) -> None:
@@ -76,15 +76,15 @@ async def test_a_course_goes_on_in_another_process(make: Make) -> None:
     await reached.wait()
     assert await durable.state("att_1", 1) == "running"
     await durable.close()
-    assert did == ["first"]
+    assert executed == ["first"]
 
     gate.set()
     again = make(course)
-    await until(done(again, "att_1"))
-    assert did == ["first", "second", "att_1-1-first-second"]
+    await until(is_done(again, "att_1"))
+    assert executed == ["first", "second", "att_1-1-first-second"]
 
 
-async def test_what_has_ended_long_ago_is_forgotten(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workflows_that_ended_long_ago_are_deleted(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandyard.platform.domain.tasks.durable.TIDIED", 2)
     gate = asyncio.Event()
 
@@ -108,35 +108,35 @@ async def test_what_has_ended_long_ago_is_forgotten(make: Make, monkeypatch: pyt
     for attempt in [*ended, "att_runs"]:
         await durable.begin(attempt, 1)
     for attempt, state in ended.items():
-        await until(in_state(durable, attempt, state))
+        await until(is_in_state(durable, attempt, state))
     await durable.tidy(timedelta(days=1))
     assert [await durable.state(attempt, 1) for attempt in ended] == [*ended.values()]
     await durable.tidy(timedelta())
     assert [await durable.state(attempt, 1) for attempt in ended] == [None] * len(ended)
     gate.set()
-    await until(done(durable, "att_runs"))
+    await until(is_done(durable, "att_runs"))
 
 
-async def test_closed_while_it_opens(make: Make) -> None:
+async def test_closing_while_opening_does_not_hang(make: Make) -> None:
     async def course(step: StepOf, attempt_id: str, number: int) -> None: ...
 
     durable = make(course)
-    asking = asyncio.create_task(durable.state("att_1", 1))
+    reading_state = asyncio.create_task(durable.state("att_1", 1))
     async with asyncio.timeout(40):
         while durable._loop is None:
             await asyncio.sleep(0)
         await durable.close()
-    await asyncio.wait((asking,))
+    await asyncio.wait((reading_state,))
 
 
-async def test_many_at_once_and_what_fails(make: Make) -> None:
-    did: list[Any] = []
+async def test_many_workflows_run_at_once_and_a_failing_one_is_broken(make: Make) -> None:
+    executed: list[Any] = []
 
     async def act(number: int) -> Result:
         await asyncio.sleep(0)
         if number == 7:
             raise ValueError("seven")
-        did.append(number)
+        executed.append(number)
         return {}
 
     async def course(step: StepOf, attempt_id: str, number: int) -> None:
@@ -145,13 +145,13 @@ async def test_many_at_once_and_what_fails(make: Make) -> None:
     durable = make(course)
     await asyncio.gather(*(durable.begin(str(number), 1) for number in range(20)))
 
-    async def over() -> bool:
+    async def all_ended() -> bool:
         return all([await durable.state(str(number), 1) in ("done", "broken") for number in range(20)])
 
-    await until(over)
-    assert sorted(did) == [number for number in range(20) if number != 7]
+    await until(all_ended)
+    assert sorted(executed) == [number for number in range(20) if number != 7]
     assert await durable.state("7", 1) == "broken"
-    assert await asyncio.to_thread(lambda: "threads of ours work") == "threads of ours work"
+    assert await asyncio.to_thread(lambda: "our threads work") == "our threads work"
 
 
 KILLED = """
@@ -182,7 +182,7 @@ KILLED = """
 
 @pytest.mark.slow  # tests/acceptance/test_tasks_chaos.py kills whole platforms
 @pytest.mark.timeout(400)
-def test_killed_again_and_again(tmp_path: Path) -> None:
+def test_a_workflow_survives_repeated_kills(tmp_path: Path) -> None:
     (tmp_path / "did").touch()
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(KILLED))

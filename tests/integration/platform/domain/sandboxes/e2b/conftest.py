@@ -1,4 +1,4 @@
-"""A sandbox for each test."""
+"""A client of the engine and a new sandbox for each test."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ async def engine(config: EngineConfig) -> AsyncIterator[SandboxEngine]:
 
 @pytest.fixture
 async def new_sandbox(engine: SandboxEngine) -> AsyncIterator[NewSandbox]:
-    made: list[str] = []
+    created: list[str] = []
     numbers = itertools.count()
 
     async def create(**given: object) -> EngineSandbox:
         options = {"template": "base", "timeout_s": 600, "metadata": {}, "envs": {}} | given
         key = options.pop("idempotency_key", None) or f"{random_id('key_')}_{next(numbers)}"
         sandbox = await engine.create(idempotency_key=key, **options)  # type: ignore[arg-type]
-        made.append(sandbox.id)
+        created.append(sandbox.id)
         return sandbox
 
     yield create
-    for sandbox_id in made:
+    for sandbox_id in created:
         await engine.kill(sandbox_id)
 
 

@@ -1,4 +1,4 @@
-"""Commands under the relay, in sandboxes of a real engine: every byte, and the real end."""
+"""Commands under the relay, in sandboxes of a real engine: complete output and the actual end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COUNTED = "".join(f"line {number}\n" for number in range(1, LINES + 1)).encode()
 COUNTED_ERRORS = COUNTED.replace(b"line", b"error")
 
 
-def counted(seen: Seen) -> None:
+def expect_counted(seen: Seen) -> None:
     assert bytes(seen.stdout) == COUNTED
     assert bytes(seen.stderr) == COUNTED_ERRORS
     assert seen.ended is not None
@@ -50,13 +50,13 @@ async def follow(engine: SandboxEngine, sandbox_id: str, command_id: str, seen: 
     return await seen.read(engine.commands.follow(sandbox_id, command_id, len(seen.stdout), len(seen.stderr)))
 
 
-async def gone(engine: SandboxEngine, sandbox_id: str, marker: str) -> bool:
-    """Whether no process has the marker in its command line."""
+async def no_process_matches(engine: SandboxEngine, sandbox_id: str, marker: str) -> bool:
+    """Return whether no process has the marker in its command line."""
     found = await run(engine, sandbox_id, f"pgrep -f '[{marker[0]}]{marker[1:]}' -l | grep -v bash", user="root")
     return not found.stdout
 
 
-# what a command gets and gives --------------------------------------------------------------------------------------
+# input and output ---------------------------------------------------------------------------------------------------
 
 
 async def test_output_exit_code_and_duration(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
@@ -79,7 +79,7 @@ async def test_directory_variables_user_and_a_clean_environment(engine: SandboxE
     assert (await run(engine, sandbox.id, "id -un; pwd", user="root")).stdout == b"root\n/root\n"
     assert (await run(engine, sandbox.id, "id -un; pwd")).stdout == b"user\n/home/user\n"
     assert b"SANDYARD" not in (await run(engine, sandbox.id, "env")).stdout
-    assert (await run(engine, sandbox.id, "cat; echo end")).stdout == b"end\n", "nothing comes in"
+    assert (await run(engine, sandbox.id, "cat; echo end")).stdout == b"end\n", "standard input is empty"
     assert (await run(engine, sandbox.id, "ls -l /proc/self/fd | grep -c sandyard")).stdout == b"0\n"
     assert (await run(engine, sandbox.id, "yes | head -1; echo ${PIPESTATUS[0]}")).stdout == b"y\n141\n"
 
@@ -99,7 +99,7 @@ async def test_binary_output_on_both_streams(engine: SandboxEngine, sandbox: Eng
     assert [hashlib.md5(whole).hexdigest() for whole in (seen.stdout, seen.stderr)] == [sums[0], sums[2]]
 
 
-async def test_output_arrives_while_it_runs(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_output_arrives_while_the_command_runs(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     given = spec("echo first; until [ -e /tmp/go ]; do sleep 0.02; done; echo second")
     events = engine.commands.start(sandbox.id, given)
     seen = Seen()
@@ -110,14 +110,14 @@ async def test_output_arrives_while_it_runs(engine: SandboxEngine, sandbox: Engi
     assert seen.stdout == b"first\nsecond\n"
 
 
-async def test_signals_are_told_as_signals(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_a_command_that_is_killed_reports_the_signal(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM):
         ended = (await run(engine, sandbox.id, f"kill -{number.value} $$")).ended
         assert ended is not None
         assert (ended.reason, ended.code, ended.signal) == (EndReason.EXITED, None, number.value)
 
 
-async def test_a_command_of_a_megabyte_in_any_script(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_a_command_of_a_megabyte_of_unicode_text_runs(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     line = "äöü — 日本語 🙂 'quoted' $HOME `x` \\n\n"
     text = line * 25000
     seen = await run(engine, sandbox.id, f"cat <<'END'\n{text}END\necho $0; exit 5", cwd="/tmp")
@@ -129,22 +129,22 @@ async def test_a_command_of_a_megabyte_in_any_script(engine: SandboxEngine, sand
     assert (await run(engine, sandbox.id, "ls -A /tmp/.sandyard | grep -c spec")).stdout == b"0\n"
 
 
-async def test_the_timeout_ends_it_and_its_children(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_a_timeout_ends_the_command_and_its_children(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     seen = await run(engine, sandbox.id, "echo begun; sleep 987 & sleep 987", timeout_s=0.5)
     assert seen.stdout == b"begun\n"
     assert seen.ended is not None
     assert (seen.ended.reason, seen.ended.signal) == (EndReason.TIMED_OUT, signal.SIGTERM)
-    assert await gone(engine, sandbox.id, "sleep 987")
+    assert await no_process_matches(engine, sandbox.id, "sleep 987")
 
 
-async def test_what_ignores_sigterm_is_killed(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_a_command_that_ignores_sigterm_is_killed(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     seen = await run(engine, sandbox.id, "trap '' TERM; sleep 986 & while true; do sleep 0.1; done", timeout_s=0.2)
     assert seen.ended is not None
     assert (seen.ended.reason, seen.ended.signal) == (EndReason.TIMED_OUT, signal.SIGKILL)
-    assert await gone(engine, sandbox.id, "sleep 986")
+    assert await no_process_matches(engine, sandbox.id, "sleep 986")
 
 
-async def test_kill(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_kill_ends_the_command_and_its_children(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     given = spec("echo begun; trap 'echo cleaned; exit 9' TERM; sleep 985 & wait")
     seen = Seen()
     async for event in engine.commands.start(sandbox.id, given):
@@ -154,12 +154,12 @@ async def test_kill(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     assert seen.stdout == b"begun\ncleaned\n"
     assert seen.ended is not None
     assert (seen.ended.reason, seen.ended.code) == (EndReason.KILLED, 9)
-    assert await gone(engine, sandbox.id, "sleep 985")
+    assert await no_process_matches(engine, sandbox.id, "sleep 985")
     assert await engine.commands.kill(sandbox.id, given.id) is False
     assert await engine.commands.kill(sandbox.id, "cmd_unknown") is False
 
 
-async def test_a_child_in_the_background_holds_nothing_back_and_lives_on(
+async def test_a_background_child_does_not_delay_the_command_and_keeps_running(
     engine: SandboxEngine, sandbox: EngineSandbox
 ) -> None:
     server = "(while true; do echo tick; sleep 0.05; echo x >> /tmp/ticks; done) & echo up"
@@ -171,18 +171,18 @@ async def test_a_child_in_the_background_holds_nothing_back_and_lives_on(
     assert quiet.ended is not None
     assert (quiet.ended.code, quiet.ended.duration_s is not None and quiet.ended.duration_s < 10) == (0, True)
 
-    async def ticks() -> int:
+    async def count_ticks() -> int:
         return int((await run(engine, sandbox.id, "wc -l < /tmp/ticks")).stdout)
 
-    before = await ticks()
+    before = await count_ticks()
 
-    async def goes_on() -> bool:
-        return await ticks() > before + 3
+    async def keeps_running() -> bool:
+        return await count_ticks() > before + 3
 
-    await until(goes_on)
+    await until(keeps_running)
 
 
-async def test_bad_input_is_refused_with_a_sentence(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_invalid_input_is_rejected_with_a_message(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     with pytest.raises(InvalidInputError, match="'/no/where'"):
         await run(engine, sandbox.id, "true", cwd="/no/where")
     with pytest.raises(InvalidInputError, match="NUL character"):
@@ -197,10 +197,10 @@ async def test_bad_input_is_refused_with_a_sentence(engine: SandboxEngine, sandb
         await run(engine, sandbox.id, "true", user="nobody-knows")
 
 
-# once, and never later ----------------------------------------------------------------------------------------------
+# started once, or never ---------------------------------------------------------------------------------------------
 
 
-async def test_started_twice_it_runs_once(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_a_command_started_twice_runs_once(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     given = spec("echo run >> /tmp/runs; sleep 0.3; echo done")
     seen = await asyncio.gather(*(run(engine, sandbox.id, given) for _ in range(4)))
     seen.append(await run(engine, sandbox.id, given))
@@ -210,7 +210,7 @@ async def test_started_twice_it_runs_once(engine: SandboxEngine, sandbox: Engine
     assert (await run(engine, sandbox.id, "cat /tmp/runs")).stdout == b"run\n"
 
 
-async def test_what_was_claimed_never_starts(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_a_claimed_command_never_starts(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     given = spec("echo run >> /tmp/runs")
     assert await engine.commands.claim(sandbox.id, given.id) is True
     assert await engine.commands.claim(sandbox.id, given.id) is False
@@ -224,7 +224,7 @@ async def test_what_was_claimed_never_starts(engine: SandboxEngine, sandbox: Eng
     assert await engine.commands.claim(sandbox.id, started.id) is False
 
 
-async def test_what_the_sandbox_knows_nothing_of_and_what_was_forgotten(
+async def test_unknown_and_forgotten_commands_are_reported_as_not_started(
     engine: SandboxEngine, sandbox: EngineSandbox
 ) -> None:
     assert (await follow(engine, sandbox.id, "cmd_unknown")).ended == CommandEnded(EndReason.NOT_STARTED)
@@ -234,16 +234,18 @@ async def test_what_the_sandbox_knows_nothing_of_and_what_was_forgotten(
     await engine.commands.forget(sandbox.id, given.id)
     await engine.commands.forget(sandbox.id, given.id)
     assert (await follow(engine, sandbox.id, given.id)).ended == CommandEnded(EndReason.NOT_STARTED)
-    assert (await run(engine, sandbox.id, "ls /tmp/.sandyard/commands | wc -l")).stdout == b"1\n", "only this very one"
+    assert (await run(engine, sandbox.id, "ls /tmp/.sandyard/commands | wc -l")).stdout == b"1\n", (
+        "only the current command has a journal"
+    )
 
 
-# crashes, cuts and pauses -------------------------------------------------------------------------------------------
+# crashes, interruptions and pauses ----------------------------------------------------------------------------------
 
 
-async def dropped_after(
+async def read_until(
     events: AsyncIterator[CommandStarted | CommandOutput | CommandEnded], seen: Seen, size: int
 ) -> None:
-    """Read until there is that much output, then leave as a platform that dies: without a word."""
+    """Read until there is that much output, then stop like a platform that dies: without closing anything."""
     async for event in events:
         seen.add(event)
         if len(seen.stdout) >= size:
@@ -251,24 +253,24 @@ async def dropped_after(
     await events.aclose()  # type: ignore[attr-defined]
 
 
-async def test_a_later_platform_reads_on_at_the_next_byte(
+async def test_a_later_platform_continues_at_the_next_byte(
     engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig
 ) -> None:
     given, seen = spec(COUNTING), Seen()
-    await dropped_after(engine.commands.start(sandbox.id, given), seen, 100)
+    await read_until(engine.commands.start(sandbox.id, given), seen, 100)
     assert seen.ended is None
     for size in (200, 300):
         later = SandboxEngine(config)
         offsets = len(seen.stdout), len(seen.stderr)
-        await dropped_after(later.commands.follow(sandbox.id, given.id, *offsets), seen, size)
+        await read_until(later.commands.follow(sandbox.id, given.id, *offsets), seen, size)
         await later.close()
-    counted(await follow(engine, sandbox.id, given.id, seen))
+    expect_counted(await follow(engine, sandbox.id, given.id, seen))
     whole = await follow(SandboxEngine(config), sandbox.id, given.id)
-    counted(whole)
+    expect_counted(whole)
     assert seen.ended == whole.ended
 
 
-async def test_any_offset_of_a_finished_command(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_a_finished_command_can_be_read_from_any_offset(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     given = spec("head -c 200000 /dev/urandom")
     content = bytes((await run(engine, sandbox.id, given)).stdout)
     for offset in (0, 1, 49151, 49152, 199999, 200000):
@@ -277,7 +279,7 @@ async def test_any_offset_of_a_finished_command(engine: SandboxEngine, sandbox: 
         assert isinstance(events[-1], CommandEnded)
 
 
-async def test_the_engine_is_killed_and_restarted_in_the_middle(
+async def test_output_is_complete_after_an_engine_restart(
     engine: SandboxEngine, sandbox: EngineSandbox, engine_process: Engine
 ) -> None:
     seen = Seen()
@@ -285,25 +287,25 @@ async def test_the_engine_is_killed_and_restarted_in_the_middle(
     await until(lambda: len(seen.stdout) > 30)
     await asyncio.to_thread(engine_process.kill)
     await asyncio.to_thread(engine_process.start)
-    counted(await asyncio.wait_for(task, 60))
+    expect_counted(await asyncio.wait_for(task, 60))
 
 
-async def test_paused_and_resumed_in_the_middle(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_output_is_complete_after_a_pause(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     seen = Seen()
     task = asyncio.create_task(seen.read(engine.commands.start(sandbox.id, spec(COUNTING, timeout_s=30))))
     await until(lambda: len(seen.stdout) > 30)
     await engine.pause(sandbox.id)
     before = len(seen.stdout)
-    await asyncio.sleep(1)  # whoever would wake it has the time to
+    await asyncio.sleep(1)  # time for anything that might resume it
     assert (await engine.get_info(sandbox.id)).state == "paused"
     assert not task.done()
     assert len(seen.stdout) - before < len(COUNTED)
     await engine.resume(sandbox.id, 300)
-    counted(await asyncio.wait_for(task, 60))
+    expect_counted(await asyncio.wait_for(task, 60))
 
 
-@pytest.mark.slow  # it waits for seven seconds
-async def test_the_time_of_a_pause_does_not_count(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+@pytest.mark.slow  # waits for seven seconds
+async def test_paused_time_does_not_count_toward_the_timeout(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     seen = Seen()
     given = spec("echo begun; sleep 1; echo done", timeout_s=6)
     task = asyncio.create_task(seen.read(engine.commands.start(sandbox.id, given)))
@@ -318,7 +320,7 @@ async def test_the_time_of_a_pause_does_not_count(engine: SandboxEngine, sandbox
     assert seen.ended.duration_s < 6
 
 
-async def test_a_sandbox_that_is_destroyed_under_it(engine: SandboxEngine, new_sandbox: NewSandbox) -> None:
+async def test_destroying_the_sandbox_ends_the_command(engine: SandboxEngine, new_sandbox: NewSandbox) -> None:
     sandbox = await new_sandbox()
     seen = Seen()
     task = asyncio.create_task(seen.read(engine.commands.start(sandbox.id, spec("echo begun; sleep 600"))))
@@ -330,7 +332,7 @@ async def test_a_sandbox_that_is_destroyed_under_it(engine: SandboxEngine, new_s
         await follow(engine, sandbox.id, "cmd_x")
 
 
-async def test_a_relay_that_was_killed_leaves_an_unknown_end(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_a_command_is_lost_when_its_relay_is_killed(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     given, seen = spec("echo begun; sleep 600"), Seen()
     task = asyncio.create_task(seen.read(engine.commands.start(sandbox.id, given)))
     await until(lambda: seen.stdout == b"begun\n")
@@ -339,7 +341,7 @@ async def test_a_relay_that_was_killed_leaves_an_unknown_end(engine: SandboxEngi
     assert seen.ended == CommandEnded(EndReason.LOST)
 
 
-async def test_a_stream_that_falls_silent_is_replaced(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_a_silent_stream_is_replaced(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     impatient = Commands(engine.transport, engine.files, silence_s=0.5)
     seen = await Seen().read(impatient.start(sandbox.id, spec("echo one; sleep 1.2; echo two; sleep 0.8; echo three")))
     await impatient.close()
@@ -347,32 +349,30 @@ async def test_a_stream_that_falls_silent_is_replaced(engine: SandboxEngine, san
     assert seen.ended is not None
     assert seen.ended.code == 0
 
-    async def nobody_follows() -> bool:
-        return await gone(engine, sandbox.id, "main.py [0-9a-z]* follow")
+    async def no_follower_is_left() -> bool:
+        return await no_process_matches(engine, sandbox.id, "main.py [0-9a-z]* follow")
 
-    await until(nobody_follows)
+    await until(no_follower_is_left)
 
 
-async def test_an_access_token_that_no_longer_fits_is_asked_for_again(
-    engine: SandboxEngine, sandbox: EngineSandbox
-) -> None:
+async def test_an_outdated_access_token_is_renewed(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     detail = await engine.transport.get_detail(sandbox.id)
     detail.envd_access_token = "stale"
     engine.transport.remember(engine.transport._build(detail))
     assert (await run(engine, sandbox.id, "echo fine")).stdout == b"fine\n"
 
 
-async def test_a_slow_reader_holds_up_nothing_and_gets_everything(
+async def test_a_slow_reader_does_not_block_the_command_and_gets_everything(
     engine: SandboxEngine, sandbox: EngineSandbox
 ) -> None:
     given = spec("head -c 20000000 /dev/zero | tr '\\0' x; touch /tmp/finished; echo end >&2")
     events = engine.commands.start(sandbox.id, given)
     assert isinstance(await anext(events), CommandStarted)
 
-    async def finished() -> bool:
+    async def is_finished() -> bool:
         return b"finished" in (await run(engine, sandbox.id, "ls /tmp/")).stdout
 
-    await until(finished)
+    await until(is_finished)
     total = 0
     async for event in events:
         if isinstance(event, CommandOutput) and event.stream == "stdout":
@@ -381,15 +381,15 @@ async def test_a_slow_reader_holds_up_nothing_and_gets_everything(
     assert total == 20000000
 
 
-# much output, which is fetched from the journal ---------------------------------------------------------------------
+# large output, which is fetched from the journal --------------------------------------------------------------------
 
 LARGE = 40_000_000
 FLOOD = f"head -c {LARGE} /dev/urandom | tee /tmp/1; head -c 2000000 /dev/urandom | tee /tmp/2 >&2; exit 7"
 
 
 @dataclass
-class Measured:
-    """Of a command with much output: what came, as checksums, and how much of it came in large pieces."""
+class OutputChecksums:
+    """Checksums of the received output, and how much of it came in large pieces."""
 
     out: Any = field(default_factory=hashlib.sha256)
     err: Any = field(default_factory=hashlib.sha256)
@@ -400,7 +400,7 @@ class Measured:
     def add(self, event: CommandStarted | CommandOutput | CommandEnded) -> None:
         assert self.ended is None
         if isinstance(event, CommandOutput):
-            assert event.offset == self.sizes[event.stream], "nothing is lost, nothing comes twice"
+            assert event.offset == self.sizes[event.stream], "output is neither lost nor repeated"
             self.sizes[event.stream] += len(event.data)
             (self.out if event.stream is Stream.STDOUT else self.err).update(event.data)
             if len(event.data) > CHUNK:
@@ -417,31 +417,31 @@ class Measured:
         assert self.fetched > 0.9 * LARGE
 
 
-async def test_much_output_is_fetched_to_the_byte(
+async def test_large_output_is_fetched_completely(
     engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig
 ) -> None:
-    given, seen = spec(FLOOD), Measured()
+    given, seen = spec(FLOOD), OutputChecksums()
     events = engine.commands.start(sandbox.id, given)
     async for event in events:
         seen.add(event)
         if seen.fetched > LARGE / 4:
             break
-    await events.aclose()  # type: ignore[attr-defined] # as a platform that dies in the middle of it
+    await events.aclose()  # type: ignore[attr-defined] # like a platform that dies in the middle
     later = SandboxEngine(config)
     async for event in later.commands.follow(sandbox.id, given.id, *seen.sizes.values()):
         seen.add(event)
     await later.close()
     await seen.check(engine, sandbox.id)
-    whole = Measured()
+    whole = OutputChecksums()
     async for event in engine.commands.follow(sandbox.id, given.id):
         whole.add(event)
     await whole.check(engine, sandbox.id)
 
 
-async def test_the_engine_is_killed_in_the_middle_of_fetching(
+async def test_fetching_survives_an_engine_restart(
     engine: SandboxEngine, sandbox: EngineSandbox, engine_process: Engine
 ) -> None:
-    seen, killed = Measured(), False
+    seen, killed = OutputChecksums(), False
     async with asyncio.timeout(60):
         async for event in engine.commands.start(sandbox.id, spec(FLOOD.replace("exit", "touch /tmp/full; exit"))):
             seen.add(event)
@@ -454,8 +454,8 @@ async def test_the_engine_is_killed_in_the_middle_of_fetching(
     await seen.check(engine, sandbox.id)
 
 
-async def test_paused_and_resumed_in_the_middle_of_fetching(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
-    seen, paused = Measured(), False
+async def test_fetching_survives_a_pause(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    seen, paused = OutputChecksums(), False
     async with asyncio.timeout(60):
         async for event in engine.commands.start(sandbox.id, spec(FLOOD)):
             seen.add(event)
@@ -484,13 +484,13 @@ SHORT = "open(folder + '/out', 'w').write('short'); "
 
 
 @pytest.mark.parametrize(
-    ("said", "reasons"),
+    ("statement", "reasons"),
     [
         ("say(':b 1 5000000 0')", {EndReason.LOST}),
         ("say(':b 1 5000000 1')", {EndReason.LOST}),
         ("os.mkfifo(folder + '/out'); say(':b 1 5000000 0')", {EndReason.LOST}),
         ("os.symlink('/dev/zero', folder + '/out'); say(':b 1 5000000 0')", {EndReason.LOST}),
-        # what there is of it is taken, then the real relay is asked, which knows of no command
+        # the existing part is read, then the real relay is asked, which knows no such command
         (SHORT + "say(':b 1 5000000 0')", {EndReason.LOST, EndReason.NOT_STARTED}),
         (SHORT + "say(':b 1 5 0'); say(':b 1 2 0'); say(':e {\"reason\":\"exited\"}')", {EndReason.EXITED}),
         (HUGE + "say(':b 1 %d 0' % (1 << 42)); say(':e {\"reason\":\"exited\"}')", {EndReason.EXITED}),
@@ -502,29 +502,29 @@ SHORT = "open(folder + '/out', 'w').write('short'); "
         "heartbeats without end",
     ],
 )
-async def test_a_hostile_relay_that_lies_about_its_journal(
-    engine: SandboxEngine, sandbox: EngineSandbox, said: str, reasons: set[EndReason]
+async def test_a_hostile_relay_cannot_exceed_the_limit_with_a_wrong_journal(
+    engine: SandboxEngine, sandbox: EngineSandbox, statement: str, reasons: set[EndReason]
 ) -> None:
-    most = 4 << 20
+    limit = 4 << 20
     given = spec("true")
     await run(engine, sandbox.id, "true")
-    program = FAKE_RELAY.replace("ID", given.id).replace("SAY", said)
+    program = FAKE_RELAY.replace("ID", given.id).replace("SAY", statement)
     put = f"cat > /tmp/fake <<'EOF'\n{program}\nEOF\nfor f in /tmp/.sandyard/relay-*/main.py; do cp /tmp/fake $f; done"
     await run(engine, sandbox.id, put)
     size = 0
     async with asyncio.timeout(20):
-        async for event in engine.commands.start(sandbox.id, given, most=most):
+        async for event in engine.commands.start(sandbox.id, given, most=limit):
             if isinstance(event, CommandOutput):
                 size += len(event.data)
             elif isinstance(event, CommandEnded):
                 assert event.reason in reasons
-    assert size <= most + (2 << 20)
+    assert size <= limit + (2 << 20)
 
 
-# odd sandboxes ------------------------------------------------------------------------------------------------------
+# unusual sandboxes --------------------------------------------------------------------------------------------------
 
 
-async def test_without_python3(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_commands_run_without_python3(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     hide = "for p in $(type -ap python3); do mv $p $p.hidden; done; command -v python3 || echo none"
     assert b"none\n" in (await run(engine, sandbox.id, hide, user="root")).stdout
     engine.transport.drop(sandbox.id)
@@ -540,7 +540,7 @@ async def test_without_python3(engine: SandboxEngine, sandbox: EngineSandbox) ->
     given = spec("head -c 300000 /dev/urandom | tee /tmp/1; cat /tmp/1 | md5sum >&2")
     seen = await run(engine, sandbox.id, given)
     assert hashlib.md5(seen.stdout).hexdigest() == seen.stderr.decode().split()[0]
-    assert (await run(engine, sandbox.id, given)).stdout == seen.stdout, "started twice it runs once"
+    assert (await run(engine, sandbox.id, given)).stdout == seen.stdout, "a command started twice runs once"
     tail = [event async for event in engine.commands.follow(sandbox.id, given.id, 299990, 0)]
     assert isinstance(tail[0], CommandOutput)
     assert tail[0].data == seen.stdout[299990:]
@@ -549,7 +549,7 @@ async def test_without_python3(engine: SandboxEngine, sandbox: EngineSandbox) ->
     assert late.stdout == b"begun\n"
     assert late.ended is not None
     assert late.ended.reason is EndReason.TIMED_OUT
-    assert await gone(engine, sandbox.id, "sleep 983")
+    assert await no_process_matches(engine, sandbox.id, "sleep 983")
 
     victim, seen = spec("echo begun; sleep 982"), Seen()
     task = asyncio.create_task(seen.read(engine.commands.start(sandbox.id, victim)))
@@ -571,7 +571,7 @@ async def test_without_python3(engine: SandboxEngine, sandbox: EngineSandbox) ->
     assert (await follow(engine, sandbox.id, given.id)).ended == CommandEnded(EndReason.NOT_STARTED)
 
 
-async def test_the_relay_is_put_back_when_somebody_removed_it(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_a_removed_relay_is_restored(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     await run(engine, sandbox.id, "true")
     seen = await run(engine, sandbox.id, "rm -rf /tmp/.sandyard; echo gone; exit 4")
     assert seen.stdout == b"gone\n"
@@ -580,7 +580,9 @@ async def test_the_relay_is_put_back_when_somebody_removed_it(engine: SandboxEng
     assert (await run(engine, sandbox.id, "echo back")).stdout == b"back\n"
 
 
-async def test_login_shells_that_talk(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_output_of_a_login_shell_does_not_disturb_a_command(
+    engine: SandboxEngine, sandbox: EngineSandbox
+) -> None:
     await run(
         engine, sandbox.id, "printf 'printf \":s 1\\\\n:e {\"; echo noise >&2' >> ~/.profile; cat ~/.profile | tail -1"
     )
@@ -594,7 +596,7 @@ FILL = "for size in 1M 4k 1; do dd if=/dev/zero of=$HOME/filler.$size bs=$size; 
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before it started", "while it ran"])
-async def test_a_full_disk_loses_no_exit_code_and_can_be_cleaned(
+async def test_a_full_disk_loses_no_exit_code_and_can_be_cleaned_up(
     engine: SandboxEngine, sandbox: EngineSandbox, before: bool
 ) -> None:
     if before:
@@ -605,13 +607,15 @@ async def test_a_full_disk_loses_no_exit_code_and_can_be_cleaned(
         seen = await run(engine, sandbox.id, given)
     if b"No space" not in seen.stderr and b"quota" not in seen.stderr:
         pytest.skip("this engine does not limit disks")
-    assert len(seen.stdout) == 20000000 + (0 if before else len("begun\n")), "who listens gets what fits on no disk"
+    assert len(seen.stdout) == 20000000 + (0 if before else len("begun\n")), (
+        "a connected reader gets output that does not fit on the disk"
+    )
     assert seen.ended is not None
     assert (seen.ended.reason, seen.ended.code) == (EndReason.EXITED, 8)
     assert seen.ended.stdout_bytes == len(seen.stdout)
     later = await follow(engine, sandbox.id, given.id)
     assert later.ended == seen.ended
-    assert 0 < len(later.stdout) < len(seen.stdout), "the journal says how much there was"
+    assert 0 < len(later.stdout) < len(seen.stdout), "the journal has only the part that fit"
     assert seen.stdout.startswith(later.stdout)
 
     cleaned = await run(engine, sandbox.id, "rm ~/filler.*; echo cleaned; exit 2")

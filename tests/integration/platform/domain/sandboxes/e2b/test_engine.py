@@ -1,4 +1,4 @@
-"""Every verb about a sandbox, against a real engine."""
+"""Every sandbox operation, against a real engine."""
 
 from __future__ import annotations
 
@@ -29,58 +29,58 @@ from tests.protocol.engine import Engine
 from tests.unit.platform.domain.sandboxes.e2b.command_reader import run, until
 
 
-async def test_create_tells_what_the_engine_has_made(engine: SandboxEngine, new_sandbox: NewSandbox) -> None:
-    made = await new_sandbox(metadata={"session": "ses_1"}, envs={"GREETING": "hello"}, timeout_s=120)
-    assert made.state is EngineState.RUNNING
-    assert made.template == "base"
-    assert made.metadata == {"session": "ses_1"}
-    assert 110 <= (made.ends_at - made.started_at).total_seconds() <= 130
-    assert await engine.get_info(made.id) == made
-    assert (await run(engine, made.id, "echo $GREETING")).stdout == b"hello\n"
+async def test_create_returns_the_new_sandbox(engine: SandboxEngine, new_sandbox: NewSandbox) -> None:
+    created = await new_sandbox(metadata={"session": "ses_1"}, envs={"GREETING": "hello"}, timeout_s=120)
+    assert created.state is EngineState.RUNNING
+    assert created.template == "base"
+    assert created.metadata == {"session": "ses_1"}
+    assert 110 <= (created.ends_at - created.started_at).total_seconds() <= 130
+    assert await engine.get_info(created.id) == created
+    assert (await run(engine, created.id, "echo $GREETING")).stdout == b"hello\n"
 
 
-async def test_its_time_over_it_pauses_with_memory_and_traffic_does_not_wake_it(
+async def test_a_sandbox_is_paused_at_its_timeout_and_not_resumed_by_traffic(
     engine: SandboxEngine, new_sandbox: NewSandbox, config: EngineConfig
 ) -> None:
-    made = await new_sandbox(timeout_s=1)
-    known = await AsyncSandbox.get_info(made.id, **config.options)
+    created = await new_sandbox(timeout_s=1)
+    known = await AsyncSandbox.get_info(created.id, **config.options)
     assert known.lifecycle == {"on_timeout": "pause", "auto_resume": False}
-    handle = (await engine.transport.get_handle(made.id)).sandbox
+    handle = (await engine.transport.get_handle(created.id)).sandbox
 
-    async def paused() -> bool:
-        return (await engine.get_info(made.id)).state is EngineState.PAUSED
+    async def is_paused() -> bool:
+        return (await engine.get_info(created.id)).state is EngineState.PAUSED
 
-    await until(paused)
+    await until(is_paused)
     with pytest.raises(Exception, match="not found"):
         await handle.commands.run("true")
-    assert await paused()
+    assert await is_paused()
 
 
-async def test_the_same_key_gives_the_same_sandbox(new_sandbox: NewSandbox) -> None:
+async def test_the_same_idempotency_key_gives_the_same_sandbox(new_sandbox: NewSandbox) -> None:
     key = random_id("sbx_")
     first, second = await new_sandbox(idempotency_key=key), await new_sandbox(idempotency_key=key)
     assert first.id == second.id
 
 
-async def test_an_unknown_template_is_a_clear_refusal(new_sandbox: NewSandbox) -> None:
+async def test_an_unknown_template_is_rejected_by_name(new_sandbox: NewSandbox) -> None:
     with pytest.raises(EngineInvalidError, match="no-such-template"):
         await new_sandbox(template="no-such-template")
 
 
-async def test_list_has_all_pages_and_both_states(
+async def test_list_returns_all_pages_and_both_states(
     engine: SandboxEngine, new_sandbox: NewSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandyard.platform.domain.sandboxes.e2b.engine.PAGE", 1)
     group = random_id("group")
-    made = [(await new_sandbox(metadata={"group": group, "odd": "a b&c=d/é"})).id for _ in range(3)]
+    created = [(await new_sandbox(metadata={"group": group, "odd": "a b&c=d/é"})).id for _ in range(3)]
     other = await new_sandbox()
-    await engine.pause(made[0])
+    await engine.pause(created[0])
     found = {item.id: item.state for item in await engine.list({"group": group, "odd": "a b&c=d/é"})}
-    assert found == {made[0]: EngineState.PAUSED, made[1]: EngineState.RUNNING, made[2]: EngineState.RUNNING}
-    assert {*made, other.id} <= {item.id for item in await engine.list()}
+    assert found == {created[0]: EngineState.PAUSED, created[1]: EngineState.RUNNING, created[2]: EngineState.RUNNING}
+    assert {*created, other.id} <= {item.id for item in await engine.list()}
 
 
-async def test_pause_and_wake_keep_memory_and_nothing_else_wakes(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_memory_survives_a_pause_and_only_resume_ends_it(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     await run(engine, sandbox.id, "(while true; do sleep 0.05; date >/tmp/alive; done) & echo $! >/tmp/pid")
     await engine.pause(sandbox.id)
     await engine.pause(sandbox.id)
@@ -104,7 +104,7 @@ async def test_pause_and_wake_keep_memory_and_nothing_else_wakes(engine: Sandbox
     assert (await run(engine, sandbox.id, "kill -0 $(cat /tmp/pid) && echo same")).stdout == b"same\n"
 
 
-async def test_a_platform_that_was_restarted_finds_its_way_without_waking(
+async def test_a_restarted_platform_reaches_a_sandbox_without_resuming_it(
     engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig
 ) -> None:
     later = SandboxEngine(config)
@@ -118,13 +118,13 @@ async def test_a_platform_that_was_restarted_finds_its_way_without_waking(
     await later.close()
 
 
-async def test_extend(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_extend_moves_the_end_time(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     await engine.extend(sandbox.id, 3000)
     left = (await engine.get_info(sandbox.id)).ends_at.timestamp() - time.time()
     assert 2900 < left < 3100
 
 
-async def test_kill_is_final_and_may_be_repeated(engine: SandboxEngine, new_sandbox: NewSandbox) -> None:
+async def test_kill_is_final_and_idempotent(engine: SandboxEngine, new_sandbox: NewSandbox) -> None:
     running, paused = (await new_sandbox()).id, (await new_sandbox()).id
     await engine.pause(paused)
     for sandbox_id in (running, paused):
@@ -145,7 +145,7 @@ async def test_kill_is_final_and_may_be_repeated(engine: SandboxEngine, new_sand
 
 
 @pytest.mark.parametrize("odd", ["../sandboxes", "a/b", "", "x?y=z", "%2e%2e"])
-async def test_what_cannot_be_an_id_names_no_sandbox(engine: SandboxEngine, odd: str) -> None:
+async def test_a_malformed_id_is_not_found(engine: SandboxEngine, odd: str) -> None:
     with pytest.raises(SandboxNotFoundError):
         await engine.get_info(odd)
     with pytest.raises(SandboxNotFoundError):
@@ -153,11 +153,11 @@ async def test_what_cannot_be_an_id_names_no_sandbox(engine: SandboxEngine, odd:
     assert await engine.kill(odd) is False
 
 
-async def test_usage(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
-    async def known() -> bool:
+async def test_usage_is_reported(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+    async def is_known() -> bool:
         return await engine.get_usage(sandbox.id) is not None
 
-    await until(known)
+    await until(is_known)
     usage = await engine.get_usage(sandbox.id)
     assert usage is not None
     assert usage.cpu_count >= 1
@@ -166,7 +166,7 @@ async def test_usage(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     assert abs(usage.at.timestamp() - time.time()) < 60
 
 
-async def test_snapshot_makes_templates_and_is_deleted(
+async def test_a_snapshot_is_a_template_until_it_is_deleted(
     engine: SandboxEngine, sandbox: EngineSandbox, new_sandbox: NewSandbox
 ) -> None:
     await run(engine, sandbox.id, "echo kept > ~/note")
@@ -180,7 +180,7 @@ async def test_snapshot_makes_templates_and_is_deleted(
         await new_sandbox(template=snapshot)
 
 
-async def test_fork(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_a_fork_is_an_independent_copy(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     await run(engine, sandbox.id, "echo both > ~/note")
     copy = await engine.fork(sandbox.id, 120)
     try:
@@ -192,7 +192,7 @@ async def test_fork(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
         await engine.kill(copy.id)
 
 
-async def test_a_wrong_key_is_the_operators_fault(config: EngineConfig) -> None:
+async def test_a_wrong_api_key_names_the_setting_and_not_the_key(config: EngineConfig) -> None:
     wrong = SandboxEngine(dataclasses.replace(config, api_key=Secret("e2b_" + "0" * 40)))
     with pytest.raises(EngineAuthError, match="E2B_API_KEY") as refused:
         await wrong.list()
@@ -200,17 +200,24 @@ async def test_a_wrong_key_is_the_operators_fault(config: EngineConfig) -> None:
     assert wrong.breaker.state is CircuitState.CLOSED
 
 
-async def test_without_a_key_it_says_what_to_set(engine_process: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    # what the settings did not name is not used behind their back
+async def test_a_missing_api_key_is_reported_with_the_setting(
+    engine_process: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a key that is not in the settings must not be used
     monkeypatch.setenv("E2B_API_KEY", engine_process.key)
-    nobody = SandboxEngine(EngineConfig(api_key=None, api_url=engine_process.url))
-    for attempt in (nobody.list(), nobody.get_info("i1"), nobody.files.stat("i1", "/"), run(nobody, "i1", "true")):
+    unconfigured = SandboxEngine(EngineConfig(api_key=None, api_url=engine_process.url))
+    for attempt in (
+        unconfigured.list(),
+        unconfigured.get_info("i1"),
+        unconfigured.files.stat("i1", "/"),
+        run(unconfigured, "i1", "true"),
+    ):
         with pytest.raises(EngineNotConfiguredError, match="Set E2B_API_KEY"):
             await attempt
-    assert nobody.breaker.state is CircuitState.CLOSED
+    assert unconfigured.breaker.state is CircuitState.CLOSED
 
 
-def test_without_an_address_it_is_e2b_cloud() -> None:
+def test_the_default_address_is_the_e2b_cloud() -> None:
     options = EngineConfig(api_key=Secret("k")).options
     assert (options["api_url"], options["sandbox_url"]) == ("https://api.e2b.app", None)
     assert (
@@ -219,14 +226,16 @@ def test_without_an_address_it_is_e2b_cloud() -> None:
     assert "'k'" not in repr(EngineConfig(api_key=Secret("k")))
 
 
-async def test_its_ports_are_for_those_who_have_its_token(
+async def test_ports_require_the_traffic_token_of_the_sandbox(
     engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig, engine_process: Engine
 ) -> None:
     route = await engine.ports.get_route(sandbox.id, 8000)
     async with httpx.AsyncClient(base_url=engine_process.url) as client:
         routed = {"E2b-Sandbox-Id": sandbox.id, "E2b-Sandbox-Port": "8000"}
         assert (await client.get("/", headers=routed)).status_code == 403
-        assert (await client.get("/", headers=dict(route.headers))).json()["port"] == 8000, "let in, to a closed port"
+        assert (await client.get("/", headers=dict(route.headers))).json()["port"] == 8000, (
+            "access is granted, to a closed port"
+        )
         copy = await engine.fork(sandbox.id, 600)
         try:
             other = await engine.ports.get_route(copy.id, 8000)
@@ -236,17 +245,17 @@ async def test_its_ports_are_for_those_who_have_its_token(
             await engine.kill(copy.id)
 
 
-async def test_a_restarted_platform_asks_for_the_token_once(
+async def test_a_restarted_platform_requests_the_traffic_token_once(
     engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = await engine.ports.get_route(sandbox.id, 8000)
     connect, calls = AsyncSandbox.connect, []
 
-    async def counted(*given: object, **options: object) -> object:
+    async def connect_and_count(*given: object, **options: object) -> object:
         calls.append(given)
         return await connect(*given, **options)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(AsyncSandbox, "connect", counted)
+    monkeypatch.setattr(AsyncSandbox, "connect", connect_and_count)
     ends = (await engine.get_info(sandbox.id)).ends_at
     again = SandboxEngine(config)
     try:
@@ -262,7 +271,7 @@ async def test_a_restarted_platform_asks_for_the_token_once(
     assert (await engine.get_info(sandbox.id)).state is EngineState.PAUSED
 
 
-async def test_sandboxes_made_before_there_were_tokens_go_on(
+async def test_sandboxes_without_a_traffic_token_stay_reachable(
     engine: SandboxEngine, config: EngineConfig, engine_process: Engine
 ) -> None:
     open_to_all = await AsyncSandbox.create(**config.options)

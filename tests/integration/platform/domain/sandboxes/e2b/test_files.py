@@ -17,28 +17,30 @@ from tests.unit.platform.domain.sandboxes.e2b.command_reader import run
 MIB = 1 << 20
 
 
-async def pieces(*chunks: bytes) -> AsyncIterator[bytes]:
+async def stream_chunks(*chunks: bytes) -> AsyncIterator[bytes]:
     for chunk in chunks:
         yield chunk
 
 
-async def whole(engine: SandboxEngine, sandbox_id: str, path: str) -> bytes:
+async def read_all(engine: SandboxEngine, sandbox_id: str, path: str) -> bytes:
     _, chunks = await engine.files.read(sandbox_id, path)
     return b"".join([chunk async for chunk in chunks])
 
 
-async def test_bytes_go_in_and_come_out_as_they_are(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_files_are_written_and_read_unchanged(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     content = bytes(range(256)) * 1000
     path = "/home/user/new/deep/файл 1.bin"
-    assert await engine.files.write(sandbox.id, path, pieces(content[:1000], b"", content[1000:])) == len(content)
+    assert await engine.files.write(sandbox.id, path, stream_chunks(content[:1000], b"", content[1000:])) == len(
+        content
+    )
     size, chunks = await engine.files.read(sandbox.id, path)
     assert size == len(content)
     assert b"".join([chunk async for chunk in chunks]) == content
-    assert await engine.files.write(sandbox.id, path, pieces(b"short")) == 5
-    assert await whole(engine, sandbox.id, path) == b"short"
-    assert await engine.files.write(sandbox.id, path, pieces()) == 0
-    assert await whole(engine, sandbox.id, path) == b""
-    assert await whole(engine, sandbox.id, "/proc/version") != b"", "files whose size says nothing are read too"
+    assert await engine.files.write(sandbox.id, path, stream_chunks(b"short")) == 5
+    assert await read_all(engine, sandbox.id, path) == b"short"
+    assert await engine.files.write(sandbox.id, path, stream_chunks()) == 0
+    assert await read_all(engine, sandbox.id, path) == b""
+    assert await read_all(engine, sandbox.id, "/proc/version") != b"", "files that report no size are read too"
 
 
 async def test_large_files_are_streamed(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
@@ -50,7 +52,7 @@ async def test_large_files_are_streamed(engine: SandboxEngine, sandbox: EngineSa
             sums[0].update(block)
             yield block
 
-    await engine.files.write(sandbox.id, "/tmp/warm", pieces(block))
+    await engine.files.write(sandbox.id, "/tmp/warm", stream_chunks(block))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert await engine.files.write(sandbox.id, "/tmp/large", blocks()) == count * MIB
     size, chunks = await engine.files.read(sandbox.id, "/tmp/large")
@@ -62,7 +64,7 @@ async def test_large_files_are_streamed(engine: SandboxEngine, sandbox: EngineSa
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024, "memory does not grow with the file"
 
 
-async def test_a_missing_file_is_named(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_a_missing_file_is_reported_by_name(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     for attempt in (
         engine.files.read(sandbox.id, "/no/such file"),
         engine.files.stat(sandbox.id, "/no/such file"),
@@ -72,11 +74,13 @@ async def test_a_missing_file_is_named(engine: SandboxEngine, sandbox: EngineSan
             await attempt
 
 
-async def test_a_directory_is_no_file(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_a_directory_is_not_a_file_and_a_file_not_a_directory(
+    engine: SandboxEngine, sandbox: EngineSandbox
+) -> None:
     with pytest.raises(InvalidInputError, match="'/etc'"):
         await engine.files.read(sandbox.id, "/etc")
     with pytest.raises(InvalidInputError, match="'/etc'"):
-        await engine.files.write(sandbox.id, "/etc", pieces(b"x"))
+        await engine.files.write(sandbox.id, "/etc", stream_chunks(b"x"))
     with pytest.raises(InvalidInputError, match="'/etc/hostname'"):
         await engine.files.list(sandbox.id, "/etc/hostname")
     for path in ("", "/a\0b"):
@@ -84,7 +88,9 @@ async def test_a_directory_is_no_file(engine: SandboxEngine, sandbox: EngineSand
             await engine.files.read(sandbox.id, path)
 
 
-async def test_the_sources_own_failure_is_told_as_it_is(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_an_error_of_the_source_of_an_upload_is_raised_unchanged(
+    engine: SandboxEngine, sandbox: EngineSandbox
+) -> None:
     class TooLargeError(Exception):
         pass
 
@@ -97,10 +103,10 @@ async def test_the_sources_own_failure_is_told_as_it_is(engine: SandboxEngine, s
     assert (await run(engine, sandbox.id, "echo still there")).stdout == b"still there\n"
 
 
-async def test_list_stat_make_remove(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_directories_are_created_listed_and_removed(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     assert await engine.files.make_dir(sandbox.id, "/tmp/tree/branch") is True
     assert await engine.files.make_dir(sandbox.id, "/tmp/tree/branch") is False
-    await engine.files.write(sandbox.id, "/tmp/tree/branch/leaf", pieces(b"green"))
+    await engine.files.write(sandbox.id, "/tmp/tree/branch/leaf", stream_chunks(b"green"))
     await run(engine, sandbox.id, "ln -s branch/leaf /tmp/tree/link")
 
     shallow = {entry.name: entry for entry in (await engine.files.list(sandbox.id, "/tmp/tree", 1)).entries}
@@ -113,7 +119,7 @@ async def test_list_stat_make_remove(engine: SandboxEngine, sandbox: EngineSandb
     assert await engine.files.list(sandbox.id, "/tmp/tree", 3, first=1, limit=1) == FilePage(everything[1:2], 2)
     assert await engine.files.list(sandbox.id, "/tmp/tree", 3, first=2, limit=1) == FilePage(everything[2:], None)
     branch = await engine.files.stat(sandbox.id, "/tmp/tree/branch")
-    assert abs(everything[0].modified_at - branch.modified_at) <= timedelta(microseconds=1), "the SDK rounds"
+    assert abs(everything[0].modified_at - branch.modified_at) <= timedelta(microseconds=1), "the SDK rounds timestamps"
     assert replace(everything[0], modified_at=branch.modified_at) == branch
     assert "/tmp/tree/branch/leaf" in deep
 
@@ -125,10 +131,10 @@ async def test_list_stat_make_remove(engine: SandboxEngine, sandbox: EngineSandb
         await engine.files.stat(sandbox.id, "/tmp/tree")
 
 
-async def test_a_reader_that_leaves_early_closes_its_stream(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
+async def test_a_reader_that_stops_early_closes_its_stream(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     await run(engine, sandbox.id, "head -c 20000000 /dev/zero > /tmp/zeros")
     for _ in range(5):
         _, chunks = await engine.files.read(sandbox.id, "/tmp/zeros")
         await anext(chunks)
         await chunks.aclose()  # type: ignore[attr-defined]
-    assert len(await whole(engine, sandbox.id, "/tmp/zeros")) == 20000000
+    assert len(await read_all(engine, sandbox.id, "/tmp/zeros")) == 20000000
