@@ -525,8 +525,8 @@ def test_an_engine_crash_during_a_build(name: str) -> None:
         assert sandbox.files.read("state") == "ready\n"
         assert "sleep 1000" in sandbox.commands.run("ps ax").stdout
         logs: list[str] = []
-        cached = Template().from_base_image().run_cmd("date +%N > done").run_cmd("cat done")
-        Template.build(cached, name, on_build_logs=lambda entry: logs.append(entry.message), **options)
+        rebuilt = Template().from_base_image().run_cmd("date +%N > done").run_cmd("cat done")
+        Template.build(rebuilt, name, on_build_logs=lambda entry: logs.append(entry.message), **options)
         assert any(line.startswith("CACHED [builder 1/2]") for line in logs), "a completed step must not run again"
     finally:
         left = engine.stop()

@@ -15,7 +15,7 @@ from e2b.exceptions import NotFoundException, SandboxException, VolumeException
 
 from .conftest import NewAsyncSandbox, NewSandbox
 from .engine import Engine
-from .names import NameServer
+from .name_server import NameServer
 from .test_tls import DOMAIN, TlsEngine, random_loopback_address
 from .waiting import until
 
