@@ -1,1 +1,1 @@
-"""What a user does, and what must never happen to them."""
+"""Acceptance tests: what a user does, and failures that must not affect them."""

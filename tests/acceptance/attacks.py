@@ -1,6 +1,6 @@
-"""Runs inside a sandbox, as its root: one attempt per function. Prints, as JSON, for each attempt what came of it.
+"""Attacks that run inside a sandbox as root, one per function. Prints the outcome of each attack as JSON.
 
-An attempt that gets through returns normally, with what it got; one that fails raises. Standard library only.
+An attack that succeeds returns its result; one that fails raises. Standard library only.
 """
 
 # ruff: noqa: PTH, SIM115
@@ -152,7 +152,7 @@ def init_files():
 
 
 def init_limits():
-    """With so few descriptors it could not serve the sandbox."""
+    """With so few descriptors, the guest agent could not serve the sandbox."""
     resource.prlimit(1, resource.RLIMIT_NOFILE, (64, 64))
 
 
@@ -240,7 +240,7 @@ def uring():
 
 
 def asynchronous_io():
-    """Of its contexts the whole machine has one supply."""
+    """The number of contexts is limited for the whole machine."""
     return syscall("io_setup", 1, ctypes.byref(ctypes.c_ulong(0)))
 
 
@@ -250,7 +250,7 @@ def open_by_handle():
 
 
 def reboot():
-    check(libc.reboot(0x89ABCDEF))  # CAD off: harmless where it is allowed
+    check(libc.reboot(0x89ABCDEF))  # disables Ctrl-Alt-Del: harmless if it succeeds
 
 
 def set_hostname():
@@ -274,7 +274,7 @@ def raw_socket():
 
 
 def socket_that_loads_a_module():
-    """SCTP, DCCP, UDP-Lite and more. Of these, every kernel has generic netlink: that it fails is the filter's work."""
+    """SCTP, DCCP, UDP-Lite and more. Every kernel has generic netlink, so it fails only because of the seccomp filter."""
     kinds = [(2, 1, 132), (2, 5, 132), (10, 1, 132), (2, 6, 33), (2, 2, 136), (2, 1, 262), (16, 3, 16), (16, 3, 6)]
     got = []
     for kind in kinds:
@@ -286,7 +286,7 @@ def socket_that_loads_a_module():
 
 
 def line_discipline():
-    """TIOCSETD loads the module of any that has a number."""
+    """TIOCSETD loads the kernel module of any line discipline."""
     master, _slave = os.openpty()
     fcntl.ioctl(master, 0x5423, (2).to_bytes(4, "little"))
 
@@ -307,7 +307,7 @@ def set_option(family, kind, level, option, value):
 
 
 def socket_filter():
-    """What it is compiled to, and its original, no cgroup counts: nor what the following options allocate for each socket."""
+    """No cgroup counts the memory of the filter and its compiled form, nor what the following options allocate for each socket."""
     return use_filter(26)
 
 
@@ -338,14 +338,14 @@ def multicast_on_ipv6():
 
 
 def multicast_group_with_sources():
-    """As a group_req with the address of an IPv6 group."""
+    """Uses a group_req with the address of an IPv6 group."""
     address = struct.pack("HHI16sI", socket.AF_INET6, 0, 0, socket.inet_pton(socket.AF_INET6, "ff01::1234"), 0)
     request = struct.pack("I4x", socket.if_nametoindex("lo")) + address.ljust(128, b"\0")
     set_option(socket.AF_INET6, socket.SOCK_DGRAM, socket.IPPROTO_IPV6, 42, request)
 
 
 def packet_options():
-    """Sixty kilobytes of them."""
+    """Sixty kilobytes of packet options."""
     option = struct.pack("QiiI4x", 20, socket.IPPROTO_IPV6, 67, 0)  # IPV6_TCLASS
     set_option(socket.AF_INET6, socket.SOCK_DGRAM, socket.IPPROTO_IPV6, 6, option * 2500)
 
@@ -362,7 +362,7 @@ def signature_key():
 
 
 def long_access_list():
-    """Of a file in memory: the kernel keeps it as it is, and counts it nowhere."""
+    """The access list of a file in memory: the kernel stores it unchanged and counts it nowhere."""
     path = f"/dev/shm/list-{os.getpid()}"
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     others = [(2, 7, os.getuid())] * 200
@@ -396,7 +396,7 @@ def fill(folder, count):
 
 
 def type_into_terminal():
-    """TIOCSTI into the terminal of whoever shares it."""
+    """Injects input with TIOCSTI into a shared terminal."""
     master, _slave = os.openpty()
     fcntl.ioctl(master, termios.TIOCSTI, b"x")
 
@@ -473,7 +473,7 @@ def inotify_instance():
 
 
 def message_queue():
-    """One of the kernel's default size, which nobody finds again."""
+    """A queue of the default size that is unlinked at once."""
     name = f"/attack-{os.getpid()}-{time.monotonic_ns()}".encode()
     queue = check(libc.mq_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, None))
     check(libc.mq_unlink(name))
@@ -481,7 +481,7 @@ def message_queue():
 
 
 def queued_signal():
-    """To oneself, where it is not delivered."""
+    """A blocked signal to the own process, which stays queued."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN})
     check(libc.sigqueue(os.getpid(), signal.SIGRTMIN, None))
 
@@ -490,12 +490,12 @@ def terminal():
     return os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
 
 
-COUNTED = (inotify_instance, message_queue, queued_signal, terminal)  # per user, or for the whole machine
+COUNTED = (inotify_instance, message_queue, queued_signal, terminal)  # limited per user or for the whole machine
 MOST = 200_000
 
 
 def hold_everything_counted(place):
-    """As several users of the sandbox, and until somebody ends it. Says in a file how much of each it got."""
+    """Hold as much as possible as several users of the sandbox until it is killed. Writes the counts into a file."""
     held = dict.fromkeys([one.__name__ for one in COUNTED], 0)
     for uid in (0, 1000, 2000):
         child, parent = os.pipe()
@@ -521,12 +521,12 @@ def hold_everything_counted(place):
 
 
 def hold_netlink(megabytes):
-    """Answers that nobody reads, each in a buffer of the kernel that no cgroup counts. Held for a minute."""
+    """Hold unread netlink responses for a minute. No cgroup counts their kernel buffers."""
     request = struct.pack("IHHII", 32, 18, 5, 1, 0) + struct.pack(
         "BBHiII", 0, 0, 0, 99999, 0, 0
-    )  # a link that is not there
+    )  # a link that does not exist
     held = []
-    for _ in range(int(megabytes) // 8):  # the kernel doubles what is asked for
+    for _ in range(int(megabytes) // 8):  # the kernel doubles the requested size
         held.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
         held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         held[-1].setblocking(False)
@@ -540,7 +540,7 @@ def hold_netlink(megabytes):
 
 
 def hold_unsent(count):
-    """Datagrams that are begun and not sent. Held for a minute, as the others below: no cgroup is charged for any of it."""
+    """Hold unsent datagrams for a minute. No cgroup is charged for this or any of the following."""
     held = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(int(count))]
     for sock in held:
         sock.connect(("127.0.0.1", 9))
@@ -550,7 +550,7 @@ def hold_unsent(count):
 
 
 def hold_unaccepted(count):
-    """Connections that nobody accepts, with what was sent to them."""
+    """Hold connections that are not accepted, with data sent to them."""
     server = socket.create_server(("127.0.0.1", 0), backlog=4096)
     held = []
     for _ in range(int(count)):
@@ -566,7 +566,7 @@ def hold_unaccepted(count):
 
 
 def hold_little(processes, close=""):
-    """Connections with a few KB in each: the kernel gives every socket a page beyond the limit. Those that are closed become orphans."""
+    """Hold connections with a few KB in each: the kernel gives every socket a page beyond the limit. Closed ones become orphans."""
     for _ in range(int(processes)):
         if not os.fork():
             server = socket.create_server(("127.0.0.1", 0), backlog=4096)
@@ -585,7 +585,7 @@ def hold_little(processes, close=""):
 
 
 def transfer(connections, megabytes, idle):
-    """What an honest program does: send much over many connections at once, and keep many that are idle for a second."""
+    """An ordinary program: send much data over many connections, and keep many idle connections for a second."""
     server = socket.create_server(("127.0.0.1", 0), backlog=4096)
     size = (int(megabytes) << 20) // int(connections)
     pairs = [(socket.create_connection(server.getsockname()), server.accept()[0]) for _ in range(int(connections))]
@@ -606,13 +606,13 @@ def transfer(connections, megabytes, idle):
     for thread in threads:
         thread.join()
     held = [(socket.create_connection(server.getsockname()), server.accept()[0]) for _ in range(int(idle))]
-    time.sleep(1.1)  # the engine looks twice a second
+    time.sleep(1.1)  # the engine checks twice a second
     del held
     return sum(received)
 
 
 def hold_errors(count):
-    """Of datagrams to a port that is closed."""
+    """Hold the error messages of datagrams to a closed port."""
     held = []
     for _ in range(int(count)):
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -629,7 +629,7 @@ def hold_errors(count):
 
 
 def hold_echoes(count):
-    """Answers to pings that nobody reads."""
+    """Hold unread responses to pings."""
     held = []
     for _ in range(int(count)):
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
@@ -642,7 +642,7 @@ def hold_echoes(count):
 
 
 def hold_locks(count, folder):
-    """Every second byte of many files, which no cgroup counts either. Held for a minute."""
+    """Hold locks on every second byte of many files for a minute. No cgroup counts them."""
     os.makedirs(folder, exist_ok=True)
     held = []
     for number in range(int(count) // 1000):
@@ -654,7 +654,7 @@ def hold_locks(count, folder):
 
 
 def chroot_escape(canary):
-    """The classic: keep a directory outside a nested chroot, then climb."""
+    """The classic escape: keep a directory outside a nested chroot, then change to its parents."""
     os.makedirs("/tmp/jail", exist_ok=True)
     outside = os.open("/", os.O_RDONLY)
     os.chroot("/tmp/jail")
@@ -697,7 +697,7 @@ def main():
     for name in sys.argv[1:] or [value.__name__ for value in plain]:
         function, *arguments = name.split(":")
         child, parent = os.pipe()
-        pid = os.fork()  # an attempt that works would change the ground for the next
+        pid = os.fork()  # a successful attack could affect the next one
         if pid == 0:
             try:
                 result = ["GOT THROUGH", repr(globals()[function](*arguments))[:200]]

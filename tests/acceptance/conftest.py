@@ -1,5 +1,5 @@
-"""One small engine for all acceptance tests of a worker: little disk and memory per sandbox, so that filling them is quick. A file that
-kills its engine, or looks at all that is in it, has one of its own."""
+"""Fixtures: one small engine for all acceptance tests of a worker, with little disk and memory per sandbox, so that they fill up quickly.
+Files that kill the engine, or list everything in it, start their own."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DISK_MB = 256
 MEMORY_MB = 256
 PIDS = 200
 DOMAIN = "sandyard.test"
-"""Sandboxes reach the engine by names below it, which nobody outside does: there is no such name server."""
-IO_MBPS = 4000  # more than any disk here does: it is looked for, not felt
+"""Sandboxes reach the engine by names in this domain. Nothing else does, because no name server knows them."""
+IO_MBPS = 4000  # more than any disk here reaches: tests check the setting, not its effect
 
 
 @contextlib.contextmanager
 def started(**settings: str) -> Iterator[Engine]:
-    """An engine, which must leave nothing behind."""
+    """Run an engine and check that it leaves nothing behind."""
     engine = Engine(settings)
     engine.start()
     yield engine
@@ -33,7 +33,7 @@ def started(**settings: str) -> Iterator[Engine]:
 
 @contextlib.contextmanager
 def pointed_at(engine: Engine) -> Iterator[None]:
-    """The SDKs find the engine through the environment, as a user's would."""
+    """Set the environment variables through which the SDKs find the engine."""
     before = {name: os.environ.get(name) for name in engine.environment}
     os.environ.update(engine.environment)
     yield
@@ -45,7 +45,7 @@ def pointed_at(engine: Engine) -> Iterator[None]:
 
 @contextlib.contextmanager
 def serving(**settings: str) -> Iterator[Engine]:
-    """An engine of one's own, which the SDKs find."""
+    """Run a separate engine and point the SDKs at it."""
     with started(**settings) as engine, pointed_at(engine):
         yield engine
 
@@ -57,7 +57,7 @@ def shared_engine() -> Iterator[Engine]:
         "DEFAULT_MEMORY_MB": MEMORY_MB,
         "DEFAULT_PIDS": PIDS,
         "IO_WRITE_MBPS": IO_MBPS,
-        "KERNEL_MEMORY_GROWTH_MB": 16,  # so that little of the machine's memory is taken for a test
+        "KERNEL_MEMORY_GROWTH_MB": 16,  # keep the memory that the tests take from the machine small
         "NETLINK_BUFFERS_MB": 16,
         "SOCKET_BUFFERS_MB": 16,
         "TCP_ORPHANS": 4000,
@@ -69,7 +69,7 @@ def shared_engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def engine(shared_engine: Engine) -> Iterator[Engine]:
-    """Without sandboxes of the files before, and without those of this one afterwards."""
+    """The shared engine, without sandboxes of other test files."""
     with pointed_at(shared_engine):
         yield shared_engine
     shared_engine.clear()
@@ -77,14 +77,14 @@ def engine(shared_engine: Engine) -> Iterator[Engine]:
 
 @pytest.fixture
 def new_sandbox(engine: Engine) -> Iterator[Callable[..., Sandbox]]:
-    made: list[Sandbox] = []
+    created: list[Sandbox] = []
 
     def create(**options: Any) -> Sandbox:
-        made.append(Sandbox.create(**options))
-        return made[-1]
+        created.append(Sandbox.create(**options))
+        return created[-1]
 
     yield create
-    for sandbox in made:
+    for sandbox in created:
         sandbox.kill()
 
 

@@ -1,4 +1,4 @@
-"""Two MCP servers with one tool each: a command for a sandbox, made of the standard library, and one over streamable HTTP, with a key."""
+"""Two MCP servers with one tool each: a command for a sandbox, using only the standard library, and one over streamable HTTP, with a key."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ for line in sys.stdin:
 
 
 @dataclass
-class UrlServer:
-    """`keys`: what stood in the header of each request. Who shows another key is answered 401."""
+class HttpMcpServer:
+    """`keys` are the keys that requests sent. A request with another key gets 401."""
 
     key: str
     url: str = ""
@@ -49,8 +49,8 @@ class UrlServer:
 
 
 @contextlib.contextmanager
-def url_server(key: str, word: str) -> Iterator[UrlServer]:
-    made = UrlServer(key)
+def url_server(key: str, word: str) -> Iterator[HttpMcpServer]:
+    created = HttpMcpServer(key)
     server = MCPServer("outside", version="1")
 
     @server.tool()
@@ -58,31 +58,31 @@ def url_server(key: str, word: str) -> Iterator[UrlServer]:
         """The word outside."""
         return f"the outer word is {word}, you said {echo}, and the key is {key}"
 
-    app = _Locked(made, server.streamable_http_app())
+    app = _ApiKeyMiddleware(created, server.streamable_http_app())
     listener = socket.create_server(("127.0.0.1", 0))
-    made.url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
-    serving = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=serving.run, args=([listener],), daemon=True)
+    created.url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+    http_server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=http_server.run, args=([listener],), daemon=True)
     thread.start()
     try:
-        until(lambda: serving.started)
-        yield made
+        until(lambda: http_server.started)
+        yield created
     finally:
-        serving.should_exit = True
+        http_server.should_exit = True
         thread.join(30)
         listener.close()
 
 
-class _Locked:
-    def __init__(self, made: UrlServer, app: ASGIApp) -> None:
-        self._made = made
+class _ApiKeyMiddleware:
+    def __init__(self, server: HttpMcpServer, app: ASGIApp) -> None:
+        self._server = server
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            shown = dict(scope["headers"]).get(b"x-api-key", b"").decode()
-            self._made.keys.append(shown)
-            if shown != self._made.key:
+            sent_key = dict(scope["headers"]).get(b"x-api-key", b"").decode()
+            self._server.keys.append(sent_key)
+            if sent_key != self._server.key:
                 await send({"type": "http.response.start", "status": 401, "headers": []})
                 await send({"type": "http.response.body", "body": b""})
                 return

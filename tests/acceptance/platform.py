@@ -1,4 +1,4 @@
-"""A platform of its own for the tests: its process, port, data directory and token, and nothing left of it afterwards."""
+"""Run a platform for tests with its own process, port, data directory and token, and remove everything afterwards."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ READY_SECONDS = 300
 PATIENCE = 90.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
 TASK_PAUSE = 0.4
-"""For a task that has been started: none rests sooner."""
-LOGGED = 20_000
-"""Characters of its log that are shown when a test fails."""
+"""Seconds between polls of a started task: no task settles sooner."""
+LOG_CHARACTERS = 20_000
+"""Characters of the log that are shown when a test fails."""
 
 
 @dataclass
 class Platform:
-    """One `sandyard platform` process against an engine. `start` returns when it is ready; `stop` removes its data."""
+    """A `sandyard platform` process that uses an engine. `start` returns when it is ready; `stop` removes its data."""
 
     engine: Engine
     database_url: str | None = None
     settings: dict[str, str] = field(default_factory=dict)
-    """Of `SANDYARD_…` variables, without their prefix."""
+    """`SANDYARD_…` variables, without their prefix."""
     port: int = field(default_factory=free_port)
     token: str = ""
 
     def __post_init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sandyard-platform-", dir=SCRATCH))
         self.log = self.folder / "platform.log"
-        self.said = self.folder / "said"
+        self.stdout_file = self.folder / "stdout"
         self.process: Program | None = None
         self._client: httpx.Client | None = None
 
@@ -59,21 +59,21 @@ class Platform:
 
     def start(self) -> None:
         self.launch()
-        self._wait()
-        for line in self.said.read_text().splitlines():
+        self._wait_until_ready()
+        for line in self.stdout_file.read_text().splitlines():
             if line.startswith("admin token:"):
                 self.token = line.split()[-1]
 
     def launch(self) -> None:
-        """Without waiting: it may have to stand by."""
+        """Start the process without waiting until it is ready, because it may be a standby."""
         variables = {**os.environ, **self.engine.environment}
         variables |= {f"SANDYARD_{name}": value for name, value in self.settings.items()}
         variables |= {"SANDYARD_PORT": str(self.port), "SANDYARD_DATA_DIR": str(self.folder / "data")}
         if self.database_url is not None:
             variables["SANDYARD_DATABASE_URL"] = self.database_url
-        self.process = Program(["platform"], variables, ROOT, out=self.said, err=self.log)
+        self.process = Program(["platform"], variables, ROOT, out=self.stdout_file, err=self.log)
 
-    def _wait(self) -> None:
+    def _wait_until_ready(self) -> None:
         assert self.process is not None
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
@@ -86,7 +86,7 @@ class Platform:
         raise RuntimeError(f"the platform did not start:\n{self.log.read_text()[-3000:]}")
 
     def kill(self) -> None:
-        """At once, as a power cut would."""
+        """Send SIGKILL to simulate a crash."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
@@ -94,7 +94,7 @@ class Platform:
         self.start()
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Stop the process and remove its data. Idempotent."""
         if self._client is not None:
             self._client.close()
         self._end(signal.SIGTERM)
@@ -114,25 +114,25 @@ def running(engine: Engine, database_url: str | None = None, **settings: str) ->
         platform.start()
         yield platform
     except BaseException:
-        print(platform.log.read_text()[-LOGGED:])
+        print(platform.log.read_text()[-LOG_CHARACTERS:])
         raise
     finally:
         platform.stop()
 
 
-def until(what: Callable[[], Any], patience: float = PATIENCE, pause: float = FIRST_PAUSE) -> Any:
-    """Wait until it is true, and give it. Asks less often the longer it takes, and not before `pause` again: to ask costs time on the
-    machine that is waited for."""
+def until(condition: Callable[[], Any], patience: float = PATIENCE, pause: float = FIRST_PAUSE) -> Any:
+    """Wait until `condition` returns a true value, and return it. Polls after `pause` seconds and then less and less often, because polling
+    slows down the machine that it waits for."""
     deadline = time.monotonic() + patience
-    while not (value := what()):
+    while not (value := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"not so within {patience:.0f} s; last seen: {value!r}")
+            raise AssertionError(f"the condition was not met within {patience:.0f} s; last value: {value!r}")
         time.sleep(pause)
         pause = min(pause * 1.3, LONGEST_PAUSE)
     return value
 
 
 def ok(response: httpx.Response, *statuses: int) -> Any:
-    """Its JSON, if it is one of these statuses (or any good one)."""
+    """Check that the response has one of these statuses (by default, any success) and return its JSON."""
     assert response.status_code in statuses if statuses else response.is_success, response.text
     return response.json() if response.content else None

@@ -1,4 +1,4 @@
-"""What a tenant may serve, with the standard library alone: `python3 preview_server.py PORT`. Runs inside a sandbox."""
+"""A test server that runs inside a sandbox, using only the standard library: `python3 preview_server.py PORT`."""
 
 from __future__ import annotations
 

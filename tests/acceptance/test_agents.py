@@ -1,7 +1,7 @@
-"""Codex, OpenCode, Claude Code and Gemini CLI, the real programs from npm, in real sandboxes: from a card to a pull request, and
-through what can go wrong.
+"""Test Codex, OpenCode, Claude Code and Gemini CLI, the real programs from npm, in real sandboxes: from a task to a pull request, and
+through failures.
 
-Only their model is scripted. Each is installed once, by the first task; what can go wrong is tried in the session that it leaves.
+Only the model is scripted. Each agent is installed once, by its first task; the other tests use the session of that task.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from sandyard.cli.live.asks import make_body
-from tests.acceptance.board import Card, add, configure
 from tests.acceptance.conftest import serving
-from tests.acceptance.mcp_servers import COMMAND, UrlServer, url_server
+from tests.acceptance.mcp_servers import COMMAND, HttpMcpServer, url_server
 from tests.acceptance.platform import Platform, ok, running, until
+from tests.acceptance.task_client import Task, create_task, update_settings
 from tests.acceptance.workshop import Work, work
 from tests.forge import GitHub, forge
 from tests.models import Call, Cut, Edit, Fail, Hang, ModelServer, Read, Say, Shell, Step, Usage, Use, UseMcp
@@ -30,9 +30,9 @@ SETTINGS = {"CREATES_PER_MINUTE": "10000", "EXECUTES_PER_MINUTE": "10000", "FORG
 KEY = "sk-the-real-key-that-stays-outside"
 MCP_KEY = "mcp-the-servers-key-that-stays-outside"
 INNER_WORD, OUTER_WORD = "gooseberry", "elderberry"
-SLOW = 400.0
-"""Seconds for a first task: a machine with two busy cores installs and starts slowly."""
-OVER = ("completed", "cancelled", "failed", "over_budget")
+FIRST_TASK_SECONDS = 400.0
+"""Timeout of a first task, because a machine with two busy cores installs and starts slowly."""
+FINISHED = ("completed", "cancelled", "failed", "over_budget")
 
 CODE = "def add(a, b):\n    return a - b\n"
 TESTS = "import unittest\nfrom app import add\n\n\nclass T(unittest.TestCase):\n    def test(self):\n        assert add(2, 3) == 5\n"
@@ -44,14 +44,14 @@ FILES = {
 }
 CHECKOUT = "/home/user/workspace"
 FILE = f"{CHECKOUT}/app.py"
-LOOK = "(cat app.py; python3 -m unittest -q) >/tmp/seen 2>&1; cat /tmp/seen"
-"""Prints all at once: Codex listens only after a command has started, and may miss the first of several pieces. Without `$(…)`, which
-Gemini CLI refuses."""
+SHOW_CODE_AND_TESTS = "(cat app.py; python3 -m unittest -q) >/tmp/seen 2>&1; cat /tmp/seen"
+"""Prints everything at once, because Codex reads output only after a command has started and may miss the first of several pieces.
+Without `$(…)`, which Gemini CLI refuses."""
 
 
 @dataclass(frozen=True)
 class Agent:
-    """`path`: where it asks that model; `process`: how its process is found."""
+    """`path`: the path of its model requests; `process`: a pattern that finds its process."""
 
     name: str
     model: str
@@ -65,12 +65,14 @@ CLAUDE = Agent("claude", "claude-scripted", "/v1/messages", "claude-agent-acp")
 GEMINI = Agent("gemini", "gemini-scripted", "/v1beta/models/gemini-scripted:streamGenerateContent", "gemini --acp")
 
 
-def _with(*agents: Any) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("desk", agents, indirect=True, scope="module", ids=lambda agent: agent.name)
+def _parametrize(*agents: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("agent_session", agents, indirect=True, scope="module", ids=lambda agent: agent.name)
 
 
-with_agents = _with(CODEX, *(pytest.param(agent, marks=pytest.mark.slow) for agent in (OPENCODE, CLAUDE, GEMINI)))
-"""One real agent always; the others, which take longer to start than all of these tests, in the long run."""
+with_agents = _parametrize(
+    CODEX, *(pytest.param(agent, marks=pytest.mark.slow) for agent in (OPENCODE, CLAUDE, GEMINI))
+)
+"""One real agent always runs. The others are slow, because starting them takes longer than all of these tests."""
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,7 @@ def models() -> Iterator[ModelServer]:
 
 @pytest.fixture(scope="module")
 def platform(engine: Engine, models: ModelServer) -> Iterator[Platform]:
-    """With four providers, all of them the same scripted server."""
+    """A platform with four model providers, all of them the same scripted server."""
     price = {"input": 10, "output": 100}
     kinds = {
         "openai": "gpt-5.5",
@@ -109,12 +111,12 @@ def platform(engine: Engine, models: ModelServer) -> Iterator[Platform]:
 
 
 @dataclass
-class Desk:
-    """An agent that has done its first task, and the session it did it in."""
+class AgentSession:
+    """An agent that has completed its first task, and the session of that task."""
 
     agent: Agent
     project: Work
-    card: Card
+    task: Task
     attempt: dict[str, Any]
     models: ModelServer
 
@@ -126,62 +128,64 @@ class Desk:
     def session(self) -> str:
         return str(self.attempt["sessionId"])
 
-    def prompt(self, words: str, steps: Sequence[Step] = (), **body: Any) -> dict[str, Any]:
-        """A turn, and what the model is to do in it."""
-        text = self._own(words)
+    def start_turn(self, prompt: str, steps: Sequence[Step] = (), **body: Any) -> dict[str, Any]:
+        """Start a turn and script the model's responses in it."""
+        text = self._unique_prompt(prompt)
         self.models.script(text, steps)
         return dict(ok(self.client.post(f"/sessions/{self.session}/turns", json={"text": text, **body}), 202))
 
-    def calls(self, words: str) -> list[Call]:
-        """What the model was asked in that turn."""
-        return self.models.asked(self._own(words))
+    def calls(self, prompt: str) -> list[Call]:
+        """Return the model requests of that turn."""
+        return self.models.asked(self._unique_prompt(prompt))
 
-    def _own(self, words: str) -> str:
-        return f"{words}, {self.agent.name}"
+    def _unique_prompt(self, prompt: str) -> str:
+        return f"{prompt}, {self.agent.name}"
 
-    def over(self, turn: dict[str, Any], patience: float = 240) -> dict[str, Any]:
-        def look() -> dict[str, Any] | None:
-            now = ok(self.client.get(f"/turns/{turn['id']}"))
-            return dict(now) if now["status"] in OVER else None
+    def wait_for_turn(self, turn: dict[str, Any], patience: float = 240) -> dict[str, Any]:
+        def get_finished_turn() -> dict[str, Any] | None:
+            current = ok(self.client.get(f"/turns/{turn['id']}"))
+            return dict(current) if current["status"] in FINISHED else None
 
-        return dict(until(look, patience))
+        return dict(until(get_finished_turn, patience))
 
-    def does(self, words: str, steps: Sequence[Step], **body: Any) -> dict[str, Any]:
-        """A turn that must succeed."""
-        turn = self.over(self.prompt(words, steps, **body))
+    def run_turn(self, prompt: str, steps: Sequence[Step], **body: Any) -> dict[str, Any]:
+        """Run a turn, which must succeed."""
+        turn = self.wait_for_turn(self.start_turn(prompt, steps, **body))
         assert turn["status"] == "completed", (turn["error"], self.models.refused)
         return turn
 
-    def ask(self) -> dict[str, Any]:
+    def wait_for_ask(self) -> dict[str, Any]:
         query = {"sessionId": self.session, "status": "pending"}
-        (only,) = until(lambda: ok(self.client.get("/asks", params=query))["items"], 120)
-        return dict(only)
+        (ask,) = until(lambda: ok(self.client.get("/asks", params=query))["items"], 120)
+        return dict(ask)
 
     def execute(self, command: str) -> dict[str, Any]:
         body = {"command": f"cd workspace && {command}"}
         return dict(ok(self.client.post(f"/sandboxes/{self.attempt['sandboxId']}/execute", json=body)))
 
-    def said(self) -> str:
-        return self.card.said(self.session)
+    def read_agent_text(self) -> str:
+        return self.task.read_agent_text(self.session)
 
     def transcript(self) -> list[dict[str, Any]]:
-        return self.card.messages(self.session)
+        return self.task.read_messages(self.session)
 
 
 @pytest.fixture(scope="module")
-def desk(request: pytest.FixtureRequest, platform: Platform, github: GitHub, models: ModelServer) -> Desk:
-    """The first task: the agent looks, mends it wrongly, is told so by the project's tests, and mends it."""
+def agent_session(
+    request: pytest.FixtureRequest, platform: Platform, github: GitHub, models: ModelServer
+) -> AgentSession:
+    """The first task: the agent reads the code, makes a wrong fix, gets the failed tests back, and fixes the code."""
     agent: Agent = request.param
     project = work(platform, github, files=FILES)
-    configure(project, verify={"command": "python3 -m unittest -q", "fixes": 2})
-    word = f"addition-{agent.name}"
-    look = [Read(FILE)] if agent is CLAUDE else []  # it edits only what it has read with its own tool
+    update_settings(project, verify={"command": "python3 -m unittest -q", "fixes": 2})
+    keyword = f"addition-{agent.name}"
+    first_steps = [Read(FILE)] if agent is CLAUDE else []  # it edits only files that it has read with its own tool
     models.script(
-        word,
+        keyword,
         [
-            *look,
-            Shell(LOOK, say="I look at the tests first."),
-            # another length: Python takes a file of the same size and second for the one it has compiled
+            *first_steps,
+            Shell(SHOW_CODE_AND_TESTS, say="I look at the tests first."),
+            # a different length: for a file of the same size and second, Python uses the compiled old version
             Edit(FILE, "    return a - b\n", "    return a * b * 1\n"),
             Say("It should be right now."),
             Edit(FILE, "    return a * b * 1\n", "    return a + b\n"),
@@ -189,145 +193,155 @@ def desk(request: pytest.FixtureRequest, platform: Platform, github: GitHub, mod
             Say("Now the tests succeed.", usage=Usage(input=1000, output=50)),
         ],
     )
-    card = add(project, f"Mend {word}\nadd() gives the wrong number.", agent=agent.name, model=agent.model)
-    attempt = card.rests(patience=SLOW)
-    trouble = attempt["error"], models.refused, [step["error"] for step in attempt["steps"]]
-    assert attempt["status"] == "in_review", f"{agent.name} has not done its first task: {trouble}"
-    return Desk(agent, project, card, attempt, models)
+    task = create_task(project, f"Mend {keyword}\nadd() gives the wrong number.", agent=agent.name, model=agent.model)
+    attempt = task.wait_until_settled(patience=FIRST_TASK_SECONDS)
+    details = attempt["error"], models.refused, [step["error"] for step in attempt["steps"]]
+    assert attempt["status"] == "in_review", f"{agent.name} has not completed its first task: {details}"
+    return AgentSession(agent, project, task, attempt, models)
 
 
 @with_agents
-def test_a_card_becomes_a_pull_request(desk: Desk, github: GitHub) -> None:
-    attempt, word = desk.attempt, f"addition-{desk.agent.name}"
+def test_a_task_becomes_a_pull_request(agent_session: AgentSession, github: GitHub) -> None:
+    attempt, keyword = agent_session.attempt, f"addition-{agent_session.agent.name}"
     names = [step["name"] for step in attempt["steps"]]
     assert names[-3:] == ["commit", "push", "pull_request"]
-    assert (names.count("agent"), names.count("verify")) == (2, 2), "the wrong mend went back to the agent"
+    assert (names.count("agent"), names.count("verify")) == (2, 2), "the failed check must go back to the agent"
     assert attempt["verified"]
-    pull = github.colleague("grace").pull(desk.project.slug, desk.card.pull()["number"])
+    pull = github.colleague("grace").pull(agent_session.project.slug, agent_session.task.get_pull_request()["number"])
     assert pull["state"] == "open"
     branch = pull["head"]["ref"]
-    assert desk.project.repository.read(branch, "app.py") == b"def add(a, b):\n    return a + b\n"
+    assert agent_session.project.repository.read(branch, "app.py") == b"def add(a, b):\n    return a + b\n"
     assert (attempt["diff"]["files"], attempt["diff"]["added"], attempt["diff"]["removed"]) == (1, 1, 1)
 
-    calls = desk.models.asked(word)
-    assert len(calls) == (7 if desk.agent is CLAUDE else 6)
-    assert {call.path for call in calls} == {desk.agent.path}
-    assert {call.key for call in desk.models.calls} == {KEY}, "the platform has put its key in, everywhere"
-    assert "rhubarb" in json.dumps(calls[0].body), "it has read AGENTS.md"
-    told = json.dumps(calls[-3].asked.results if calls[-3].asked else None) + json.dumps(calls[-3].body)
-    assert "python3 -m unittest -q" in told
+    calls = agent_session.models.asked(keyword)
+    assert len(calls) == (7 if agent_session.agent is CLAUDE else 6)
+    assert {call.path for call in calls} == {agent_session.agent.path}
+    assert {call.key for call in agent_session.models.calls} == {KEY}, "the platform must add its key to every request"
+    assert "rhubarb" in json.dumps(calls[0].body), "the agent must read AGENTS.md"
+    sent = json.dumps(calls[-3].asked.results if calls[-3].asked else None) + json.dumps(calls[-3].body)
+    assert "python3 -m unittest -q" in sent
     assert attempt["spent"]["inputTokens"] >= 1500
     assert attempt["spent"]["outputTokens"] >= 150
     assert attempt["spent"]["costUsd"] >= (1500 * 10 + 150 * 100) / 1e6
 
 
 @with_agents
-def test_its_transcript_is_typed_and_has_all(desk: Desk) -> None:
-    parts = [part for message in desk.transcript() if message["role"] == "agent" for part in message["parts"]]
+def test_the_transcript_has_all_parts_with_their_types(agent_session: AgentSession) -> None:
+    parts = [part for message in agent_session.transcript() if message["role"] == "agent" for part in message["parts"]]
     texts = [part["text"] for part in parts if part["type"] == "text"]
     for text in ("I look at the tests first.", "It should be right now.", "Now the tests succeed."):
-        assert text in texts, "text that belongs together is one part"
+        assert text in texts, "each text must be one part"
     tools = [part for part in parts if part["type"] == "tool_call"]
     assert {tool["status"] for tool in tools} <= {"completed", "failed"}
     kinds = ["execute", "edit", "edit", "execute"]
-    assert [tool["kind"] for tool in tools] == (["read", *kinds] if desk.agent is CLAUDE else kinds)
+    assert [tool["kind"] for tool in tools] == (["read", *kinds] if agent_session.agent is CLAUDE else kinds)
     printed = json.dumps([tool["content"] for tool in tools if tool["kind"] == "execute"])
-    assert "return a - b" in printed, "people see what a command printed"
+    assert "return a - b" in printed, "the transcript must show the output of commands"
     diffs = [content for tool in tools for content in tool["content"] if content["type"] == "diff"]
     assert any("return a + b" in diff["newText"] for diff in diffs)
 
 
 @with_agents
-def test_the_key_is_not_in_the_sandbox(desk: Desk) -> None:
-    """Not in any file that the agent may read, nor in any process."""
-    desk.does("say hello with the key", [Say("Hello.")])
-    assert desk.execute(find_key(KEY))["stdout"] == ""
+def test_the_key_is_not_in_the_sandbox(agent_session: AgentSession) -> None:
+    """The key is in no file that the agent can read and in no process."""
+    agent_session.run_turn("say hello with the key", [Say("Hello.")])
+    assert agent_session.execute(make_key_search(KEY))["stdout"] == ""
 
 
 @with_agents
-def test_a_permission_is_asked_for_and_refused(desk: Desk) -> None:
-    configure(desk.project, agent={"permissions": {"mode": "ask"}})
+def test_permission_requests_are_allowed_and_rejected(agent_session: AgentSession) -> None:
+    update_settings(agent_session.project, agent={"permissions": {"mode": "ask"}})
     try:
-        allowed = desk.prompt("touch the allowed file", [Shell("touch allowed.txt"), Say("Touched.")])
-        ask = desk.ask()
+        allowed = agent_session.start_turn("touch the allowed file", [Shell("touch allowed.txt"), Say("Touched.")])
+        ask = agent_session.wait_for_ask()
         assert ask["kind"] == "permission"
         assert "touch allowed.txt" in json.dumps(ask)
-        assert ok(desk.client.get(f"/turns/{allowed['id']}"))["status"] == "waiting"
-        assert desk.execute("ls")["stdout"].count("allowed.txt") == 0, "not before somebody has said so"
-        ok(desk.client.post(f"/asks/{ask['id']}/answer", json={"decision": "allow"}))
-        assert desk.over(allowed)["status"] == "completed"
+        assert ok(agent_session.client.get(f"/turns/{allowed['id']}"))["status"] == "waiting"
+        assert agent_session.execute("ls")["stdout"].count("allowed.txt") == 0, (
+            "the command must not run before it is allowed"
+        )
+        ok(agent_session.client.post(f"/asks/{ask['id']}/answer", json={"decision": "allow"}))
+        assert agent_session.wait_for_turn(allowed)["status"] == "completed"
 
-        refused = desk.prompt("touch the refused file", [Shell("touch refused.txt"), Say("Then not.")])
-        ask = desk.ask()
-        ok(desk.client.post(f"/asks/{ask['id']}/answer", json={"decision": "reject"}))
-        assert desk.over(refused)["status"] in ("completed", "failed"), "some agents end their turn then"
-        files = desk.execute("ls")["stdout"]
+        refused = agent_session.start_turn("touch the refused file", [Shell("touch refused.txt"), Say("Then not.")])
+        ask = agent_session.wait_for_ask()
+        ok(agent_session.client.post(f"/asks/{ask['id']}/answer", json={"decision": "reject"}))
+        assert agent_session.wait_for_turn(refused)["status"] in ("completed", "failed"), (
+            "some agents end their turn after a refusal"
+        )
+        files = agent_session.execute("ls")["stdout"]
         assert "allowed.txt" in files
         assert "refused.txt" not in files
     finally:
-        configure(desk.project, agent={"permissions": {"mode": "allow_all"}})
+        update_settings(agent_session.project, agent={"permissions": {"mode": "allow_all"}})
 
 
-@_with(pytest.param(CLAUDE, marks=pytest.mark.slow))
+@_parametrize(pytest.param(CLAUDE, marks=pytest.mark.slow))
 @pytest.mark.parametrize("answer", ["Blue", "2"])
-def test_a_question_is_answered_as_the_cli_takes_it(desk: Desk, answer: str) -> None:
-    """Of the four, only Claude Code has a tool for questions that it offers over ACP."""
+def test_a_question_is_answered_with_a_label_or_a_number(agent_session: AgentSession, answer: str) -> None:
+    """Of the four agents, only Claude Code offers a tool for questions over ACP."""
     options = [{"label": name, "description": f"{name} it is."} for name in ("Red", "Blue")]
     question = {"question": "Which colour?", "header": "Colour", "options": options, "multiSelect": False}
-    words = f"ask for a colour and take {answer}"
-    turn = desk.prompt(words, [Use("AskUserQuestion", {"questions": [question]}), Say("So be it.")])
-    ask = desk.ask()
+    prompt = f"ask for a colour and take {answer}"
+    turn = agent_session.start_turn(prompt, [Use("AskUserQuestion", {"questions": [question]}), Say("So be it.")])
+    ask = agent_session.wait_for_ask()
     assert (ask["kind"], "Which colour?" in json.dumps(ask)) == ("question", True)
-    ok(desk.client.post(f"/asks/{ask['id']}/answer", json=make_body(ask, answer)))
-    assert desk.over(turn)["status"] == "completed"
-    told = desk.calls(words)[-1].asked
-    assert told and "Blue" in json.dumps(told.results)
+    ok(agent_session.client.post(f"/asks/{ask['id']}/answer", json=make_body(ask, answer)))
+    assert agent_session.wait_for_turn(turn)["status"] == "completed"
+    sent = agent_session.calls(prompt)[-1].asked
+    assert sent and "Blue" in json.dumps(sent.results)
 
 
 @with_agents
-def test_what_is_denied_is_not_even_read(desk: Desk) -> None:
-    """Agents run `cat` without asking anybody, unless they are made to ask."""
-    desk.execute("echo unspeakable >hidden.txt")
-    configure(desk.project, agent={"permissions": {"deny": ["hidden"]}})
+def test_denied_files_are_not_read(agent_session: AgentSession) -> None:
+    """Agents run `cat` without a permission request unless they are configured to ask."""
+    agent_session.execute("echo unspeakable >hidden.txt")
+    update_settings(agent_session.project, agent={"permissions": {"deny": ["hidden"]}})
     try:
-        for words, step in (
+        for prompt, step in (
             ("cat the file", Shell("cat hidden.txt")),
             ("read the file", Read(f"{CHECKOUT}/hidden.txt")),
         ):
-            turn = desk.over(desk.prompt(words, [step, Say("Then not.")]))
-            assert turn["status"] in ("completed", "cancelled", "failed"), "some agents end their turn then"
-            assert desk.calls(words), desk.models.refused
-            assert "unspeakable" not in json.dumps([call.body for call in desk.calls(words)])
-        desk.does("read another file", [Shell("cat app.py"), Say("Read.")])
-        assert "return a + b" in json.dumps(desk.calls("read another file")[-1].body)
+            turn = agent_session.wait_for_turn(agent_session.start_turn(prompt, [step, Say("Then not.")]))
+            assert turn["status"] in ("completed", "cancelled", "failed"), "some agents end their turn after a refusal"
+            assert agent_session.calls(prompt), agent_session.models.refused
+            assert "unspeakable" not in json.dumps([call.body for call in agent_session.calls(prompt)])
+        agent_session.run_turn("read another file", [Shell("cat app.py"), Say("Read.")])
+        assert "return a + b" in json.dumps(agent_session.calls("read another file")[-1].body)
     finally:
-        configure(desk.project, agent={"permissions": {"mode": "allow_all", "deny": []}})
+        update_settings(agent_session.project, agent={"permissions": {"mode": "allow_all", "deny": []}})
 
 
 @with_agents
-def test_mcp_servers_are_used_and_their_key_stays_outside(desk: Desk) -> None:
+def test_mcp_servers_are_used_and_their_key_stays_outside_the_sandbox(agent_session: AgentSession) -> None:
     with url_server(MCP_KEY, OUTER_WORD) as server:
-        give_mcp_servers(desk.project, server)
-        first = [SEARCH] if desk.agent is CLAUDE else []
-        desk.does("use the tools of both servers", [*first, *MCP_STEPS])
-        look_at_mcp(desk.calls("use the tools of both servers"), server, desk.models)
-        assert desk.execute(find_key(MCP_KEY))["stdout"] == ""
-        used = [part for message in desk.transcript() for part in message["parts"] if part["type"] == "tool_call"]
-        assert {part["status"] for part in used[-2:]} == {"completed"}
-        configure(desk.project, agent={"permissions": {"deny": ["outer_word"]}})
+        add_mcp_servers(agent_session.project, server)
+        first = [SEARCH] if agent_session.agent is CLAUDE else []
+        agent_session.run_turn("use the tools of both servers", [*first, *MCP_STEPS])
+        check_mcp_calls(agent_session.calls("use the tools of both servers"), server, agent_session.models)
+        assert agent_session.execute(make_key_search(MCP_KEY))["stdout"] == ""
+        tool_calls = [
+            part for message in agent_session.transcript() for part in message["parts"] if part["type"] == "tool_call"
+        ]
+        assert {part["status"] for part in tool_calls[-2:]} == {"completed"}
+        update_settings(agent_session.project, agent={"permissions": {"deny": ["outer_word"]}})
         try:
-            desk.over(
-                desk.prompt("use a tool as is denied", [*first, *DENIED_STEPS])
-            )  # some agents end their turn then
+            agent_session.wait_for_turn(
+                agent_session.start_turn("use a tool as is denied", [*first, *DENIED_STEPS])
+            )  # some agents end their turn after a refusal
         finally:
-            configure(desk.project, agent={"permissions": {"deny": []}})
-        look_at_denied(desk.calls("use a tool as is denied"), desk.models)
-    desk.does("say what you have", [Say("Two servers.")])  # one of which is gone: nothing but its tools is lost
-    for one in ok(desk.client.get(f"/projects/{desk.project.id}/mcp-servers"))["items"]:
-        ok(desk.client.delete(f"/projects/{desk.project.id}/mcp-servers/{one['id']}"), 204)
-    desk.does("say what is left", [Say("None.")])
-    left = [tool for tool in offered(desk.calls("say what is left")[0]) if tool.endswith("_word")]
-    assert not left or desk.agent is CLAUDE, "which goes on to name the tools that it has once found"
+            update_settings(agent_session.project, agent={"permissions": {"deny": []}})
+        check_denied_calls(agent_session.calls("use a tool as is denied"), agent_session.models)
+    agent_session.run_turn("say what you have", [Say("Two servers.")])  # one server is gone: only its tools are lost
+    for row in ok(agent_session.client.get(f"/projects/{agent_session.project.id}/mcp-servers"))["items"]:
+        ok(agent_session.client.delete(f"/projects/{agent_session.project.id}/mcp-servers/{row['id']}"), 204)
+    agent_session.run_turn("say what is left", [Say("None.")])
+    remaining_tools = [
+        tool for tool in offered_tools(agent_session.calls("say what is left")[0]) if tool.endswith("_word")
+    ]
+    assert not remaining_tools or agent_session.agent is CLAUDE, (
+        "Claude Code continues to list tools that it found once"
+    )
 
 
 MCP_STEPS = [
@@ -338,124 +352,132 @@ MCP_STEPS = [
 
 
 SEARCH = Use("ToolSearch", {"query": "select:mcp__inside__inner_word,mcp__outside__outer_word", "max_results": 5})
-"""Claude Code offers tools of MCP servers only when they were searched for."""
+"""Claude Code offers tools of MCP servers only after a search for them."""
 DENIED_STEPS = [UseMcp("outside", "outer_word", {"echo": "forbidden"}), Say("Then not.")]
 
 
-def give_mcp_servers(project: Work, server: UrlServer) -> None:
+def add_mcp_servers(project: Work, server: HttpMcpServer) -> None:
     path = f"/projects/{project.id}/mcp-servers"
     inside = {"name": "inside", "command": "python3", "args": ["-c", COMMAND], "env": {"INNER_WORD": INNER_WORD}}
     ok(project.client.post(path, json=inside), 201)
     outside = {"name": "outside", "url": server.url, "headers": {"X-Api-Key": MCP_KEY}, "test": True}
-    made = ok(project.client.post(path, json=outside), 201)
-    found = ok(project.client.post(f"{path}/{made['id']}/test"))
-    assert (found["ok"], found["tools"]) == (True, ["outer_word"]), found
+    created = ok(project.client.post(path, json=outside), 201)
+    test_result = ok(project.client.post(f"{path}/{created['id']}/test"))
+    assert (test_result["ok"], test_result["tools"]) == (True, ["outer_word"]), test_result
 
 
-def look_at_mcp(calls: list[Call], server: UrlServer, models: ModelServer) -> None:
+def check_mcp_calls(calls: list[Call], server: HttpMcpServer, models: ModelServer) -> None:
     assert len(calls) >= 3, models.refused
-    told = json.dumps([call.body for call in calls])
-    assert f"the inner word is {INNER_WORD}" in told, models.refused
-    assert f"the outer word is {OUTER_WORD}, you said rhubarb" in told, models.refused
-    assert MCP_KEY not in told, "not even if the server says it"
+    sent = json.dumps([call.body for call in calls])
+    assert f"the inner word is {INNER_WORD}" in sent, models.refused
+    assert f"the outer word is {OUTER_WORD}, you said rhubarb" in sent, models.refused
+    assert MCP_KEY not in sent, "the key must be removed even from responses of the server"
     assert set(server.keys) == {MCP_KEY}
 
 
-def look_at_denied(calls: list[Call], models: ModelServer) -> None:
+def check_denied_calls(calls: list[Call], models: ModelServer) -> None:
     assert calls
-    told = json.dumps([call.body for call in calls])
-    assert "you said forbidden" not in told
-    assert not [refused for refused in models.refused if "outer_word" in refused], "it was offered"
+    sent = json.dumps([call.body for call in calls])
+    assert "you said forbidden" not in sent
+    assert not [refused for refused in models.refused if "outer_word" in refused], "the tool must have been offered"
 
 
-def offered(call: Call) -> list[str]:
+def offered_tools(call: Call) -> list[str]:
     return [tool.name for tool in call.asked.tools] if call.asked else []
 
 
-def find_key(key: str) -> str:
-    """A command that says where a key is in a sandbox, and has not got it in its own words."""
-    hidden = key[:12] + "${x}" + key[12:]
-    places = "/home /tmp /etc /run /proc/[0-9]*/environ /proc/[0-9]*/cmdline"
-    return f'x=; key={hidden}; grep -rlsaF -- "$key" {places}; true'
+def make_key_search(key: str) -> str:
+    """Return a command that lists where a key is in a sandbox and does not contain the key itself."""
+    split_key = key[:12] + "${x}" + key[12:]
+    paths = "/home /tmp /etc /run /proc/[0-9]*/environ /proc/[0-9]*/cmdline"
+    return f'x=; key={split_key}; grep -rlsaF -- "$key" {paths}; true'
 
 
 @with_agents
-def test_it_is_cancelled_in_mid_turn(desk: Desk) -> None:
-    turn = desk.prompt("think about it forever", [Hang("Let me think")])
-    desk.models.wait_for(lambda _: desk.calls("think about it forever"), 120)
-    until(lambda: "Let" in desk.said())
-    ok(desk.client.post(f"/turns/{turn['id']}/cancel"), 202)
-    assert desk.over(turn)["status"] == "cancelled"
-    if desk.agent is OPENCODE:  # Codex lets go of its model only when that says something more
-        desk.models.wait_for(lambda _: desk.calls("think about it forever")[0].gone)
-    desk.does("are you still there", [Say("I am here again.")])
-    assert "I am here again." in desk.said()
+def test_a_turn_can_be_cancelled(agent_session: AgentSession) -> None:
+    turn = agent_session.start_turn("think about it forever", [Hang("Let me think")])
+    agent_session.models.wait_for(lambda _: agent_session.calls("think about it forever"), 120)
+    until(lambda: "Let" in agent_session.read_agent_text())
+    ok(agent_session.client.post(f"/turns/{turn['id']}/cancel"), 202)
+    assert agent_session.wait_for_turn(turn)["status"] == "cancelled"
+    if agent_session.agent is OPENCODE:  # Codex closes its request only when the model sends more
+        agent_session.models.wait_for(lambda _: agent_session.calls("think about it forever")[0].gone)
+    agent_session.run_turn("are you still there", [Say("I am here again.")])
+    assert "I am here again." in agent_session.read_agent_text()
 
 
 @with_agents
-def test_a_model_that_stumbles_is_asked_again(desk: Desk) -> None:
-    cut = [] if desk.agent is GEMINI else [Cut()]  # which gives up when half an answer has come
-    desk.does("stumble on your way", [Fail(500), *cut, Say("I have recovered.")])
-    assert "I have recovered." in desk.said()
-    assert len(desk.calls("stumble on your way")) == 2 + len(cut)
+def test_a_request_to_a_failing_model_is_retried(agent_session: AgentSession) -> None:
+    cut = [] if agent_session.agent is GEMINI else [Cut()]  # Gemini CLI gives up after a partial response
+    agent_session.run_turn("stumble on your way", [Fail(500), *cut, Say("I have recovered.")])
+    assert "I have recovered." in agent_session.read_agent_text()
+    assert len(agent_session.calls("stumble on your way")) == 2 + len(cut)
 
 
-@pytest.mark.slow  # agents take half a minute to give up
+@pytest.mark.slow  # agents retry for half a minute
 @with_agents
-def test_a_model_that_stays_broken_fails_the_turn(desk: Desk) -> None:
-    status = 500 if desk.agent is CODEX else 400  # OpenCode would try for more than a minute
+def test_a_model_that_keeps_failing_fails_the_turn(agent_session: AgentSession) -> None:
+    status = 500 if agent_session.agent is CODEX else 400  # OpenCode would retry for more than a minute
     broken = [Fail(status, "The model house is on fire.", times=None)]
-    turn = desk.over(desk.prompt("ask the broken model", broken))
+    turn = agent_session.wait_for_turn(agent_session.start_turn("ask the broken model", broken))
     assert turn["status"] == "failed"
     assert len(turn["error"].split()) > 3
-    assert [part for message in desk.transcript() for part in message["parts"] if part["type"] == "notice"]
-    desk.does("ask the mended model", [Say("It is mended.")])
-    began = time.monotonic()
-    turn = desk.over(desk.prompt("ask with a key that ran out", [Fail(401, "No such key.", times=None)]))
+    assert [part for message in agent_session.transcript() for part in message["parts"] if part["type"] == "notice"]
+    agent_session.run_turn("ask the mended model", [Say("It is mended.")])
+    started_at = time.monotonic()
+    turn = agent_session.wait_for_turn(
+        agent_session.start_turn("ask with a key that ran out", [Fail(401, "No such key.", times=None)])
+    )
     assert (turn["status"], turn["errorCode"]) == ("failed", "model_key_refused")
     assert "rejected the API key (401). It said: No such key." in turn["error"]
-    assert time.monotonic() - began < 15, "an agent would try for minutes"
-    desk.does("ask with a new key", [Say("It fits.")])
+    assert time.monotonic() - started_at < 15, "the turn must fail at once, because an agent would retry for minutes"
+    agent_session.run_turn("ask with a new key", [Say("It fits.")])
 
 
 @with_agents
-def test_an_agent_that_is_killed_fails_its_turn_and_comes_back(desk: Desk) -> None:
-    turn = desk.prompt("die in the middle", [Hang("I feel unwell")])
-    desk.models.wait_for(lambda _: desk.calls("die in the middle"), 120)
-    until(lambda: "unwell" in desk.said() or desk.agent is CODEX)
-    desk.execute(f"pkill -9 -f '[{desk.agent.process[0]}]{desk.agent.process[1:]}'")
-    ended = desk.over(turn)
-    assert ended["status"] == "failed"
-    assert "ended" in ended["error"]
-    desk.does("you are back", [Say("I am back.")])
-    last = desk.calls("you are back")[0].body
-    assert f"addition-{desk.agent.name}" in json.dumps(last), "it remembers the session, or was told of it"
+def test_killing_the_agent_fails_its_turn_and_the_next_turn_works(agent_session: AgentSession) -> None:
+    turn = agent_session.start_turn("die in the middle", [Hang("I feel unwell")])
+    agent_session.models.wait_for(lambda _: agent_session.calls("die in the middle"), 120)
+    until(lambda: "unwell" in agent_session.read_agent_text() or agent_session.agent is CODEX)
+    agent_session.execute(f"pkill -9 -f '[{agent_session.agent.process[0]}]{agent_session.agent.process[1:]}'")
+    failed_turn = agent_session.wait_for_turn(turn)
+    assert failed_turn["status"] == "failed"
+    assert "ended" in failed_turn["error"]
+    agent_session.run_turn("you are back", [Say("I am back.")])
+    last = agent_session.calls("you are back")[0].body
+    assert f"addition-{agent_session.agent.name}" in json.dumps(last), "the agent must know the earlier session"
 
 
 @with_agents
-def test_a_task_that_spends_too_much_is_stopped(desk: Desk) -> None:
-    word = f"expensive-{desk.agent.name}"
+def test_a_task_over_its_budget_is_stopped(agent_session: AgentSession) -> None:
+    keyword = f"expensive-{agent_session.agent.name}"
     steps = [Shell(f"echo {number}", usage=Usage(input=400, output=100)) for number in range(50)]
-    desk.models.script(word, steps)
+    agent_session.models.script(keyword, steps)
     budget = {"tokens": 1200}
-    card = add(desk.project, f"Do {word}", agent=desk.agent.name, model=desk.agent.model, budget=budget)
-    attempt = card.rests("failed", patience=SLOW)
+    task = create_task(
+        agent_session.project,
+        f"Do {keyword}",
+        agent=agent_session.agent.name,
+        model=agent_session.agent.model,
+        budget=budget,
+    )
+    attempt = task.wait_until_settled("failed", patience=FIRST_TASK_SECONDS)
     assert attempt["errorCode"] == "over_budget"
-    (turn,) = ok(desk.client.get(f"/sessions/{attempt['sessionId']}/turns"))["items"]
+    (turn,) = ok(agent_session.client.get(f"/sessions/{attempt['sessionId']}/turns"))["items"]
     assert turn["status"] == "over_budget"
-    assert len(desk.models.asked(word)) <= 4, "not much is spent beyond the limit"
+    assert len(agent_session.models.asked(keyword)) <= 4, "little may be spent beyond the budget"
     assert not any(step["name"] == "pull_request" for step in attempt["steps"])
 
 
 @with_agents
-def test_the_model_is_changed_between_turns(desk: Desk) -> None:
-    """OpenCode speaks to every provider: to the next one in the same session, with what was said before."""
-    if desk.agent is not OPENCODE:
-        desk.does("speak to the same again", [Say("The same.")], model=desk.agent.model)
+def test_the_model_can_be_changed_between_turns(agent_session: AgentSession) -> None:
+    """OpenCode supports every provider, and can switch to another in the same session with the earlier conversation."""
+    if agent_session.agent is not OPENCODE:
+        agent_session.run_turn("speak to the same again", [Say("The same.")], model=agent_session.agent.model)
         return
-    desk.does("speak to the other provider", [Say("Another speaks.")], model="claude-scripted")
-    call = desk.calls("speak to the other provider")[0]
+    agent_session.run_turn("speak to the other provider", [Say("Another speaks.")], model="claude-scripted")
+    call = agent_session.calls("speak to the other provider")[0]
     assert call.path == "/v1/messages"
     assert call.asked
     assert call.asked.model == "claude-scripted"
-    assert f"addition-{desk.agent.name}" in json.dumps(call.body)
+    assert f"addition-{agent_session.agent.name}" in json.dumps(call.body)

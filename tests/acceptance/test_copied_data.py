@@ -1,4 +1,4 @@
-"""An engine on a copy of another one's data directory, while that one runs: two instances, and neither touches what the other has."""
+"""Test an engine on a copy of the data directory of a running engine: neither instance affects the other."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from e2b import Sandbox
 from tests.acceptance.platform import ok, until
 from tests.integration.cli.real import Yard
 from tests.protocol.engine import Engine
-from tests.protocol.outside import API, Outside
+from tests.protocol.fake_internet import API, FakeInternet
 
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network of its own"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root to create a network namespace"),
 ]
 FETCH = f"curl -s -o /dev/null -w '%{{http_code}}' --max-time 20 http://{API}/"
 
 
 @pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
-    made = Outside(tmp_path_factory.mktemp("outside"))
-    yield made
-    made.close()
+def internet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeInternet]:
+    created = FakeInternet(tmp_path_factory.mktemp("internet"))
+    yield created
+    created.close()
 
 
 @pytest.fixture(scope="module")
-def original(outside: Outside) -> Iterator[Engine]:
-    engine = Engine({**outside.settings, "POOL_SIZE": "1"})
+def original(internet: FakeInternet) -> Iterator[Engine]:
+    engine = Engine({**internet.settings, "POOL_SIZE": "1"})
     engine.start()
     yield engine
     left = engine.stop()
@@ -41,7 +41,7 @@ def original(outside: Outside) -> Iterator[Engine]:
 
 @pytest.fixture
 def copy(original: Engine) -> Iterator[Engine]:
-    """Not started yet, and nothing is copied."""
+    """A second engine, not started, before the data is copied."""
     engine = Engine(dict(original.settings), key=original.key)
     yield engine
     engine.stop()
@@ -52,7 +52,7 @@ def options(engine: Engine) -> dict[str, str]:
 
 
 def copy_data(original: Path, copy: Path, store: Path) -> None:
-    """As an administrator does, at one instant of the store."""
+    """Copy the data directory as an administrator does, with the store frozen."""
     mounted = store.is_mount()
     if mounted:
         subprocess.run(["fsfreeze", "--freeze", store], check=True)
@@ -64,63 +64,67 @@ def copy_data(original: Path, copy: Path, store: Path) -> None:
             subprocess.run(["fsfreeze", "--unfreeze", store], check=True)
 
 
-class Watched:
-    """A sandbox of the original that must not notice anything."""
+class WatchedSandbox:
+    """A sandbox of the original engine that must not be affected."""
 
-    def __init__(self, engine: Engine, outside: Outside) -> None:
-        self.engine, self.outside = engine, outside
-        self.sandbox = Sandbox.create(network={"allow_out": [outside.address]}, timeout=600, **options(engine))
+    def __init__(self, engine: Engine, internet: FakeInternet) -> None:
+        self.engine, self.internet = engine, internet
+        self.sandbox = Sandbox.create(network={"allow_out": [internet.address]}, timeout=600, **options(engine))
         self.sandbox.files.write("work.txt", "original")
-        self.beat = self.sandbox.commands.run("sleep 1000", background=True, timeout=0).pid
-        self.first = engine.first_process(self.sandbox.sandbox_id)
+        self.command_pid = self.sandbox.commands.run("sleep 1000", background=True, timeout=0).pid
+        self.first_pid = engine.first_process(self.sandbox.sandbox_id)
         self.check()
 
     def check(self) -> None:
-        asked = len(self.outside.seen)
-        assert self.sandbox.commands.run(FETCH).stdout == "200", "its name server and its way out"
-        assert len(self.outside.seen) == asked + 1
-        assert self.beat in [process.pid for process in self.sandbox.commands.list()], "its processes"
-        assert self.engine.first_process(self.sandbox.sandbox_id) == self.first
+        requests_before = len(self.internet.seen)
+        assert self.sandbox.commands.run(FETCH).stdout == "200", "name resolution and egress must work"
+        assert len(self.internet.seen) == requests_before + 1
+        assert self.command_pid in [process.pid for process in self.sandbox.commands.list()], (
+            "processes must keep running"
+        )
+        assert self.engine.first_process(self.sandbox.sandbox_id) == self.first_pid
         assert self.sandbox.files.read("work.txt") == "original"
-        new = Sandbox.create(network={"allow_out": [self.outside.address]}, **options(self.engine))
-        assert new.commands.run(FETCH).stdout == "200", "new ones have a network too"
+        new = Sandbox.create(network={"allow_out": [self.internet.address]}, **options(self.engine))
+        assert new.commands.run(FETCH).stdout == "200", "new sandboxes must have a network"
         new.kill()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_a_copy_is_an_instance_of_its_own(original: Engine, copy: Engine, outside: Outside, end: str) -> None:
-    watched = Watched(original, outside)
-    asleep = Sandbox.create(timeout=600, **options(original))
-    asleep.files.write("work.txt", "asleep")
-    number = asleep.commands.run("sleep 1000", background=True, timeout=0).pid
-    asleep.pause()
+def test_a_copied_data_directory_is_a_separate_instance(
+    original: Engine, copy: Engine, internet: FakeInternet, end: str
+) -> None:
+    watched = WatchedSandbox(original, internet)
+    paused = Sandbox.create(timeout=600, **options(original))
+    paused.files.write("work.txt", "asleep")
+    paused_pid = paused.commands.run("sleep 1000", background=True, timeout=0).pid
+    paused.pause()
     copy_data(original.data, copy.data, original.data / "store")
     copy.start()
     watched.check()
 
-    theirs = Sandbox.connect(watched.sandbox.sandbox_id, **options(copy))
-    assert theirs.files.read("work.txt") == "original", "booted from the copied files"
-    assert theirs.commands.run(FETCH).stdout == "200"
-    assert watched.beat not in [process.pid for process in theirs.commands.list()]
-    theirs.files.write("work.txt", "copy")
-    assert copy.first_process(theirs.sandbox_id) != watched.first
+    copied_sandbox = Sandbox.connect(watched.sandbox.sandbox_id, **options(copy))
+    assert copied_sandbox.files.read("work.txt") == "original", "the copy must boot from the copied files"
+    assert copied_sandbox.commands.run(FETCH).stdout == "200"
+    assert watched.command_pid not in [process.pid for process in copied_sandbox.commands.list()]
+    copied_sandbox.files.write("work.txt", "copy")
+    assert copy.first_process(copied_sandbox.sandbox_id) != watched.first_pid
     watched.check()
 
-    if end == "kill":  # and a second start, which is no copy's first
+    if end == "kill":  # and start the copy a second time
         copy.kill()
         copy.start()
-        assert Sandbox.connect(theirs.sandbox_id, **options(copy)).files.read("work.txt") == "copy"
+        assert Sandbox.connect(copied_sandbox.sandbox_id, **options(copy)).files.read("work.txt") == "copy"
         watched.check()
     left = copy.stop()  # kills all sandboxes of the copy
     assert not left, f"the copy left behind: {left}"
     watched.check()
-    asleep = Sandbox.connect(asleep.sandbox_id, **options(original))
-    assert number in [process.pid for process in asleep.commands.list()], "its memory"
+    paused = Sandbox.connect(paused.sandbox_id, **options(original))
+    assert paused_pid in [process.pid for process in paused.commands.list()], "the paused sandbox must keep its memory"
 
 
 class Installation:
-    """A `sandyard up`, as its administrator uses it."""
+    """A `sandyard up` installation, used by its administrator."""
 
     def __init__(self, yard: Yard) -> None:
         self.yard = yard
@@ -128,16 +132,16 @@ class Installation:
         self.client = httpx.Client(base_url=f"{yard.url}/api/v1", headers=headers, timeout=120)
 
     def run(self, sandbox: str, command: str) -> str:
-        done = ok(self.client.post(f"/sandboxes/{sandbox}/execute", json={"command": command}))
-        return str(done["stdout"])
+        result = ok(self.client.post(f"/sandboxes/{sandbox}/execute", json={"command": command}))
+        return str(result["stdout"])
 
     def status(self, sandbox: str) -> str:
         return str(ok(self.client.get(f"/sandboxes/{sandbox}"))["status"])
 
 
 @pytest.mark.slow
-def test_a_copy_of_a_whole_installation() -> None:
-    """The platform too: its sessions have sandboxes of the copy, and ending them ends nothing of the original."""
+def test_a_copied_installation_does_not_affect_the_original() -> None:
+    """Copies the platform too: deleting a session in the copy does not affect the original sandbox."""
     yard = Yard()
     copied: Yard | None = None
     try:
@@ -157,7 +161,7 @@ def test_a_copy_of_a_whole_installation() -> None:
         copy = Installation(copied)
         assert copy.run(sandbox, "cat work.txt") == "original\n"
         assert copy.run(sandbox, "cat /proc/sys/kernel/random/boot_id") != boot, (
-            "it was booted anew, from the copied files"
+            "the copy must boot from the copied files"
         )
         copy.run(sandbox, "echo copy > work.txt")
         ok(copy.client.delete(f"/sessions/{session['id']}"))
@@ -166,6 +170,6 @@ def test_a_copy_of_a_whole_installation() -> None:
         assert original.status(sandbox) == "running"
         assert original.run(sandbox, "cat work.txt /proc/sys/kernel/random/boot_id") == f"original\n{boot}"
     finally:
-        for one in (copied, yard):
-            if one is not None:
-                one.stop()
+        for installation in (copied, yard):
+            if installation is not None:
+                installation.stop()

@@ -1,5 +1,5 @@
-"""The disk under the data directory fills up, and is freed again: nothing breaks, new work is refused with the reason, and all goes on
-by itself. The disk is a file system of the test's own."""
+"""Test a full disk under the data directory: sandboxes keep working, new ones are refused with the reason, and the engine recovers by
+itself after the disk is freed. The disk is a separate file system of the test."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tests.protocol.engine import Engine
 
 pytestmark = pytest.mark.skipif(image.obstacle() is not None, reason=str(image.obstacle()))
 DISK = 8 << 30
-PATIENCE = 30.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Takes no space that is not written to."""
+    """A sparse file system that takes only the space written to it."""
     tmp_path = tmp_path_factory.mktemp("full")
     file, folder = tmp_path / "disk.img", tmp_path / "disk"
-    with file.open("wb") as made:
-        made.truncate(DISK)
+    with file.open("wb") as image_file:
+        image_file.truncate(DISK)
     subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(file)], check=True)
     folder.mkdir()
     subprocess.run(["mount", "-o", "loop", str(file), str(folder)], check=True)
@@ -54,7 +54,7 @@ def engine(disk: Path) -> Iterator[Engine]:
 
 
 def fill(path: Path) -> None:
-    """To the last block."""
+    """Fill the file system to the last block."""
     with path.open("wb") as file:
         size = DISK
         while size >= 4096:
@@ -66,69 +66,69 @@ def fill(path: Path) -> None:
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
-def trouble(engine: Engine) -> str | None:
-    answer = httpx.get(f"{engine.url}/ready")
-    return None if answer.status_code == 204 else f"{answer.status_code} {answer.json()['message']}"
+def get_problem(engine: Engine) -> str | None:
+    response = httpx.get(f"{engine.url}/ready")
+    return None if response.status_code == 204 else f"{response.status_code} {response.json()['message']}"
 
 
-def write(sandbox: Sandbox, name: str) -> None:
-    """Through to the disk, and more than fits into what happens to be allocated already."""
+def write_and_sync(sandbox: Sandbox, name: str) -> None:
+    """Write and sync more data than fits into space that is already allocated."""
     sandbox.commands.run(f"head -c 32M /dev/zero > {name} && sync {name} && rm {name}", timeout=60)
     sandbox.files.write(f"kept-{name}", "kept")
 
 
-def test_a_store_that_became_read_only_is_put_right_by_a_restart(engine: Engine) -> None:
-    """As the kernel does it after an error of the disk. Programs end, files stay."""
+def test_a_restart_repairs_a_store_that_became_read_only(engine: Engine) -> None:
+    """The kernel remounts the store read-only after a disk error. Programs end, files are kept."""
     sandbox = Sandbox.create(timeout=600)
     sandbox.files.write("kept", "kept")
     sandbox.commands.run("sync kept")
     subprocess.run(["mount", "-o", "remount,ro", str(engine.data / "store")], check=True)
     assert engine.process
-    assert engine.process.wait(PATIENCE) != 0
+    assert engine.process.wait(TIMEOUT_S) != 0
     assert "read-only" in engine.tail()
-    engine.start()  # as a supervisor does
+    engine.start()  # as a supervisor would
     assert sandbox.files.read("kept") == "kept"
-    write(sandbox, "after")
-    write(Sandbox.create(timeout=600), "after")
+    write_and_sync(sandbox, "after")
+    write_and_sync(Sandbox.create(timeout=600), "after")
 
 
-def test_a_full_disk_breaks_nothing_and_all_goes_on_when_it_is_freed(engine: Engine, disk: Path) -> None:
+def test_sandboxes_survive_a_full_disk_and_work_again_after_it_is_freed(engine: Engine, disk: Path) -> None:
     sandbox, other = Sandbox.create(timeout=600), Sandbox.create(timeout=600)
-    write(sandbox, "before")
-    assert trouble(engine) is None
+    write_and_sync(sandbox, "before")
+    assert get_problem(engine) is None
 
     fill(disk / "filler")
-    until(lambda: trouble(engine))
-    assert "503 " in (trouble(engine) or "")
-    assert "disk" in (trouble(engine) or "")
+    until(lambda: get_problem(engine))
+    assert "503 " in (get_problem(engine) or "")
+    assert "disk" in (get_problem(engine) or "")
     with pytest.raises(RateLimitException, match="disk"):
         Sandbox.create(timeout=600)
-    write(sandbox, "during")  # what was reserved before can be written to
+    write_and_sync(sandbox, "during")  # space reserved before is still writable
     other.pause()
     other.kill()
 
     (disk / "filler").unlink()
-    until(lambda: trouble(engine) is None)
-    write(sandbox, "after")
-    write(Sandbox.create(timeout=600), "after")
+    until(lambda: get_problem(engine) is None)
+    write_and_sync(sandbox, "after")
+    write_and_sync(Sandbox.create(timeout=600), "after")
     assert [sandbox.files.read(f"kept-{name}") for name in ("before", "during", "after")] == ["kept"] * 3
 
 
-def test_an_engine_that_crashed_starts_on_a_full_disk(engine: Engine, disk: Path) -> None:
+def test_a_crashed_engine_starts_on_a_full_disk(engine: Engine, disk: Path) -> None:
     sandbox = Sandbox.create(timeout=600)
-    write(sandbox, "before")
+    write_and_sync(sandbox, "before")
     fill(disk / "filler")
     engine.kill()
     engine.start()
-    assert "disk" in (trouble(engine) or "")
-    write(sandbox, "during")
+    assert "disk" in (get_problem(engine) or "")
+    write_and_sync(sandbox, "during")
     (disk / "filler").unlink()
-    until(lambda: trouble(engine) is None)
-    write(sandbox, "after")
+    until(lambda: get_problem(engine) is None)
+    write_and_sync(sandbox, "after")
     assert sandbox.files.read("kept-before") == "kept"

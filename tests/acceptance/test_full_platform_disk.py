@@ -1,4 +1,4 @@
-"""The disk under the platform's own data fills up while a task runs, and is freed again: the task goes on where it was."""
+"""Test a full disk under the data of the platform while a task runs: the task continues after the disk is freed."""
 
 from __future__ import annotations
 
@@ -11,24 +11,30 @@ import httpx
 import pytest
 
 from tests.acceptance import platform as platforms
-from tests.acceptance.board import add
 from tests.acceptance.platform import Platform, ok, until
+from tests.acceptance.task_client import create_task
 from tests.acceptance.test_full_disk import fill
 from tests.acceptance.workshop import Work, work
 from tests.forge import GitHub, forge
 from tests.protocol.engine import Engine
 
 DISK = 1 << 30
-FULL_S = 3.0
-WORDS = ["Write it", "append a.txt: one", "commit: feat: the first", "run: touch begun; sleep 2", "append a.txt: two"]
+FULL_SECONDS = 3.0
+TASK_LINES = [
+    "Write it",
+    "append a.txt: one",
+    "commit: feat: the first",
+    "run: touch begun; sleep 2",
+    "append a.txt: two",
+]
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, which takes no space that is not written to."""
+    """A separate sparse file system that takes only the space written to it."""
     file, folder = tmp_path / "disk.img", tmp_path / "disk"
-    with file.open("wb") as made:
-        made.truncate(DISK)
+    with file.open("wb") as image_file:
+        image_file.truncate(DISK)
     subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(file)], check=True)
     folder.mkdir()
     subprocess.run(["mount", "-o", "loop", str(file), str(folder)], check=True)
@@ -50,36 +56,36 @@ def github() -> Iterator[GitHub]:
         yield github
 
 
-def ready(platform: Platform) -> httpx.Response:
+def get_readiness(platform: Platform) -> httpx.Response:
     return httpx.get(f"{platform.url}/ready", timeout=10)
 
 
-def _refusal(project: Work) -> httpx.Response | None:
-    """None: there was room for one more task."""
+def _try_to_create_task(project: Work) -> httpx.Response | None:
+    """Return the refusal, or None if there was room for one more task."""
     body = {"projectId": project.id, "title": "More", "description": "x" * 15_000, "agent": "demo", "start": False}
-    answer = project.client.post("/tasks", json=body)
-    return None if answer.is_success else answer
+    response = project.client.post("/tasks", json=body)
+    return None if response.is_success else response
 
 
 @pytest.mark.slow
-def test_a_task_goes_on_when_the_disk_has_room_again(platform: Platform, github: GitHub, disk: Path) -> None:
+def test_a_task_continues_after_the_full_disk_is_freed(platform: Platform, github: GitHub, disk: Path) -> None:
     project, process = work(platform, github), platform.process
-    card = add(project, "\n".join(WORDS))
-    until(lambda: card.attempt()["step"] == "agent" and card.parts(card.attempt()["sessionId"]))
+    task = create_task(project, "\n".join(TASK_LINES))
+    until(lambda: task.attempt()["step"] == "agent" and task.read_agent_parts(task.attempt()["sessionId"]))
 
     fill(disk / "filler")
-    full = time.monotonic()
-    answer = ready(platform)
-    assert (answer.status_code, "disk is full" in answer.json()["reasons"][0]) == (503, True)
-    refused = until(lambda: _refusal(project))  # the database's own files have some room left
-    assert refused.status_code == 507, refused.text
-    assert "disk" in refused.json()["detail"]
-    assert ok(platform.client.get("/projects"))["items"], "what is there can be read"
-    time.sleep(max(0.0, FULL_S - (time.monotonic() - full)))  # the agent goes on meanwhile
+    full_since = time.monotonic()
+    response = get_readiness(platform)
+    assert (response.status_code, "disk is full" in response.json()["reasons"][0]) == (503, True)
+    refusal = until(lambda: _try_to_create_task(project))  # the files of the database have some free space left
+    assert refusal.status_code == 507, refusal.text
+    assert "disk" in refusal.json()["detail"]
+    assert ok(platform.client.get("/projects"))["items"], "existing data must be readable"
+    time.sleep(max(0.0, FULL_SECONDS - (time.monotonic() - full_since)))  # the agent continues meanwhile
     (disk / "filler").unlink()
 
-    until(lambda: ready(platform).status_code == 200)
-    card.rests("in_review")
+    until(lambda: get_readiness(platform).status_code == 200)
+    task.wait_until_settled("in_review")
     assert platform.process is process
     assert process is not None
     assert process.poll() is None

@@ -1,4 +1,4 @@
-"""Whatever breaks between the platform and the forge: it ends well or in one clear error, and to ask again is safe."""
+"""Test faults between the platform and the forge: each operation succeeds or fails with one clear error, and retrying is safe."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import pytest
 
 from sandyard.kit.ids import random_id
 from tests.acceptance.platform import Platform, ok, running, until
-from tests.acceptance.workshop import Seat, Work, problem, work
+from tests.acceptance.workshop import Session, Work, problem, work
 from tests.forge import GitHub, forge
 from tests.protocol.engine import Engine
 
 pytestmark = pytest.mark.timeout(400)
 SETTINGS = {"RECONCILE_EVERY_S": "2", "HEALTH_EVERY_S": "2", "FORGE_POLL_S": "2", "CREATES_PER_MINUTE": "1000"}
 LARGE = 3_000_000
-"""Of a file that makes a push one in several pieces."""
+"""Size of a file that makes a push take several chunks."""
 
 
 @pytest.fixture(scope="module")
-def forge_() -> Iterator[GitHub]:
+def module_forge() -> Iterator[GitHub]:
     with forge() as github:
         yield github
 
 
 @pytest.fixture
-def github(forge_: GitHub) -> Iterator[GitHub]:
-    yield forge_
-    forge_.faults.clear()
+def github(module_forge: GitHub) -> Iterator[GitHub]:
+    yield module_forge
+    module_forge.faults.clear()
 
 
 @pytest.fixture(scope="module")
@@ -46,148 +46,152 @@ def project(platform: Platform, github: GitHub) -> Work:
 
 
 @pytest.fixture
-def seat(project: Work) -> Seat:
-    """With a commit that is not pushed."""
-    seat = project.session()
-    seat.change("new.txt", "new\n", "feat: new")
-    return seat
+def session(project: Work) -> Session:
+    """A session with a commit that is not pushed."""
+    session = project.create_session()
+    session.commit_file("new.txt", "new\n", "feat: new")
+    return session
 
 
 @pytest.fixture(scope="module")
-def shared(platform: Platform, forge_: GitHub) -> tuple[Work, Seat]:
-    """For tests that push, and leave nothing else behind."""
-    project = work(platform, forge_)
-    return project, project.session()
+def shared_session(platform: Platform, module_forge: GitHub) -> tuple[Work, Session]:
+    """A project and session for tests that only push."""
+    project = work(platform, module_forge)
+    return project, project.create_session()
 
 
 @pytest.fixture
-def unpushed(shared: tuple[Work, Seat], github: GitHub) -> tuple[Work, Seat]:
-    """The same, with one more commit that is not pushed."""
+def unpushed(shared_session: tuple[Work, Session], github: GitHub) -> tuple[Work, Session]:
+    """The shared project and session, with one more commit that is not pushed."""
     name = random_id()
-    shared[1].change(f"{name}.txt", "new\n", f"feat: {name}")
-    return shared
+    shared_session[1].commit_file(f"{name}.txt", "new\n", f"feat: {name}")
+    return shared_session
 
 
-def pushed(project: Work, seat: Seat) -> None:
-    """Once, all of it, and asking again changes nothing."""
-    branch = seat.checkout()["branch"]
-    head = seat.execute("git rev-parse HEAD").strip()
+def assert_pushed_once(project: Work, session: Session) -> None:
+    """Check that every commit was pushed once, and that pushing again changes nothing."""
+    branch = session.checkout()["branch"]
+    head = session.execute("git rev-parse HEAD").strip()
     assert project.repository.head(branch) == head
-    assert seat.git("push")["commit"] == head
-    assert project.repository.log(f"main..{branch}") == seat.execute("git log --format=%s origin/main..").splitlines()
+    assert session.run_git("push")["commit"] == head
+    assert (
+        project.repository.log(f"main..{branch}") == session.execute("git log --format=%s origin/main..").splitlines()
+    )
 
 
-def _most(names: Iterable[str], *always: str) -> list[Any]:
-    """Those in `always` run in `make test`, the others only in the long run."""
+def _mark_slow_except(names: Iterable[str], *always: str) -> list[Any]:
+    """Mark all names as slow except those in `always`, which also run in `make test`."""
     return [name if name in always else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-BREAKS: dict[str, Callable[[GitHub], None]] = {
+PUSH_FAULTS: dict[str, Callable[[GitHub], None]] = {
     "502 twice": lambda github: github.faults.answer(502, times=2, on="git"),
-    "503 in the push itself": lambda github: github.faults.answer(503, on="push"),
+    "503 during the push": lambda github: github.faults.answer(503, on="push"),
     "429": lambda github: github.faults.answer(429, on="push", headers={"Retry-After": "1"}),
-    "cut in the middle": lambda github: github.faults.cut("push", after=300),
-    "cut in the middle twice": lambda github: github.faults.cut("push", after=300, times=2),
-    "arrived, but not told": lambda github: github.faults.cut_answer(),
+    "connection cut": lambda github: github.faults.cut("push", after=300),
+    "connection cut twice": lambda github: github.faults.cut("push", after=300, times=2),
+    "response lost after the push": lambda github: github.faults.cut_answer(),
     "slow": lambda github: github.faults.slow(3, on="push"),
 }
 
 
-@pytest.mark.parametrize("name", _most(BREAKS, "arrived, but not told"))
-def test_a_push_gets_through(unpushed: tuple[Work, Seat], github: GitHub, name: str) -> None:
-    project, seat = unpushed
-    BREAKS[name](github)
-    seat.git("push")
+@pytest.mark.parametrize("name", _mark_slow_except(PUSH_FAULTS, "response lost after the push"))
+def test_a_push_succeeds_despite_transient_faults(unpushed: tuple[Work, Session], github: GitHub, name: str) -> None:
+    project, session = unpushed
+    PUSH_FAULTS[name](github)
+    session.run_git("push")
     assert github.faults.left == 0
-    pushed(project, seat)
+    assert_pushed_once(project, session)
 
 
-@pytest.mark.parametrize("name", _most(["502", "cut", "unanswered"], "cut"))
-def test_a_push_that_does_not_get_through_says_so(unpushed: tuple[Work, Seat], github: GitHub, name: str) -> None:
-    project, seat = unpushed
+@pytest.mark.parametrize("name", _mark_slow_except(["502", "cut", "unanswered"], "cut"))
+def test_a_push_with_lasting_faults_fails_with_an_error(
+    unpushed: tuple[Work, Session], github: GitHub, name: str
+) -> None:
+    project, session = unpushed
     if name == "502":
         github.faults.answer(502, times=1000, on="git")
     elif name == "cut":
         github.faults.cut("push", after=300, times=1000)
     else:
         github.faults.cut("refs", after=10, times=1000)
-    told = problem(seat.ask("push"))
-    assert (told["code"], told["status"]) == ("remote_unreachable", 502)
+    error = problem(session.post_git("push"))
+    assert (error["code"], error["status"]) == ("remote_unreachable", 502)
     github.faults.clear()
-    seat.git("push")
-    pushed(project, seat)
+    session.run_git("push")
+    assert_pushed_once(project, session)
 
 
-def test_a_clone_gets_through(platform: Platform, github: GitHub) -> None:
+def test_a_clone_succeeds_after_a_broken_connection(platform: Platform, github: GitHub) -> None:
     project = work(platform, github, files={"large.bin": os.urandom(LARGE), "README.md": "# x\n"})
     github.faults.cut("fetch", after=LARGE // 2)
-    seat = project.session()
+    session = project.create_session()
     assert github.faults.left == 0
-    assert seat.execute("ls; git fsck --no-dangling; git status --porcelain") == "README.md\nlarge.bin\n"
+    assert session.execute("ls; git fsck --no-dangling; git status --porcelain") == "README.md\nlarge.bin\n"
 
 
-def test_a_token_that_runs_out(project: Work, seat: Seat, github: GitHub) -> None:
+def test_an_expired_token_can_be_replaced(project: Work, session: Session, github: GitHub) -> None:
     project.token.expire()
-    told = problem(seat.ask("push"))
-    assert told["code"] == "remote_refused"
-    assert project.token.text not in str(told)
-    told = problem(seat.client.post("/github/pull-requests", json={"sandboxId": seat.sandbox}))
-    assert told["code"] == "forge_unauthorized"  # the permission is looked at before anything is pushed
-    tested = ok(seat.client.post(f"/projects/{project.id}/test"))
+    error = problem(session.post_git("push"))
+    assert error["code"] == "remote_refused"
+    assert project.token.text not in str(error)
+    error = problem(session.client.post("/github/pull-requests", json={"sandboxId": session.sandbox}))
+    assert error["code"] == "forge_unauthorized"  # the permission is checked before anything is pushed
+    tested = ok(session.client.post(f"/projects/{project.id}/test"))
     assert tested["ok"] is False
-    project.credentials(token=github.tokens.make("sandyard-bot").text)
-    assert ok(seat.client.post(f"/projects/{project.id}/test"))["ok"]
-    seat.git("push")
-    pushed(project, seat)
-    assert seat.pull_request()[0] == 201
+    project.set_credentials(token=github.tokens.make("sandyard-bot").text)
+    assert ok(session.client.post(f"/projects/{project.id}/test"))["ok"]
+    session.run_git("push")
+    assert_pushed_once(project, session)
+    assert session.open_pull_request()[0] == 201
 
 
-def test_a_token_that_may_not(project: Work, seat: Seat, github: GitHub) -> None:
-    project.credentials(token=github.tokens.make("reader", write=False).text)
-    told = problem(seat.ask("push"))
-    assert told["code"] == "remote_refused"
-    project.credentials(token=github.tokens.make("stranger", repositories=["acme/other"]).text)
-    assert problem(seat.ask("push"))["code"] == "remote_missing"
-    project.credentials(token=project.token.text)
-    seat.git("push")
-    pushed(project, seat)
+def test_a_token_without_permission_is_refused(project: Work, session: Session, github: GitHub) -> None:
+    project.set_credentials(token=github.tokens.make("reader", write=False).text)
+    error = problem(session.post_git("push"))
+    assert error["code"] == "remote_refused"
+    project.set_credentials(token=github.tokens.make("stranger", repositories=["acme/other"]).text)
+    assert problem(session.post_git("push"))["code"] == "remote_missing"
+    project.set_credentials(token=project.token.text)
+    session.run_git("push")
+    assert_pushed_once(project, session)
 
 
-def test_a_branch_that_moved_under_us(project: Work, seat: Seat, github: GitHub) -> None:
-    seat.git("push")
-    branch = seat.checkout()["branch"]
-    seat.change("more.txt", "more\n", "feat: more")
-    theirs: list[str] = []
+def test_a_branch_changed_on_the_forge_is_not_overwritten(project: Work, session: Session, github: GitHub) -> None:
+    session.run_git("push")
+    branch = session.checkout()["branch"]
+    session.commit_file("more.txt", "more\n", "feat: more")
+    their_commits: list[str] = []
     github.faults.before_push(
-        lambda: theirs.append(project.repository.commit({"theirs.txt": "x\n"}, "fix: x", branch=branch))
+        lambda: their_commits.append(project.repository.commit({"theirs.txt": "x\n"}, "fix: x", branch=branch))
     )
-    told = problem(seat.ask("push"))
-    assert (told["status"], told["code"]) == (409, "branch_moved")
-    assert project.repository.head(branch) == theirs[0], "nothing was forced"
-    assert problem(seat.ask("push"))["code"] == "branch_moved"
-    seat.git("update", how="merge", source="branch")
-    seat.git("push")
-    assert project.repository.is_ancestor(theirs[0], branch)
-    assert seat.execute("cat theirs.txt more.txt") == "x\nmore\n"
+    error = problem(session.post_git("push"))
+    assert (error["status"], error["code"]) == (409, "branch_moved")
+    assert project.repository.head(branch) == their_commits[0], "the push must not be forced"
+    assert problem(session.post_git("push"))["code"] == "branch_moved"
+    session.run_git("update", how="merge", source="branch")
+    session.run_git("push")
+    assert project.repository.is_ancestor(their_commits[0], branch)
+    assert session.execute("cat theirs.txt more.txt") == "x\nmore\n"
 
 
-def test_what_the_remote_rejects(unpushed: tuple[Work, Seat]) -> None:
-    project, seat = unpushed
+def test_a_push_rejected_by_the_remote_shows_the_reason(unpushed: tuple[Work, Session]) -> None:
+    project, session = unpushed
     project.repository.reject("Not on Sundays.")
-    told = problem(seat.ask("push"))
-    assert told["code"] == "remote_rejected"
-    assert "Not on Sundays." in told["detail"]
+    error = problem(session.post_git("push"))
+    assert error["code"] == "remote_rejected"
+    assert "Not on Sundays." in error["detail"]
     project.repository.accept()
-    seat.git("push")
-    pushed(project, seat)
+    session.run_git("push")
+    assert_pushed_once(project, session)
 
 
-API_BREAKS: dict[str, Callable[[GitHub], None]] = {
+API_FAULTS: dict[str, Callable[[GitHub], None]] = {
     "502 twice": lambda github: github.faults.answer(502, times=2, on="api", path="/pulls"),
-    "made, but not told": lambda github: github.faults.cut_answer(on="api", path="/pulls", method="POST"),
+    "response lost after creation": lambda github: github.faults.cut_answer(on="api", path="/pulls", method="POST"),
     "cut": lambda github: github.faults.cut("api", path="/pulls"),
-    "out of budget": lambda github: github.limit.exhaust(reset_in_s=3),
-    "too quick": lambda github: github.faults.answer(
+    "rate limit exhausted": lambda github: github.limit.exhaust(reset_in_s=3),
+    "secondary rate limit": lambda github: github.faults.answer(
         403,
         on="api",
         path="/pulls",
@@ -197,26 +201,26 @@ API_BREAKS: dict[str, Callable[[GitHub], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", _most(API_BREAKS, "made, but not told"))
-def test_a_pull_request_is_opened_once(project: Work, seat: Seat, github: GitHub, name: str) -> None:
-    """At once, or when asked again after one clear error."""
-    API_BREAKS[name](github)
-    answer = seat.client.post("/github/pull-requests", json={"sandboxId": seat.sandbox})
-    if not answer.is_success:
-        problem(answer)
+@pytest.mark.parametrize("name", _mark_slow_except(API_FAULTS, "response lost after creation"))
+def test_a_pull_request_is_opened_once(project: Work, session: Session, github: GitHub, name: str) -> None:
+    """The first request succeeds, or fails with one clear error and can be repeated."""
+    API_FAULTS[name](github)
+    response = session.client.post("/github/pull-requests", json={"sandboxId": session.sandbox})
+    if not response.is_success:
+        problem(response)
     number = until(
-        lambda: seat.client.post("/github/pull-requests", json={"sandboxId": seat.sandbox}).json().get("number")
+        lambda: session.client.post("/github/pull-requests", json={"sandboxId": session.sandbox}).json().get("number")
     )
-    found = github.colleague("grace").pulls(project.slug, "all")
-    assert [pull["number"] for pull in found] == [number]
-    rows = ok(seat.client.get("/github/pull-requests", params={"projectId": project.id}))["items"]
+    pulls = github.colleague("grace").pulls(project.slug, "all")
+    assert [pull["number"] for pull in pulls] == [number]
+    rows = ok(session.client.get("/github/pull-requests", params={"projectId": project.id}))["items"]
     assert [row["number"] for row in rows] == [number]
-    assert [event["data"]["number"] for event in seat.events("pull_request.opened")] == [number]
+    assert [event["data"]["number"] for event in session.events("pull_request.opened")] == [number]
 
 
-@pytest.mark.parametrize("fault", _most(["502", "unanswered", "limit"], "unanswered"))
-def test_a_merge_is_done_once(project: Work, seat: Seat, github: GitHub, fault: str) -> None:
-    number = seat.pull_request()[1]["number"]
+@pytest.mark.parametrize("fault", _mark_slow_except(["502", "unanswered", "limit"], "unanswered"))
+def test_a_merge_is_done_once(project: Work, session: Session, github: GitHub, fault: str) -> None:
+    number = session.open_pull_request()[1]["number"]
     if fault == "502":
         github.faults.answer(502, on="api", path="/merge")
     elif fault == "unanswered":
@@ -224,32 +228,32 @@ def test_a_merge_is_done_once(project: Work, seat: Seat, github: GitHub, fault: 
     else:
         github.limit.exhaust(reset_in_s=3)
 
-    def merged() -> bool:
-        answer = seat.client.post(f"/github/pull-requests/{number}/merge", json={"projectId": project.id})
-        if not answer.is_success:
-            problem(answer)
-        return answer.is_success and answer.json()["state"] == "merged"
+    def is_merged() -> bool:
+        response = session.client.post(f"/github/pull-requests/{number}/merge", json={"projectId": project.id})
+        if not response.is_success:
+            problem(response)
+        return response.is_success and response.json()["state"] == "merged"
 
-    until(merged)
+    until(is_merged)
     assert len(project.repository.log("main")) == 2
-    until(lambda: seat.checkout()["branch"] not in project.repository.branches())
+    until(lambda: session.checkout()["branch"] not in project.repository.branches())
 
 
-# the platform itself dies -------------------------------------------------------------------------------------------------
+# The platform is killed -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def mortal(engine: Engine) -> Iterator[Platform]:
+def killable_platform(engine: Engine) -> Iterator[Platform]:
     with running(engine, **SETTINGS) as platform:
         yield platform
 
 
-def meanwhile(ask: Callable[[], Any]) -> threading.Thread:
-    """Whoever asked is cut off with the platform."""
+def run_in_background(request: Callable[[], Any]) -> threading.Thread:
+    """Run `request` in a thread. Its connection breaks when the platform is killed."""
 
     def run() -> None:
         try:
-            ask()
+            request()
         except httpx.TransportError:
             return
 
@@ -259,59 +263,59 @@ def meanwhile(ask: Callable[[], Any]) -> threading.Thread:
 
 
 @pytest.mark.parametrize("arrives", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_the_platform_dies_in_the_middle_of_a_push(mortal: Platform, github: GitHub, arrives: bool) -> None:
-    project = work(mortal, github)
-    seat = project.session()
-    seat.execute(f"head -c {LARGE} /dev/urandom > large.bin")
-    head = seat.git("commit", message="feat: large")["commit"]
+def test_the_platform_is_killed_during_a_push(killable_platform: Platform, github: GitHub, arrives: bool) -> None:
+    project = work(killable_platform, github)
+    session = project.create_session()
+    session.execute(f"head -c {LARGE} /dev/urandom > large.bin")
+    head = session.run_git("commit", message="feat: large")["commit"]
     gate = github.faults.hold("push", after=LARGE // 2)
-    asking = meanwhile(lambda: seat.ask("push"))
+    request = run_in_background(lambda: session.post_git("push"))
     gate.wait()
-    mortal.kill()
-    asking.join()
+    killable_platform.kill()
+    request.join()
     gate.release() if arrives else gate.cut()
-    mortal.start()
-    until(lambda: all(row["status"] in ("completed", "failed") for row in _operations(seat)))
-    assert seat.git("push")["commit"] == head
-    pushed(project, seat)
-    assert seat.pull_request()[0] == 201
+    killable_platform.start()
+    until(lambda: all(row["status"] in ("completed", "failed") for row in _operations(session)))
+    assert session.run_git("push")["commit"] == head
+    assert_pushed_once(project, session)
+    assert session.open_pull_request()[0] == 201
 
 
-@pytest.mark.slow  # a push and a pull request are left to die in
-def test_the_platform_dies_in_the_middle_of_a_clone(mortal: Platform, github: GitHub) -> None:
-    project = work(mortal, github, files={"large.bin": os.urandom(LARGE), "README.md": "# x\n"})
+@pytest.mark.slow  # the push and the pull request cover the same recovery
+def test_the_platform_is_killed_during_a_clone(killable_platform: Platform, github: GitHub) -> None:
+    project = work(killable_platform, github, files={"large.bin": os.urandom(LARGE), "README.md": "# x\n"})
     gate = github.faults.hold("fetch", after=LARGE // 2)
-    seat = project.begin()
+    session = project.start_session()
     gate.wait()
-    mortal.kill()
+    killable_platform.kill()
     gate.cut()
-    mortal.start()
-    seat.ready()
-    assert seat.execute("ls; git fsck --no-dangling; git status --porcelain") == "README.md\nlarge.bin\n"
-    seat.change("new.txt", "new\n", "feat: new")
-    seat.git("push")
-    pushed(project, seat)
+    killable_platform.start()
+    session.wait_for_checkout()
+    assert session.execute("ls; git fsck --no-dangling; git status --porcelain") == "README.md\nlarge.bin\n"
+    session.commit_file("new.txt", "new\n", "feat: new")
+    session.run_git("push")
+    assert_pushed_once(project, session)
 
 
-def test_the_platform_dies_while_it_opens_a_pull_request(mortal: Platform, github: GitHub) -> None:
-    project = work(mortal, github)
-    seat = project.session()
-    seat.change("new.txt", "new\n", "feat: new")
+def test_the_platform_is_killed_while_it_opens_a_pull_request(killable_platform: Platform, github: GitHub) -> None:
+    project = work(killable_platform, github)
+    session = project.create_session()
+    session.commit_file("new.txt", "new\n", "feat: new")
     gate = github.faults.hold("api", path="/pulls", method="POST")
-    asking = meanwhile(seat.pull_request)
+    request = run_in_background(session.open_pull_request)
     gate.wait()
-    mortal.kill()
-    asking.join()
+    killable_platform.kill()
+    request.join()
     gate.release()
     grace = github.colleague("grace")
     until(lambda: grace.pulls(project.slug))
-    mortal.start()
-    number = seat.pull_request()[1]["number"]
+    killable_platform.start()
+    number = session.open_pull_request()[1]["number"]
     assert [pull["number"] for pull in grace.pulls(project.slug, "all")] == [number]
-    assert len(ok(seat.client.get("/github/pull-requests"))["items"]) == 1
+    assert len(ok(session.client.get("/github/pull-requests"))["items"]) == 1
 
 
-def _operations(seat: Seat) -> list[dict[str, Any]]:
-    found = ok(seat.client.get("/git/operations", params={"sandboxId": seat.sandbox}))["items"]
-    assert found
-    return list(found)
+def _operations(session: Session) -> list[dict[str, Any]]:
+    operations = ok(session.client.get("/git/operations", params={"sandboxId": session.sandbox}))["items"]
+    assert operations
+    return list(operations)

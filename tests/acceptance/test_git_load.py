@@ -1,4 +1,4 @@
-"""Many sessions at once on one repository: every commit arrives, in its own branch and its own pull request."""
+"""Test many concurrent sessions on one repository: every commit arrives in the right branch and pull request."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from tests.acceptance.conftest import serving
 from tests.acceptance.platform import Platform, ok, running, until
-from tests.acceptance.workshop import Seat, Work, work
+from tests.acceptance.workshop import Session, Work, work
 from tests.forge import GitHub, forge
 from tests.protocol.engine import Engine
 
 pytestmark = pytest.mark.timeout(1500)
 SESSIONS, COMMITS = 20, 3
 SETTINGS = {"CREATES_PER_MINUTE": "10000", "EXECUTES_PER_MINUTE": "10000", "FORGE_POLL_S": "3600"}
-PATIENCE = 600.0
+CHECKOUT_SECONDS = 600.0
 
 
 @pytest.fixture(scope="module")
@@ -33,48 +33,48 @@ def github() -> Iterator[GitHub]:
 
 @pytest.fixture
 def platform(engine: Engine, postgres_url: str) -> Iterator[Platform]:
-    """On PostgreSQL, where writers do not queue up by themselves."""
+    """A platform on PostgreSQL, which does not serialize writers."""
     with running(engine, postgres_url, **SETTINGS) as platform:
         yield platform
 
 
 @pytest.mark.slow
-def test_many_sessions_at_once(platform: Platform, github: GitHub) -> None:
+def test_many_concurrent_sessions_on_one_repository(platform: Platform, github: GitHub) -> None:
     project = work(platform, github)
 
-    def work_on(number: int) -> tuple[Seat, int]:
-        seat = project.begin(f"Number {number}")
-        until(lambda: seat.client.get(f"/git/{seat.sandbox}").status_code == 200, PATIENCE)
+    def work_on(number: int) -> tuple[Session, int]:
+        session = project.start_session(f"Number {number}")
+        until(lambda: session.client.get(f"/git/{session.sandbox}").status_code == 200, CHECKOUT_SECONDS)
         for count in range(COMMITS):
-            seat.change(f"of-{number}.txt", f"{number} {count}\n", f"feat: {number} {count}")
+            session.commit_file(f"of-{number}.txt", f"{number} {count}\n", f"feat: {number} {count}")
             if count:
-                seat.git("push", wait=300)
-        made, pull = seat.pull_request(title=f"feat: number {number}")
-        assert made == 201
-        return seat, pull["number"]
+                session.run_git("push", wait=300)
+        status_code, pull = session.open_pull_request(title=f"feat: number {number}")
+        assert status_code == 201
+        return session, pull["number"]
 
     with ThreadPoolExecutor(SESSIONS) as pool:
-        done = list(pool.map(work_on, range(SESSIONS)))
-    _check(project, github, done)
-    for seat, _ in done:
-        ok(seat.client.delete(f"/sessions/{seat.id}"))
+        results = list(pool.map(work_on, range(SESSIONS)))
+    _check(project, github, results)
+    for session, _ in results:
+        ok(session.client.delete(f"/sessions/{session.id}"))
 
 
-def _check(project: Work, github: GitHub, done: list[tuple[Seat, int]]) -> None:
+def _check(project: Work, github: GitHub, results: list[tuple[Session, int]]) -> None:
     pulls = {pull["number"]: pull for pull in github.colleague("grace").pulls(project.slug, "all")}
-    assert len(pulls) == len(done) == len({number for _, number in done})
+    assert len(pulls) == len(results) == len({number for _, number in results})
     commits: set[str] = set()
-    for index, (seat, number) in enumerate(done):
-        branch = seat.checkout()["branch"]
+    for index, (session, number) in enumerate(results):
+        branch = session.checkout()["branch"]
         pull, repository = pulls[number], project.repository
         assert (pull["head"]["ref"], pull["title"]) == (branch, f"feat: number {index}")
         assert pull["head"]["sha"] == repository.head(branch)
-        own = repository.git("rev-list", f"main..{branch}").split()
+        own_commits = repository.git("rev-list", f"main..{branch}").split()
         assert repository.log(f"main..{branch}") == [f"feat: {index} {count}" for count in reversed(range(COMMITS))]
         assert repository.git("diff", "--name-only", f"main...{branch}") == f"of-{index}.txt"
         assert repository.read(branch, f"of-{index}.txt") == f"{index} {COMMITS - 1}\n".encode()
-        commits.update(own)
-    assert len(commits) == len(done) * COMMITS
-    assert len(project.repository.branches()) == len(done) + 1
+        commits.update(own_commits)
+    assert len(commits) == len(results) * COMMITS
+    assert len(project.repository.branches()) == len(results) + 1
     rows = ok(project.client.get("/github/pull-requests", params={"projectId": project.id, "limit": 100}))["items"]
     assert sorted(row["number"] for row in rows) == sorted(pulls)

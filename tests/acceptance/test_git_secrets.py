@@ -1,4 +1,4 @@
-"""What opens a repository is nowhere but in the vault: not in a log, an event, an answer, a process list, a file or a sandbox."""
+"""Test that credentials of repositories are only in the vault: not in a log, event, response, process list, file or sandbox."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from tests.acceptance.conftest import serving
-from tests.acceptance.planted import Planted, Watch
 from tests.acceptance.platform import Platform, ok, running, until
-from tests.acceptance.workshop import Seat, Work, problem, work
+from tests.acceptance.secret_scanner import ProcessWatcher, SecretScanner
+from tests.acceptance.workshop import Session, Work, problem, work
 from tests.forge import GitHub, forge
 from tests.protocol.engine import Engine
 
 pytestmark = pytest.mark.timeout(600)
 SETTINGS = {"FORGE_POLL_S": "2", "LOG_LEVEL": "debug", "GIT_TIMEOUT_S": "30", "CREATES_PER_MINUTE": "1000"}
 CANARY = "canary-" + secrets.token_hex(16)
-"""Put into a sandbox by the test, to know that the search would find what is there."""
+"""The test puts it into a sandbox to check that the search finds what is there."""
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +48,10 @@ def platform(engine: Engine) -> Iterator[Platform]:
         yield platform
 
 
-def test_planted_secrets_are_found_nowhere(engine: Engine, platform: Platform, github: GitHub) -> None:
-    began = time.time() - 1
-    planted = Planted()
-    answers: list[str] = []
+def test_credentials_are_not_disclosed_anywhere(engine: Engine, platform: Platform, github: GitHub) -> None:
+    started_at = time.time() - 1
+    scanner = SecretScanner()
+    responses: list[str] = []
     token = f"ghp_{secrets.token_hex(20)}"
     webhook = f"whsec+/={secrets.token_urlsafe(24)}&%"
     key = ed25519.Ed25519PrivateKey.generate()
@@ -63,106 +63,116 @@ def test_planted_secrets_are_found_nowhere(engine: Engine, platform: Platform, g
         ("ssh key", ssh_key),
         ("app key", app.private_key),
     ):
-        planted.plant(name, text)
-    assert planted.in_text(f"Basic {_basic(token)}") == {"token, base64"}, "the search finds what it is to find"
+        scanner.add_secret(name, text)
+    assert scanner.find_in_text(f"Basic {_basic_credentials(token)}") == {"token, base64"}, (
+        "the search must find encoded secrets"
+    )
 
-    with Watch(planted) as watch:
+    with ProcessWatcher(scanner) as watcher:
         project = work(platform, github, text=token)
-        project.credentials(webhookSecret=webhook, sshKey=ssh_key)
-        seat = _story(project, planted, watch, answers)
+        project.set_credentials(webhookSecret=webhook, sshKey=ssh_key)
+        session = _run_git_operations(project, scanner, watcher, responses)
         by_app = work(platform, github)
         ok(platform.client.delete(f"/projects/{by_app.id}/credentials/token"))
-        given = {"appId": str(app.app_id), "installationId": str(app.installation_id), "privateKey": app.private_key}
-        by_app.credentials(app=given)
-        other = _story(by_app, planted, watch, answers)
-        _by_ssh(platform, ssh_key, watch, answers)
-    assert watch.rounds > 20
-    assert {"git-remote-http", "ssh"} <= watch.names, "the right moments were watched"
-    assert watch.hits == set()
+        credentials = {
+            "appId": str(app.app_id),
+            "installationId": str(app.installation_id),
+            "privateKey": app.private_key,
+        }
+        by_app.set_credentials(app=credentials)
+        app_session = _run_git_operations(by_app, scanner, watcher, responses)
+        _connect_by_ssh(platform, ssh_key, watcher, responses)
+    assert watcher.rounds > 20
+    assert {"git-remote-http", "ssh"} <= watcher.names, "the watcher must have seen git and ssh running"
+    assert watcher.hits == set()
 
-    answers += _everything(platform, [project.id, by_app.id], [seat, other])
-    for answer in answers:
-        assert planted.in_text(answer) == set(), answer[:300]
-    assert planted.in_files(platform.folder) == {}, "neither log nor database nor mirror"
-    assert planted.found(engine.log.read_bytes()) == set()
-    assert github.tokens.installations(), "an App's tokens were made, and looked for too"
+    responses += _read_all_responses(platform, [project.id, by_app.id], [session, app_session])
+    for response in responses:
+        assert scanner.find_in_text(response) == set(), response[:300]
+    assert scanner.find_in_files(platform.folder) == {}, "no secret may be in the log, the database or the mirror"
+    assert scanner.find_in_bytes(engine.log.read_bytes()) == set()
+    assert github.tokens.installations(), "tokens of the App must have been created and searched for"
 
-    planted.plant("canary", CANARY)
-    for one in (seat, other):
-        _inside(engine, planted, one, began)
+    scanner.add_secret("canary", CANARY)
+    for target in (session, app_session):
+        _search_sandbox(engine, scanner, target, started_at)
 
 
-def _story(project: Work, planted: Planted, watch: Watch, answers: list[str]) -> Seat:
-    """Clone, push and pull request, each held in the middle for the watch to see; and some failures."""
+def _run_git_operations(
+    project: Work, scanner: SecretScanner, watcher: ProcessWatcher, responses: list[str]
+) -> Session:
+    """Clone, push and open a pull request, each paused for a scan of all processes; and cause some failures."""
     github = project.github
     gate = github.faults.hold("fetch")
-    seat = project.begin()
+    session = project.start_session()
     gate.wait()
-    for made in github.tokens.installations():
-        planted.plant("installation token", made)
-    watch.looks()
+    for token in github.tokens.installations():
+        scanner.add_secret("installation token", token)
+    watcher.wait_for_scan()
     gate.release()
-    seat.ready()
-    seat.change("a.txt", "a\n", "feat: a")
+    session.wait_for_checkout()
+    session.commit_file("a.txt", "a\n", "feat: a")
     project.repository.reject("Not on Sundays.")
-    answers.append(json.dumps(problem(seat.ask("push"))))
+    responses.append(json.dumps(problem(session.post_git("push"))))
     project.repository.accept()
     github.faults.answer(502, times=100, on="git")
-    answers.append(json.dumps(problem(seat.ask("push"))))
+    responses.append(json.dumps(problem(session.post_git("push"))))
     github.faults.clear()
     gate = github.faults.hold("push")
-    pushing = threading.Thread(target=seat.ask, args=("push",))
+    pushing = threading.Thread(target=session.post_git, args=("push",))
     pushing.start()
     gate.wait()
-    watch.looks()
+    watcher.wait_for_scan()
     gate.release()
     pushing.join()
-    answers.append(json.dumps(seat.pull_request()[1]))
-    assert seat.checkout()["pushed"]
-    return seat
+    responses.append(json.dumps(session.open_pull_request()[1]))
+    assert session.checkout()["pushed"]
+    return session
 
 
-def _by_ssh(platform: Platform, ssh_key: str, watch: Watch, answers: list[str]) -> None:
-    """A server that takes the connection and says nothing: ssh has the key in its hands, and waits."""
+def _connect_by_ssh(platform: Platform, ssh_key: str, watcher: ProcessWatcher, responses: list[str]) -> None:
+    """Connect to a server that accepts and sends nothing, so that ssh waits while it holds the key."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         body = {"name": "by ssh", "repository": f"ssh://git@127.0.0.1:{port}/acme/website.git"}
-        made = ok(platform.client.post("/projects", json=body), 201)
-        answers.append(ok_text(platform.client.put(f"/projects/{made['id']}/credentials", json={"sshKey": ssh_key})))
+        created = ok(platform.client.post("/projects", json=body), 201)
+        responses.append(
+            get_text(platform.client.put(f"/projects/{created['id']}/credentials", json={"sshKey": ssh_key}))
+        )
 
-        def take() -> None:
+        def accept_connections() -> None:
             with contextlib.suppress(OSError):
                 while True:
                     connection, _ = server.accept()
-                    watch.looks()
+                    watcher.wait_for_scan()
                     connection.close()
 
-        threading.Thread(target=take, daemon=True).start()
-        answers.append(ok_text(platform.client.post(f"/projects/{made['id']}/test")))
+        threading.Thread(target=accept_connections, daemon=True).start()
+        responses.append(get_text(platform.client.post(f"/projects/{created['id']}/test")))
         server.shutdown(socket.SHUT_RDWR)
 
 
-def ok_text(answer: httpx.Response) -> str:
-    assert answer.is_success, answer.text
-    return answer.text
+def get_text(response: httpx.Response) -> str:
+    assert response.is_success, response.text
+    return response.text
 
 
-def _everything(platform: Platform, projects: list[str], seats: list[Seat]) -> Iterator[str]:
-    """Every answer of the API that could tell of them."""
+def _read_all_responses(platform: Platform, projects: list[str], sessions: list[Session]) -> Iterator[str]:
+    """Yield every response of the API that could contain credentials."""
     client = platform.client
     for project in projects:
         for path in ("", "/credentials", "/members", "/compare?base=main&head=main"):
-            yield ok_text(client.get(f"/projects/{project}{path}"))
-    for seat in seats:
+            yield get_text(client.get(f"/projects/{project}{path}"))
+    for session in sessions:
         for path in ("", "/status", "/history", "/diff"):
-            yield ok_text(client.get(f"/git/{seat.sandbox}{path}"))
+            yield get_text(client.get(f"/git/{session.sandbox}{path}"))
         for path in ("", "/messages", "/checkpoints", "/pull-request", "/sandbox"):
-            yield ok_text(client.get(f"/sessions/{seat.id}{path}"))
-        yield ok_text(client.get(f"/sandboxes/{seat.sandbox}/commands"))
+            yield get_text(client.get(f"/sessions/{session.id}{path}"))
+        yield get_text(client.get(f"/sandboxes/{session.sandbox}/commands"))
     for path in ("/events/history", "/audit", "/git/operations", "/github/pull-requests", "/projects", "/sessions"):
         cursor: str | None = None
         while True:
-            page = ok_text(client.get(path, params={"limit": 200, **({"cursor": cursor} if cursor else {})}))
+            page = get_text(client.get(path, params={"limit": 200, **({"cursor": cursor} if cursor else {})}))
             yield page
             cursor = json.loads(page).get("nextCursor")
             if not cursor:
@@ -170,40 +180,40 @@ def _everything(platform: Platform, projects: list[str], seats: list[Seat]) -> I
     yield httpx.get(f"{platform.url}/metrics", headers=client.headers).text
 
 
-def _inside(engine: Engine, planted: Planted, seat: Seat, began: float) -> None:
-    """The sandbox's own disk and the memory of all that runs in it, seen from the host."""
-    seat.execute(f"echo {CANARY} > /home/user/canary.txt; git log --format=%H >/dev/null")
-    started = {"command": f"C={CANARY} exec sleep 300", "background": True}
-    ok(seat.client.post(f"/sandboxes/{seat.sandbox}/execute", json=started), 202)
-    known = ok(seat.client.get(f"/sandboxes/{seat.sandbox}"))["engineId"]
+def _search_sandbox(engine: Engine, scanner: SecretScanner, session: Session, started_at: float) -> None:
+    """Search the disk of the sandbox and the memory of its processes, from the host."""
+    session.execute(f"echo {CANARY} > /home/user/canary.txt; git log --format=%H >/dev/null")
+    command = {"command": f"C={CANARY} exec sleep 300", "background": True}
+    ok(session.client.post(f"/sandboxes/{session.sandbox}/execute", json=command), 202)
+    engine_id = ok(session.client.get(f"/sandboxes/{session.sandbox}"))["engineId"]
     pids = until(
         lambda: (
-            [pid for pid in _processes(engine, known) if planted.in_memory(pid) & {"canary"}]
-            and _processes(engine, known)
+            [pid for pid in _processes(engine, engine_id) if scanner.find_in_memory(pid) & {"canary"}]
+            and _processes(engine, engine_id)
         )
     )
     assert len(pids) > 1
-    memory = {pid: _leaks(planted.in_memory(pid)) for pid in pids}
+    memory = {pid: _without_canary(scanner.find_in_memory(pid)) for pid in pids}
     assert not any(memory.values()), memory
     root = Path(f"/proc/{pids[-1]}/root")
-    files = planted.in_files(root, since=began)
-    assert not any(_leaks(names) for names in files.values()), files
-    assert f"{root}/home/user/canary.txt" in files, "the search sees the sandbox's disk"
+    files = scanner.find_in_files(root, since=started_at)
+    assert not any(_without_canary(names) for names in files.values()), files
+    assert f"{root}/home/user/canary.txt" in files, "the search must include the disk of the sandbox"
 
 
-def _leaks(names: set[str]) -> set[str]:
+def _without_canary(names: set[str]) -> set[str]:
     return {name for name in names if not name.startswith("canary")}
 
 
 def _processes(engine: Engine, sandbox: str) -> list[int]:
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             groups = (process / "cgroup").read_text()
             if "/sandyard-" in groups and sandbox in groups:
-                found.append(int(process.name))
-    return sorted(found)
+                pids.append(int(process.name))
+    return sorted(pids)
 
 
-def _basic(token: str) -> str:
+def _basic_credentials(token: str) -> str:
     return base64.b64encode(f"x-access-token:{token}".encode()).decode()

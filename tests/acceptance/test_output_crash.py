@@ -1,5 +1,5 @@
-"""Commands print numbered lines while the engine is killed, again and again: who connects again misses none of them. And the
-platform keeps every byte of much output when it and the engine are killed."""
+"""Test the output of commands while the engine is killed repeatedly: a client that reconnects misses no line. Also test that the platform
+keeps every byte of a large output when it and the engine are killed."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ for number in itertools.count():
 
 
 class Follower:
-    """One command, and all that its client was told of it."""
+    """A command and all output that its client received."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._handle = sandbox.commands.run(LINES, background=True, timeout=0)
         self.pid = self._handle.pid
-        self.said = ""
+        self.output = ""
         self.thread = threading.Thread(target=self._read)
         self.thread.start()
 
     def _read(self) -> None:
         try:
             for out, _, _ in self._handle:
-                self.said += out or ""
-        except Exception:  # the engine is gone
+                self.output += out or ""
+        except Exception:  # the engine was killed
             return
 
     def connect(self) -> None:
@@ -49,32 +49,32 @@ class Follower:
         self.thread = threading.Thread(target=self._read)
         self.thread.start()
 
-    def hears(self, count: int) -> bool:
-        return self.said.count("\n") >= count
+    def has_lines(self, count: int) -> bool:
+        return self.output.count("\n") >= count
 
     def lines(self) -> list[int]:
-        return [int(line) for line in self.said.splitlines()[:-1]]
+        return [int(line) for line in self.output.splitlines()[:-1]]
 
 
-def kill_again_and_again(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_with_kills(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine({"POOL_SIZE": "0"})
     for name, value in {**engine.environment, "E2B_CONNECTION_RETRIES": "0"}.items():
         monkeypatch.setenv(name, value)
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     engine.start()
     followers: list[Follower] = []
     try:
         sandbox = Sandbox.create(timeout=3600)
         followers = [Follower(sandbox) for _ in range(COMMANDS)]
         for _ in range(times):
-            time.sleep(dice.uniform(0.1, 0.4))
+            time.sleep(rng.uniform(0.1, 0.4))
             engine.kill()
             engine.start()
             for follower in followers:
                 follower.connect()
         deadline = time.monotonic() + 60
-        heard = [follower.said.count("\n") for follower in followers]
-        while not all(follower.hears(count + 5) for follower, count in zip(followers, heard, strict=True)):
+        counts_before = [follower.output.count("\n") for follower in followers]
+        while not all(follower.has_lines(count + 5) for follower, count in zip(followers, counts_before, strict=True)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
@@ -96,40 +96,40 @@ def kill_again_and_again(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(300)
 def test_no_line_of_a_command_is_lost_when_the_engine_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    kill_again_and_again(3, monkeypatch)
+    run_with_kills(3, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_no_line_of_a_command_is_lost_in_five_hundred_kills(monkeypatch: pytest.MonkeyPatch) -> None:
-    kill_again_and_again(500 // COMMANDS, monkeypatch)
+def test_no_line_of_a_command_is_lost_in_many_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_with_kills(500 // COMMANDS, monkeypatch)
 
 
-# 60 MB that hardly compress, for as long as it takes to kill two processes in the middle of it
-FLOOD = "for i in $(seq 12); do head -c 5000000 /dev/urandom | tee -a /tmp/copy; sleep 0.1; done; exit 7"
-FLOODED = 12 * 5_000_000
+# 60 MB that hardly compress, over enough time to kill two processes meanwhile
+LARGE_OUTPUT_COMMAND = "for i in $(seq 12); do head -c 5000000 /dev/urandom | tee -a /tmp/copy; sleep 0.1; done; exit 7"
+LARGE_OUTPUT_BYTES = 12 * 5_000_000
 
 
 @pytest.mark.timeout(300)
-def test_no_byte_of_much_output_is_lost_when_the_platform_and_the_engine_are_killed(engine: Engine) -> None:
+def test_no_byte_of_large_output_is_lost_when_platform_and_engine_are_killed(engine: Engine) -> None:
     with running(engine) as platform:
         client = platform.client
         sandbox = ok(client.post("/sandboxes", json={}))["id"]
-        asked = {"command": FLOOD, "background": True}
-        command = ok(client.post(f"/sandboxes/{sandbox}/execute", json=asked), 202)["id"]
+        request = {"command": LARGE_OUTPUT_COMMAND, "background": True}
+        command = ok(client.post(f"/sandboxes/{sandbox}/execute", json=request), 202)["id"]
         until(lambda: ok(client.get(f"/commands/{command}"))["stdoutBytes"] > 8_000_000)
         platform.kill()
         engine.kill()
         engine.start()
         platform.start()
         client = platform.client
-        over = until(lambda: (seen := ok(client.get(f"/commands/{command}")))["status"] == "exited" and seen)
-        assert (over["exitCode"], over["stdoutBytes"]) == (7, FLOODED)
+        finished = until(lambda: (state := ok(client.get(f"/commands/{command}")))["status"] == "exited" and state)
+        assert (finished["exitCode"], finished["stdoutBytes"]) == (7, LARGE_OUTPUT_BYTES)
         copied = ok(client.post(f"/sandboxes/{sandbox}/execute", json={"command": "sha256sum < /tmp/copy"}))
-        kept = hashlib.sha256()
+        stored = hashlib.sha256()
         (file,) = platform.folder.glob(f"data/output/*/{command}/stdout")
         with file.open("rb") as content:
             while piece := content.read(1 << 20):
-                kept.update(piece)
-        assert kept.hexdigest() == copied["stdout"].split()[0]
+                stored.update(piece)
+        assert stored.hexdigest() == copied["stdout"].split()[0]
         ok(client.delete(f"/sandboxes/{sandbox}"))

@@ -1,4 +1,4 @@
-"""Servers in sandboxes, seen through previews: by the right people, at their own host names, awake when somebody looks."""
+"""Test previews of servers in sandboxes: access control, own host names, and resuming a paused sandbox."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.protocol.engine import Engine
 pytestmark = pytest.mark.timeout(400)
 PORT = 3000
 SERVER = (Path(__file__).parent / "preview_server.py").read_bytes()
-ASLEEP = {"Sec-Fetch-Mode": "cors", "Sec-Fetch-Site": "same-origin"}
-"""Of what a page asks by itself."""
+BACKGROUND_REQUEST = {"Sec-Fetch-Mode": "cors", "Sec-Fetch-Site": "same-origin"}
+"""Headers of a request that a page makes by itself."""
 
 
 @pytest.fixture(scope="module")
@@ -34,34 +34,34 @@ def platform(engine: Engine) -> Iterator[Platform]:
 
 @pytest.fixture(scope="module")
 def sandbox(platform: Platform) -> str:
-    return serve(platform)
+    return start_server(platform)
 
 
-def serve(platform: Platform) -> str:
-    """A sandbox with a server at PORT."""
+def start_server(platform: Platform) -> str:
+    """Create a sandbox with a server on PORT."""
     client = platform.client
-    made: str = ok(client.post("/sandboxes", json={}), 201)["id"]
-    ok(client.put(f"/sandboxes/{made}/files", params={"path": "/home/user/server.py"}, content=SERVER))
-    command = f"nohup python3 /home/user/server.py {PORT} >/dev/null 2>&1 &"  # a command that runs would keep it awake
-    ok(client.post(f"/sandboxes/{made}/execute", json={"command": command}))
-    until(lambda: PORT in [one["port"] for one in ok(client.get(f"/sandboxes/{made}/ports"))["items"]])
-    return made
+    sandbox_id: str = ok(client.post("/sandboxes", json={}), 201)["id"]
+    ok(client.put(f"/sandboxes/{sandbox_id}/files", params={"path": "/home/user/server.py"}, content=SERVER))
+    command = f"nohup python3 /home/user/server.py {PORT} >/dev/null 2>&1 &"  # a running command would keep the sandbox from pausing
+    ok(client.post(f"/sandboxes/{sandbox_id}/execute", json={"command": command}))
+    until(lambda: PORT in [item["port"] for item in ok(client.get(f"/sandboxes/{sandbox_id}/ports"))["items"]])
+    return sandbox_id
 
 
-def opening(platform: Platform, sandbox: str, port: int = PORT, path: str = "/") -> str:
+def create_preview_url(platform: Platform, sandbox: str, port: int = PORT, path: str = "/") -> str:
     url: str = ok(platform.client.post(f"/sandboxes/{sandbox}/previews", json={"port": port, "path": path}), 201)["url"]
     return url
 
 
-class Line(connect):
-    """A WebSocket as browsers open it: a redirect is a refusal."""
+class BrowserWebSocket(connect):
+    """A WebSocket as browsers open it: a redirect is an error."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
         return exc
 
 
 class Browser:
-    """One that knows where `*.localhost` is, and keeps cookies by host, as real ones do."""
+    """A browser that resolves `*.localhost` and keeps cookies by host, like real ones."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
@@ -69,107 +69,110 @@ class Browser:
         self._http = httpx.Client(base_url=platform.url, timeout=60)
 
     def get(self, url: str, **headers: str) -> httpx.Response:
-        return self.ask("GET", url, headers=headers)
+        return self.request("GET", url, headers=headers)
 
-    def ask(
+    def request(
         self, method: str, url: str, *, headers: dict[str, str] | None = None, content: bytes | None = None
     ) -> httpx.Response:
-        with self.stream(method, url, headers=headers, content=content) as answer:
-            answer.read()
-        return answer
+        with self.stream(method, url, headers=headers, content=content) as response:
+            response.read()
+        return response
 
     @contextlib.contextmanager
     def stream(
         self, method: str, url: str, *, headers: dict[str, str] | None = None, content: bytes | None = None
     ) -> Iterator[httpx.Response]:
         parts = urlsplit(url)
-        sent = {"Host": parts.netloc, **self.shown(parts.netloc), **(headers or {})}
+        sent_headers = {"Host": parts.netloc, **self.cookie_header(parts.netloc), **(headers or {})}
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         as_written = {"target": (target or "/").encode()}
-        with self._http.stream(method, "/", headers=sent, content=content, extensions=as_written) as answer:
-            for cookie in answer.headers.get_list("set-cookie"):
+        with self._http.stream(method, "/", headers=sent_headers, content=content, extensions=as_written) as response:
+            for cookie in response.headers.get_list("set-cookie"):
                 name, _, value = cookie.partition(";")[0].partition("=")
                 self.cookies.setdefault(parts.netloc, {})[name] = value
-            yield answer
+            yield response
 
-    def shown(self, host: str) -> dict[str, str]:
-        kept = self.cookies.get(host)
-        return {"Cookie": "; ".join(f"{name}={value}" for name, value in kept.items())} if kept else {}
+    def cookie_header(self, host: str) -> dict[str, str]:
+        cookies = self.cookies.get(host)
+        return {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())} if cookies else {}
 
     def open(self, url: str) -> httpx.Response:
-        """As a person does who clicks on it."""
-        answer = self.get(url)
-        assert answer.status_code == 303, answer.text
-        assert answer.headers["referrer-policy"] == "no-referrer"
-        return self.get(answer.headers["location"])
+        """Open the URL like a user who clicks on it."""
+        response = self.get(url)
+        assert response.status_code == 303, response.text
+        assert response.headers["referrer-policy"] == "no-referrer"
+        return self.get(response.headers["location"])
 
-    def socket(self, url: str, origin: str | None = None, **options: Any) -> Line:
+    def socket(self, url: str, origin: str | None = None, **options: Any) -> BrowserWebSocket:
         parts = urlsplit(url)
-        headers = {**self.shown(parts.netloc), "Origin": origin or f"http://{parts.netloc}"}
-        return Line(
+        headers = {**self.cookie_header(parts.netloc), "Origin": origin or f"http://{parts.netloc}"}
+        return BrowserWebSocket(
             f"ws://{parts.netloc}{parts.path}", host="127.0.0.1", port=self._platform.port, additional_headers=headers,
             proxy=None, **options,
         )  # fmt: skip
 
 
-def clean(url: str) -> str:
+def without_query(url: str) -> str:
     return url.partition("?")[0]
 
 
-def test_a_ticket_opens_it_once_for_one_browser(platform: Platform, sandbox: str) -> None:
-    url = opening(platform, sandbox, path="/hello?a=b")
+def test_a_ticket_opens_a_preview_once_for_one_browser(platform: Platform, sandbox: str) -> None:
+    url = create_preview_url(platform, sandbox, path="/hello?a=b")
     host = urlsplit(url).netloc
     assert host == f"{PORT}-{sandbox.removeprefix('sbx_')}.localhost:{platform.port}"
     browser, stranger = Browser(platform), Browser(platform)
-    assert stranger.get(clean(url)).status_code == 401
+    assert stranger.get(without_query(url)).status_code == 401
 
     page = browser.open(url)
     assert page.status_code == 200
-    told = page.json()
-    assert (told["method"], told["path"]) == ("GET", "/hello?a=b"), "the ticket is not the server's to see"
-    assert told["headers"]["host"] == host
-    assert (told["headers"]["x-forwarded-host"], told["headers"]["x-forwarded-proto"]) == (host, "http")
-    assert "cookie" not in told["headers"], "what opens the preview stays with the platform"
-    cookies = [one.lower() for one in Browser(platform).get(opening(platform, sandbox)).headers.get_list("set-cookie")]
-    assert all("httponly" in one and "domain=" not in one for one in cookies)
+    received = page.json()
+    assert (received["method"], received["path"]) == ("GET", "/hello?a=b"), "the ticket must not be forwarded"
+    assert received["headers"]["host"] == host
+    assert (received["headers"]["x-forwarded-host"], received["headers"]["x-forwarded-proto"]) == (host, "http")
+    assert "cookie" not in received["headers"], "the preview cookie must not be forwarded"
+    cookies = [
+        item.lower()
+        for item in Browser(platform).get(create_preview_url(platform, sandbox)).headers.get_list("set-cookie")
+    ]
+    assert all("httponly" in item and "domain=" not in item for item in cookies)
 
     used = stranger.get(url)
     assert used.status_code == 401
     assert "Open this preview from Sandyard" in used.text
-    assert browser.get(url).status_code == 303, "who has come in already is not bothered by a used ticket"
+    assert browser.get(url).status_code == 303, "a used ticket must not lock out a browser that has a cookie"
     assert "set-cookie" not in browser.get(url).headers
 
 
-def test_nobody_looks_past_the_platform(engine: Engine, platform: Platform, sandbox: str) -> None:
-    """The engine's ids are in links, logs and headers: they open nothing."""
+def test_engine_ids_give_no_access_to_previews(engine: Engine, platform: Platform, sandbox: str) -> None:
+    """Ids of the engine appear in links, logs and headers, so they must give no access."""
     with engine.client() as client:
-        ids = [one["sandboxID"] for one in ok(client.get("/v2/sandboxes"))]
+        ids = [item["sandboxID"] for item in ok(client.get("/v2/sandboxes"))]
     assert ids
     for engine_id in ids:
         by_header = {"E2b-Sandbox-Id": engine_id, "E2b-Sandbox-Port": str(PORT)}
         by_name = {"Host": f"{PORT}-{engine_id}.localhost:{engine.port}"}
-        for way in (by_header, by_name):
-            assert httpx.get(engine.url, headers=way).status_code == 403
-    told = Browser(platform).open(opening(platform, sandbox)).json()
-    assert not [name for name in told["headers"] if "token" in name], "the token is not the server's to see"
+        for headers in (by_header, by_name):
+            assert httpx.get(engine.url, headers=headers).status_code == 403
+    received = Browser(platform).open(create_preview_url(platform, sandbox)).json()
+    assert not [name for name in received["headers"] if "token" in name], "the token must not be forwarded"
 
 
-def test_a_cookie_is_good_for_one_port_of_one_sandbox(platform: Platform, sandbox: str) -> None:
-    other = serve(platform)
+def test_a_cookie_is_valid_for_one_port_of_one_sandbox(platform: Platform, sandbox: str) -> None:
+    other = start_server(platform)
     browser = Browser(platform)
-    assert browser.open(opening(platform, sandbox)).status_code == 200
+    assert browser.open(create_preview_url(platform, sandbox)).status_code == 200
     cookie = next(iter(browser.cookies.values()))
-    for url in (opening(platform, other), opening(platform, sandbox, port=3001)):
-        thief = Browser(platform)
-        thief.cookies[urlsplit(url).netloc] = dict(cookie)
-        assert thief.get(clean(url)).status_code == 401
-    elsewhere = urlsplit(opening(platform, other))
-    moved = f"http://{urlsplit(opening(platform, sandbox)).netloc}/?{elsewhere.query}"
-    assert Browser(platform).get(moved).status_code == 401, "nor is a ticket"
+    for url in (create_preview_url(platform, other), create_preview_url(platform, sandbox, port=3001)):
+        other_browser = Browser(platform)
+        other_browser.cookies[urlsplit(url).netloc] = dict(cookie)
+        assert other_browser.get(without_query(url)).status_code == 401
+    elsewhere = urlsplit(create_preview_url(platform, other))
+    moved_ticket = f"http://{urlsplit(create_preview_url(platform, sandbox)).netloc}/?{elsewhere.query}"
+    assert Browser(platform).get(moved_ticket).status_code == 401, "a ticket must not work for another sandbox"
     ok(platform.client.delete(f"/sandboxes/{other}"), 204)
 
 
-def test_others_are_refused_and_rights_end(platform: Platform, sandbox: str) -> None:
+def test_previews_end_at_logout_and_are_refused_to_other_users(platform: Platform, sandbox: str) -> None:
     admin = platform.client
     member = ok(admin.post("/users", json={"name": "guest", "role": "admin", "password": "long enough words"}), 201)[
         "id"
@@ -180,7 +183,7 @@ def test_others_are_refused_and_rights_end(platform: Platform, sandbox: str) -> 
     browser = Browser(platform)
     assert browser.open(url).status_code == 200
     ok(login.post("/logout"), 204)
-    until(lambda: browser.get(clean(url)).status_code == 401)
+    until(lambda: browser.get(without_query(url)).status_code == 401)
 
     ok(admin.patch(f"/users/{member}", json={"role": "member"}))
     ok(login.post("/login", json={"name": "guest", "password": "long enough words"}))
@@ -188,17 +191,17 @@ def test_others_are_refused_and_rights_end(platform: Platform, sandbox: str) -> 
     assert login.get(f"/sandboxes/{sandbox}/ports").status_code == 404
 
 
-def test_nothing_of_the_platform_is_there(platform: Platform, sandbox: str) -> None:
+def test_preview_hosts_do_not_serve_the_api_of_the_platform(platform: Platform, sandbox: str) -> None:
     browser = Browser(platform)
-    url = opening(platform, sandbox)
+    url = create_preview_url(platform, sandbox)
     browser.open(url)
     bearer = f"Bearer {platform.token}"
     for path in ("/api/v1/me", "/health", "/mcp", "/metrics", "/api/v1/openapi.json"):
-        there = f"{clean(url).rstrip('/')}{path}"
-        assert Browser(platform).get(there, Authorization=bearer).status_code == 401
-        told = browser.get(there, Authorization=bearer)
-        assert told.json()["path"] == path, "it is the server's own path"
-        assert told.json()["headers"]["authorization"] == bearer, "and so are its users' credentials"
+        preview_path = f"{without_query(url).rstrip('/')}{path}"
+        assert Browser(platform).get(preview_path, Authorization=bearer).status_code == 401
+        received = browser.get(preview_path, Authorization=bearer)
+        assert received.json()["path"] == path, "the server must get the path unchanged"
+        assert received.json()["headers"]["authorization"] == bearer, "the server must get the credentials of its users"
     for host in (
         "localhost.localhost",
         "0-abc.localhost",
@@ -208,71 +211,75 @@ def test_nothing_of_the_platform_is_there(platform: Platform, sandbox: str) -> N
     ):
         assert Browser(platform).get(f"http://{host}:{platform.port}/api/v1/me").status_code == 404
     unknown = Browser(platform).get(f"http://3000-nobody.localhost:{platform.port}/")
-    assert unknown.status_code == 401, "which sandboxes there are is not told"
+    assert unknown.status_code == 401, "the response must not reveal which sandboxes exist"
 
 
-def test_every_method_and_large_bodies(platform: Platform, sandbox: str) -> None:
+def test_every_method_and_large_bodies_are_forwarded(platform: Platform, sandbox: str) -> None:
     browser = Browser(platform)
-    url = clean(opening(platform, sandbox))
-    browser.open(opening(platform, sandbox))
+    url = without_query(create_preview_url(platform, sandbox))
+    browser.open(create_preview_url(platform, sandbox))
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
         body = None if method in ("GET", "OPTIONS") else b"x" * 100
-        told = browser.ask(method, f"{url}a/../b%2F%20c?d=%3F", content=body).json()
-        assert (told["method"], told["path"], told["size"]) == (method, "/a/../b%2F%20c?d=%3F", len(body or b""))
-    assert browser.ask("HEAD", url).content == b""
+        received = browser.request(method, f"{url}a/../b%2F%20c?d=%3F", content=body).json()
+        assert (received["method"], received["path"], received["size"]) == (
+            method,
+            "/a/../b%2F%20c?d=%3F",
+            len(body or b""),
+        )
+    assert browser.request("HEAD", url).content == b""
     large = b"0123456789abcdef" * (1 << 20)
-    told = browser.ask("POST", f"{url}sum", content=large).json()
-    assert (told["size"], told["sha256"]) == (len(large), hashlib.sha256(large).hexdigest())
-    answer = browser.get(f"{url}large")
-    assert len(answer.content) == 32 << 20
+    received = browser.request("POST", f"{url}sum", content=large).json()
+    assert (received["size"], received["sha256"]) == (len(large), hashlib.sha256(large).hexdigest())
+    response = browser.get(f"{url}large")
+    assert len(response.content) == 32 << 20
     assert browser.get(f"{url}status/418").status_code == 418
     redirect = browser.get(f"{url}redirect")
     assert (redirect.status_code, redirect.headers["location"]) == (302, "http://169.254.169.254/")
 
 
-def test_cookies_of_the_server_are_its_own(platform: Platform, sandbox: str) -> None:
+def test_cookies_of_the_server_are_limited_to_its_host(platform: Platform, sandbox: str) -> None:
     browser = Browser(platform)
-    url = opening(platform, sandbox)
+    url = create_preview_url(platform, sandbox)
     host = urlsplit(url).netloc
     browser.open(url)
     before = dict(browser.cookies[host])
-    answer = browser.get(f"{clean(url)}cookies")
-    assert answer.headers.get_list("set-cookie") == ["mine=1; Path=/", "wide=2; Path=/"]
-    assert browser.cookies[host].items() >= before.items(), "it cannot set ours"
-    told = browser.get(clean(url)).json()
-    assert told["headers"]["cookie"] == "mine=1; wide=2"
+    response = browser.get(f"{without_query(url)}cookies")
+    assert response.headers.get_list("set-cookie") == ["mine=1; Path=/", "wide=2; Path=/"]
+    assert browser.cookies[host].items() >= before.items(), "the server must not be able to change the preview cookie"
+    received = browser.get(without_query(url)).json()
+    assert received["headers"]["cookie"] == "mine=1; wide=2"
 
 
-def test_a_stream_comes_as_it_is_made_and_ends_with_its_reader(platform: Platform, sandbox: str) -> None:
+def test_a_stream_is_not_buffered_and_ends_when_the_reader_disconnects(platform: Platform, sandbox: str) -> None:
     browser = Browser(platform)
-    url = clean(opening(platform, sandbox))
-    browser.open(opening(platform, sandbox))
-    with browser.stream("GET", f"{url}drip") as answer:
-        assert answer.headers["content-type"] == "text/event-stream"
-        heard = b""
-        for piece in answer.iter_raw():  # of a slow machine there may be several in one
-            heard += piece
-            if heard.count(b"\n\n") > 1:
+    url = without_query(create_preview_url(platform, sandbox))
+    browser.open(create_preview_url(platform, sandbox))
+    with browser.stream("GET", f"{url}drip") as response:
+        assert response.headers["content-type"] == "text/event-stream"
+        received = b""
+        for piece in response.iter_raw():  # on a slow machine one chunk may contain several events
+            received += piece
+            if received.count(b"\n\n") > 1:
                 break
-        assert heard.startswith(b"data: 0\n\ndata: 1\n\n")
+        assert received.startswith(b"data: 0\n\ndata: 1\n\n")
     until(lambda: browser.get(f"{url}dripping").text == "0")
 
 
-def test_websockets(platform: Platform, sandbox: str) -> None:
+def test_websockets_are_forwarded_and_checked(platform: Platform, sandbox: str) -> None:
     browser = Browser(platform)
-    url = clean(opening(platform, sandbox))
-    browser.open(opening(platform, sandbox))
+    url = without_query(create_preview_url(platform, sandbox))
+    browser.open(create_preview_url(platform, sandbox))
 
-    async def speak() -> None:
-        async with browser.socket(f"{url}echo", subprotocols=["one", "chat"], max_size=None) as line:
-            assert line.subprotocol == "chat"
+    async def exchange_messages() -> None:
+        async with browser.socket(f"{url}echo", subprotocols=["one", "chat"], max_size=None) as websocket:
+            assert websocket.subprotocol == "chat"
             for message in ("hello", b"\x00\xff", "", "ü" * 1000, b"x" * (3 << 20)):
-                await line.send(message)
-                assert await line.recv() == message
-            await line.send("close 4321")
+                await websocket.send(message)
+                assert await websocket.recv() == message
+            await websocket.send("close 4321")
             with pytest.raises(ConnectionClosed):
-                await line.recv()
-            assert (line.close_code, line.close_reason) == (4321, "as you wish")
+                await websocket.recv()
+            assert (websocket.close_code, websocket.close_reason) == (4321, "as you wish")
         for path, status in (("status/418", 418), ("redirect", 302)):
             with pytest.raises(InvalidStatus) as refused:
                 await browser.socket(f"{url}{path}")
@@ -284,77 +291,77 @@ def test_websockets(platform: Platform, sandbox: str) -> None:
             await browser.socket(f"{url}echo", origin="http://3000-other.localhost:8700")
         assert refused.value.response.status_code == 403
 
-    asyncio.run(speak())
+    asyncio.run(exchange_messages())
 
 
-def test_a_closed_port_says_so(platform: Platform, sandbox: str) -> None:
+def test_a_closed_port_shows_an_error_page(platform: Platform, sandbox: str) -> None:
     browser = Browser(platform)
     for agent in ("Mozilla/5.0 Chrome/140.0", "curl/8"):
-        answer = browser.get(
-            browser.get(opening(platform, sandbox, port=3999)).headers["location"], **{"User-Agent": agent}
+        response = browser.get(
+            browser.get(create_preview_url(platform, sandbox, port=3999)).headers["location"], **{"User-Agent": agent}
         )
-        assert answer.status_code == 502
-        assert "port 3999" in answer.text
-        assert 'http-equiv="refresh"' in answer.text
+        assert response.status_code == 502
+        assert "port 3999" in response.text
+        assert 'http-equiv="refresh"' in response.text
 
 
-def test_it_wakes_for_people_and_for_nobody_else(platform: Platform) -> None:
+def test_page_loads_resume_a_sandbox_and_background_requests_do_not(platform: Platform) -> None:
     client = platform.client
-    sandbox = serve(platform)
+    sandbox = start_server(platform)
     browser = Browser(platform)
-    url = opening(platform, sandbox)
+    url = create_preview_url(platform, sandbox)
     assert browser.open(url).status_code == 200
 
     def status() -> str:
         return str(ok(client.get(f"/sandboxes/{sandbox}"))["status"])
 
-    lines: list[ClientConnection] = []
+    open_websockets: list[ClientConnection] = []
 
-    async def hold() -> None:
-        async with browser.socket(f"{clean(url)}echo") as line:
-            lines.append(line)
+    async def hold_websocket() -> None:
+        async with browser.socket(f"{without_query(url)}echo") as websocket:
+            open_websockets.append(websocket)
             with contextlib.suppress(ConnectionClosed):
-                await line.recv()
+                await websocket.recv()
 
-    holding = threading.Thread(target=lambda: asyncio.run(hold()))
-    holding.start()
-    until(lambda: lines)
+    holder = threading.Thread(target=lambda: asyncio.run(hold_websocket()))
+    holder.start()
+    until(lambda: open_websockets)
     ok(client.post(f"/sandboxes/{sandbox}/pause"))
-    holding.join(30)
-    assert not holding.is_alive(), "a pause ends what leads in"
+    holder.join(30)
+    assert not holder.is_alive(), "a pause must close open connections"
     assert ok(client.get(f"/sandboxes/{sandbox}/ports")) == {"items": [], "sleeping": True}
-    script = browser.get(clean(url), **ASLEEP)
+    script = browser.get(without_query(url), **BACKGROUND_REQUEST)
     assert script.status_code == 503
     assert "paused" in script.text
     assert status() == "paused"
-    assert browser.get(clean(url)).status_code == 200
+    assert browser.get(without_query(url)).status_code == 200
     assert status() == "running"
 
     ok(client.delete(f"/sandboxes/{sandbox}"), 204)
-    gone = browser.get(clean(url))
+    gone = browser.get(without_query(url))
     assert gone.status_code == 404
     assert "deleted" in gone.text
     assert client.get(f"/sandboxes/{sandbox}/ports").status_code == 410
 
 
-@pytest.mark.slow  # it waits for a sandbox to fall asleep
-def test_asking_for_ports_keeps_nobody_awake(engine: Engine) -> None:
+@pytest.mark.slow  # it waits until a sandbox is paused
+def test_listing_ports_does_not_keep_a_sandbox_running(engine: Engine) -> None:
     with running(engine, IDLE_SECONDS="6", RECONCILE_EVERY_S="2", HEALTH_EVERY_S="2") as platform:
-        sandbox = serve(platform)
+        sandbox = start_server(platform)
         client = platform.client
-        found = ok(client.get(f"/sandboxes/{sandbox}/ports"))
-        assert not found["sleeping"]
-        [one] = [item for item in found["items"] if item["port"] == PORT]
-        assert (one["address"], one["process"]) == ("127.0.0.1", "python3")
-        assert one["url"] == clean(opening(platform, sandbox))
+        ports = ok(client.get(f"/sandboxes/{sandbox}/ports"))
+        assert not ports["sleeping"]
+        [item] = [item for item in ports["items"] if item["port"] == PORT]
+        assert (item["address"], item["process"]) == ("127.0.0.1", "python3")
+        assert item["url"] == without_query(create_preview_url(platform, sandbox))
         until(lambda: ok(client.get(f"/sandboxes/{sandbox}/ports"))["sleeping"])
         ok(client.delete(f"/sandboxes/{sandbox}"), 204)
 
 
-def test_previews_after_a_restart_of_the_platform(platform: Platform, sandbox: str) -> None:
-    """What opens the sandbox's ports was only in its memory."""
+def test_previews_work_after_a_restart_of_the_platform(platform: Platform, sandbox: str) -> None:
+    """The tokens for the ports of the sandbox were only in the memory of the platform."""
     browser = Browser(platform)
-    url = opening(platform, sandbox)
+    url = create_preview_url(platform, sandbox)
     assert browser.open(url).status_code == 200
     platform.restart()
-    assert browser.get(clean(url)).status_code == 200
+    assert browser.get(without_query(url)).status_code == 200

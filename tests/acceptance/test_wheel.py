@@ -1,4 +1,4 @@
-"""The wheel, as somebody gets it who has neither a clone nor Node: the web application is in it, and is served from it."""
+"""Test the wheel for users without a clone or Node: it contains the web application and serves it."""
 
 from __future__ import annotations
 
@@ -27,31 +27,35 @@ SECONDS = 90
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `make wheel` makes it."""
-    assert (ROOT / "src" / STATIC / "index.html").exists(), "the web is not built: `make web` builds it"
+    """The wheel, built as in `make wheel`."""
+    assert (ROOT / "src" / STATIC / "index.html").exists(), "the web application is not built: run `make web`"
     folder = tmp_path_factory.mktemp("wheel")
-    quiet = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *quiet, "--wheel-dir", str(folder), str(ROOT)], check=True)
-    (made,) = folder.glob("sandyard-*.whl")
-    return made
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(folder), str(ROOT)], check=True)
+    (built,) = folder.glob("sandyard-*.whl")
+    return built
 
 
 @pytest.mark.slow
-def test_the_web_is_in_it(wheel: Path) -> None:
+def test_the_wheel_contains_the_web_application(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name.removeprefix(STATIC) for name in archive.namelist() if name.startswith(STATIC)}
         page = archive.read(f"{STATIC}index.html").decode()
         sample = [name for name in archive.namelist() if "/sample-repository/" in name]
     assert "index.html.gz" in names and ".stamp" not in names
-    wanted = re.findall(r'(?:src|href)="/([^"]+)"', page)
-    assert any(name.startswith("assets/") for name in wanted) and set(wanted) <= names, "a page's files come with it"
-    assert "<script>" not in page and " style=" not in page, "nothing inline: the policy of pages forbids it"
+    references = re.findall(r'(?:src|href)="/([^"]+)"', page)
+    assert any(name.startswith("assets/") for name in references) and set(references) <= names, (
+        "the wheel must contain every file that the page references"
+    )
+    assert "<script>" not in page and " style=" not in page, (
+        "the content security policy forbids inline scripts and styles"
+    )
     assert any(name.endswith("/.gitignore") for name in sample) and any(name.endswith("/text.py") for name in sample)
 
 
 @pytest.fixture
-def served(wheel: Path, tmp_path: Path) -> Iterator[str]:
-    """A platform from the wheel in an environment of its own; what it depends on is lent by ours, to save minutes."""
+def platform_url(wheel: Path, tmp_path: Path) -> Iterator[str]:
+    """The URL of a platform from the wheel in its own environment. It uses the dependencies of this environment, to save minutes."""
     folder = tmp_path / "venv"
     venv.create(folder, with_pip=False, symlinks=True)
     packages = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(folder), "platbase": str(folder)}))
@@ -65,16 +69,18 @@ def served(wheel: Path, tmp_path: Path) -> Iterator[str]:
         str(folder / "bin" / "python"),
     ]
     subprocess.run([*pip, "install", "--no-index", "--no-deps", str(wheel)], check=True)
-    (packages / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     tools = tmp_path / "bin"  # git, and no Node
     tools.mkdir()
     (tools / "git").symlink_to(shutil.which("git") or "/usr/bin/git")
     port = free_port()
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SANDYARD_", "E2B_", "PYTHON"))}
-    clean |= {"PATH": str(tools), "SANDYARD_PORT": str(port), "SANDYARD_DATA_DIR": str(tmp_path / "data")}
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SANDYARD_", "E2B_", "PYTHON"))
+    }
+    variables |= {"PATH": str(tools), "SANDYARD_PORT": str(port), "SANDYARD_DATA_DIR": str(tmp_path / "data")}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
-            [folder / "bin" / "sandyard", "platform"], cwd=tmp_path, env=clean, stdout=log, stderr=log
+            [folder / "bin" / "sandyard", "platform"], cwd=tmp_path, env=variables, stdout=log, stderr=log
         )
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + SECONDS
     try:
@@ -91,14 +97,16 @@ def served(wheel: Path, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_the_web_is_served_from_it(served: str) -> None:
-    with httpx.Client(base_url=served, headers={"Accept": "text/html", "Accept-Encoding": "gzip"}) as browser:
+def test_an_installed_wheel_serves_the_web_application(platform_url: str) -> None:
+    with httpx.Client(base_url=platform_url, headers={"Accept": "text/html", "Accept-Encoding": "gzip"}) as browser:
         page = browser.get("/")
         assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
-        assert browser.get("/projects/of/nobody").text == page.text, "the browser's router takes it from there"
+        assert browser.get("/projects/of/nobody").text == page.text, (
+            "other paths must return the page, for the router in the browser"
+        )
         for name in re.findall(r'(?:src|href)="(/[^"]+)"', page.text):
-            answer = browser.get(name)
-            assert answer.status_code == 200 and answer.content, name
-            assert answer.headers.get("content-encoding") == "gzip" or len(answer.content) < 2000, name
+            response = browser.get(name)
+            assert response.status_code == 200 and response.content, name
+            assert response.headers.get("content-encoding") == "gzip" or len(response.content) < 2000, name
         assert browser.get("/api/v1/nothing").status_code == 404
         assert browser.post("/api/v1/projects/sample").status_code == 401

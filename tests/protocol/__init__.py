@@ -1,1 +1,1 @@
-"""The unmodified E2B SDKs against a real engine: every verb of the endpoint, with good and with bad input."""
+"""Test every verb of the E2B endpoint with the unmodified SDKs and a real engine, with valid and invalid input."""

@@ -1,4 +1,4 @@
-"""One engine for the whole run, and sandboxes that end with their test."""
+"""Fixtures: one engine for the whole run, and sandboxes that are deleted after their test."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .engine import Engine
 
 NewSandbox = Callable[..., Sandbox]
 NewAsyncSandbox = Callable[..., Awaitable[AsyncSandbox]]
-Plane = Callable[..., httpx.Client]
+DataPlane = Callable[..., httpx.Client]
 
 pytest_configure = configure
 
 
 @pytest.fixture(scope="session", autouse=True)
 def engine() -> Iterator[Engine]:
-    """The engine all tests talk to. The SDKs find it through the environment, as a user's would."""
+    """The engine that all tests use. The SDKs find it through environment variables, as for a user."""
     engine = Engine({"IMAGES_REGISTRIES": "127.0.0.1"})
     engine.settings["IMAGES_DIRS"] = str(engine.layouts)
     engine.start()
@@ -42,7 +42,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def api(engine: Engine) -> Iterator[httpx.Client]:
-    """The control API without an SDK, for requests no SDK would send."""
+    """A client for the control API, for requests that no SDK sends."""
     with engine.client() as client:
         yield client
 
@@ -54,14 +54,14 @@ def unique() -> str:
 
 @pytest.fixture
 def new_sandbox(api: httpx.Client) -> Iterator[NewSandbox]:
-    made: list[Sandbox] = []
+    created: list[Sandbox] = []
 
     def create(template: str | None = None, **options: Any) -> Sandbox:
-        made.append(Sandbox.create(template, **options))
-        return made[-1]
+        created.append(Sandbox.create(template, **options))
+        return created[-1]
 
     yield create
-    for sandbox in made:
+    for sandbox in created:
         api.delete(f"/sandboxes/{sandbox.sandbox_id}")
 
 
@@ -72,14 +72,14 @@ def sandbox(new_sandbox: NewSandbox) -> Sandbox:
 
 @pytest.fixture
 async def new_async_sandbox(api: httpx.Client) -> AsyncIterator[NewAsyncSandbox]:
-    made: list[AsyncSandbox] = []
+    created: list[AsyncSandbox] = []
 
     async def create(template: str | None = None, **options: Any) -> AsyncSandbox:
-        made.append(await AsyncSandbox.create(template, **options))
-        return made[-1]
+        created.append(await AsyncSandbox.create(template, **options))
+        return created[-1]
 
     yield create
-    for sandbox in made:
+    for sandbox in created:
         api.delete(f"/sandboxes/{sandbox.sandbox_id}")
 
 
@@ -89,16 +89,16 @@ async def async_sandbox(new_async_sandbox: NewAsyncSandbox) -> AsyncSandbox:
 
 
 @pytest.fixture
-def plane(engine: Engine) -> Iterator[Plane]:
-    """A sandbox's data plane without an SDK: `plane(sandbox)` is its agent, `plane(sandbox, port=8000)` a port."""
+def data_plane(engine: Engine) -> Iterator[DataPlane]:
+    """HTTP clients for a sandbox without an SDK: `data_plane(sandbox)` reaches its guest agent, `data_plane(sandbox, port=8000)` a port."""
     clients: list[httpx.Client] = []
 
     def connect(sandbox: Sandbox, port: int = 49983, token: str | None = "", **headers: str) -> httpx.Client:
-        known = sandbox._envd_access_token if token == "" else token
-        fixed = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port)}
-        if known:
-            fixed["X-Access-Token"] = known
-        clients.append(httpx.Client(base_url=engine.url, headers={**fixed, **headers}, timeout=30))
+        access_token = sandbox._envd_access_token if token == "" else token
+        routing_headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port)}
+        if access_token:
+            routing_headers["X-Access-Token"] = access_token
+        clients.append(httpx.Client(base_url=engine.url, headers={**routing_headers, **headers}, timeout=30))
         return clients[-1]
 
     yield connect

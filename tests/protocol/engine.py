@@ -1,4 +1,4 @@
-"""An engine of its own for the tests: its process, port, data directory and key, and nothing left of it afterwards."""
+"""Run an engine for tests with its own process, port, data directory and key, and remove everything afterwards."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ STOP_SECONDS = 30
 GONE_SECONDS = 10
 ROOT = Path(__file__).parents[2]
 SCRATCH = Path(os.environ.get("SANDYARD_TEST_DIR", "/var/tmp"))
-"""Where data directories go: a real disk, because the engine's copy-on-write store is a file in there."""
+"""Parent of the data directories. It must be on a real disk, because the engine's copy-on-write store is a file in it."""
 
 
 @dataclass
 class Engine:
-    """One `sandyard engine` process. `start` returns when it is ready; `stop` ends it and removes its data."""
+    """A `sandyard engine` process. `start` returns when it is ready; `stop` ends it and removes its data."""
 
     settings: dict[str, str] = field(default_factory=dict)
-    """Of `SANDYARD_…` variables, without their prefix."""
+    """`SANDYARD_…` variables, without their prefix."""
     key: str = field(default_factory=lambda: f"e2b_{secrets.token_hex(20)}")
     port: int = field(default_factory=free_port)
 
@@ -43,7 +43,7 @@ class Engine:
         self.data = self.folder / "data"
         self.log = self.folder / "engine.log"
         self.layouts = self.folder / "layouts"
-        """Where images on this machine may lie, for an engine that is told so."""
+        """Directory for local images, if the settings allow it."""
         self.process: Program | None = None
 
     @property
@@ -52,7 +52,7 @@ class Engine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a user sets to point an unmodified SDK here."""
+        """The variables that point an unmodified SDK at this engine."""
         urls = dict.fromkeys(("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL"), self.url)
         return {**urls, "E2B_API_KEY": self.key}
 
@@ -60,7 +60,7 @@ class Engine:
         return httpx.Client(base_url=self.url, headers={"X-API-KEY": self.key}, timeout=30)
 
     def start(self) -> None:
-        """Return when it is ready; if it will not be, say why and leave nothing."""
+        """Start the engine and wait until it is ready. On failure, remove its data and raise RuntimeError with the end of its log."""
         try:
             self._start()
         except RuntimeError:
@@ -88,10 +88,10 @@ class Engine:
         return "\n".join(text.splitlines()[-lines:])
 
     def clear(self) -> None:
-        """Kill every sandbox and delete every snapshot and volume, as any client could."""
+        """Kill every sandbox and delete every snapshot and volume through the API."""
         with self.client() as client:
-            while found := client.get("/v2/sandboxes", params={"limit": 100}).json():
-                for sandbox in found:
+            while sandboxes := client.get("/v2/sandboxes", params={"limit": 100}).json():
+                for sandbox in sandboxes:
                     client.delete(f"/sandboxes/{sandbox['sandboxID']}")
             for snapshot in client.get("/snapshots", params={"limit": 100}).json():
                 client.delete(f"/templates/{snapshot['snapshotID']}")
@@ -99,19 +99,19 @@ class Engine:
                 client.delete(f"/volumes/{volume['volumeID']}")
 
     def first_process(self, sandbox_id: str) -> int:
-        """Its pid on this machine. When it is killed, all others of the sandbox end."""
+        """Return the host pid of the sandbox's first process. Killing it ends all processes of the sandbox."""
         with contextlib.closing(sqlite3.connect(f"file:{self.data}/engine.db?mode=ro", uri=True)) as database:
             (handle,) = database.execute("SELECT handle FROM sandboxes WHERE id = ?", (sandbox_id,)).fetchone()
         return int(json.loads(handle)["data"]["life"]["pid"])
 
     def kill(self) -> None:
-        """SIGKILL: the crash a test wants to see survived."""
+        """Send SIGKILL to simulate a crash."""
         assert self.process
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> list[str]:
-        """End the engine and remove its data; say what it had left behind on the host."""
+        """Stop the engine, remove its data and return what it left behind on the host."""
         if self.process and self.process.poll() is None:
             with contextlib.suppress(httpx.HTTPError):
                 self.clear()
@@ -123,7 +123,7 @@ class Engine:
                 return [f"the engine did not stop within {STOP_SECONDS} s of SIGTERM"]
         deadline = time.monotonic() + GONE_SECONDS
         while (left := list(self._left_behind())) and time.monotonic() < deadline:
-            time.sleep(0.1)  # a process that was killed takes its mounts along, on its own time
+            time.sleep(0.1)  # the mounts of a killed process disappear shortly after it
         for mount in sorted(self._mounts(Path("/proc/self/mountinfo")), key=len, reverse=True):
             subprocess.run(["umount", "-l", mount], check=False)
         for device in self._loop_devices():
@@ -132,16 +132,16 @@ class Engine:
         return left
 
     def _left_behind(self) -> Iterator[str]:
-        """Mounts and processes of sandboxes. The store's own mount may stay: it is no sandbox's."""
+        """Yield mounts and processes of sandboxes. The mount of the store may stay: it belongs to no sandbox."""
         store = str(self.data / "store")
         yield from (f"mount {mount}" for mount in self._mounts(Path("/proc/self/mountinfo")) if mount != store)
         record = self.data / "instance.json"
         if not record.exists():
             return
-        groups = f"/sandyard-{json.loads(record.read_text())['name']}/"
+        cgroup = f"/sandyard-{json.loads(record.read_text())['name']}/"
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if groups in (process / "cgroup").read_text():
+                if cgroup in (process / "cgroup").read_text():
                     yield f"process {process.name}: {(process / 'cmdline').read_text().replace(chr(0), ' ')}"
 
     def _mounts(self, mountinfo: Path) -> list[str]:

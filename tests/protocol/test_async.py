@@ -1,4 +1,4 @@
-"""The asynchronous SDK: the same verbs, with its own streams and many things at once."""
+"""Test the asynchronous SDK: the same verbs, its own streams, and concurrent requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .conftest import NewAsyncSandbox
 from .waiting import until_async
 
 
-async def test_a_new_user_s_ten_lines() -> None:
+async def test_quick_start() -> None:
     async with await AsyncSandbox.create() as sandbox:
         assert await sandbox.is_running()
         await sandbox.files.write("hello.txt", "hello")
@@ -33,10 +33,10 @@ async def test_a_new_user_s_ten_lines() -> None:
     assert not await sandbox.is_running()
 
 
-async def test_many_sandboxes_at_once(new_async_sandbox: NewAsyncSandbox) -> None:
-    made = await asyncio.gather(*(new_async_sandbox() for _ in range(15)))
-    answers = await asyncio.gather(*(sandbox.commands.run("echo $E2B_SANDBOX_ID") for sandbox in made))
-    assert [answer.stdout.strip() for answer in answers] == [sandbox.sandbox_id for sandbox in made]
+async def test_many_sandboxes_concurrently(new_async_sandbox: NewAsyncSandbox) -> None:
+    created = await asyncio.gather(*(new_async_sandbox() for _ in range(15)))
+    results = await asyncio.gather(*(sandbox.commands.run("echo $E2B_SANDBOX_ID") for sandbox in created))
+    assert [result.stdout.strip() for result in results] == [sandbox.sandbox_id for sandbox in created]
 
 
 async def test_info_timeout_and_list(new_async_sandbox: NewAsyncSandbox, unique: str) -> None:
@@ -47,14 +47,14 @@ async def test_info_timeout_and_list(new_async_sandbox: NewAsyncSandbox, unique:
     pages = AsyncSandbox.list(query=SandboxQuery(metadata={"run": unique}), limit=1)
     assert [item.sandbox_id for item in await pages.next_items()] == [sandbox.sandbox_id]
     assert not pages.has_next
-    again = await AsyncSandbox.connect(sandbox.sandbox_id, timeout=10)
-    assert (await again.get_info()).end_at == info.end_at
+    connected = await AsyncSandbox.connect(sandbox.sandbox_id, timeout=10)
+    assert (await connected.get_info()).end_at == info.end_at
 
 
 async def test_commands(async_sandbox: AsyncSandbox) -> None:
-    said: list[str] = []
-    result = await async_sandbox.commands.run("echo out; echo err >&2", on_stdout=said.append)
-    assert (result.stdout, result.stderr, "".join(said)) == ("out\n", "err\n", "out\n")
+    output: list[str] = []
+    result = await async_sandbox.commands.run("echo out; echo err >&2", on_stdout=output.append)
+    assert (result.stdout, result.stderr, "".join(output)) == ("out\n", "err\n", "out\n")
     with pytest.raises(CommandExitException) as caught:
         await async_sandbox.commands.run("exit 42")
     assert caught.value.exit_code == 42
@@ -64,7 +64,7 @@ async def test_commands(async_sandbox: AsyncSandbox) -> None:
         await async_sandbox.commands.run("pwd", cwd="/no/such/place")
 
 
-async def test_many_streams_at_once(async_sandbox: AsyncSandbox) -> None:
+async def test_many_streams_concurrently(async_sandbox: AsyncSandbox) -> None:
     commands = await asyncio.gather(
         *(async_sandbox.commands.run(f"sleep 1; echo {number}", background=True) for number in range(50))
     )
@@ -76,10 +76,10 @@ async def test_stdin_and_reconnect(async_sandbox: AsyncSandbox) -> None:
     command = await async_sandbox.commands.run("cat", background=True, stdin=True)
     await async_sandbox.commands.send_stdin(command.pid, "one ")
     await command.disconnect()
-    again = await async_sandbox.commands.connect(command.pid)
-    await again.send_stdin("two")
-    await again.close_stdin()
-    assert (await again.wait()).stdout.endswith("two")
+    connected = await async_sandbox.commands.connect(command.pid)
+    await connected.send_stdin("two")
+    await connected.close_stdin()
+    assert (await connected.wait()).stdout.endswith("two")
     with pytest.raises(NotFoundException):
         await async_sandbox.commands.connect(999999)
     assert await async_sandbox.commands.kill(999999) is False
@@ -93,7 +93,7 @@ async def test_kill_and_list(async_sandbox: AsyncSandbox) -> None:
         await async_sandbox.commands.run(f"kill -0 {command.pid}")
 
 
-async def test_killing_the_sandbox_ends_the_stream_with_a_reason(async_sandbox: AsyncSandbox) -> None:
+async def test_killing_the_sandbox_ends_the_stream_with_an_error(async_sandbox: AsyncSandbox) -> None:
     command = await async_sandbox.commands.run("sleep 60", background=True)
     await async_sandbox.kill()
     with pytest.raises(SandboxException, match="sandbox was killed or reached its end of life"):
@@ -149,11 +149,11 @@ async def test_watch_streams_events(async_sandbox: AsyncSandbox) -> None:
     await async_sandbox.files.make_dir("watched/late")
     await async_sandbox.files.write("watched/late/deep.txt", "x")
 
-    async def all_seen() -> bool:
+    async def all_events_seen() -> bool:
         wanted = {("create", "note.txt"), ("write", "note.txt"), ("create", "late"), ("write", "late/deep.txt")}
         return wanted <= set(seen)
 
-    await until_async(all_seen)
+    await until_async(all_events_seen)
     await handle.stop()
     with pytest.raises(NotFoundException):
         await async_sandbox.files.watch_dir("nowhere", on_event=print)
@@ -180,7 +180,7 @@ async def test_pause_and_connect(async_sandbox: AsyncSandbox) -> None:
     assert command.pid in [process.pid for process in await async_sandbox.commands.list()]
 
 
-async def test_copies(async_sandbox: AsyncSandbox, new_async_sandbox: NewAsyncSandbox) -> None:
+async def test_fork_and_snapshot(async_sandbox: AsyncSandbox, new_async_sandbox: NewAsyncSandbox) -> None:
     await async_sandbox.files.write("state.txt", "copied")
     forks = [fork for fork in await async_sandbox.fork(count=2) if isinstance(fork, AsyncSandbox)]
     try:
@@ -204,7 +204,7 @@ async def test_network_and_metrics(async_sandbox: AsyncSandbox) -> None:
     await until_async(async_sandbox.get_metrics)
 
 
-async def test_what_is_refused(async_sandbox: AsyncSandbox) -> None:
+async def test_invalid_requests_are_refused(async_sandbox: AsyncSandbox) -> None:
     with pytest.raises(AuthenticationException):
         await AsyncSandbox.create(api_key="e2b_" + "0" * 40)
     with pytest.raises(SandboxNotFoundException):
@@ -215,18 +215,18 @@ async def test_what_is_refused(async_sandbox: AsyncSandbox) -> None:
         await async_sandbox.get_info()
 
 
-async def test_a_cancelled_reader_harms_nobody(async_sandbox: AsyncSandbox) -> None:
+async def test_a_cancelled_reader_does_not_stop_the_command(async_sandbox: AsyncSandbox) -> None:
     task = asyncio.create_task(async_sandbox.commands.run("touch begun; sleep 1; touch done", timeout=0))
 
-    async def begun() -> bool:
+    async def has_started() -> bool:
         return await async_sandbox.files.exists("begun")
 
-    await until_async(begun)
+    await until_async(has_started)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    async def done() -> bool:
+    async def has_finished() -> bool:
         return await async_sandbox.files.exists("done")
 
-    await until_async(done)
+    await until_async(has_finished)

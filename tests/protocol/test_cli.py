@@ -1,5 +1,5 @@
-"""The real `@e2b/cli`, pointed here by the variables that point the SDKs here. Each call starts node: of the verbs that the SDKs have as
-well, `make test` runs those that a person uses every day."""
+"""Test the real `@e2b/cli`, configured with the same variables as the SDKs. Each call starts node, so of the verbs that the SDKs also
+have, `make test` runs only those used every day."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ def cli(engine: Engine, tmp_path: Path) -> Cli:
     return Cli(engine, tmp_path)
 
 
-def test_create_and_list_and_info(cli: Cli, unique: str, new_sandbox: NewSandbox) -> None:
-    marked = new_sandbox(metadata={"run": unique}).sandbox_id
+def test_create_list_and_info(cli: Cli, unique: str, new_sandbox: NewSandbox) -> None:
+    tagged = new_sandbox(metadata={"run": unique}).sandbox_id
     listed = json.loads(cli("sandbox", "list", "--format", "json", "--metadata", f"run={unique}"))
-    assert [item["sandboxId"] for item in listed] == [marked]
-    assert marked in cli("sandbox", "list", "--template", "base", "--limit", "0")
+    assert [item["sandboxId"] for item in listed] == [tagged]
+    assert tagged in cli("sandbox", "list", "--template", "base", "--limit", "0")
     assert "No sandboxes found" in cli("sandbox", "list", "--template", "no-such-template")
-    info = cli("sandbox", "info", marked)
-    assert marked in info
+    info = cli("sandbox", "info", tagged)
+    assert tagged in info
     assert "running" in info
-    made = cli("sandbox", "create", "base", "--detach", "--timeout", "60").strip()
+    created = cli("sandbox", "create", "base", "--detach", "--timeout", "60").strip()
     try:
-        assert Sandbox.get_info(made).state is SandboxState.RUNNING
-        assert made in cli("sandbox", "list")
+        assert Sandbox.get_info(created).state is SandboxState.RUNNING
+        assert created in cli("sandbox", "list")
     finally:
-        assert "has been killed" in cli("sandbox", "kill", made)
-    assert "wasn't found" in cli("sandbox", "info", made, code=1)
-    assert "wasn't found" in cli("sandbox", "kill", made)
+        assert "has been killed" in cli("sandbox", "kill", created)
+    assert "wasn't found" in cli("sandbox", "info", created, code=1)
+    assert "wasn't found" in cli("sandbox", "kill", created)
 
 
 @pytest.mark.slow
-def test_lifecycle_of_create(cli: Cli) -> None:
-    made = cli("sandbox", "create", "-d", "--lifecycle.ontimeout", "pause", "--lifecycle.autoresume").strip()
-    info = Sandbox.get_info(made)
-    Sandbox.kill(made)
+def test_create_passes_the_lifecycle_options(cli: Cli) -> None:
+    created = cli("sandbox", "create", "-d", "--lifecycle.ontimeout", "pause", "--lifecycle.autoresume").strip()
+    info = Sandbox.get_info(created)
+    Sandbox.kill(created)
     assert info.lifecycle == {"on_timeout": "pause", "auto_resume": True}
 
 
@@ -59,8 +59,8 @@ def test_exec(cli: Cli, sandbox: Sandbox) -> None:
     assert cli("sandbox", "exec", sandbox.sandbox_id, "echo out; echo err >&2; id -un") == "out\nuser\nerr\n"
     assert "exit status 7" in cli("sandbox", "exec", sandbox.sandbox_id, "exit 7", code=7)
     options = ("-u", "root", "-c", "/tmp", "-e", "A=1 2")
-    said = cli("sandbox", "exec", *options, sandbox.sandbox_id, 'echo "$(id -un) $PWD $A"')
-    assert said == "root /tmp 1 2\n"
+    output = cli("sandbox", "exec", *options, sandbox.sandbox_id, 'echo "$(id -un) $PWD $A"')
+    assert output == "root /tmp 1 2\n"
     assert cli("sandbox", "exec", sandbox.sandbox_id, "wc", "-l", stdin="one\ntwo\n") == "2\n"
 
 
@@ -80,19 +80,19 @@ def test_connect(cli: Cli, sandbox: Sandbox) -> None:
         terminal.expect("now 120 by 40")
         terminal.type("exit")
         terminal.expect("Closing terminal connection")
-        assert terminal.ends() == 0
-    assert sandbox.is_running(), "leaving a terminal ends no sandbox"
+        assert terminal.wait_for_exit() == 0
+    assert sandbox.is_running(), "closing the terminal must not end the sandbox"
 
 
 @pytest.mark.slow
-def test_create_connects(cli: Cli) -> None:
+def test_create_opens_a_terminal(cli: Cli) -> None:
     with cli.terminal("sandbox", "create", "base") as terminal:
         terminal.expect("with sandbox ID")
         terminal.type("echo $((6 * 7)) is the answer")
         terminal.expect("42 is the answer")
         terminal.type("exit")
         terminal.expect("Closing terminal connection to template base")
-        assert terminal.ends() == 0
+        assert terminal.wait_for_exit() == 0
 
 
 @pytest.mark.slow
@@ -107,12 +107,12 @@ def test_logs(cli: Cli, sandbox: Sandbox) -> None:
 
 
 @pytest.mark.slow
-def test_logs_are_followed_to_the_end(cli: Cli, sandbox: Sandbox) -> None:
+def test_logs_follow_ends_when_the_sandbox_is_paused(cli: Cli, sandbox: Sandbox) -> None:
     with cli.terminal("sandbox", "logs", "--follow", sandbox.sandbox_id) as terminal:
         terminal.expect("The sandbox was created")
         sandbox.pause()
         terminal.expect("closed")
-        assert terminal.ends() == 0
+        assert terminal.wait_for_exit() == 0
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_metrics(cli: Cli, sandbox: Sandbox) -> None:
     assert "Memory" in cli("sandbox", "metrics", sandbox.sandbox_id)
 
 
-def test_pause_resume_kill(cli: Cli, new_sandbox: NewSandbox, unique: str) -> None:
+def test_pause_resume_and_kill(cli: Cli, new_sandbox: NewSandbox, unique: str) -> None:
     sandbox = new_sandbox(metadata={"run": unique})
     assert "has been paused" in cli("sandbox", "pause", sandbox.sandbox_id)
     assert "already paused" in cli("sandbox", "pause", sandbox.sandbox_id)
@@ -155,33 +155,33 @@ def test_a_wrong_key_is_refused_with_a_reason(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_logging_in_with_a_key(cli: Cli, engine: Engine, tmp_path: Path) -> None:
-    """What E2B's pages in a browser would do is done by the test: an engine has no such pages."""
-    opened, browser = tmp_path / "opened", tmp_path / "xdg-open"
-    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}.part && mv {opened}.part {opened}\n')
+def test_login_with_a_key(cli: Cli, engine: Engine, tmp_path: Path) -> None:
+    """The test does what E2B's web pages would do, because an engine has no such pages."""
+    opened_url, browser = tmp_path / "opened", tmp_path / "xdg-open"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened_url}.part && mv {opened_url}.part {opened_url}\n')
     browser.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    with serving(lambda asked: Reply(200, json.dumps({"access_token": engine.key}).encode())) as accounts:
+    with serving(lambda _request: Reply(200, json.dumps({"access_token": engine.key}).encode())) as accounts:
         with cli.terminal("auth", "login", E2B_API_KEY="", E2B_DOCS_BASE=accounts.url, PATH=path) as terminal:
-            until(opened.exists, 60)
-            address = parse_qs(urlsplit(opened.read_text().strip()).query)["next"][0]
+            until(opened_url.exists, 60)
+            address = parse_qs(urlsplit(opened_url.read_text().strip()).query)["next"][0]
             endpoints = {"tokenEndpoint": accounts.url, "revokeEndpoint": accounts.url, "clientId": "cli"}
             person = {"email": "person@example.com", "accessToken": engine.key, "refreshToken": "refresh"}
             httpx.get(address.replace("localhost", "127.0.0.1"), params={**person, **endpoints})
             terminal.expect("Logged in as")
-            assert terminal.ends() == 0  # it says so before it has written it down
+            assert terminal.wait_for_exit() == 0  # the message is shown before the login is stored
         assert "person@example.com" in cli("auth", "info", E2B_API_KEY="")
         assert "No sandboxes found" in cli("sandbox", "list", "--template", "no-such", E2B_API_KEY="")
         with cli.terminal("auth", "configure", E2B_API_KEY="") as terminal:
             terminal.expect("sandyard")
             terminal.type("")
             terminal.expect("selected")
-            assert terminal.ends() == 0
+            assert terminal.wait_for_exit() == 0
         assert "Logged out" in cli("auth", "logout", E2B_API_KEY="")
 
 
 @pytest.mark.slow
-def test_nobody_is_logged_in(cli: Cli) -> None:
+def test_commands_without_a_login_are_refused(cli: Cli) -> None:
     assert "Not logged in" in cli("auth", "info")
     assert "Not logged in" in cli("auth", "logout")
     assert "must be logged in" in cli("sandbox", "list", code=1, E2B_API_KEY="")
@@ -189,43 +189,49 @@ def test_nobody_is_logged_in(cli: Cli) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_dockerfile_becomes_a_template(cli: Cli, tmp_path: Path, unique: str, new_sandbox: NewSandbox) -> None:
+def test_a_template_is_created_from_a_dockerfile(
+    cli: Cli, tmp_path: Path, unique: str, new_sandbox: NewSandbox
+) -> None:
     name = f"cli-{unique}"
     (tmp_path / "notes.txt").write_text("from the file\n")
     steps = ("FROM e2bdev/base", "COPY notes.txt /opt/notes.txt", "ENV MARK=set", "RUN echo built > /opt/built")
     (tmp_path / "e2b.Dockerfile").write_text("\n".join(steps))
-    serving = ("--cmd", "python3 -m http.server 8123", "--ready-cmd", "curl -sf localhost:8123")
-    assert "finished" in cli("template", "create", name, "--path", str(tmp_path), *serving)
+    start = ("--cmd", "python3 -m http.server 8123", "--ready-cmd", "curl -sf localhost:8123")
+    assert "finished" in cli("template", "create", name, "--path", str(tmp_path), *start)
     listed = json.loads(cli("template", "list", "--format", "json"))
-    (found,) = [template for template in listed if name in template["aliases"]]
+    (template_info,) = [template for template in listed if name in template["aliases"]]
     sandbox = new_sandbox(name)
     assert sandbox.commands.run("cat /opt/notes.txt /opt/built; echo $MARK").stdout == "from the file\nbuilt\nset\n"
-    assert sandbox.commands.run("curl -sf localhost:8123 >/dev/null").exit_code == 0, "its start command runs"
-    assert "Publishing" in cli("template", "publish", "--yes", found["templateID"])
-    assert _template(found["templateID"], cli)["public"] is True
-    assert "Unpublishing" in cli("template", "unpublish", "--yes", found["templateID"])
-    assert _template(found["templateID"], cli)["public"] is False
+    assert sandbox.commands.run("curl -sf localhost:8123 >/dev/null").exit_code == 0, (
+        "the start command must be running"
+    )
+    assert "Publishing" in cli("template", "publish", "--yes", template_info["templateID"])
+    assert _get_template(template_info["templateID"], cli)["public"] is True
+    assert "Unpublishing" in cli("template", "unpublish", "--yes", template_info["templateID"])
+    assert _get_template(template_info["templateID"], cli)["public"] is False
     sandbox.kill()
     assert "Deleting" in cli("template", "delete", "--yes", name)
     assert name not in cli("template", "list", "--format", "json")
 
 
 @pytest.mark.slow
-def test_a_build_that_fails_says_where(cli: Cli, tmp_path: Path, unique: str) -> None:
+def test_a_failed_build_shows_the_failing_command(cli: Cli, tmp_path: Path, unique: str) -> None:
     (tmp_path / "e2b.Dockerfile").write_text("FROM e2bdev/base\nRUN echo no further >&2; exit 9\n")
-    said = cli("template", "create", f"cli-{unique}", "--path", str(tmp_path), code=1)
-    assert "Template build failed" in said
-    assert "no further" in said
+    output = cli("template", "create", f"cli-{unique}", "--path", str(tmp_path), code=1)
+    assert "Template build failed" in output
+    assert "no further" in output
 
 
-def _template(template_id: str, cli: Cli) -> dict[str, object]:
+def _get_template(template_id: str, cli: Cli) -> dict[str, object]:
     listed: list[dict[str, object]] = json.loads(cli("template", "list", "--format", "json"))
     return next(template for template in listed if template["templateID"] == template_id)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_init_generates_is_built_unchanged(cli: Cli, tmp_path: Path, unique: str, new_sandbox: NewSandbox) -> None:
+def test_the_project_generated_by_init_builds_unchanged(
+    cli: Cli, tmp_path: Path, unique: str, new_sandbox: NewSandbox
+) -> None:
     name = f"init-{unique}"
     cli("template", "init", "--path", str(tmp_path), "--name", name, "--language", "python-sync")
     subprocess.run([sys.executable, "build_prod.py"], cwd=tmp_path / name, check=True, timeout=200)
@@ -233,8 +239,8 @@ def test_what_init_generates_is_built_unchanged(cli: Cli, tmp_path: Path, unique
 
 
 @pytest.mark.slow
-def test_migrate(cli: Cli, tmp_path: Path) -> None:
-    """It writes files and asks no server; what it writes is what `init` writes."""
+def test_migrate_generates_a_template_file(cli: Cli, tmp_path: Path) -> None:
+    """`migrate` writes files without contacting a server, in the same form as `init`."""
     (tmp_path / "e2b.Dockerfile").write_text("FROM e2bdev/base\nRUN echo hi\n")
     (tmp_path / "e2b.toml").write_text('template_id = "abc"\ntemplate_name = "old"\ndockerfile = "e2b.Dockerfile"\n')
     cli("template", "migrate", "--path", str(tmp_path), "--language", "python-sync")

@@ -1,4 +1,4 @@
-"""Programs of others that use E2B, unmodified: each does with a sandbox what it is for."""
+"""Test unmodified third-party clients of E2B: each runs its main operations with a sandbox."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import pytest
 from .clients import environments
 from .clients.table import TARGET, Client, read_clients, write_document
 from .engine import Engine
-from .test_tls import Team, team
+from .test_tls import TlsEngine, tls_engine
 
-__all__ = ["team"]  # a fixture
+__all__ = ["tls_engine"]  # a fixture
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(2400),
-    pytest.mark.skipif(os.geteuid() != 0, reason="port 443, a name server and a mount namespace are root's"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for port 443, a name server and a mount namespace"),
 ]
 WRITE = "SANDYARD_CLIENTS_DOCUMENT"
 CLIENTS = read_clients()
 RUN_SECONDS = 300
-seen: list[Client] = []
+working: list[Client] = []
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.slug)
-def test_client(team: Team, client: Client) -> None:
+def test_client(tls_engine: TlsEngine, client: Client) -> None:
     folder = environments.prepare(client)
-    words, variables = environments.command(client, folder, team.environment())
-    left = subprocess.run(
-        team.names.seen_by(*words),
+    command, variables = environments.command(client, folder, tls_engine.environment())
+    result = subprocess.run(
+        tls_engine.name_server.wrap_command(*command),
         env={**variables, "PYTHONDONTWRITEBYTECODE": "1", "OTEL_SDK_DISABLED": "true"},
         cwd=folder,
         capture_output=True,
@@ -38,8 +38,8 @@ def test_client(team: Team, client: Client) -> None:
         timeout=RUN_SECONDS,
         check=False,
     )
-    assert left.returncode == 0, (left.stdout + left.stderr)[-6000:]
-    seen.append(client)
+    assert result.returncode == 0, (result.stdout + result.stderr)[-6000:]
+    working.append(client)
 
 
 ONLY_ADDRESSES = """
@@ -51,10 +51,10 @@ sandbox.kill()
 
 
 @pytest.mark.parametrize(("release", "works"), [("2.6.4", False), ("2.7.0", True)])
-def test_which_sdks_need_a_domain(engine: Engine, release: str, works: bool) -> None:
-    """An engine without one: the SDK is told addresses. Names of sandboxes lead nowhere."""
+def test_only_sdks_before_2_7_need_a_domain(engine: Engine, release: str, works: bool) -> None:
+    """The engine has no domain: the SDK gets addresses, and host names of sandboxes do not resolve."""
     folder = environments.prepare(Client(f"SDK {release}", "", (f"e2b=={release}",)))
-    done = subprocess.run(
+    result = subprocess.run(
         [str(folder / "bin/python"), "-P", "-c", ONLY_ADDRESSES],
         env={**os.environ, **engine.environment},
         capture_output=True,
@@ -62,15 +62,15 @@ def test_which_sdks_need_a_domain(engine: Engine, release: str, works: bool) -> 
         timeout=RUN_SECONDS,
         check=False,
     )
-    assert (done.returncode == 0, done.stdout) == (works, "on\n" if works else ""), done.stderr[-2000:]
-    older = Client("SDK", "", (f"e2b=={release}",)).needs_domain
-    assert older is not works
+    assert (result.returncode == 0, result.stdout) == (works, "on\n" if works else ""), result.stderr[-2000:]
+    needs_domain = Client("SDK", "", (f"e2b=={release}",)).needs_domain
+    assert needs_domain is not works
 
 
-def test_the_document_says_what_this_run_shows() -> None:
-    if len(seen) < len(CLIENTS):
-        pytest.skip("not all clients were tried, or not all work")
-    shown = write_document(seen)
+def test_the_document_lists_the_clients_that_work() -> None:
+    if len(working) < len(CLIENTS):
+        pytest.skip("not all clients were tested, or some failed")
+    document = write_document(working)
     if os.environ.get(WRITE):
-        TARGET.write_text(shown)
-    assert TARGET.read_text() == shown, "`make clients` writes it anew"
+        TARGET.write_text(document)
+    assert TARGET.read_text() == document, "run `make clients` to regenerate the document"

@@ -1,4 +1,4 @@
-"""Running commands: output, exit codes, users, directories, deadlines, signals, and bad input."""
+"""Test running commands: output, exit codes, users, directories, timeouts, signals, and invalid input."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from e2b import (
     TimeoutException,
 )
 
-from .conftest import Plane
+from .conftest import DataPlane
 from .waiting import until
 
-NOBODY = 999999
+UNKNOWN_PID = 999999
 
 
 def test_output_and_exit_code(sandbox: Sandbox) -> None:
@@ -29,7 +29,7 @@ def test_output_and_exit_code(sandbox: Sandbox) -> None:
     assert (result.stdout, result.stderr, result.exit_code, result.error) == ("out\n", "err\n", 0, None)
 
 
-def test_failure_carries_everything(sandbox: Sandbox) -> None:
+def test_a_failed_command_raises_with_output_and_exit_code(sandbox: Sandbox) -> None:
     with pytest.raises(CommandExitException) as caught:
         sandbox.commands.run("echo partial; echo why >&2; exit 42")
     assert caught.value.exit_code == 42
@@ -39,21 +39,21 @@ def test_failure_carries_everything(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("text", ["Hello, World!", "!@#$%^&*()_+", "Hello,\nWorld!", "naïve 日本語 🦀", "tab\tquote'"])
-def test_every_character_comes_through(sandbox: Sandbox, text: str) -> None:
+def test_special_characters_are_unchanged(sandbox: Sandbox, text: str) -> None:
     assert sandbox.commands.run(f'echo "{text}"').stdout == f"{text}\n"
 
 
-def test_broken_utf8_at_a_border(sandbox: Sandbox) -> None:
+def test_broken_utf8_at_a_chunk_boundary_is_replaced(sandbox: Sandbox) -> None:
     result = sandbox.commands.run('printf "' + "a" * 8191 + '\\xe2"')
     assert result.stdout == "a" * 8191 + "\ufffd"
 
 
-def test_much_output_arrives_whole_and_in_order(sandbox: Sandbox) -> None:
+def test_large_output_arrives_complete_and_in_order(sandbox: Sandbox) -> None:
     result = sandbox.commands.run("seq 1 200000")
     assert result.stdout == "".join(f"{number}\n" for number in range(1, 200001))
 
 
-def test_callbacks_see_output_as_it_comes(sandbox: Sandbox) -> None:
+def test_callbacks_get_output_immediately(sandbox: Sandbox) -> None:
     seen: list[str] = []
 
     def on_stdout(text: str) -> None:
@@ -64,12 +64,12 @@ def test_callbacks_see_output_as_it_comes(sandbox: Sandbox) -> None:
     assert seen == ["one\n", "two\n"]
 
 
-def test_it_is_a_login_shell_of_user(sandbox: Sandbox) -> None:
-    told = sandbox.commands.run('echo "$(id -un) $HOME $PWD $USER $LOGNAME $0"').stdout.split()
-    assert told == ["user", "/home/user", "/home/user", "user", "user", "/bin/bash"]
+def test_commands_run_in_a_login_shell_of_user(sandbox: Sandbox) -> None:
+    values = sandbox.commands.run('echo "$(id -un) $HOME $PWD $USER $LOGNAME $0"').stdout.split()
+    assert values == ["user", "/home/user", "/home/user", "user", "user", "/bin/bash"]
 
 
-def test_as_root(sandbox: Sandbox) -> None:
+def test_commands_run_as_root(sandbox: Sandbox) -> None:
     assert sandbox.commands.run('echo "$(id -u) $HOME $PWD"', user="root").stdout.split() == ["0", "/root", "/root"]
 
 
@@ -84,12 +84,12 @@ def test_working_directory(sandbox: Sandbox) -> None:
     assert sandbox.commands.run("pwd", cwd="~/project").stdout == "/home/user/project\n"
 
 
-def test_variables_of_a_command_are_its_own(sandbox: Sandbox) -> None:
+def test_variables_apply_to_one_command_only(sandbox: Sandbox) -> None:
     assert sandbox.commands.run('echo "$FOO"', envs={"FOO": "bar baz"}).stdout == "bar baz\n"
     assert sandbox.commands.run('echo "$FOO"').stdout == "\n"
 
 
-def test_bad_places_and_users(sandbox: Sandbox) -> None:
+def test_invalid_directories_and_users_are_refused(sandbox: Sandbox) -> None:
     with pytest.raises(InvalidArgumentException):
         sandbox.commands.run("pwd", cwd="/no/such/place")
     sandbox.commands.run("mkdir -m 700 /tmp/closed", user="root")
@@ -108,24 +108,24 @@ def test_stdin_is_empty_by_default(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_deadline_ends_the_command(sandbox: Sandbox, background: bool) -> None:
-    began = time.monotonic()
+def test_the_timeout_ends_the_command_and_its_children(sandbox: Sandbox, background: bool) -> None:
+    started = time.monotonic()
     script = "sleep 30 & echo $! > pid; wait"
     with pytest.raises(TimeoutException):
         if background:
             sandbox.commands.run(script, timeout=3, background=True).wait()
         else:
             sandbox.commands.run(script, timeout=3)
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - started < 25
     pid = sandbox.files.read("pid").strip()
     until(lambda: sandbox.commands.run(f"kill -0 {pid} 2>/dev/null || echo gone").stdout == "gone\n")
 
 
-def test_no_deadline(sandbox: Sandbox) -> None:
+def test_timeout_zero_means_no_timeout(sandbox: Sandbox) -> None:
     assert sandbox.commands.run("sleep 1.2; echo done", timeout=0).stdout == "done\n"
 
 
-def test_background_handle(sandbox: Sandbox) -> None:
+def test_a_background_command_returns_its_result_on_wait(sandbox: Sandbox) -> None:
     command = sandbox.commands.run("sleep 0.3; echo done; exit 3", background=True)
     assert command.pid > 1
     with pytest.raises(CommandExitException) as caught:
@@ -133,17 +133,17 @@ def test_background_handle(sandbox: Sandbox) -> None:
     assert (caught.value.exit_code, caught.value.stdout) == (3, "done\n")
 
 
-def test_list_shows_what_was_started_and_only_that(sandbox: Sandbox) -> None:
+def test_list_shows_only_commands_started_by_clients(sandbox: Sandbox) -> None:
     assert sandbox.commands.list() == []
     command = sandbox.commands.run("sleep 60 & sleep 60", background=True, cwd="/tmp", envs={"A": "b"})
-    (found,) = sandbox.commands.list()
-    assert (found.pid, found.cmd, found.args[-1]) == (command.pid, "/bin/bash", "sleep 60 & sleep 60")
-    assert (found.cwd, found.envs) == ("/tmp", {"A": "b"})
+    (listed,) = sandbox.commands.list()
+    assert (listed.pid, listed.cmd, listed.args[-1]) == (command.pid, "/bin/bash", "sleep 60 & sleep 60")
+    assert (listed.cwd, listed.envs) == ("/tmp", {"A": "b"})
     assert command.kill()
     until(lambda: sandbox.commands.list() == [], 5)
 
 
-def test_kill_takes_the_whole_tree_at_once(sandbox: Sandbox) -> None:
+def test_kill_ends_the_command_and_its_children(sandbox: Sandbox) -> None:
     command = sandbox.commands.run("sleep 120 & sleep 120 & echo ready; wait", background=True)
     assert next(iter(command))[0] == "ready\n"
     children = sandbox.commands.run(f"pgrep -P {command.pid}").stdout.split()
@@ -153,7 +153,7 @@ def test_kill_takes_the_whole_tree_at_once(sandbox: Sandbox) -> None:
     assert sandbox.commands.run(alive).stdout == ""
 
 
-def test_killed_command_says_so(sandbox: Sandbox) -> None:
+def test_a_killed_command_reports_the_signal(sandbox: Sandbox) -> None:
     command = sandbox.commands.run("echo up; sleep 60", background=True)
     command.kill()
     with pytest.raises(CommandExitException) as caught:
@@ -162,39 +162,39 @@ def test_killed_command_says_so(sandbox: Sandbox) -> None:
     assert caught.value.error == "signal: killed"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_signals_through_the_wire(sandbox: Sandbox, plane: Plane, number: signal.Signals) -> None:
+@pytest.mark.parametrize("sent_signal", [signal.SIGTERM, signal.SIGKILL])
+def test_signals_through_the_protocol(sandbox: Sandbox, data_plane: DataPlane, sent_signal: signal.Signals) -> None:
     script = "trap 'echo caught; exit 7' TERM; echo up; while :; do sleep 0.1; done"
     command = sandbox.commands.run(script, background=True)
     assert next(iter(command))[0] == "up\n"
-    answer = plane(sandbox).post(
+    response = data_plane(sandbox).post(
         "/process.Process/SendSignal",
-        json={"process": {"pid": command.pid}, "signal": f"SIGNAL_{number.name}"},
+        json={"process": {"pid": command.pid}, "signal": f"SIGNAL_{sent_signal.name}"},
     )
-    assert answer.status_code == 200, answer.text
+    assert response.status_code == 200, response.text
     with pytest.raises(CommandExitException) as caught:
         command.wait()
-    if number == signal.SIGTERM:
+    if sent_signal == signal.SIGTERM:
         assert (caught.value.exit_code, caught.value.stdout) == (7, "up\ncaught\n")
 
 
-def test_unknown_process(sandbox: Sandbox) -> None:
-    assert sandbox.commands.kill(NOBODY) is False
+def test_an_unknown_process_is_not_found(sandbox: Sandbox) -> None:
+    assert sandbox.commands.kill(UNKNOWN_PID) is False
     with pytest.raises(NotFoundException):
-        sandbox.commands.send_stdin(NOBODY, "x")
+        sandbox.commands.send_stdin(UNKNOWN_PID, "x")
     with pytest.raises(NotFoundException):
-        sandbox.commands.close_stdin(NOBODY)
+        sandbox.commands.close_stdin(UNKNOWN_PID)
     with pytest.raises(NotFoundException):
-        sandbox.commands.connect(NOBODY)
+        sandbox.commands.connect(UNKNOWN_PID)
 
 
-def test_other_processes_are_not_for_signalling(sandbox: Sandbox) -> None:
-    """Pid 1 is the agent itself: a tenant's request must not reach it, nor processes it did not start."""
+def test_other_processes_cannot_be_killed(sandbox: Sandbox) -> None:
+    """Pid 1 is the guest agent: clients must not be able to signal it or processes that it did not start."""
     assert sandbox.commands.kill(1) is False
     assert sandbox.commands.run("echo alive").stdout == "alive\n"
 
 
-def test_killing_the_sandbox_ends_the_stream_with_a_reason(sandbox: Sandbox) -> None:
+def test_killing_the_sandbox_ends_the_stream_with_an_error(sandbox: Sandbox) -> None:
     command = sandbox.commands.run("sleep 60", background=True)
     sandbox.kill()
     with pytest.raises(SandboxException, match="sandbox was killed or reached its end of life"):
@@ -203,16 +203,16 @@ def test_killing_the_sandbox_ends_the_stream_with_a_reason(sandbox: Sandbox) -> 
         sandbox.commands.run("true")
 
 
-def test_start_and_wait_by_the_wire(sandbox: Sandbox, plane: Plane) -> None:
-    """Any command may be started, not only bash; one that does not exist ends as it would in a shell."""
+def test_starting_a_missing_program_exits_with_127(sandbox: Sandbox, data_plane: DataPlane) -> None:
+    """Any program may be started, not only bash; a missing one exits as it would in a shell."""
     frame = b'{"process": {"cmd": "/no/such/program", "args": []}}'
-    answer = plane(sandbox).post(
+    response = data_plane(sandbox).post(
         "/process.Process/Start",
         content=b"\0" + len(frame).to_bytes(4, "big") + frame,
         headers={"Content-Type": "application/connect+json", "Connect-Protocol-Version": "1"},
     )
-    assert answer.status_code == 200
-    assert b'"exitCode":127' in answer.content
+    assert response.status_code == 200
+    assert b'"exitCode":127' in response.content
 
 
 @pytest.mark.parametrize(
@@ -226,18 +226,18 @@ def test_start_and_wait_by_the_wire(sandbox: Sandbox, plane: Plane) -> None:
         ("/process.Process/SendInput", '{"process": {"pid": 1}, "input": {"stdin": "***"}}'),
     ],
 )
-def test_bad_requests_get_a_connect_error(sandbox: Sandbox, plane: Plane, path: str, body: str) -> None:
-    answer = plane(sandbox).post(path, content=body, headers={"Content-Type": "application/json"})
-    assert answer.status_code in (400, 404), answer.text
-    assert answer.json()["code"] in ("invalid_argument", "not_found")
-    assert answer.json()["message"]
+def test_invalid_requests_return_a_connect_error(sandbox: Sandbox, data_plane: DataPlane, path: str, body: str) -> None:
+    response = data_plane(sandbox).post(path, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code in (400, 404), response.text
+    assert response.json()["code"] in ("invalid_argument", "not_found")
+    assert response.json()["message"]
 
 
-def test_unknown_procedure(sandbox: Sandbox, plane: Plane) -> None:
-    answer: httpx.Response = plane(sandbox).post("/process.Process/Explode", json={})
-    assert answer.status_code in (404, 501)
+def test_an_unknown_procedure_is_refused(sandbox: Sandbox, data_plane: DataPlane) -> None:
+    response: httpx.Response = data_plane(sandbox).post("/process.Process/Explode", json={})
+    assert response.status_code in (404, 501)
 
 
-def test_many_commands_at_once(sandbox: Sandbox) -> None:
+def test_many_concurrent_commands(sandbox: Sandbox) -> None:
     commands = [sandbox.commands.run(f"sleep 0.5; echo {number}", background=True) for number in range(30)]
     assert [command.wait().stdout for command in commands] == [f"{number}\n" for number in range(30)]

@@ -8,7 +8,7 @@ from .compatibility import document, verbs
 
 
 @pytest.mark.parametrize("package", ["e2b (npm)", "@e2b/code-interpreter (npm)", "@e2b/cli (npm)"])
-def test_it_is_of_these_packages(package: str) -> None:
+def test_the_document_names_the_installed_versions(package: str) -> None:
     assert f"`{package}` {verbs.versions()[package]}" in document.TARGET.read_text(), "run `make compatibility`"
 
 

@@ -1,4 +1,4 @@
-"""Forks and snapshots: copies of a sandbox that live their own life."""
+"""Test forks and snapshots: independent copies of a sandbox."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .conftest import NewSandbox
 
 @pytest.fixture
 def forks() -> Iterator[list[Sandbox]]:
-    made: list[Sandbox] = []
-    yield made
-    for fork in made:
+    created: list[Sandbox] = []
+    yield created
+    for fork in created:
         fork.kill()
 
 
-def test_fork(new_sandbox: NewSandbox, forks: list[Sandbox]) -> None:
+def test_a_fork_is_independent_of_its_original(new_sandbox: NewSandbox, forks: list[Sandbox]) -> None:
     sandbox = new_sandbox(metadata={"from": "original"}, envs={"KEPT": "yes"})
     sandbox.files.write("state.txt", "before the fork")
     (fork,) = sandbox.fork(timeout=77)
@@ -37,10 +37,10 @@ def test_fork(new_sandbox: NewSandbox, forks: list[Sandbox]) -> None:
     assert round((info.end_at - info.started_at).total_seconds()) == 77
 
 
-def test_many_forks(sandbox: Sandbox, forks: list[Sandbox]) -> None:
+def test_several_forks_in_one_request(sandbox: Sandbox, forks: list[Sandbox]) -> None:
     sandbox.commands.run("for i in $(seq 200); do head -c 10000 /dev/urandom > f$i; done; cat f* | sha256sum > sum")
-    made = sandbox.fork(count=3)
-    for fork in made:
+    created = sandbox.fork(count=3)
+    for fork in created:
         assert isinstance(fork, Sandbox), fork
         forks.append(fork)
     assert len({fork.sandbox_id for fork in forks} | {sandbox.sandbox_id}) == 4
@@ -48,7 +48,7 @@ def test_many_forks(sandbox: Sandbox, forks: list[Sandbox]) -> None:
         fork.commands.run("cat f* | sha256sum | cmp - sum")
 
 
-def test_fork_by_id_and_of_forks(sandbox: Sandbox, forks: list[Sandbox]) -> None:
+def test_forks_of_forks_by_id(sandbox: Sandbox, forks: list[Sandbox]) -> None:
     sandbox.files.write("generation", "0")
     parent = sandbox
     for generation in range(1, 4):
@@ -60,10 +60,10 @@ def test_fork_by_id_and_of_forks(sandbox: Sandbox, forks: list[Sandbox]) -> None
         parent = child
 
 
-def test_what_cannot_be_forked(sandbox: Sandbox, api: httpx.Client) -> None:
+def test_invalid_forks_are_refused(sandbox: Sandbox, api: httpx.Client) -> None:
     route = f"/sandboxes/{sandbox.sandbox_id}/fork"
-    refused: list[object] = [{"count": 0}, {"count": -1}, {"count": 101}, {"count": "two"}, {"timeout": -1}, []]
-    for body in refused:
+    invalid: list[object] = [{"count": 0}, {"count": -1}, {"count": 101}, {"count": "two"}, {"timeout": -1}, []]
+    for body in invalid:
         assert api.post(route, json=body).status_code == 400, body
     with pytest.raises(InvalidArgumentException):
         sandbox.fork(count=0)
@@ -76,13 +76,13 @@ def test_what_cannot_be_forked(sandbox: Sandbox, api: httpx.Client) -> None:
 
 @pytest.fixture
 def snapshots() -> Iterator[list[str]]:
-    made: list[str] = []
-    yield made
-    for snapshot in made:
+    created: list[str] = []
+    yield created
+    for snapshot in created:
         Sandbox.delete_snapshot(snapshot)
 
 
-def test_snapshot_as_a_template(sandbox: Sandbox, new_sandbox: NewSandbox, snapshots: list[str]) -> None:
+def test_a_snapshot_is_used_as_a_template(sandbox: Sandbox, new_sandbox: NewSandbox, snapshots: list[str]) -> None:
     sandbox.files.write("app/config.json", '{"env": "test"}')
     sandbox.commands.run("ln -s config.json app/link; chmod 600 app/config.json; sudo rm -rf /usr/share/doc")
     snapshot = sandbox.create_snapshot()
@@ -94,7 +94,7 @@ def test_snapshot_as_a_template(sandbox: Sandbox, new_sandbox: NewSandbox, snaps
     assert one.files.read("app/config.json") == '{"env": "test"}'
     assert one.files.get_info("app/config.json").permissions == "-rw-------"
     assert one.files.read("app/link") == '{"env": "test"}'
-    assert not one.files.exists("/usr/share/doc"), "what was removed stays removed"
+    assert not one.files.exists("/usr/share/doc"), "removed files must stay removed"
     one.files.write("app/config.json", "only in one")
     assert two.files.read("app/config.json") == '{"env": "test"}'
     assert one.get_info().template_id == snapshot.snapshot_id.split(":")[0]
@@ -110,14 +110,14 @@ def test_snapshot_of_a_snapshot(sandbox: Sandbox, new_sandbox: NewSandbox, snaps
     assert [current.files.read(f"layer{layer}") for layer in range(3)] == ["0", "1", "2"]
 
 
-def test_names_and_tags(sandbox: Sandbox, new_sandbox: NewSandbox, snapshots: list[str], unique: str) -> None:
+def test_snapshot_names_and_tags(sandbox: Sandbox, new_sandbox: NewSandbox, snapshots: list[str], unique: str) -> None:
     name = f"snap-{unique}"
     first = sandbox.create_snapshot(name=name)
     snapshots.append(first.snapshot_id)
     assert name in first.names[0]
     sandbox.files.write("second", "yes")
-    again = sandbox.create_snapshot(name=name)
-    assert again.snapshot_id == first.snapshot_id, "a name is one snapshot, retaken"
+    retaken = sandbox.create_snapshot(name=name)
+    assert retaken.snapshot_id == first.snapshot_id, "creating a snapshot with a known name must replace that snapshot"
     sandbox.files.write("second", "changed")
     tagged = sandbox.create_snapshot(name=f"{name}:v2")
     assert ":v2" in tagged.names[0]
@@ -129,26 +129,26 @@ def test_names_and_tags(sandbox: Sandbox, new_sandbox: NewSandbox, snapshots: li
         Sandbox.create(name)
 
 
-def test_listing_and_deleting(sandbox: Sandbox, new_sandbox: NewSandbox, snapshots: list[str]) -> None:
-    made = [sandbox.create_snapshot().snapshot_id for _ in range(3)]
-    snapshots += made
+def test_list_and_delete_snapshots(sandbox: Sandbox, new_sandbox: NewSandbox, snapshots: list[str]) -> None:
+    created = [sandbox.create_snapshot().snapshot_id for _ in range(3)]
+    snapshots += created
     assert Sandbox.create_snapshot(new_sandbox().sandbox_id).names == []
 
     pages = Sandbox.list_snapshots(sandbox_id=sandbox.sandbox_id, limit=2)
-    found = [snapshot.snapshot_id for snapshot in pages.next_items()]
+    listed = [snapshot.snapshot_id for snapshot in pages.next_items()]
     assert pages.has_next
-    found += [snapshot.snapshot_id for snapshot in pages.next_items()]
+    listed += [snapshot.snapshot_id for snapshot in pages.next_items()]
     assert not pages.has_next
-    assert sorted(found) == sorted(made)
+    assert sorted(listed) == sorted(created)
 
-    assert Sandbox.delete_snapshot(made[0]) is True
-    assert Sandbox.delete_snapshot(made[0]) is False
+    assert Sandbox.delete_snapshot(created[0]) is True
+    assert Sandbox.delete_snapshot(created[0]) is False
     assert len(Sandbox.list_snapshots(sandbox_id=sandbox.sandbox_id).next_items()) == 2
     with pytest.raises(SandboxException):
-        Sandbox.create(made[0])
+        Sandbox.create(created[0])
 
 
-def test_a_deleted_snapshot_leaves_its_sandboxes_alone(sandbox: Sandbox, new_sandbox: NewSandbox) -> None:
+def test_deleting_a_snapshot_does_not_affect_its_sandboxes(sandbox: Sandbox, new_sandbox: NewSandbox) -> None:
     sandbox.files.write("kept", "yes")
     snapshot = sandbox.create_snapshot()
     copy = new_sandbox(snapshot.snapshot_id)
@@ -159,9 +159,11 @@ def test_a_deleted_snapshot_leaves_its_sandboxes_alone(sandbox: Sandbox, new_san
     assert copy.files.read("kept") == "yes"
 
 
-def test_snapshot_of_what_is_not_there(sandbox: Sandbox, api: httpx.Client) -> None:
+def test_invalid_snapshots_are_refused(sandbox: Sandbox, api: httpx.Client) -> None:
     with pytest.raises(SandboxNotFoundException):
         Sandbox.create_snapshot("ineverexisted00000")
     for name in ("bad name", "UPPER/..", "x" * 300, ""):
         assert api.post(f"/sandboxes/{sandbox.sandbox_id}/snapshots", json={"name": name}).status_code == 400, name
-    assert api.delete("/templates/base").status_code in (400, 403, 409), "the base template is not a client's to delete"
+    assert api.delete("/templates/base").status_code in (400, 403, 409), (
+        "clients must not be able to delete the base template"
+    )

@@ -1,4 +1,4 @@
-"""Creating sandboxes: what comes back, what is remembered of it, and what is refused."""
+"""Test creating sandboxes: what is returned, what is stored, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .conftest import NewSandbox
 from .waiting import until
 
 
-def test_a_new_user_s_ten_lines() -> None:
+def test_quick_start() -> None:
     with Sandbox.create() as sandbox:
         assert sandbox.is_running()
         sandbox.files.write("/home/user/hello.py", "print('hello from', __file__)")
@@ -23,10 +23,10 @@ def test_a_new_user_s_ten_lines() -> None:
     assert not sandbox.is_running()
 
 
-def test_what_create_says(sandbox: Sandbox) -> None:
-    assert sandbox.sandbox_id.isalnum(), "an id with a hyphen would not survive in a preview's host name"
+def test_create_returns_id_token_and_version(sandbox: Sandbox) -> None:
+    assert sandbox.sandbox_id.isalnum(), "an id with a hyphen would break the host names of previews"
     assert sandbox._envd_access_token
-    assert sandbox._envd_version >= Version("0.6.4"), "older agents lack features the SDKs ask the version for"
+    assert sandbox._envd_version >= Version("0.6.4"), "the SDKs disable features for older agent versions"
 
 
 def test_info_of_a_sandbox(new_sandbox: NewSandbox) -> None:
@@ -50,12 +50,12 @@ def test_default_timeout_is_five_minutes(sandbox: Sandbox) -> None:
 
 
 def test_v1_default_timeout_is_fifteen_seconds(api: httpx.Client) -> None:
-    made = api.post("/sandboxes", json={"templateID": "base"})
-    assert made.status_code == 201, made.text
-    found = api.get(f"/sandboxes/{made.json()['sandboxID']}").json()
-    lasts = datetime.fromisoformat(found["endAt"]) - datetime.fromisoformat(found["startedAt"])
-    assert lasts == pytest.approx(timedelta(seconds=15), abs=timedelta(seconds=2))
-    assert api.delete(f"/sandboxes/{found['sandboxID']}").status_code == 204
+    created = api.post("/sandboxes", json={"templateID": "base"})
+    assert created.status_code == 201, created.text
+    info = api.get(f"/sandboxes/{created.json()['sandboxID']}").json()
+    lifetime = datetime.fromisoformat(info["endAt"]) - datetime.fromisoformat(info["startedAt"])
+    assert lifetime == pytest.approx(timedelta(seconds=15), abs=timedelta(seconds=2))
+    assert api.delete(f"/sandboxes/{info['sandboxID']}").status_code == 204
 
 
 def test_environment_variables_reach_every_command(new_sandbox: NewSandbox) -> None:
@@ -66,50 +66,50 @@ def test_environment_variables_reach_every_command(new_sandbox: NewSandbox) -> N
     assert sandbox.commands.run('echo "$GREETING"', user="root").stdout == "hi there\n"
 
 
-def test_a_sandbox_knows_what_it_is(sandbox: Sandbox) -> None:
-    told = sandbox.commands.run('echo "$E2B_SANDBOX $E2B_SANDBOX_ID"').stdout.split()
-    assert told == ["true", sandbox.sandbox_id]
+def test_a_sandbox_can_read_its_own_id(sandbox: Sandbox) -> None:
+    variables = sandbox.commands.run('echo "$E2B_SANDBOX $E2B_SANDBOX_ID"').stdout.split()
+    assert variables == ["true", sandbox.sandbox_id]
     files = sandbox.commands.run("cat /run/e2b/.E2B_SANDBOX; echo; cat /run/e2b/.E2B_SANDBOX_ID").stdout.split()
     assert files == ["true", sandbox.sandbox_id]
 
 
-def test_idempotency_key_makes_one_sandbox(api: httpx.Client, unique: str) -> None:
+def test_an_idempotency_key_creates_one_sandbox(api: httpx.Client, unique: str) -> None:
     first = Sandbox.create(idempotency_key=unique, metadata={"attempt": "one"})
-    again = Sandbox.create(idempotency_key=unique, metadata={"attempt": "one"})
+    repeated = Sandbox.create(idempotency_key=unique, metadata={"attempt": "one"})
     other = Sandbox.create(idempotency_key=f"{unique}-b")
     try:
-        assert again.sandbox_id == first.sandbox_id
-        assert again._envd_access_token == first._envd_access_token
+        assert repeated.sandbox_id == first.sandbox_id
+        assert repeated._envd_access_token == first._envd_access_token
         assert other.sandbox_id != first.sandbox_id
     finally:
         first.kill()
         other.kill()
 
 
-def test_concurrent_creates_with_one_key_make_one_sandbox(unique: str) -> None:
+def test_concurrent_creates_with_one_key_create_one_sandbox(unique: str) -> None:
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda _: Sandbox.create(idempotency_key=unique), range(8)))
+        created = list(pool.map(lambda _: Sandbox.create(idempotency_key=unique), range(8)))
     try:
-        assert len({sandbox.sandbox_id for sandbox in made}) == 1
+        assert len({sandbox.sandbox_id for sandbox in created}) == 1
     finally:
-        made[0].kill()
+        created[0].kill()
 
 
-def test_many_at_once_are_all_different(new_sandbox: NewSandbox) -> None:
+def test_concurrent_creates_return_different_sandboxes(new_sandbox: NewSandbox) -> None:
     with ThreadPoolExecutor(10) as pool:
-        made = list(pool.map(lambda _: new_sandbox(), range(10)))
-        answers = list(pool.map(lambda s: s.commands.run("echo $E2B_SANDBOX_ID").stdout.strip(), made))
-    assert answers == [sandbox.sandbox_id for sandbox in made]
-    assert len(set(answers)) == 10
+        created = list(pool.map(lambda _: new_sandbox(), range(10)))
+        outputs = list(pool.map(lambda s: s.commands.run("echo $E2B_SANDBOX_ID").stdout.strip(), created))
+    assert outputs == [sandbox.sandbox_id for sandbox in created]
+    assert len(set(outputs)) == 10
 
 
-def test_unknown_template() -> None:
+def test_an_unknown_template_is_not_found() -> None:
     with pytest.raises(SandboxException, match=r"404|not found") as caught:
         Sandbox.create("no-such-template-anywhere")
     assert caught.value.status_code == 404
 
 
-def test_wrong_api_key_is_an_authentication_error() -> None:
+def test_a_wrong_api_key_raises_an_authentication_error() -> None:
     with pytest.raises(AuthenticationException):
         Sandbox.create(api_key="e2b_" + "0" * 40)
     with pytest.raises(AuthenticationException):
@@ -117,7 +117,7 @@ def test_wrong_api_key_is_an_authentication_error() -> None:
 
 
 @pytest.mark.parametrize("headers", [{"X-API-KEY": ""}, {"X-API-KEY": "nonsense"}, {"X-API-KEY": "e2b_" + "f" * 40}])
-def test_no_route_answers_without_a_key(api: httpx.Client, headers: dict[str, str]) -> None:
+def test_every_route_needs_a_valid_key(api: httpx.Client, headers: dict[str, str]) -> None:
     for method, path in [
         ("GET", "/v2/sandboxes"),
         ("POST", "/v2/sandboxes"),
@@ -129,13 +129,13 @@ def test_no_route_answers_without_a_key(api: httpx.Client, headers: dict[str, st
         ("GET", "/snapshots"),
         ("DELETE", "/templates/abc"),
     ]:
-        answer = api.request(method, path, headers=headers, json={} if method in ("POST", "PUT") else None)
-        assert answer.status_code == 401, f"{method} {path}: {answer.status_code}"
-        assert answer.json()["code"] == 401
-        assert answer.json()["message"]
+        response = api.request(method, path, headers=headers, json={} if method in ("POST", "PUT") else None)
+        assert response.status_code == 401, f"{method} {path}: {response.status_code}"
+        assert response.json()["code"] == 401
+        assert response.json()["message"]
 
 
-BAD_BODIES = [
+INVALID_BODIES = [
     {},
     {"templateID": 7},
     {"templateID": ""},
@@ -158,29 +158,29 @@ BAD_BODIES = [
 
 
 @pytest.mark.parametrize("route", ["/v2/sandboxes", "/sandboxes"])
-@pytest.mark.parametrize("body", BAD_BODIES, ids=str)
-def test_bad_input_is_refused_and_makes_nothing(api: httpx.Client, route: str, body: object) -> None:
+@pytest.mark.parametrize("body", INVALID_BODIES, ids=str)
+def test_invalid_input_is_refused_and_creates_nothing(api: httpx.Client, route: str, body: object) -> None:
     before = int(api.get("/v2/sandboxes").headers["x-total-running"])
-    answer = api.post(route, json=body)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["code"] == 400
-    assert answer.json()["message"]
+    response = api.post(route, json=body)
+    assert response.status_code == 400, response.text
+    assert response.json()["code"] == 400
+    assert response.json()["message"]
     assert int(api.get("/v2/sandboxes").headers["x-total-running"]) == before
 
 
-def test_a_body_that_is_no_json(api: httpx.Client) -> None:
-    answer = api.post("/v2/sandboxes", content=b"{nope", headers={"Content-Type": "application/json"})
-    assert answer.status_code == 400
-    assert answer.json()["code"] == 400
+def test_a_body_that_is_not_json_is_refused(api: httpx.Client) -> None:
+    response = api.post("/v2/sandboxes", content=b"{nope", headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["code"] == 400
 
 
-def test_bad_idempotency_key(api: httpx.Client) -> None:
+def test_an_invalid_idempotency_key_is_refused(api: httpx.Client) -> None:
     for key in ("UPPER CASE", "x" * 256, "semi;colon"):
-        answer = api.post("/v2/sandboxes", json={"templateID": "base"}, headers={"Idempotency-Key": key})
-        assert answer.status_code == 400, f"{key}: {answer.text}"
+        response = api.post("/v2/sandboxes", json={"templateID": "base"}, headers={"Idempotency-Key": key})
+        assert response.status_code == 400, f"{key}: {response.text}"
 
 
-def test_kill_and_kill_again(new_sandbox: NewSandbox) -> None:
+def test_killing_twice_returns_false_the_second_time(new_sandbox: NewSandbox) -> None:
     sandbox = new_sandbox()
     assert sandbox.kill() is True
     assert sandbox.kill() is False
@@ -209,41 +209,41 @@ def test_kill_and_kill_again(new_sandbox: NewSandbox) -> None:
         ("GET", "/logs", None),
     ],
 )
-def test_every_verb_says_404_for_a_sandbox_that_never_was(
+def test_every_verb_returns_404_for_an_unknown_sandbox(
     api: httpx.Client, method: str, path: str, body: dict[str, object] | None
 ) -> None:
-    answer = api.request(method, f"/sandboxes/ineverexisted00000{path}", json=body)
-    assert answer.status_code == 404, answer.text
-    assert answer.json()["code"] == 404
+    response = api.request(method, f"/sandboxes/ineverexisted00000{path}", json=body)
+    assert response.status_code == 404, response.text
+    assert response.json()["code"] == 404
 
 
-def test_the_client_id_may_follow_the_sandbox_id(sandbox: Sandbox, api: httpx.Client) -> None:
-    answer = api.get(f"/sandboxes/{sandbox.sandbox_id}-00000000")
-    assert answer.status_code == 200
-    assert answer.json()["sandboxID"] == sandbox.sandbox_id
+def test_a_sandbox_id_with_a_client_id_suffix_is_accepted(sandbox: Sandbox, api: httpx.Client) -> None:
+    response = api.get(f"/sandboxes/{sandbox.sandbox_id}-00000000")
+    assert response.status_code == 200
+    assert response.json()["sandboxID"] == sandbox.sandbox_id
 
 
-def test_a_control_call_may_carry_the_routing_headers(sandbox: Sandbox, api: httpx.Client) -> None:
+def test_control_requests_with_routing_headers_are_accepted(sandbox: Sandbox, api: httpx.Client) -> None:
     headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "49983"}
-    answer = api.post(f"/sandboxes/{sandbox.sandbox_id}/connect", json={"timeout": 30}, headers=headers)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["sandboxID"] == sandbox.sandbox_id
-    answer = api.post("/sandboxes/elsewhere/connect", json={}, headers={**headers, "E2b-Sandbox-Port": "8000"})
-    assert (answer.status_code, answer.json()["port"]) == (502, 8000), (
-        "what a server in a sandbox serves is its own affair"
+    response = api.post(f"/sandboxes/{sandbox.sandbox_id}/connect", json={"timeout": 30}, headers=headers)
+    assert response.status_code == 200, response.text
+    assert response.json()["sandboxID"] == sandbox.sandbox_id
+    response = api.post("/sandboxes/elsewhere/connect", json={}, headers={**headers, "E2b-Sandbox-Port": "8000"})
+    assert (response.status_code, response.json()["port"]) == (502, 8000), (
+        "requests to a port must reach the sandbox, not the control API"
     )
 
 
-def test_unknown_routes_are_404_in_json(api: httpx.Client) -> None:
-    answer = api.get("/v2/no/such/route")
-    assert answer.status_code == 404
-    assert answer.json()["code"] == 404
+def test_unknown_routes_return_404_as_json(api: httpx.Client) -> None:
+    response = api.get("/v2/no/such/route")
+    assert response.status_code == 404
+    assert response.json()["code"] == 404
 
 
 def test_template_alias_lookup(api: httpx.Client) -> None:
-    found = api.get("/templates/aliases/base")
-    assert found.status_code == 200, found.text
-    assert found.json()["templateID"]
+    info = api.get("/templates/aliases/base")
+    assert info.status_code == 200, info.text
+    assert info.json()["templateID"]
     assert api.get("/templates/aliases/no-such-template").status_code == 404
 
 
@@ -251,7 +251,7 @@ def test_health_needs_no_key(api: httpx.Client) -> None:
     assert api.get("/health", headers={"X-API-KEY": ""}).status_code == 204
 
 
-def test_timeout_ends_a_sandbox(new_sandbox: NewSandbox) -> None:
+def test_a_sandbox_ends_at_its_timeout(new_sandbox: NewSandbox) -> None:
     sandbox = new_sandbox(timeout=5)
     assert sandbox.is_running()
     until(lambda: not sandbox.is_running())

@@ -1,4 +1,4 @@
-"""Files: reading, writing, listing, moving, and what is refused."""
+"""Test files: reading, writing, listing, moving, and invalid requests."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from e2b import (
     SandboxException,
 )
 
-from .conftest import Plane
+from .conftest import DataPlane
 
 
-def test_write_read(sandbox: Sandbox) -> None:
+def test_write_and_read(sandbox: Sandbox) -> None:
     info = sandbox.files.write("note.txt", "Hello, world! ünï 🦀")
     assert (info.name, info.path, info.type) == ("note.txt", "/home/user/note.txt", FileType.FILE)
     assert sandbox.files.read("note.txt") == "Hello, world! ünï 🦀"
@@ -27,13 +27,13 @@ def test_write_read(sandbox: Sandbox) -> None:
     assert sandbox.files.read("~/note.txt") == "Hello, world! ünï 🦀"
 
 
-def test_a_shorter_text_replaces_a_longer_one(sandbox: Sandbox) -> None:
+def test_writing_a_shorter_text_replaces_a_longer_one(sandbox: Sandbox) -> None:
     sandbox.files.write("note.txt", "a long first text")
     sandbox.files.write("note.txt", "short")
     assert sandbox.files.read("note.txt") == "short"
 
 
-def test_directories_are_made_on_the_way(sandbox: Sandbox) -> None:
+def test_write_creates_missing_directories(sandbox: Sandbox) -> None:
     sandbox.files.write("a/b/c/note.txt", "deep")
     assert sandbox.files.read("a/b/c/note.txt") == "deep"
     for folder in ("a", "a/b", "a/b/c"):
@@ -41,14 +41,14 @@ def test_directories_are_made_on_the_way(sandbox: Sandbox) -> None:
         assert (info.owner, info.group, info.permissions) == ("user", "user", "drwxr-xr-x")
 
 
-def test_odd_names(sandbox: Sandbox) -> None:
+def test_special_characters_in_names(sandbox: Sandbox) -> None:
     for name in ("with space.txt", "ünï-🦀.txt", "quote'\".txt", "a&b=c?d#e.txt", "100%.txt", "-dash", "semi;colon"):
         assert sandbox.files.write(name, name).path == f"/home/user/{name}"
         assert sandbox.files.read(name) == name
         assert sandbox.files.exists(name)
 
 
-def test_write_kinds_of_data(sandbox: Sandbox) -> None:
+def test_write_accepts_every_data_type(sandbox: Sandbox) -> None:
     infos = sandbox.files.write_files(
         [
             {"path": "text.txt", "data": "Text"},
@@ -69,13 +69,13 @@ def test_write_kinds_of_data(sandbox: Sandbox) -> None:
     assert sandbox.files.write_files([]) == []
 
 
-def test_empty_file(sandbox: Sandbox) -> None:
+def test_write_and_read_an_empty_file(sandbox: Sandbox) -> None:
     sandbox.files.write("empty", "")
     assert sandbox.files.read("empty") == ""
     assert sandbox.files.get_info("empty").size == 0
 
 
-def test_stream(sandbox: Sandbox) -> None:
+def test_read_as_a_stream(sandbox: Sandbox) -> None:
     data = os.urandom(3_000_000)
     sandbox.files.write("big.bin", data)
     with sandbox.files.read("big.bin", format="stream") as stream:
@@ -88,7 +88,7 @@ def test_stream(sandbox: Sandbox) -> None:
         sandbox.files.read("nowhere", format="stream")
 
 
-def test_files_without_a_size_are_read_to_their_end(sandbox: Sandbox) -> None:
+def test_read_returns_all_of_a_file_without_a_size(sandbox: Sandbox) -> None:
     assert len(sandbox.files.read("/proc/sys/kernel/random/boot_id").strip()) == 36
     assert "MemTotal:" in sandbox.files.read("/proc/meminfo")
 
@@ -97,7 +97,7 @@ DIGITS = b"0123456789"
 
 
 @pytest.mark.parametrize(
-    ("asked", "content", "told"),
+    ("byte_range", "content", "content_range"),
     [
         ("bytes=2-4", b"234", "bytes 2-4/10"),
         ("bytes=7-", b"789", "bytes 7-9/10"),
@@ -107,34 +107,36 @@ DIGITS = b"0123456789"
         ("bytes=0-0", b"0", "bytes 0-0/10"),
     ],
 )
-def test_a_part_of_a_file(sandbox: Sandbox, plane: Plane, asked: str, content: bytes, told: str) -> None:
+def test_a_range_request_returns_part_of_a_file(
+    sandbox: Sandbox, data_plane: DataPlane, byte_range: str, content: bytes, content_range: str
+) -> None:
     sandbox.files.write("digits", DIGITS)
-    answer = plane(sandbox).get("/files", params={"path": "digits"}, headers={"Range": asked})
-    assert (answer.status_code, answer.content) == (206, content)
-    assert (answer.headers["content-range"], answer.headers["content-length"]) == (told, str(len(content)))
-    assert answer.headers["accept-ranges"] == "bytes"
-    assert "content-encoding" not in answer.headers
+    response = data_plane(sandbox).get("/files", params={"path": "digits"}, headers={"Range": byte_range})
+    assert (response.status_code, response.content) == (206, content)
+    assert (response.headers["content-range"], response.headers["content-length"]) == (content_range, str(len(content)))
+    assert response.headers["accept-ranges"] == "bytes"
+    assert "content-encoding" not in response.headers
 
 
-def test_a_part_that_no_file_has(sandbox: Sandbox, plane: Plane) -> None:
+def test_ranges_beyond_the_end_or_unsupported(sandbox: Sandbox, data_plane: DataPlane) -> None:
     sandbox.files.write("digits", DIGITS)
-    for asked in ("bytes=10-", "bytes=10-12", f"bytes={'9' * 5000}-"):
-        answer = plane(sandbox).get("/files", params={"path": "digits"}, headers={"Range": asked})
-        assert (answer.status_code, answer.headers["content-range"]) == (416, "bytes */10"), asked
-    for asked in ("bytes=1-2,4-5", "lines=1-2", "bytes=-", "nonsense"):
-        answer = plane(sandbox).get("/files", params={"path": "digits"}, headers={"Range": asked})
-        assert (answer.status_code, answer.content) == (200, DIGITS), asked
+    for byte_range in ("bytes=10-", "bytes=10-12", f"bytes={'9' * 5000}-"):
+        response = data_plane(sandbox).get("/files", params={"path": "digits"}, headers={"Range": byte_range})
+        assert (response.status_code, response.headers["content-range"]) == (416, "bytes */10"), byte_range
+    for byte_range in ("bytes=1-2,4-5", "lines=1-2", "bytes=-", "nonsense"):
+        response = data_plane(sandbox).get("/files", params={"path": "digits"}, headers={"Range": byte_range})
+        assert (response.status_code, response.content) == (200, DIGITS), byte_range
 
 
-def test_reading_what_is_not_there(sandbox: Sandbox, plane: Plane) -> None:
+def test_reading_a_missing_file_is_not_found(sandbox: Sandbox, data_plane: DataPlane) -> None:
     with pytest.raises(FileNotFoundException):
         sandbox.files.read("demo/test.txt")
-    answer = plane(sandbox).get("/files", params={"path": "demo/test.txt"})
-    assert answer.status_code == 404
-    assert answer.json() == {"code": 404, "message": "path '/home/user/demo/test.txt' does not exist"}
+    response = data_plane(sandbox).get("/files", params={"path": "demo/test.txt"})
+    assert response.status_code == 404
+    assert response.json() == {"code": 404, "message": "path '/home/user/demo/test.txt' does not exist"}
 
 
-def test_reading_what_is_no_file(sandbox: Sandbox) -> None:
+def test_reading_directories_pipes_and_devices_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(InvalidArgumentException):
         sandbox.files.read("/tmp")
     sandbox.commands.run("mkfifo pipe")
@@ -144,7 +146,7 @@ def test_reading_what_is_no_file(sandbox: Sandbox) -> None:
         sandbox.files.read("/dev/zero", request_timeout=5)
 
 
-def test_writing_where_it_cannot_be(sandbox: Sandbox) -> None:
+def test_writing_to_a_directory_or_below_a_file_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxException):
         sandbox.files.write("/tmp", "a directory")
     sandbox.files.write("plain", "x")
@@ -153,7 +155,7 @@ def test_writing_where_it_cannot_be(sandbox: Sandbox) -> None:
     assert sandbox.files.read("plain") == "x"
 
 
-def test_as_another_user(sandbox: Sandbox) -> None:
+def test_read_and_write_as_another_user(sandbox: Sandbox) -> None:
     assert sandbox.files.write("mine.txt", "root's", user="root").path == "/root/mine.txt"
     assert sandbox.files.read("mine.txt", user="root") == "root's"
     assert sandbox.files.get_info("mine.txt", user="root").owner == "root"
@@ -163,7 +165,7 @@ def test_as_another_user(sandbox: Sandbox) -> None:
         sandbox.files.write("x", "x", user="nobodyhere")
 
 
-def test_info(sandbox: Sandbox) -> None:
+def test_info_of_files_and_directories(sandbox: Sandbox) -> None:
     sandbox.files.write("note.txt", "test")
     info = sandbox.files.get_info("note.txt")
     assert (info.name, info.path, info.type, info.size) == ("note.txt", "/home/user/note.txt", FileType.FILE, 4)
@@ -174,12 +176,12 @@ def test_info(sandbox: Sandbox) -> None:
     assert folder.type == FileType.DIR
     assert folder.size > 0
     sandbox.files.make_dir("empty")
-    assert sandbox.files.get_info("empty").size > 0, "a directory has a size on the file systems clients know"
+    assert sandbox.files.get_info("empty").size > 0, "clients expect directories to have a size"
     with pytest.raises(FileNotFoundException):
         sandbox.files.get_info("nowhere")
 
 
-def test_symbolic_links(sandbox: Sandbox) -> None:
+def test_info_and_list_with_symbolic_links(sandbox: Sandbox) -> None:
     sandbox.files.write("folder/note.txt", "linked")
     sandbox.commands.run("ln -s note.txt folder/link; ln -s /home/user/folder there; ln -s nowhere broken")
     link = sandbox.files.get_info("folder/link")
@@ -211,12 +213,12 @@ def test_list_depth_and_order(sandbox: Sandbox) -> None:
         sandbox.files.list("top", depth=0)
 
 
-def test_a_large_directory(sandbox: Sandbox) -> None:
+def test_list_a_large_directory(sandbox: Sandbox) -> None:
     sandbox.commands.run("mkdir many && cd many && touch $(seq -f f%04g 1 3000)")
     assert [entry.name for entry in sandbox.files.list("many")] == [f"f{number:04}" for number in range(1, 3001)]
 
 
-def test_make_dir(sandbox: Sandbox) -> None:
+def test_make_dir_returns_whether_it_was_created(sandbox: Sandbox) -> None:
     assert sandbox.files.make_dir("one/two") is True
     assert sandbox.files.make_dir("one/two") is False
     assert sandbox.files.make_dir("/elsewhere/deep") is True
@@ -226,7 +228,7 @@ def test_make_dir(sandbox: Sandbox) -> None:
         sandbox.files.make_dir("plain")
 
 
-def test_rename(sandbox: Sandbox) -> None:
+def test_rename_moves_files_and_directories(sandbox: Sandbox) -> None:
     sandbox.files.write("old.txt", "content")
     info = sandbox.files.rename("old.txt", "sub/new.txt")
     assert (info.name, info.path) == ("new.txt", "/home/user/sub/new.txt")
@@ -241,12 +243,12 @@ def test_rename(sandbox: Sandbox) -> None:
         sandbox.files.rename("nowhere", "anywhere")
 
 
-def test_remove(sandbox: Sandbox) -> None:
+def test_remove_does_not_follow_links(sandbox: Sandbox) -> None:
     sandbox.files.write("full/of/things.txt", "x")
     sandbox.commands.run("ln -s /etc outside", cwd="full")
     sandbox.files.remove("full")
     assert not sandbox.files.exists("full")
-    assert sandbox.files.exists("/etc/passwd"), "a link is removed, not what it points to"
+    assert sandbox.files.exists("/etc/passwd"), "the link must be removed, not its target"
     sandbox.files.remove("full")
 
 
@@ -261,15 +263,15 @@ def test_remove(sandbox: Sandbox) -> None:
         ("Stat", '{"path": "/tmp/\\u0000"}'),
     ],
 )
-def test_bad_requests(sandbox: Sandbox, plane: Plane, path: str, body: str) -> None:
-    kind = {"Content-Type": "application/json"}
-    answer = plane(sandbox).post(f"/filesystem.Filesystem/{path}", content=body, headers=kind)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["code"] == "invalid_argument"
+def test_invalid_requests_are_refused(sandbox: Sandbox, data_plane: DataPlane, path: str, body: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    response = data_plane(sandbox).post(f"/filesystem.Filesystem/{path}", content=body, headers=headers)
+    assert response.status_code == 400, response.text
+    assert response.json()["code"] == "invalid_argument"
 
 
-def test_no_path_leads_out(sandbox: Sandbox, plane: Plane) -> None:
+def test_paths_stay_inside_the_sandbox(sandbox: Sandbox, data_plane: DataPlane) -> None:
     sandbox.commands.run("ln -s ../../../../../../etc/passwd up")
-    assert "user:" in sandbox.files.read("up"), "a link leads to the sandbox's own file"
+    assert "user:" in sandbox.files.read("up"), "the link must resolve to the sandbox's own file"
     assert sandbox.files.read("../../../../../../etc/passwd") == sandbox.files.read("/etc/passwd")
-    assert plane(sandbox).get("/files", params={"path": "/tmp/\0x"}).status_code == 400
+    assert data_plane(sandbox).get("/files", params={"path": "/tmp/\0x"}).status_code == 400

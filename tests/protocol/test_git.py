@@ -1,4 +1,4 @@
-"""The SDK's git verbs, all of them, with a bare repository in the sandbox as the remote."""
+"""Test all git verbs of the SDK, with a bare repository in the sandbox as the remote."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WORK = "/home/user/work"
 
 
 @pytest.mark.timeout(180)
-def test_git(sandbox: Sandbox) -> None:
+def test_git_verbs(sandbox: Sandbox) -> None:
     git, files = sandbox.git, sandbox.files
     git.init(REMOTE, bare=True, initial_branch="main")
     git.init(WORK, initial_branch="main")
@@ -56,16 +56,16 @@ def test_git(sandbox: Sandbox) -> None:
     assert git.status(WORK).behind == 1
 
 
-def test_credentials_are_kept_where_git_looks(sandbox: Sandbox) -> None:
+def test_credentials_are_stored_for_git(sandbox: Sandbox) -> None:
     sandbox.git.dangerously_authenticate("person", "hidden-token", host="git.example.com")
-    asked = "printf 'protocol=https\\nhost=git.example.com\\n\\n' | git credential fill"
-    assert "password=hidden-token" in sandbox.commands.run(asked).stdout
+    credential_command = "printf 'protocol=https\\nhost=git.example.com\\n\\n' | git credential fill"
+    assert "password=hidden-token" in sandbox.commands.run(credential_command).stdout
     with pytest.raises(InvalidArgumentException):
         sandbox.git.dangerously_authenticate("person", "")
 
 
 @pytest.mark.timeout(180)
-async def test_git_async(async_sandbox: AsyncSandbox) -> None:
+async def test_git_verbs_async(async_sandbox: AsyncSandbox) -> None:
     git, files = async_sandbox.git, async_sandbox.files
     await git.init(REMOTE, bare=True, initial_branch="main")
     await git.clone(REMOTE, WORK)

@@ -1,4 +1,4 @@
-"""The verbs that name an image of Docker Hub, with a Docker Hub of our own: the engine finds it through a proxy."""
+"""Test the verbs that name an image of Docker Hub, with a fake Docker Hub that the engine reaches through a proxy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from e2b import AsyncTemplate, Sandbox, Template
 from tests.images.made import MANIFEST, Layout, rootfs
 from tests.images.server import Asked, Reply, Served, serving
 
-from .cli import node
+from .cli import find_node
 from .compatibility.recording import javascript_environment
 from .engine import Engine
 
@@ -26,20 +26,20 @@ FOLDER = Path(__file__).parent / "js"
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The same small image under every name."""
+    """A fake Docker Hub that serves the same small image under every name."""
     layout = Layout(tmp_path_factory.mktemp("hub"))
     manifest = layout.image([rootfs()], {"Env": ["PATH=/bin", "OF_IMAGE=yes"]})["digest"]
 
-    def answer(asked: Asked) -> Reply:
-        kind, _, name = urlsplit(asked.path).path.rpartition("/")
+    def serve_image(request: Asked) -> Reply:
+        kind, _, name = urlsplit(request.path).path.rpartition("/")
         if kind.endswith("/manifests"):
-            found = (layout.path / "blobs" / manifest.replace(":", "/")).read_bytes()
-            return Reply(200, found, {"Content-Type": MANIFEST, "Docker-Content-Digest": manifest})
+            content = (layout.path / "blobs" / manifest.replace(":", "/")).read_bytes()
+            return Reply(200, content, {"Content-Type": MANIFEST, "Docker-Content-Digest": manifest})
         if kind.endswith("/blobs"):
             return Reply(200, (layout.path / "blobs" / name.replace(":", "/")).read_bytes())
         return Reply(200)
 
-    with serving(answer) as served:
+    with serving(serve_image) as served:
         yield served
 
 
@@ -55,20 +55,20 @@ def behind_proxy(hub: Served) -> Iterator[Engine]:
 
 
 @pytest.fixture(autouse=True)
-def pointed(behind_proxy: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_engine_behind_proxy(behind_proxy: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in behind_proxy.environment.items():
         monkeypatch.setenv(name, value)
 
 
-def asked_for(hub: Served) -> set[str]:
-    """The names of images that were asked for, as Docker Hub has them."""
-    paths = {urlsplit(asked.path).path for asked in hub.asked if "/manifests/" in asked.path}
+def requested_images(hub: Served) -> set[str]:
+    """Return the names of the images requested since the last call, in Docker Hub's spelling."""
+    paths = {urlsplit(request.path).path for request in hub.asked if "/manifests/" in request.path}
     hub.asked.clear()
     return {path.removeprefix("/v2/").partition("/manifests/")[0].removeprefix("library/") for path in paths}
 
 
-def test_images_by_their_own_verbs(hub: Served, unique: str) -> None:
-    described = [
+def test_templates_from_docker_hub_images(hub: Served, unique: str) -> None:
+    templates = [
         Template().from_alpine_image(),
         Template().from_arch_image(),
         Template().from_debian_image("bookworm"),
@@ -79,17 +79,17 @@ def test_images_by_their_own_verbs(hub: Served, unique: str) -> None:
         Template().from_ubuntu_image("24.04"),
         Template().from_image("debian:bookworm"),
     ]
-    for number, template in enumerate(described):
+    for number, template in enumerate(templates):
         Template.build(template.run_cmd("echo $OF_IMAGE > ~/made"), f"hub-{unique}-{number}")
-    assert asked_for(hub) == set(NAMES)
+    assert requested_images(hub) == set(NAMES)
     with Sandbox.create(f"hub-{unique}-2") as sandbox:
         assert sandbox.files.read("made") == "yes\n"
     assert Template.alias_exists(f"hub-{unique}-2")
 
 
 @pytest.mark.slow
-async def test_images_by_their_own_verbs_async(hub: Served, unique: str) -> None:
-    described = [
+async def test_templates_from_docker_hub_images_async(hub: Served, unique: str) -> None:
+    templates = [
         AsyncTemplate().from_alpine_image(),
         AsyncTemplate().from_arch_image(),
         AsyncTemplate().from_debian_image(),
@@ -100,17 +100,17 @@ async def test_images_by_their_own_verbs_async(hub: Served, unique: str) -> None
         AsyncTemplate().from_ubuntu_image(),
         AsyncTemplate().from_image("docker.io/library/debian:stable"),
     ]
-    names = [f"hub-async-{unique}-{number}" for number in range(len(described))]
-    pairs = zip(described, names, strict=True)
+    names = [f"hub-async-{unique}-{number}" for number in range(len(templates))]
+    pairs = zip(templates, names, strict=True)
     await asyncio.gather(*(AsyncTemplate.build(template, name) for template, name in pairs))
-    assert asked_for(hub) == set(NAMES)
+    assert requested_images(hub) == set(NAMES)
     assert [await AsyncTemplate.alias_exists(name) for name in names] == [True] * len(names)
 
 
 @pytest.mark.slow
-def test_images_by_their_own_verbs_in_javascript(hub: Served, behind_proxy: Engine) -> None:
-    ran = subprocess.run(
-        [node(), "--test", "--test-reporter=spec", "hub/images.test.mjs"],
+def test_templates_from_docker_hub_images_in_javascript(hub: Served, behind_proxy: Engine) -> None:
+    result = subprocess.run(
+        [find_node(), "--test", "--test-reporter=spec", "hub/images.test.mjs"],
         cwd=FOLDER,
         env={**os.environ, **behind_proxy.environment, **javascript_environment("hub/images.test.mjs")},
         capture_output=True,
@@ -118,5 +118,5 @@ def test_images_by_their_own_verbs_in_javascript(hub: Served, behind_proxy: Engi
         timeout=100,
         check=False,
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert asked_for(hub) == set(NAMES)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert requested_images(hub) == set(NAMES)

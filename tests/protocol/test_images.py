@@ -1,4 +1,4 @@
-"""Templates on images, with the unmodified SDK: from a real registry with a password, from a layout and from archives."""
+"""Test templates from images with the unmodified SDK: from a real registry with a password, an OCI layout, and archives."""
 
 from __future__ import annotations
 
@@ -25,24 +25,27 @@ SETTINGS = {"Env": ["PATH=/opt/tools:/bin", "FLAVOUR=plain and simple"], "User":
 
 @pytest.fixture(scope="module")
 def layout(engine: Engine) -> Layout:
-    """One with an image of busybox, which has no bash, no sudo and another owner of id 1000, and one of Debian's programs."""
-    made = Layout(engine.layouts / "oci")
+    """An OCI layout with two images: busybox, without bash and sudo and with another user of id 1000, and one with Debian's programs."""
+    created = Layout(engine.layouts / "oci")
     tools = (
         folder("opt"),
         folder("opt/tools"),
         entry("opt/tools/hello", "#!/bin/sh\necho hello from the image\n", mode=0o755),
     )
-    gone = tar(entry("srv/.wh.gone"))
-    layers = [rootfs(*tools, folder("srv", uid=1000, gid=1000), entry("srv/gone"), entry("srv/kept", "kept")), gone]
-    other = {**made.image(layers, architecture="sparc"), "platform": {"os": "linux", "architecture": "sparc"}}
-    made.tag(made.index([other, made.image(layers, SETTINGS)]), "busybox")
+    deletion_layer = tar(entry("srv/.wh.gone"))
+    layers = [
+        rootfs(*tools, folder("srv", uid=1000, gid=1000), entry("srv/gone"), entry("srv/kept", "kept")),
+        deletion_layer,
+    ]
+    other = {**created.image(layers, architecture="sparc"), "platform": {"os": "linux", "architecture": "sparc"}}
+    created.tag(created.index([other, created.image(layers, SETTINGS)]), "busybox")
     tree = engine.layouts / "debian"
     tiny.build(tree)
-    packed = engine.layouts / "debian.tar"
-    with tarfile.open(packed, "w") as file:
+    archive = engine.layouts / "debian.tar"
+    with tarfile.open(archive, "w") as file:
         file.add(tree, ".")
-    made.tag(made.image([packed.read_bytes()]), "debian")
-    return made
+    created.tag(created.image([archive.read_bytes()]), "debian")
+    return created
 
 
 @pytest.fixture(scope="module")
@@ -53,25 +56,25 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRegistry]
 
 @pytest.fixture
 def name(api: httpx.Client) -> Any:
-    chosen = f"image-{uuid.uuid4().hex[:12]}"
-    yield chosen
-    api.delete(f"/templates/{chosen}")
+    template_name = f"image-{uuid.uuid4().hex[:12]}"
+    yield template_name
+    api.delete(f"/templates/{template_name}")
 
 
 def build(template: Any, name: str) -> list[str]:
-    said: list[str] = []
-    Template.build(template, name, cpu_count=1, memory_mb=256, on_build_logs=lambda entry: said.append(entry.message))
-    return said
+    logs: list[str] = []
+    Template.build(template, name, cpu_count=1, memory_mb=256, on_build_logs=lambda entry: logs.append(entry.message))
+    return logs
 
 
-def test_from_a_registry_with_a_password(
+def test_image_from_a_registry_with_a_password(
     layout: Layout, registry: RealRegistry, name: str, new_sandbox: NewSandbox
 ) -> None:
     image = registry.push(f"oci:{layout.path}:busybox", "team/app:1")
     template = Template().from_image(image, username=USER, password=PASSWORD).run_cmd("hello > greeting; id -un")
-    said = build(template, name)
-    assert any("Layer 1 of 2" in line for line in said), said
-    assert PASSWORD not in "".join(said)
+    logs = build(template, name)
+    assert any("Layer 1 of 2" in line for line in logs), logs
+    assert PASSWORD not in "".join(logs)
     sandbox = new_sandbox(name)
     assert sandbox.commands.run("cat greeting").stdout == "hello from the image\n"
     assert sandbox.commands.run("hello; echo $FLAVOUR; id -un; ls /srv").stdout.splitlines() == [
@@ -85,7 +88,7 @@ def test_from_a_registry_with_a_password(
     assert sandbox.commands.run("cat ~/note.txt").stdout == "written"
 
 
-def test_wrong_credentials_and_names_fail_the_build_with_a_sentence(
+def test_wrong_credentials_and_names_fail_the_build_with_an_explanation(
     registry: RealRegistry, layout: Layout, name: str
 ) -> None:
     image = registry.push(f"oci:{layout.path}:busybox", "team/private:1")
@@ -101,11 +104,13 @@ def test_wrong_credentials_and_names_fail_the_build_with_a_sentence(
         build(Template().from_image("oci:/etc"), name)
 
 
-@pytest.mark.parametrize("kind", ["oci", "oci-archive", "docker-archive"])
-def test_from_this_machine(layout: Layout, engine: Engine, name: str, new_sandbox: NewSandbox, kind: str) -> None:
+@pytest.mark.parametrize("transport", ["oci", "oci-archive", "docker-archive"])
+def test_image_from_the_local_machine(
+    layout: Layout, engine: Engine, name: str, new_sandbox: NewSandbox, transport: str
+) -> None:
     image = f"oci:{layout.path}:debian"
-    if kind != "oci":
-        image = f"{kind}:{engine.layouts}/{kind}.tar:debian:1"
+    if transport != "oci":
+        image = f"{transport}:{engine.layouts}/{transport}.tar:debian:1"
         subprocess.run(["skopeo", "--insecure-policy", "copy", "-q", f"oci:{layout.path}:debian", image], check=True)
     build(Template().from_image(image).run_cmd("uname > /made", user="root"), name)
     assert new_sandbox(name).commands.run("cat /made; whoami || id -u").stdout.split() == ["Linux", "1000"]

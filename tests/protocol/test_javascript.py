@@ -1,5 +1,5 @@
-"""The JavaScript SDK, driven by node's own test runner in js/. One test here for each file there; of those, the ones in `SMOKE` run in
-`make test`, for the others repeat what the tests of the Python SDK prove of the engine."""
+"""Run the tests of the JavaScript SDK in js/ with node's test runner, one test here for each file there. `make test` runs only those in
+`SMOKE`, because the others repeat what the tests of the Python SDK check in the engine."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FILES = [
 @pytest.mark.parametrize("name", FILES)
 def test_javascript(engine: Engine, name: str) -> None:
     node = shutil.which("node", path=f"{FOLDER.parents[2] / '.venv-node/bin'}{os.pathsep}{os.environ['PATH']}")
-    assert node, "node is missing: `make setup-test` brings it"
-    assert (FOLDER / "node_modules/e2b").exists(), "the SDK is missing: `make setup-test` brings it"
-    ran = subprocess.run(
+    assert node, "node is missing: run `make setup-test`"
+    assert (FOLDER / "node_modules/e2b").exists(), "the SDK is missing: run `make setup-test`"
+    result = subprocess.run(
         [node, "--test", "--test-reporter=spec", name],
         cwd=FOLDER,
         env={**os.environ, **engine.environment, **javascript_environment(name)},
@@ -36,4 +36,4 @@ def test_javascript(engine: Engine, name: str) -> None:
         timeout=400,
         check=False,
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert result.returncode == 0, result.stdout + result.stderr

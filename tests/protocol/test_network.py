@@ -1,4 +1,4 @@
-"""Egress rules as the API takes them. That they hold is tested where packets can be counted: with the driver."""
+"""Test egress rules in the API. That they are enforced is tested with the driver, where packets can be counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .conftest import NewSandbox
 
 EVERYTHING = "0.0.0.0/0"
 
-ACCEPTED: list[dict[str, Any]] = [
+VALID_RULES: list[dict[str, Any]] = [
     {},
     {"allowOut": ["8.8.8.8"]},
     {"allowOut": ["8.8.8.8"], "denyOut": ["10.0.0.0/8"]},
@@ -25,7 +25,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"denyOut": ["10.0.0.0/8", "192.168.0.0/16"]},
 ]
 
-REFUSED: list[Any] = [
+INVALID_RULES: list[Any] = [
     {"denyOut": ["example.com"]},
     {"denyOut": ["not-a-cidr"]},
     {"denyOut": [EVERYTHING, "example.com"]},
@@ -44,33 +44,33 @@ REFUSED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("rules", ACCEPTED, ids=str)
-def test_rules_that_are_taken(sandbox: Sandbox, api: httpx.Client, rules: dict[str, Any]) -> None:
-    answer = api.put(f"/sandboxes/{sandbox.sandbox_id}/network", json=rules)
-    assert answer.status_code == 204, answer.text
+@pytest.mark.parametrize("rules", VALID_RULES, ids=str)
+def test_valid_rules_are_stored(sandbox: Sandbox, api: httpx.Client, rules: dict[str, Any]) -> None:
+    response = api.put(f"/sandboxes/{sandbox.sandbox_id}/network", json=rules)
+    assert response.status_code == 204, response.text
     network = api.get(f"/sandboxes/{sandbox.sandbox_id}").json().get("network") or {}
     assert (network.get("allowOut") or []) == rules.get("allowOut", [])
     assert (network.get("denyOut") or []) == rules.get("denyOut", [])
 
 
-@pytest.mark.parametrize("rules", REFUSED, ids=str)
-def test_rules_that_are_refused_change_nothing(sandbox: Sandbox, api: httpx.Client, rules: object) -> None:
+@pytest.mark.parametrize("rules", INVALID_RULES, ids=str)
+def test_invalid_rules_are_refused_and_change_nothing(sandbox: Sandbox, api: httpx.Client, rules: object) -> None:
     route = f"/sandboxes/{sandbox.sandbox_id}"
     api.put(f"{route}/network", json={"denyOut": ["192.0.2.0/24"]}).raise_for_status()
-    answer = api.put(f"{route}/network", json=rules)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["message"]
+    response = api.put(f"{route}/network", json=rules)
+    assert response.status_code == 400, response.text
+    assert response.json()["message"]
     assert api.get(route).json()["network"]["denyOut"] == ["192.0.2.0/24"]
 
 
-@pytest.mark.parametrize("rules", [rules for rules in ACCEPTED if rules], ids=str)
-def test_create_takes_the_same_rules(api: httpx.Client, rules: dict[str, Any]) -> None:
-    made = api.post("/v2/sandboxes", json={"templateID": "base", "network": rules})
-    assert made.status_code == 201, made.text
-    assert api.delete(f"/sandboxes/{made.json()['sandboxID']}").status_code == 204
+@pytest.mark.parametrize("rules", [rules for rules in VALID_RULES if rules], ids=str)
+def test_create_accepts_the_same_rules(api: httpx.Client, rules: dict[str, Any]) -> None:
+    created = api.post("/v2/sandboxes", json={"templateID": "base", "network": rules})
+    assert created.status_code == 201, created.text
+    assert api.delete(f"/sandboxes/{created.json()['sandboxID']}").status_code == 204
 
 
-def test_through_the_sdk(new_sandbox: NewSandbox) -> None:
+def test_rules_through_the_sdk(new_sandbox: NewSandbox) -> None:
     sandbox = new_sandbox(network={"deny_out": lambda ctx: [ctx.all_traffic], "allow_out": ["192.0.2.7"]})
     network = sandbox.get_info().network
     assert network is not None
@@ -81,21 +81,23 @@ def test_through_the_sdk(new_sandbox: NewSandbox) -> None:
     sandbox.update_network({"allow_internet_access": False})
     sandbox.pause()
     sandbox.connect()
-    assert sandbox.get_info().allow_internet_access is False, "rules survive a pause"
+    assert sandbox.get_info().allow_internet_access is False, "rules must survive a pause"
     sandbox.kill()
     with pytest.raises(SandboxNotFoundException):
         sandbox.update_network({})
 
 
-def test_without_internet_there_is_still_a_loopback(new_sandbox: NewSandbox) -> None:
+def test_loopback_works_without_internet_access(new_sandbox: NewSandbox) -> None:
     sandbox = new_sandbox(allow_internet_access=False)
     sandbox.commands.run("python3 -m http.server 8000", background=True, timeout=0)
-    ask = "curl -s --retry 20 --retry-connrefused --retry-delay 1 -o /dev/null -w '%{http_code}' http://127.0.0.1:8000/"
-    assert sandbox.commands.run(ask).stdout == "200"
+    curl = (
+        "curl -s --retry 20 --retry-connrefused --retry-delay 1 -o /dev/null -w '%{http_code}' http://127.0.0.1:8000/"
+    )
+    assert sandbox.commands.run(curl).stdout == "200"
 
 
 @pytest.mark.parametrize("rules", [{"allow_internet_access": False}, {"network": {"deny_out": [EVERYTHING]}}], ids=str)
-def test_denied_addresses_are_out_of_reach(new_sandbox: NewSandbox, rules: dict[str, Any]) -> None:
+def test_denied_addresses_are_unreachable(new_sandbox: NewSandbox, rules: dict[str, Any]) -> None:
     sandbox = new_sandbox(**rules)
     with pytest.raises(CommandExitException):
         sandbox.commands.run("curl --connect-timeout 2 --max-time 3 -Is http://192.0.2.1")

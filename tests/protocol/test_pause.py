@@ -1,4 +1,4 @@
-"""Pausing and coming back: by hand, at the timeout, on traffic; with memory and without."""
+"""Test pause and resume: on request, at the timeout, on traffic; with memory and without."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import httpx
 import pytest
 from e2b import Sandbox, SandboxException, SandboxNotFoundException, SandboxNotRunningException, SandboxState
 
-from .conftest import NewSandbox, Plane
+from .conftest import DataPlane, NewSandbox
 from .waiting import until
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-def paused(sandbox: Sandbox) -> bool:
+def is_paused(sandbox: Sandbox) -> bool:
     return sandbox.get_info().state == SandboxState.PAUSED
 
 
-def test_memory_and_processes_survive(new_sandbox: NewSandbox) -> None:
+def test_memory_and_processes_survive_a_pause(new_sandbox: NewSandbox) -> None:
     sandbox = new_sandbox(envs={"KEPT": "yes"})
     boot = sandbox.files.read(BOOT_ID)
     counter = sandbox.commands.run(
@@ -28,15 +28,15 @@ def test_memory_and_processes_survive(new_sandbox: NewSandbox) -> None:
     until(lambda: sandbox.files.exists("count"))
 
     assert sandbox.pause() is True
-    assert paused(sandbox)
+    assert is_paused(sandbox)
     assert not sandbox.is_running()
-    assert sandbox.pause() is False, "it is paused already"
+    assert sandbox.pause() is False, "the sandbox is already paused"
     with pytest.raises(SandboxNotRunningException):
         sandbox.commands.run("true")
 
-    again = sandbox.connect()
-    assert again.sandbox_id == sandbox.sandbox_id
-    assert not paused(sandbox)
+    connected = sandbox.connect()
+    assert connected.sandbox_id == sandbox.sandbox_id
+    assert not is_paused(sandbox)
     assert sandbox.files.read(BOOT_ID) == boot
     before = int(sandbox.files.read("count") or 0)
     until(lambda: int(sandbox.files.read("count") or 0) > before + 2)
@@ -45,7 +45,7 @@ def test_memory_and_processes_survive(new_sandbox: NewSandbox) -> None:
     assert sandbox.commands.kill(counter.pid)
 
 
-def test_without_memory_only_the_files_are_kept(new_sandbox: NewSandbox) -> None:
+def test_a_pause_without_memory_keeps_only_the_files(new_sandbox: NewSandbox) -> None:
     sandbox = new_sandbox(envs={"KEPT": "yes"})
     boot = sandbox.files.read(BOOT_ID)
     sandbox.files.write("note.txt", "on disk")
@@ -60,7 +60,7 @@ def test_without_memory_only_the_files_are_kept(new_sandbox: NewSandbox) -> None
     assert sandbox.commands.run("echo $KEPT").stdout == "yes\n"
 
 
-def test_a_paused_sandbox_can_come_back_by_a_reboot(sandbox: Sandbox) -> None:
+def test_a_paused_sandbox_can_be_resumed_by_a_reboot(sandbox: Sandbox) -> None:
     boot = sandbox.files.read(BOOT_ID)
     sandbox.files.write("note.txt", "on disk")
     sandbox.pause()
@@ -69,38 +69,38 @@ def test_a_paused_sandbox_can_come_back_by_a_reboot(sandbox: Sandbox) -> None:
     assert sandbox.files.read(BOOT_ID) != boot
 
 
-def test_connect_says_201_when_it_resumed(sandbox: Sandbox, api: httpx.Client) -> None:
+def test_connect_returns_201_when_it_resumes_the_sandbox(sandbox: Sandbox, api: httpx.Client) -> None:
     for route in ("/v2/sandboxes", "/sandboxes"):
         sandbox.pause()
-        answer = api.post(f"{route}/{sandbox.sandbox_id}/connect", json={"timeout": 30})
-        assert answer.status_code == 201, answer.text
-        assert answer.json()["envdAccessToken"] == sandbox._envd_access_token
+        response = api.post(f"{route}/{sandbox.sandbox_id}/connect", json={"timeout": 30})
+        assert response.status_code == 201, response.text
+        assert response.json()["envdAccessToken"] == sandbox._envd_access_token
 
 
-def test_old_resume_route(sandbox: Sandbox, api: httpx.Client) -> None:
+def test_the_old_resume_route_resumes_a_paused_sandbox(sandbox: Sandbox, api: httpx.Client) -> None:
     route = f"/sandboxes/{sandbox.sandbox_id}/resume"
-    assert api.post(route, json={}).status_code == 409, "it is not paused"
+    assert api.post(route, json={}).status_code == 409, "the sandbox is not paused"
     sandbox.pause()
-    answer = api.post(route, json={"timeout": 100})
-    assert answer.status_code == 201, answer.text
-    assert answer.json()["sandboxID"] == sandbox.sandbox_id
+    response = api.post(route, json={"timeout": 100})
+    assert response.status_code == 201, response.text
+    assert response.json()["sandboxID"] == sandbox.sandbox_id
     assert sandbox.is_running()
 
 
-def test_pausing_at_the_same_time_is_one_pause(sandbox: Sandbox, api: httpx.Client) -> None:
+def test_concurrent_pauses_pause_once(sandbox: Sandbox, api: httpx.Client) -> None:
     with ThreadPoolExecutor(5) as pool:
         answers = list(pool.map(lambda _: api.post(f"/sandboxes/{sandbox.sandbox_id}/pause").status_code, range(5)))
     assert set(answers) <= {204, 409}
     assert 204 in answers
-    assert paused(sandbox)
+    assert is_paused(sandbox)
 
 
-def test_connecting_at_the_same_time_is_one_resume(sandbox: Sandbox, api: httpx.Client) -> None:
+def test_concurrent_connects_resume_once(sandbox: Sandbox, api: httpx.Client) -> None:
     sandbox.pause()
 
     def connect(_: int) -> tuple[int, str]:
-        answer = api.post(f"/v2/sandboxes/{sandbox.sandbox_id}/connect", json={})
-        return answer.status_code, api.get(f"/sandboxes/{sandbox.sandbox_id}").json()["state"]
+        response = api.post(f"/v2/sandboxes/{sandbox.sandbox_id}/connect", json={})
+        return response.status_code, api.get(f"/sandboxes/{sandbox.sandbox_id}").json()["state"]
 
     with ThreadPoolExecutor(5) as pool:
         answers = list(pool.map(connect, range(5)))
@@ -108,18 +108,18 @@ def test_connecting_at_the_same_time_is_one_resume(sandbox: Sandbox, api: httpx.
     assert {state for _, state in answers} == {"running"}
 
 
-@pytest.mark.slow  # the time of a command stands still as well
-def test_paused_time_does_not_count(new_sandbox: NewSandbox) -> None:
+@pytest.mark.slow  # test_the_timeout_of_a_command_stops_during_a_pause covers the same clock
+def test_the_timeout_stops_while_the_sandbox_is_paused(new_sandbox: NewSandbox) -> None:
     sandbox = new_sandbox()
     sandbox.set_timeout(4)
     sandbox.pause()
     with pytest.raises(AssertionError):
-        until(lambda: not paused(sandbox), 5)
+        until(lambda: not is_paused(sandbox), 5)
     sandbox.connect(timeout=30)
     assert sandbox.is_running()
 
 
-def test_killing_a_paused_sandbox(sandbox: Sandbox) -> None:
+def test_a_paused_sandbox_can_be_killed(sandbox: Sandbox) -> None:
     sandbox.pause()
     assert sandbox.kill() is True
     with pytest.raises(SandboxNotFoundException):
@@ -132,10 +132,10 @@ def test_auto_pause_at_the_timeout(new_sandbox: NewSandbox, keep_memory: bool) -
     boot = sandbox.files.read(BOOT_ID)
     sandbox.files.write("note.txt", "kept")
     sandbox.set_timeout(0)
-    until(lambda: paused(sandbox), 10)
+    until(lambda: is_paused(sandbox), 10)
     assert sandbox.get_info().lifecycle == {"on_timeout": "pause", "auto_resume": False}
-    assert not sandbox.is_running(), "without auto-resume a look does not wake it"
-    assert paused(sandbox)
+    assert not sandbox.is_running(), "without auto-resume, checking the state must not resume it"
+    assert is_paused(sandbox)
     sandbox.connect()
     assert sandbox.files.read("note.txt") == "kept"
     assert (sandbox.files.read(BOOT_ID) == boot) is keep_memory
@@ -145,60 +145,60 @@ def test_auto_resume_on_agent_traffic(new_sandbox: NewSandbox) -> None:
     sandbox = new_sandbox(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True})
     assert sandbox.get_info().lifecycle == {"on_timeout": "pause", "auto_resume": True}
     sandbox.set_timeout(0)
-    until(lambda: paused(sandbox), 10)
+    until(lambda: is_paused(sandbox), 10)
     assert sandbox.commands.run("echo awake").stdout == "awake\n"
-    assert not paused(sandbox)
+    assert not is_paused(sandbox)
 
 
-def test_auto_resume_on_preview_traffic(new_sandbox: NewSandbox, plane: Plane) -> None:
+def test_auto_resume_on_preview_traffic(new_sandbox: NewSandbox, data_plane: DataPlane) -> None:
     sandbox = new_sandbox(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True})
     sandbox.files.write("/home/user/index.html", "woken")
     sandbox.commands.run("python3 -m http.server 8000", background=True, timeout=0)
-    preview = plane(sandbox, port=8000)
+    preview = data_plane(sandbox, port=8000)
     until(lambda: preview.get("/").status_code == 200)
     sandbox.set_timeout(0)
-    until(lambda: paused(sandbox), 10)
+    until(lambda: is_paused(sandbox), 10)
     assert preview.get("/").text == "woken"
-    assert not paused(sandbox)
+    assert not is_paused(sandbox)
 
 
-def test_reading_its_state_never_wakes_a_sandbox(new_sandbox: NewSandbox) -> None:
+def test_reading_the_state_does_not_resume_a_sandbox(new_sandbox: NewSandbox) -> None:
     sandbox = new_sandbox(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True})
     sandbox.pause()
     for _ in range(3):
-        assert paused(sandbox)
+        assert is_paused(sandbox)
         Sandbox.list().next_items()
         sandbox.get_metrics()
-    assert paused(sandbox)
+    assert is_paused(sandbox)
 
 
-def test_timeout_of_a_paused_sandbox_cannot_be_set(sandbox: Sandbox, api: httpx.Client) -> None:
+def test_the_timeout_of_a_paused_sandbox_cannot_be_set(sandbox: Sandbox, api: httpx.Client) -> None:
     sandbox.pause()
-    answer = api.post(f"/sandboxes/{sandbox.sandbox_id}/timeout", json={"timeout": 60})
-    assert answer.status_code in (404, 409)
+    response = api.post(f"/sandboxes/{sandbox.sandbox_id}/timeout", json={"timeout": 60})
+    assert response.status_code in (404, 409)
 
 
-def test_a_stream_of_a_paused_sandbox_goes_on_or_says_so(sandbox: Sandbox) -> None:
-    """What matters is that no output is lost: it is read in the end, from the old stream or after a new connect."""
+def test_no_output_is_lost_over_a_pause(sandbox: Sandbox) -> None:
+    """The output is read from the old stream, or after a new connect if the stream ended with an error."""
     command = sandbox.commands.run("sleep 1; echo after the pause; sleep 600", background=True, timeout=0)
     sandbox.pause()
     sandbox.connect()
     try:
         assert next(iter(command))[0] == "after the pause\n"
     except SandboxException:
-        again = sandbox.commands.connect(command.pid, timeout=0)
-        assert next(iter(again))[0] == "after the pause\n"
+        connected = sandbox.commands.connect(command.pid, timeout=0)
+        assert next(iter(connected))[0] == "after the pause\n"
     sandbox.commands.kill(command.pid)
 
 
 @pytest.mark.parametrize("body", [{"memory": "some"}, [], {"memory": 1}], ids=str)
-def test_bad_pause(sandbox: Sandbox, api: httpx.Client, body: object) -> None:
+def test_invalid_pause_requests_are_refused(sandbox: Sandbox, api: httpx.Client, body: object) -> None:
     assert api.post(f"/sandboxes/{sandbox.sandbox_id}/pause", json=body).status_code == 400
     assert sandbox.is_running()
 
 
-def test_a_command_s_time_stands_still(sandbox: Sandbox) -> None:
-    """A pause of any length does not use it up."""
+def test_the_timeout_of_a_command_stops_during_a_pause(sandbox: Sandbox) -> None:
+    """A pause longer than the remaining time does not end the command."""
     running = sandbox.commands.run("sleep 600", background=True, timeout=3)
     sandbox.pause()
     time.sleep(3.5)

@@ -1,4 +1,4 @@
-"""Servers inside a sandbox, seen from outside."""
+"""Test previews: access to servers inside a sandbox from outside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
-from .conftest import NewSandbox, Plane
+from .conftest import DataPlane, NewSandbox
 from .engine import Engine
 from .waiting import until
 
@@ -43,119 +43,124 @@ http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Echo).serve_forever()
 """
 
 
-def serve(sandbox: Sandbox, client: httpx.Client) -> None:
+def start_echo_server(sandbox: Sandbox, client: httpx.Client) -> None:
     sandbox.files.write("echo.py", ECHO)
     sandbox.commands.run("python3 echo.py", background=True, timeout=0)
     until(lambda: client.get("/").status_code == 200)
 
 
-def test_every_method_and_its_body(sandbox: Sandbox, plane: Plane) -> None:
-    preview = plane(sandbox, port=8000)
-    serve(sandbox, preview)
+def test_every_method_is_forwarded_with_its_body(sandbox: Sandbox, data_plane: DataPlane) -> None:
+    preview = data_plane(sandbox, port=8000)
+    start_echo_server(sandbox, preview)
     for method in ("GET", "POST", "PUT", "DELETE", "PATCH"):
-        answer = preview.request(method, "/a/b?c=d%20e", content=b"body" * 1000, headers={"X-Mine": "kept"})
-        assert answer.headers["x-echo"] == "yes"
-        assert answer.text.startswith(f"{method} /a/b?c=d%20e ")
-        assert answer.text.endswith("kept " + "body" * 1000)
+        response = preview.request(method, "/a/b?c=d%20e", content=b"body" * 1000, headers={"X-Mine": "kept"})
+        assert response.headers["x-echo"] == "yes"
+        assert response.text.startswith(f"{method} /a/b?c=d%20e ")
+        assert response.text.endswith("kept " + "body" * 1000)
     assert preview.head("/").text == ""
     assert preview.get("/", headers={"X-Want": "418"}).status_code == 418
 
 
-def test_paths_of_the_control_api_belong_to_the_sandbox_there(sandbox: Sandbox, plane: Plane) -> None:
-    preview = plane(sandbox, port=8000)
-    serve(sandbox, preview)
+def test_paths_of_the_control_api_reach_the_sandbox(sandbox: Sandbox, data_plane: DataPlane) -> None:
+    preview = data_plane(sandbox, port=8000)
+    start_echo_server(sandbox, preview)
     for path in ("/health", "/sandboxes", "/v2/sandboxes", "/files"):
         assert preview.get(path).text.startswith(f"GET {path} ")
 
 
-def test_by_host_name(sandbox: Sandbox, plane: Plane, engine: Engine) -> None:
-    serve(sandbox, plane(sandbox, port=8000))
+def test_previews_by_host_name(sandbox: Sandbox, data_plane: DataPlane, engine: Engine) -> None:
+    start_echo_server(sandbox, data_plane(sandbox, port=8000))
     name = f"8000-{sandbox.sandbox_id}.sandyard.test"
     assert sandbox.get_host(8000).startswith(f"8000-{sandbox.sandbox_id}.")
     assert httpx.get(f"{engine.url}/x", headers={"Host": name}).text.startswith(f"GET /x {name}")
 
 
-def test_a_closed_port(sandbox: Sandbox, plane: Plane) -> None:
-    answer = plane(sandbox, port=3210).get("/")
-    assert answer.status_code == 502
-    assert answer.headers["content-type"].startswith("application/json")
-    told = answer.json()
-    assert told["message"] == "The sandbox is running but port is not open"
-    assert (told["sandboxId"], told["port"]) == (sandbox.sandbox_id, 3210)
+def test_a_closed_port_returns_502(sandbox: Sandbox, data_plane: DataPlane) -> None:
+    response = data_plane(sandbox, port=3210).get("/")
+    assert response.status_code == 502
+    assert response.headers["content-type"].startswith("application/json")
+    body = response.json()
+    assert body["message"] == "The sandbox is running but port is not open"
+    assert (body["sandboxId"], body["port"]) == (sandbox.sandbox_id, 3210)
 
 
-def test_people_get_a_page(sandbox: Sandbox, plane: Plane) -> None:
-    closed = plane(sandbox, port=3210, **BROWSER).get("/")
+def test_browsers_get_an_html_error_page(sandbox: Sandbox, data_plane: DataPlane) -> None:
+    closed = data_plane(sandbox, port=3210, **BROWSER).get("/")
     assert closed.status_code == 502
     assert closed.headers["content-type"].startswith("text/html")
     assert sandbox.sandbox_id in closed.text
     assert "3210" in closed.text
     sandbox.kill()
-    gone = plane(sandbox, port=3210, **BROWSER).get("/")
+    gone = data_plane(sandbox, port=3210, **BROWSER).get("/")
     assert gone.status_code == 502
     assert "<html" in gone.text
     assert sandbox.sandbox_id in gone.text
 
 
-def test_private_previews(new_sandbox: NewSandbox, plane: Plane) -> None:
+def test_private_previews_need_the_traffic_token(new_sandbox: NewSandbox, data_plane: DataPlane) -> None:
     sandbox = new_sandbox(network={"allow_public_traffic": False})
     assert sandbox.traffic_access_token
-    key = {"e2b-traffic-access-token": sandbox.traffic_access_token}
-    private = plane(sandbox, port=8000, token=None, **key)
-    serve(sandbox, private)
+    traffic_token = {"e2b-traffic-access-token": sandbox.traffic_access_token}
+    private = data_plane(sandbox, port=8000, token=None, **traffic_token)
+    start_echo_server(sandbox, private)
     assert private.get("/").status_code == 200
-    missing = plane(sandbox, port=8000, token=None).get("/")
+    missing = data_plane(sandbox, port=8000, token=None).get("/")
     assert missing.status_code == 403
     assert "is missing" in missing.json()["message"]
-    wrong = plane(sandbox, port=8000, token=None, **{"e2b-traffic-access-token": "guess"}).get("/")
+    wrong = data_plane(sandbox, port=8000, token=None, **{"e2b-traffic-access-token": "guess"}).get("/")
     assert wrong.status_code == 403
     assert "is invalid" in wrong.json()["message"]
-    assert plane(sandbox, port=9999, token=None).get("/").status_code == 403, "it tells nobody which ports are open"
+    assert data_plane(sandbox, port=9999, token=None).get("/").status_code == 403, (
+        "the response must not reveal which ports are open"
+    )
     assert sandbox.commands.run("echo agent unaffected").stdout == "agent unaffected\n"
     assert sandbox.get_info().network["allow_public_traffic"] is False  # type: ignore[index]
 
 
-def test_a_private_preview_in_a_browser_is_a_page_that_says_what_is_missing(
-    new_sandbox: NewSandbox, plane: Plane
+def test_a_private_preview_shows_browsers_which_header_is_missing(
+    new_sandbox: NewSandbox, data_plane: DataPlane
 ) -> None:
     sandbox = new_sandbox(network={"allow_public_traffic": False})
-    answer = plane(sandbox, port=8000, token=None, **BROWSER).get("/")
-    assert answer.status_code == 403
-    assert answer.headers["content-type"].startswith("text/html")
-    assert "e2b-traffic-access-token" in answer.text
-    assert (sandbox.traffic_access_token or "") not in answer.text
+    response = data_plane(sandbox, port=8000, token=None, **BROWSER).get("/")
+    assert response.status_code == 403
+    assert response.headers["content-type"].startswith("text/html")
+    assert "e2b-traffic-access-token" in response.text
+    assert (sandbox.traffic_access_token or "") not in response.text
 
 
-def test_the_tokens_stay_outside(new_sandbox: NewSandbox, plane: Plane) -> None:
+def test_tokens_are_not_forwarded_to_the_sandbox(new_sandbox: NewSandbox, data_plane: DataPlane) -> None:
     sandbox = new_sandbox(network={"allow_public_traffic": False})
     assert sandbox.traffic_access_token
-    preview = plane(sandbox, port=8000, **{"e2b-traffic-access-token": sandbox.traffic_access_token, "X-API-KEY": "k"})
-    serve(sandbox, preview)
-    heard = preview.get("/headers").json()
-    assert not {"e2b-traffic-access-token", "x-access-token", "x-api-key"} & heard.keys()
+    preview = data_plane(
+        sandbox, port=8000, **{"e2b-traffic-access-token": sandbox.traffic_access_token, "X-API-KEY": "k"}
+    )
+    start_echo_server(sandbox, preview)
+    headers = preview.get("/headers").json()
+    assert not {"e2b-traffic-access-token", "x-access-token", "x-api-key"} & headers.keys()
 
 
-def test_what_a_server_hears_of_its_client(sandbox: Sandbox, plane: Plane, engine: Engine) -> None:
-    preview = plane(sandbox, port=8000)
-    serve(sandbox, preview)
+def test_forwarded_headers_name_the_client(sandbox: Sandbox, data_plane: DataPlane, engine: Engine) -> None:
+    preview = data_plane(sandbox, port=8000)
+    start_echo_server(sandbox, preview)
     name = f"8000-{sandbox.sandbox_id}.sandyard.test"
-    heard = httpx.get(f"{engine.url}/headers", headers={"Host": name}).json()
-    assert heard["host"] == heard["x-forwarded-host"] == name
-    assert (heard["x-forwarded-proto"], heard["x-forwarded-for"]) == ("http", "127.0.0.1")
-    behind = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.1"}  # as a proxy on this machine says it
-    heard = httpx.get(f"{engine.url}/headers", headers={"Host": name, **behind}).json()
-    assert (heard["x-forwarded-proto"], heard["x-forwarded-for"]) == ("https", "192.0.2.1, 127.0.0.1")
+    headers = httpx.get(f"{engine.url}/headers", headers={"Host": name}).json()
+    assert headers["host"] == headers["x-forwarded-host"] == name
+    assert (headers["x-forwarded-proto"], headers["x-forwarded-for"]) == ("http", "127.0.0.1")
+    # as a proxy on this machine sends them
+    proxy_headers = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.1"}
+    headers = httpx.get(f"{engine.url}/headers", headers={"Host": name, **proxy_headers}).json()
+    assert (headers["x-forwarded-proto"], headers["x-forwarded-for"]) == ("https", "192.0.2.1, 127.0.0.1")
 
 
-def test_the_host_header_can_be_masked(new_sandbox: NewSandbox, plane: Plane) -> None:
+def test_the_host_header_can_be_masked(new_sandbox: NewSandbox, data_plane: DataPlane) -> None:
     sandbox = new_sandbox(network={"mask_request_host": "custom-host.example.com:${PORT}"})
-    preview = plane(sandbox, port=8000)
-    serve(sandbox, preview)
+    preview = data_plane(sandbox, port=8000)
+    start_echo_server(sandbox, preview)
     assert "custom-host.example.com:8000" in preview.get("/").text
 
 
-def test_an_upgraded_connection_passes(sandbox: Sandbox, engine: Engine) -> None:
-    """A WebSocket is a connection that changes its protocol: bytes must flow both ways afterwards."""
+def test_an_upgraded_connection_is_forwarded_both_ways(sandbox: Sandbox, engine: Engine) -> None:
+    """A WebSocket upgrades its connection to another protocol: bytes must flow both ways afterwards."""
     sandbox.files.write(
         "upgrade.py",
         "import socket\n"
@@ -167,19 +172,19 @@ def test_an_upgraded_connection_passes(sandbox: Sandbox, engine: Engine) -> None
     )
     sandbox.commands.run("python3 upgrade.py", background=True, timeout=0)
     until(lambda: sandbox.files.exists("up"))
-    with socket.create_connection(("127.0.0.1", engine.port), timeout=10) as line:
+    with socket.create_connection(("127.0.0.1", engine.port), timeout=10) as connection:
         host = f"8000-{sandbox.sandbox_id}.sandyard.test"
-        line.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n".encode())
-        answer = b""
-        while b"\r\n\r\n" not in answer:
-            answer += line.recv(65536)
-        assert answer.startswith(b"HTTP/1.1 101")
+        connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n".encode())
+        response = b""
+        while b"\r\n\r\n" not in response:
+            response += connection.recv(65536)
+        assert response.startswith(b"HTTP/1.1 101")
         for word in (b"hello", b"again"):
-            line.sendall(word)
-            assert line.recv(65536) == word.upper()
+            connection.sendall(word)
+            assert connection.recv(65536) == word.upper()
 
 
-def test_a_stream_is_passed_on_as_it_comes(sandbox: Sandbox, plane: Plane) -> None:
+def test_a_stream_is_forwarded_without_buffering(sandbox: Sandbox, data_plane: DataPlane) -> None:
     sandbox.files.write(
         "drip.py",
         "import http.server, time\n"
@@ -193,16 +198,16 @@ def test_a_stream_is_passed_on_as_it_comes(sandbox: Sandbox, plane: Plane) -> No
         "server.serve_forever()\n",
     )
     sandbox.commands.run("python3 drip.py", background=True, timeout=0)
-    preview = plane(sandbox, port=8000)
+    preview = data_plane(sandbox, port=8000)
     until(lambda: sandbox.files.exists("up"))
-    with preview.stream("GET", "/", timeout=10) as answer:
-        assert next(answer.iter_bytes()) == b"data: one\n\n"
+    with preview.stream("GET", "/", timeout=10) as response:
+        assert next(response.iter_bytes()) == b"data: one\n\n"
 
 
 @pytest.mark.parametrize("size", [0, 1, 65536, 5_000_000])
-def test_bodies_of_every_size(sandbox: Sandbox, plane: Plane, size: int) -> None:
-    preview = plane(sandbox, port=8000)
-    serve(sandbox, preview)
+def test_bodies_of_any_size_are_forwarded(sandbox: Sandbox, data_plane: DataPlane, size: int) -> None:
+    preview = data_plane(sandbox, port=8000)
+    start_echo_server(sandbox, preview)
     assert preview.post("/", content=b"x" * size).content.endswith(b" " + b"x" * size)
 
 
@@ -244,57 +249,57 @@ server.serve_forever()
 """
 
 
-def serve_websockets(sandbox: Sandbox) -> None:
+def start_websocket_server(sandbox: Sandbox) -> None:
     sandbox.files.write("websockets.py", WEBSOCKETS)
     sandbox.commands.run("python3 websockets.py", background=True, timeout=0)
     until(lambda: sandbox.files.exists("up"))
 
 
 @contextlib.contextmanager
-def socket_of(sandbox: Sandbox, engine: Engine, **headers: str) -> Iterator[ClientConnection]:
-    """A WebSocket to the sandbox's port 8000, by its host name, as a client library opens it."""
-    line = socket.create_connection(("127.0.0.1", engine.port), timeout=10)
+def open_websocket(sandbox: Sandbox, engine: Engine, **headers: str) -> Iterator[ClientConnection]:
+    """Open a WebSocket to port 8000 of the sandbox by its host name, as a client library does."""
+    connection = socket.create_connection(("127.0.0.1", engine.port), timeout=10)
     address = f"ws://8000-{sandbox.sandbox_id}.sandyard.test/chat?room=1"
     with connect(
         address,
-        sock=line,
+        sock=connection,
         subprotocols=[Subprotocol("chat")],
         additional_headers=headers,
         max_size=None,
         proxy=None,
-    ) as made:
-        yield made
+    ) as websocket:
+        yield websocket
 
 
-def test_websockets(sandbox: Sandbox, engine: Engine) -> None:
-    serve_websockets(sandbox)
-    with socket_of(sandbox, engine) as line:
-        assert line.subprotocol == "chat"
-        assert line.recv(timeout=10) == f"/chat?room=1 8000-{sandbox.sandbox_id}.sandyard.test"
+def test_websocket_messages_are_forwarded(sandbox: Sandbox, engine: Engine) -> None:
+    start_websocket_server(sandbox)
+    with open_websocket(sandbox, engine) as connection:
+        assert connection.subprotocol == "chat"
+        assert connection.recv(timeout=10) == f"/chat?room=1 8000-{sandbox.sandbox_id}.sandyard.test"
         for message in ("hello", "", "ü" * 100_000, b"\0\1\2", b"x" * 3_000_000):
-            line.send(message)
-            assert line.recv(timeout=30) == message
-    assert line.close_code == 1000
+            connection.send(message)
+            assert connection.recv(timeout=30) == message
+    assert connection.close_code == 1000
 
 
-def test_private_websockets(new_sandbox: NewSandbox, engine: Engine) -> None:
+def test_private_websockets_need_the_traffic_token(new_sandbox: NewSandbox, engine: Engine) -> None:
     sandbox = new_sandbox(network={"allow_public_traffic": False})
     assert sandbox.traffic_access_token
-    serve_websockets(sandbox)
-    with pytest.raises(InvalidStatus) as refused, socket_of(sandbox, engine):
+    start_websocket_server(sandbox)
+    with pytest.raises(InvalidStatus) as refused, open_websocket(sandbox, engine):
         pass
     assert refused.value.response.status_code == 403
-    with socket_of(sandbox, engine, **{"e2b-traffic-access-token": sandbox.traffic_access_token}) as line:
-        assert line.recv(timeout=10)
+    with open_websocket(sandbox, engine, **{"e2b-traffic-access-token": sandbox.traffic_access_token}) as connection:
+        assert connection.recv(timeout=10)
 
 
 def test_a_websocket_ends_with_its_sandbox(sandbox: Sandbox, engine: Engine) -> None:
-    serve_websockets(sandbox)
-    with socket_of(sandbox, engine) as line:
-        line.recv(timeout=10)
+    start_websocket_server(sandbox)
+    with open_websocket(sandbox, engine) as connection:
+        connection.recv(timeout=10)
         sandbox.kill()
         with pytest.raises(ConnectionClosed):
-            line.recv(timeout=10)
+            connection.recv(timeout=10)
 
 
 EVENTS = """
@@ -315,64 +320,66 @@ server.serve_forever()
 """
 
 
-def test_each_server_sent_event_comes_before_the_next_is_made(sandbox: Sandbox, plane: Plane) -> None:
+def test_each_server_sent_event_arrives_before_the_next_is_sent(sandbox: Sandbox, data_plane: DataPlane) -> None:
     sandbox.files.write("events.py", EVENTS)
     sandbox.commands.run("python3 events.py", background=True, timeout=0)
     until(lambda: sandbox.files.exists("up"))
-    with plane(sandbox, port=8000).stream("GET", "/", headers={"Accept": "text/event-stream"}) as answer:
-        assert answer.headers["content-type"] == "text/event-stream"
-        lines = answer.iter_lines()
+    with data_plane(sandbox, port=8000).stream("GET", "/", headers={"Accept": "text/event-stream"}) as response:
+        assert response.headers["content-type"] == "text/event-stream"
+        lines = response.iter_lines()
         for number in range(3):
             assert [next(lines), next(lines), next(lines)] == [f"id: {number}", f"data: event {number}", ""]
             sandbox.files.write(f"seen-{number + 1}", "")  # the server waits for this
 
 
-def state_of(sandbox: Sandbox) -> str:
+def get_state(sandbox: Sandbox) -> str:
     return sandbox.get_info().state.value
 
 
-RESUMED = {"on_timeout": {"action": "pause"}, "auto_resume": True}
+AUTO_RESUME = {"on_timeout": {"action": "pause"}, "auto_resume": True}
 
 
-def test_a_visit_wakes_a_sandbox_that_allows_it(new_sandbox: NewSandbox, plane: Plane) -> None:
-    sandbox = new_sandbox(lifecycle=RESUMED)
-    preview = plane(sandbox, port=8000, **BROWSER)
-    serve(sandbox, preview)
+def test_a_request_resumes_a_sandbox_with_auto_resume(new_sandbox: NewSandbox, data_plane: DataPlane) -> None:
+    sandbox = new_sandbox(lifecycle=AUTO_RESUME)
+    preview = data_plane(sandbox, port=8000, **BROWSER)
+    start_echo_server(sandbox, preview)
     sandbox.pause()
-    assert state_of(sandbox) == "paused"
+    assert get_state(sandbox) == "paused"
     assert preview.get("/again").text.startswith("GET /again ")
-    assert state_of(sandbox) == "running"
+    assert get_state(sandbox) == "running"
 
 
-def test_a_websocket_wakes_it_too(new_sandbox: NewSandbox, engine: Engine) -> None:
-    sandbox = new_sandbox(lifecycle=RESUMED)
-    serve_websockets(sandbox)
+def test_a_websocket_resumes_a_sandbox_with_auto_resume(new_sandbox: NewSandbox, engine: Engine) -> None:
+    sandbox = new_sandbox(lifecycle=AUTO_RESUME)
+    start_websocket_server(sandbox)
     sandbox.pause()
-    with socket_of(sandbox, engine) as line:
-        assert line.recv(timeout=10)
-    assert state_of(sandbox) == "running"
+    with open_websocket(sandbox, engine) as connection:
+        assert connection.recv(timeout=10)
+    assert get_state(sandbox) == "running"
 
 
-def test_a_visit_without_the_token_wakes_nobody(new_sandbox: NewSandbox, plane: Plane) -> None:
-    sandbox = new_sandbox(network={"allow_public_traffic": False}, lifecycle=RESUMED)
+def test_a_request_without_the_token_does_not_resume_the_sandbox(
+    new_sandbox: NewSandbox, data_plane: DataPlane
+) -> None:
+    sandbox = new_sandbox(network={"allow_public_traffic": False}, lifecycle=AUTO_RESUME)
     assert sandbox.traffic_access_token
-    private = plane(sandbox, port=8000, token=None, **{"e2b-traffic-access-token": sandbox.traffic_access_token})
-    serve(sandbox, private)
+    private = data_plane(sandbox, port=8000, token=None, **{"e2b-traffic-access-token": sandbox.traffic_access_token})
+    start_echo_server(sandbox, private)
     sandbox.pause()
-    assert plane(sandbox, port=8000, token=None).get("/").status_code == 403
-    assert state_of(sandbox) == "paused"
+    assert data_plane(sandbox, port=8000, token=None).get("/").status_code == 403
+    assert get_state(sandbox) == "paused"
     assert private.get("/").status_code == 200
-    assert state_of(sandbox) == "running"
+    assert get_state(sandbox) == "running"
 
 
-def test_a_paused_sandbox_that_does_not_allow_it_sleeps_on(sandbox: Sandbox, plane: Plane) -> None:
+def test_a_request_does_not_resume_a_sandbox_without_auto_resume(sandbox: Sandbox, data_plane: DataPlane) -> None:
     sandbox.pause()
-    told = plane(sandbox, port=8000).get("/")
-    assert told.status_code == 502
-    assert told.json()["message"] == "The sandbox was not found"
-    page = plane(sandbox, port=8000, **BROWSER).get("/")
+    response = data_plane(sandbox, port=8000).get("/")
+    assert response.status_code == 502
+    assert response.json()["message"] == "The sandbox was not found"
+    page = data_plane(sandbox, port=8000, **BROWSER).get("/")
     assert (page.status_code, page.headers["content-type"]) == (502, "text/html; charset=utf-8")
-    assert state_of(sandbox) == "paused"
+    assert get_state(sandbox) == "paused"
 
 
 TLS = """
@@ -390,7 +397,7 @@ exec(source)
 """
 
 
-def test_ports_that_serve_https(new_sandbox: NewSandbox, plane: Plane, tmp_path: Path) -> None:
+def test_ports_that_serve_https(new_sandbox: NewSandbox, data_plane: DataPlane, tmp_path: Path) -> None:
     sandbox = new_sandbox(network={"https_ports": [8443, 8000]})
     assert sandbox.get_info().network["https_ports"] == [8443, 8000]  # type: ignore[index]
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
@@ -400,10 +407,10 @@ def test_ports_that_serve_https(new_sandbox: NewSandbox, plane: Plane, tmp_path:
     sandbox.files.write("echo.py", ECHO)
     sandbox.files.write("tls.py", TLS)
     sandbox.commands.run("python3 tls.py", background=True, timeout=0)
-    secure = plane(sandbox, port=8443)
+    secure = data_plane(sandbox, port=8443)
     until(lambda: secure.get("/").status_code == 200)
     assert secure.post("/a?b", content=b"x" * 1_000_000).text.endswith(" " + "x" * 1_000_000)
-    sandbox.commands.run("python3 echo.py", background=True, timeout=0)  # in the clear, where HTTPS was announced
-    wrong = plane(sandbox, port=8000)
+    sandbox.commands.run("python3 echo.py", background=True, timeout=0)  # plain HTTP on a port declared as HTTPS
+    wrong = data_plane(sandbox, port=8000)
     until(lambda: "does not use TLS" in wrong.get("/").json()["message"])
     assert wrong.get("/").status_code == 502

@@ -1,4 +1,4 @@
-"""Terminals."""
+"""Test terminals."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from e2b import CommandExitException, NotFoundException, PtySize, Sandbox
 from .waiting import until
 
 
-def spoken(sandbox: Sandbox, text: bytes, size: PtySize | None = None, **options: object) -> str:
-    """What a terminal shows when `text` is typed into it, until its shell has ended."""
+def type_and_read(sandbox: Sandbox, text: bytes, size: PtySize | None = None, **options: object) -> str:
+    """Type `text` into a new terminal and return its output until the shell has ended."""
     terminal = sandbox.pty.create(size or PtySize(rows=24, cols=80), **options)  # type: ignore[arg-type]
     sandbox.pty.send_stdin(terminal.pid, text)
     output: list[bytes] = []
@@ -17,16 +17,16 @@ def spoken(sandbox: Sandbox, text: bytes, size: PtySize | None = None, **options
     return b"".join(output).decode()
 
 
-def test_it_is_a_terminal(sandbox: Sandbox) -> None:
-    typed = b"tty; echo term=$TERM lang=$LANG; echo var=$ABC dir=$PWD\nexit\n"
-    said = spoken(sandbox, typed, envs={"ABC": "123"}, cwd="/")
-    assert "/dev/pts/" in said
-    assert "term=xterm-256color lang=C.UTF-8" in said
-    assert "var=123 dir=/" in said
+def test_a_terminal_has_a_tty_variables_and_directory(sandbox: Sandbox) -> None:
+    commands = b"tty; echo term=$TERM lang=$LANG; echo var=$ABC dir=$PWD\nexit\n"
+    output_text = type_and_read(sandbox, commands, envs={"ABC": "123"}, cwd="/")
+    assert "/dev/pts/" in output_text
+    assert "term=xterm-256color lang=C.UTF-8" in output_text
+    assert "var=123 dir=/" in output_text
 
 
-def test_size_and_resize(sandbox: Sandbox) -> None:
-    assert "cols=80 lines=24" in spoken(sandbox, b"echo cols=$(tput cols) lines=$(tput lines)\nexit\n")
+def test_size_and_resize_reach_the_terminal(sandbox: Sandbox) -> None:
+    assert "cols=80 lines=24" in type_and_read(sandbox, b"echo cols=$(tput cols) lines=$(tput lines)\nexit\n")
     terminal = sandbox.pty.create(PtySize(rows=24, cols=80))
     sandbox.pty.resize(terminal.pid, PtySize(rows=40, cols=132))
     sandbox.pty.send_stdin(terminal.pid, b"stty size\nexit\n")
@@ -35,7 +35,7 @@ def test_size_and_resize(sandbox: Sandbox) -> None:
     assert b"40 132" in b"".join(output)
 
 
-def test_a_running_program_is_told_of_the_new_size(sandbox: Sandbox) -> None:
+def test_a_running_program_gets_a_signal_on_resize(sandbox: Sandbox) -> None:
     terminal = sandbox.pty.create(PtySize(rows=24, cols=80))
     program = b"bash -c 'trap \"stty size > size\" WINCH; touch ready; for i in $(seq 100); do sleep 0.1; done'\n"
     sandbox.pty.send_stdin(terminal.pid, program)
@@ -45,9 +45,9 @@ def test_a_running_program_is_told_of_the_new_size(sandbox: Sandbox) -> None:
     assert sandbox.pty.kill(terminal.pid)
 
 
-def test_control_c(sandbox: Sandbox) -> None:
+def test_control_c_interrupts_the_foreground_program(sandbox: Sandbox) -> None:
     terminal = sandbox.pty.create(PtySize(rows=24, cols=80))
-    # made by what runs in the foreground: between two commands of a line the shell would have the signal, and go on
+    # the foreground program creates the file: between two commands of a line, the shell itself would get the signal and continue
     sandbox.pty.send_stdin(terminal.pid, b"sh -c 'touch up; exec sleep 60'\n")
     until(lambda: sandbox.files.exists("up"))
     sandbox.pty.send_stdin(terminal.pid, b"\x03")
@@ -57,7 +57,7 @@ def test_control_c(sandbox: Sandbox) -> None:
     assert caught.value.exit_code == 4
 
 
-def test_reconnect(sandbox: Sandbox) -> None:
+def test_reconnect_to_a_terminal(sandbox: Sandbox) -> None:
     terminal = sandbox.pty.create(PtySize(rows=24, cols=80), envs={"FOO": "bar"})
     sandbox.pty.send_stdin(terminal.pid, b"echo one-$FOO\n")
     first = b""
@@ -67,22 +67,22 @@ def test_reconnect(sandbox: Sandbox) -> None:
             break
     terminal.disconnect()
 
-    again = sandbox.pty.connect(terminal.pid)
-    assert again.pid == terminal.pid
+    connected = sandbox.pty.connect(terminal.pid)
+    assert connected.pid == terminal.pid
     sandbox.pty.send_stdin(terminal.pid, b"echo two-$FOO\nexit\n")
     second: list[bytes] = []
-    assert again.wait(on_pty=second.append).exit_code == 0
+    assert connected.wait(on_pty=second.append).exit_code == 0
     assert b"two-bar" in b"".join(second)
 
 
-def test_kill(sandbox: Sandbox) -> None:
+def test_kill_ends_the_terminal(sandbox: Sandbox) -> None:
     terminal = sandbox.pty.create(PtySize(rows=24, cols=80))
     assert sandbox.pty.kill(terminal.pid) is True
     sandbox.commands.run(f"! kill -0 {terminal.pid} 2>/dev/null")
     assert sandbox.pty.kill(999999) is False
 
 
-def test_bad_input(sandbox: Sandbox) -> None:
+def test_invalid_requests_are_refused(sandbox: Sandbox) -> None:
     with pytest.raises(NotFoundException):
         sandbox.pty.send_stdin(999999, b"x")
     with pytest.raises(NotFoundException):
@@ -95,12 +95,14 @@ def test_bad_input(sandbox: Sandbox) -> None:
     command.kill()
 
 
-def test_much_output_arrives_whole(sandbox: Sandbox) -> None:
-    said = spoken(sandbox, b"stty -echo; seq 1 20000; exit\n")
-    assert [line for line in said.split() if line.isdigit()][-20000:] == [str(number) for number in range(1, 20001)]
+def test_large_output_arrives_complete(sandbox: Sandbox) -> None:
+    output_text = type_and_read(sandbox, b"stty -echo; seq 1 20000; exit\n")
+    assert [line for line in output_text.split() if line.isdigit()][-20000:] == [
+        str(number) for number in range(1, 20001)
+    ]
 
 
-def test_streamed_input(sandbox: Sandbox) -> None:
+def test_stream_input_arrives_in_order(sandbox: Sandbox) -> None:
     terminal = sandbox.pty.create(PtySize(rows=24, cols=80))
     sandbox.pty.stream_input(terminal.pid, [b"echo str", b"eamed-$((1+1))\n", b"exit\n"])
     output: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Stdin, reconnecting, and commands that outlive their client."""
+"""Test stdin, reconnecting, and commands that outlive their client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .waiting import until
 
 
 @pytest.mark.parametrize("text", ["Hello, World!", "!@#$%^&*()_+", "Hello,\nWorld!", "ünïcode 🦀"])
-def test_stdin(sandbox: Sandbox, text: str) -> None:
+def test_stdin_reaches_the_command(sandbox: Sandbox, text: str) -> None:
     command = sandbox.commands.run("cat", background=True, stdin=True)
     sandbox.commands.send_stdin(command.pid, text)
     command.close_stdin()
@@ -38,7 +38,7 @@ def test_stdin_of_bytes_larger_than_a_pipe(sandbox: Sandbox) -> None:
     assert command.wait().stdout.split()[0] == hashlib.sha256(data).hexdigest()
 
 
-def test_streamed_input(sandbox: Sandbox) -> None:
+def test_stream_input_arrives_in_order(sandbox: Sandbox) -> None:
     command = sandbox.commands.run("cat", background=True, stdin=True)
     sandbox.commands.stream_input(command.pid, (f"line {number}\n" for number in range(100)))
     command.close_stdin()
@@ -49,7 +49,7 @@ def test_streamed_input(sandbox: Sandbox) -> None:
         sandbox.commands.stream_input(command.pid, "not a list")
 
 
-def test_input_after_the_end_is_refused(sandbox: Sandbox) -> None:
+def test_input_after_the_command_ended_is_refused(sandbox: Sandbox) -> None:
     command = sandbox.commands.run("cat", background=True, stdin=True)
     command.close_stdin()
     assert command.wait().exit_code == 0
@@ -64,7 +64,7 @@ def test_input_without_stdin_is_refused(sandbox: Sandbox) -> None:
     assert command.kill()
 
 
-def test_disconnect_leaves_it_running_and_connect_goes_on(sandbox: Sandbox) -> None:
+def test_a_command_runs_on_after_disconnect_and_connect_resumes_it(sandbox: Sandbox) -> None:
     command = sandbox.commands.run("echo first; read x; echo got $x; exit 5", background=True, stdin=True)
     assert next(iter(command))[0] == "first\n"
     command.disconnect()
@@ -78,7 +78,7 @@ def test_disconnect_leaves_it_running_and_connect_goes_on(sandbox: Sandbox) -> N
     assert caught.value.stdout == "got word\n"
 
 
-def test_output_without_a_reader_waits_for_the_next(sandbox: Sandbox) -> None:
+def test_output_without_a_reader_is_kept_for_the_next_reader(sandbox: Sandbox) -> None:
     command = sandbox.commands.run("echo seen; sleep 0.5; echo unseen; touch said; sleep 60", background=True)
     assert next(iter(command))[0] == "seen\n"
     command.disconnect()
@@ -88,7 +88,7 @@ def test_output_without_a_reader_waits_for_the_next(sandbox: Sandbox) -> None:
     assert again.kill()
 
 
-def test_an_end_nobody_saw_is_told_to_who_comes_late(sandbox: Sandbox) -> None:
+def test_connecting_after_the_end_returns_output_and_exit_code(sandbox: Sandbox) -> None:
     command = sandbox.commands.run("sleep 0.3; echo last words; exit 9", background=True)
     command.disconnect()
     until(lambda: not sandbox.commands.list())
@@ -97,7 +97,7 @@ def test_an_end_nobody_saw_is_told_to_who_comes_late(sandbox: Sandbox) -> None:
     assert (caught.value.exit_code, caught.value.stdout) == (9, "last words\n")
 
 
-def test_two_readers_see_the_same(sandbox: Sandbox) -> None:
+def test_two_readers_get_the_same_output(sandbox: Sandbox) -> None:
     command = sandbox.commands.run("read x; echo to both", background=True, stdin=True)
     other = sandbox.commands.connect(command.pid)
     command.send_stdin("go\n")
@@ -116,7 +116,7 @@ os._exit(1)
 
 
 def test_a_command_outlives_its_client(sandbox: Sandbox, engine: Engine) -> None:
-    """The client dies without a goodbye; its command goes on, and another client reads how it ends."""
+    """The client exits without closing its connection; its command runs on, and another client reads the result."""
     client = subprocess.run(
         [sys.executable, "-c", SCRIPT, sandbox.sandbox_id],
         env={**os.environ, **engine.environment},
@@ -130,8 +130,8 @@ def test_a_command_outlives_its_client(sandbox: Sandbox, engine: Engine) -> None
     assert sandbox.files.read("ticks").split() == [str(number) for number in range(1, 41)]
 
 
-def test_a_daemon_does_not_hold_its_command(sandbox: Sandbox) -> None:
-    """A process left in the background keeps the pipe open; the command has ended all the same."""
+def test_a_background_process_does_not_keep_its_command_open(sandbox: Sandbox) -> None:
+    """A background process keeps the pipe open, but the command counts as ended."""
     result = sandbox.commands.run("nohup sleep 300 >/dev/null 2>&1 & echo started", timeout=20)
     assert result.stdout == "started\n"
     assert sandbox.commands.run("pgrep -x sleep").stdout

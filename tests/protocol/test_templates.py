@@ -1,4 +1,4 @@
-"""Templates with the unmodified Python SDK: build, cache, tags, failures, and what sandboxes get of it."""
+"""Test templates with the unmodified Python SDK: build, cache, tags, failures, and the resulting sandboxes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from .waiting import until
 
 @pytest.fixture
 def name(api: httpx.Client) -> Any:
-    chosen = f"test-{uuid.uuid4().hex[:12]}"
-    yield chosen
-    api.delete(f"/templates/{chosen}")
+    template_name = f"test-{uuid.uuid4().hex[:12]}"
+    yield template_name
+    api.delete(f"/templates/{template_name}")
 
 
 @pytest.fixture
@@ -49,20 +49,20 @@ def context(tmp_path: Path) -> Path:
 
 
 def build(template: Any, name: str, **options: Any) -> list[str]:
-    """Build it and return what the log said."""
-    said: list[str] = []
-    Template.build(template, name, on_build_logs=lambda entry: said.append(entry.message), **options)
-    return said
+    """Build the template and return its log lines."""
+    logs: list[str] = []
+    Template.build(template, name, on_build_logs=lambda entry: logs.append(entry.message), **options)
+    return logs
 
 
-def failure(template: Any, name: str, **options: Any) -> tuple[str, list[str]]:
-    said: list[str] = []
+def build_and_fail(template: Any, name: str, **options: Any) -> tuple[str, list[str]]:
+    logs: list[str] = []
     with pytest.raises(BuildException) as caught:
-        Template.build(template, name, on_build_logs=lambda entry: said.append(entry.message), **options)
-    return str(caught.value), said
+        Template.build(template, name, on_build_logs=lambda entry: logs.append(entry.message), **options)
+    return str(caught.value), logs
 
 
-def test_state_goes_from_step_to_step_and_into_sandboxes(name: str, new_sandbox: NewSandbox) -> None:
+def test_user_directory_and_variables_apply_to_later_steps_and_sandboxes(name: str, new_sandbox: NewSandbox) -> None:
     template = (
         Template()
         .from_base_image()
@@ -75,14 +75,14 @@ def test_state_goes_from_step_to_step_and_into_sandboxes(name: str, new_sandbox:
         .set_workdir("below")
         .set_user("builder")
     )
-    said = build(template, name, cpu_count=1, memory_mb=256)
+    logs = build(template, name, cpu_count=1, memory_mb=256)
     for line in (
         "[builder 3/8] [stdout]: user",
         "[builder 3/8] [stdout]: /home/user",
         "[builder 5/8] [stdout]: /app/inner",
     ):
-        assert line in said
-    assert "[builder 6/8] [stdout]: root" in said
+        assert line in logs
+    assert "[builder 6/8] [stdout]: root" in logs
     sandbox = new_sandbox(name)
     out = sandbox.commands.run(
         "id -un; pwd; cat ~user/both.txt ~user/plain.txt; stat -c %U /app /app/inner/below; echo $BOTH"
@@ -100,7 +100,7 @@ def test_state_goes_from_step_to_step_and_into_sandboxes(name: str, new_sandbox:
     assert (info.cpu_count, info.memory_mb, info.name) == (1, 256, name)
 
 
-def test_path_holds_in_login_shells(name: str, new_sandbox: NewSandbox) -> None:
+def test_path_applies_in_login_shells(name: str, new_sandbox: NewSandbox) -> None:
     template = Template().from_dockerfile(
         "FROM e2bdev/base:latest\n"
         "ENV PATH=/opt/mine:$PATH\n"
@@ -147,23 +147,25 @@ def test_copy(name: str, context: Path, new_sandbox: NewSandbox) -> None:
     ]
 
 
-def test_cache_is_by_content(name: str, context: Path) -> None:
+def test_steps_are_cached_by_content(name: str, context: Path) -> None:
     def recipe(last: str) -> Any:
         base = Template(file_context_path=str(context)).from_base_image().set_envs({"KEY": name})
         return base.copy("folder", "folder").run_cmd("date +%s%N > when").run_cmd(last)
 
     first = build(recipe("cat when"), name)
     assert not [line for line in first if line.startswith("CACHED")]
-    again = build(recipe("cat when"), f"{name}:other")
-    assert len([line for line in again if line.startswith("CACHED [builder ")]) == 4
-    part = build(recipe("cat when; true"), name)
-    assert [line[:20] for line in part if "[builder 3/4]" in line] == ["CACHED [builder 3/4]"]
+    cached = build(recipe("cat when"), f"{name}:other")
+    assert len([line for line in cached if line.startswith("CACHED [builder ")]) == 4
+    partly_cached = build(recipe("cat when; true"), name)
+    assert [line[:20] for line in partly_cached if "[builder 3/4]" in line] == ["CACHED [builder 3/4]"]
     stamp = next(line for line in first if "[builder 4/4] [stdout]" in line)
-    assert stamp in part, "a step on top of a cached one finds the same files"
+    assert stamp in partly_cached, "a step after a cached step must see the same files"
 
     (context / "folder" / "test.txt").write_text("something else")
     changed = build(recipe("cat when"), name)
-    assert [line[:6] for line in changed if line.startswith("CACHED")] == ["CACHED"], "all after the COPY is done anew"
+    assert [line[:6] for line in changed if line.startswith("CACHED")] == ["CACHED"], (
+        "all steps from the COPY on must run again"
+    )
 
     forced = build(recipe("cat when"), name, skip_cache=True)
     assert not [line for line in forced if line.startswith("CACHED")]
@@ -173,12 +175,12 @@ def test_cache_is_by_content(name: str, context: Path) -> None:
     assert [line[:20] for line in build(skipped, name) if "CACHED" in line] == ["CACHED [builder 1/2]"]
 
 
-def test_a_new_build_leaves_old_sandboxes_alone(name: str, new_sandbox: NewSandbox) -> None:
+def test_a_new_build_does_not_affect_existing_sandboxes(name: str, new_sandbox: NewSandbox) -> None:
     build(Template().from_base_image().run_cmd(f"echo one-{name} > version"), name)
     old = new_sandbox(name)
-    message, _ = failure(Template().from_base_image().run_cmd("echo broken > version && false"), name)
+    message, _ = build_and_fail(Template().from_base_image().run_cmd("echo broken > version && false"), name)
     assert message == "failed to run command 'echo broken > version && false': exit status 1"
-    assert new_sandbox(name).files.read("version") == f"one-{name}\n", "a build that fails moves nothing"
+    assert new_sandbox(name).files.read("version") == f"one-{name}\n", "a failed build must not change the template"
     build(Template().from_base_image().run_cmd(f"echo two-{name} > version"), name)
     assert new_sandbox(name).files.read("version") == f"two-{name}\n"
     assert old.files.read("version") == f"one-{name}\n"
@@ -186,13 +188,13 @@ def test_a_new_build_leaves_old_sandboxes_alone(name: str, new_sandbox: NewSandb
 
 def test_start_command_runs_in_every_sandbox(name: str, new_sandbox: NewSandbox) -> None:
     template = Template().from_base_image().set_workdir("/srv/site").run_cmd("echo served > index.html")
-    said = build(template.set_start_cmd("echo starting; python3 -m http.server 8000", wait_for_port(8000)), name)
+    logs = build(template.set_start_cmd("echo starting; python3 -m http.server 8000", wait_for_port(8000)), name)
     order = [
-        said.index(next(line for line in said if text in line))
+        logs.index(next(line for line in logs if text in line))
         for text in ("Running start", "Waiting for template", "is ready")
     ]
     assert order == sorted(order)
-    assert "[start] [stdout]: starting" in said
+    assert "[start] [stdout]: starting" in logs
     for _ in range(2):
         sandbox = new_sandbox(name)
         assert sandbox.commands.run("curl -s localhost:8000").stdout == "served\n"
@@ -200,7 +202,7 @@ def test_start_command_runs_in_every_sandbox(name: str, new_sandbox: NewSandbox)
     assert new_sandbox(snapshot.snapshot_id).commands.run("curl -s localhost:8000").stdout == "served\n"
 
 
-def test_what_is_inherited(name: str, new_sandbox: NewSandbox) -> None:
+def test_a_template_inherits_from_its_base_template(name: str, new_sandbox: NewSandbox) -> None:
     base = Template().from_base_image().set_envs({"BASE": "base", "LEVEL": "1"}).set_workdir("/srv/base")
     build(base.set_start_cmd("pwd > /tmp/where; sleep 1000", wait_for_file("/tmp/where")), f"{name}:base")
     derived = (
@@ -219,14 +221,14 @@ def test_what_is_inherited(name: str, new_sandbox: NewSandbox) -> None:
 
 
 @pytest.mark.slow
-def test_a_ready_command_that_only_sleeps_is_no_delay_for_sandboxes(name: str, new_sandbox: NewSandbox) -> None:
+def test_a_ready_command_that_only_sleeps_does_not_delay_sandboxes(name: str, new_sandbox: NewSandbox) -> None:
     template = (
         Template().from_base_image().set_start_cmd("sleep 1; exec python3 -m http.server 8000", wait_for_timeout(6_000))
     )
     build(template, name)
-    began = time.monotonic()
+    started = time.monotonic()
     sandbox = new_sandbox(name)
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - started < 6
     assert sandbox.commands.run("curl -s -o /dev/null -w '%{http_code}' localhost:8000").stdout == "200"
 
 
@@ -249,7 +251,7 @@ def test_a_ready_command_that_only_sleeps_is_no_delay_for_sandboxes(name: str, n
         ),
     ],
 )  # fmt: skip
-def test_failures_name_the_step(name: str, api: httpx.Client, change: Any, message: str, step: str) -> None:
+def test_a_failed_build_names_the_step(name: str, api: httpx.Client, change: Any, message: str, step: str) -> None:
     template = change(Template().from_base_image())
     info = Template.build_in_background(template, name)
     until(lambda: Template.get_build_status(info).status.value in ("ready", "error"))
@@ -258,33 +260,33 @@ def test_failures_name_the_step(name: str, api: httpx.Client, change: Any, messa
     assert status.reason is not None
     assert (status.reason.message, status.reason.step) == (message, step)
     assert status.log_entries[-1].message == f"Build failed: {message}"
-    assert failure(template, name)[0] == message
+    assert build_and_fail(template, name)[0] == message
     assert Template.exists(name)
     with pytest.raises(Exception, match="not found: none of its builds has succeeded"):
         Sandbox.create(name)
 
 
-def test_a_base_that_is_not_there(name: str) -> None:
+def test_an_unknown_base_template_fails_the_build(name: str) -> None:
     assert (
-        failure(Template().from_template("this-template-does-not-exist"), name)[0]
+        build_and_fail(Template().from_template("this-template-does-not-exist"), name)[0]
         == "template 'this-template-does-not-exist' not found"
     )
 
 
-def test_memory_has_a_limit_in_builds(name: str) -> None:
+def test_builds_have_a_memory_limit(name: str) -> None:
     hungry = Template().from_base_image().run_cmd("python3 -c 'len(bytearray(800 << 20))'")
-    assert "needed more than 256 MiB of memory" in failure(hungry, name, memory_mb=256)[0]
+    assert "needed more than 256 MiB of memory" in build_and_fail(hungry, name, memory_mb=256)[0]
 
 
-def test_all_of_a_long_log_arrives(name: str) -> None:
-    said = build(Template().from_base_image().skip_cache().run_cmd("seq 1 450; echo oops >&2"), name)
-    assert [line for line in said if re.fullmatch(r"\[builder 1/1\] \[stdout\]: \d+", line)] == [
+def test_a_long_log_arrives_complete(name: str) -> None:
+    logs = build(Template().from_base_image().skip_cache().run_cmd("seq 1 450; echo oops >&2"), name)
+    assert [line for line in logs if re.fullmatch(r"\[builder 1/1\] \[stdout\]: \d+", line)] == [
         f"[builder 1/1] [stdout]: {number}" for number in range(1, 451)
     ]
-    assert "[builder 1/1] [stderr]: oops" in said
+    assert "[builder 1/1] [stderr]: oops" in logs
 
 
-def test_background_and_cancel(name: str, api: httpx.Client) -> None:
+def test_a_background_build_can_be_cancelled(name: str, api: httpx.Client) -> None:
     info = Template.build_in_background(
         Template().from_base_image().skip_cache().run_cmd("echo begun; sleep 600"), name
     )
@@ -298,17 +300,19 @@ def test_background_and_cancel(name: str, api: httpx.Client) -> None:
     assert api.post(f"/v2{address}", json={"fromTemplate": "base"}).status_code == 409
 
 
-def test_one_that_waits_for_its_turn_is_building(name: str, api: httpx.Client) -> None:
+def test_a_queued_build_has_the_status_building(name: str, api: httpx.Client) -> None:
     slow = Template().from_base_image().skip_cache().run_cmd("sleep 600")
     started = [Template.build_in_background(slow, f"{name}:{number}") for number in range(6)]
     assert {Template.get_build_status(info).status.value for info in started} == {"building"}
     last = api.get(f"/templates/{name}").json()["builds"][0]
     assert (last["buildID"], last["status"]) == (started[-1].build_id, "building")
-    begun = [bool(Template.get_build_status(info).log_entries) for info in started]
-    assert begun == [True] * 4 + [False] * 2, "no more than build_concurrency at a time"
+    has_started = [bool(Template.get_build_status(info).log_entries) for info in started]
+    assert has_started == [True] * 4 + [False] * 2, "no more than build_concurrency builds may run at a time"
 
 
-def test_deleting_ends_the_build_and_frees_the_name(name: str, api: httpx.Client, new_sandbox: NewSandbox) -> None:
+def test_deleting_a_template_cancels_its_build_and_frees_the_name(
+    name: str, api: httpx.Client, new_sandbox: NewSandbox
+) -> None:
     build(Template().from_base_image().run_cmd("echo kept > kept"), name)
     sandbox = new_sandbox(name)
     info = Template.build_in_background(Template().from_base_image().skip_cache().run_cmd("sleep 600"), name)
@@ -316,14 +320,14 @@ def test_deleting_ends_the_build_and_frees_the_name(name: str, api: httpx.Client
     assert api.get(f"/templates/{info.template_id}/builds/{info.build_id}/status").status_code == 404
     assert api.delete(f"/templates/{name}").status_code == 404
     assert not Template.exists(name)
-    assert sandbox.files.read("kept") == "kept\n", "sandboxes live on"
+    assert sandbox.files.read("kept") == "kept\n", "sandboxes of a deleted template must keep running"
     with pytest.raises(Exception, match="not found"):
         Sandbox.create(name)
     build(Template().from_base_image(), name)
     assert Template.exists(name)
 
 
-def test_a_newer_build_of_the_same_tag_ends_the_older(name: str) -> None:
+def test_a_newer_build_of_the_same_tag_cancels_the_older(name: str) -> None:
     slow = Template.build_in_background(Template().from_base_image().skip_cache().run_cmd("sleep 600"), name)
     other = Template.build_in_background(Template().from_base_image().skip_cache().run_cmd("sleep 600"), f"{name}:else")
     build(Template().from_base_image(), name)
@@ -368,9 +372,9 @@ def test_tags(name: str, api: httpx.Client, new_sandbox: NewSandbox) -> None:
     assert ([one["tag"] for one in groups["tags"]], groups["nextCursor"]) == (["default", "stable"], "2")
 
 
-def test_list_and_look(name: str, api: httpx.Client) -> None:
+def test_list_and_get_templates(name: str, api: httpx.Client) -> None:
     info = Template.build(Template().from_base_image(), name, cpu_count=1, memory_mb=256)
-    shown = next(one for one in api.get("/v2/templates").json() if one["templateID"] == info.template_id)
+    listed = next(one for one in api.get("/v2/templates").json() if one["templateID"] == info.template_id)
     expected = {
         "names": [name],
         "buildID": info.build_id,
@@ -379,14 +383,14 @@ def test_list_and_look(name: str, api: httpx.Client) -> None:
         "memoryMB": 256,
         "public": False,
     }
-    assert shown | expected == shown
-    seen, token = [], None
+    assert listed | expected == listed
+    listed_ids, token = [], None
     while True:
         page = api.get("/v2/templates", params={"limit": 1, **({"nextToken": token} if token else {})})
-        seen += [one["templateID"] for one in page.json()]
+        listed_ids += [one["templateID"] for one in page.json()]
         if (token := page.headers.get("X-Next-Token")) is None:
             break
-    assert seen == sorted(one["templateID"] for one in api.get("/templates").json())
+    assert listed_ids == sorted(one["templateID"] for one in api.get("/templates").json())
     Template.build(Template().from_base_image(), name)
     detail = api.get(f"/templates/{name}").json()
     assert (detail["buildCount"], [one["status"] for one in detail["builds"]]) == (2, ["ready", "ready"])
@@ -395,23 +399,23 @@ def test_list_and_look(name: str, api: httpx.Client) -> None:
     assert {"base", "host"} & {name for one in api.get("/default-templates").json() for name in one["names"]}
 
 
-def test_what_is_refused(name: str, api: httpx.Client, sandbox: Sandbox) -> None:
-    def asked(**body: Any) -> tuple[int, str]:
-        answer = api.post("/v3/templates", json=body)
-        return answer.status_code, answer.json().get("message", "")
+def test_invalid_requests_are_refused(name: str, api: httpx.Client, sandbox: Sandbox) -> None:
+    def create_template(**body: Any) -> tuple[int, str]:
+        response = api.post("/v3/templates", json=body)
+        return response.status_code, response.json().get("message", "")
 
-    assert asked(name="base")[0] == 403
-    assert asked(name="code-interpreter-v1:mine")[0] == 403
-    assert asked(name="No Name!")[0] == 400
-    assert asked(name=name, tags=["a b"])[0] == 400
-    assert asked(name=name, cpuCount=0) == (400, "CPU count must be at least 1")
-    assert asked(name=name, cpuCount=1024)[1].startswith("CPU count can't be higher than")
-    assert asked(name=name, memoryMB=32)[0] == 400
-    assert asked(name=name, memoryMB=1024 * 1024)[1].startswith("Memory can't be higher than")
-    assert asked(name=name, memoryMB=1001) == (400, "Memory must be divisible by 2")
-    assert asked()[0] == 400
+    assert create_template(name="base")[0] == 403
+    assert create_template(name="code-interpreter-v1:mine")[0] == 403
+    assert create_template(name="No Name!")[0] == 400
+    assert create_template(name=name, tags=["a b"])[0] == 400
+    assert create_template(name=name, cpuCount=0) == (400, "CPU count must be at least 1")
+    assert create_template(name=name, cpuCount=1024)[1].startswith("CPU count can't be higher than")
+    assert create_template(name=name, memoryMB=32)[0] == 400
+    assert create_template(name=name, memoryMB=1024 * 1024)[1].startswith("Memory can't be higher than")
+    assert create_template(name=name, memoryMB=1001) == (400, "Memory must be divisible by 2")
+    assert create_template()[0] == 400
     snapshot = sandbox.create_snapshot(name=f"{name}-snapshot")
-    assert asked(name=f"{name}-snapshot")[0] == 409
+    assert create_template(name=f"{name}-snapshot")[0] == 409
     sandbox.delete_snapshot(snapshot.snapshot_id)
     made = api.post("/v2/templates", json={"alias": name}).json()
     address = f"/v2/templates/{made['templateID']}/builds/{made['buildID']}"
@@ -427,7 +431,7 @@ def test_what_is_refused(name: str, api: httpx.Client, sandbox: Sandbox) -> None
     assert api.delete("/templates/base").status_code == 403
 
 
-def test_uploads_need_their_link_and_nothing_else(name: str, api: httpx.Client) -> None:
+def test_uploads_need_only_the_signed_link(name: str, api: httpx.Client) -> None:
     made = api.post("/v3/templates", json={"name": name}).json()
     files = uuid.uuid4().hex * 2
     link = api.get(f"/templates/{made['templateID']}/files/{files}")
@@ -480,11 +484,11 @@ def test_package_managers_and_git(name: str, tmp_path: Path) -> None:
     build(template, name)
 
 
-async def test_asynchronously(name: str, new_async_sandbox: NewAsyncSandbox) -> None:
-    said: list[str] = []
+async def test_async_client(name: str, new_async_sandbox: NewAsyncSandbox) -> None:
+    logs: list[str] = []
     template = AsyncTemplate().from_base_image().run_cmd("echo async > made")
-    info = await AsyncTemplate.build(template, name, on_build_logs=lambda entry: said.append(entry.message))
-    assert any("RUN echo async" in line for line in said)
+    info = await AsyncTemplate.build(template, name, on_build_logs=lambda entry: logs.append(entry.message))
+    assert any("RUN echo async" in line for line in logs)
     sandbox = await new_async_sandbox(name)
     assert await sandbox.files.read("made") == "async\n"
     assert await AsyncTemplate.exists(name)
@@ -497,33 +501,33 @@ async def test_asynchronously(name: str, new_async_sandbox: NewAsyncSandbox) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_crash_in_mid_build(name: str) -> None:
-    """kill -9: what was ready stays, what was under way says so, and nothing of it is left."""
+def test_an_engine_crash_during_a_build(name: str) -> None:
+    """After kill -9, finished templates are kept, running builds are reported as failed, and no build sandbox is left."""
     engine = Engine({"POOL_SIZE": "0"})
     engine.start()
-    there = {"api_url": engine.url, "sandbox_url": engine.url, "api_key": engine.key}
+    options = {"api_url": engine.url, "sandbox_url": engine.url, "api_key": engine.key}
     try:
         ready = Template().from_base_image().run_cmd("echo ready > state").set_start_cmd("sleep 1000", "true")
-        Template.build(ready, f"{name}-ready", **there)
+        Template.build(ready, f"{name}-ready", **options)
         slow = Template().from_base_image().run_cmd("date +%N > done").run_cmd("echo begun; sleep 600")
-        info = Template.build_in_background(slow, name, **there)
-        until(lambda: any("begun" in line.message for line in Template.get_build_status(info, **there).log_entries))
+        info = Template.build_in_background(slow, name, **options)
+        until(lambda: any("begun" in line.message for line in Template.get_build_status(info, **options).log_entries))
         engine.kill()
         engine.start()
-        status = Template.get_build_status(info, **there)
+        status = Template.get_build_status(info, **options)
         assert status.status.value == "error"
         assert status.reason is not None
         assert status.reason.message.startswith("The engine ended during the build.")
         assert any(line.message.startswith("[builder 1/2] RUN date") for line in status.log_entries)
         assert status.log_entries[-1].message.startswith("Build failed: The engine ended")
-        assert Sandbox.list(**there).next_items() == []
-        sandbox = Sandbox.create(f"{name}-ready", **there)
+        assert Sandbox.list(**options).next_items() == []
+        sandbox = Sandbox.create(f"{name}-ready", **options)
         assert sandbox.files.read("state") == "ready\n"
         assert "sleep 1000" in sandbox.commands.run("ps ax").stdout
-        said: list[str] = []
-        again = Template().from_base_image().run_cmd("date +%N > done").run_cmd("cat done")
-        Template.build(again, name, on_build_logs=lambda entry: said.append(entry.message), **there)
-        assert any(line.startswith("CACHED [builder 1/2]") for line in said), "a step that was done is not done again"
+        logs: list[str] = []
+        rebuilt = Template().from_base_image().run_cmd("date +%N > done").run_cmd("cat done")
+        Template.build(rebuilt, name, on_build_logs=lambda entry: logs.append(entry.message), **options)
+        assert any(line.startswith("CACHED [builder 1/2]") for line in logs), "a completed step must not run again"
     finally:
         left = engine.stop()
     assert not left

@@ -1,4 +1,4 @@
-"""Volumes mounted in sandboxes, and what becomes of them when an engine is killed or only its API's address is known."""
+"""Test volumes mounted in sandboxes, after an engine crash, and with only the address of the API."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from e2b.exceptions import NotFoundException, SandboxException, VolumeException
 
 from .conftest import NewAsyncSandbox, NewSandbox
 from .engine import Engine
-from .names import Names
-from .test_tls import DOMAIN, Team, some_address
+from .name_server import NameServer
+from .test_tls import DOMAIN, TlsEngine, random_loopback_address
 from .waiting import until
 
 
 @pytest.fixture
 def volume(unique: str) -> Iterator[Volume]:
-    made = Volume.create(f"mounted-{unique}")
-    yield made
-    Volume.destroy(made.volume_id)
+    created = Volume.create(f"mounted-{unique}")
+    yield created
+    Volume.destroy(created.volume_id)
 
 
 @pytest.fixture
 async def async_volume(unique: str) -> AsyncIterator[AsyncVolume]:
-    made = await AsyncVolume.create(f"mounted-{unique}")
-    yield made
-    await AsyncVolume.destroy(made.volume_id)
+    created = await AsyncVolume.create(f"mounted-{unique}")
+    yield created
+    await AsyncVolume.destroy(created.volume_id)
 
 
-def test_it_persists_across_sandboxes(volume: Volume) -> None:
+def test_a_volume_persists_across_sandboxes(volume: Volume) -> None:
     for number in range(2):
         sandbox = Sandbox.create(volume_mounts={"/mnt/data": volume})
         try:
@@ -48,7 +48,7 @@ def test_it_persists_across_sandboxes(volume: Volume) -> None:
     assert volume.get_info("/hello.txt").uid == 1000
 
 
-def test_several_sandboxes_at_once(volume: Volume, new_sandbox: NewSandbox) -> None:
+def test_several_sandboxes_share_a_volume(volume: Volume, new_sandbox: NewSandbox) -> None:
     one = new_sandbox(volume_mounts={"/home/user/shared": volume})
     two = new_sandbox(volume_mounts={"/data": volume.name})
     volume.write_file("/from-outside", "out")
@@ -63,7 +63,7 @@ def test_several_sandboxes_at_once(volume: Volume, new_sandbox: NewSandbox) -> N
     assert {"rw", "nosuid", "nodev"} <= set(options.strip().split(","))
 
 
-def test_traps_that_a_sandbox_lays(volume: Volume, new_sandbox: NewSandbox) -> None:
+def test_links_and_pipes_from_a_sandbox_are_not_followed(volume: Volume, new_sandbox: NewSandbox) -> None:
     sandbox = new_sandbox(volume_mounts={"/data": volume})
     sandbox.commands.run(
         "cd /data; ln -s /etc/shadow link; ln -s ../../.. up; mkfifo pipe; ln -s /proc/self/root proc; ln -s loop loop"
@@ -78,7 +78,7 @@ def test_traps_that_a_sandbox_lays(volume: Volume, new_sandbox: NewSandbox) -> N
     assert sandbox.commands.run("ls /etc/shadow").exit_code == 0
 
 
-def test_pause_resume_and_boot(volume: Volume, new_sandbox: NewSandbox) -> None:
+def test_a_volume_stays_mounted_over_pause_and_reboot(volume: Volume, new_sandbox: NewSandbox) -> None:
     sandbox = new_sandbox(volume_mounts={"/data": volume})
     sandbox.commands.run("echo before > /data/file")
     for memory in (True, False):
@@ -91,7 +91,9 @@ def test_pause_resume_and_boot(volume: Volume, new_sandbox: NewSandbox) -> None:
         sandbox.commands.run("echo after > /data/mine && rm /data/mine")
 
 
-def test_forks_share_and_snapshots_forget(volume: Volume, new_sandbox: NewSandbox, api: httpx.Client) -> None:
+def test_forks_share_a_volume_and_snapshots_do_not_contain_it(
+    volume: Volume, new_sandbox: NewSandbox, api: httpx.Client
+) -> None:
     sandbox = new_sandbox(volume_mounts={"/data": volume})
     sandbox.commands.run("echo 1 > /data/file")
     for count in (1, 2):
@@ -108,7 +110,7 @@ def test_forks_share_and_snapshots_forget(volume: Volume, new_sandbox: NewSandbo
     api.delete(f"/templates/{snapshot.snapshot_id}")
 
 
-def test_deleting_what_is_in_use(volume: Volume, unique: str) -> None:
+def test_a_mounted_volume_cannot_be_deleted(volume: Volume, unique: str) -> None:
     other = Volume.create(f"other-{unique}")
     sandbox = Sandbox.create(volume_mounts={"/data": other})
     with pytest.raises(VolumeException, match=f"409.*{sandbox.sandbox_id}"):
@@ -118,7 +120,7 @@ def test_deleting_what_is_in_use(volume: Volume, unique: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mounts", "why"),
+    ("mounts", "reason"),
     [
         ({"/data": "no-such-volume"}, "not found"),
         ({"/data": "{name}", "/data/inner": "{name}"}, "nested"),
@@ -129,11 +131,11 @@ def test_deleting_what_is_in_use(volume: Volume, unique: str) -> None:
         ({"/etc/passwd": "{name}"}, "Not a directory"),
     ],
 )
-def test_mounts_that_cannot_be(volume: Volume, mounts: dict[str, str], why: str) -> None:
-    wanted = {path: name.format(name=volume.name) for path, name in mounts.items()}
-    with pytest.raises(SandboxException, match=f"400[^$]*{why}"):
-        Sandbox.create(volume_mounts=wanted)
-    assert Volume.destroy(volume.volume_id) is True, "nobody has it mounted"
+def test_invalid_mounts_are_refused(volume: Volume, mounts: dict[str, str], reason: str) -> None:
+    volume_mounts = {path: name.format(name=volume.name) for path, name in mounts.items()}
+    with pytest.raises(SandboxException, match=f"400[^$]*{reason}"):
+        Sandbox.create(volume_mounts=volume_mounts)
+    assert Volume.destroy(volume.volume_id) is True, "the refused request must not leave it mounted"
 
 
 async def test_async_mounts(async_volume: AsyncVolume, new_async_sandbox: NewAsyncSandbox) -> None:
@@ -147,11 +149,11 @@ async def test_async_mounts(async_volume: AsyncVolume, new_async_sandbox: NewAsy
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_an_engine_that_is_killed(unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Engine({"POOL_SIZE": "0", "VOLUME_SIZE_MB": "64"})
-    own.start()
+def test_volumes_survive_an_engine_crash(unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine({"POOL_SIZE": "0", "VOLUME_SIZE_MB": "64"})
+    engine.start()
     try:
-        for name, value in own.environment.items():
+        for name, value in engine.environment.items():
             monkeypatch.setenv(name, value)
         volume = Volume.create(unique)
         doomed = Volume.create(f"doomed-{unique}")
@@ -160,26 +162,26 @@ def test_an_engine_that_is_killed(unique: str, monkeypatch: pytest.MonkeyPatch) 
         sandbox.commands.run("echo kept > /data/file")
         stopped.pause(keep_memory=False)
         Volume.destroy(doomed.volume_id)
-        own.kill()
-        own.start()
+        engine.kill()
+        engine.start()
         assert volume.read_file("/file") == "kept\n"
         assert [one.name for one in Volume.list()] == [unique]
         sandbox.commands.run("echo again >> /data/file")
         assert stopped.connect().commands.run("cat /data/file").stdout == "kept\nagain\n"
-        folder = own.data / "store" / "volumes"
+        folder = engine.data / "store" / "volumes"
         until(lambda: [path.name for path in folder.iterdir()] == [volume.volume_id])
-        _fill(volume, sandbox)
-        own.clear()
+        _check_quota(volume, sandbox)
+        engine.clear()
         until(lambda: not list(folder.iterdir()))
     finally:
-        left = own.stop()
+        left = engine.stop()
     assert not left
 
 
-def _fill(volume: Volume, sandbox: Sandbox) -> None:
-    """Where the store has quotas, a volume is full by itself, for clients and sandboxes alike."""
-    kind = sandbox.commands.run("findmnt -no FSTYPE /data").stdout.strip()
-    if kind != "btrfs":
+def _check_quota(volume: Volume, sandbox: Sandbox) -> None:
+    """If the store has quotas, the size limit of a volume applies to clients and sandboxes."""
+    file_system = sandbox.commands.run("findmnt -no FSTYPE /data").stdout.strip()
+    if file_system != "btrfs":
         pytest.skip("the store has no quotas here")
     with pytest.raises(VolumeException, match="507"):
         volume.write_file("/big", io.BytesIO(bytes(100 << 20)))
@@ -190,9 +192,9 @@ def _fill(volume: Volume, sandbox: Sandbox) -> None:
     assert volume.read_file("/file") == "room\n"
 
 
-# Without the variable -------------------------------------------------------------------------------------------------------
+# Without E2B_VOLUME_API_URL -------------------------------------------------------------------------------------------------------
 
-ALONE = """
+SCRIPT = """
 import os
 os.environ.pop("E2B_DOMAIN")
 os.environ["E2B_API_URL"] = {url!r}
@@ -205,15 +207,15 @@ print(volume.read_file("/file"), Volume.destroy(volume.volume_id))
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.skipif(os.geteuid() != 0, reason="port 443, a name server and a mount namespace are root's")
-def test_with_tls_the_address_of_the_api_is_enough(unique: str) -> None:
-    address = some_address()
-    own = Engine({"TLS_HOST": address, "TLS_PORT": "443", "DOMAIN": DOMAIN, "POOL_SIZE": "0"})
-    names = Names(DOMAIN, address, address)
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for port 443, a name server and a mount namespace")
+def test_with_tls_the_sdk_needs_only_the_api_address(unique: str) -> None:
+    address = random_loopback_address()
+    engine = Engine({"TLS_HOST": address, "TLS_PORT": "443", "DOMAIN": DOMAIN, "POOL_SIZE": "0"})
+    name_server = NameServer(DOMAIN, address, address)
     try:
-        own.start()
-        team = Team(own, address, names)
-        assert team.run(sys.executable, "-c", ALONE.format(url=own.url, name=unique)) == "by its name True\n"
+        engine.start()
+        tls_engine = TlsEngine(engine, address, name_server)
+        assert tls_engine.run(sys.executable, "-c", SCRIPT.format(url=engine.url, name=unique)) == "by its name True\n"
     finally:
-        names.close()
-        own.stop()
+        name_server.close()
+        engine.stop()

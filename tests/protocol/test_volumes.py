@@ -1,4 +1,4 @@
-"""Volumes, through the SDKs: their making, their content and their end. Mounts are in test_volume_mounts.py."""
+"""Test volumes through the SDKs: creation, content and deletion. Mounts are in test_volume_mounts.py."""
 
 from __future__ import annotations
 
@@ -28,54 +28,54 @@ BIG = 48 << 20
 
 @pytest.fixture
 def volume(unique: str) -> Iterator[Volume]:
-    made = Volume.create(f"test-{unique}")
-    yield made
-    Volume.destroy(made.volume_id)
+    created = Volume.create(f"test-{unique}")
+    yield created
+    Volume.destroy(created.volume_id)
 
 
 @pytest.fixture
 async def async_volume(unique: str) -> AsyncIterator[AsyncVolume]:
-    made = await AsyncVolume.create(f"async-{unique}")
-    yield made
-    await AsyncVolume.destroy(made.volume_id)
+    created = await AsyncVolume.create(f"async-{unique}")
+    yield created
+    await AsyncVolume.destroy(created.volume_id)
 
 
-# The volumes themselves ---------------------------------------------------------------------------------------------------
+# Volumes ---------------------------------------------------------------------------------------------------
 
 
-def test_from_its_making_to_its_end(unique: str, api: httpx.Client) -> None:
-    made = Volume.create(unique)
-    assert made.name == unique
-    assert made.token
-    info = Volume.get_info(made.volume_id)
-    assert (info.volume_id, info.name, info.token) == (made.volume_id, unique, made.token)
+def test_create_connect_and_destroy(unique: str, api: httpx.Client) -> None:
+    created = Volume.create(unique)
+    assert created.name == unique
+    assert created.token
+    info = Volume.get_info(created.volume_id)
+    assert (info.volume_id, info.name, info.token) == (created.volume_id, unique, created.token)
     assert unique in [one.name for one in Volume.list()]
-    connected = Volume.connect(made.volume_id)
-    made.write_file("/file", "it")
+    connected = Volume.connect(created.volume_id)
+    created.write_file("/file", "it")
     assert connected.read_file("/file") == "it"
     with pytest.raises(VolumeException, match="already exists"):
         Volume.create(unique)
     assert api.post("/volumes", json={"name": unique}).status_code == 400
-    assert Volume.destroy(made.volume_id) is True
-    assert Volume.destroy(made.volume_id) is False
+    assert Volume.destroy(created.volume_id) is True
+    assert Volume.destroy(created.volume_id) is False
     assert unique not in [one.name for one in Volume.list()]
     with pytest.raises(VolumeNotFoundException):
-        Volume.get_info(made.volume_id)
+        Volume.get_info(created.volume_id)
     with pytest.raises(VolumePathNotFoundException):
-        made.read_file("/file")
-    again = Volume.create(unique)
-    assert again.exists("/file") is False
-    Volume.destroy(again.volume_id)
+        created.read_file("/file")
+    recreated = Volume.create(unique)
+    assert recreated.exists("/file") is False
+    Volume.destroy(recreated.volume_id)
 
 
 @pytest.mark.parametrize("body", [{}, {"name": ""}, {"name": "a b"}, {"name": "a/b"}, {"name": 3}, {"name": "x" * 200}])
-def test_bad_names(api: httpx.Client, body: dict[str, Any]) -> None:
-    answer = api.post("/volumes", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["message"]
+def test_invalid_names_are_refused(api: httpx.Client, body: dict[str, Any]) -> None:
+    response = api.post("/volumes", json=body)
+    assert response.status_code == 400
+    assert response.json()["message"]
 
 
-def test_tokens(volume: Volume, engine: Engine, unique: str) -> None:
+def test_content_is_refused_without_the_token_of_the_volume(volume: Volume, engine: Engine, unique: str) -> None:
     other = Volume.create(f"other-{unique}")
     try:
         for token in (None, "wrong", other.token, engine.key):
@@ -89,15 +89,15 @@ def test_tokens(volume: Volume, engine: Engine, unique: str) -> None:
         Volume.destroy(other.volume_id)
 
 
-def test_a_client_is_never_sent_to_e2b(volume: Volume, engine: Engine) -> None:
-    """Without a domain in the answer the SDK would send the token to E2B's servers."""
+def test_the_client_uses_the_domain_of_the_engine(volume: Volume, engine: Engine) -> None:
+    """Without a domain in the response, the SDK would send the token to E2B's servers."""
     assert volume._domain == f"localhost:{engine.port}"
 
 
 # Content ------------------------------------------------------------------------------------------------------------------
 
 
-def test_files_in_all_formats(volume: Volume) -> None:
+def test_files_are_written_and_read_in_all_formats(volume: Volume) -> None:
     volume.write_file("/text", "Grüße\n")
     volume.write_file("bytes", bytes(range(256)))
     volume.write_file("/io", io.BytesIO(b"from a file"))
@@ -111,7 +111,7 @@ def test_files_in_all_formats(volume: Volume) -> None:
     assert b"".join(volume.read_file("/empty", format="stream")) == b""
 
 
-def test_big_files(volume: Volume) -> None:
+def test_large_files_are_streamed(volume: Volume) -> None:
     block = bytes(range(256)) * 4096
 
     class Source(io.RawIOBase):
@@ -130,7 +130,7 @@ def test_big_files(volume: Volume) -> None:
     assert received == BIG
 
 
-def test_overwriting(volume: Volume) -> None:
+def test_overwriting_needs_force(volume: Volume) -> None:
     volume.write_file("/file", "first")
     for force in (None, False):
         with pytest.raises(VolumeException, match="409"):
@@ -146,15 +146,15 @@ def test_overwriting(volume: Volume) -> None:
         volume.write_file("/some", "x", force=True)
 
 
-def test_owners_and_modes(volume: Volume, api: httpx.Client) -> None:
+def test_owner_and_mode_are_stored(volume: Volume, api: httpx.Client) -> None:
     written = volume.write_file("/file", "x", uid=12345, gid=54321, mode=0o600)
     assert (written.uid, written.gid, written.mode, written.type.value) == (12345, 54321, 0o600, "file")
     assert volume.write_file("/usual", "x").uid == 1000
     updated = volume.update_metadata("/file", uid=1001, gid=1001, mode=0o755)
     assert (updated.uid, updated.gid, updated.mode, updated.path) == (1001, 1001, 0o755, "/file")
     assert volume.update_metadata("/file", gid=7).uid == 1001
-    made = volume.make_dir("/folder", uid=1000, gid=1000, mode=0o700)
-    assert (made.type.value, made.mode) == ("directory", 0o700)
+    created = volume.make_dir("/folder", uid=1000, gid=1000, mode=0o700)
+    assert (created.type.value, created.mode) == ("directory", 0o700)
     with pytest.raises(VolumePathNotFoundException):
         volume.update_metadata("/none", mode=0o600)
     for options in ({"uid": 70000}, {"mode": 0o10000}, {"gid": -1}):
@@ -164,7 +164,7 @@ def test_owners_and_modes(volume: Volume, api: httpx.Client) -> None:
             volume.write_file("/other", "x", **options)
 
 
-def test_information(volume: Volume) -> None:
+def test_info_of_a_file(volume: Volume) -> None:
     before = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=5)
     volume.write_file("/info.txt", "four")
     info = volume.get_info("/info.txt")
@@ -183,7 +183,7 @@ def test_information(volume: Volume) -> None:
         volume.get_info("/none")
 
 
-def test_folders(volume: Volume) -> None:
+def test_directories_are_created_listed_and_removed(volume: Volume) -> None:
     volume.make_dir("/folder")
     for force in (None, False):
         with pytest.raises(VolumeException, match="409"):
@@ -213,22 +213,22 @@ def test_folders(volume: Volume) -> None:
 
 
 @pytest.mark.parametrize("name", ["new\nline", "ünï → code", "100%25 & more?#", "+ space +", "..."])
-def test_names(volume: Volume, name: str) -> None:
+def test_file_names_with_special_characters(volume: Volume, name: str) -> None:
     volume.write_file(f"/{name}", name)
     assert volume.read_file(f"/{name}") == name
     assert [entry.name for entry in volume.list("/")] == [name]
     volume.remove(f"/{name}")
 
 
-def test_bad_paths(volume: Volume) -> None:
+def test_invalid_paths_are_refused(volume: Volume) -> None:
     for path in ("", "nul\0byte"):
         with pytest.raises(VolumeException, match="400"):
             volume.get_info(path)
     assert volume.get_info("../../../..").path == "/"
 
 
-def test_a_client_that_goes_away_leaves_nothing(volume: Volume, engine: Engine) -> None:
-    def broken() -> Iterator[bytes]:
+def test_an_aborted_upload_leaves_no_file(volume: Volume, engine: Engine) -> None:
+    def broken_upload() -> Iterator[bytes]:
         yield b"x" * 100_000
         raise RuntimeError("gone")
 
@@ -237,13 +237,13 @@ def test_a_client_that_goes_away_leaves_nothing(volume: Volume, engine: Engine) 
             f"{engine.url}/volumecontent/{volume.volume_id}/file",
             params={"path": "/half"},
             headers={"Authorization": f"Bearer {volume.token}"},
-            content=broken(),
+            content=broken_upload(),
         )
     time.sleep(0.3)
     until(lambda: volume.list("/") == [])
 
 
-async def test_the_async_client(async_volume: AsyncVolume) -> None:
+async def test_async_client(async_volume: AsyncVolume) -> None:
     volume = async_volume
     await volume.make_dir("/a/b", force=True)
     await volume.write_file("/a/b/file", "hello", uid=1000, mode=0o640)

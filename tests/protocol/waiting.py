@@ -1,4 +1,4 @@
-"""Waiting for what is seen, never for how long it may take."""
+"""Wait for conditions, never for a fixed time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import time
 from collections.abc import Awaitable, Callable
 
 
-def until(seen: Callable[[], object], seconds: float = 15) -> None:
-    """Return as soon as `seen` is true; fail when it has not been for `seconds`."""
+def until(condition: Callable[[], object], seconds: float = 15) -> None:
+    """Return as soon as `condition` is true; fail after `seconds`."""
     deadline = time.monotonic() + seconds
-    while not seen():
-        assert time.monotonic() < deadline, f"not seen within {seconds} s"
+    while not condition():
+        assert time.monotonic() < deadline, f"the condition was not met within {seconds} s"
         time.sleep(0.05)
 
 
-async def until_async(seen: Callable[[], Awaitable[object]], seconds: float = 15) -> None:
+async def until_async(condition: Callable[[], Awaitable[object]], seconds: float = 15) -> None:
     deadline = time.monotonic() + seconds
-    while not await seen():
-        assert time.monotonic() < deadline, f"not seen within {seconds} s"
+    while not await condition():
+        assert time.monotonic() < deadline, f"the condition was not met within {seconds} s"
         await asyncio.sleep(0.05)

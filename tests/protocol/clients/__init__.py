@@ -1,1 +1,1 @@
-"""Programs of others that use E2B, and what they do here: `clients.toml` says which, a script each what."""
+"""Third-party clients of E2B: `clients.toml` lists them, and one script per client says what is tested."""

@@ -3,24 +3,24 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { inflateSync } from 'node:zlib'
 import { Sandbox } from '@e2b/desktop'
 
-const PATIENCE = 60_000
+const TIMEOUT_MS = 60_000
 
-/** What `look` gives, as soon as that is something. A command that fails gives nothing. */
-async function until(what, look) {
-  let seen
-  for (const end = Date.now() + PATIENCE; Date.now() < end; await sleep(200)) {
+/** Wait until `condition` returns a true value, and return it. An exception counts as false. */
+async function until(description, condition) {
+  let last
+  for (const end = Date.now() + TIMEOUT_MS; Date.now() < end; await sleep(200)) {
     try {
-      seen = await look()
-      if (seen) return seen
+      last = await condition()
+      if (last) return last
     } catch (error) {
-      seen = error
+      last = error
     }
   }
-  assert.fail(`${what}: ${seen}`)
+  assert.fail(`${description}: ${last}`)
 }
 
-/** Size of a PNG, and whether its pixels differ. */
-function read(png) {
+/** Return the size of a PNG and whether it has many different pixels. */
+function inspectImage(png) {
   const bytes = Buffer.from(png)
   assert.equal(bytes.subarray(1, 4).toString(), 'PNG')
   const parts = []
@@ -31,24 +31,24 @@ function read(png) {
   return { width: bytes.readUInt32BE(16), height: bytes.readUInt32BE(20), colourful: values.size > 100 }
 }
 
-/** Which ways to authenticate the VNC server offers to a browser: 1 is none, 2 a password. */
+/** Return the VNC security types that the server offers to a browser: 1 is none, 2 is a password. */
 function securityTypes(url) {
   return new Promise((resolve, reject) => {
-    const line = new WebSocket(new URL('/websockify', url.replace(/^http/, 'ws')), 'binary')
-    line.binaryType = 'arraybuffer'
-    let heard = Buffer.alloc(0)
+    const socket = new WebSocket(new URL('/websockify', url.replace(/^http/, 'ws')), 'binary')
+    socket.binaryType = 'arraybuffer'
+    let received = Buffer.alloc(0)
     let answered = false
-    line.onerror = () => reject(new Error(`no VNC at ${url}`))
-    line.onmessage = ({ data }) => {
-      heard = Buffer.concat([heard, Buffer.from(data)])
-      if (!answered && heard.length >= 12) {
-        if (heard.toString('latin1', 0, 12) !== 'RFB 003.008\n') reject(new Error(heard.toString('latin1')))
-        line.send(heard.subarray(0, 12))
+    socket.onerror = () => reject(new Error(`no VNC at ${url}`))
+    socket.onmessage = ({ data }) => {
+      received = Buffer.concat([received, Buffer.from(data)])
+      if (!answered && received.length >= 12) {
+        if (received.toString('latin1', 0, 12) !== 'RFB 003.008\n') reject(new Error(received.toString('latin1')))
+        socket.send(received.subarray(0, 12))
         answered = true
       }
-      if (heard.length > 12 && heard.length > 12 + heard[12]) {
-        resolve([...heard.subarray(13, 13 + heard[12])].sort())
-        line.close()
+      if (received.length > 12 && received.length > 12 + received[12]) {
+        resolve([...received.subarray(13, 13 + received[12])].sort())
+        socket.close()
       }
     }
   })
@@ -57,12 +57,12 @@ function securityTypes(url) {
 const desktop = await Sandbox.create({ resolution: [1280, 800] })
 try {
   const focus = async () => desktop.getWindowTitle(await desktop.getCurrentWindowId())
-  const windowsOf = async (program, title) => {
+  const hasWindow = async (program, title) => {
     const titles = await Promise.all((await desktop.getApplicationWindows(program)).map((one) => desktop.getWindowTitle(one)))
     return titles.some((one) => one.includes(title))
   }
-  await until('a desktop', async () => read(await desktop.screenshot()).colourful)
-  const { width, height } = read(await desktop.screenshot())
+  await until('a desktop', async () => inspectImage(await desktop.screenshot()).colourful)
+  const { width, height } = inspectImage(await desktop.screenshot())
   assert.deepEqual({ width, height }, { width: 1280, height: 800 })
   assert.deepEqual(await desktop.getScreenSize(), { width: 1280, height: 800 })
   await desktop.moveMouse(300, 200)
@@ -70,7 +70,7 @@ try {
 
   await desktop.files.write('/home/user/notes.txt', 'hello\n')
   await desktop.open('/home/user/notes.txt')
-  await until('an editor', () => windowsOf('mousepad', 'notes.txt'))
+  await until('an editor', () => hasWindow('mousepad', 'notes.txt'))
   await until('its focus', async () => (await focus()).includes('notes.txt'))
   await desktop.press(['ctrl', 'end'])
   await desktop.write("typed by 'a program'")
@@ -80,7 +80,7 @@ try {
   await until('a saved file', async () => (await notes()) === "hello\ntyped by 'a program'\n")
 
   await desktop.launch('xfce4-terminal')
-  await until('a terminal', () => windowsOf('xfce4-terminal', 'Terminal'))
+  await until('a terminal', () => hasWindow('xfce4-terminal', 'Terminal'))
   await until('its focus', async () => (await focus()).includes('Terminal'))
   await desktop.write('echo $((6 * 7)) > answer.txt')
   await desktop.press('enter')

@@ -1,4 +1,4 @@
-"""Environments of clients, below .cache, made from the registries that this machine's pip, npm and apt are set up for."""
+"""Install the environments of clients below .cache, from the registries configured for pip, npm and apt on this machine."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ exec chroot "$0" "$@"
 
 
 def prepare(client: Client) -> Path:
-    """The folder with the client's packages, made anew when they have changed. Raises CalledProcessError."""
-    wanted = hashlib.sha256(json.dumps([client.packages, client.python, sys.version]).encode()).hexdigest()
+    """Return the directory with the client's packages, installed again if the packages have changed. Raises AssertionError."""
+    fingerprint = hashlib.sha256(json.dumps([client.packages, client.python, sys.version]).encode()).hexdigest()
     folder = CACHE / client.slug
     stamp = folder / ".stamp"
-    if not stamp.exists() or stamp.read_text() != wanted:
+    if not stamp.exists() or stamp.read_text() != fingerprint:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         if client.node:
@@ -39,33 +39,33 @@ def prepare(client: Client) -> Path:
             options = ("--no-save", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
             _run(str(NODE / "npm"), "install", *options, *client.packages, cwd=folder)
         elif client.python:
-            # pip asks what runs it for its version, too, whatever it is told
+            # pip also checks the version of the Python that runs it, despite --python-version
             wheels = ("--only-binary", ":all:", "--python-version", client.python, "--ignore-requires-python")
             _run(*_pip(sys.executable), "--target", str(folder / "packages"), *wheels, *client.packages)
         else:
             _run(sys.executable, "-m", "venv", str(folder))
             _run(*_pip(str(folder / "bin/python")), *client.packages)
-        stamp.write_text(wanted)
+        stamp.write_text(fingerprint)
     return folder
 
 
 def command(client: Client, folder: Path, variables: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-    """What runs the client's script, and its environment. `variables` may hold paths."""
+    """Return the command that runs the client's script, and its environment. Values in `variables` may be paths."""
     if client.node:
         shutil.copy(client.script, folder / client.script.name)  # Node looks for packages beside the script
         return [str(NODE / "node"), str(folder / client.script.name)], variables
     if not client.python:
         return [str(folder / "bin/python"), "-P", str(client.script)], variables
-    seen = {
+    mapped = {
         name: f"/host{value}" if value.startswith("/") and name != "PATH" else value
         for name, value in variables.items()
     }
-    seen |= {"PYTHONPATH": f"/host{folder / 'packages'}", "HOME": "/root", "TMPDIR": "/tmp"}
-    return ["sh", "-euc", _IN_DEBIAN, str(debian()), "python3", "-P", f"/host{client.script}"], seen
+    mapped |= {"PYTHONPATH": f"/host{folder / 'packages'}", "HOME": "/root", "TMPDIR": "/tmp"}
+    return ["sh", "-euc", _IN_DEBIAN, str(prepare_debian()), "python3", "-P", f"/host{client.script}"], mapped
 
 
-def debian() -> Path:
-    """A Debian with a newer Python, as a folder to change the root to."""
+def prepare_debian() -> Path:
+    """Return a root directory with a Debian that has a newer Python."""
     root = CACHE / DEBIAN
     if not (root / "usr/bin" / f"python{DEBIAN_PYTHON}").exists():
         shutil.rmtree(root, ignore_errors=True)
@@ -88,10 +88,10 @@ def _pip(python: str) -> tuple[str, ...]:
     return (python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-warn-script-location")
 
 
-def _run(*words: str, cwd: Path | None = None) -> None:
+def _run(*command_line: str, cwd: Path | None = None) -> None:
     variables = {**os.environ, "PATH": f"{NODE}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(
-        words, cwd=cwd, env=variables, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+    result = subprocess.run(
+        command_line, cwd=cwd, env=variables, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
     )
-    if done.returncode:
-        raise AssertionError(f"{' '.join(words)}\n{(done.stdout + done.stderr)[-3000:]}")
+    if result.returncode:
+        raise AssertionError(f"{' '.join(command_line)}\n{(result.stdout + result.stderr)[-3000:]}")

@@ -111,12 +111,12 @@ def _rank(name: str) -> int:
 def _counts(verbs: list[Verb], seen: Mapping[Verb, Seen], noted: list[Note]) -> Iterator[str]:
     yield "| | Methods | Works | Of these, differs | Not covered |"
     yield "|---|---|---|---|---|"
-    about = {note.verb for note in noted if note.test}
+    differing_rows = {note.verb for note in noted if note.test}
     for column in (*COLUMNS, CLI):
-        own = [verb for verb in verbs if verb.language == column]
-        called = [verb for verb in own if verb in seen]
-        differing = sum(verb.row in about for verb in called)
-        yield f"| {column} | {len(own)} | {len(called)} | {differing} | {len(own) - len(called)} |"
+        in_column = [verb for verb in verbs if verb.language == column]
+        called = [verb for verb in in_column if verb in seen]
+        differing = sum(verb.row in differing_rows for verb in called)
+        yield f"| {column} | {len(in_column)} | {len(called)} | {differing} | {len(in_column) - len(called)} |"
 
 
 def _section(
@@ -125,17 +125,20 @@ def _section(
     yield f"\n## {name}\n"
     yield f"| Method | {' | '.join(columns)} |"
     yield "|---" * (len(columns) + 1) + "|"
-    about = {note.verb for note in noted if note.test}
+    differing_rows = {note.verb for note in noted if note.test}
     for row in sorted({verb.row for verb in verbs}):
-        there = {verb.language: verb for verb in verbs if verb.row == row}
-        cells = [_cell(seen.get(there[column]), row in about) if column in there else "" for column in columns]
+        by_language = {verb.language: verb for verb in verbs if verb.row == row}
+        cells = [
+            _cell(seen.get(by_language[column]), row in differing_rows) if column in by_language else ""
+            for column in columns
+        ]
         yield f"| `{title(row)}` | {' | '.join(cells)} |"
-    told = [note for note in noted if any(verb.row == note.verb for verb in verbs)]
-    if told:
+    relevant = [note for note in noted if any(verb.row == note.verb for verb in verbs)]
+    if relevant:
         yield ""
-    for note in told:
-        shown = f" ({_link(*note.test.split('::', 1))})" if note.test else ""
-        yield f"- `{title(note.verb)}`: {note.says}{shown}"
+    for note in relevant:
+        link = f" ({_link(*note.test.split('::', 1))})" if note.test else ""
+        yield f"- `{title(note.verb)}`: {note.says}{link}"
 
 
 def title(row: str) -> str:

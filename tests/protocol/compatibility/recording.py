@@ -25,8 +25,8 @@ _inside: ContextVar[bool] = ContextVar("inside", default=False)
 
 
 def folder() -> Path | None:
-    wanted = os.environ.get(VARIABLE)
-    return Path(wanted) if wanted else None
+    value = os.environ.get(VARIABLE)
+    return Path(value) if value else None
 
 
 def javascript_environment(test: str) -> dict[str, str]:
@@ -41,10 +41,10 @@ _active: list[Recorder] = []
 
 def configure(config: pytest.Config) -> None:
     """Enable recording if SANDYARD_COMPATIBILITY is set. This also selects the slow tests."""
-    into = folder()
-    if into is not None and not _active:
+    target = folder()
+    if target is not None and not _active:
         config.option.all = True
-        _active.append(Recorder(into))
+        _active.append(Recorder(target))
         config.pluginmanager.register(_active[0], "compatibility")
 
 
@@ -57,12 +57,12 @@ def note_command(*words: str) -> None:
 class Recorder:
     """Pytest plugin that patches the SDKs' classes and, at the end of the run, writes the verbs that passing tests called."""
 
-    def __init__(self, into: Path) -> None:
-        self._into = into
+    def __init__(self, target: Path) -> None:
+        self._into = target
         self.called: set[Verb] = set()
         self._passed: dict[str, list[Verb]] = {}
         self._failed: set[str] = set()
-        into.mkdir(parents=True, exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
         for owner, columns in classes().items():
             for definer, name in methods(owner):
                 patched = vars(definer)[name]
@@ -75,9 +75,9 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self.called.clear()
-        done = yield
+        outcome = yield
         self._passed[item.nodeid] = sorted(self.called)
-        return done
+        return outcome
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not report.passed:
@@ -113,14 +113,14 @@ class _Recorded:
                 result = bound(*arguments, **options)
             finally:
                 _inside.reset(token)
-            return _within(result) if isinstance(result, Coroutine) else result
+            return _await_inside(result) if isinstance(result, Coroutine) else result
 
         return call
 
 
-async def _within(work: Coroutine[Any, Any, Any]) -> Any:
+async def _await_inside(coroutine: Coroutine[Any, Any, Any]) -> Any:
     token = _inside.set(True)
     try:
-        return await work
+        return await coroutine
     finally:
         _inside.reset(token)

@@ -1,4 +1,4 @@
-"""Every public verb of the SDKs, found by looking at the packages themselves."""
+"""Find every public verb of the SDKs by inspecting the packages."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ PLUMBING = (
     "e2b.volume.connection_config",
     "e2b.retry",
 )
-"""Modules of transports and generated clients: their classes are no part of what the documentation shows a user."""
+"""Modules with transports and generated clients. Their classes are not part of the documented API."""
 SILENT = {"ConnectionConfig", "ApiClient", "Chart", "DefaultBuildLogger", "DockerfileParserInterface", "Execution"}
 SILENT |= {"LogEntry", "ReadyCmd", "Result", "VolumeConnectionConfig"}
-"""Classes that hold something and never ask a server."""
+"""Classes that hold data and make no requests."""
 INTERPRETER = "Sandbox (code interpreter)"
 SAME = {"TemplateBase": "Template", "TemplateBuilder": "Template", "TemplateFinal": "Template", "SandboxApi": "Sandbox"}
-"""One noun in several classes, depending on the language and on how far a template has been described."""
+"""Classes that share a noun: their names differ by language and by how complete a template is."""
 
 
 class Verb(NamedTuple):
-    """`noun` and `name` are the same in every language, in Python's spelling."""
+    """A public method or command. `noun` and `name` use Python's spelling in every language."""
 
     language: str
     noun: str
@@ -49,21 +49,21 @@ class Verb(NamedTuple):
 
 
 def snake(name: str) -> str:
-    """`runCode` is `run_code`, `fromAWSRegistry` is `from_aws_registry`."""
+    """Convert camel case to snake case: `runCode` to `run_code`, `fromAWSRegistry` to `from_aws_registry`."""
     words = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
     return re.sub(r"([a-z\d])([A-Z])", r"\1_\2", words).lower()
 
 
 def noun(name: str, package: str) -> str:
-    """The noun of a class, whose name in one language is `AsyncSandbox` and in another `Sandbox`."""
-    plain = name.lstrip("_").removeprefix("Async")
-    if package == "e2b_code_interpreter" and plain == "Sandbox":
+    """Return the noun of a class: `AsyncSandbox` in one language and `Sandbox` in another have the same noun."""
+    base_name = name.lstrip("_").removeprefix("Async")
+    if package == "e2b_code_interpreter" and base_name == "Sandbox":
         return INTERPRETER
-    return SAME.get(plain, plain)
+    return SAME.get(base_name, base_name)
 
 
 def classes() -> dict[type, tuple[str, ...]]:
-    """The classes of the Python SDKs that have verbs, and their columns: those without an async twin serve both."""
+    """Return the classes of the Python SDKs that have verbs, with their columns. Classes without an async variant are in both columns."""
     for package in SDKS:
         importlib.import_module(package)
     found: dict[type, tuple[str, ...]] = {}
@@ -85,7 +85,7 @@ def _has_verbs(candidate: type) -> bool:
 
 
 def _is_base(candidate: type) -> bool:
-    """What it has is found in the classes made of it."""
+    """Return whether it is a base class, whose methods are found in its subclasses."""
     return candidate.__name__.endswith(("Base", "Api"))
 
 
@@ -97,7 +97,7 @@ def _columns(candidate: type) -> tuple[str, ...]:
 
 
 def methods(owner: type) -> Iterator[tuple[type, str]]:
-    """The public methods of a class and who defines them, without those of another listed class that it is made of."""
+    """Yield the public methods of a class and the class that defines each, without methods inherited from another listed class."""
     others = [base for base in owner.__mro__[1:] if _of_sdk(base) and not _is_base(base)]
     for name in dir(owner):
         if name.startswith("_") or any(hasattr(base, name) for base in others):
@@ -128,7 +128,7 @@ _MEMBER = re.compile(r"^(?:static |async )*(\w+)(?:<[^>]*>)?\(")
 
 
 def javascript() -> list[Verb]:
-    """From the declarations that come with the packages: only they know what is private."""
+    """Return the verbs from the type declarations in the packages, because only they tell what is private."""
     found: set[Verb] = set()
     for folder, package in DECLARATIONS.items():
         text = (PACKAGES / folder / "dist" / "index.d.ts").read_text()
@@ -140,12 +140,12 @@ def javascript() -> list[Verb]:
 
 
 def _members(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Names of classes and their public methods. Declarations are printed by a machine: members stand one level in."""
+    """Yield classes and their public methods. Declarations are generated, so members are indented by one level."""
     owner: str | None = None
     indent = ""
     for line in lines:
-        if begun := _CLASS.match(line):
-            owner, indent = begun[1], ""
+        if class_start := _CLASS.match(line):
+            owner, indent = class_start[1], ""
         elif line.startswith("}"):
             owner = None
         elif owner:
@@ -161,19 +161,19 @@ _COMMAND = re.compile(r"^  (\w+)(?:\|\w+)?(?: |$)", re.MULTILINE)
 
 
 def commands(run: Callable[..., str], *group: str) -> list[Verb]:
-    """The commands of the CLI, from its own help: `run` hands back what it says."""
-    _, listed, text = run(*group, "--help").partition("\nCommands:\n")
-    if not listed:
+    """Return the commands of the CLI from its help. `run` runs the CLI and returns its output."""
+    _, separator, text = run(*group, "--help").partition("\nCommands:\n")
+    if not separator:
         return [Verb(CLI, "e2b", " ".join(group))]
     names = [name for name in _COMMAND.findall(text) if name != "help"]
     return [verb for name in names for verb in commands(run, *group, name)]
 
 
 def versions() -> dict[str, str]:
-    """Of each package whose verbs are listed, by its name."""
+    """Return the version of each package whose verbs are listed, by package name."""
     found = {name: metadata.version(name) for name in ("e2b", "e2b-code-interpreter")}
     for name in ("e2b", "@e2b/code-interpreter", "@e2b/cli"):
-        described = PACKAGES / name / "package.json"
-        if described.exists():
-            found[f"{name} (npm)"] = str(json.loads(described.read_text())["version"])
+        package_json = PACKAGES / name / "package.json"
+        if package_json.exists():
+            found[f"{name} (npm)"] = str(json.loads(package_json.read_text())["version"])
     return found

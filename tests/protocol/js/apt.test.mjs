@@ -1,10 +1,10 @@
-/** Debian's own packages: in a file of its own, because reading Debian's lists takes its time. */
+/** Test of aptInstall, in its own file because downloading the package lists takes long. */
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
 import { Sandbox, Template } from 'e2b'
 
-test('aptInstall', async () => {
+test('aptInstall installs a Debian package', async () => {
   const name = `js-apt-${randomUUID()}`
   await Template.build(Template().fromBaseImage().aptInstall(['hello'], { noInstallRecommends: true }), name)
   const sandbox = await Sandbox.create(name)

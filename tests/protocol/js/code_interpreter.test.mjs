@@ -1,4 +1,4 @@
-/** The code interpreter's JavaScript SDK against real kernels, in one sandbox. */
+/** Tests of the JavaScript SDK of the code interpreter with real kernels, in one sandbox. */
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import { Sandbox } from '@e2b/code-interpreter'
@@ -9,7 +9,7 @@ before(async () => {
 })
 after(async () => sandbox?.kill())
 
-test('runs code that remembers', async () => {
+test('keeps variables between executions', async () => {
   await sandbox.runCode('x = 1')
   const execution = await sandbox.runCode('x += 1; x')
   assert.equal(execution.text, '2')
@@ -31,7 +31,7 @@ test('streams output, results and errors', async () => {
   assert.match(execution.error.traceback, /ZeroDivisionError: division by zero/)
 })
 
-test('gives tables as data and figures as charts', async () => {
+test('returns tables as data and figures as charts', async () => {
   const table = await sandbox.runCode("import pandas as pd; pd.DataFrame({'a': [1, None], 'd': pd.to_datetime(['2026-01-02', None])})")
   assert.deepEqual(table.results[0].data, { a: [1, null], d: ['2026-01-02T00:00:00', null] })
   const code = `
@@ -50,7 +50,7 @@ plt.show()`
   assert.deepEqual(chart.elements.map((bar) => bar.median), [88, 88, 82])
 })
 
-test('has contexts of their own', async () => {
+test('contexts are created, restarted and removed', async () => {
   const context = await sandbox.createCodeContext({ cwd: '/tmp', language: 'js' })
   assert.equal(context.language, 'javascript')
   assert.equal((await sandbox.runCode('process.cwd()', { context })).text, '/tmp')
@@ -63,7 +63,7 @@ test('has contexts of their own', async () => {
   await assert.rejects(sandbox.runCode('1', { context }), /not found/)
 })
 
-test('speaks JavaScript, TypeScript and Bash', async () => {
+test('runs JavaScript, TypeScript and Bash', async () => {
   assert.deepEqual((await sandbox.runCode('console.log("Hi")', { language: 'js' })).logs.stdout, ['Hi\n'])
   assert.equal((await sandbox.runCode("await Promise.resolve('Hi')", { language: 'js' })).text, 'Hi')
   const typed = 'function minus(x: number, y: number): number {\n  return x - y\n}\n\nminus(1, 2)'
@@ -71,14 +71,14 @@ test('speaks JavaScript, TypeScript and Bash', async () => {
   assert.deepEqual((await sandbox.runCode('echo $GIVEN', { language: 'bash' })).logs.stdout, ['at the start\n'])
 })
 
-test('knows variables of the sandbox and of one execution', async () => {
+test('environment variables of the sandbox and of one execution', async () => {
   const read = "import os; os.getenv('GIVEN')"
   assert.equal((await sandbox.runCode(read)).text, 'at the start')
   assert.equal((await sandbox.runCode(read, { envs: { GIVEN: 'once' } })).text, 'once')
   assert.equal((await sandbox.runCode(read)).text, 'at the start')
 })
 
-test('is interrupted when the client gives up', async () => {
+test('interrupts the execution when the client times out', async () => {
   await assert.rejects(sandbox.runCode('import time; time.sleep(60)', { timeoutMs: 1500 }))
   assert.equal((await sandbox.runCode('1 + 1', { timeoutMs: 20_000 })).text, '2')
 })

@@ -16,21 +16,21 @@ withSandbox('output and exit codes', async (sandbox) => {
 })
 
 withSandbox('callbacks, users, directories', async (sandbox) => {
-  let said = ''
-  await sandbox.commands.run('echo one; echo two', { onStdout: (data) => { said += data } })
-  assert.equal(said, 'one\ntwo\n')
+  let output = ''
+  await sandbox.commands.run('echo one; echo two', { onStdout: (data) => { output += data } })
+  assert.equal(output, 'one\ntwo\n')
   assert.equal((await sandbox.commands.run('id -un', { user: 'root' })).stdout, 'root\n')
   assert.equal((await sandbox.commands.run('pwd', { cwd: '/tmp' })).stdout, '/tmp\n')
   await assert.rejects(sandbox.commands.run('pwd', { cwd: '/no/such/place' }), InvalidArgumentError)
 })
 
-withSandbox('deadline', async (sandbox) => {
-  const began = Date.now()
+withSandbox('timeout', async (sandbox) => {
+  const started = Date.now()
   await assert.rejects(sandbox.commands.run('sleep 30', { timeoutMs: 1000 }), TimeoutError)
-  assert.ok(Date.now() - began < 6000)
+  assert.ok(Date.now() - started < 6000)
 })
 
-withSandbox('stdin', async (sandbox) => {
+withSandbox('stdin reaches the command', async (sandbox) => {
   const command = await sandbox.commands.run('cat', { background: true, stdin: true })
   await sandbox.commands.sendStdin(command.pid, 'Hello,\n')
   await sandbox.commands.sendStdin(command.pid, 'World!')
@@ -50,7 +50,7 @@ withSandbox('list, connect, kill', async (sandbox) => {
   await assert.rejects(sandbox.commands.connect(999999), NotFoundError)
 })
 
-withSandbox('disconnect and come back', async (sandbox) => {
+withSandbox('reconnect after a disconnect', async (sandbox) => {
   const command = await sandbox.commands.run('read x; echo got $x', { background: true, stdin: true })
   await command.disconnect()
   const again = await sandbox.commands.connect(command.pid)
@@ -58,7 +58,7 @@ withSandbox('disconnect and come back', async (sandbox) => {
   assert.equal((await again.wait()).stdout, 'got word\n')
 })
 
-withSandbox('killing the sandbox ends the stream with a reason', async (sandbox) => {
+withSandbox('killing the sandbox ends the stream with an error', async (sandbox) => {
   const command = await sandbox.commands.run('sleep 60', { background: true })
   await sandbox.kill()
   await assert.rejects(command.wait(), (error) => {
@@ -68,7 +68,7 @@ withSandbox('killing the sandbox ends the stream with a reason', async (sandbox)
   })
 })
 
-withSandbox('a terminal', async (sandbox) => {
+withSandbox('create and resize a terminal', async (sandbox) => {
   const decoder = new TextDecoder()
   let shown = ''
   const terminal = await sandbox.pty.create({ cols: 80, rows: 24, envs: { ABC: '123' }, onData: (data) => { shown += decoder.decode(data) } })
@@ -80,7 +80,7 @@ withSandbox('a terminal', async (sandbox) => {
   assert.equal(await sandbox.pty.kill(999999), false)
 })
 
-withSandbox('a terminal read again after a disconnect', async (sandbox) => {
+withSandbox('reconnect to a terminal after a disconnect', async (sandbox) => {
   let first = ''
   let second = ''
   const text = (data) => new TextDecoder().decode(data)
@@ -95,7 +95,7 @@ withSandbox('a terminal read again after a disconnect', async (sandbox) => {
   assert.match(second, /two-2/)
 })
 
-withSandbox('many at once', async (sandbox) => {
+withSandbox('many concurrent commands', async (sandbox) => {
   const results = await Promise.all(Array.from({ length: 40 }, (_, number) => sandbox.commands.run(`sleep 0.3; echo ${number}`)))
   assert.deepEqual(results.map((result) => result.stdout), results.map((_, number) => `${number}\n`))
 })

@@ -17,7 +17,7 @@ withSandbox('write, read, overwrite', async (sandbox) => {
   await assert.rejects(sandbox.files.read('/tmp'), SandboxError)
 })
 
-withSandbox('kinds of data', async (sandbox) => {
+withSandbox('write accepts every data type', async (sandbox) => {
   const blob = new Blob(['from a blob'])
   const buffer = new Uint8Array([0, 255, 128]).buffer
   const written = await sandbox.files.writeFiles([
@@ -30,14 +30,14 @@ withSandbox('kinds of data', async (sandbox) => {
   assert.deepEqual([...(await sandbox.files.read('buffer.bin', { format: 'bytes' }))], [0, 255, 128])
 })
 
-withSandbox('compressed', async (sandbox) => {
+withSandbox('compressed upload and download', async (sandbox) => {
   const text = 'compress me, '.repeat(5000)
   await sandbox.files.write('text.txt', text, { gzip: true })
   assert.equal(await sandbox.files.read('text.txt'), text)
   assert.equal(await sandbox.files.read('text.txt', { gzip: true }), text)
 })
 
-withSandbox('metadata', async (sandbox) => {
+withSandbox('metadata of a file', async (sandbox) => {
   const info = await sandbox.files.write('a.txt', 'x', { metadata: { author: 'mish' } })
   assert.deepEqual(info.metadata, { author: 'mish' })
   assert.deepEqual((await sandbox.files.getInfo('a.txt')).metadata, { author: 'mish' })
@@ -61,7 +61,7 @@ withSandbox('list, info, rename, remove', async (sandbox) => {
   await assert.rejects(sandbox.files.getInfo('top'), FileNotFoundError)
 })
 
-withSandbox('watch', async (sandbox) => {
+withSandbox('watch a directory', async (sandbox) => {
   await sandbox.files.makeDir('watched')
   const seen = new Set()
   const handle = await sandbox.files.watchDir('watched', (event) => { seen.add(`${event.type} ${event.name}`) }, { recursive: true })
@@ -76,18 +76,18 @@ withSandbox('watch', async (sandbox) => {
   await assert.rejects(sandbox.files.watchDir('plain', () => {}), SandboxError)
 })
 
-withSandbox('signed addresses', async (sandbox) => {
+withSandbox('signed URLs for download and upload', async (sandbox) => {
   await sandbox.files.write('hello.txt', 'hello world')
-  const good = await fetch(await sandbox.downloadUrl('hello.txt', { useSignatureExpiration: 10_000 }))
-  assert.deepEqual([good.status, await good.text()], [200, 'hello world'])
+  const valid = await fetch(await sandbox.downloadUrl('hello.txt', { useSignatureExpiration: 10_000 }))
+  assert.deepEqual([valid.status, await valid.text()], [200, 'hello world'])
   const expired = await fetch(await sandbox.downloadUrl('hello.txt', { useSignatureExpiration: -10_000 }))
   assert.equal(expired.status, 401)
   assert.deepEqual(await expired.json(), { code: 401, message: 'signature is already expired' })
   for (const [user, path] of [[undefined, '/home/user/up.txt'], ['root', '/root/up.txt']]) {
     const form = new FormData()
     form.append('file', 'file content')
-    const sent = await fetch(await sandbox.uploadUrl('up.txt', { user, useSignatureExpiration: 10_000 }), { method: 'POST', body: form })
-    assert.equal(sent.status, 200)
-    assert.deepEqual(await sent.json(), [{ name: 'up.txt', path, type: 'file' }])
+    const upload = await fetch(await sandbox.uploadUrl('up.txt', { user, useSignatureExpiration: 10_000 }), { method: 'POST', body: form })
+    assert.equal(upload.status, 200)
+    assert.deepEqual(await upload.json(), [{ name: 'up.txt', path, type: 'file' }])
   }
 })

@@ -1,11 +1,11 @@
-/** The SDK's git verbs, all of them, with a bare repository in the sandbox as the remote. */
+/** Test of all git verbs of the SDK, with a bare repository in the sandbox as the remote. */
 import assert from 'node:assert/strict'
 import { withSandbox } from './sandboxes.mjs'
 
 const remote = '/home/user/remote.git'
 const work = '/home/user/work'
 
-withSandbox('git', async ({ git, files }) => {
+withSandbox('git verbs', async ({ git, files }) => {
   await git.init(remote, { bare: true, initialBranch: 'main' })
   await git.clone(remote, { path: work })
   await git.configureUser('A Person', 'person@example.com')

@@ -6,7 +6,7 @@ import { until, withSandbox } from './sandboxes.mjs'
 
 const BOOT_ID = 'cat /proc/sys/kernel/random/boot_id'
 
-test("a new user's ten lines", async () => {
+test('quick start', async () => {
   const sandbox = await Sandbox.create()
   assert.equal(await sandbox.isRunning(), true)
   await sandbox.files.write('hello.txt', 'hello')
@@ -26,7 +26,7 @@ withSandbox('info, metadata and environment', { metadata: { colour: 'blue' }, en
   assert.equal((await sandbox.commands.run('echo $FOO $E2B_SANDBOX_ID')).stdout, `bar ${sandbox.sandboxId}\n`)
 })
 
-withSandbox('timeouts', { timeoutMs: 300_000 }, async (sandbox) => {
+withSandbox('connect does not shorten the timeout and timeout zero ends the sandbox', { timeoutMs: 300_000 }, async (sandbox) => {
   const { endAt } = await sandbox.getInfo()
   await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 10_000 })
   assert.deepEqual((await sandbox.getInfo()).endAt, endAt)
@@ -54,7 +54,7 @@ test('list with filters and pages', async () => {
   }
 })
 
-withSandbox('pause keeps processes, connect brings them back', { envs: { KEPT: 'yes' } }, async (sandbox) => {
+withSandbox('pause keeps processes and connect resumes them', { envs: { KEPT: 'yes' } }, async (sandbox) => {
   const boot = (await sandbox.commands.run(BOOT_ID)).stdout
   const command = await sandbox.commands.run('sleep 3600', { background: true, timeoutMs: 0 })
   assert.equal(await sandbox.pause(), true)
@@ -67,7 +67,7 @@ withSandbox('pause keeps processes, connect brings them back', { envs: { KEPT: '
   assert.equal((await sandbox.commands.run('echo $KEPT')).stdout, 'yes\n')
 })
 
-withSandbox('a pause of the file system only', async (sandbox) => {
+withSandbox('pause without memory keeps only the files', async (sandbox) => {
   await sandbox.files.write('note.txt', 'on disk')
   const boot = (await sandbox.commands.run(BOOT_ID)).stdout
   await sandbox.pause({ keepMemory: false })
@@ -83,7 +83,7 @@ withSandbox('auto-pause and auto-resume', { timeoutMs: 60_000, lifecycle: { onTi
   assert.equal((await sandbox.getInfo()).state, 'running')
 })
 
-withSandbox('fork', async (sandbox) => {
+withSandbox('fork copies the files', async (sandbox) => {
   await sandbox.files.write('state.txt', 'before')
   const forks = await sandbox.fork({ count: 2 })
   try {
@@ -99,7 +99,7 @@ withSandbox('fork', async (sandbox) => {
   }
 })
 
-withSandbox('snapshots', async (sandbox) => {
+withSandbox('create, list and delete snapshots', async (sandbox) => {
   await sandbox.files.write('state.txt', 'kept')
   const { snapshotId } = await sandbox.createSnapshot()
   const copy = await Sandbox.create(snapshotId)
@@ -114,7 +114,7 @@ withSandbox('snapshots', async (sandbox) => {
   }
 })
 
-withSandbox('metrics', async (sandbox) => {
+withSandbox('metrics of a sandbox', async (sandbox) => {
   const start = new Date()
   await until(async () => (await sandbox.getMetrics({ start, end: new Date() })).length > 0)
   const [metric] = await sandbox.getMetrics()
@@ -123,7 +123,7 @@ withSandbox('metrics', async (sandbox) => {
   assert.deepEqual(await sandbox.getMetrics(before), [])
 })
 
-withSandbox('network rules', { network: { denyOut: ['0.0.0.0/0'], allowOut: ['192.0.2.7'] } }, async (sandbox) => {
+withSandbox('network rules are stored and updated', { network: { denyOut: ['0.0.0.0/0'], allowOut: ['192.0.2.7'] } }, async (sandbox) => {
   const { network } = await sandbox.getInfo()
   assert.deepEqual([network.allowOut, network.denyOut], [['192.0.2.7'], ['0.0.0.0/0']])
   await sandbox.updateNetwork({ denyOut: ['198.51.100.0/24'] })
@@ -131,7 +131,7 @@ withSandbox('network rules', { network: { denyOut: ['0.0.0.0/0'], allowOut: ['19
   await assert.rejects(sandbox.updateNetwork({ denyOut: ['example.com'] }))
 })
 
-test('what is refused', async () => {
+test('invalid requests are refused', async () => {
   await assert.rejects(Sandbox.create({ apiKey: 'e2b_' + '0'.repeat(40) }), AuthenticationError)
   await assert.rejects(Sandbox.create('no-such-template-anywhere'))
   await assert.rejects(Sandbox.connect('ineverexisted00000'), SandboxNotFoundError)

@@ -1,9 +1,9 @@
-/** Sandboxes that end with their test, and waiting for what is seen instead of how long it may take. */
+/** Sandboxes that are killed after their test, and a helper that waits for a condition instead of a fixed time. */
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { Sandbox } from 'e2b'
 
-/** A test with a sandbox of its own: `withSandbox('name', async (sandbox) => …)`, or with options in between. */
+/** Define a test with its own sandbox: `withSandbox('name', async (sandbox) => …)`, or with options as the second argument. */
 export function withSandbox(name, ...rest) {
   const body = rest.pop()
   const options = rest.pop() ?? {}
@@ -17,10 +17,10 @@ export function withSandbox(name, ...rest) {
   })
 }
 
-export async function until(seen, seconds = 15) {
+export async function until(condition, seconds = 15) {
   const deadline = Date.now() + seconds * 1000
-  while (!(await seen())) {
-    assert.ok(Date.now() < deadline, `not seen within ${seconds} s`)
+  while (!(await condition())) {
+    assert.ok(Date.now() < deadline, `the condition was not met within ${seconds} s`)
     await new Promise((resolve) => setTimeout(resolve, 50))
   }
 }

@@ -4,17 +4,17 @@ import { test } from 'node:test'
 import { InvalidArgumentError, Secret, SecretNotFoundError } from 'e2b'
 import { withSandbox } from './sandboxes.mjs'
 
-test('the life of a secret', async () => {
+test('create, update and destroy a secret', async () => {
   const name = `Key-${randomUUID()}`
-  const made = await Secret.create(name, 'one', { metadata: { team: 'red' } })
-  assert.match(made.secretId, /^sec_/)
-  assert.deepEqual([made.name, made.version, made.metadata], [name.toLowerCase(), 1, { team: 'red' }])
-  assert.ok(made.createdAt instanceof Date)
-  assert.ok(!('value' in made))
+  const created = await Secret.create(name, 'one', { metadata: { team: 'red' } })
+  assert.match(created.secretId, /^sec_/)
+  assert.deepEqual([created.name, created.version, created.metadata], [name.toLowerCase(), 1, { team: 'red' }])
+  assert.ok(created.createdAt instanceof Date)
+  assert.ok(!('value' in created))
   const updated = await Secret.update(name, 'two')
-  assert.deepEqual([updated.secretId, updated.version, updated.metadata], [made.secretId, 2, { team: 'red' }])
-  assert.deepEqual((await Secret.update(made.secretId, 'three', { metadata: {} })).metadata, {})
-  assert.equal((await Secret.getInfo(made.secretId)).version, 3)
+  assert.deepEqual([updated.secretId, updated.version, updated.metadata], [created.secretId, 2, { team: 'red' }])
+  assert.deepEqual((await Secret.update(created.secretId, 'three', { metadata: {} })).metadata, {})
+  assert.equal((await Secret.getInfo(created.secretId)).version, 3)
   assert.equal(await Secret.exists(name), true)
   await assert.rejects(Secret.create(name, 'again'), /already/)
   assert.equal(await Secret.destroy(name), true)
@@ -24,15 +24,15 @@ test('the life of a secret', async () => {
   await assert.rejects(Secret.update(name, 'four'), SecretNotFoundError)
 })
 
-test('pages', async () => {
+test('list pages', async () => {
   const run = randomUUID()
   const names = ['a', 'b', 'c'].map((letter) => `${run}-${letter}`)
   for (const name of names) await Secret.create(name, 'value')
-  const found = []
+  const listed = []
   const pages = Secret.list({ limit: 2 })
-  while (pages.hasNext) found.push(...(await pages.nextItems()).map((info) => info.name))
+  while (pages.hasNext) listed.push(...(await pages.nextItems()).map((info) => info.name))
   assert.deepEqual(
-    found.filter((name) => name.startsWith(run)),
+    listed.filter((name) => name.startsWith(run)),
     names.toReversed(),
   )
   for (const name of names) await Secret.destroy(name)
@@ -41,7 +41,7 @@ test('pages', async () => {
 const header = { Authorization: `Bearer ${Secret.fill('some-key')}` }
 const rules = { 'api.example.com': [{ transform: { headers: header } }] }
 
-withSandbox('rules are shown as they were given', { network: { rules } }, async (sandbox) => {
+withSandbox('network rules are returned unchanged', { network: { rules } }, async (sandbox) => {
   assert.deepEqual((await sandbox.getInfo()).network?.rules, rules)
   await sandbox.updateNetwork({})
   assert.ok(!(await sandbox.getInfo()).network?.rules)
@@ -53,6 +53,6 @@ withSandbox('rules are shown as they were given', { network: { rules } }, async 
   assert.ok(!stdout.includes('PRIVATE KEY'))
 })
 
-test('names that no placeholder can hold', () => {
+test('names that are invalid in a placeholder are refused', () => {
   for (const name of ['', '{name', 'name}', 'name\n']) assert.throws(() => Secret.fill(name), InvalidArgumentError)
 })

@@ -6,8 +6,8 @@ import { join } from 'node:path'
 import { test } from 'node:test'
 import { BuildError, Sandbox, Template, TemplateError, waitForPort } from 'e2b'
 
-/** A test with a name of its own for what it builds. */
-function withName(title, body) {
+/** Define a test with its own template name, and delete the template afterwards. */
+function withTemplateName(title, body) {
   test(title, async () => {
     const name = `js-${randomUUID()}`
     try {
@@ -22,12 +22,12 @@ function withName(title, body) {
 }
 
 async function build(template, name, options = {}) {
-  const said = []
-  const info = await Template.build(template, name, { ...options, onBuildLogs: (entry) => said.push(entry.message) })
-  return { info, said }
+  const logs = []
+  const info = await Template.build(template, name, { ...options, onBuildLogs: (entry) => logs.push(entry.message) })
+  return { info, logs }
 }
 
-async function within(template, body) {
+async function withSandboxOf(template, body) {
   const sandbox = await Sandbox.create(template)
   try {
     return await body(sandbox)
@@ -36,7 +36,7 @@ async function within(template, body) {
   }
 }
 
-withName('steps, files and a start command', async (name) => {
+withTemplateName('steps, files and a start command', async (name) => {
   const context = mkdtempSync(join(tmpdir(), 'template-'))
   try {
     mkdirSync(join(context, 'site'))
@@ -53,23 +53,23 @@ withName('steps, files and a start command', async (name) => {
         .makeDir('deep/er')
         .setStartCmd('cd site && python3 -m http.server 8000', waitForPort(8000))
     const first = await build(template(), name, { cpuCount: 1, memoryMB: 512 })
-    assert.ok(first.said.includes('Template is ready'))
-    await within(name, async (sandbox) => {
-      const seen = await sandbox.commands.run(
+    assert.ok(first.logs.includes('Template is ready'))
+    await withSandboxOf(name, async (sandbox) => {
+      const result = await sandbox.commands.run(
         'cat greeting; curl -s localhost:8000/link.html; echo; sudo stat -c "%U %a" /opt/one.html; stat -c %U site deep/er'
       )
-      assert.equal(seen.stdout, 'hello\nserved\nroot 600\nuser\nuser\n')
+      assert.equal(result.stdout, 'hello\nserved\nroot 600\nuser\nuser\n')
     })
-    const began = Date.now()
+    const started = Date.now()
     const again = await build(template(), name)
-    assert.ok(Date.now() - began < 5000)
-    assert.equal(again.said.filter((line) => line.startsWith('CACHED [builder')).length, 6)
+    assert.ok(Date.now() - started < 5000)
+    assert.equal(again.logs.filter((line) => line.startsWith('CACHED [builder')).length, 6)
   } finally {
     rmSync(context, { recursive: true })
   }
 })
 
-withName('a step that fails', async (name) => {
+withTemplateName('a failed build names the step', async (name) => {
   const template = Template().fromBaseImage().runCmd('echo before').runCmd('cat nothing/there')
   await assert.rejects(Template.build(template, name), (error) => {
     assert.ok(error instanceof BuildError)
@@ -85,7 +85,7 @@ withName('a step that fails', async (name) => {
   assert.equal(status.reason.step, '2')
 })
 
-withName('names and tags', async (name) => {
+withTemplateName('template names and tags', async (name) => {
   assert.equal(await Template.exists(name), false)
   const { info } = await build(Template().fromTemplate('base'), `${name}:v1`, { tags: ['stable'] })
   assert.deepEqual([...info.tags].sort(), ['stable', 'v1'])
@@ -95,7 +95,7 @@ withName('names and tags', async (name) => {
   await Template.removeTags(name, 'stable')
   await assert.rejects(Template.removeTags(name, 'stable'), TemplateError)
   assert.deepEqual((await Template.getTags(name)).map((one) => one.tag).sort(), ['default', 'next', 'v1'])
-  await within(`${name}:next`, async (sandbox) => {
+  await withSandboxOf(`${name}:next`, async (sandbox) => {
     assert.equal((await sandbox.getInfo()).templateId, info.templateId)
   })
 })

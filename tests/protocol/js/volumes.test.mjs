@@ -1,4 +1,4 @@
-/** Volumes: their content from outside, and mounted in sandboxes. */
+/** Tests of volumes: their content through the API, and mounted in sandboxes. */
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { Sandbox, Volume, VolumeError, VolumeNotFoundError, VolumePathNotFoundError } from 'e2b'
@@ -14,13 +14,13 @@ function withVolume(name, body) {
   })
 }
 
-async function whole(stream) {
+async function readAll(stream) {
   const pieces = []
   for await (const piece of stream) pieces.push(Buffer.from(piece))
   return Buffer.concat(pieces)
 }
 
-test('from its making to its end', async () => {
+test('create, connect and destroy', async () => {
   const name = `js-life-${Date.now()}`
   const volume = await Volume.create(name)
   assert.equal(volume.name, name)
@@ -36,7 +36,7 @@ test('from its making to its end', async () => {
   await assert.rejects(Volume.getInfo(volume.volumeId), VolumeNotFoundError)
 })
 
-withVolume('files in all formats', async (volume) => {
+withVolume('files are written and read in all formats', async (volume) => {
   await volume.writeFile('/text', 'Grüße')
   await volume.writeFile('/buffer', new TextEncoder().encode('bytes').buffer)
   await volume.writeFile('/blob', new Blob(['blob'], { type: 'text/plain' }))
@@ -45,10 +45,10 @@ withVolume('files in all formats', async (volume) => {
   assert.deepEqual(await volume.readFile('/buffer', { format: 'bytes' }), new TextEncoder().encode('bytes'))
   assert.equal(await (await volume.readFile('/blob', { format: 'blob' })).text(), 'blob')
   assert.equal(await volume.readFile('/empty'), '')
-  assert.equal(String(await whole(await volume.readFile('/text', { format: 'stream' }))), 'Grüße')
+  assert.equal(String(await readAll(await volume.readFile('/text', { format: 'stream' }))), 'Grüße')
 })
 
-withVolume('streams, both ways', async (volume) => {
+withVolume('streams are uploaded and downloaded', async (volume) => {
   const block = new Uint8Array(1 << 20).fill(7)
   let left = 24
   const source = new ReadableStream({
@@ -58,7 +58,7 @@ withVolume('streams, both ways', async (volume) => {
     },
   })
   assert.equal((await volume.writeFile('/big', source)).size, 24 << 20)
-  const read = await whole(await volume.readFile('/big', { format: 'stream' }))
+  const read = await readAll(await volume.readFile('/big', { format: 'stream' }))
   assert.equal(read.length, 24 << 20)
   assert.ok(read.every((byte) => byte === 7))
 })
@@ -76,7 +76,7 @@ withVolume('owners, modes and overwriting', async (volume) => {
   await assert.rejects(volume.updateMetadata('/none', { mode: 0o644 }), VolumePathNotFoundError)
 })
 
-withVolume('directories', async (volume) => {
+withVolume('directories are created, listed and removed', async (volume) => {
   await volume.makeDir('/a/b/c', { force: true })
   await volume.writeFile('/a/file', 'x')
   await assert.rejects(volume.makeDir('/a'), VolumeError)
@@ -90,11 +90,11 @@ withVolume('directories', async (volume) => {
   await assert.rejects(volume.remove('/a'), VolumePathNotFoundError)
 })
 
-withVolume('the same files in several sandboxes', async (volume) => {
+withVolume('several sandboxes share a volume', async (volume) => {
   const sandboxes = []
   try {
-    for (const wanted of [volume, volume.name]) {
-      sandboxes.push(await Sandbox.create('base', { volumeMounts: { '/mnt/data': wanted } }))
+    for (const mounted of [volume, volume.name]) {
+      sandboxes.push(await Sandbox.create('base', { volumeMounts: { '/mnt/data': mounted } }))
     }
     const [one, two] = sandboxes
     await one.files.write('/mnt/data/hello.txt', 'shared')

@@ -1,6 +1,6 @@
-"""What a program written for an older SDK does. Run with that SDK's interpreter: `python scenarios.py NAME`.
+"""Scenarios for an older SDK. Run them with that SDK's interpreter: `python scenarios.py NAME`.
 
-Every public function is a scenario. It imports nothing of this project: any environment with e2b in it will do.
+Every public function is a scenario. The module imports nothing from this project, so it runs in any environment that has e2b.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from e2b.sandbox.sandbox_api import SandboxQuery
 Failure = TypeVar("Failure", bound=Exception)
 
 
-def _raises(kind: type[Failure], call: Callable[[], object]) -> Failure:
+def _expect_error(kind: type[Failure], call: Callable[[], object]) -> Failure:
     try:
         call()
     except kind as error:
         return error
-    raise AssertionError(f"no {kind.__name__}")
+    raise AssertionError(f"{kind.__name__} was not raised")
 
 
-def is_from_before_the_second_version_of_create() -> None:
+def sdk_is_older_than_v2_create() -> None:
     major, minor = (int(part) for part in importlib.metadata.version("e2b").split(".")[:2])
     assert (major, minor) < (2, 51)
 
@@ -57,8 +57,8 @@ def default_timeout() -> None:
         assert 290 < (sandbox.get_info().end_at - datetime.now(UTC)).total_seconds() < 310
 
 
-def not_secured() -> None:
-    """`secure=False` was once a choice; it must still give a sandbox that works."""
+def create_without_secure() -> None:
+    """Older SDKs accept `secure=False`; it must still create a working sandbox."""
     with Sandbox.create(secure=False) as sandbox:
         assert sandbox.commands.run("echo ok").stdout == "ok\n"
         sandbox.files.write("x.txt", "x")
@@ -73,7 +73,7 @@ def connect_and_timeouts() -> None:
         assert sandbox.get_info().end_at == before
         sandbox.set_timeout(30)
         assert sandbox.get_info().end_at < before
-    _raises(NotFoundException, lambda: Sandbox.connect("ineverexisted00000"))
+    _expect_error(NotFoundException, lambda: Sandbox.connect("ineverexisted00000"))
 
 
 def pause_and_resume() -> None:
@@ -103,8 +103,8 @@ def commands() -> None:
     with Sandbox.create() as sandbox:
         result = sandbox.commands.run("echo out; echo err >&2")
         assert (result.stdout, result.stderr) == ("out\n", "err\n")
-        assert _raises(CommandExitException, lambda: sandbox.commands.run("exit 7")).exit_code == 7
-        _raises(TimeoutException, lambda: sandbox.commands.run("sleep 20", timeout=1))
+        assert _expect_error(CommandExitException, lambda: sandbox.commands.run("exit 7")).exit_code == 7
+        _expect_error(TimeoutException, lambda: sandbox.commands.run("sleep 20", timeout=1))
         command = sandbox.commands.run("cat", background=True, stdin=True)
         sandbox.commands.send_stdin(command.pid, "typed")
         for stdout, _, _ in command:
@@ -136,11 +136,11 @@ def files() -> None:
         sandbox.files.write("a/new.txt", "x")
         assert "new.txt" in [event.name for event in handle.get_new_events()]
         handle.stop()
-        _raises(NotFoundException, lambda: sandbox.files.read("nowhere"))
+        _expect_error(NotFoundException, lambda: sandbox.files.read("nowhere"))
         assert sandbox.files.make_dir("a") is False
 
 
-def copies() -> None:
+def fork_and_snapshot() -> None:
     with Sandbox.create() as sandbox:
         sandbox.files.write("state.txt", "copied")
         (fork,) = sandbox.fork()
@@ -153,16 +153,16 @@ def copies() -> None:
         assert Sandbox.delete_snapshot(snapshot.snapshot_id) is True
 
 
-def refused() -> None:
-    _raises(SandboxException, lambda: Sandbox.create("no-such-template-anywhere"))
-    _raises(Exception, lambda: Sandbox.create(api_key="e2b_" + "0" * 40))
+def invalid_requests() -> None:
+    _expect_error(SandboxException, lambda: Sandbox.create("no-such-template-anywhere"))
+    _expect_error(Exception, lambda: Sandbox.create(api_key="e2b_" + "0" * 40))
     sandbox = Sandbox.create()
     sandbox.kill()
-    _raises(NotFoundException, sandbox.get_info)
-    _raises(SandboxException, lambda: sandbox.commands.run("true"))
+    _expect_error(NotFoundException, sandbox.get_info)
+    _expect_error(SandboxException, lambda: sandbox.commands.run("true"))
 
 
-async def asynchronous() -> None:
+async def async_sdk() -> None:
     sandbox = await AsyncSandbox.create()
     try:
         result = await sandbox.commands.run("echo async")

@@ -1,11 +1,11 @@
-/** The verbs that name an image of Docker Hub; ../../test_hub.py starts one, and an engine that finds it. */
+/** Tests of the verbs that name an image of Docker Hub. ../../test_hub.py starts a fake Docker Hub and an engine that uses it. */
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { test } from 'node:test'
 import { Template } from 'e2b'
 
-test('images by their own verbs', async () => {
-  const described = [
+test('templates from Docker Hub images', async () => {
+  const templates = [
     Template().fromAlpineImage(),
     Template().fromArchImage(),
     Template().fromDebianImage(),
@@ -16,7 +16,7 @@ test('images by their own verbs', async () => {
     Template().fromUbuntuImage(),
     Template().fromImage('docker.io/library/debian:stable'),
   ]
-  for (const template of described) {
+  for (const template of templates) {
     const name = `hub-js-${randomUUID()}`
     await Template.build(template, name)
     assert.equal(await Template.aliasExists(name), true)

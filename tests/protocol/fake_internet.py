@@ -1,7 +1,7 @@
-"""A piece of internet for an engine on this machine: a network namespace behind a cable, with a name server and web servers.
+"""A fake internet for an engine on this machine: a network namespace behind a veth pair, with a name server and web servers.
 
-The engine under test is told of it by its settings: `RESOLV_CONF` names its name server, `EGRESS_CA_FILE` the authority of
-its web servers. To sandboxes it is a neighbour of the host: they reach it when their policy names its address.
+The settings tell the engine under test about it: `RESOLV_CONF` names its name server, `EGRESS_CA_FILE` the certificate authority of
+its web servers. For sandboxes it is a neighbour of the host: they reach it if their policy allows its address.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ API, OTHER = "api.outside.test", "other.outside.test"
 
 class _Server(ThreadingHTTPServer):
     def server_bind(self) -> None:
-        """Without asking for the name of its address: nobody answers, and waiting for that takes ten seconds."""
+        """Skip the reverse lookup of the base class: nothing answers it, and the timeout takes ten seconds."""
         TCPServer.server_bind(self)
 
 
-class Outside:
-    """`seen` are the requests that reached its servers: (host, path, headers)."""
+class FakeInternet:
+    """`seen` lists the requests that reached the web servers: (host, path, headers)."""
 
     def __init__(self, folder: Path) -> None:
         network = IPv4Address("198.19.0.0") + 4 * secrets.randbelow(1 << 13)
         self._host, self.address = str(network + 1), str(network + 2)
         self.seen: list[tuple[str, str, dict[str, str]]] = []
-        self._cable = f"sdt{secrets.token_hex(4)}"
+        self._link_name = f"sdt{secrets.token_hex(4)}"
         self._servers: list[ThreadingHTTPServer] = []
-        self._names: socket.socket | None = None
-        self._apart(self._build)
+        self._dns_socket: socket.socket | None = None
+        self._run_in_namespace(self._create_namespace)
         authority = Authority.load(folder / "outside-ca")
         self.certificate = authority.certificate
         self.resolv_conf = folder / "resolv.conf"
         self.resolv_conf.write_text(f"nameserver {self.address}\n")
-        self._apart(lambda: self._serve(443, authority.server_context([API, OTHER])))
-        self._apart(lambda: self._serve(80, None))
-        assert self._names is not None
-        threading.Thread(target=self._answer, args=(self._names,), daemon=True).start()
+        self._run_in_namespace(lambda: self._serve(443, authority.server_context([API, OTHER])))
+        self._run_in_namespace(lambda: self._serve(80, None))
+        assert self._dns_socket is not None
+        threading.Thread(target=self._answer_queries, args=(self._dns_socket,), daemon=True).start()
 
     @property
     def settings(self) -> dict[str, str]:
@@ -65,60 +65,60 @@ class Outside:
         for server in self._servers:
             server.shutdown()
             server.server_close()
-        if self._names is not None:
-            self._names.close()
-        os.close(self._namespace)  # the last thing that holds it: the cable goes with it
+        if self._dns_socket is not None:
+            self._dns_socket.close()
+        os.close(self._namespace)  # the last reference: the kernel removes the namespace and the veth pair
 
-    def _apart(self, work: Callable[[], None]) -> None:
-        """In a thread of its own, which may change its namespace."""
-        failed: list[BaseException] = []
+    def _run_in_namespace(self, action: Callable[[], None]) -> None:
+        """Run `action` in its own thread, because it changes the network namespace of the thread."""
+        errors: list[BaseException] = []
 
         def run() -> None:
             try:
                 if hasattr(self, "_namespace"):
                     enter_network_namespace(self._namespace)
-                work()
+                action()
             except BaseException as error:
-                failed.append(error)
+                errors.append(error)
 
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
-        if failed:
-            raise failed[0]
+        if errors:
+            raise errors[0]
 
-    def _build(self) -> None:
-        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    def _create_namespace(self) -> None:
+        host_namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         new_network_namespace()
         self._namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        here = links.Peer("out0", bytes.fromhex("020000000102"), index=10)
-        there = links.Peer(self._cable, bytes.fromhex("020000000101"), namespace=home)
+        inner = links.Peer("out0", bytes.fromhex("020000000102"), index=10)
+        outer = links.Peer(self._link_name, bytes.fromhex("020000000101"), namespace=host_namespace)
         with Netlink() as netlink:
             netlink.request(
                 links.bring_up(links.LOOPBACK),
-                links.veth(here, there, 1500),
+                links.veth(inner, outer, 1500),
                 links.bring_up(10),
                 links.add_address(10, IPv4Address(self.address), 30),
                 links.default_route(IPv4Address(self._host), 10),
             )
-        self._names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._names.bind((self.address, 53))
-        enter_network_namespace(home)
-        os.close(home)
+        self._dns_socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._dns_socket.bind((self.address, 53))
+        enter_network_namespace(host_namespace)
+        os.close(host_namespace)
         with Netlink() as netlink:
-            index = next(link.index for link in links.list_links(netlink) if link.name == self._cable)
+            index = next(link.index for link in links.list_links(netlink) if link.name == self._link_name)
             netlink.request(links.bring_up(index), links.add_address(index, IPv4Address(self._host), 30))
 
     def _serve(self, port: int, tls: ssl.SSLContext | None) -> None:
-        outside = self
+        internet = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                """Tells how many headers of which names came, and of their values only what was asked for."""
+                """Answer with the names of the received headers and the size of the body, never with values of headers."""
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                outside.seen.append((headers.get("host", ""), self.path, headers))
+                internet.seen.append((headers.get("host", ""), self.path, headers))
                 body = json.dumps({"names": sorted(headers), "size": int(headers.get("content-length", 0))}).encode()
                 self.rfile.read(int(headers.get("content-length", 0)))
                 self.send_response(200)
@@ -126,7 +126,7 @@ class Outside:
                 self.end_headers()
                 self.wfile.write(body)
 
-            do_POST = do_GET  # noqa: N815 - the base class's own names
+            do_POST = do_GET  # noqa: N815 - names of the base class
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -137,13 +137,13 @@ class Outside:
         self._servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    def _answer(self, names: socket.socket) -> None:
+    def _answer_queries(self, dns_socket: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                data, peer = names.recvfrom(4096)
+                data, peer = dns_socket.recvfrom(4096)
                 query = dns.message.from_wire(data)
-                answer = dns.message.make_response(query, recursion_available=True)
+                response = dns.message.make_response(query, recursion_available=True)
                 question = query.question[0]
                 if question.rdtype == dns.rdatatype.A and question.name.to_text().endswith("outside.test."):
-                    answer.answer.append(dns.rrset.from_text(question.name, 60, "IN", "A", self.address))
-                names.sendto(answer.to_wire(), peer)
+                    response.answer.append(dns.rrset.from_text(question.name, 60, "IN", "A", self.address))
+                dns_socket.sendto(response.to_wire(), peer)

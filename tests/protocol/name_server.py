@@ -1,6 +1,6 @@
-"""A domain whose every name leads to one address, as a wildcard record makes it, for programs that ask the system.
+"""A name server with a wildcard record for one domain, for programs that use the system's resolver.
 
-A name server of our own answers, and programs see it in a mount namespace where `/etc/resolv.conf` names it.
+Programs use it by running in a mount namespace where `/etc/resolv.conf` names it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ exec "$@"
 """
 
 
-class Names:
-    """`*.{domain}` and `{domain}` are at `address`; there is no other name. It is asked at `server`, an address of this
-    machine's loopback."""
+class NameServer:
+    """Resolves `*.{domain}` and `{domain}` to `address`, and no other name. It listens at `server`, a loopback address."""
 
     def __init__(self, domain: str, address: str, server: str) -> None:
         self._domain, self._address = domain, address
@@ -37,8 +36,8 @@ class Names:
         (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files dns\n")
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def seen_by(self, *command: str) -> list[str]:
-        """The same command, as a program that asks this name server."""
+    def wrap_command(self, *command: str) -> list[str]:
+        """Return a command that runs `command` with this name server."""
         enter = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", _SCRIPT, self._folder.name]
         return [*enter, *command]
 
@@ -55,12 +54,12 @@ class Names:
             self._socket.sendto(self._answer(dns.message.from_wire(data)).to_wire(), client)
 
     def _answer(self, query: dns.message.Message) -> dns.message.Message:
-        answer = dns.message.make_response(query)
-        answer.flags |= dns.flags.AA | dns.flags.RA
+        response = dns.message.make_response(query)
+        response.flags |= dns.flags.AA | dns.flags.RA
         question = query.question[0]
         name = question.name.to_text(omit_final_dot=True).lower()
         if name != self._domain and not name.endswith(f".{self._domain}"):
-            answer.set_rcode(dns.rcode.NXDOMAIN)
+            response.set_rcode(dns.rcode.NXDOMAIN)
         elif question.rdtype == dns.rdatatype.A:
-            answer.answer.append(dns.rrset.from_text(question.name, 60, "IN", "A", self._address))
-        return answer
+            response.answer.append(dns.rrset.from_text(question.name, 60, "IN", "A", self._address))
+        return response
