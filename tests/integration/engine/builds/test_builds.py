@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sandyard.engine.builds import start_check
 from sandyard.engine.builds.model import Recipe, Size, Status
 from sandyard.engine.images.model import PasswordAuth
 from sandyard.engine.sandboxes.agent import Agent
@@ -89,7 +90,11 @@ async def test_a_build_can_start_from_an_image(harness: BuildsHarness) -> None:
     assert len(harness.images.requests) == 2
 
 
-async def test_start_commands_run_during_the_build_and_are_stored(harness: BuildsHarness) -> None:
+async def test_start_commands_run_during_the_build_and_are_stored(
+    harness: BuildsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the fake driver's sandboxes share this machine's ports, of which other tests open some at any moment
+    monkeypatch.setattr(start_check, "_TABLES", "/dev/null")
     product = await harness.build_product("one", start="touch started; sleep 100", ready="test -e started")
     assert product.start == Start("touch started; sleep 100", "test -e started")
     cached = await harness.build("two", start="touch started; sleep 100", ready="test -e started")

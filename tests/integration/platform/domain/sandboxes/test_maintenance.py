@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from sandyard.kit.ids import random_id
-from sandyard.platform.db.models import Sandbox
+from sandyard.platform.db.models import Sandbox, Session, Turn
 from sandyard.platform.domain.sandboxes.e2b import EngineError, EngineUnreachableError, SandboxEngine
 from sandyard.platform.domain.sandboxes.lifecycle import INSTANCE, ROW
 from sandyard.platform.domain.sandboxes.model import NewSandbox, utc_now
 from tests.integration.platform.domain.sandboxes.yard import MovableClock, Yard, kill_sandboxes, open_yard, until
 from tests.protocol.engine import Engine
+from tests.unit.platform.world import ROOT
 
 LONG = 25 * 3600
 
@@ -300,3 +302,32 @@ async def test_a_sandbox_paused_while_the_platform_was_down_is_kept(
         assert ((await yard.reload(row)).status, await yard.get_engine_state(row)) == ("paused", "paused")
         assert await yard.run(row, "cat /tmp/file") == "kept\n"
         await kill_sandboxes(yard)
+
+
+# lost access -----------------------------------------------------------------------------------------------------------
+
+
+async def test_agent_is_stopped_and_sandbox_paused_when_the_owner_loses_access(yard: Yard) -> None:
+    disabled, removed, member = [await yard.person(name) for name in ("disabled", "removed", "member")]
+    project_id = await yard.project(yard.owner, removed, member)
+    sandboxes = {}
+    for name, owner, project in (
+        ("disabled", disabled, None),
+        ("removed", removed, project_id),
+        ("member", member, project_id),
+    ):
+        row, sandbox = await yard.services.sessions.create(owner, title=name, agent="demo", project_id=project)
+        sandboxes[name] = await yard.services.lifecycle.wait_until_provisioned(sandbox.id)
+        words = [{"type": "text", "text": "run: sleep 1000"}]
+        await yard.services.turns.prompt(owner, row.id, words)
+    await yard.services.maintenance.stop_without_access()
+    assert {(await yard.services.lifecycle.repository.get(row.id)).status for row in sandboxes.values()} == {"running"}
+    await yard.services.users.update(ROOT, disabled.user_id, disabled=True)
+    await yard.services.projects.remove_member(yard.owner, project_id, removed.user_id)
+    await yard.services.maintenance.stop_without_access()
+    states = {name: (await yard.services.lifecycle.repository.get(row.id)).status for name, row in sandboxes.items()}
+    assert states == {"disabled": "paused", "removed": "paused", "member": "running"}
+    async with yard.services.database.reading() as session:
+        turns = dict((await session.execute(select(Session.title, Turn.status).join(Turn))).all())
+    assert turns["disabled"] in ("cancelled", "failed") and turns["removed"] in ("cancelled", "failed")
+    assert turns["member"] in ("queued", "running")

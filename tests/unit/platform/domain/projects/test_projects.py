@@ -8,15 +8,18 @@ from pydantic import ValidationError
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
-from sandyard.platform.db.models import Project
+from sandyard.platform.db.models import Project, Session
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects import model
 from sandyard.platform.domain.projects.model import ForgeSettings, NetworkSettings, ProjectSettings
 from sandyard.platform.domain.projects.patterns import InvalidPatternError
-from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.projects.service import Projects, owner_has_access
 from sandyard.platform.domain.repositories.errors import RepositoryInvalidError
+from sandyard.platform.domain.users.model import Principal
 from tests.unit.platform.domain.projects.test_patterns import COMPLEX
 from tests.unit.platform.world import ROOT, World
+
+PEOPLE = (("maria", "member"), ("otto", "member"), ("admin", "admin"))
 
 
 async def test_private_addresses_require_administrator(world: World) -> None:
@@ -260,3 +263,22 @@ async def test_credentials_are_bound_to_port(world: World, address: str) -> None
     ):
         with pytest.raises(ConflictError):
             await world.projects.update(maria, project.id, repository=other)
+
+
+async def test_owner_loses_access_when_disabled_or_removed_from_the_project(world: World) -> None:
+    maria, otto, admin = [(await world.person(name, role=role)).principal for name, role in PEOPLE]
+    await world.person("last admin", role="admin")
+    project = await world.projects.create(maria, "website")
+    await world.projects.add_member(maria, project.id, otto.user_id)
+
+    async def has_access(owner: Principal, project_id: str | None) -> bool:
+        async with world.database.reading() as reading:
+            return await owner_has_access(reading, Session(owner_id=owner.user_id, project_id=project_id))
+
+    for owner in (maria, otto, admin):
+        assert await has_access(owner, project.id) and await has_access(owner, None)
+    await world.projects.remove_member(maria, project.id, otto.user_id)
+    assert not await has_access(otto, project.id) and await has_access(otto, None)
+    for owner in (maria, otto, admin):
+        await world.users.update(ROOT, owner.user_id, disabled=True)
+        assert not await has_access(owner, project.id) and not await has_access(owner, None)

@@ -105,6 +105,23 @@ async def test_disabled_user_loses_access_at_once(world: World) -> None:
     assert await world.users.by_cookie(cookie) is None, "an ended login stays ended"
 
 
+async def test_login_ends_with_the_token_it_was_made_with(world: World) -> None:
+    maria = await world.person("maria", password=PASSWORD)
+    kept = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
+    expires = get_time(world.clock) + timedelta(hours=1)
+    tokens = [await world.users.create_token(maria.principal, name, expires) for name in ("revoked", "expired")]
+    logins = [await world.users.login(token=token.value.reveal()) for token in tokens]
+    assert [login.expires_at for login in logins] == [expires, expires]
+    revoked, expired = (login.value.reveal() for login in logins)
+    assert await world.users.by_cookie(revoked) and await world.users.by_cookie(expired)
+    await world.users.revoke_token(maria.principal, tokens[0].id)
+    assert await world.users.by_cookie(revoked) is None
+    assert await world.users.by_cookie(expired)
+    await world.clock.advance(3601)
+    assert await world.users.by_cookie(expired) is None
+    assert await world.users.by_cookie(kept)
+
+
 async def test_changing_password_ends_logins(world: World) -> None:
     maria = await world.person("maria", password=PASSWORD)
     cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
