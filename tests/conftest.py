@@ -1,4 +1,4 @@
-"""What every test may ask for."""
+"""Fixtures and options for all tests."""
 
 import functools
 import gc
@@ -30,53 +30,53 @@ __all__ = [
 ]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # a shell starts jobs in the background with Ctrl-C ignored, and programs that tests start would inherit that
+    # a shell starts background jobs with SIGINT ignored, and programs that tests start would inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _kept(create: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
-    """`create`, which reads this machine's authorities only once."""
+def _cache_authorities(create: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
+    """Wrap `create` so that it reads the certificate authorities of this machine only once."""
 
     @functools.cache
-    def authorities(*_: str | None) -> ssl.SSLContext:
+    def default_context(*_: str | None) -> ssl.SSLContext:
         return create()
 
     def context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
         if verify is True and cert is None:
-            return authorities(*(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")))
+            return default_context(*(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")))
         return create(verify, cert, trust_env)
 
     return context
 
 
-# tests make thousands of clients of loopback servers, and to read a machine's authorities for each takes 70 ms
-httpx.create_ssl_context = httpx._transports.default.create_ssl_context = _kept(httpx.create_ssl_context)
-httpx2._transports.default.create_ssl_context = _kept(httpx2.create_ssl_context)
+# tests create thousands of clients for loopback servers, and reading the authorities takes 70 ms for each
+httpx.create_ssl_context = httpx._transports.default.create_ssl_context = _cache_authorities(httpx.create_ssl_context)
+httpx2._transports.default.create_ssl_context = _cache_authorities(httpx2.create_ssl_context)
 
 DATABASES = ("database_url", "empty_database_url")
-"""Fixtures whose parameter is the kind of a database."""
+"""Fixtures whose parameter is the kind of the database."""
 LONGEST_FIRST = (
     *("tests/acceptance/", "tests/web/", "tests/integration/cli/", "tests/protocol/", "tests/conformance/"),
     "tests/integration/",
 )
-"""Folders of tests by the time that a file of theirs takes, so that no worker is left alone with a long one at the end."""
+"""Test directories, sorted by the run time of their files, so that no worker is left with a long file at the end."""
 TOGETHER = "tests/integration/cli/"
-"""The tests of this folder share one `sandyard up`, which takes longer to start than most of them run. So one worker gets them all,"""
+"""The tests of this directory share one `sandyard up`, which takes longer to start than most of them run: one worker runs them all."""
 APART = "tests/integration/cli/up/"
-"""but not these, which start their own."""
+"""These tests start their own `sandyard up` and are not included."""
 LOG_LINES = 60
 
 
 class Scheduler(LoadFileScheduling):  # type: ignore[misc] # it has no types
-    """Gives the tests of a file to one worker, and those of `TOGETHER` too."""
+    """Gives all tests of a file to one worker, and also all tests of `TOGETHER`."""
 
     def _split_scope(self, nodeid: str) -> str:
         shared = nodeid.startswith(TOGETHER) and not nodeid.startswith(APART)
         return TOGETHER if shared else super()._split_scope(nodeid)
 
 
-class Failures:
-    """Tells of a failure when it happens: a run that is cut off never comes to its summary."""
+class FailureReporter:
+    """Reports a failure when it happens: a run that is interrupted never prints its summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -103,8 +103,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "both_databases: depends on the database, so that it runs on PostgreSQL too without --all",
     ):
         config.addinivalue_line("markers", line)
-    config.pluginmanager.register(Failures(config))
-    gc.disable()  # thousands of tests are loaded, and all of them stay
+    config.pluginmanager.register(FailureReporter(config))
+    gc.disable()  # thousands of tests are loaded, and none is freed
 
 
 def pytest_collection_finish() -> None:
@@ -114,7 +114,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test shows the last lines that its engine and its platform have logged."""
+    """Add the last log lines of the engine and the platform to the report of a failed test."""
     report = yield
     if report.failed:
         for name, value in getattr(item, "funcargs", {}).items():
@@ -125,12 +125,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-@pytest.hookimpl(trylast=True)  # after fixtures have brought together the tests that share them
+@pytest.hookimpl(trylast=True)  # after pytest has grouped the tests by their shared fixtures
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [item for item in items if not _is_wanted(item)]
-    if left_out:
+    deselected = [item for item in items if not _is_wanted(item)]
+    if deselected:
         items[:] = [item for item in items if _is_wanted(item)]
-        config.hook.pytest_deselected(items=left_out)
+        config.hook.pytest_deselected(items=deselected)
     items.sort(key=_rank)
 
 

@@ -1,6 +1,6 @@
-"""The platform's database for tests: each runs on SQLite; on PostgreSQL too when it is marked `both_databases`, or with --all.
+"""The platform's database for tests: every test runs on SQLite, and also on PostgreSQL if it is marked `both_databases` or with --all.
 
-The schema is made once and copied for each test: to bring an empty database up to it takes half a second.
+The schema is created once and copied for each test: migrating an empty database takes half a second.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sandyard.platform.db.database import Database
 from tests.postgres import Server
 
 
-def _sharing(create: Callable[..., AsyncEngine]) -> Callable[..., AsyncEngine]:
-    """`create`, whose engines keep the statements that they have compiled for each other: every test has one of its own."""
+def _share_statements(create: Callable[..., AsyncEngine]) -> Callable[..., AsyncEngine]:
+    """Wrap `create` so that all engines share their compiled statements: every test creates its own engine."""
     compiled = LRUCache[Any, Any](2000)
 
     def engine(url: URL, **options: Any) -> AsyncEngine:
@@ -40,15 +40,15 @@ def _sharing(create: Callable[..., AsyncEngine]) -> Callable[..., AsyncEngine]:
     return engine
 
 
-databases.create_async_engine = _sharing(databases.create_async_engine)
-for dialect in (SQLiteDialect_aiosqlite, PGDialect_asyncpg):  # it is part of the key of a statement
+databases.create_async_engine = _share_statements(databases.create_async_engine)
+for dialect in (SQLiteDialect_aiosqlite, PGDialect_asyncpg):  # the dialect is part of the cache key
     dialect.__eq__ = lambda one, other: type(one) is type(other)
     dialect.__hash__ = lambda one: hash(type(one))
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of a database that is this test's own, with the schema of this version and nothing in it."""
+    """URL of a separate database for this test, with the current schema and no data."""
     if request.param == "sqlite":
         path = tmp_path / "platform.db"
         path.write_bytes(sqlite_schema())
@@ -59,7 +59,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of a database that is this test's own, without any table."""
+    """URL of a separate database for this test, without tables."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'platform.db'}"
     url: str = request.getfixturevalue("postgres_url")
@@ -68,7 +68,7 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
-    """Open, with the schema of this version."""
+    """An open database with the current schema."""
     opened = Database(database_url)
     await opened.open()
     yield opened
@@ -77,8 +77,8 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture(scope="session")
 def postgres_schema(postgres: Server) -> Copies:
-    """Databases with the schema, for one test after the other."""
-    return asyncio.run(_copies(postgres))
+    """Databases with the schema, reused by one test after the other."""
+    return asyncio.run(_make_template(postgres))
 
 
 @pytest.fixture
@@ -90,16 +90,16 @@ async def postgres_schema_url(postgres_schema: Copies) -> AsyncIterator[str]:
 
 @dataclass
 class Copies:
-    """Copies of a database with the schema. One whose test is over is emptied, which costs a tenth of what a new one does."""
+    """Copies of a database with the schema. After its test, a copy is emptied, which takes a tenth of the time of a new copy."""
 
     server: Server
     template: str
     tables: str
-    """What `_TABLES` says of the template."""
+    """The result of `_TABLES` for the template."""
     used: list[str] = field(default_factory=list)
 
     async def take(self) -> str:
-        """The name of one with nothing in it, which nobody is connected to."""
+        """The name of an empty copy without connections."""
         while self.used:
             name = self.used.pop()
             if await self._empty(name):
@@ -108,7 +108,7 @@ class Copies:
         return await self.server.create(self.template)
 
     async def _empty(self, name: str) -> bool:
-        """False: a test has changed its tables."""
+        """Empty a copy. False: a test has changed its tables."""
         connection = await asyncpg.connect(self.server.url(name))
         try:
             await connection.execute(_DISCONNECT)
@@ -128,7 +128,7 @@ _TABLES = """
 SELECT md5(string_agg(concat(oid, '.', xmin), ' ' ORDER BY oid)) || (SELECT string_agg(version_num, ' ') FROM alembic_version)
 FROM pg_class
 """
-"""Changes with the version of the schema, and every table, column, index or sequence that is made, altered or dropped."""
+"""Changes with the version of the schema, and when a table, column, index or sequence is created, altered or dropped."""
 _EMPTY = """
 SET session_replication_role = replica;
 DO $$
@@ -145,9 +145,9 @@ END $$
 """
 
 
-async def _copies(server: Server) -> Copies:
+async def _make_template(server: Server) -> Copies:
     name = await server.create()
-    await _migrated(server.url(name))
+    await _migrate(server.url(name))
     connection = await asyncpg.connect(server.url(name))
     try:
         return Copies(server, name, await connection.fetchval(_TABLES))
@@ -156,7 +156,7 @@ async def _copies(server: Server) -> Copies:
 
 
 def with_schema(folder: Path) -> Path:
-    """The folder, as the data of a platform whose database has the schema of this version and nothing in it."""
+    """Prepare the data directory of a platform, with a database that has the current schema and no data."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "platform.db").write_bytes(sqlite_schema())
     return folder
@@ -164,14 +164,17 @@ def with_schema(folder: Path) -> Path:
 
 @functools.cache
 def sqlite_schema() -> bytes:
-    """A file of SQLite with the schema of this version."""
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as thread:  # the caller may be in a loop
+    """The content of an SQLite file with the current schema."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ThreadPoolExecutor(1) as thread,
+    ):  # the caller may run in an event loop
         path = Path(folder) / "platform.db"
-        thread.submit(asyncio.run, _migrated(f"sqlite:///{path}")).result()
+        thread.submit(asyncio.run, _migrate(f"sqlite:///{path}")).result()
         return path.read_bytes()
 
 
-async def _migrated(url: str) -> None:
+async def _migrate(url: str) -> None:
     database = Database(url)
     await database.open()
     await migrate.upgrade(database)

@@ -1,4 +1,4 @@
-"""Packages that only a few tests use and that take a second to load: every worker loads every test, and few of them run those."""
+"""Lazy imports of packages that take a second to load and that few tests use: every worker loads all test files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Later:
-    """A module that is loaded when something of it is first asked for.
+    """A module that is imported on first use.
 
     if TYPE_CHECKING:
         import heavy
@@ -19,6 +19,6 @@ class Later:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # asked by whoever looks for tests in a module
+        if name.startswith("_"):  # requested by pytest when it collects tests
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)

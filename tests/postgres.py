@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own: started once, a fresh database for each test, nothing left afterwards."""
+"""A separate PostgreSQL server for tests: started once, with a new database for each test, and removed afterwards."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ import pytest
 
 from sandyard.kit.listen import free_port
 
-OLDEST = 14  # what Ubuntu 22.04 has; Sandyard itself is promised for 15 and newer
+OLDEST = 14  # the version of Ubuntu 22.04; Sandyard supports 15 and newer
 START_SECONDS = 60
 STOP_SECONDS = 30
 _OPTIONS = "fsync=off full_page_writes=off max_connections=200 shared_buffers=64MB".split()
-"""Without fsync a machine that loses its power loses commits, but a server that is killed loses none, and tests kill it."""
+"""Without fsync, a power failure loses commits, but killing the server, as tests do, loses none."""
 _PR_SET_PDEATHSIG = 1
 
 
 def binaries() -> Path | None:
-    """Where the newest server that is new enough lies."""
+    """The directory of the newest supported server."""
     folders = [path for path in Path("/usr/lib/postgresql").glob("*/bin") if path.parent.name.isdigit()]
     found = [(int(path.parent.name), path) for path in folders if (path / "initdb").exists()]
     with contextlib.suppress(OSError, subprocess.CalledProcessError, ValueError):
@@ -46,7 +46,7 @@ def binaries() -> Path | None:
 
 @dataclass
 class Server:
-    """One `postgres` process on a loopback port and a socket, without the durability that tests have no use for."""
+    """One `postgres` process on a loopback port and a socket, without the durability that tests do not need."""
 
     bin: Path
     password: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -54,7 +54,7 @@ class Server:
 
     def __post_init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sandyard-pg-", dir="/tmp"))
-        self.account = None if os.geteuid() else _unprivileged()
+        self.account = None if os.geteuid() else _find_account()
         self.process: subprocess.Popen[bytes] | None = None
         self._names = itertools.count(1)
 
@@ -75,7 +75,7 @@ class Server:
             raise
 
     def stop(self) -> None:
-        """End it by its id, and remove its folder. Idempotent."""
+        """Stop the server and remove its directory. Idempotent."""
         process, self.process = self.process, None
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGINT)  # fast: connections are closed
@@ -87,19 +87,19 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def halt(self, number: signal.Signals = signal.SIGINT) -> None:
-        """End it, and keep its data and its port for `resume`. SIGINT: connections are closed in order; SIGQUIT: as in a crash."""
+        """Stop the server and keep its data and port for `resume`. SIGINT: connections are closed properly; SIGQUIT: as in a crash."""
         assert self.process is not None
         self.process.send_signal(number)
         self.process.wait(STOP_SECONDS)
 
     def resume(self, *, wait: bool = True) -> None:
-        """Start it again; returns when it accepts connections. From the main thread: it ends with the thread that starts it."""
+        """Start the server again and wait until it accepts connections. Call it from the main thread: the server ends with that thread."""
         self.process = self._launch()
-        if wait and not self._answers(self.process):
-            raise RuntimeError(f"PostgreSQL does not start again:\n{self._log()}")
+        if wait and not self._is_ready(self.process):
+            raise RuntimeError(f"PostgreSQL did not start again:\n{self._log()}")
 
     async def create(self, template: str = "template1") -> str:
-        """The name of a fresh database, empty or like `template`, which nobody is connected to."""
+        """Create a database, empty or as a copy of `template`, and return its name. The template must have no connections."""
         name = f"{template if template != 'template1' else 'test'}_{next(self._names)}"
         await self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         return name
@@ -115,23 +115,23 @@ class Server:
             await connection.close()
 
     def _serve(self) -> None:
-        for _ in range(5):  # somebody may take the port between our look and the server's
+        for _ in range(5):  # another process may take the port before the server binds it
             self.port = free_port()
             self.process = self._launch()
-            if self._answers(self.process):
+            if self._is_ready(self.process):
                 return
-        raise RuntimeError(f"PostgreSQL does not start:\n{self._log()}")
+        raise RuntimeError(f"PostgreSQL did not start:\n{self._log()}")
 
     def _launch(self) -> subprocess.Popen[bytes]:
         settings = [*_OPTIONS, f"port={self.port}", "listen_addresses=127.0.0.1"]
         settings.append(f"unix_socket_directories={self.folder}")
         return self._run("postgres", "-D", "data", *(f"--{setting}" for setting in settings))
 
-    def _answers(self, process: subprocess.Popen[bytes]) -> bool:
+    def _is_ready(self, process: subprocess.Popen[bytes]) -> bool:
         deadline = time.monotonic() + START_SECONDS
         while process.poll() is None and time.monotonic() < deadline:
             try:
-                with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop
+                with ThreadPoolExecutor(1) as thread:  # the caller may run in an event loop
                     thread.submit(asyncio.run, self.execute("SELECT 1")).result()
             except (OSError, asyncpg.PostgresError):
                 time.sleep(0.05)
@@ -152,14 +152,14 @@ class Server:
                 group=account.pw_gid if account else None,
                 extra_groups=[] if account else None,
                 env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "HOME": str(self.folder)},
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call into libc, no lock of ours
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call into libc, without our locks
             )
 
     def _log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")[-2000:]
 
 
-def _unprivileged() -> pwd.struct_passwd:
+def _find_account() -> pwd.struct_passwd:
     """PostgreSQL refuses to run as root."""
     for name in ("postgres", "nobody"):
         with contextlib.suppress(KeyError):
@@ -173,7 +173,7 @@ def _die_with_parent() -> None:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Server]:
-    """The server. `make test` brings PostgreSQL; where a test is run without it, it is skipped."""
+    """The server. `make test` installs PostgreSQL; without it, the test is skipped."""
     found = binaries()
     if found is None:
         pytest.skip(f"there is no PostgreSQL {OLDEST} or newer: apt-get install postgresql")
@@ -185,7 +185,7 @@ def postgres() -> Iterator[Server]:
 
 @pytest.fixture
 async def postgres_url(postgres: Server) -> AsyncIterator[str]:
-    """Of an empty database that is this test's own."""
+    """URL of a separate empty database for this test."""
     name = await postgres.create()
     yield postgres.url(name)
     await postgres.drop(name)

@@ -1,4 +1,4 @@
-"""What programs that tests start have loaded already; see `tests.preloaded`."""
+"""Modules that are imported before tests fork programs; see `tests.preloaded`."""
 
 import gc
 

@@ -15,7 +15,7 @@ _context.set_forkserver_preload(["tests.preload"])
 
 
 class Program:
-    """`sandyard …`, with that part of `subprocess.Popen` that tests need."""
+    """A `sandyard` process with the part of the interface of `subprocess.Popen` that tests need."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], folder: Path, out: Path, err: Path) -> None:
         self._arguments = arguments
@@ -57,6 +57,6 @@ def _run(arguments: list[str], environment: dict[str, str], folder: Path, out: P
         os.dup2(file, number)
         os.close(file)
     sys.argv = ["sandyard", *arguments]
-    from sandyard.__main__ import main  # noqa: PLC0415 - it is loaded there already, and not needed here
+    from sandyard.__main__ import main  # noqa: PLC0415 - it is loaded in the forked process already, and not needed here
 
     main()

@@ -1,4 +1,4 @@
-"""A forge to test against: a real git server and a GitHub API, on loopback, with faults on order.
+"""A forge to test against: a real git server and a GitHub API on loopback, with faults that tests can request.
 
     from tests.forge import forge
 
@@ -6,7 +6,7 @@
         site = github.repository("acme/website", files={"README.md": "hi\\n"})
         token = github.tokens.make("sandyard-bot")
 
-`facade.py` says what can be asked of it; `gitserver.py` alone is a git server without an API, and starts at once.
+`facade.py` documents its use; `gitserver.py` alone is a git server without an API, which starts at once.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ __all__ = ["GitHub", "GitServer", "forge"]
 
 @contextlib.contextmanager
 def forge() -> Iterator[GitHub]:
-    """One of its own; nothing of it is left afterwards."""
+    """Start a separate forge, which is removed afterwards."""
     with GitHub() as github:
         yield github

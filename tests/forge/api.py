@@ -1,8 +1,8 @@
-"""The GitHub API in front of emulate: faults, tokens and the rate limit first; then emulate's answer, mended.
+"""The GitHub API in front of emulate: first faults, tokens and the rate limit; then the answer of emulate, corrected.
 
-What is mended, and nothing else: unknown, expired and read-only tokens; who sees which repository; pull requests that GitHub
-would refuse, merging by real git and draft pull requests (pulls.py); branches that are made or deleted through the API; commit
-statuses, which emulate does not have (statuses.py); times with milliseconds; addresses below /api/v3; ETag and 304.
+These corrections are made, and no others: unknown, expired and read-only tokens; the visibility of repositories; pull requests that
+GitHub would refuse, merging by real git and draft pull requests (pulls.py); branches created or deleted through the API; commit
+statuses, which emulate does not support (statuses.py); times with milliseconds; URLs below /api/v3; ETag and 304.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.forge.tokens import presented
 if TYPE_CHECKING:
     from tests.forge.facade import GitHub
 
-PASSED_ON = ("Accept", "Authorization", "Content-Type", "X-GitHub-Api-Version")
+FORWARDED_HEADERS = ("Accept", "Authorization", "Content-Type", "X-GitHub-Api-Version")
 MILLISECONDS = re.compile(rb'(?<="\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d{3}(?=Z")')
 OWN_ADDRESSES = rb"(?=(?:repos|repositories|users|orgs|user|app|search|teams)\b)"
 
@@ -58,11 +58,11 @@ class Api:
                 headers = {"Content-Type": "application/json", **self._github.limit.headers(), **wrong.headers}
                 exchange.answer(wrong.status, headers, wrong.body)
                 return
-            headers = {name: exchange.headers[name] for name in PASSED_ON if name in exchange.headers}
+            headers = {name: exchange.headers[name] for name in FORWARDED_HEADERS if name in exchange.headers}
             request = Request(exchange.method, path + query, _json(data), token, headers)
-            answer = self._checked(request, text)
+            answer = self._check_and_answer(request, text)
             if faults.take("cut_answer", "api", exchange.method, path):
-                raise CutError("it is done, but nobody is told")
+                raise CutError("the call is done, but its answer is lost")
             self._send(exchange, answer)
         finally:
             login = token.login if token else None
@@ -79,13 +79,13 @@ class Api:
                 return
         exchange.answer(answer.status, {**self._github.limit.headers(), **headers}, data)
 
-    def _checked(self, request: Request, presented_text: str | None) -> Answer:
-        """From who asks to what they are answered."""
+    def _check_and_answer(self, request: Request, presented_text: str | None) -> Answer:
+        """Check the token, the rate limit and the access, and answer the request."""
         jwt = presented_text is not None and presented_text.count(".") == 2
         if presented_text is not None and request.token is None and not jwt:
             return refusal(401, "Bad credentials")
         if request.path.startswith("/rate_limit"):
-            return Answer(200, self._rate())
+            return Answer(200, self._describe_limit())
         if not self._github.limit.take():
             return refusal(403, "API rate limit exceeded for user ID 1.")
         if request.path.startswith(("/api/graphql", "/graphql")):
@@ -94,17 +94,17 @@ class Api:
         if found and not jwt:
             request.slug, request.rest = found[1], found[2]
             request.repository = self._github.repositories.get(found[1].lower())
-            if refused := self._refused(request):
+            if refused := self._find_refusal(request):
                 return refused
         return self._answer(request)
 
-    def _rate(self) -> dict[str, Any]:
-        told = self._github.limit.headers()
+    def _describe_limit(self) -> dict[str, Any]:
+        headers = self._github.limit.headers()
         names = {"limit": "Limit", "remaining": "Remaining", "reset": "Reset", "used": "Used"}
-        core = {name: int(told[f"X-RateLimit-{header}"]) for name, header in names.items()}
+        core = {name: int(headers[f"X-RateLimit-{header}"]) for name, header in names.items()}
         return {"resources": {"core": core, "graphql": core}, "rate": core}
 
-    def _refused(self, request: Request) -> Answer | None:
+    def _find_refusal(self, request: Request) -> Answer | None:
         token, repository = request.token, request.repository
         if token is None and (request.method != "GET"):
             return refusal(401, "Requires authentication")
@@ -117,12 +117,12 @@ class Api:
 
     def _answer(self, request: Request) -> Answer:
         if request.repository is not None:
-            for mend in (self._pulls.mend, self._statuses.mend, self._refs):
-                if (answer := mend(request)) is not None:
+            for correct in (self._pulls.correct, self._statuses.correct, self._refs):
+                if (answer := correct(request)) is not None:
                     return answer
         answer = self.forward(request)
         if request.path.endswith("/access_tokens") and answer.status == 201:
-            self._remember(request, answer.body)
+            self._register_installation_token(request, answer.body)
         if request.repository is not None and request.token and not request.rest and answer.status == 200:
             write = request.token.write
             answer.body["permissions"] |= {
@@ -135,52 +135,54 @@ class Api:
         return answer
 
     def forward(self, request: Request) -> Answer:
-        """What emulate says."""
+        """Return the answer of emulate."""
         content = None if request.body is None else json.dumps(request.body).encode()
-        said = self._github.emulate.client.request(
+        response = self._github.emulate.client.request(
             request.method, request.path, content=content, headers=_for_emulate(request.headers)
         )
         headers = {}
-        if link := said.headers.get("Link"):
+        if link := response.headers.get("Link"):
             headers["Link"] = link.replace(self._emulates, f"{self._github.api_url}/")
         if request.token and request.token.text.startswith("ghp_"):
             headers["X-OAuth-Scopes"] = "repo" if request.token.write else "public_repo"
-        if "json" not in said.headers.get("Content-Type", ""):
+        if "json" not in response.headers.get("Content-Type", ""):
             return Answer(
-                said.status_code, said.content, {**headers, "Content-Type": said.headers.get("Content-Type", "")}
+                response.status_code,
+                response.content,
+                {**headers, "Content-Type": response.headers.get("Content-Type", "")},
             )
-        body = said.json()
-        if said.status_code >= 400 and isinstance(body, dict):
-            body |= {"documentation_url": DOCS, "status": str(said.status_code)}
-        return Answer(said.status_code, body, headers)
+        body = response.json()
+        if response.status_code >= 400 and isinstance(body, dict):
+            body |= {"documentation_url": DOCS, "status": str(response.status_code)}
+        return Answer(response.status_code, body, headers)
 
-    def _remember(self, request: Request, made: dict[str, Any]) -> None:
-        """An installation's token is as good for git as for the API, as long as GitHub says."""
+    def _register_installation_token(self, request: Request, made: dict[str, Any]) -> None:
+        """Register a new installation token: it is valid for git and for the API until it expires."""
         seconds = self._github.installation_token_seconds
         made["expires_at"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
         chosen = [each["full_name"] for each in made.get("repositories", [])]
-        every = made["repository_selection"] == "all"
-        if not every:
-            made["repositories"] = [self._whole(slug) for slug in chosen]
+        all_repositories = made["repository_selection"] == "all"
+        if not all_repositories:
+            made["repositories"] = [self._complete_repository(slug) for slug in chosen]
         app = next(app for app in self._github.apps if f"/{app.installation_id}/" in request.path)
         self._github.tokens.add_installation(
             made["token"],
             app.slug,
             write=made["permissions"].get("contents") == "write",
-            repositories=list(self._github.repositories) if every else chosen,
+            repositories=list(self._github.repositories) if all_repositories else chosen,
             seconds=seconds,
         )
 
-    def _whole(self, slug: str) -> dict[str, Any]:
-        """A repository with all that GitHub says of its owner; emulate leaves some out where it is an organization."""
+    def _complete_repository(self, slug: str) -> dict[str, Any]:
+        """A repository with all fields of its owner. Emulate omits some of them for organizations."""
         found: dict[str, Any] = self._github.root_call("GET", f"/repos/{slug}")
-        somebody = self._github.root_call("GET", f"/users/{self._github.root_token.login}")
-        return {**found, "owner": {**somebody, **found["owner"]}}
+        user = self._github.root_call("GET", f"/users/{self._github.root_token.login}")
+        return {**found, "owner": {**user, **found["owner"]}}
 
     def _refs(self, request: Request) -> Answer | None:
-        """Branches made, moved and deleted through the API are those of git."""
+        """Branches that are created, moved or deleted through the API are changed in git."""
         repository = request.repository
-        assert repository is not None, "asked for repositories only"
+        assert repository is not None, "called for repositories only"
         if request.method == "DELETE" and request.rest.startswith("git/refs/heads/"):
             branch = request.rest.removeprefix("git/refs/heads/")
             if repository.head(branch) is None:
@@ -206,6 +208,6 @@ def _json(data: bytes) -> Any:
 
 
 def _for_emulate(headers: Mapping[str, str]) -> dict[str, str]:
-    """It knows Bearer and token only."""
+    """Emulate supports only the schemes Bearer and token."""
     text = presented(headers.get("Authorization"))
     return {**headers, "Authorization": f"Bearer {text}"} if text else dict(headers)

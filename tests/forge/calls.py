@@ -1,4 +1,4 @@
-"""A call of the GitHub API and its answer, between the facade's parts."""
+"""A call of the GitHub API and its answer, as the parts of the facade exchange them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DOCS = "https://docs.github.com/rest"
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the API, as it was answered."""
+    """One call of the API, with the status of its answer."""
 
     method: str
     path: str
@@ -27,13 +27,13 @@ class Call:
 class Request:
     method: str
     path: str
-    """Without /api/v3, with its query."""
+    """Without /api/v3, with the query."""
     body: Any
     token: Token | None
     headers: dict[str, str]
     slug: str | None = None
     rest: str = ""
-    """What follows the repository in the path."""
+    """The part of the path after the repository."""
     repository: Repository | None = None
 
 

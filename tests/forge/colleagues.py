@@ -1,4 +1,4 @@
-"""What other people do on the forge, through the same API that everybody uses: review, comment, check, merge, close."""
+"""Actions of other users on the forge, through the same API: review, comment, check, merge, close."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERYTHING = ("*",)
 
 
 class Colleague:
-    """Somebody with a token of their own. Every verb asserts that GitHub took it, and gives GitHub's answer."""
+    """A user with their own token. Every method asserts success and returns the answer of GitHub."""
 
     def __init__(self, github: GitHub, login: str) -> None:
         self.login = login
@@ -37,7 +37,7 @@ class Colleague:
             found += some
             if len(some) < 100:
                 return found
-        raise AssertionError("pages do not end")
+        raise AssertionError("the pages must end")
 
     def open(self, slug: str, head: str, *, title: str, base: str = "main", body: str = "") -> dict[str, Any]:
         wanted = {"title": title, "head": head, "base": base, "body": body}
@@ -47,7 +47,7 @@ class Colleague:
         return self._review(slug, number, "APPROVE", body)
 
     def request_changes(self, slug: str, number: int, body: str, *, path: str | None = None, remark: str = "") -> Any:
-        """With `path`: also a remark on its first changed line."""
+        """With `path`: also comment on its first changed line."""
         comments = [{"path": path, "position": 1, "body": remark or body}] if path else []
         return self._review(slug, number, "REQUEST_CHANGES", body, comments)
 
@@ -61,7 +61,7 @@ class Colleague:
         return self.call("POST", f"/repos/{slug}/issues/{number}/comments", {"body": body})
 
     def remark(self, slug: str, number: int, path: str, body: str, *, line: int = 1) -> Any:
-        """On one line of the change."""
+        """Comment on one line of the diff."""
         commit = self.pull(slug, number)["head"]["sha"]
         wanted = {"body": body, "path": path, "line": line, "position": line, "side": "RIGHT", "commit_id": commit}
         return self.call("POST", f"/repos/{slug}/pulls/{number}/comments", wanted)
@@ -69,13 +69,13 @@ class Colleague:
     def check(
         self, slug: str, commit: str, conclusion: str | None, *, name: str = "ci", title: str = "", summary: str = ""
     ) -> Any:
-        """A check run of that commit; without a conclusion it is still running."""
+        """Create a check run for the commit. Without a conclusion it is still running."""
         wanted: dict[str, Any] = {"name": name, "head_sha": commit, "output": {"title": title, "summary": summary}}
         run = self.call("POST", f"/repos/{slug}/check-runs", {**wanted, "status": "in_progress"})
         if conclusion is None:
             return run
-        over = {"status": "completed", "conclusion": conclusion, "output": wanted["output"]}
-        return self.call("PATCH", f"/repos/{slug}/check-runs/{run['id']}", over)
+        completed = {"status": "completed", "conclusion": conclusion, "output": wanted["output"]}
+        return self.call("PATCH", f"/repos/{slug}/check-runs/{run['id']}", completed)
 
     def status(self, slug: str, commit: str, state: str, *, context: str = "ci/older", description: str = "") -> Any:
         wanted = {"state": state, "context": context, "description": description}
@@ -91,7 +91,7 @@ class Colleague:
         return self.call("PATCH", f"/repos/{slug}/pulls/{number}", {"state": "open"})
 
     def hook(self, slug: str, url: str, secret: str | None, events: tuple[str, ...] = EVERYTHING) -> int:
-        """Deliveries to that URL from now on; its number."""
+        """Deliver events to this URL from now on. Returns the id of the webhook."""
         config = {"url": url, "content_type": "json", **({"secret": secret} if secret else {})}
         wanted = {"name": "web", "active": True, "events": list(events), "config": config}
         return int(self.call("POST", f"/repos/{slug}/hooks", wanted)["id"])

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer, with streams both ways and the power to end the connection in the middle."""
+"""One HTTP request and its answer, with streams in both directions. The connection can be cut at any point."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PIECE = 64 * 1024
 
 
 class CutError(Exception):
-    """The connection is to end here."""
+    """The connection must end here."""
 
 
 class Exchange:
-    """What a handler sees of a request, and answers it by."""
+    """A request, as a handler reads and answers it."""
 
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
         self._handler = handler
@@ -32,11 +32,11 @@ class Exchange:
 
     @property
     def length(self) -> int | None:
-        """Of the body; None: it comes in chunks, nobody knows."""
+        """Length of the body. None: unknown, because it is sent in chunks."""
         return self._length
 
     def pieces(self) -> Iterator[bytes]:
-        """The body as it comes. Raises CutError when the client goes away before its end."""
+        """The body as it arrives. Raises CutError if the client disconnects before the end."""
         if self._read:
             return
         stream = self._handler.rfile
@@ -45,7 +45,7 @@ class Exchange:
             while left:
                 piece = stream.read1(min(PIECE, left))
                 if not piece:
-                    raise CutError("the client went away in the middle of its request")
+                    raise CutError("the client disconnected during its request")
                 left -= len(piece)
                 self._read = left == 0
                 yield piece
@@ -53,7 +53,7 @@ class Exchange:
             while size := self._chunk_size():
                 piece = stream.read(size)
                 if len(piece) < size or not stream.readline():
-                    raise CutError("the client went away in the middle of its request")
+                    raise CutError("the client disconnected during its request")
                 yield piece
             while stream.readline() not in (b"\r\n", b"\n", b""):
                 pass
@@ -62,7 +62,7 @@ class Exchange:
     def _chunk_size(self) -> int:
         line = self._handler.rfile.readline(100)
         if not line:
-            raise CutError("the client went away in the middle of its request")
+            raise CutError("the client disconnected during its request")
         return int(line.split(b";")[0], 16)
 
     def body(self) -> bytes:
@@ -76,7 +76,7 @@ class Exchange:
             self._handler.wfile.write(body)
 
     def stream(self, status: int, headers: Mapping[str, str], pieces: Iterable[bytes]) -> None:
-        """In chunks. An exception from `pieces` leaves the answer without its end."""
+        """Answer in chunks. An exception from `pieces` leaves the answer incomplete."""
         self._start(status, {**headers, "Transfer-Encoding": "chunked"})
         for piece in pieces:
             if piece:
@@ -95,24 +95,24 @@ class Exchange:
         self._handler.end_headers()
 
     def close_afterwards(self) -> None:
-        """The connection serves no other request."""
+        """Close the connection after this request."""
         self._handler.close_connection = True
 
     def cut(self) -> None:
-        """End the connection as a broken network does. Idempotent."""
+        """End the connection like a broken network. Idempotent."""
         self._handler.close_connection = True
         with contextlib.suppress(OSError):
             self._handler.connection.shutdown(socket.SHUT_RDWR)
 
 
-class Answers(Protocol):
+class RequestHandler(Protocol):
     def handle(self, exchange: Exchange) -> None: ...
 
 
 class Server:
-    """A thread that listens on a loopback port, and one thread per connection; works beside any event loop."""
+    """One thread that listens on a loopback port, and one thread per connection. Independent of any event loop."""
 
-    def __init__(self, answers: Answers, port: int = 0) -> None:
+    def __init__(self, request_handler: RequestHandler, port: int = 0) -> None:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
@@ -121,21 +121,21 @@ class Server:
             def _any(self) -> None:
                 exchange = Exchange(self)
                 try:
-                    answers.handle(exchange)
+                    request_handler.handle(exchange)
                 except (CutError, ConnectionError, TimeoutError):
                     exchange.cut()
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _any  # noqa: N815 - names of the base class
 
             def log_message(self, format: str, *arguments: Any) -> None:
-                """Nothing: `GitServer.requests` has them all."""
+                """Log nothing: `GitServer.requests` records all requests."""
 
         class Listener(ThreadingHTTPServer):
             daemon_threads = True
             request_queue_size = 256
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """Clients that go away are part of the tests."""
+                """Ignore errors: clients that disconnect are part of the tests."""
 
         self._server = Listener(("127.0.0.1", port), Handler)
         self.port = int(self._server.server_address[1])

@@ -1,18 +1,18 @@
-"""A GitHub Enterprise Server for tests: real git repositories, `emulate` behind /api/v3, and mended what emulate gets wrong.
+"""A GitHub Enterprise Server for tests: real git repositories, `emulate` behind /api/v3, and corrections of emulate.
 
     with forge() as github:                                          # tests/forge/__init__.py
         site = github.repository("acme/website", files={"README.md": "hi\\n"})     # see repositories.py
-        token = github.tokens.make("sandyard-bot")                   # good for git and for the API; see tokens.py
+        token = github.tokens.make("sandyard-bot")                   # valid for git and for the API; see tokens.py
         github.url, github.api_url, site.url                         # http://127.0.0.1:PORT, …/api/v3, …/acme/website.git
         app = github.app("acme")                                     # .app_id, .installation_id, .private_key
-        github.hook("acme/website", url, secret)                     # deliveries, signed
+        github.hook("acme/website", url, secret)                     # signed deliveries
         grace = github.colleague("grace")                            # .approve(…), .comment(…), .check(…), .merge(…): colleagues.py
         github.faults.answer(502, times=2, on="api")                 # see faults.py
-        github.limit.exhaust(reset_in_s=2)                           # the rate limit is used up; also .secondary(…)
-        github.requests                                              # what was asked of git; .calls: of the API
+        github.limit.exhaust(reset_in_s=2)                           # the rate limit is exhausted
+        github.requests                                              # requests of git; .calls: of the API
 
-State is in emulate and in the repositories. After every change of a branch, pushed or made by a colleague, emulate is told:
-its branches, its pull requests and the deliveries of its webhooks speak of the real commits.
+The state is in emulate and in the repositories. After every change of a branch, pushed or made by a colleague, emulate is updated:
+its branches, pull requests and webhook deliveries name the real commits.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from tests.forge.repositories import Files, Repository
 from tests.forge.tokens import Token, Tokens
 
 ROOT = "double-root"
-"""The user that the double itself is, in emulate."""
+"""The user in emulate that the double itself uses."""
 KNOWN_COMMITS = 300
-"""So many of a push emulate is told; more than that nobody asks for."""
+"""The number of commits of a push that are sent to emulate. Tests need no more."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class App:
 
 @functools.cache
 def _private_key() -> str:
-    """The same for all apps: it takes half a second to find."""
+    """The same key for all apps: generating one takes half a second."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     encoding, no_password = serialization.Encoding.PEM, serialization.NoEncryption()
     return key.private_bytes(encoding, serialization.PrivateFormat.TraditionalOpenSSL, no_password).decode()
 
 
-class People(Tokens):
-    """Tokens that emulate knows too."""
+class RegisteredTokens(Tokens):
+    """Tokens that are also registered in emulate."""
 
     def __init__(self, github: GitHub) -> None:
         super().__init__()
@@ -85,11 +85,11 @@ class People(Tokens):
     def add_installation(
         self, text: str, slug: str, *, write: bool, repositories: Collection[str], seconds: float
     ) -> None:
-        """One that emulate has made itself, for an App."""
+        """Add a token that emulate created for an App."""
         super().make(f"{slug}[bot]", write=write, repositories=repositories, expires_in_s=seconds, text=text)
 
     def installations(self) -> list[str]:
-        """The text of every token that an App was given."""
+        """The text of every token that was issued to an App."""
         return [text for text, token in self._known.items() if token.login.endswith("[bot]")]
 
 
@@ -99,10 +99,10 @@ class GitHub(GitServer):
         self.api_url = f"{self.url}/api/v3"
         self.emulate = Emulate(self.url)
         self.limit = RateLimit()
-        self.tokens: People = People(self)
+        self.tokens: RegisteredTokens = RegisteredTokens(self)
         self.apps: list[App] = []
         self.installation_token_seconds = 3600.0
-        """How long an App's token is good from now on."""
+        """Lifetime of the App tokens that are issued from now on."""
         self.lock = threading.RLock()
         self._logins: list[str] = []
         self._strangers: set[str] = set()
@@ -132,7 +132,7 @@ class GitHub(GitServer):
             self.handle_git(exchange)
 
     def person(self, login: str) -> None:
-        """A member of every organization, unless they are a stranger. Idempotent."""
+        """Create a user, who is a member of every organization unless they are a stranger. Idempotent."""
         with self.lock:
             if login not in self._logins:
                 self._logins.append(login)
@@ -164,12 +164,12 @@ class GitHub(GitServer):
         return Colleague(self, login)
 
     def stranger(self, login: str) -> Colleague:
-        """Somebody with an account, and without access to any repository but for reading the public ones."""
+        """A user who can only read public repositories."""
         self._strangers.add(login)
         return Colleague(self, login)
 
     def hook(self, slug: str, url: str, secret: str | None) -> int:
-        """Every event of the repository is delivered there, signed; the hook's number."""
+        """Deliver every event of the repository to the URL, signed. Returns the id of the webhook."""
         return self.colleague("hook-keeper").hook(slug, url, secret)
 
     def app(
@@ -179,7 +179,7 @@ class GitHub(GitServer):
         repositories: Collection[str] | None = None,
         permissions: dict[str, str] | None = None,
     ) -> App:
-        """A GitHub App, installed on the account (on these repositories of it; None: on all)."""
+        """A GitHub App that is installed on the account, for these repositories or, with None, for all."""
         pem = _private_key()
         number = 1000 + len(self.apps)
         made = App(number, number * 10, pem, f"sandyard-{number}")
@@ -202,7 +202,7 @@ class GitHub(GitServer):
         self.emulate.tell("seed", {"users": [{"login": login} for login in self._logins], "orgs": orgs, **more})
 
     def synchronize(self, repository: Repository, login: str = ROOT) -> None:
-        """Tell emulate what git has. Idempotent."""
+        """Update emulate with the state of git. Idempotent."""
         with self.lock:
             branches, before = repository.branches(), self._heads.get(repository.slug, {})
             if branches == before:
@@ -218,7 +218,7 @@ class GitHub(GitServer):
                 self.root_call("PATCH", f"/repos/{repository.slug}/pulls/{number}", {"state": "closed"})
 
     def tell_pull(self, repository: Repository, facts: dict[str, Any]) -> None:
-        """Emulate, what git knows of one pull request."""
+        """Update one pull request in emulate with the state of git."""
         push = {"slug": repository.slug, "branches": repository.branches(), "commits": [], "login": ROOT}
         self.emulate.tell("branches", {**push, "pulls": [facts], "token": self.root_token.text})
 
@@ -226,7 +226,7 @@ class GitHub(GitServer):
         return self._api.forward(request)
 
     def root_call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Of emulate itself, past the facade."""
+        """Call emulate directly, without the facade."""
         headers = {"Authorization": f"token {self.root_token.text}"}
         answer = self.emulate.client.request(method, path, json=body, headers=headers)
         answer.raise_for_status()
@@ -241,7 +241,7 @@ class GitHub(GitServer):
         return found
 
     def _facts(self, repository: Repository, pull: dict[str, Any], branches: dict[str, str]) -> dict[str, Any]:
-        """What git knows of a pull request; without a head when its branch is gone."""
+        """The state of a pull request in git. Without a head if its branch was deleted."""
         head, base = branches.get(pull["head"]["ref"]), branches.get(pull["base"]["ref"])
         if head is None or base is None:
             return {"number": pull["number"]}

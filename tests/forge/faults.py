@@ -1,15 +1,15 @@
-"""What goes wrong with a forge, ordered by a test. Every order is bounded: it is used up, or runs out of time.
+"""Faults of a forge, requested by a test. Every fault is limited: in number, or in time.
 
-    faults.answer(502, times=2, on="push")     the next two pushes are answered so
-    faults.cut("push", after=1000)             the connection ends in the middle of a push; nothing has arrived
+    faults.answer(502, times=2, on="push")     the next two pushes get this answer
+    faults.cut("push", after=1000)             the connection ends during a push; nothing has arrived
     faults.cut_answer()                        the push has arrived, its answer does not
-    faults.cut("fetch", after=1000)            the connection ends in the middle of a fetch
+    faults.cut("fetch", after=1000)            the connection ends during a fetch
     faults.slow(2, on="refs")                  the answer takes two seconds longer
-    faults.before_push(act)                    somebody is quicker, between the look at the branches and the push
-    gate = faults.hold("push", after=1000)     it stops there until gate.release() or gate.cut(); gate.wait(): it has come so far
+    faults.before_push(act)                    `act` runs after git has read the branches and before the push
+    gate = faults.hold("push", after=1000)     it stops there until gate.release() or gate.cut(); gate.wait() waits for it
 
-`on` is "git" (any request of git), "refs" (which branches are there), "fetch", "push", or "api"; "api" takes `path`, a part
-of the address it is about, and `method`.
+`on` is "git" (any request of git), "refs" (the list of branches), "fetch", "push", or "api"; "api" takes `path`, a part of the URL,
+and `method`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Literal
 
 On = Literal["git", "refs", "fetch", "push", "api"]
 How = Literal["answer", "cut", "cut_answer", "slow", "before", "hold"]
-HELD_SECONDS = 60.0
-"""What nobody lets go by then goes on by itself."""
+HOLD_SECONDS = 60.0
+"""A held request continues after this time."""
 
 
 class Gate:
-    """A request that waits in the middle of what it does."""
+    """A request that is held in progress."""
 
     def __init__(self) -> None:
         self._reached = threading.Event()
@@ -34,27 +34,27 @@ class Gate:
         self.is_cut = False
 
     def wait(self, timeout_s: float = 60.0) -> None:
-        """Until a request has come to the gate. Raises TimeoutError."""
+        """Wait until a request has reached the gate. Raises TimeoutError."""
         if not self._reached.wait(timeout_s):
-            raise TimeoutError(f"no request came to the gate within {timeout_s} s")
+            raise TimeoutError(f"no request reached the gate within {timeout_s} s")
 
     @property
     def reached(self) -> bool:
         return self._reached.is_set()
 
     def release(self) -> None:
-        """Idempotent."""
+        """Let the request continue. Idempotent."""
         self._open.set()
 
     def cut(self) -> None:
-        """It goes no further: the connection ends there."""
+        """End the connection at the gate."""
         self.is_cut = True
         self._open.set()
 
     def hold(self) -> None:
         """Called by the request."""
         self._reached.set()
-        self._open.wait(HELD_SECONDS)
+        self._open.wait(HOLD_SECONDS)
 
 
 @dataclass
@@ -72,16 +72,16 @@ class Fault:
     path: str = ""
     method: str = ""
 
-    def about(self, what: On, method: str, path: str) -> bool:
-        right = self.on == what or (self.on == "git" and what != "api")
-        return right and self.path in path and self.method in ("", method)
+    def matches(self, what: On, method: str, path: str) -> bool:
+        same_target = self.on == what or (self.on == "git" and what != "api")
+        return same_target and self.path in path and self.method in ("", method)
 
 
 class Faults:
-    """Orders, taken by the requests in the order in which they come. Safe between threads."""
+    """Requested faults, used up by requests in the order of their arrival. Thread-safe."""
 
     def __init__(self) -> None:
-        self._orders: list[Fault] = []
+        self._faults: list[Fault] = []
         self._lock = threading.Lock()
 
     def answer(
@@ -96,54 +96,54 @@ class Faults:
         method: str = "",
     ) -> None:
         fault = Fault("answer", on, times, status, headers or {}, body, path=path, method=method)
-        self._order(fault)
+        self._add(fault)
 
     def cut(self, on: On, *, after: int = 0, times: int = 1, path: str = "", method: str = "") -> None:
-        """After so many bytes: of what is sent by a push, of what is answered to anything else."""
-        self._order(Fault("cut", on, times, after=after, path=path, method=method))
+        """Cut the connection after so many bytes: of the request for a push, of the answer otherwise."""
+        self._add(Fault("cut", on, times, after=after, path=path, method=method))
 
     def cut_answer(self, *, on: On = "push", times: int = 1, path: str = "", method: str = "") -> None:
-        """What was asked for is done, but who asked is not told."""
-        self._order(Fault("cut_answer", on, times, path=path, method=method))
+        """The request is carried out, but its answer is lost."""
+        self._add(Fault("cut_answer", on, times, path=path, method=method))
 
     def slow(self, seconds: float, *, on: On = "git", times: int = 1, path: str = "") -> None:
-        self._order(Fault("slow", on, times, seconds=seconds, path=path))
+        self._add(Fault("slow", on, times, seconds=seconds, path=path))
 
     def before_push(self, act: Callable[[], object], *, times: int = 1) -> None:
-        """`act` runs when a push has been told the branches, and before the push is taken."""
-        self._order(Fault("before", "push", times, act=act))
+        """Run `act` after a push has read the branches and before it is accepted."""
+        self._add(Fault("before", "push", times, act=act))
 
     def hold(self, on: On, *, after: int = 0, path: str = "", method: str = "") -> Gate:
-        """After so many bytes, as with `cut`."""
+        """Hold a request after so many bytes, counted as for `cut`."""
         gate = Gate()
-        self._order(Fault("hold", on, 1, after=after, gate=gate, path=path, method=method))
+        self._add(Fault("hold", on, 1, after=after, gate=gate, path=path, method=method))
         return gate
 
     def clear(self) -> None:
-        """What was not used up. Nobody is held any longer."""
+        """Remove all remaining faults, and release held requests."""
         with self._lock:
-            orders, self._orders = self._orders, []
-        for order in orders:
-            if order.gate is not None:
-                order.gate.release()
+            faults, self._faults = self._faults, []
+        for fault in faults:
+            if fault.gate is not None:
+                fault.gate.release()
 
     @property
     def left(self) -> int:
-        """How many orders have not been used up."""
+        """The number of faults that are not used up."""
         with self._lock:
-            return sum(order.times for order in self._orders)
+            return sum(fault.times for fault in self._faults)
 
     def take(self, how: How, what: On, method: str = "", path: str = "") -> Fault | None:
-        """The first order of that kind about this request, one less of it."""
+        """Use up and return the first fault of this kind that matches the request."""
         with self._lock:
-            for order in self._orders:
-                if order.how == how and order.about(what, method, path):
-                    order.times -= 1
-                    if order.times == 0:
-                        self._orders.remove(order)
-                    return order
+            for fault in self._faults:
+                if fault.how == how and fault.matches(what, method, path):
+                    fault.times -= 1
+                    if fault.times == 0:
+                        self._faults.remove(fault)
+                    return fault
         return None
 
-    def _order(self, fault: Fault) -> None:
+    def _add(self, fault: Fault) -> None:
         with self._lock:
-            self._orders.append(fault)
+            self._faults.append(fault)

@@ -1,4 +1,4 @@
-"""`emulate`, the GitHub API that nobody here wrote, as a process of its own. Tests use it through `facade.py`."""
+"""`emulate`, a third-party GitHub API, in its own process. Tests use it through `facade.py`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NODE = ROOT / ".venv-node" / "bin" / "node"
 
 
 class Emulate:
-    """Started by `start`, which returns when it answers; ended by `stop`. Holds everything in its memory."""
+    """`start` returns when it responds; `stop` ends it. All of its state is in memory."""
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
-        """What it says of itself in the addresses it gives."""
+        """The base of the URLs in its answers."""
         self.port = free_port()
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30, trust_env=False)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
@@ -48,9 +48,9 @@ class Emulate:
             except httpx.TransportError:
                 time.sleep(0.05)
         self.stop()
-        raise RuntimeError(f"emulate did not start:\n{self.said()}")
+        raise RuntimeError(f"emulate did not start:\n{self.read_log()}")
 
-    def said(self) -> str:
+    def read_log(self) -> str:
         self._log.seek(0)
         return self._log.read().decode(errors="replace")[-3000:]
 
@@ -65,6 +65,6 @@ class Emulate:
         self.client.close()
 
     def tell(self, path: str, body: Mapping[str, Any]) -> None:
-        """One of the additions in server.mjs."""
+        """Call one of the additional routes in server.mjs."""
         answer = self.client.post(f"/_double/{path}", json=body)
-        assert answer.is_success, f"{path}: {answer.status_code} {answer.text}\n{self.said()}"
+        assert answer.is_success, f"{path}: {answer.status_code} {answer.text}\n{self.read_log()}"

@@ -1,15 +1,15 @@
-"""A real git server over HTTP: `git http-backend` over bare repositories in a folder of its own, behind tokens.
+"""A real git server over HTTP: `git http-backend` with bare repositories in its own directory, protected by tokens.
 
     with GitServer() as server:
         site = server.repository("acme/website", files={"README.md": "# Website\\n"})
         token = server.tokens.make("ada")                      # .text; write=False, repositories=[…], expires_in_s=…
         run("git clone", site.url)                             # Basic with any user name and the token, or Bearer
         server.faults.cut("push", after=500)                   # see faults.py
-        site.commit({"a.txt": "a"}, branch="main")             # somebody else's push; see repositories.py
-        server.requests                                        # what was asked, and answered
+        site.commit({"a.txt": "a"}, branch="main")             # a push of another user; see repositories.py
+        server.requests                                        # all requests, with the status of their answers
 
-It listens on loopback in threads of its own, so that blocking tests and tests with an event loop use it alike. A private
-repository (the default) needs a token to be read; `anonymous=True` makes one that anybody may read.
+It listens on loopback in its own threads, so that tests with and without an event loop can use it. Reading a private repository
+(the default) needs a token; `anonymous=True` creates one that everybody may read.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from tests.forge.tokens import Token, Tokens, presented
 
 SERVICES = ("git-upload-pack", "git-receive-pack")
 PROBE = b"0000"
-"""What git sends before a push in chunks, to see whether it is let in. No fault is used up by it."""
+"""What git sends before a push in chunks, to check its access. It uses up no fault."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceivedRequest:
     method: str
     path: str
     what: On
@@ -48,7 +48,7 @@ class Asked:
 
     @property
     def status(self) -> int | None:
-        """None: it is not answered yet, or the connection was cut."""
+        """None: not answered yet, or the connection was cut."""
         return self.exchange.answered
 
 
@@ -57,7 +57,7 @@ class GitServer:
         self.root = Path(tempfile.mkdtemp(prefix="sandyard-forge-"))
         self.tokens = Tokens()
         self.faults = Faults()
-        self.requests: list[Asked] = []
+        self.requests: list[ReceivedRequest] = []
         self.repositories: dict[str, Repository] = {}
         self._server = Server(self, port)
         self.url = self._server.url
@@ -79,7 +79,7 @@ class GitServer:
     def repository(
         self, slug: str, *, files: Files | None = None, default_branch: str = "main", anonymous: bool = False
     ) -> Repository:
-        """A new one; `files` become its first commit. None: it is empty."""
+        """Create a repository with `files` as its first commit. None: the repository is empty."""
         made = Repository(self.root, slug, f"{self.url}/{slug}.git", private=not anonymous)
         made.create(default_branch)
         if files is not None:
@@ -91,8 +91,8 @@ class GitServer:
         self.handle_git(exchange)
 
     def handle_git(self, exchange: Exchange) -> None:
-        """A request of git's, from its faults to its answer."""
-        exchange.close_afterwards()  # or curl, cut off on a connection it has used before, would ask again by itself
+        """Handle a request of git: faults, access and the answer."""
+        exchange.close_afterwards()  # curl retries by itself if a reused connection is cut
         slug, _, rest = exchange.path.lstrip("/").partition(".git/")
         service = rest if exchange.method == "POST" else exchange.query.removeprefix("service=")
         if service not in SERVICES or not (rest == service or rest == "info/refs"):
@@ -102,8 +102,10 @@ class GitServer:
         first = next(pieces, b"")
         what = _what(exchange, service, first)
         token = self.tokens.of(exchange.headers.get("Authorization"))
-        # before it is answered: whoever has the answer may look at once
-        self.requests.append(Asked(exchange.method, exchange.path, what, token.login if token else None, exchange))
+        # recorded before the answer: a test may check it as soon as it has the answer
+        self.requests.append(
+            ReceivedRequest(exchange.method, exchange.path, what, token.login if token else None, exchange)
+        )
         self._answer(exchange, slug, service, what, token, first, pieces)
 
     def _answer(
@@ -127,7 +129,7 @@ class GitServer:
             challenge = {"WWW-Authenticate": 'Basic realm="GitHub"'} if status == 401 else {}
             exchange.answer(status, {"Content-Type": "text/plain", **challenge}, f"{text}\n".encode())
             return
-        assert repository is not None, "what is missing is refused"
+        assert repository is not None, "requests for missing repositories are refused before"
         probe = first == PROBE and what == "git"
         if not probe and (before := self.faults.take("before", what)) and before.act:
             before.act()
@@ -136,7 +138,7 @@ class GitServer:
     def _refusal(
         self, exchange: Exchange, repository: Repository | None, service: str, token: Token | None
     ) -> tuple[int, str] | None:
-        """GitHub's status and words for who may not; None: they may."""
+        """The status and message of GitHub for a refused request. None: allowed."""
         writes = service == "git-receive-pack"
         if presented(exchange.headers.get("Authorization")) is not None and token is None:
             return 401, "Invalid username or token. Password authentication is not supported for Git operations."
@@ -183,7 +185,7 @@ class Backend:
         self._fed: BaseException | None = None
 
     def run(self, first: bytes, pieces: Iterator[bytes]) -> None:
-        """Raises CutError when the connection is to end."""
+        """Relay the request and its answer. Raises CutError if the connection must end."""
         feeder = threading.Thread(target=self._feed, args=(first, pieces), daemon=True)
         feeder.start()
         try:
@@ -199,7 +201,7 @@ class Backend:
                 self._repository.changed(self._repository)
 
     def _kill(self) -> None:
-        """With all it has started: a backend whose body never comes waits for it at full speed."""
+        """Kill the backend and its child processes: a backend whose body never arrives would wait for it in a busy loop."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -215,19 +217,19 @@ class Backend:
             self._process.wait()
             self._repository.changed(self._repository)
             if self._faults.take("cut_answer", self._what):
-                raise CutError("it has arrived, but nobody is told")
+                raise CutError("the push has arrived, but its answer is lost")
             self._exchange.stream(status, headers, [answer])
             return
         pieces = self._limited(iter(lambda: out.read1(PIECE), b""))  # type: ignore[attr-defined]
         self._exchange.stream(status, headers, pieces)
 
     def _limited(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """The answer as far as the faults let it through."""
+        """The answer, cut or held by the faults."""
         cut, hold = self._faults.take("cut", self._what), self._faults.take("hold", self._what)
         yield from _until(pieces, cut, hold)
 
     def _feed(self, first: bytes, pieces: Iterator[bytes]) -> None:
-        """The request's body to git; a cut of a push is one of its body, and git hears nothing more."""
+        """Send the request's body to git. A fault that cuts a push cuts its body, and git gets no more of it."""
 
         def body() -> Iterator[bytes]:
             yield first
@@ -253,7 +255,7 @@ class Backend:
 
 
 def _until(pieces: Iterator[bytes], cut: Fault | None, hold: Fault | None) -> Iterator[bytes]:
-    """So far and no further. What is shorter than the cut loses its end: the last byte."""
+    """Pass pieces on up to the cut. If there are fewer bytes than that, the last byte is lost."""
     passed, kept = 0, b""
     for piece in pieces:
         if hold and passed + len(piece) > hold.after:
@@ -272,18 +274,18 @@ def _until(pieces: Iterator[bytes], cut: Fault | None, hold: Fault | None) -> It
     if hold:
         _hold(hold)
     if cut:
-        raise CutError("cut by a test, just before the end")
+        raise CutError("cut by a test, before the last byte")
 
 
-def _hold(order: Fault) -> None:
-    if order.gate is not None:
-        order.gate.hold()
-        if order.gate.is_cut:
+def _hold(fault: Fault) -> None:
+    if fault.gate is not None:
+        fault.gate.hold()
+        if fault.gate.is_cut:
             raise CutError("cut by a test at its gate")
 
 
 def _what(exchange: Exchange, service: str, first: bytes) -> On:
-    """What a fault is about. Asking for branches by git's second protocol is a POST too."""
+    """The kind of the request, for matching faults. In protocol version 2, listing branches is also a POST."""
     if exchange.method == "GET":
         return "refs"
     if service == "git-receive-pack":
@@ -292,7 +294,7 @@ def _what(exchange: Exchange, service: str, first: bytes) -> On:
 
 
 def _head(out: IO[bytes]) -> tuple[int, dict[str, str]]:
-    """Of what a CGI program answers."""
+    """Read the status and the headers of a CGI answer."""
     status, headers = 200, {}
     while line := out.readline().decode("latin-1").strip():
         name, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""GitHub's rate limit, as its documentation tells it, and used up on order."""
+"""The rate limit of GitHub, according to its documentation. Tests can exhaust it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PER_HOUR = 5000
 
 
 class RateLimit:
-    """One budget for everybody. What is answered with 304 costs nothing."""
+    """One budget for all users. Answers with 304 cost nothing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,7 +19,7 @@ class RateLimit:
         self._remaining, self._reset = PER_HOUR, time.time() + 3600
 
     def exhaust(self, *, reset_in_s: float = 2.0) -> None:
-        """Nothing is left until then."""
+        """Leave no calls until the reset."""
         with self._lock:
             self._remaining, self._reset = 0, time.time() + reset_in_s
 
@@ -29,7 +29,7 @@ class RateLimit:
             return self._remaining
 
     def take(self) -> bool:
-        """One call of it; False: there is none left."""
+        """Use up one call. False: no call is left."""
         with self._lock:
             if time.time() >= self._reset:
                 self._start()

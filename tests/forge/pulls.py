@@ -1,4 +1,4 @@
-"""Pull requests as GitHub has them: refused where it refuses, merged by real git, and draft only through GraphQL."""
+"""Pull requests like those of GitHub: refused under the same conditions, merged by real git, drafts changed only through GraphQL."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Pulls:
     def __init__(self, github: GitHub) -> None:
         self._github = github
 
-    def mend(self, request: Request) -> Answer | None:
-        """None: emulate answers it right."""
+    def correct(self, request: Request) -> Answer | None:
+        """None: the answer of emulate is correct."""
         if request.method == "POST" and request.rest == "pulls":
             return self._open(request)
         if request.method == "PUT" and (found := re.fullmatch(r"pulls/(\d+)/merge", request.rest)):
@@ -44,15 +44,15 @@ class Pulls:
                 return _invalid({"code": "custom", "message": f"No commits between {base} and {head}"})
             query = f"/repos/{repository.slug}/pulls?state=open&base={base}&head={repository.owner}:{head}"
             if self._github.root_call("GET", query):
-                told = f"A pull request already exists for {repository.owner}:{head}."
-                return _invalid({"code": "custom", "message": told})
+                message = f"A pull request already exists for {repository.owner}:{head}."
+                return _invalid({"code": "custom", "message": message})
             answer = self._github.forward(request)
             if answer.status == 201:
                 commits = repository.resolve(base), repository.resolve(head)
                 facts = self._github.facts(repository, str(commits[0]), str(commits[1]))
                 self._github.tell_pull(repository, {"number": answer.body["number"], "base_sha": commits[0], **facts})
                 known = {name: value for name, value in facts.items() if name != "head_sha"}
-                answer.body |= {**known, "mergeable": None, "mergeable_state": "unknown"}  # GitHub finds it out later
+                answer.body |= {**known, "mergeable": None, "mergeable_state": "unknown"}  # GitHub computes it later
             return answer
 
     def _merge(self, request: Request, number: int) -> Answer:
@@ -96,7 +96,7 @@ class Pulls:
             return answer
 
     def _assign(self, request: Request, number: int) -> Answer:
-        """Whom GitHub does not know, it leaves out without a word."""
+        """GitHub silently ignores unknown users."""
         repository = _repository(request)
         logins = (request.body or {}).get("assignees", [])
         self._github.emulate.tell("assign", {"slug": repository.slug, "number": number, "logins": logins})
@@ -111,31 +111,31 @@ class Pulls:
         return Answer(200, [{"filename": row[-1], "status": names.get(row[0][0], "changed")} for row in rows])
 
     def graphql(self, request: Request) -> Answer:
-        """The two mutations without which a draft stays one; REST has no word for it."""
+        """The two mutations that change the draft state, which REST cannot change."""
         if request.token is None:
             return refusal(401, "This endpoint requires you to be authenticated.")
         query, variables = str((request.body or {}).get("query", "")), (request.body or {}).get("variables") or {}
-        wanted = next((name for name in MUTATIONS if name in query), None)
+        mutation = next((name for name in MUTATIONS if name in query), None)
         node = next(iter(re.findall(r'"(PR_[^"]+|[A-Za-z0-9+/=_]{8,})"', query)), None) or _first_text(variables)
-        if wanted is None or node is None:
+        if mutation is None or node is None:
             return Answer(200, {"errors": [{"message": "the double knows two mutations: " + ", ".join(MUTATIONS)}]})
         if not request.token.write:
             return Answer(
-                200, {"data": {wanted: None}, "errors": [{"type": "FORBIDDEN", "message": "Resource not accessible"}]}
+                200, {"data": {mutation: None}, "errors": [{"type": "FORBIDDEN", "message": "Resource not accessible"}]}
             )
-        told = {"node": node, "draft": MUTATIONS[wanted], "token": self._github.root_token.text}
+        change = {"node": node, "draft": MUTATIONS[mutation], "token": self._github.root_token.text}
         login = request.token.login if not request.token.login.endswith("[bot]") else self._github.root_token.login
-        answer = self._github.emulate.client.post("/_double/draft", json={**told, "login": login})
+        answer = self._github.emulate.client.post("/_double/draft", json={**change, "login": login})
         if answer.status_code == 404:
             message = f"Could not resolve to a node with the global id of '{node}'"
-            return Answer(200, {"data": {wanted: None}, "errors": [{"type": "NOT_FOUND", "message": message}]})
+            return Answer(200, {"data": {mutation: None}, "errors": [{"type": "NOT_FOUND", "message": message}]})
         pull = answer.json()
-        told_back = {"id": node, "number": pull["number"], "isDraft": pull["draft"]}
-        return Answer(200, {"data": {wanted: {"pullRequest": told_back}}})
+        result = {"id": node, "number": pull["number"], "isDraft": pull["draft"]}
+        return Answer(200, {"data": {mutation: {"pullRequest": result}}})
 
 
 def _repository(request: Request) -> Repository:
-    assert request.repository is not None, "asked for repositories only"
+    assert request.repository is not None, "called for repositories only"
     return request.repository
 
 

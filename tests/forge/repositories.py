@@ -1,4 +1,4 @@
-"""Bare repositories on disk, and what a colleague does to them by real git: commit, merge, delete a branch, refuse a push."""
+"""Bare repositories on disk, and actions of other users by real git: commit, merge, delete a branch, reject a push."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 Files = Mapping[str, str | bytes | None]
-"""What a commit puts there, by path; None takes the file away."""
+"""The files of a commit, by path. None deletes the file."""
 
 
 class GitError(Exception):
-    """Git said no, in its own words."""
+    """Git failed. Contains its error message."""
 
 
 def git(*arguments: str, cwd: Path, stdin: bytes | None = None, ok: tuple[int, ...] = (0,), **more: str) -> bytes:
-    """Standard output. Knows nothing of the machine's own git configuration."""
+    """Run git and return its standard output. Ignores the git configuration of the machine."""
     plain = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "LC_ALL": "C"}
     person = {f"GIT_{role}_{what}": value for role in ("AUTHOR", "COMMITTER") for what, value in _SOMEBODY.items()}
     variables = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **plain, **person, **more}
@@ -33,7 +33,7 @@ _SOMEBODY = {"NAME": "Some Body", "EMAIL": "somebody@example.com"}
 
 
 def _stream(branch: str, parent: str | None, message: str, files: Files) -> bytes:
-    """One commit, as `git fast-import` reads it; it says the commit's id."""
+    """One commit in the format of `git fast-import`, which prints the id of the commit."""
     text = message.encode() if message.endswith("\n") else f"{message}\n".encode()
     lines = [f"commit refs/heads/{branch}".encode(), b"mark :1"]
     lines += [f"committer {_SOMEBODY['NAME']} <{_SOMEBODY['EMAIL']}> now".encode(), b"data %d" % len(text), text]
@@ -50,7 +50,7 @@ def _stream(branch: str, parent: str | None, message: str, files: Files) -> byte
 
 
 class Repository:
-    """One bare repository. `slug` is owner/name; every path is relative to the top of its tree."""
+    """One bare repository. `slug` is owner/name; paths are relative to the root of the tree."""
 
     def __init__(self, root: Path, slug: str, url: str, *, private: bool = True) -> None:
         self.slug, self.url, self.private = slug, url, private
@@ -79,7 +79,7 @@ class Repository:
         return self._refs("tags")
 
     def _refs(self, kind: str) -> dict[str, str]:
-        """By name, in order: what `git for-each-ref` says, without a process, for tests ask again and again."""
+        """References by name, sorted, like `git for-each-ref`. Without a process, because tests call this often."""
         found, loose, packed = {}, self.path / "refs" / kind, self.path / "packed-refs"
         for line in packed.read_text().splitlines() if packed.exists() else ():
             commit, _, name = line.partition(" ")
@@ -87,7 +87,7 @@ class Repository:
                 found[name.removeprefix(f"refs/{kind}/")] = commit
         for path in loose.rglob("*"):
             if path.is_file() and path.suffix != ".lock":
-                with contextlib.suppress(FileNotFoundError):  # somebody has just deleted it
+                with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
                     found[str(path.relative_to(loose))] = path.read_text().strip()
         return dict(sorted(found.items()))
 
@@ -95,7 +95,7 @@ class Repository:
         return self.branches().get(branch)
 
     def resolve(self, revision: str) -> str | None:
-        """The commit a branch, tag or hash names; None: it names none."""
+        """The commit of a branch, tag or hash. None: it does not exist."""
         branches = self.branches()
         if revision in branches or not branches:
             return branches.get(revision)
@@ -105,7 +105,7 @@ class Repository:
         return None
 
     def log(self, revision: str) -> list[str]:
-        """The subjects, newest first."""
+        """Subjects of the commits, newest first."""
         return self.git("log", "--format=%s", revision, "--").splitlines()
 
     def messages(self, revision: str) -> list[str]:
@@ -134,10 +134,10 @@ class Repository:
         branch: str | None = None,
         start: str | None = None,
     ) -> str:
-        """A commit on the branch (made from `start`, or from the default branch, when it is new), as a colleague's push."""
+        """Commit to the branch, as if another user had pushed. A new branch starts at `start` or at the default branch."""
         branch = branch or self.default_branch
         parent = self.head(branch) or self.resolve(start or self.default_branch)
-        # one process instead of one for every file, every tree and the commit
+        # one process instead of one for each file, tree and commit
         made = git(
             "fast-import", "--quiet", "--date-format=now", cwd=self.path, stdin=_stream(branch, parent, message, files)
         )
@@ -153,7 +153,7 @@ class Repository:
         self.changed(self)
 
     def reject(self, message: str) -> None:
-        """Refuse every push from now on, with this message."""
+        """Reject every push from now on, with this message."""
         hook = self.path / "hooks" / "pre-receive"
         hook.parent.mkdir(exist_ok=True)
         (self.path / "refusal").write_text(message + "\n")
@@ -161,11 +161,11 @@ class Repository:
         hook.chmod(0o755)
 
     def accept(self) -> None:
-        """Take pushes again. Idempotent."""
+        """Accept pushes again. Idempotent."""
         (self.path / "hooks" / "pre-receive").unlink(missing_ok=True)
 
     def protect(self, branch: str, message: str = "GH006: Protected branch update failed.") -> None:
-        """Refuse every push to this one branch."""
+        """Reject every push to this branch."""
         hook = self.path / "hooks" / "update"
         hook.parent.mkdir(exist_ok=True)
         (self.path / "protected").write_text(f"refs/heads/{branch}\n")
@@ -175,15 +175,15 @@ class Repository:
         hook.chmod(0o755)
 
     def merge(self, base: str, head: str, *, method: str, title: str, message: str = "") -> str:
-        """As a forge does it: a new commit (or several) on `base`. Raises GitError when they are in conflict."""
+        """Merge like a forge: add one or more commits to `base`. Raises GitError on conflicts."""
         made = self.merged(base, head, method=method, title=title, message=message)
         self.set_branch(base, made)
         return made
 
     def merged(self, base: str, head: str, *, method: str, title: str, message: str = "") -> str:
-        """The commit that `merge` would put on `base`; no branch is changed."""
+        """Create the commit that `merge` would put on `base`, without changing a branch."""
         ours, theirs = self.resolve(base), self.resolve(head)
-        assert ours and theirs, "both branches exist"
+        assert ours and theirs, "both branches must exist"
         with tempfile.TemporaryDirectory(prefix="merge-", dir=self.path.parent) as folder:
             work = Path(folder) / "work"
             git("clone", "--quiet", "--shared", "--no-checkout", str(self.path), str(work), cwd=self.path)

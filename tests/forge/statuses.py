@@ -1,4 +1,4 @@
-"""Commit statuses, which emulate does not have: set, listed, and combined as GitHub's documentation says."""
+"""Commit statuses, which emulate does not support: created, listed, and combined according to the documentation of GitHub."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ BAD = ("error", "failure")
 
 class Statuses:
     def __init__(self) -> None:
-        self._set: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self._statuses: dict[tuple[str, str], list[dict[str, Any]]] = {}
 
-    def mend(self, request: Request) -> Answer | None:
+    def correct(self, request: Request) -> Answer | None:
         repository = request.repository
-        assert repository is not None, "asked for repositories only"
+        assert repository is not None, "called for repositories only"
         if request.method == "POST" and (found := re.fullmatch(r"statuses/([0-9a-f]{40})", request.rest)):
-            rows = self._set.setdefault((repository.slug, found[1]), [])
+            rows = self._statuses.setdefault((repository.slug, found[1]), [])
             body = request.body
             row = {"id": len(rows) + 1, "context": "default", "description": None, "target_url": None, **body}
             rows.insert(0, row)
@@ -27,7 +27,7 @@ class Statuses:
             commit = repository.resolve(found[1])
             if commit is None:
                 return refusal(422, f"No commit found for SHA: {found[1]}")
-            rows = self._set.get((repository.slug, commit), [])
+            rows = self._statuses.get((repository.slug, commit), [])
             return Answer(200, rows if found[2] == "statuses" else self._combined(commit, rows))
         return None
 

@@ -1,7 +1,7 @@
-"""The GitHub double against GitHub's documentation, and what it takes from emulate as it is.
+"""The GitHub double compared with the documentation of GitHub, and the parts of emulate that are used unchanged.
 
-A fake that is wrong makes every test above it wrong. Each test here names what docs.github.com says of one behaviour that the
-facade has mended; the last ones hold emulate to what the platform needs of it.
+A wrong double makes every test that uses it wrong. Each test here quotes docs.github.com on one behaviour that the facade corrects;
+the last ones check the behaviour of emulate that the platform needs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def github() -> Iterator[GitHub]:
 
 @pytest.fixture
 def site(github: GitHub) -> Iterator[Repository]:
-    """A repository of its own for each test."""
+    """A separate repository for each test."""
     made = github.repository(f"acme/site-{len(github.repositories)}", files={"README.md": "# Website\n"})
     yield made
     github.faults.clear()
@@ -48,23 +48,23 @@ def token(github: GitHub) -> Token:
 
 @pytest.fixture
 def client(github: GitHub, token: Token) -> Iterator[httpx.Client]:
-    with calling(github, token.text) as client:
+    with connect(github, token.text) as client:
         yield client
 
 
-def calling(github: GitHub, text: str) -> httpx.Client:
+def connect(github: GitHub, text: str) -> httpx.Client:
     headers = {"Authorization": f"Bearer {text}"}
     return httpx.Client(base_url=github.api_url, headers=headers, timeout=20, trust_env=False)
 
 
-def opened(client: httpx.Client, site: Repository, branch: str = "task-1", **more: Any) -> dict[str, Any]:
+def open_pull_request(client: httpx.Client, site: Repository, branch: str = "task-1", **more: Any) -> dict[str, Any]:
     site.commit({f"{branch}.txt": "new\n"}, "feat: new", branch=branch)
     answer = client.post(f"/repos/{site.slug}/pulls", json={"title": "New", "head": branch, "base": "main", **more})
     assert answer.status_code == 201, answer.text
     return dict(answer.json())
 
 
-def told(answer: httpx.Response) -> tuple[int, str]:
+def read_error(answer: httpx.Response) -> tuple[int, str]:
     body = answer.json()
     assert body["documentation_url"].startswith("https://docs.github.com/")
     return answer.status_code, "; ".join(
@@ -72,61 +72,61 @@ def told(answer: httpx.Response) -> tuple[int, str]:
     )
 
 
-def test_bad_credentials(github: GitHub, site: Repository, token: Token) -> None:
+def test_invalid_and_expired_tokens_are_bad_credentials(github: GitHub, site: Repository, token: Token) -> None:
     """ "Authenticating with invalid credentials will return a 401 Unauthorized with the message Bad credentials."""
-    with calling(github, "ghp_unknown") as stranger:
-        assert told(stranger.get("/user")) == (401, "Bad credentials")
-        assert told(stranger.get(f"/repos/{site.slug}")) == (401, "Bad credentials")
-    with calling(github, token.text) as client:
+    with connect(github, "ghp_unknown") as stranger:
+        assert read_error(stranger.get("/user")) == (401, "Bad credentials")
+        assert read_error(stranger.get(f"/repos/{site.slug}")) == (401, "Bad credentials")
+    with connect(github, token.text) as client:
         assert client.get("/user").json()["login"] == "bot"
         token.expire()
-        assert told(client.get("/user")) == (401, "Bad credentials")
+        assert read_error(client.get("/user")) == (401, "Bad credentials")
         token.renew()
         assert client.get("/user").status_code == 200
 
 
-def test_what_may_not_be_seen_is_not_found(github: GitHub, site: Repository) -> None:
+def test_an_inaccessible_repository_is_not_found(github: GitHub, site: Repository) -> None:
     """ "…returns 404 Not Found instead of 403 Forbidden to avoid confirming the existence of private repositories."""
     elsewhere = github.tokens.make("eve", repositories=["acme/other"])
-    with calling(github, elsewhere.text) as client:
-        assert told(client.get(f"/repos/{site.slug}")) == (404, "Not Found")
-        assert told(client.get("/repos/acme/missing")) == (404, "Not Found")
+    with connect(github, elsewhere.text) as client:
+        assert read_error(client.get(f"/repos/{site.slug}")) == (404, "Not Found")
+        assert read_error(client.get("/repos/acme/missing")) == (404, "Not Found")
     assert httpx.get(f"{github.api_url}/repos/{site.slug}").status_code == 404
 
 
-def test_a_token_that_may_only_read(github: GitHub, site: Repository) -> None:
+def test_a_read_only_token_cannot_open_a_pull_request(github: GitHub, site: Repository) -> None:
     reader = github.tokens.make("bob", write=False)
     site.commit({"a": "a"}, branch="task-1")
-    with calling(github, reader.text) as client:
+    with connect(github, reader.text) as client:
         repository = client.get(f"/repos/{site.slug}").json()
         assert repository["permissions"]["push"] is False
         assert repository["permissions"]["pull"] is True
         wanted = {"title": "x", "head": "task-1", "base": "main"}
-        refused = told(client.post(f"/repos/{site.slug}/pulls", json=wanted))
+        refused = read_error(client.post(f"/repos/{site.slug}/pulls", json=wanted))
         assert refused == (403, "Resource not accessible by personal access token")
 
 
-def test_pull_requests_that_github_refuses(client: httpx.Client, site: Repository) -> None:
-    """ "422 Validation failed, or the endpoint has been spammed", with the errors that say which."""
+def test_invalid_pull_requests_are_refused(client: httpx.Client, site: Repository) -> None:
+    """ "422 Validation failed, or the endpoint has been spammed", with the errors that explain it."""
 
     def post(**body: str) -> httpx.Response:
         return client.post(f"/repos/{site.slug}/pulls", json={"title": "x", "base": "main", **body})
 
     missing = post(head="nowhere")
-    assert told(missing) == (422, "Validation Failed; invalid")
+    assert read_error(missing) == (422, "Validation Failed; invalid")
     assert missing.json()["errors"] == [{"resource": "PullRequest", "field": "head", "code": "invalid"}]
     site.commit({"a": "a"}, branch="task-1")
     assert post(head="task-1", base="nowhere").json()["errors"][0]["field"] == "base"
     site.set_branch("same", str(site.head("main")))
-    assert told(post(head="same")) == (422, "Validation Failed; No commits between main and same")
+    assert read_error(post(head="same")) == (422, "Validation Failed; No commits between main and same")
     assert post(head="acme:task-1").status_code == 201
-    again = told(post(head="task-1"))
+    again = read_error(post(head="task-1"))
     assert again == (422, "Validation Failed; A pull request already exists for acme:task-1.")
 
 
-def test_a_pull_request_speaks_of_the_real_commits(client: httpx.Client, site: Repository) -> None:
-    made = opened(client, site)
-    assert (made["mergeable"], made["mergeable_state"]) == (None, "unknown"), "GitHub finds it out in the background"
+def test_a_pull_request_shows_the_real_commits(client: httpx.Client, site: Repository) -> None:
+    made = open_pull_request(client, site)
+    assert (made["mergeable"], made["mergeable_state"]) == (None, "unknown"), "GitHub computes it in the background"
     path = f"/repos/{site.slug}/pulls/{made['number']}"
     pull = client.get(path).json()
     assert (pull["head"]["sha"], pull["base"]["sha"]) == (site.head("task-1"), site.head("main"))
@@ -139,10 +139,10 @@ def test_a_pull_request_speaks_of_the_real_commits(client: httpx.Client, site: R
     site.commit({"task-1.txt": "clash\n"}, "feat: clash")
     assert client.get(path).json()["mergeable"] is False
     site.delete_branch("task-1")
-    assert client.get(path).json()["state"] == "closed", "a deleted head branch closes it"
+    assert client.get(path).json()["state"] == "closed", "deleting the head branch closes the pull request"
 
 
-def test_a_push_by_git_is_seen_by_the_api(
+def test_a_push_is_visible_in_the_api(
     github: GitHub, client: httpx.Client, site: Repository, tmp_path: Any, token: Token
 ) -> None:
     run("clone", "--quiet", site.url, "clone", cwd=tmp_path, token=token)
@@ -157,11 +157,11 @@ def test_a_push_by_git_is_seen_by_the_api(
 
 
 @pytest.mark.parametrize("method", ["merge", "squash", "rebase"])
-def test_merging(client: httpx.Client, site: Repository, method: str) -> None:
-    made = opened(client, site)
+def test_a_pull_request_is_merged_by_each_method(client: httpx.Client, site: Repository, method: str) -> None:
+    made = open_pull_request(client, site)
     path = f"/repos/{site.slug}/pulls/{made['number']}"
     stale = client.put(f"{path}/merge", json={"merge_method": method, "sha": "0" * 40})
-    assert told(stale) == (409, "Head branch was modified. Review and try the merge again.")
+    assert read_error(stale) == (409, "Head branch was modified. Review and try the merge again.")
     answer = client.put(f"{path}/merge", json={"merge_method": method, "sha": site.head("task-1")})
     assert answer.status_code == 200
     assert answer.json()["merged"] is True
@@ -171,19 +171,19 @@ def test_merging(client: httpx.Client, site: Repository, method: str) -> None:
     assert (pull["state"], pull["merged"], pull["merge_commit_sha"]) == ("closed", True, site.head("main"))
     subjects = {"merge": f"Merge pull request #{made['number']} from acme/task-1", "squash": f"New (#{made['number']})"}
     assert site.log("main")[0] == subjects.get(method, "feat: new")
-    assert told(client.put(f"{path}/merge", json={})) == (405, "Pull Request is not mergeable")
+    assert read_error(client.put(f"{path}/merge", json={})) == (405, "Pull Request is not mergeable")
     assert client.delete(f"/repos/{site.slug}/git/refs/heads/task-1").status_code == 204
     assert "task-1" not in site.branches()
-    assert told(client.delete(f"/repos/{site.slug}/git/refs/heads/task-1")) == (422, "Reference does not exist")
+    assert read_error(client.delete(f"/repos/{site.slug}/git/refs/heads/task-1")) == (422, "Reference does not exist")
 
 
-def test_what_cannot_be_merged(client: httpx.Client, site: Repository) -> None:
-    made = opened(client, site)
+def test_conflicting_and_unreviewed_pull_requests_are_not_merged(client: httpx.Client, site: Repository) -> None:
+    made = open_pull_request(client, site)
     site.commit({"task-1.txt": "clash\n"}, "feat: clash")
     path = f"/repos/{site.slug}/pulls/{made['number']}/merge"
-    assert told(client.put(path, json={})) == (405, "Pull Request is not mergeable")
+    assert read_error(client.put(path, json={})) == (405, "Pull Request is not mergeable")
     protection = {"required_pull_request_reviews": {"required_approving_review_count": 1}}
-    other = opened(client, site, "task-2")
+    other = open_pull_request(client, site, "task-2")
     everything = {"required_status_checks": None, "enforce_admins": True, "restrictions": None}
     answer = client.put(f"/repos/{site.slug}/branches/main/protection", json={**protection, **everything})
     assert answer.status_code == 200, answer.text
@@ -193,11 +193,11 @@ def test_what_cannot_be_merged(client: httpx.Client, site: Repository) -> None:
     assert site.head("main") == head
 
 
-def test_a_draft_is_changed_by_graphql_only(github: GitHub, client: httpx.Client, site: Repository) -> None:
+def test_a_draft_is_changed_only_through_graphql(github: GitHub, client: httpx.Client, site: Repository) -> None:
     """REST's "Update a pull request" has no `draft`."""
-    made = opened(client, site, draft=True)
+    made = open_pull_request(client, site, draft=True)
     path = f"/repos/{site.slug}/pulls/{made['number']}"
-    assert told(client.put(f"{path}/merge", json={})) == (405, "Pull Request is still a draft")
+    assert read_error(client.put(f"{path}/merge", json={})) == (405, "Pull Request is still a draft")
     assert client.patch(path, json={"draft": False, "title": "Newer"}).json()["draft"] is True
     for mutation, draft in (("markPullRequestReadyForReview", False), ("convertPullRequestToDraft", True)):
         query = f"mutation($id: ID!) {{ {mutation}(input: {{pullRequestId: $id}}) {{ pullRequest {{ isDraft }} }} }}"
@@ -215,12 +215,12 @@ def test_conditional_requests_cost_nothing(client: httpx.Client, site: Repositor
     again = client.get(f"/repos/{site.slug}/pulls", headers={"If-None-Match": first.headers["ETag"]})
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["X-RateLimit-Remaining"] == first.headers["X-RateLimit-Remaining"]
-    opened(client, site)
+    open_pull_request(client, site)
     fresh = client.get(f"/repos/{site.slug}/pulls", headers={"If-None-Match": first.headers["ETag"]})
     assert fresh.status_code == 200
 
 
-def test_the_rate_limit(github: GitHub, client: httpx.Client) -> None:
+def test_an_exhausted_rate_limit_refuses_calls_until_its_reset(github: GitHub, client: httpx.Client) -> None:
     """ "…you will receive a 403 or 429 response, and the x-ratelimit-remaining header will be 0."""
     core = client.get("/rate_limit").json()["resources"]["core"]
     assert core["limit"] == 5000
@@ -235,7 +235,7 @@ def test_the_rate_limit(github: GitHub, client: httpx.Client) -> None:
     assert client.get("/user").status_code == 200
 
 
-def test_faults_of_the_api(github: GitHub, client: httpx.Client, site: Repository) -> None:
+def test_requested_faults_affect_the_api(github: GitHub, client: httpx.Client, site: Repository) -> None:
     github.faults.answer(502, times=2, on="api", path="/pulls", method="GET")
     assert client.get("/user").status_code == 200
     assert [client.get(f"/repos/{site.slug}/pulls").status_code for _ in range(3)] == [502, 502, 200]
@@ -245,11 +245,11 @@ def test_faults_of_the_api(github: GitHub, client: httpx.Client, site: Repositor
     github.faults.cut_answer(on="api", path="/pulls", method="POST")
     with pytest.raises(httpx.TransportError):
         client.post(f"/repos/{site.slug}/pulls", json={"title": "x", "head": "task-1", "base": "main"})
-    assert len(client.get(f"/repos/{site.slug}/pulls").json()) == 1, "it was made, but nobody was told"
+    assert len(client.get(f"/repos/{site.slug}/pulls").json()) == 1, "it was created, but the answer was lost"
     assert github.faults.left == 0
 
 
-def test_an_app_gets_tokens_for_an_hour(github: GitHub, site: Repository, tmp_path: Any) -> None:
+def test_an_app_gets_tokens_for_its_repositories_that_expire(github: GitHub, site: Repository, tmp_path: Any) -> None:
     app = github.app("acme", repositories=[site.slug])
     auth = githubkit.AppInstallationAuthStrategy(app.app_id, app.private_key, app.installation_id)
     kit = githubkit.GitHub(auth, base_url=github.api_url)
@@ -270,7 +270,7 @@ def test_an_app_gets_tokens_for_an_hour(github: GitHub, site: Repository, tmp_pa
     assert "could not read Username" in run("ls-remote", site.url, cwd=tmp_path, token=late["token"]).err
 
 
-def test_commit_statuses(github: GitHub, client: httpx.Client, site: Repository) -> None:
+def test_commit_statuses_are_combined(github: GitHub, client: httpx.Client, site: Repository) -> None:
     """ "…pending if there are no statuses or a context is pending; failure if any reports error or failure; else success."""
     commit = str(site.head("main"))
 
@@ -289,22 +289,22 @@ def test_commit_statuses(github: GitHub, client: httpx.Client, site: Repository)
 
 
 class Inbox:
-    """Where deliveries come in."""
+    """A server that receives deliveries."""
 
     def __init__(self) -> None:
-        self.came: queue.Queue[tuple[dict[str, str], bytes]] = queue.Queue()
-        came = self.came
+        self.received: queue.Queue[tuple[dict[str, str], bytes]] = queue.Queue()
+        received = self.received
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                came.put(({name.lower(): value for name, value in self.headers.items()}, body))
+                received.put(({name.lower(): value for name, value in self.headers.items()}, body))
                 self.send_response(202)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
             def log_message(self, format: str, *arguments: Any) -> None:
-                """Nothing."""
+                """Log nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
@@ -312,7 +312,7 @@ class Inbox:
 
     def until(self, event: str, action: str | None = None) -> tuple[dict[str, str], dict[str, Any], bytes]:
         while True:
-            headers, body = self.came.get(timeout=10)
+            headers, body = self.received.get(timeout=10)
             data = json.loads(body)
             if headers["x-github-event"] == event and data.get("action") == action:
                 return headers, data, body
@@ -326,11 +326,11 @@ def inbox() -> Iterator[Inbox]:
     inbox.server.server_close()
 
 
-def test_deliveries_are_signed_and_speak_of_the_real_commits(
+def test_deliveries_are_signed_and_name_the_real_commits(
     github: GitHub, client: httpx.Client, site: Repository, inbox: Inbox
 ) -> None:
     github.hook(site.slug, inbox.url, "a secret")
-    made = opened(client, site, draft=True)
+    made = open_pull_request(client, site, draft=True)
     headers, data, body = inbox.until("pull_request", "opened")
     digest = hmac.new(b"a secret", body, hashlib.sha256).hexdigest()
     assert headers["x-hub-signature-256"] == f"sha256={digest}"
@@ -363,9 +363,11 @@ def test_deliveries_are_signed_and_speak_of_the_real_commits(
     assert inbox.until("delete")[1]["ref"] == "task-1"
 
 
-def test_what_emulate_itself_gives(github: GitHub, client: httpx.Client, site: Repository) -> None:
-    """Reviews, remarks, labels, reviewers, check runs, pages: as they are."""
-    made = opened(client, site, body="Why")
+def test_emulate_supports_reviews_labels_checks_and_pagination(
+    github: GitHub, client: httpx.Client, site: Repository
+) -> None:
+    """Reviews, comments, labels, reviewers, check runs and pagination, without corrections."""
+    made = open_pull_request(client, site, body="Why")
     path, number = f"/repos/{site.slug}/pulls/{made['number']}", made["number"]
     grace = github.colleague("grace")
     grace.approve(site.slug, number)
@@ -389,7 +391,7 @@ def test_what_emulate_itself_gives(github: GitHub, client: httpx.Client, site: R
     runs = client.get(f"/repos/{site.slug}/commits/{commit}/check-runs").json()["check_runs"]
     assert {run["name"]: run["conclusion"] for run in runs} == {"lint": None, "tests": "success"}
     for branch in ("task-2", "task-3"):
-        opened(client, site, branch)
+        open_pull_request(client, site, branch)
     page = client.get(f"/repos/{site.slug}/pulls", params={"per_page": 2})
     assert len(page.json()) == 2
     assert page.links["next"]["url"].startswith(f"{github.api_url}/repos/{site.slug}/pulls")

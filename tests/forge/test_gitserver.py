@@ -1,4 +1,4 @@
-"""The git server against git itself: what it lets in, and what each fault looks like from outside."""
+"""The git server with real git: access, and the effect of each fault on the client."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.forge.checkout import Clone, Said, run
+from tests.forge.checkout import Clone, GitResult, run
 from tests.forge.gitserver import GitServer
 from tests.forge.repositories import GitError, Repository
 from tests.forge.tokens import Token
 
-MUCH = 2_000_000
+LARGE = 2_000_000
 """More than git sends in one piece (http.postBuffer is 1 MiB): its requests then come in chunks, after a probe."""
 
 
@@ -34,8 +34,10 @@ def clone(server: GitServer, site: Repository, tmp_path: Path) -> Clone:
     return Clone(tmp_path / "clone", site.url, server.tokens.make("ada"))
 
 
-@pytest.mark.parametrize("size", [100, MUCH])
-def test_clone_push_and_fetch(server: GitServer, site: Repository, clone: Clone, tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize("size", [100, LARGE])
+def test_clone_push_and_fetch_work(
+    server: GitServer, site: Repository, clone: Clone, tmp_path: Path, size: int
+) -> None:
     assert run("rev-parse", "HEAD", cwd=clone.folder).out.strip() == site.head("main")
     made = clone.commit("more.bin", os.urandom(size))
     assert clone.push("task-1").code == 0
@@ -47,50 +49,50 @@ def test_clone_push_and_fetch(server: GitServer, site: Repository, clone: Clone,
         clone.commit(f"{number}.txt", b"more")
     assert clone.push("task-1").code == 0
     assert site.log("task-1")[:3] == ["feat: more"] * 3
-    assert {asked.login for asked in server.requests if asked.status == 200} == {"ada"}
+    assert {request.login for request in server.requests if request.status == 200} == {"ada"}
 
 
-def test_who_is_let_in(server: GitServer, site: Repository, clone: Clone, tmp_path: Path) -> None:
+def test_access_depends_on_the_token(server: GitServer, site: Repository, clone: Clone, tmp_path: Path) -> None:
     tokens = server.tokens
 
-    def look(token: Token | str | None, *, bearer: bool = False) -> Said:
+    def list_refs(token: Token | str | None, *, bearer: bool = False) -> GitResult:
         return run("ls-remote", site.url, cwd=tmp_path, token=token, bearer=bearer)
 
-    assert look(tokens.make("bob", write=False)).code == 0
-    assert look(tokens.make("bob"), bearer=True).code == 0
-    assert "could not read Username" in look(None).err
-    assert "could not read Username" in look("ghp_unknown").err
-    assert "Repository not found" in look(tokens.make("eve", repositories=["acme/other"])).err
+    assert list_refs(tokens.make("bob", write=False)).code == 0
+    assert list_refs(tokens.make("bob"), bearer=True).code == 0
+    assert "could not read Username" in list_refs(None).err
+    assert "could not read Username" in list_refs("ghp_unknown").err
+    assert "Repository not found" in list_refs(tokens.make("eve", repositories=["acme/other"])).err
     missing = run("ls-remote", f"{server.url}/acme/nothing.git", cwd=tmp_path, token=clone.token)
     assert "Repository not found" in missing.err
     clone.commit("a", b"a")
-    said = clone.push("task-1", tokens.make("bob", write=False))
-    assert said.code != 0
-    assert "Permission to acme/website.git denied to bob" in said.err
+    result = clone.push("task-1", tokens.make("bob", write=False))
+    assert result.code != 0
+    assert "Permission to acme/website.git denied to bob" in result.err
     clone.token.expire()
     assert "could not read Username" in clone.push("task-1").err
     clone.token.renew()
     assert clone.push("task-1").code == 0
-    open_one = server.repository("acme/open", files={"a": "a"}, anonymous=True)
-    assert run("ls-remote", open_one.url, cwd=tmp_path).code == 0
+    public_repository = server.repository("acme/open", files={"a": "a"}, anonymous=True)
+    assert run("ls-remote", public_repository.url, cwd=tmp_path).code == 0
 
 
-@pytest.mark.parametrize("size", [1000, MUCH])
-def test_a_push_that_is_cut_has_not_arrived(server: GitServer, site: Repository, clone: Clone, size: int) -> None:
+@pytest.mark.parametrize("size", [1000, LARGE])
+def test_a_cut_push_does_not_arrive(server: GitServer, site: Repository, clone: Clone, size: int) -> None:
     made = clone.commit("more.bin", os.urandom(size))
     server.faults.cut("push", after=500)
     assert clone.push("task-1").code != 0
     assert site.head("task-1") is None
-    server.faults.cut("push", after=100 * MUCH)
-    assert clone.push("task-1").code != 0, "what is shorter than the cut loses its last byte"
+    server.faults.cut("push", after=100 * LARGE)
+    assert clone.push("task-1").code != 0, "a push that is shorter than the cut loses its last byte"
     assert site.head("task-1") is None
     assert clone.push("task-1").code == 0
     assert site.head("task-1") == made
     assert server.faults.left == 0
 
 
-@pytest.mark.parametrize("size", [1000, MUCH])
-def test_a_push_that_has_arrived_but_is_not_answered(
+@pytest.mark.parametrize("size", [1000, LARGE])
+def test_a_push_arrives_although_its_answer_is_cut(
     server: GitServer, site: Repository, clone: Clone, size: int
 ) -> None:
     made = clone.commit("more.bin", os.urandom(size))
@@ -101,17 +103,17 @@ def test_a_push_that_has_arrived_but_is_not_answered(
     assert "Everything up-to-date" in clone.push("task-1").err
 
 
-def test_a_fetch_that_is_cut(server: GitServer, site: Repository, clone: Clone) -> None:
+def test_a_cut_fetch_fails_and_can_be_repeated(server: GitServer, site: Repository, clone: Clone) -> None:
     theirs = site.commit({"more.bin": os.urandom(300_000)}, "feat: more")
     server.faults.cut("fetch", after=10_000)
     assert "RPC failed" in clone.fetch().err
-    server.faults.cut("fetch", after=100 * MUCH)
+    server.faults.cut("fetch", after=100 * LARGE)
     assert clone.fetch().code != 0
     assert clone.fetch().code == 0
     assert run("rev-parse", "origin/main", cwd=clone.folder).out.strip() == theirs
 
 
-def test_answers_on_order(server: GitServer, site: Repository, clone: Clone) -> None:
+def test_requested_answers_are_sent(server: GitServer, site: Repository, clone: Clone) -> None:
     server.faults.answer(502, times=2, on="refs")
     assert "502" in clone.fetch().err
     assert "502" in clone.fetch().err
@@ -123,19 +125,19 @@ def test_answers_on_order(server: GitServer, site: Repository, clone: Clone) -> 
     assert clone.push("task-1").code == 0
 
 
-def test_somebody_is_quicker(server: GitServer, site: Repository, clone: Clone) -> None:
+def test_a_push_of_another_user_in_between_is_a_conflict(server: GitServer, site: Repository, clone: Clone) -> None:
     clone.commit("mine", b"mine")
     assert clone.push("task-1").code == 0
     clone.commit("mine", b"mine again")
     server.faults.before_push(lambda: site.commit({"theirs": "theirs"}, branch="task-1"))
-    said = clone.push("task-1")
-    assert said.code != 0
-    assert "cannot lock ref" in said.err
+    result = clone.push("task-1")
+    assert result.code != 0
+    assert "cannot lock ref" in result.err
     assert "non-fast-forward" in clone.push("task-1").err or "fetch first" in clone.push("task-1").err
     assert "theirs" in site.files("task-1")
 
 
-def test_a_refused_push_is_told_in_its_words(site: Repository, clone: Clone) -> None:
+def test_a_rejected_push_shows_the_message_of_the_hook(site: Repository, clone: Clone) -> None:
     clone.commit("a", b"a")
     site.reject("Not on Sundays.")
     assert "remote: Not on Sundays." in clone.push("task-1").err
@@ -145,7 +147,7 @@ def test_a_refused_push_is_told_in_its_words(site: Repository, clone: Clone) -> 
     assert clone.push("task-1").code == 0
 
 
-def test_a_push_is_held_in_the_middle(server: GitServer, site: Repository, clone: Clone) -> None:
+def test_a_push_can_be_held_released_and_cut(server: GitServer, site: Repository, clone: Clone) -> None:
     clone.commit("more.bin", os.urandom(100_000))
     gate = server.faults.hold("push", after=500)
     pushing = threading.Thread(target=clone.push, args=("task-1",))

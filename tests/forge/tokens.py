@@ -1,4 +1,4 @@
-"""Who may do what on the forge double: tokens that can be read-only, run out, be revoked, or hold for some repositories only."""
+"""Access to the forge double: tokens that can be read-only, expired, revoked, or limited to some repositories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Token:
     login: str
     write: bool = True
     repositories: frozenset[str] | None = None
-    """Those it is for; None: every one."""
+    """The repositories it is valid for. None: all."""
     expires_at: float | None = None
     revoked: bool = False
 
@@ -28,11 +28,11 @@ class Token:
         return self.repositories is None or repository.lower() in self.repositories
 
     def expire(self) -> None:
-        """From now on."""
+        """Expire the token now."""
         self.expires_at = time.time() - 1
 
     def renew(self) -> None:
-        """It is good again, without an end."""
+        """Make the token valid again, without an expiry."""
         self.expires_at, self.revoked = None, False
 
     def revoke(self) -> None:
@@ -60,18 +60,18 @@ class Tokens:
         return token
 
     def find(self, text: str) -> Token | None:
-        """The one of that text if it is good now."""
+        """The token with this text, if it is valid now."""
         token = self._known.get(text)
         return token if token is not None and token.valid else None
 
     def of(self, authorization: str | None) -> Token | None:
-        """Basic with the token as password (or as user name, with `x-oauth-basic`), Bearer, or GitHub's `token`."""
+        """The token of an Authorization header: Basic (token as password, or as user name with `x-oauth-basic`), Bearer, or `token`."""
         text = presented(authorization)
         return None if text is None else self.find(text)
 
 
 def presented(authorization: str | None) -> str | None:
-    """The token an Authorization header brings, good or not."""
+    """The text of the token in an Authorization header, valid or not."""
     if not authorization or " " not in authorization:
         return None
     scheme, value = authorization.split(" ", 1)

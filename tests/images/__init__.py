@@ -1,1 +1,1 @@
-"""Images for tests, made by hand: every byte of a layer, a manifest and an index is one a test may want to be wrong."""
+"""Images for tests, built byte by byte, so that a test can corrupt any part of a layer, a manifest or an index."""

@@ -1,5 +1,5 @@
-"""What somebody does who has taken over a process that takes an image apart. Standard library only: it is loaded there before the
-process confines itself, in the place of a function of ours."""
+"""What an attacker does who has taken over a process that unpacks an image. Uses only the standard library: it is loaded there before
+the process confines itself, in place of one of our functions."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _KEY_SPEC_USER_KEYRING, _KEYCTL_DESCRIBE = -4, 6
 
 @dataclass(frozen=True)
 class Aim:
-    """What there is to reach on the host: files, a TCP port of loopback, an abstract socket, a process, and a password in the
-    engine's environment. `target`: the directory that the process is to fill."""
+    """Targets on the host: files, a TCP port on loopback, an abstract socket, a process, and a password in the environment of the
+    engine. `target`: the directory that the process has to fill."""
 
     target: str
     secret: str
@@ -57,7 +57,7 @@ def _read(path: str) -> None:
 
 
 def _climb(aim: Aim) -> None:
-    """To the host's root, by every descriptor there is."""
+    """Reach the root of the host through every open descriptor."""
     for fd in range(256):
         try:
             os.open(f"{'../' * 30}{aim.secret.lstrip('/')}", os.O_RDONLY, dir_fd=fd)
@@ -80,7 +80,7 @@ def _fork() -> None:
 
 
 def _execute() -> None:
-    """In a child, so that it is told."""
+    """Execute a program in a child process, so that failure is visible."""
     if (pid := os.fork()) == 0:
         try:
             os.execv("/bin/true", ["true"])
@@ -100,7 +100,7 @@ def _read_memory(pid: int) -> None:
     local, remote = ctypes.create_string_buffer(16), (ctypes.c_size_t * 2)(0x1000, 8)
     own = (ctypes.c_size_t * 2)(ctypes.addressof(local), 8)
     result = _libc.syscall(_NUMBERS["process_vm_readv"][_MACHINE], pid, own, 1, remote, 1, 0)
-    if result < 0 and ctypes.get_errno() != errno.EFAULT:  # that there is no such address is said to who may look
+    if result < 0 and ctypes.get_errno() != errno.EFAULT:  # EFAULT is returned only to a process with access
         raise OSError(ctypes.get_errno(), "process_vm_readv")
 
 
@@ -116,7 +116,7 @@ def _make_device(folder: str) -> None:
 
 
 def attempts(aim: Aim) -> dict[str, Callable[[], object]]:
-    """By what they would mean."""
+    """The attempts, named by what success would mean."""
     inside = aim.target if os.path.isdir(aim.target) else "/"  # noqa: PTH112
     return {
         "read /etc/shadow": lambda: _read("/etc/shadow"),
@@ -146,7 +146,7 @@ def attempts(aim: Aim) -> dict[str, Callable[[], object]]:
 
 
 def parser_attempts() -> dict[str, Callable[[], object]]:
-    """What only those must not do that have nothing to do but to read and to write."""
+    """Attempts that must fail only in processes which do nothing but read and write."""
     return {
         "fork": _fork,
         "execute": _execute,
@@ -158,7 +158,7 @@ def parser_attempts() -> dict[str, Callable[[], object]]:
 
 
 def try_all(what: dict[str, Callable[[], object]]) -> list[str]:
-    """Those that succeed."""
+    """Run all attempts. Returns the names of those that succeed."""
     done = []
     for name, attempt in what.items():
         try:

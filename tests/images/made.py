@@ -1,4 +1,4 @@
-"""Tars, and OCI layouts of them. `rootfs` is the smallest Linux there is: busybox and a few files."""
+"""Tar archives, and OCI layouts of them. `rootfs` is a minimal Linux system: busybox and a few files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Entry = tuple[tarfile.TarInfo, bytes]
 
 
 def entry(name: str, content: bytes | str = b"", kind: bytes = tarfile.REGTYPE, **fields: Any) -> Entry:
-    """A file, or whatever `kind` says; `fields` are those of `TarInfo`."""
+    """A file, or an entry of another `kind`. `fields` are attributes of `TarInfo`."""
     info = tarfile.TarInfo(name)
     raw = content.encode() if isinstance(content, str) else content
     info.type, info.size, info.mtime = kind, len(raw), MTIME
@@ -63,14 +63,14 @@ def sha256(content: bytes) -> str:
 
 
 def busybox() -> bytes:
-    """Of Debian's busybox-static."""
+    """The binary of Debian's busybox-static."""
     path = shutil.which("busybox")
     assert path, "the tests need busybox-static: scripts/system-packages tests"
     return Path(path).read_bytes()
 
 
 def rootfs(*more: Entry) -> bytes:
-    """A layer that is a whole system, without bash, sudo and a user."""
+    """A layer with a complete system, without bash, sudo and a user."""
     return tar(
         folder("bin"),
         entry("bin/busybox", busybox(), mode=0o755),
@@ -89,7 +89,7 @@ def _compressed(layer: bytes) -> bytes:
 
 
 class Layout:
-    """An OCI layout directory that grows."""
+    """An OCI layout directory to which images are added."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -111,7 +111,7 @@ class Layout:
         blobs: Sequence[bytes] | None = None,
         **config: Any,
     ) -> dict[str, Any]:
-        """A manifest's descriptor. `blobs`: the layers as they lie there, when they are not to be gzip."""
+        """Add an image and return the descriptor of its manifest. `blobs`: the stored layers, if they are not to be compressed with gzip."""
         described = [self.blob(raw, LAYER) for raw in blobs or [_compressed(layer) for layer in layers]]
         document = {
             "architecture": architecture,
@@ -130,14 +130,14 @@ class Layout:
         )
 
     def tag(self, descriptor: dict[str, Any], name: str = "latest") -> Path:
-        """Name an image. Gives the layout's path."""
+        """Name an image. Returns the path of the layout."""
         self.entries.append({**descriptor, "annotations": {"org.opencontainers.image.ref.name": name}})
         (self.path / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": self.entries}))
         return self.path
 
 
 def archive(folder: Path, file: Path) -> Path:
-    """The same layout as one tar."""
+    """Write the layout as one tar file."""
     with tarfile.open(file, "w") as out:
         for path in sorted(folder.rglob("*")):
             if path.is_file():
@@ -146,7 +146,7 @@ def archive(folder: Path, file: Path) -> Path:
 
 
 def saved(file: Path, layers: Sequence[bytes], name: str, settings: dict[str, Any] | None = None) -> Path:
-    """What `docker save` writes."""
+    """Write an image in the format of `docker save`."""
     config = json.dumps(
         {
             "architecture": ARCHITECTURE,

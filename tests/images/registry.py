@@ -1,4 +1,4 @@
-"""A real registry, Debian's docker-registry, on a port of loopback: with a password, or with tokens of a token server of our own."""
+"""A real registry, Debian's docker-registry, on a loopback port: with a password, or with tokens of our own token server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RealRegistry:
     host: str
 
     def push(self, source: str, name: str) -> str:
-        """Copy an image there, with skopeo. Gives its reference."""
+        """Copy an image to the registry with skopeo. Returns its reference."""
         target = f"{self.host}/{name}"
         command = ["skopeo", "--insecure-policy", "copy", "--quiet", "--all", "--dest-tls-verify=false"]
         command += [f"--dest-creds={USER}:{PASSWORD}", source, f"docker://{target}"]
@@ -86,7 +86,7 @@ def _running(folder: Path, auth: dict[str, dict[str, str]]) -> Iterator[str]:
         "http": {"addr": host},
         "auth": auth,
     }
-    (folder / "config.yml").write_text(json.dumps(config))  # which is YAML, too
+    (folder / "config.yml").write_text(json.dumps(config))  # JSON is valid YAML
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([program, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
     try:

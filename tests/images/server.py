@@ -1,4 +1,4 @@
-"""A server of a few lines for what a real registry can't be made to do: it answers as a function says, and remembers who asked how."""
+"""A small server for what a real registry cannot be made to do: a function computes its answers, and all requests are recorded."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Model servers to test against: real HTTP in the shapes of the real APIs, and a script instead of a mind.
+"""Model servers to test against: real HTTP in the formats of the real APIs, with a script instead of a model.
 
     from tests.models import ModelServer, Say, Shell
 
     with ModelServer() as models:
         models.script("mend the login", [Shell("make test"), Say("It is mended.")])
 
-Only the standard library, so that it runs inside a sandbox as well.
+Uses only the standard library, so that it also runs in a sandbox.
 """
 
 from __future__ import annotations

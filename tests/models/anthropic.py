@@ -1,4 +1,4 @@
-"""Anthropic's messages."""
+"""The messages API of Anthropic."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Messages:
 
 
 def _usage(answer: Answer) -> dict[str, int]:
-    """Here what was read from a cache is no part of the input."""
+    """In this API, tokens read from a cache are not part of the input."""
     usage = answer.usage
     return {
         "input_tokens": usage.input - usage.cached,

@@ -1,4 +1,4 @@
-"""What all APIs have in common: what a model is asked, what it answers, and what a test can read of it afterwards."""
+"""Types common to all APIs: the request to a model, its answer, and the record of it for tests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.models.tools import Tool, ToolCall
 
 @dataclass(frozen=True)
 class Asked:
-    """One request for an answer. `schema`: the answer must be JSON of this form. `texts`: what the user has said, oldest first."""
+    """One request for an answer. `schema`: the answer must be JSON of this schema. `texts`: the user's messages, oldest first."""
 
     model: str
     stream: bool
     texts: Sequence[str]
     tools: Sequence[Tool] = ()
     results: Sequence[str] = ()
-    """What tools have answered, oldest first."""
+    """Results of tools, oldest first."""
     schema: Mapping[str, Any] | None = None
 
 
@@ -32,14 +32,14 @@ class Answer:
 
     @property
     def pieces(self) -> list[str]:
-        """The text as it is streamed: word for word."""
+        """The text as it is streamed, word by word."""
         words = (self.text or "").split(" ")
         return [word if number == 0 else f" {word}" for number, word in enumerate(words)] if self.text else []
 
 
 @dataclass
 class Call:
-    """One HTTP request, as it came. `conversation` is None for what belongs to none: titles, lists, counts."""
+    """One HTTP request as it arrived. `conversation` is None for requests outside of conversations: titles, lists, counts."""
 
     method: str
     path: str
@@ -52,11 +52,11 @@ class Call:
     status: int | None = None
     at: float = field(default_factory=time.monotonic)
     gone: bool = False
-    """The caller went away before the end of its answer."""
+    """The caller disconnected before the end of the answer."""
 
     @property
     def key(self) -> str | None:
-        """What stands where each API wants its key."""
+        """The key, at the place where the API expects it."""
         bearer = self.headers.get("authorization", "")
         if bearer.lower().startswith("bearer "):
             return bearer[7:]
@@ -64,7 +64,7 @@ class Call:
 
 
 class Api(Protocol):
-    """How one API says all this. Frames are whole server-sent events."""
+    """The format of one API. Frames are complete server-sent events."""
 
     name: str
 
@@ -75,7 +75,7 @@ class Api(Protocol):
 
 
 def text_of(content: Any) -> str:
-    """Of a message in any API: a string, or parts of which some have text."""
+    """The text of a message in any API: a string, or parts of which some contain text."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

@@ -1,4 +1,4 @@
-"""Gemini's generateContent, as far as the command line of that name uses it."""
+"""The generateContent API of Gemini, as far as Gemini CLI uses it."""
 
 from __future__ import annotations
 

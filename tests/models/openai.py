@@ -1,4 +1,4 @@
-"""OpenAI's two APIs: chat completions and responses."""
+"""The two APIs of OpenAI: chat completions and responses."""
 
 from __future__ import annotations
 

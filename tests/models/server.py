@@ -1,4 +1,4 @@
-"""A model server that follows a script, in the shapes of OpenAI's, Anthropic's and Google's APIs."""
+"""A model server that follows a script, in the formats of the APIs of OpenAI, Anthropic and Google."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.models.wire import Reply, read_call
 
 MODELS = ("gpt-5.5", "claude-sonnet-5-5", "gemini-3.1-pro-preview", "scripted")
 SIDE = Usage(input=10, output=3)
-"""Of an answer to what is asked beside the conversation."""
+"""Usage of an answer outside of a conversation."""
 
 
 @dataclass
 class Conversation:
-    """A script and how far it has come. `plain`: also requests that offer no tools are part of it."""
+    """A script and its progress. `plain`: requests without tools are also part of it."""
 
     about: str
     steps: list[Step]
@@ -39,7 +39,7 @@ class Conversation:
         return self.done >= len(self.steps)
 
     def next(self) -> Step:
-        """The step for the next answer; past the end of the script it says so, for as long as it is asked."""
+        """The step for the next answer. After the end of the script, every answer says that it has ended."""
         if self.over:
             return Say("There is nothing more in the script.")
         step = self.steps[self.done]
@@ -51,11 +51,11 @@ class Conversation:
 
 
 class ModelServer:
-    """On loopback, in a thread of its own; `with ModelServer() as models`.
+    """A server on loopback, in its own thread: `with ModelServer() as models`.
 
-    A conversation is known by a word that stands in what the user says: `models.script("the login", [Shell("make test"), Say("Done.")])`
-    answers while `the login` is the last such word that was said. What offers no tools (titles, summaries) is answered
-    beside the script. `keys`: the only ones that are let in; None: all."""
+    A conversation is recognized by a phrase in the user's messages: `models.script("the login", [Shell("make test"), Say("Done.")])`
+    answers while `the login` is the last such phrase that was sent. Requests without tools (titles, summaries) are answered without
+    the script. `keys`: the accepted API keys; None: all."""
 
     def __init__(self, *, host: str = "127.0.0.1", port: int = 0, keys: Sequence[str] | None = None) -> None:
         self.host = host
@@ -64,9 +64,9 @@ class ModelServer:
         self.calls: list[Call] = []
         self.conversations: list[Conversation] = []
         self.refused: list[str] = []
-        """Steps that no offered tool could do, in words: a test looks here when nothing happened."""
+        """Messages about steps that no offered tool could do. Look here if a script had no effect."""
         self.heard: Callable[[Call], None] = lambda call: None
-        """Called after each request, in the server's own thread."""
+        """Called after each request, in the thread of the server."""
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -74,7 +74,7 @@ class ModelServer:
 
     @property
     def url(self) -> str:
-        """Without any API's own path."""
+        """Without the path of an API."""
         return f"http://{self.host}:{self.port}"
 
     def script(self, about: str, steps: Sequence[Step], *, plain: bool = False) -> Conversation:
@@ -83,20 +83,22 @@ class ModelServer:
         return conversation
 
     def asked(self, about: str | None = None) -> list[Call]:
-        """Requests for answers, those of one conversation or all."""
+        """Requests for answers, of one conversation or of all."""
         with self._changed:
             return [call for call in self.calls if call.asked and about in (None, call.conversation)]
 
     def wait_for(self, what: Callable[[ModelServer], Any], timeout_s: float = 60) -> Any:
-        """Until it is true, which is looked at after every request."""
+        """Wait until the condition is true. It is checked after every request."""
         with self._changed:
             found = self._changed.wait_for(lambda: what(self), timeout_s)
         if not found:
-            told = [f"{call.method} {call.path} {call.conversation} {call.status}" for call in self.calls]
-            raise AssertionError(f"not so within {timeout_s:.0f} s; {len(told)} requests: {told[-20:]}; {self.refused}")
+            requests = [f"{call.method} {call.path} {call.conversation} {call.status}" for call in self.calls]
+            raise AssertionError(
+                f"the condition was not met within {timeout_s:.0f} s; {len(requests)} requests: {requests[-20:]}; {self.refused}"
+            )
         return found
 
-    # its life
+    # start and stop
 
     def __enter__(self) -> ModelServer:
         ready = threading.Event()
@@ -115,16 +117,16 @@ class ModelServer:
 
     async def _serve(self, ready: threading.Event) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        open_now: set[asyncio.Task[None]] = set()
+        connections: set[asyncio.Task[None]] = set()
 
         async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task
-            open_now.add(task)
+            connections.add(task)
             try:
                 await self._connection(reader, writer)
             finally:
-                open_now.discard(task)
+                connections.discard(task)
                 writer.close()
 
         server = await asyncio.start_server(take, self.host, self.port, limit=1 << 26)
@@ -132,9 +134,9 @@ class ModelServer:
         ready.set()
         await self._stopping.wait()
         server.close()
-        for task in open_now:
+        for task in connections:
             task.cancel()
-        await asyncio.gather(*open_now, return_exceptions=True)
+        await asyncio.gather(*connections, return_exceptions=True)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -142,7 +144,7 @@ class ModelServer:
                 with self._changed:
                     self.calls.append(call)
                 answering = asyncio.create_task(self._answer(call, Reply(writer, call)))
-                leaving = asyncio.create_task(_left(reader, writer))
+                leaving = asyncio.create_task(_wait_for_disconnect(reader, writer))
                 await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 call.gone = not answering.done()
                 for task in (answering, leaving):
@@ -154,13 +156,13 @@ class ModelServer:
                 if isinstance(outcome, BaseException):
                     return
 
-    # its answers
+    # answers
 
     async def _answer(self, call: Call, reply: Reply) -> None:
         api = _api(call)
         call.api = api.name if api else None
-        if beside := self._beside(call, api):
-            await reply.whole(*beside)
+        if direct := self._answer_without_model(call, api):
+            await reply.whole(*direct)
             return
         assert api
         try:
@@ -178,21 +180,21 @@ class ModelServer:
             conversation.calls.append(call)
             step = conversation.next()
             self._changed.notify_all()
-        await self._follow(step, reply, api, asked)
+        await self._play(step, reply, api, asked)
 
-    def _beside(self, call: Call, api: Api | None) -> tuple[int, dict[str, Any]] | None:
-        """Status and body of what needs no model."""
+    def _answer_without_model(self, call: Call, api: Api | None) -> tuple[int, dict[str, Any]] | None:
+        """Status and body of an answer that needs no model."""
         if self.keys is not None and call.key not in self.keys:
             return 401, (api or Chat()).error(401, "That key is not known here.")
-        if listed := _listed(call):
-            return 200, listed
+        if models := _list_models(call):
+            return 200, models
         if api is None or call.method != "POST":
             return 404, Chat().error(404, f"There is no {call.method} {call.path} here.")
         if call.path.endswith(("count_tokens", ":countTokens")):
             return 200, {"input_tokens": 100} if api.name == "anthropic" else {"totalTokens": 100}
         return None
 
-    async def _follow(self, step: Step, reply: Reply, api: Api, asked: Asked) -> None:
+    async def _play(self, step: Step, reply: Reply, api: Api, asked: Asked) -> None:
         if isinstance(step, Fail):
             after = {} if step.retry_after_s is None else {"retry-after": str(step.retry_after_s)}
             await asyncio.sleep(step.pause_s)
@@ -222,7 +224,7 @@ class ModelServer:
         elif isinstance(step, Say):
             await _send(reply, api, asked, Answer(step.text, None, step.usage), step.pause_s)
         else:
-            raise TypeError(f"no step: {step!r}")
+            raise TypeError(f"unknown step: {step!r}")
 
     def _conversation(self, asked: Asked) -> Conversation | None:
         for text in reversed(asked.texts):
@@ -245,8 +247,8 @@ async def _send(reply: Reply, api: Api, asked: Asked, answer: Answer, pause_s: f
     await reply.end()
 
 
-async def _left(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """When the caller is gone. Nobody here sends a second request before the answer to the first."""
+async def _wait_for_disconnect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Return when the caller has disconnected. No client sends a second request before the answer to the first."""
     while not reader.at_eof() and not writer.transport.is_closing():
         await asyncio.sleep(0.02)
 
@@ -264,8 +266,8 @@ def _api(call: Call) -> Api | None:
     return None
 
 
-def _listed(call: Call) -> dict[str, Any] | None:
-    """The models, for who asks for them."""
+def _list_models(call: Call) -> dict[str, Any] | None:
+    """The list of models, if the request is for it."""
     if call.method != "GET" or not call.path.endswith("/models"):
         return None
     if "/v1beta/" in call.path:

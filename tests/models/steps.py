@@ -1,4 +1,4 @@
-"""What a scripted model does, one step for each answer that it is asked for."""
+"""The steps of a scripted model, one for each answer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Usage:
     input: int = 100
     output: int = 20
     cached: int = 0
-    """Of the input, read from a cache."""
+    """The part of the input that was read from a cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
     usage: Usage = field(default_factory=Usage)
     pause_s: float = 0.0
-    """Between two pieces of a stream; before the answer, when it is not streamed."""
+    """Pause between two pieces of a stream, or before an answer that is not streamed."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Say(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Act(Step):
-    """A tool is called, whatever the agent calls it; `say` goes before."""
+    """Call a tool, whatever its name is in the agent. `say` is sent before it."""
 
     say: str | None = None
 
@@ -44,7 +44,7 @@ class Shell(Act):
 
 @dataclass(frozen=True)
 class Write(Act):
-    """A whole file; agents want its absolute path."""
+    """Write a whole file. Agents need its absolute path."""
 
     path: str
     text: str
@@ -52,7 +52,7 @@ class Write(Act):
 
 @dataclass(frozen=True)
 class Edit(Act):
-    """The one place where `old` stands becomes `new`."""
+    """Replace the only occurrence of `old` by `new`."""
 
     path: str
     old: str
@@ -66,7 +66,7 @@ class Read(Act):
 
 @dataclass(frozen=True)
 class Use(Act):
-    """A tool by its own name, also one that was not offered."""
+    """Call a tool by its exact name, even if it was not offered."""
 
     tool: str
     arguments: dict[str, Any]
@@ -74,7 +74,7 @@ class Use(Act):
 
 @dataclass(frozen=True)
 class UseMcp(Act):
-    """A tool of an MCP server, by whatever name the agent offers it."""
+    """Call a tool of an MCP server, under the name that the agent offers."""
 
     server: str
     tool: str
@@ -83,7 +83,7 @@ class UseMcp(Act):
 
 @dataclass(frozen=True)
 class Fail(Step):
-    """An error in the API's own shape. `times`: how many answers in a row; None: all from here on."""
+    """An error in the format of the API. `times`: the number of answers in a row; None: all from here on."""
 
     status: int = 500
     message: str = "The server had an error."
@@ -93,7 +93,7 @@ class Fail(Step):
 
 @dataclass(frozen=True)
 class Cut(Step):
-    """The connection breaks in the middle of this text."""
+    """The connection breaks within this text."""
 
     text: str = "I was about to say that"
     times: int | None = 1
@@ -101,6 +101,6 @@ class Cut(Step):
 
 @dataclass(frozen=True)
 class Hang(Step):
-    """Nothing more comes, until the caller goes away. `text`: what comes before, if it is streamed."""
+    """Send nothing more until the caller disconnects. `text`: sent before, if the answer is streamed."""
 
     text: str | None = None

@@ -1,4 +1,4 @@
-"""The official SDKs understand the scripted model server, so agents that are built on them will."""
+"""The official SDKs understand the scripted model server, and therefore agents that use them do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ else:
 COMMAND = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 QUESTION = "please mend the login"
 TEXT = "I have looked at it."
-SAID: Any = [{"role": "user", "content": QUESTION}]
+MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def claude(models: ModelServer) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-def scripted(models: ModelServer, *steps: Step) -> None:
+def add_script(models: ModelServer, *steps: Step) -> None:
     models.script("mend the login", steps, plain=True)
 
 
@@ -51,13 +51,15 @@ CHAT_TOOL: Any = {"type": "function", "function": {"name": "bash", "parameters":
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_chat_completions(models: ModelServer, gpt: openai.OpenAI, stream: bool) -> None:
-    scripted(models, Shell("make test", say="First the tests."), Say(TEXT, usage=Usage(70, 7, cached=30)))
+def test_chat_completions_return_tool_calls_text_and_usage(
+    models: ModelServer, gpt: openai.OpenAI, stream: bool
+) -> None:
+    add_script(models, Shell("make test", say="First the tests."), Say(TEXT, usage=Usage(70, 7, cached=30)))
 
     def ask() -> Any:
         if not stream:
-            return gpt.chat.completions.create(model="scripted", messages=SAID, tools=[CHAT_TOOL])
-        with gpt.chat.completions.stream(model="scripted", messages=SAID, tools=[CHAT_TOOL]) as events:
+            return gpt.chat.completions.create(model="scripted", messages=MESSAGES, tools=[CHAT_TOOL])
+        with gpt.chat.completions.stream(model="scripted", messages=MESSAGES, tools=[CHAT_TOOL]) as events:
             return events.get_final_completion()
 
     choice = ask().choices[0]
@@ -78,8 +80,10 @@ RESPONSE_TOOLS: Any = [
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_responses(models: ModelServer, gpt: openai.OpenAI, stream: bool) -> None:
-    scripted(models, Shell("make test", say="First."), Write("a.txt", "one\ntwo\n"), Say(TEXT, usage=Usage(70, 7, 30)))
+def test_responses_return_tool_calls_text_and_usage(models: ModelServer, gpt: openai.OpenAI, stream: bool) -> None:
+    add_script(
+        models, Shell("make test", say="First."), Write("a.txt", "one\ntwo\n"), Say(TEXT, usage=Usage(70, 7, 30))
+    )
 
     def ask() -> Any:
         if not stream:
@@ -112,14 +116,16 @@ CLAUDE_TOOLS: Any = [{"name": "Bash", "input_schema": COMMAND}, {"name": "Edit",
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_messages(models: ModelServer, claude: anthropic.Anthropic, stream: bool) -> None:
-    scripted(models, Shell("make test", say="First."), Edit("/a", "x", "y"), Say(TEXT, usage=Usage(70, 7, cached=30)))
+def test_messages_return_tool_calls_text_and_usage(
+    models: ModelServer, claude: anthropic.Anthropic, stream: bool
+) -> None:
+    add_script(models, Shell("make test", say="First."), Edit("/a", "x", "y"), Say(TEXT, usage=Usage(70, 7, cached=30)))
 
     def ask() -> Any:
-        about: dict[str, Any] = {"model": "m", "max_tokens": 100, "messages": SAID, "tools": CLAUDE_TOOLS}
+        options: dict[str, Any] = {"model": "m", "max_tokens": 100, "messages": MESSAGES, "tools": CLAUDE_TOOLS}
         if not stream:
-            return claude.messages.create(**about)
-        with claude.messages.stream(**about) as events:
+            return claude.messages.create(**options)
+        with claude.messages.stream(**options) as events:
             return events.get_final_message()
 
     first = ask()
@@ -128,16 +134,16 @@ def test_messages(models: ModelServer, claude: anthropic.Anthropic, stream: bool
     assert (first.content[1].name, first.content[1].input) == ("Bash", {"command": "make test"})
     edit = ask().content[0].input
     assert {"file_path": "/a", "old_string": "x", "new_string": "y"}.items() <= edit.items()
-    assert "why" in edit, "what else a tool requires is filled in"
+    assert "why" in edit, "other required arguments are filled in"
     answer = ask()
     assert (answer.content[0].text, answer.stop_reason) == (TEXT, "end_turn")
     assert (answer.usage.input_tokens, answer.usage.cache_read_input_tokens, answer.usage.output_tokens) == (40, 30, 7)
-    assert claude.messages.count_tokens(model="m", messages=SAID).input_tokens == 100
+    assert claude.messages.count_tokens(model="m", messages=MESSAGES).input_tokens == 100
 
 
-def test_generate_content(models: ModelServer) -> None:
-    """There is no SDK for this one among ours: the fields that @google/genai reads."""
-    scripted(models, Shell("make test"), Say(TEXT, usage=Usage(70, 7)))
+def test_generate_content_returns_tool_calls_text_and_usage(models: ModelServer) -> None:
+    """No SDK for this API is installed: checks the fields that @google/genai reads."""
+    add_script(models, Shell("make test"), Say(TEXT, usage=Usage(70, 7)))
     declared = [{"functionDeclarations": [{"name": "run_shell_command", "parametersJsonSchema": COMMAND}]}]
     body = {"contents": [{"role": "user", "parts": [{"text": QUESTION}]}], "tools": declared}
     path = f"{models.url}/v1beta/models/gemini-3.1-pro-preview"
@@ -162,53 +168,53 @@ def test_a_wrong_key_is_refused_and_recorded(models: ModelServer) -> None:
     gpt = openai.OpenAI(base_url=f"{models.url}/v1", api_key="sk-wrong", max_retries=0)
     claude = anthropic.Anthropic(base_url=models.url, api_key="sk-wrong", max_retries=0)
     with gpt, pytest.raises(openai.AuthenticationError):
-        gpt.chat.completions.create(model="scripted", messages=SAID)
+        gpt.chat.completions.create(model="scripted", messages=MESSAGES)
     with claude, pytest.raises(anthropic.AuthenticationError):
-        claude.messages.create(model="m", max_tokens=1, messages=SAID)
+        claude.messages.create(model="m", max_tokens=1, messages=MESSAGES)
     assert [call.key for call in models.calls] == ["sk-wrong", "sk-wrong"]
 
 
-def test_failures_come_as_the_sdks_know_them(
+def test_failures_raise_the_exceptions_of_the_sdks(
     models: ModelServer, gpt: openai.OpenAI, claude: anthropic.Anthropic
 ) -> None:
-    scripted(models, Fail(500), Fail(429, retry_after_s=3), Fail(529), Cut(), Fail(503, times=None))
+    add_script(models, Fail(500), Fail(429, retry_after_s=3), Fail(529), Cut(), Fail(503, times=None))
     with pytest.raises(openai.InternalServerError, match="had an error"):
-        gpt.chat.completions.create(model="scripted", messages=SAID)
+        gpt.chat.completions.create(model="scripted", messages=MESSAGES)
     with pytest.raises(openai.RateLimitError) as limited:
         gpt.responses.create(model="scripted", input=QUESTION)
     assert limited.value.response.headers["retry-after"] == "3"
     with pytest.raises(anthropic.APIStatusError) as overloaded:
-        claude.messages.create(model="m", max_tokens=1, messages=SAID)
+        claude.messages.create(model="m", max_tokens=1, messages=MESSAGES)
     assert overloaded.value.status_code == 529
     with pytest.raises(openai.APIConnectionError):
-        list(gpt.chat.completions.create(model="scripted", messages=SAID, stream=True))
+        list(gpt.chat.completions.create(model="scripted", messages=MESSAGES, stream=True))
     for _ in range(3):
         with pytest.raises(openai.InternalServerError):
-            gpt.chat.completions.create(model="scripted", messages=SAID)
+            gpt.chat.completions.create(model="scripted", messages=MESSAGES)
 
 
-def test_a_model_that_hangs_is_left(models: ModelServer, gpt: openai.OpenAI) -> None:
-    scripted(models, Hang("So far"), Say(TEXT))
-    heard = ""
-    with gpt.chat.completions.create(model="scripted", messages=SAID, stream=True) as stream:
+def test_a_client_can_leave_a_hanging_model(models: ModelServer, gpt: openai.OpenAI) -> None:
+    add_script(models, Hang("So far"), Say(TEXT))
+    received = ""
+    with gpt.chat.completions.create(model="scripted", messages=MESSAGES, stream=True) as stream:
         for chunk in stream:
-            heard += chunk.choices[0].delta.content or ""
-            if heard == "So far":
+            received += chunk.choices[0].delta.content or ""
+            if received == "So far":
                 break
     models.wait_for(lambda models: models.asked()[0].gone)
-    assert gpt.chat.completions.create(model="scripted", messages=SAID).choices[0].message.content == TEXT
+    assert gpt.chat.completions.create(model="scripted", messages=MESSAGES).choices[0].message.content == TEXT
 
 
-def test_a_slow_answer_comes_piece_by_piece(models: ModelServer, gpt: openai.OpenAI) -> None:
-    scripted(models, Say("one two three", pause_s=0.05))
-    began = time.monotonic()
-    stream = gpt.chat.completions.create(model="scripted", messages=SAID, stream=True)
+def test_a_slow_answer_is_streamed_in_pieces(models: ModelServer, gpt: openai.OpenAI) -> None:
+    add_script(models, Say("one two three", pause_s=0.05))
+    started = time.monotonic()
+    stream = gpt.chat.completions.create(model="scripted", messages=MESSAGES, stream=True)
     pieces = [chunk.choices[0].delta.content for chunk in stream if chunk.choices and chunk.choices[0].delta.content]
     assert pieces == ["one", " two", " three"]
-    assert time.monotonic() - began > 0.15
+    assert time.monotonic() - started > 0.15
 
 
-def test_scripts_are_told_apart_and_side_requests_take_nothing(models: ModelServer, gpt: openai.OpenAI) -> None:
+def test_scripts_are_separate_and_requests_without_tools_use_no_step(models: ModelServer, gpt: openai.OpenAI) -> None:
     one = models.script("the login", [Say("The login.")])
     models.script("the logout", [Say("The logout.")])
 
@@ -231,8 +237,8 @@ def test_scripts_are_told_apart_and_side_requests_take_nothing(models: ModelServ
     assert ask("who is next", response_format=wanted) == '{"who": "user"}'
 
 
-def test_what_no_tool_can_do_is_said(models: ModelServer, gpt: openai.OpenAI) -> None:
-    scripted(models, Shell("make test"))
-    answer = gpt.chat.completions.create(model="scripted", messages=SAID)
+def test_a_step_without_a_matching_tool_is_reported(models: ModelServer, gpt: openai.OpenAI) -> None:
+    add_script(models, Shell("make test"))
+    answer = gpt.chat.completions.create(model="scripted", messages=MESSAGES)
     assert "I cannot do this" in (answer.choices[0].message.content or "")
     assert "no shell" in models.refused[0]

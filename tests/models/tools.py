@@ -1,4 +1,4 @@
-"""From what a step means to the tool that this agent has offered for it."""
+"""Finds the tool that an agent offers for a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATCHER = "apply_patch"
 
 @dataclass(frozen=True)
 class Tool:
-    """As offered. `freeform`: it takes a text and no JSON. `namespace`: the group it was offered in."""
+    """A tool as offered. `freeform`: it takes text instead of JSON. `namespace`: the group it was offered in."""
 
     name: str
     schema: Mapping[str, Any]
@@ -40,7 +40,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """`text` instead of `arguments` for a tool without a form."""
+    """`text` replaces `arguments` for a freeform tool."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -73,7 +73,7 @@ def tool_call(step: Act, offered: Sequence[Tool]) -> ToolCall:
         if tool := _first(tools, READERS):
             return ToolCall(tool.name, _fill(tool, path=step.path))
         return _shell(tools, f"cat -- {shlex.quote(step.path)}")
-    raise NoSuchToolError(f"nobody has said what {step!r} is")
+    raise NoSuchToolError(f"unknown step: {step!r}")
 
 
 def _shell(tools: Mapping[str, Tool], command: str) -> ToolCall:
@@ -121,23 +121,23 @@ NAMES = {
 }
 
 
-def _fill(tool: Tool, **meant: str) -> dict[str, Any]:
-    """The arguments under the names this tool has for them; what else it requires is filled with something harmless."""
-    given: dict[str, Any] = {}
-    for meaning, value in meant.items():
+def _fill(tool: Tool, **arguments: str) -> dict[str, Any]:
+    """The arguments under the names that this tool uses. Other required arguments get harmless values."""
+    filled: dict[str, Any] = {}
+    for meaning, value in arguments.items():
         name = next((name for name in NAMES[meaning] if name in tool.properties), None)
         if name is None:
             raise NoSuchToolError(f"{tool.name} takes no {meaning}: {sorted(tool.properties)}")
         array = tool.properties[name].get("type") == "array"
-        given[name] = ["bash", "-lc", value] if array else value
+        filled[name] = ["bash", "-lc", value] if array else value
     for name in tool.required:
-        if name not in given:
-            given[name] = example(tool.properties.get(name, {}))
-    return given
+        if name not in filled:
+            filled[name] = example(tool.properties.get(name, {}))
+    return filled
 
 
 def example(schema: Mapping[str, Any]) -> Any:
-    """The least that fits a JSON schema."""
+    """A minimal value for a JSON schema."""
     if schema.get("enum"):
         return schema["enum"][0]
     if "const" in schema:

@@ -1,4 +1,4 @@
-"""As much of HTTP/1.1 as the clients of models speak, from the standard library alone, so that it runs inside a sandbox too."""
+"""The part of HTTP/1.1 that clients of models use. Only the standard library, so that it also runs in a sandbox."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.models.asked import Call
 
 
 async def read_call(reader: asyncio.StreamReader) -> Call | None:
-    """None: there is no further request on this connection."""
+    """Read the next request. None: the connection has no further request."""
     line = (await reader.readline()).decode("latin-1").strip()
     if not line:
         return None
@@ -43,7 +43,7 @@ async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> byt
 
 
 class Reply:
-    """One answer on a connection: either `whole`, or `begin`, `piece`…, `end`."""
+    """One answer on a connection: either `whole`, or `begin`, `piece`… and `end`."""
 
     def __init__(self, writer: asyncio.StreamWriter, call: Call) -> None:
         self._writer = writer
@@ -70,7 +70,7 @@ class Reply:
         await self._writer.drain()
 
     def cut(self) -> None:
-        """As a cable that is pulled: what is not sent yet never will be."""
+        """Abort the connection. Data that is not sent yet is lost."""
         self._writer.transport.abort()
 
     def _head(self, status: int, headers: Mapping[str, str]) -> None:

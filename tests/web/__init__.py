@@ -1,1 +1,1 @@
-"""The web in a real Chromium, with the real platform, engine and demo agent behind it."""
+"""Tests of the web application in a real Chromium, with the real platform, engine and demo agent."""

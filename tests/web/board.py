@@ -1,4 +1,4 @@
-"""The board of one project, and what a hand does on it in a page."""
+"""The board of one project, and the actions of a user on its page."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 from playwright.sync_api import Locator, Page, expect
 
 from tests.acceptance.platform import ok, until
-from tests.web.yard import Yard
+from tests.web.api import Api
 
 
 @dataclass
 class Board:
-    """One project's, in a page or in several."""
+    """The board of one project. It may be open in several pages."""
 
-    yard: Yard
+    api: Api
     project: str
 
-    def task(self, title: str, *lines: str, start: bool = False, **body: Any) -> str:
-        return self.yard.task(title, *lines, project=self.project, start=start, **body)
+    def create_task(self, title: str, *lines: str, start: bool = False, **body: Any) -> str:
+        return self.api.create_task(title, *lines, project=self.project, start=start, **body)
 
-    def get(self, task: str) -> dict[str, Any]:
-        return dict(self.yard.get(f"/tasks/{task}"))
+    def get_task(self, task: str) -> dict[str, Any]:
+        return dict(self.api.get(f"/tasks/{task}"))
 
-    def settings(self, **tasks: Any) -> None:
+    def change_task_settings(self, **tasks: Any) -> None:
         path = f"/projects/{self.project}"
-        known = self.yard.get(path)["settings"]
-        ok(self.yard.client.patch(path, json={"settings": {**known, "tasks": {**known["tasks"], **tasks}}}))
+        known = self.api.get(path)["settings"]
+        ok(self.api.client.patch(path, json={"settings": {**known, "tasks": {**known["tasks"], **tasks}}}))
 
-    def tasks(self, column: str = "") -> list[str]:
-        """Titles, in order."""
+    def list_titles(self, column: str = "") -> list[str]:
+        """Titles of the tasks, in board order."""
         query = {"projectId": self.project, **({"status": column} if column else {})}
-        return [one["title"] for one in self.yard.get("/tasks", **query)["items"]]
+        return [one["title"] for one in self.api.get("/tasks", **query)["items"]]
 
     def open(self, page: Page, more: str = "") -> None:
-        """When what happens is followed: nothing that comes after is missed."""
+        """Open the board and wait until live updates are connected, so that no later event is missed."""
         page.goto(f"/board?project={self.project}{more}")
         expect(page.locator("h1")).to_have_text("Board")
         expect(page.locator("[data-live=live]")).to_be_attached()
@@ -46,30 +46,30 @@ def column(page: Page, name: str) -> Locator:
     return page.get_by_role("region", name=name, exact=True)
 
 
-def card(inside: Page | Locator, words: str) -> Locator:
-    return inside.get_by_test_id("card").filter(has_text=words)
+def card(inside: Page | Locator, text: str) -> Locator:
+    return inside.get_by_test_id("card").filter(has_text=text)
 
 
-def title(page: Page, words: str) -> Locator:
-    return page.get_by_role("link", name=words, exact=True)
+def title_link(page: Page, text: str) -> Locator:
+    return page.get_by_role("link", name=text, exact=True)
 
 
-def shows(page: Page, name: str, *titles: str) -> None:
-    """The column has these cards, in this order, and no other."""
+def expect_cards(page: Page, name: str, *titles: str) -> None:
+    """Expect exactly these cards in the column, in this order."""
     expect(column(page, name).locator("[data-card]")).to_have_text(list(titles))
 
 
-def act(page: Page, words: str, item: str) -> None:
-    """By the menu of a card."""
-    page.get_by_role("button", name=f"Actions for {words}", exact=True).click()
-    # by its key: cards move while tasks go on, their menus with them, and a click would land where the item was
+def choose_action(page: Page, text: str, item: str) -> None:
+    """Choose an item in the menu of a card."""
+    page.get_by_role("button", name=f"Actions for {text}", exact=True).click()
+    # with the keyboard: cards and their menus move while tasks run, and a click could miss the item
     page.get_by_role("menuitem", name=item, exact=True).press("Enter")
 
 
-def drag(page: Page, words: str, name: str, above: str | None = None) -> None:
-    """A card to the end of a column with few cards, or above another card."""
-    card(page, words).scroll_into_view_if_needed()  # and stands still
-    start = card(page, words).bounding_box()
+def drag(page: Page, text: str, name: str, above: str | None = None) -> None:
+    """Drag a card to the end of a column with few cards, or above another card."""
+    card(page, text).scroll_into_view_if_needed()  # also waits until the card no longer moves
+    start = card(page, text).bounding_box()
     target = (card(page, above) if above else column(page, name)).bounding_box()
     assert start
     assert target
@@ -78,25 +78,25 @@ def drag(page: Page, words: str, name: str, above: str | None = None) -> None:
     page.mouse.move(start["x"] + 48, start["y"] + start["height"] - 2, steps=3)
     x, y = target["x"] + target["width"] / 2, target["y"] + (4 if above else target["height"] / 2)
     page.mouse.move(x, y, steps=8)
-    place = column(page, name)
+    target_column = column(page, name)
 
-    def held() -> bool:
-        """A hand is never quite still: only what moves is noticed."""
+    def is_over_column() -> bool:
+        """Move the mouse a little: the column reacts only to movement."""
         page.mouse.move(x + 1, y)
         page.mouse.move(x, y)
-        return "border-accent" in (place.get_attribute("class") or "").split()
+        return "border-accent" in (target_column.get_attribute("class") or "").split()
 
-    until(held, 30)
+    until(is_over_column, 30)
     page.mouse.up()
 
 
-def choose(page: Page, box: Locator, choice: str) -> None:
+def choose_option(page: Page, box: Locator, choice: str) -> None:
     box.click()
     page.get_by_role("option", name=re.compile(rf"^{re.escape(choice)}")).click()
 
 
-def told(page: Page, *words: str) -> None:
-    """In a note at the edge of the page."""
-    note = page.locator("[data-sonner-toast]")
-    for some in words:
-        expect(note.filter(has_text=some).first).to_be_visible()
+def expect_toast(page: Page, *texts: str) -> None:
+    """Expect a toast with each of these texts."""
+    toast = page.locator("[data-sonner-toast]")
+    for text in texts:
+        expect(toast.filter(has_text=text).first).to_be_visible()

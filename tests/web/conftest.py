@@ -1,5 +1,5 @@
-"""One engine, platform and Chromium for all tests of a worker, a browser context for each file, a page and a sign-in for each test. A file
-that kills the platform, or needs it as it is after the first start, has one of its own (`own_platform`)."""
+"""One engine, platform and Chromium for all tests of a worker, one browser context per file, one page and sign-in per test. A file that
+kills the platform, or needs it in its state after the first start, uses its own one (`own_platform`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.acceptance.conftest import started
 from tests.acceptance.platform import Platform, running
 from tests.forge import GitHub, forge
 from tests.protocol.engine import Engine
-from tests.web.browser import browsing, chromium, fresh_page, signed_in
-from tests.web.yard import Yard
+from tests.web.api import Api
+from tests.web.browser import chromium, fresh_page, open_context, signed_in_page
 
 SETTINGS = {
     "CREATES_PER_MINUTE": "100000",
@@ -56,20 +56,20 @@ def github() -> Iterator[GitHub]:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """No longer than these tests: while Playwright is there, no event loop of another test can run."""
+    """Package scope, and not longer: no other test can run an event loop while Playwright is active."""
     with chromium() as browser:
         yield browser
 
 
 @pytest.fixture(scope="module")
-def yard(platform: Platform) -> Yard:
-    """What is there before a person opens the page."""
-    return Yard(platform)
+def api(platform: Platform) -> Api:
+    """The API of the platform, to prepare data and to check results."""
+    return Api(platform)
 
 
 @pytest.fixture(scope="module")
 def context(browser: Browser, platform: Platform) -> Iterator[BrowserContext]:
-    with browsing(browser, platform.url) as context:
+    with open_context(browser, platform.url) as context:
         yield context
 
 
@@ -81,5 +81,5 @@ def page(context: BrowserContext, platform: Platform) -> Iterator[Page]:
 
 @pytest.fixture
 def phone(browser: Browser, platform: Platform) -> Iterator[Page]:
-    with signed_in(browser, platform.url, platform.token, phone=True) as page:
+    with signed_in_page(browser, platform.url, platform.token, phone=True) as page:
         yield page

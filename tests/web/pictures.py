@@ -1,4 +1,4 @@
-"""Pictures of pages made small: a palette of at most 256 colours, which is all that flat surfaces and text need."""
+"""Shrinks screenshots to a palette of at most 256 colours, which is enough for flat surfaces and text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page
 
-_INDEXED = """async (png) => {
+_INDEX_COLOURS = """async (png) => {
   const bytes = Uint8Array.from(atob(png), (one) => one.charCodeAt(0));
   const image = await createImageBitmap(new Blob([bytes]));
   const canvas = new OffscreenCanvas(image.width, image.height);
@@ -40,23 +40,23 @@ _INDEXED = """async (png) => {
 }"""
 
 
-def pack(browser: Browser, folder: Path) -> None:
-    """All of a folder's, in place."""
+def shrink_all(browser: Browser, folder: Path) -> None:
+    """Shrink all PNG files of a folder in place."""
     page = browser.new_page()
     for path in sorted(folder.glob("*.png")):
-        path.write_bytes(_small(page, path.read_bytes()))
+        path.write_bytes(_shrink(page, path.read_bytes()))
     page.close()
 
 
-def _small(page: Page, png: bytes) -> bytes:
-    """The smaller one of what it was and what its palette makes of it."""
-    made: dict[str, Any] = page.evaluate(_INDEXED, base64.b64encode(png).decode())
-    width, height, indices = made["width"], made["height"], base64.b64decode(made["indices"])
+def _shrink(page: Page, png: bytes) -> bytes:
+    """Return the image with a palette, or the original if that is smaller."""
+    result: dict[str, Any] = page.evaluate(_INDEX_COLOURS, base64.b64encode(png).decode())
+    width, height, indices = result["width"], result["height"], base64.b64decode(result["indices"])
     rows = b"".join(b"\0" + indices[at : at + width] for at in range(0, width * height, width))
     packed = b"\x89PNG\r\n\x1a\n" + b"".join(
         (
             _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
-            _chunk(b"PLTE", bytes(made["palette"])),
+            _chunk(b"PLTE", bytes(result["palette"])),
             _chunk(b"IDAT", zlib.compress(rows, 9)),
             _chunk(b"IEND", b""),
         )

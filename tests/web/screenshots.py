@@ -1,4 +1,4 @@
-"""`make screenshots`: every page in light and dark under docs/screenshots, from a real platform on which real work was done."""
+"""`make screenshots`: writes every page in light and dark to docs/screenshots, from a real platform with finished work."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tests.acceptance.platform import ok, running, until
 from tests.acceptance.workshop import work
 from tests.forge import forge
 from tests.protocol.engine import ROOT
-from tests.web.browser import Theme, chromium, picture, signed_in, there
+from tests.web.api import Api
+from tests.web.browser import Theme, chromium, expect_loaded, signed_in_page, take_screenshot
 from tests.web.conftest import SETTINGS
-from tests.web.pictures import pack
-from tests.web.yard import Yard
+from tests.web.pictures import shrink_all
 
 FOLDER = ROOT / "docs/screenshots"
-SETTLED_MS = 2500
-"""For what has no end to wait for: a chart's first points, a terminal's prompt."""
+SETTLE_MS = 2500
+"""Time for what cannot be waited for: the first points of a chart, the prompt of a terminal."""
 SIZE: ViewportSize = {"width": 1280, "height": 800}
-MEND = (
+FIX = (
     "plan: Look at the data; Add the missing line; Prove it with the tests",
     "think: The list ends too early.",
     "append src/data.txt: four\\n",
@@ -39,30 +39,30 @@ def main() -> int:
         running(engine, **SETTINGS) as platform,
         chromium() as browser,
     ):
-        yard = Yard(platform)
-        own = work(platform, github)
-        ok(yard.client.patch(f"/projects/{own.id}", json={"name": "website"}))
-        pages = dict(_made(yard, own.id))
+        api = Api(platform)
+        project = work(platform, github)
+        ok(api.client.patch(f"/projects/{project.id}", json={"name": "website"}))
+        pages = dict(_create_content(api, project.id))
         themes: tuple[Theme, ...] = ("light", "dark")
         for theme in themes:
-            _door(browser, platform.url, theme)
-            with signed_in(browser, platform.url, platform.token, theme=theme) as page:
+            _capture_sign_in(browser, platform.url, theme)
+            with signed_in_page(browser, platform.url, platform.token, theme=theme) as page:
                 page.set_viewport_size(SIZE)
                 for name, address in pages.items():
                     page.goto(address)
-                    _taken(page, name, theme)
-            with signed_in(browser, platform.url, platform.token, theme=theme, phone=True) as page:
+                    _capture(page, name, theme)
+            with signed_in_page(browser, platform.url, platform.token, theme=theme, phone=True) as page:
                 for name in ("board", "task-conversation"):
                     page.goto(pages[name])
-                    _taken(page, f"{name}-phone", theme)
-        pack(browser, FOLDER)
+                    _capture(page, f"{name}-phone", theme)
+        shrink_all(browser, FOLDER)
     return 0
 
 
-def _made(yard: Yard, project: str) -> Iterator[tuple[str, str]]:
-    """Cards in every column, and where each page is."""
-    done = yard.task("Add the missing line to the data", *MEND, project=project)
-    several = yard.task(
+def _create_content(api: Api, project: str) -> Iterator[tuple[str, str]]:
+    """Create cards in every column. Yields the name and the URL of each page."""
+    done = api.create_task("Add the missing line to the data", *FIX, project=project)
+    several = api.create_task(
         "Say hello in two ways",
         "create HELLO.md: Hello.",
         "run: ls -l",
@@ -70,19 +70,19 @@ def _made(yard: Yard, project: str) -> Iterator[tuple[str, str]]:
         project=project,
         attempts=[{"agent": "demo"}, {"agent": "demo"}],
     )
-    asking = yard.task(
+    asking = api.create_task(
         "Choose a colour for the page", "ask: Which colour shall the page have?", "hang", project=project
     )
-    yard.task("Write the change log", "create CHANGELOG.md: # Changes", project=project, start=False)
-    yard.task("Translate the front page", project=project, start=False, priority=2)
-    failing = yard.task("Move to the new API", "fail: The new API is not there yet.", project=project)
-    session = yard.session("Look around in the website", project)
-    yard.post(f"/sessions/{session['id']}/turns", text="run: ls\nsay: This is a small website in `src`.")
-    sandbox = yard.get(f"/sessions/{yard.rests(done, 'in_review')['sessionId']}")["sandboxId"]
-    yard.post(f"/sandboxes/{sandbox}/execute", command="cd workspace && git log --stat --format='%h %s' && wc -l src/*")
-    yard.rests(failing, "failed")
-    until(lambda: yard.get("/asks", taskId=asking, status="pending")["items"], 180)
-    until(lambda: all(one["status"] == "ready" for one in yard.get(f"/tasks/{several}/attempts")["items"]), 180)
+    api.create_task("Write the change log", "create CHANGELOG.md: # Changes", project=project, start=False)
+    api.create_task("Translate the front page", project=project, start=False, priority=2)
+    failing = api.create_task("Move to the new API", "fail: The new API is not there yet.", project=project)
+    session = api.create_session("Look around in the website", project)
+    api.post(f"/sessions/{session['id']}/turns", text="run: ls\nsay: This is a small website in `src`.")
+    sandbox = api.get(f"/sessions/{api.wait_for_attempt(done, 'in_review')['sessionId']}")["sandboxId"]
+    api.post(f"/sandboxes/{sandbox}/execute", command="cd workspace && git log --stat --format='%h %s' && wc -l src/*")
+    api.wait_for_attempt(failing, "failed")
+    until(lambda: api.get("/asks", taskId=asking, status="pending")["items"], 180)
+    until(lambda: all(one["status"] == "ready" for one in api.get(f"/tasks/{several}/attempts")["items"]), 180)
     yield "welcome", "/welcome"
     yield "board", "/board"
     for tab in ("conversation", "output", "changes", "files", "terminal", "history", "pull", "sandbox"):
@@ -101,22 +101,22 @@ def _made(yard: Yard, project: str) -> Iterator[tuple[str, str]]:
     yield "settings", "/settings"
 
 
-def _door(browser: Browser, url: str, theme: Theme) -> None:
+def _capture_sign_in(browser: Browser, url: str, theme: Theme) -> None:
     context = browser.new_context(base_url=url, viewport=SIZE, color_scheme=theme)
     page = context.new_page()
     page.goto("/sign-in")
     page.get_by_role("button", name="Sign in", exact=True).wait_for()
-    _taken(page, "sign-in", theme)
+    _capture(page, "sign-in", theme)
     context.close()
 
 
-def _taken(page: Page, name: str, theme: Theme) -> None:
+def _capture(page: Page, name: str, theme: Theme) -> None:
     path: Path = FOLDER / f"{name}-{theme}.png"
-    there(page)
+    expect_loaded(page)
     if name == "task-sandbox":
         page.locator("polyline").first.wait_for(state="attached")
-    page.wait_for_timeout(SETTLED_MS)
-    picture(page, path)
+    page.wait_for_timeout(SETTLE_MS)
+    take_screenshot(page, path)
     print(path.relative_to(ROOT), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What a person does on the board: cards are made, moved by mouse, keyboard and finger, filtered, stopped and sent back."""
+"""The board: creating cards, moving them by mouse, keyboard and touch, filtering, stopping, retrying and requesting changes."""
 
 from __future__ import annotations
 
@@ -14,31 +14,41 @@ from playwright.sync_api import Page, Response, Route, ViewportSize, expect
 from tests.acceptance.platform import Platform, ok, until
 from tests.acceptance.workshop import work
 from tests.forge import GitHub
-from tests.web.board import Board, act, card, choose, column, drag, shows, title, told
-from tests.web.browser import DESK, PHONE, accessible, confirm, darken, fits
-from tests.web.yard import Yard
+from tests.web.api import Api
+from tests.web.board import (
+    Board,
+    card,
+    choose_action,
+    choose_option,
+    column,
+    drag,
+    expect_cards,
+    expect_toast,
+    title_link,
+)
+from tests.web.browser import DESKTOP, PHONE, confirm, expect_accessible, expect_fitting_width, switch_to_dark
 
 pytestmark = pytest.mark.timeout(300)
 
 SLOW_MS = 120_000
 LAPTOP: ViewportSize = {"width": 1440, "height": 900}
-LONG = "sleep: 300"
+WORK_UNTIL_STOPPED = "sleep: 300"
+"""A task that works until it is stopped."""
 LONG_REASON = (
     "Your OpenAI account has no quota left. Add credit with the provider, or use another key. "
     "It said: You exceeded your current quota, please check your plan and billing details."
 )
-"""Works until it is stopped."""
 
 
 GO = "/tmp/go"
-WAIT = f"run: until rm {GO} 2>/dev/null; do sleep 0.1; done"
-"""Works until it may go on."""
+WAIT_TO_CONTINUE = f"run: until rm {GO} 2>/dev/null; do sleep 0.1; done"
+"""A step that waits for _let_agent_continue."""
 NewBoard = Callable[..., Board]
 
 
 @pytest.fixture
-def new_board(yard: Yard, tmp_path: Path) -> Iterator[NewBoard]:
-    """Of a project with a repository of its own. What is at work on it ends with the test."""
+def new_board(api: Api, tmp_path: Path) -> Iterator[NewBoard]:
+    """Create the board of a new project with its own repository. Tasks that are still in progress are stopped after the test."""
     made: list[Board] = []
 
     def create(**tasks: Any) -> Board:
@@ -49,19 +59,19 @@ def new_board(yard: Yard, tmp_path: Path) -> Iterator[NewBoard]:
         ):
             subprocess.run(line.split(), check=True)
         body = {"name": f"{tmp_path.name} {len(made)}", "repository": str(folder), "settings": {"tasks": tasks}}
-        made.append(Board(yard, str(yard.post("/projects", **body)["id"])))
+        made.append(Board(api, str(api.post("/projects", **body)["id"])))
         return made[-1]
 
     yield create
     for board in made:
-        for task in yard.get("/tasks", projectId=board.project)["items"]:
+        for task in api.get("/tasks", projectId=board.project)["items"]:
             if task["status"] == "in_progress":
-                yard.post(f"/tasks/{task['id']}/stop")
+                api.post(f"/tasks/{task['id']}/stop")
 
 
-def _go_on(board: Board, task: str) -> None:
-    sandbox = until(lambda: board.get(task)["attempts"][0]["sandboxId"])
-    ok(board.yard.client.put(f"/sandboxes/{sandbox}/files", params={"path": GO}, content=b""))
+def _let_agent_continue(board: Board, task: str) -> None:
+    sandbox = until(lambda: board.get_task(task)["attempts"][0]["sandboxId"])
+    ok(board.api.client.put(f"/sandboxes/{sandbox}/files", params={"path": GO}, content=b""))
 
 
 @pytest.fixture
@@ -69,10 +79,10 @@ def board(new_board: NewBoard) -> Board:
     return new_board()
 
 
-def test_an_empty_board_says_how_to_begin(page: Page, board: Board) -> None:
+def test_an_empty_board_offers_to_create_the_first_task(page: Page, board: Board) -> None:
     board.open(page)
     expect(page.get_by_text("No tasks yet")).to_be_visible()
-    accessible(page)
+    expect_accessible(page)
     page.get_by_role("button", name="Create your first task").click()
     dialog = page.get_by_role("dialog", name="New task")
     expect(page).to_have_url(re.compile("new=true"))
@@ -84,17 +94,17 @@ def test_an_empty_board_says_how_to_begin(page: Page, board: Board) -> None:
     page.keyboard.press("c")
     expect(dialog.get_by_label("Title")).to_have_value("Half a thought")
     dialog.get_by_label("Title").fill("c is a letter here")
-    choose(page, dialog.get_by_label("Agent"), "Demo agent")
+    choose_option(page, dialog.get_by_label("Agent"), "Demo agent")
     dialog.get_by_label("Start now").click()
     page.keyboard.press("Control+Enter")
     expect(dialog).to_be_hidden()
-    shows(page, "Backlog", "c is a letter here")
+    expect_cards(page, "Backlog", "c is a letter here")
     board.open(page, "&new=true")
     expect(dialog.get_by_label("Title")).to_have_value("")
 
 
-def test_a_task_with_all_that_can_be_said_of_it(page: Page, board: Board) -> None:
-    first = board.task("The first step")
+def test_a_task_is_created_with_every_field_of_the_form(page: Page, board: Board) -> None:
+    first = board.create_task("The first step")
     board.open(page, "&new=true")
     dialog = page.get_by_role("dialog", name="New task")
     dialog.get_by_text("Branch, priority, budget, dependencies").click()
@@ -109,25 +119,27 @@ def test_a_task_with_all_that_can_be_said_of_it(page: Page, board: Board) -> Non
     dialog.get_by_label("Budget in tokens").fill("20000")
     dialog.get_by_label("Priority").fill("7")
     dialog.get_by_label("Priority").fill("")
-    expect(dialog.get_by_label("Priority"), "what was opened stays so").to_be_visible()
+    expect(dialog.get_by_label("Priority"), "the expanded section stays open").to_be_visible()
     dialog.get_by_label("Priority").fill("7")
     dialog.get_by_label("Base branch").fill("no good..")
-    choose(page, dialog.get_by_label("Agent"), "Claude Code")
+    choose_option(page, dialog.get_by_label("Agent"), "Claude Code")
     dialog.get_by_label("Model").fill("a-model")
     dialog.get_by_role("button", name="Add attempt").click()
-    choose(page, dialog.get_by_label("Agent of attempt 2"), "Demo agent")
+    choose_option(page, dialog.get_by_label("Agent of attempt 2"), "Demo agent")
     expect(dialog.get_by_label("Model of attempt 2")).to_be_disabled()
     dialog.get_by_label("The first step").click()
     dialog.get_by_role("button", name="Create and start").click()
-    expect(dialog.get_by_label("Base branch"), "the platform's word").to_have_attribute("aria-invalid", "true")
+    expect(dialog.get_by_label("Base branch"), "the platform rejects the branch name").to_have_attribute(
+        "aria-invalid", "true"
+    )
     dialog.get_by_label("Base branch").fill("main")
-    accessible(page)
+    expect_accessible(page)
     dialog.get_by_role("button", name="Create and start").click()
     expect(dialog).to_be_hidden()
-    mine = card(column(page, "Backlog"), "The second step")
-    for words in ("Starts when unblocked", "Blocked by The first step", "2 attempts", "Priority 7"):
-        expect(mine).to_contain_text(words)
-    (made,) = (one for one in board.yard.get("/tasks", projectId=board.project)["items"] if one["id"] != first)
+    shown_card = card(column(page, "Backlog"), "The second step")
+    for text in ("Starts when unblocked", "Blocked by The first step", "2 attempts", "Priority 7"):
+        expect(shown_card).to_contain_text(text)
+    (made,) = (one for one in board.api.get("/tasks", projectId=board.project)["items"] if one["id"] != first)
     wanted = [{"agent": "claude", "model": "a-model"}, {"agent": "demo", "model": None}]
     assert made["wanted"] == wanted
     assert made["needs"] == [first]
@@ -135,17 +147,17 @@ def test_a_task_with_all_that_can_be_said_of_it(page: Page, board: Board) -> Non
     assert (made["priority"], made["baseBranch"], made["startWhenReady"]) == (7, "main", True)
 
 
-def test_a_card_that_is_dragged_starts_and_arrives_by_itself(page: Page, board: Board) -> None:
-    """And goes back to the agent with words, to arrive again."""
-    task = board.task("Write it", "create A.md: one", "commit: docs: one", WAIT)
+def test_a_card_dragged_to_in_progress_starts_and_moves_to_review(page: Page, board: Board) -> None:
+    """Requesting changes starts a second round, which also ends in review."""
+    task = board.create_task("Write it", "create A.md: one", "commit: docs: one", WAIT_TO_CONTINUE)
     board.open(page)
     drag(page, "Write it", "In progress")
-    mine = card(column(page, "In progress"), "Write it")
-    expect(mine).to_contain_text("Agent working", timeout=SLOW_MS)
-    expect(mine).to_contain_text("sandbox running")
-    _go_on(board, task)
+    shown_card = card(column(page, "In progress"), "Write it")
+    expect(shown_card).to_contain_text("Agent working", timeout=SLOW_MS)
+    expect(shown_card).to_contain_text("sandbox running")
+    _let_agent_continue(board, task)
     review = card(column(page, "In review"), "Write it")
-    expect(review).to_contain_text(board.yard.rests(task, "in_review")["branch"], timeout=SLOW_MS)
+    expect(review).to_contain_text(board.api.wait_for_attempt(task, "in_review")["branch"], timeout=SLOW_MS)
     expect(review.get_by_title("Elapsed")).to_be_visible()
 
     drag(page, "Write it", "In progress")
@@ -154,62 +166,62 @@ def test_a_card_that_is_dragged_starts_and_arrives_by_itself(page: Page, board: 
     box = dialog.get_by_label("What should be different?")
     expect(box).to_have_accessible_description(re.compile("Write what the agent should do"))
     dialog.get_by_role("button", name="Cancel").click()
-    shows(page, "In review", "Write it")
-    act(page, "Write it", "In progress")
-    box.fill(f"append A.md: two\ncommit: docs: two\n{WAIT}")
+    expect_cards(page, "In review", "Write it")
+    choose_action(page, "Write it", "In progress")
+    box.fill(f"append A.md: two\ncommit: docs: two\n{WAIT_TO_CONTINUE}")
     box.press("Control+Enter")
-    expect(mine).to_be_visible()
-    _go_on(board, task)
+    expect(shown_card).to_be_visible()
+    _let_agent_continue(board, task)
     expect(review).to_be_visible(timeout=SLOW_MS)
-    (attempt,) = board.get(task)["attempts"]
+    (attempt,) = board.get_task(task)["attempts"]
     assert (attempt["round"], attempt["status"]) == (2, "in_review")
 
 
-def test_an_order_is_kept(page: Page, board: Board) -> None:
+def test_the_order_of_cards_is_kept(page: Page, board: Board) -> None:
     for words in ("One", "Two", "Three"):
-        board.task(words)
+        board.create_task(words)
     board.open(page)
-    shows(page, "Backlog", "One", "Two", "Three")
+    expect_cards(page, "Backlog", "One", "Two", "Three")
     drag(page, "Three", "Backlog", above="One")
-    shows(page, "Backlog", "Three", "One", "Two")
-    title(page, "Three").focus()
+    expect_cards(page, "Backlog", "Three", "One", "Two")
+    title_link(page, "Three").focus()
     page.keyboard.press("Alt+ArrowDown")
-    shows(page, "Backlog", "One", "Three", "Two")
-    expect(title(page, "Three")).to_be_focused()
+    expect_cards(page, "Backlog", "One", "Three", "Two")
+    expect(title_link(page, "Three")).to_be_focused()
     expect(page.get_by_test_id("announcements")).to_have_text("Three: position 2")
     page.keyboard.press("Alt+ArrowDown")
-    shows(page, "Backlog", "One", "Two", "Three")
+    expect_cards(page, "Backlog", "One", "Two", "Three")
     page.keyboard.press("Alt+ArrowDown")
-    expect(title(page, "Three")).to_be_focused()
-    until(lambda: board.tasks() == ["One", "Two", "Three"])
+    expect(title_link(page, "Three")).to_be_focused()
+    until(lambda: board.list_titles() == ["One", "Two", "Three"])
     page.keyboard.press("Home")
-    expect(title(page, "One")).to_be_focused()
+    expect(title_link(page, "One")).to_be_focused()
     page.keyboard.press("Alt+ArrowDown")
-    until(lambda: board.tasks() == ["Two", "One", "Three"])
+    until(lambda: board.list_titles() == ["Two", "One", "Three"])
     page.reload()
-    shows(page, "Backlog", "Two", "One", "Three")
+    expect_cards(page, "Backlog", "Two", "One", "Three")
 
 
-def test_all_of_it_by_the_keyboard(page: Page, board: Board) -> None:
-    board.task("Stays")
-    going = board.task("Goes", LONG)
+def test_the_board_can_be_used_with_the_keyboard_alone(page: Page, board: Board) -> None:
+    board.create_task("Stays")
+    moving = board.create_task("Goes", WORK_UNTIL_STOPPED)
     board.open(page)
-    title(page, "Stays").focus()
+    title_link(page, "Stays").focus()
     page.keyboard.press("ArrowDown")
-    expect(title(page, "Goes")).to_be_focused()
+    expect(title_link(page, "Goes")).to_be_focused()
     page.keyboard.press("Alt+ArrowRight")
-    shows(page, "In progress", "Goes")
-    expect(title(page, "Goes")).to_be_focused()
-    until(lambda: board.get(going)["status"] == "in_progress")
+    expect_cards(page, "In progress", "Goes")
+    expect(title_link(page, "Goes")).to_be_focused()
+    until(lambda: board.get_task(moving)["status"] == "in_progress")
     page.keyboard.press("ArrowLeft")
-    expect(title(page, "Stays")).to_be_focused()
+    expect(title_link(page, "Stays")).to_be_focused()
     page.keyboard.press("ArrowRight")
-    expect(title(page, "Goes")).to_be_focused()
+    expect(title_link(page, "Goes")).to_be_focused()
     page.keyboard.press("Alt+ArrowRight")
-    told(page, "Could not move “Goes”")
-    shows(page, "In progress", "Goes")
+    expect_toast(page, "Could not move “Goes”")
+    expect_cards(page, "In progress", "Goes")
     expect(page.get_by_test_id("announcements")).to_contain_text("Goes is back in In progress.")
-    expect(title(page, "Goes")).to_be_focused()
+    expect(title_link(page, "Goes")).to_be_focused()
     page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="Actions for Goes")).to_be_focused()
     page.keyboard.press("Enter")
@@ -220,156 +232,156 @@ def test_all_of_it_by_the_keyboard(page: Page, board: Board) -> None:
     expect(page.get_by_role("button", name="Keep it running")).to_be_focused()
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
-    folded = column(page, "Cancelled").get_by_role("button", name="Expand Cancelled 1")
-    expect(folded, "the column is folded, and the focus follows the card").to_be_focused()
+    collapsed = column(page, "Cancelled").get_by_role("button", name="Expand Cancelled 1")
+    expect(collapsed, "the column is collapsed, and the focus follows the card").to_be_focused()
     page.keyboard.press("Enter")
-    shows(page, "Cancelled", "Goes")
-    until(lambda: board.get(going)["attempts"][0]["status"] == "cancelled")
+    expect_cards(page, "Cancelled", "Goes")
+    until(lambda: board.get_task(moving)["attempts"][0]["status"] == "cancelled")
     page.reload()
-    shows(page, "Cancelled", "Goes")
+    expect_cards(page, "Cancelled", "Goes")
     column(page, "Cancelled").get_by_role("button", name="Collapse Cancelled").click()
-    expect(folded).to_be_visible()
-    title(page, "Stays").focus()
+    expect(collapsed).to_be_visible()
+    title_link(page, "Stays").focus()
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("/tasks/"))
 
 
-def test_a_card_that_may_not_move_comes_back(page: Page, new_board: NewBoard) -> None:
+def test_a_card_returns_to_its_column_when_its_move_is_rejected(page: Page, new_board: NewBoard) -> None:
     board = new_board(wipLimits={"in_progress": 1})
-    board.task("Has the place", LONG, start=True)
-    board.task("Wants it", LONG)
+    board.create_task("Has the place", WORK_UNTIL_STOPPED, start=True)
+    board.create_task("Wants it", WORK_UNTIL_STOPPED)
     board.open(page)
     expect(column(page, "In progress")).to_contain_text("full, limit 1")
     drag(page, "Wants it", "In progress")
-    told(page, "Could not move “Wants it”", "is full (1 of 1 tasks). Move a task out of it")
-    shows(page, "Backlog", "Wants it")
-    shows(page, "In progress", "Has the place")
-    board.task("Another")
-    board.settings(wipLimits={"backlog": 1, "in_progress": 3})
+    expect_toast(page, "Could not move “Wants it”", "is full (1 of 1 tasks). Move a task out of it")
+    expect_cards(page, "Backlog", "Wants it")
+    expect_cards(page, "In progress", "Has the place")
+    board.create_task("Another")
+    board.change_task_settings(wipLimits={"backlog": 1, "in_progress": 3})
     expect(column(page, "Backlog")).to_contain_text("over the limit of 1")
     expect(column(page, "In progress")).to_contain_text("limit 3")
 
     page.route("**/api/v1/tasks/*/move", lambda route: route.abort())
     drag(page, "Another", "Backlog", above="Wants it")
-    told(page, "Could not move “Another”")
-    shows(page, "Backlog", "Wants it", "Another")
+    expect_toast(page, "Could not move “Another”")
+    expect_cards(page, "Backlog", "Wants it", "Another")
     drag(page, "Another", "Done")
     expect(page.get_by_test_id("announcements")).to_contain_text("Another is back in Backlog")
-    shows(page, "Backlog", "Wants it", "Another")
-    shows(page, "Done")
+    expect_cards(page, "Backlog", "Wants it", "Another")
+    expect_cards(page, "Done")
     page.unroute("**/api/v1/tasks/*/move")
     drag(page, "Another", "Cancelled")
     expect(page.get_by_role("button", name="Expand Cancelled 1")).to_be_visible()
     drag(page, "Wants it", "Done")
-    shows(page, "Done", "Wants it")
-    until(lambda: board.tasks("done") == ["Wants it"])
-    assert board.tasks("cancelled") == ["Another"]
+    expect_cards(page, "Done", "Wants it")
+    until(lambda: board.list_titles("done") == ["Wants it"])
+    assert board.list_titles("cancelled") == ["Another"]
 
     drag(page, "Has the place", "Cancelled")
-    asked = page.get_by_role("alertdialog", name="Cancel this task?")
-    asked.get_by_role("button", name="Keep it running").click()
-    shows(page, "In progress", "Has the place")
+    confirmation = page.get_by_role("alertdialog", name="Cancel this task?")
+    confirmation.get_by_role("button", name="Keep it running").click()
+    expect_cards(page, "In progress", "Has the place")
     drag(page, "Has the place", "Cancelled")
-    asked.get_by_role("button", name="Cancel task").click()
-    until(lambda: sorted(board.tasks("cancelled")) == ["Another", "Has the place"])
+    confirmation.get_by_role("button", name="Cancel task").click()
+    until(lambda: sorted(board.list_titles("cancelled")) == ["Another", "Has the place"])
 
 
-def test_what_is_looked_for_is_in_the_address(page: Page, board: Board) -> None:
-    board.task("Mend the login", "create A.md: upper case")
-    board.task("Paint the fence", agent="claude")
-    board.task("Never ends", LONG, start=True)
+def test_search_and_filters_are_kept_in_the_url(page: Page, board: Board) -> None:
+    board.create_task("Mend the login", "create A.md: upper case")
+    board.create_task("Paint the fence", agent="claude")
+    board.create_task("Never ends", WORK_UNTIL_STOPPED, start=True)
     board.open(page)
-    shows(page, "Backlog", "Mend the login", "Paint the fence")
+    expect_cards(page, "Backlog", "Mend the login", "Paint the fence")
     page.get_by_label("Search cards").fill("CASE login")
-    shows(page, "Backlog", "Mend the login")
+    expect_cards(page, "Backlog", "Mend the login")
     expect(column(page, "Backlog")).to_contain_text("1 of 2")
     expect(page).to_have_url(re.compile(r"q=CASE(\+|%20)login"))
     expect(column(page, "In progress")).to_contain_text("No matching tasks.")
     other = page.context.new_page()
     other.goto(page.url)
-    shows(other, "Backlog", "Mend the login")
+    expect_cards(other, "Backlog", "Mend the login")
     expect(other.get_by_label("Search cards")).to_have_value("CASE login")
     other.close()
     page.get_by_role("button", name="Clear filters").click()
     expect(page).to_have_url(re.compile("/board$"))
     board.open(page)
-    choose(page, page.get_by_role("combobox", name="Agent"), "Claude Code")
-    shows(page, "Backlog", "Paint the fence")
-    shows(page, "In progress")
+    choose_option(page, page.get_by_role("combobox", name="Agent"), "Claude Code")
+    expect_cards(page, "Backlog", "Paint the fence")
+    expect_cards(page, "In progress")
     expect(page).to_have_url(re.compile("agent=claude"))
-    choose(page, page.get_by_role("combobox", name="Agent"), "Any agent")
-    choose(page, page.get_by_role("combobox", name="Show"), "Running")
-    shows(page, "Backlog")
-    shows(page, "In progress", "Never ends")
+    choose_option(page, page.get_by_role("combobox", name="Agent"), "Any agent")
+    choose_option(page, page.get_by_role("combobox", name="Show"), "Running")
+    expect_cards(page, "Backlog")
+    expect_cards(page, "In progress", "Never ends")
     page.reload()
-    shows(page, "Backlog")
-    shows(page, "In progress", "Never ends")
+    expect_cards(page, "Backlog")
+    expect_cards(page, "In progress", "Never ends")
 
 
-@pytest.mark.slow  # tests/unit/platform/api/test_tasks.py has the pages
-def test_a_long_column_is_loaded_as_it_is_scrolled(page: Page, board: Board) -> None:
-    """The first answer has what fits on a screen; counts, search, moves and what happens meanwhile are of all cards."""
-    cards = [board.task(f"Card {number:02}") for number in range(60)]
+@pytest.mark.slow  # tests/unit/platform/api/test_tasks.py tests the pagination
+def test_a_long_column_loads_more_cards_while_scrolling(page: Page, board: Board) -> None:
+    """The first response holds one screen of cards; counts, search, moves and live updates cover all cards."""
+    cards = [board.create_task(f"Card {number:02}") for number in range(60)]
     answers: list[Response] = []
     page.on("response", lambda one: answers.append(one) if "/api/v1/board?" in one.url else None)
     board.open(page)
     backlog = column(page, "Backlog")
-    expect(title(page, "Card 00")).to_be_visible()
+    expect(title_link(page, "Card 00")).to_be_visible()
     expect(backlog.get_by_text("60", exact=True)).to_be_visible()
     assert len(answers[0].json()["columns"][0]["items"]) == 25
     assert len(answers[0].body()) < 150_000
     assert not any("Card 30" in one.text() for one in answers)
 
-    def reach(words: str) -> None:
-        def look() -> bool:
+    def scroll_to(words: str) -> None:
+        def scroll() -> bool:
             backlog.locator("[data-scrolls]").evaluate("one => { one.scrollTop = one.scrollHeight }")
-            return title(page, words).is_visible()
+            return title_link(page, words).is_visible()
 
-        until(look, 30)
+        until(scroll, 30)
 
-    reach("Card 59")
+    scroll_to("Card 59")
     expect(backlog.get_by_role("button", name="Show more")).to_have_count(0)
     drag(page, "Card 59", "Done")
-    shows(page, "Done", "Card 59")
+    expect_cards(page, "Done", "Card 59")
     expect(backlog.get_by_text("59", exact=True)).to_be_visible()
-    until(lambda: board.get(cards[59])["status"] == "done")
+    until(lambda: board.get_task(cards[59])["status"] == "done")
     drag(page, "Card 58", "Backlog", above="Card 56")
-    until(lambda: board.get(cards[58])["position"] == 56)
-    board.yard.post(f"/tasks/{cards[57]}/move", status="cancelled")
+    until(lambda: board.get_task(cards[58])["position"] == 56)
+    board.api.post(f"/tasks/{cards[57]}/move", status="cancelled")
     expect(backlog.get_by_text("58", exact=True)).to_be_visible()
-    expect(title(page, "Card 58"), "what was scrolled to stays").to_be_visible()
+    expect(title_link(page, "Card 58"), "the loaded cards stay").to_be_visible()
     page.get_by_label("Search cards").fill("card 45")
-    shows(page, "Backlog", "Card 45")
+    expect_cards(page, "Backlog", "Card 45")
     expect(backlog).to_contain_text("1 of 58")
 
 
-def test_a_card_says_that_it_needs_a_person(page: Page, board: Board) -> None:
-    board.task("Quiet")
-    task = board.task("Asks", "ask: Which colour?", "create C.md: {answer}", "commit: docs: colour", start=True)
+def test_a_card_shows_that_its_agent_waits_for_an_answer(page: Page, board: Board) -> None:
+    board.create_task("Quiet")
+    task = board.create_task("Asks", "ask: Which colour?", "create C.md: {answer}", "commit: docs: colour", start=True)
     board.open(page)
-    mine = card(column(page, "In progress"), "Asks")
-    expect(mine).to_contain_text("Needs you", timeout=SLOW_MS)
-    choose(page, page.get_by_role("combobox", name="Show"), "Needs you")
-    shows(page, "In progress", "Asks")
-    shows(page, "Backlog")
-    (ask,) = board.yard.get("/asks", taskId=task, status="pending")["items"]
-    board.yard.post(f"/asks/{ask['id']}/answer", content={"answer": "blue"})
-    shows(page, "In progress")
-    choose(page, page.get_by_role("combobox", name="Show"), "All cards")
+    shown_card = card(column(page, "In progress"), "Asks")
+    expect(shown_card).to_contain_text("Needs you", timeout=SLOW_MS)
+    choose_option(page, page.get_by_role("combobox", name="Show"), "Needs you")
+    expect_cards(page, "In progress", "Asks")
+    expect_cards(page, "Backlog")
+    (ask,) = board.api.get("/asks", taskId=task, status="pending")["items"]
+    board.api.post(f"/asks/{ask['id']}/answer", content={"answer": "blue"})
+    expect_cards(page, "In progress")
+    choose_option(page, page.get_by_role("combobox", name="Show"), "All cards")
     expect(card(column(page, "In review"), "Asks")).to_be_visible(timeout=SLOW_MS)
     expect(page.get_by_text("Needs you", exact=True)).to_have_count(0)
-    # a repository without pull requests: its branch leads to the changes
+    # the repository has no pull requests: the branch links to the changes
     card(column(page, "In review"), "Asks").get_by_role("link", name=re.compile("^Branch ")).click()
     expect(page).to_have_url(re.compile(f"/tasks/{task}\\?tab=changes$"))
     expect(page.get_by_role("tab", name="Changes")).to_have_attribute("aria-selected", "true")
 
 
-def test_a_card_says_that_its_agent_is_being_installed(page: Page, new_board: NewBoard) -> None:
+def test_a_card_shows_that_its_agent_is_being_installed(page: Page, new_board: NewBoard) -> None:
     board = new_board()
     install = {"script": "echo fetching it; sleep 5; echo no such package; exit 1", "check": "false"}
-    board.yard.post("/agents", name="new-here", title="New Here", definition={"argv": ["true"], "install": install})
+    board.api.post("/agents", name="new-here", title="New Here", definition={"argv": ["true"], "install": install})
     board.open(page)
-    board.task("With a new agent", start=True, agent="new-here")
+    board.create_task("With a new agent", start=True, agent="new-here")
     shown = card(page, "With a new agent")
     expect(shown).to_contain_text("Installing New Here (first time only)", timeout=SLOW_MS)
     shown.get_by_role("link").first.click()
@@ -379,21 +391,21 @@ def test_a_card_says_that_its_agent_is_being_installed(page: Page, new_board: Ne
 
 
 @pytest.mark.slow
-def test_a_spent_budget_is_raised_where_it_is_told(page: Page, new_board: NewBoard) -> None:
+def test_the_budget_can_be_raised_from_the_over_budget_error(page: Page, new_board: NewBoard) -> None:
     board = new_board()
-    task = board.task("Costs too much", "fail: no", start=True, budget={"usd": 0.1})
-    until(lambda: board.get(task)["error"])
+    task = board.create_task("Costs too much", "fail: no", start=True, budget={"usd": 0.1})
+    until(lambda: board.get_task(task)["error"])
 
-    def spent(route: Route) -> None:
+    def report_over_budget(route: Route) -> None:
         if route.request.method != "GET":
             route.continue_()
             return
-        told = board.get(task)
-        if told["attempts"][0]["status"] == "failed":
-            told["attempts"][0] |= {"error": "The task may spend 0.10 US dollars.", "errorCode": "over_budget"}
-        route.fulfill(json=told)
+        shown = board.get_task(task)
+        if shown["attempts"][0]["status"] == "failed":
+            shown["attempts"][0] |= {"error": "The task may spend 0.10 US dollars.", "errorCode": "over_budget"}
+        route.fulfill(json=shown)
 
-    page.route(f"**/api/v1/tasks/{task}", spent)
+    page.route(f"**/api/v1/tasks/{task}", report_over_budget)
     page.goto(f"/tasks/{task}")
     page.get_by_role("button", name="Raise the budget").click()
     dialog = page.get_by_role("dialog", name="Raise the budget of this task")
@@ -401,21 +413,21 @@ def test_a_spent_budget_is_raised_where_it_is_told(page: Page, new_board: NewBoa
     dialog.get_by_role("button", name="Save and retry").click()
     expect(dialog.get_by_label("Budget in dollars")).to_have_attribute("aria-invalid", "true")
     dialog.get_by_label("Budget in dollars").fill("2.5")
-    accessible(page)
+    expect_accessible(page)
     dialog.get_by_role("button", name="Save and retry").click()
     expect(dialog).to_have_count(0)
-    now = board.get(task)
+    now = board.get_task(task)
     assert (now["budget"]["usd"], now["attempts"][0]["round"]) == (2.5, 2)
 
 
 @pytest.mark.slow
-def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board: NewBoard) -> None:
+def test_queued_tasks_are_listed_cancelled_retried_and_deleted(page: Page, new_board: NewBoard) -> None:
     board = new_board(parallel=1)
-    first = board.task("First", LONG, start=True)
-    until(lambda: board.get(first)["attempts"][0]["status"] == "running")
-    second = board.task("Second", f"fail: {LONG_REASON}", start=True)
-    until(lambda: board.get(second)["attempts"])
-    third = board.task("Third", LONG, start=True)
+    first = board.create_task("First", WORK_UNTIL_STOPPED, start=True)
+    until(lambda: board.get_task(first)["attempts"][0]["status"] == "running")
+    second = board.create_task("Second", f"fail: {LONG_REASON}", start=True)
+    until(lambda: board.get_task(second)["attempts"])
+    third = board.create_task("Third", WORK_UNTIL_STOPPED, start=True)
     board.open(page)
     expect(card(page, "Second")).to_contain_text("Queued, next")
     expect(card(page, "Third")).to_contain_text("Queued, position 2")
@@ -424,24 +436,24 @@ def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board
     expect(waiting).to_have_count(2)
     expect(waiting.nth(0)).to_contain_text(re.compile("Position 1.*Second", re.DOTALL))
     expect(waiting.nth(1)).to_contain_text(re.compile("Position 2.*Third.*limit of 1 parallel attempts", re.DOTALL))
-    accessible(page)
+    expect_accessible(page)
     page.keyboard.press("Escape")
 
-    asked = page.get_by_role("alertdialog", name="Cancel this task?")
-    act(page, "First", "Cancelled")
-    expect(asked).to_contain_text("Its sandbox is deleted")
+    confirmation = page.get_by_role("alertdialog", name="Cancel this task?")
+    choose_action(page, "First", "Cancelled")
+    expect(confirmation).to_contain_text("Its sandbox is deleted")
     confirm(page, "Keep it running")
-    act(page, "First", "Cancel task")
-    expect(asked).to_contain_text("Retry continues from them")
-    asked.get_by_role("button", name="Cancel task").click()
+    choose_action(page, "First", "Cancel task")
+    expect(confirmation).to_contain_text("Retry continues from them")
+    confirmation.get_by_role("button", name="Cancel task").click()
     expect(page.get_by_role("button", name="Expand Cancelled 1")).to_be_visible()
     failed = card(column(page, "In progress"), "Second")
     expect(failed).to_contain_text("Failed", timeout=SLOW_MS)
     reason = failed.get_by_text(LONG_REASON)
     expect(reason).to_be_visible()
-    assert reason.evaluate("shown => shown.scrollHeight <= shown.clientHeight"), "the reason is cut off"
+    assert reason.evaluate("shown => shown.scrollHeight <= shown.clientHeight"), "the reason must not be cut off"
     expect(column(page, "In progress").get_by_role("heading", name="In progress").locator("..")).to_contain_text(
-        re.compile("In progress *1 *1 failed")  # Third works, Second does not
+        re.compile("In progress *1 *1 failed")  # Third is running, Second failed
     )
     expect(card(page, "Third")).to_contain_text(re.compile("Agent working"), timeout=SLOW_MS)
     expect(page.get_by_role("button", name="Queue nothing waiting")).to_be_visible()
@@ -449,39 +461,41 @@ def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board
     page.goto(f"/tasks/{second}")
     banner = page.locator("header").get_by_role("alert").locator("div").first
     expect(banner).to_contain_text(LONG_REASON)
-    assert banner.evaluate("shown => shown.scrollHeight <= shown.clientHeight"), "the banner cuts the reason off"
-    page.set_viewport_size(DESK)
+    assert banner.evaluate("shown => shown.scrollHeight <= shown.clientHeight"), (
+        "the banner must not cut off the reason"
+    )
+    page.set_viewport_size(DESKTOP)
     board.open(page)
-    act(page, "Second", "Retry")
+    choose_action(page, "Second", "Retry")
     expect(failed).to_contain_text("Queued, next")
     page.get_by_role("button", name="Expand Cancelled 1").click()
     page.set_viewport_size(LAPTOP)
     expect(page.get_by_role("button", name=re.compile("^Expand"))).to_have_count(0)
-    over = (
+    overflow = (
         page.locator("[data-column=backlog]").locator("..").evaluate("board => board.scrollWidth - board.clientWidth")
     )
-    assert over == 0, f"five columns are {over} px wider than the screen"
-    act(page, "First", "Retry")
+    assert overflow == 0, f"five columns must fit the screen, and are {overflow} px too wide"
+    choose_action(page, "First", "Retry")
     expect(card(column(page, "In progress"), "First")).to_contain_text("Queued, position 2")
 
-    act(page, "Third", "Delete")
+    choose_action(page, "Third", "Delete")
     confirm(page, "Delete")
     expect(card(page, "Third")).to_have_count(0)
-    assert board.yard.client.get(f"/tasks/{third}").status_code == 404
-    for name in ("Second", "First"):  # told to continue, the demo agent writes a note
+    assert board.api.client.get(f"/tasks/{third}").status_code == 404
+    for name in ("Second", "First"):  # the demo agent writes a note when it is asked to continue
         expect(card(column(page, "In review"), name)).to_be_visible(timeout=SLOW_MS)
-    assert len(board.get(first)["attempts"]) == 1, "it goes on with the work it has done"
+    assert len(board.get_task(first)["attempts"]) == 1, "a retry continues the same attempt"
 
 
-@pytest.mark.slow  # test_changes.py has it from draft to merge
-def test_the_pull_request_of_a_card(page: Page, platform: Platform, github: GitHub, yard: Yard) -> None:
+@pytest.mark.slow  # test_changes.py tests a pull request from draft to merge
+def test_a_card_links_to_its_pull_request(page: Page, platform: Platform, github: GitHub, api: Api) -> None:
     site = work(platform, github)
-    board = Board(yard, site.id)
+    board = Board(api, site.id)
     board.open(page)
-    task = board.task("Greet", "create HELLO.md: hello", "commit: docs: hello", start=True)
+    task = board.create_task("Greet", "create HELLO.md: hello", "commit: docs: hello", start=True)
     badge = card(column(page, "In review"), "Greet").get_by_role("link", name="Pull request #1 open")
     expect(badge).to_be_visible(timeout=SLOW_MS)
-    assert badge.get_attribute("href") == board.get(task)["pullRequest"]["url"]
+    assert badge.get_attribute("href") == board.get_task(task)["pullRequest"]["url"]
     expect(badge).to_have_attribute("rel", "noreferrer noopener")
     expect(card(column(page, "In review"), "Greet")).to_contain_text(re.compile("\\+1 \u22120.*Created"))
     github.colleague("grace").merge(site.slug, 1)
@@ -489,68 +503,68 @@ def test_the_pull_request_of_a_card(page: Page, platform: Platform, github: GitH
     expect(done.get_by_role("link", name="Pull request #1 merged")).to_be_visible(timeout=SLOW_MS)
 
 
-def test_on_a_phone(phone: Page, board: Board) -> None:
-    task = board.task("Was there")
+def test_the_board_works_on_a_phone(phone: Page, board: Board) -> None:
+    task = board.create_task("Was there")
     board.open(phone)
     phone.get_by_role("button", name="New task").click()
     dialog = phone.get_by_role("dialog", name="New task")
     dialog.get_by_label("Title").fill("From the train")
-    dialog.get_by_label("Description").fill(LONG)
-    choose(phone, dialog.get_by_label("Agent"), "Demo agent")
-    fits(phone)
+    dialog.get_by_label("Description").fill(WORK_UNTIL_STOPPED)
+    choose_option(phone, dialog.get_by_label("Agent"), "Demo agent")
+    expect_fitting_width(phone)
     dialog.get_by_label("Start now").click()
     dialog.get_by_role("button", name="Create", exact=True).click()
     expect(dialog).to_be_hidden()
-    shows(phone, "Backlog", "Was there", "From the train")
-    fits(phone)
-    accessible(phone)
-    act(phone, "From the train", "In progress")
-    shows(phone, "Backlog", "Was there")
+    expect_cards(phone, "Backlog", "Was there", "From the train")
+    expect_fitting_width(phone)
+    expect_accessible(phone)
+    choose_action(phone, "From the train", "In progress")
+    expect_cards(phone, "Backlog", "Was there")
     columns = phone.get_by_role("navigation", name="Columns")
     columns.get_by_role("button", name="In progress 1").click()
-    expect(title(phone, "From the train")).to_be_in_viewport(ratio=1)
+    expect(title_link(phone, "From the train")).to_be_in_viewport(ratio=1)
     expect(columns.get_by_role("button", name="In progress 1")).to_have_attribute("aria-current", "true")
     columns.get_by_role("button", name="Cancelled 0").click()
     expect(column(phone, "Cancelled").get_by_role("heading")).to_be_in_viewport()
     columns.get_by_role("button", name="Backlog 1").click()
-    act(phone, "Was there", "Done")
-    until(lambda: board.get(task)["status"] == "done")
-    fits(phone)
+    choose_action(phone, "Was there", "Done")
+    until(lambda: board.get_task(task)["status"] == "done")
+    expect_fitting_width(phone)
 
-    # it opens where something is: at work, or else anywhere
+    # the board opens at a column with cards, preferably one with running tasks
     phone.reload()
-    expect(title(phone, "From the train")).to_be_in_viewport(ratio=1)
-    title(phone, "From the train").click()
+    expect(title_link(phone, "From the train")).to_be_in_viewport(ratio=1)
+    title_link(phone, "From the train").click()
     steps = phone.get_by_label("Steps")
     for label in ("Setup", "Sandbox", "Verify", "Pull request"):
         box = steps.get_by_text(label, exact=True).bounding_box()
         assert box, label
-        assert box["width"] > 20, f"{label} cannot be read"
-        assert 0 <= box["x"] <= box["x"] + box["width"] <= PHONE["width"], f"{label} is out of sight"
-    fits(phone)
-    board.yard.post(f"/tasks/{phone.url.rpartition('/')[2]}/stop")
+        assert box["width"] > 20, f"{label} must be readable"
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= PHONE["width"], f"{label} must be in view"
+    expect_fitting_width(phone)
+    board.api.post(f"/tasks/{phone.url.rpartition('/')[2]}/stop")
     board.open(phone)
-    expect(title(phone, "Was there")).to_be_in_viewport(ratio=1)
+    expect(title_link(phone, "Was there")).to_be_in_viewport(ratio=1)
 
 
 @pytest.mark.slow
-def test_everybody_can_read_it(page: Page, board: Board) -> None:
-    task = board.task("Reviewed", "create A.md: one", "commit: docs: one", start=True)
-    board.task("Blocked", needs=[task])
-    board.task("Urgent", priority=9, attempts=[{"agent": "demo"}, {"agent": "demo"}])
-    board.task("Broken", "fail: it rains", start=True)
-    board.task("At work", LONG, start=True)
+def test_the_board_is_accessible_in_light_and_dark(page: Page, board: Board) -> None:
+    task = board.create_task("Reviewed", "create A.md: one", "commit: docs: one", start=True)
+    board.create_task("Blocked", needs=[task])
+    board.create_task("Urgent", priority=9, attempts=[{"agent": "demo"}, {"agent": "demo"}])
+    board.create_task("Broken", "fail: it rains", start=True)
+    board.create_task("At work", WORK_UNTIL_STOPPED, start=True)
     board.open(page)
     expect(card(column(page, "In review"), "Reviewed")).to_be_visible(timeout=SLOW_MS)
     expect(card(page, "Broken")).to_contain_text("it rains", timeout=SLOW_MS)
     expect(card(page, "At work")).to_contain_text("Agent working", timeout=SLOW_MS)
-    accessible(page)
+    expect_accessible(page)
     page.get_by_role("button", name="Actions for At work").click()
     expect(page.get_by_role("menuitem", name="Cancel task")).to_be_visible()
-    accessible(page)
+    expect_accessible(page)
     page.keyboard.press("Escape")
-    darken(page)
-    accessible(page, colours=True)
+    switch_to_dark(page)
+    expect_accessible(page, colours=True)
     page.get_by_role("button", name="Actions for At work").click()
     expect(page.get_by_role("menuitem", name="Cancel task")).to_be_visible()
-    accessible(page, colours=True)
+    expect_accessible(page, colours=True)

@@ -1,4 +1,4 @@
-"""The files of a sandbox and the shells in it, as one who works in there needs them."""
+"""The file browser and the terminal of a sandbox."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.acceptance.platform import until
-from tests.web.browser import accessible, confirm, fits
-from tests.web.yard import Yard
+from tests.web.api import Api
+from tests.web.browser import confirm, expect_accessible, expect_fitting_width
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -23,8 +23,8 @@ SCRIPT = "<!doctype html><script>document.title = 'owned'; parent.owned = true</
 
 
 @pytest.fixture(scope="module")
-def sandbox(yard: Yard) -> str:
-    made = str(yard.session("Files and shells")["sandboxId"])
+def sandbox(api: Api) -> str:
+    made = str(api.create_session("Files and shells")["sandboxId"])
     files = {
         "notes.txt": b"first line\n",
         "src/app.py": b"def hello():\n    return 'hello'\n",
@@ -33,12 +33,12 @@ def sandbox(yard: Yard) -> str:
         "dot.png": _png(),
     }
     for path, content in files.items():
-        _write(yard, made, path, content)
+        _write(api, made, path, content)
     return made
 
 
 def _png() -> bytes:
-    """One red dot."""
+    """An image of one red pixel."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -48,13 +48,13 @@ def _png() -> bytes:
     return b"\x89PNG\r\n\x1a\n" + data
 
 
-def _write(yard: Yard, sandbox: str, path: str, content: bytes) -> None:
-    answer = yard.client.put(f"/sandboxes/{sandbox}/files", params={"path": f"{HOME}/{path}"}, content=content)
+def _write(api: Api, sandbox: str, path: str, content: bytes) -> None:
+    answer = api.client.put(f"/sandboxes/{sandbox}/files", params={"path": f"{HOME}/{path}"}, content=content)
     assert answer.is_success, answer.text
 
 
-def _read(yard: Yard, sandbox: str, path: str) -> bytes:
-    answer = yard.client.get(f"/sandboxes/{sandbox}/files", params={"path": f"{HOME}/{path}"})
+def _read(api: Api, sandbox: str, path: str) -> bytes:
+    answer = api.client.get(f"/sandboxes/{sandbox}/files", params={"path": f"{HOME}/{path}"})
     assert answer.is_success, answer.text
     return bytes(answer.content)
 
@@ -68,79 +68,79 @@ def _tree(page: Page) -> Locator:
     return page.get_by_role("navigation", name="Folders and files")
 
 
-def _text(page: Page, name: str) -> Locator:
+def _editor(page: Page, name: str) -> Locator:
     return page.get_by_role("textbox", name=f"Text of {HOME}/{name}")
 
 
-def _type(page: Page, name: str, text: str) -> None:
-    """In place of what is there."""
-    _text(page, name).click()
+def _replace_text(page: Page, name: str, text: str) -> None:
+    """Replace the content of the open file."""
+    _editor(page, name).click()
     page.keyboard.press("Control+a")
     page.keyboard.insert_text(text)
 
 
-def test_a_file_is_found_opened_edited_and_saved(page: Page, yard: Yard, sandbox: str) -> None:
+def test_a_file_is_found_opened_edited_and_saved(page: Page, api: Api, sandbox: str) -> None:
     _open(page, sandbox)
     _tree(page).get_by_role("button", name="src", exact=True).click()
     _tree(page).get_by_role("button", name="app.py").click()
     expect(page).to_have_url(re.compile(r"app\.py"))
-    expect(_text(page, "src/app.py")).to_contain_text("def hello")
-    coloured = _text(page, "src/app.py").locator("span", has_text=re.compile("^def$"))
+    expect(_editor(page, "src/app.py")).to_contain_text("def hello")
+    coloured = _editor(page, "src/app.py").locator("span", has_text=re.compile("^def$"))
     expect(coloured).to_be_visible()
-    accessible(page)
-    _type(page, "src/app.py", "def hello():\n    return 'changed'\n")
+    expect_accessible(page)
+    _replace_text(page, "src/app.py", "def hello():\n    return 'changed'\n")
     expect(page.get_by_text("Unsaved changes", exact=True)).to_be_visible()
     page.keyboard.press("Control+s")
     expect(page.get_by_text("Unsaved changes", exact=True)).to_be_hidden()
-    assert b"'changed'" in _read(yard, sandbox, "src/app.py")
+    assert b"'changed'" in _read(api, sandbox, "src/app.py")
 
 
-def test_what_is_not_saved_is_not_lost_unasked(page: Page, yard: Yard, sandbox: str) -> None:
-    _write(yard, sandbox, "notes.txt", b"first line\n")
+def test_unsaved_changes_are_kept_until_they_are_discarded(page: Page, api: Api, sandbox: str) -> None:
+    _write(api, sandbox, "notes.txt", b"first line\n")
     _open(page, sandbox, "notes.txt")
-    _type(page, "notes.txt", "half a thought")
+    _replace_text(page, "notes.txt", "half a thought")
     _tree(page).get_by_role("button", name="raw.bin").click()  # another file, and back
     expect(_tree(page).get_by_role("img", name="Unsaved changes")).to_be_visible()
     _tree(page).get_by_role("button", name="notes.txt").click()
-    expect(_text(page, "notes.txt")).to_have_text("half a thought")
+    expect(_editor(page, "notes.txt")).to_have_text("half a thought")
     with page.expect_event("dialog") as asked:
         page.evaluate("() => { setTimeout(() => location.reload()) }")
     assert asked.value.type == "beforeunload"
     asked.value.dismiss()
-    expect(_text(page, "notes.txt")).to_have_text("half a thought")
+    expect(_editor(page, "notes.txt")).to_have_text("half a thought")
     page.get_by_role("button", name="Discard", exact=True).click()
     confirm(page, "Discard")
-    expect(_text(page, "notes.txt")).to_contain_text("first line")
+    expect(_editor(page, "notes.txt")).to_contain_text("first line")
 
 
-def test_a_file_that_the_agent_changed_meanwhile_is_asked_about(page: Page, yard: Yard, sandbox: str) -> None:
-    _write(yard, sandbox, "notes.txt", b"as it was\n")
+def test_saving_a_file_that_the_agent_has_changed_asks_first(page: Page, api: Api, sandbox: str) -> None:
+    _write(api, sandbox, "notes.txt", b"as it was\n")
     _open(page, sandbox, "notes.txt")
-    _type(page, "notes.txt", "mine")
-    _write(yard, sandbox, "notes.txt", b"as the agent has it now\n")
+    _replace_text(page, "notes.txt", "mine")
+    _write(api, sandbox, "notes.txt", b"as the agent has it now\n")
     page.get_by_role("button", name="Save", exact=True).click()
     question = page.get_by_role("alertdialog")
     expect(question).to_contain_text("The file has changed in the sandbox")
     question.get_by_role("button", name="Cancel").click()
-    assert _read(yard, sandbox, "notes.txt") == b"as the agent has it now\n"
+    assert _read(api, sandbox, "notes.txt") == b"as the agent has it now\n"
     page.get_by_role("button", name="Save", exact=True).click()
     question.get_by_role("button", name="Overwrite").click()
     expect(page.get_by_text("Unsaved changes", exact=True)).to_be_hidden()
-    assert _read(yard, sandbox, "notes.txt") == b"mine"
+    assert _read(api, sandbox, "notes.txt") == b"mine"
 
 
-def test_files_are_brought_taken_made_and_deleted(page: Page, yard: Yard, sandbox: str, tmp_path: Path) -> None:
+def test_files_are_uploaded_downloaded_created_and_deleted(page: Page, api: Api, sandbox: str, tmp_path: Path) -> None:
     _open(page, sandbox)
-    first = tmp_path / "brought.txt"
-    first.write_text("brought from outside")
+    local_file = tmp_path / "brought.txt"
+    local_file.write_text("brought from outside")
     picker = page.get_by_label("Files to upload")
-    picker.set_input_files(first)
+    picker.set_input_files(local_file)
     expect(_tree(page).get_by_role("button", name="brought.txt")).to_be_visible()
-    assert _read(yard, sandbox, "brought.txt") == b"brought from outside"
-    first.write_text("brought once more")
-    picker.set_input_files(first)
+    assert _read(api, sandbox, "brought.txt") == b"brought from outside"
+    local_file.write_text("brought once more")
+    picker.set_input_files(local_file)
     confirm(page, "Replace")
-    until(lambda: _read(yard, sandbox, "brought.txt") == b"brought once more")
+    until(lambda: _read(api, sandbox, "brought.txt") == b"brought once more")
     _tree(page).get_by_role("button", name="brought.txt").click()
     with page.expect_download() as download:
         page.get_by_role("link", name="Download").click()
@@ -151,23 +151,23 @@ def test_files_are_brought_taken_made_and_deleted(page: Page, yard: Yard, sandbo
     page.get_by_role("button", name="New file").click()
     page.get_by_role("dialog").get_by_label("Name").fill("made/here.md")
     page.get_by_role("dialog").get_by_role("button", name="Create").click()
-    _type(page, "made/here.md", "# made")
+    _replace_text(page, "made/here.md", "# made")
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_text("Unsaved changes", exact=True)).to_be_hidden()
-    assert _read(yard, sandbox, "made/here.md") == b"# made"
+    assert _read(api, sandbox, "made/here.md") == b"# made"
 
 
-def test_no_file_is_opened_as_a_page(page: Page, sandbox: str) -> None:
-    """A picture is shown, bytes are only for download, and markup is text."""
+def test_no_file_is_rendered_as_a_page(page: Page, sandbox: str) -> None:
+    """Images are shown, binary files can only be downloaded, and HTML is shown as text."""
     _open(page, sandbox, "dot.png")
-    picture = page.get_by_role("img", name="dot.png")
-    expect(picture).to_be_visible()
-    assert picture.evaluate("one => one.naturalWidth") == 1
+    image = page.get_by_role("img", name="dot.png")
+    expect(image).to_be_visible()
+    assert image.evaluate("one => one.naturalWidth") == 1
     _tree(page).get_by_role("button", name="raw.bin").click()
     expect(page.get_by_text("Not a text file")).to_be_visible()
     expect(page.get_by_role("textbox", name=re.compile("^Text of"))).to_have_count(0)
     _tree(page).get_by_role("button", name="page.html").click()
-    expect(_text(page, "page.html")).to_contain_text("<h1>hello</h1>")
+    expect(_editor(page, "page.html")).to_contain_text("<h1>hello</h1>")
     expect(page.locator("iframe")).to_have_count(0)
     assert not page.evaluate("'owned' in window")
     href = page.get_by_role("link", name="Download").get_attribute("href") or ""
@@ -179,12 +179,12 @@ def test_no_file_is_opened_as_a_page(page: Page, sandbox: str) -> None:
 # shells ----------------------------------------------------------------------------------------------------------------------
 
 
-def _shell(page: Page, sandbox: str) -> Locator:
+def _open_shell(page: Page, sandbox: str) -> Locator:
     page.goto(f"/sandboxes/{sandbox}?tab=terminal")
-    return _ready(page)
+    return _wait_for_prompt(page)
 
 
-def _ready(page: Page) -> Locator:
+def _wait_for_prompt(page: Page) -> Locator:
     screen = page.get_by_test_id("terminal")
     expect(page.get_by_text("The shell is open")).to_be_attached(timeout=SLOW_MS)
     expect(screen.locator(".xterm-rows")).to_contain_text("$", timeout=SLOW_MS)
@@ -197,31 +197,31 @@ def _enter(page: Page, line: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_a_shell_outlives_the_page(page: Page, yard: Yard, sandbox: str) -> None:
-    screen = _shell(page, sandbox)
+def test_a_shell_survives_a_reload(page: Page, api: Api, sandbox: str) -> None:
+    screen = _open_shell(page, sandbox)
     rows = screen.locator(".xterm-rows")
     _enter(page, "kept=$((40+2)); echo answer:$kept")
     expect(rows).to_contain_text("answer:42")
-    accessible(page, ignore=(".xterm",))
+    expect_accessible(page, ignore=(".xterm",))
     page.reload()
-    _ready(page)
-    expect(rows).to_contain_text("answer:42")  # what was on the screen is there again
+    _wait_for_prompt(page)
+    expect(rows).to_contain_text("answer:42")  # the screen content is restored
     _enter(page, "echo again:$kept")
     expect(rows).to_contain_text("again:42")
     page.get_by_role("tab", name="Files").click()
     expect(_tree(page)).to_be_visible()
     page.get_by_role("tab", name="Terminal").click()
-    _ready(page)
-    expect(screen.locator("textarea")).to_be_focused()  # also when nothing has to be loaded first
-    (shell,) = yard.get(f"/sandboxes/{sandbox}/terminals")["items"]
+    _wait_for_prompt(page)
+    expect(screen.locator("textarea")).to_be_focused()  # also when everything is loaded already
+    (shell,) = api.get(f"/sandboxes/{sandbox}/terminals")["items"]
     page.set_viewport_size({"width": 1360, "height": 500})
     probes = itertools.count()
     small = _ask_height(page, rows, next(probes))
     page.set_viewport_size({"width": 1360, "height": 900})
     until(lambda: _ask_height(page, rows, next(probes)) > small)
     page.get_by_role("button", name="New shell").first.click()
-    until(lambda: len(yard.get(f"/sandboxes/{sandbox}/terminals")["items"]) == 2)
-    _ready(page)
+    until(lambda: len(api.get(f"/sandboxes/{sandbox}/terminals")["items"]) == 2)
+    _wait_for_prompt(page)
     _enter(page, "echo other:${kept:-nothing}")
     expect(rows).to_contain_text("other:nothing")
     page.get_by_role("combobox", name="Shell").click()
@@ -233,11 +233,11 @@ def test_a_shell_outlives_the_page(page: Page, yard: Yard, sandbox: str) -> None
     page.get_by_role("menuitem", name="Close shell").click()
     confirm(page, "Close shell")
     expect(page.get_by_text(re.compile("^The shell exited"))).to_be_visible()
-    assert shell["id"] not in [one["id"] for one in yard.get(f"/sandboxes/{sandbox}/terminals")["items"]]
+    assert shell["id"] not in [one["id"] for one in api.get(f"/sandboxes/{sandbox}/terminals")["items"]]
 
 
 def _ask_height(page: Page, rows: Locator, probe: int) -> int:
-    """Ask the shell for the lines of its terminal. Returns when it has answered this very question and shows its prompt again."""
+    """Ask the shell for the number of lines of its terminal. Returns when it has answered this question and shows its prompt again."""
     _enter(page, f"echo size:{probe}:$(stty size | tr ' ' x)")
     answer = re.compile(rf"size:{probe}:(\d+)x\d+.*\$\s*$", re.DOTALL)
     expect(rows).to_contain_text(answer)
@@ -246,19 +246,19 @@ def _ask_height(page: Page, rows: Locator, probe: int) -> int:
     return int(found[1])
 
 
-def test_a_shell_that_ends_by_itself(page: Page, yard: Yard) -> None:
-    sandbox = str(yard.session("One shell")["sandboxId"])
-    _shell(page, sandbox)
+def test_a_new_shell_can_be_opened_after_one_exited(page: Page, api: Api) -> None:
+    sandbox = str(api.create_session("One shell")["sandboxId"])
+    _open_shell(page, sandbox)
     _enter(page, "exit 7")
     expect(page.get_by_text("The shell exited with code 7.")).to_be_visible()
     page.get_by_role("button", name="New shell").last.click()
-    _ready(page)
+    _wait_for_prompt(page)
     _enter(page, "echo fresh-$((1+1))")
     expect(page.get_by_test_id("terminal").locator(".xterm-rows")).to_contain_text("fresh-2")
 
 
-def test_a_phone_has_the_keys_of_a_shell(phone: Page, sandbox: str) -> None:
-    screen = _shell(phone, sandbox)
+def test_a_phone_shows_terminal_keys(phone: Page, sandbox: str) -> None:
+    screen = _open_shell(phone, sandbox)
     keys = phone.get_by_role("toolbar", name="Terminal keys")
     _enter(phone, "sleep 300")
     keys.get_by_role("button", name="Ctrl+C").tap()
@@ -272,4 +272,4 @@ def test_a_phone_has_the_keys_of_a_shell(phone: Page, sandbox: str) -> None:
     keys.get_by_role("button", name="Up").tap()
     phone.keyboard.press("Enter")
     expect(screen).to_contain_text("tapped:42")
-    fits(phone)
+    expect_fitting_width(phone)

@@ -1,4 +1,4 @@
-"""A person who has just started Sandyard: through the door, three steps, and the first branch."""
+"""The first run: signing in, the three welcome steps, and the first branch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.acceptance.platform import Platform
 from tests.models import ModelServer
-from tests.web.browser import DESK, PATIENCE_MS, accessible, watched
-from tests.web.yard import Yard
+from tests.web.api import Api
+from tests.web.browser import DESKTOP, TIMEOUT_MS, console_errors, expect_accessible
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -23,18 +23,18 @@ def platform(own_platform: Platform) -> Platform:
     return own_platform
 
 
-def test_from_the_printed_address_to_the_first_branch_within_two_minutes(browser: Browser, platform: Platform) -> None:
-    context = browser.new_context(base_url=platform.url, viewport=DESK)
-    context.set_default_timeout(PATIENCE_MS)
+def test_the_printed_url_leads_to_the_first_branch_within_two_minutes(browser: Browser, platform: Platform) -> None:
+    context = browser.new_context(base_url=platform.url, viewport=DESKTOP)
+    context.set_default_timeout(TIMEOUT_MS)
     page = context.new_page()
-    with watched(page) as wrong:
-        began = time.monotonic()
+    with console_errors(page) as errors:
+        started = time.monotonic()
         page.goto(f"/sign-in#token={platform.token}")
         expect(page).to_have_url(re.compile("/welcome$"))
         assert platform.token not in page.evaluate(
             "location.href + JSON.stringify(history.state) + JSON.stringify(localStorage)"
         )
-        accessible(page)
+        expect_accessible(page)
         page.get_by_role("button", name="Use the sample repository").click()
         expect(page.get_by_role("radio", name=re.compile("demo", re.IGNORECASE))).to_be_checked()
         page.get_by_role("button", name="Continue").click()
@@ -43,28 +43,28 @@ def test_from_the_printed_address_to_the_first_branch_within_two_minutes(browser
         expect(page.get_by_text(re.compile("The work is on the branch task/[a-z-]+-[0-9a-z]{4}."))).to_be_visible(
             timeout=TWO_MINUTES_MS
         )
-        assert time.monotonic() - began < TWO_MINUTES_MS / 1000
+        assert time.monotonic() - started < TWO_MINUTES_MS / 1000
         page.get_by_role("link", name="Review changes").click()
         expect(page).to_have_url(re.compile("/tasks/.*tab=changes"))
-    assert not wrong, wrong
+    assert not errors, errors
     context.close()
 
 
-def test_an_agent_that_needs_a_key_gets_it_where_it_is_missed(page: Page, yard: Yard) -> None:
-    """In the second step of the welcome, and on the page of a task that failed for want of it; pickers say it before."""
-    with ModelServer(keys=["sk-the-real-key"]) as models, watched(page) as wrong:
-        project = yard.post("/projects", name="website")["id"]
+def test_a_missing_api_key_can_be_added_wherever_it_is_reported(page: Page, api: Api) -> None:
+    """In the second welcome step, in agent pickers, and on the page of a task that failed because the key is missing."""
+    with ModelServer(keys=["sk-the-real-key"]) as models, console_errors(page) as errors:
+        project = api.post("/projects", name="website")["id"]
         page.goto("/welcome")
         page.get_by_role("button", name="website").click()
         page.get_by_role("radio", name=re.compile("^Claude Code needs a key")).click()
         expect(page.get_by_role("button", name="Continue")).to_be_disabled()
         expect(page.get_by_role("heading", name="Claude Code needs an Anthropic key")).to_be_visible()
-        accessible(page)
+        expect_accessible(page)
         enter_key(page.get_by_role("form"), models.url, "sk-a-wrong-key")
         expect(page.get_by_role("alert")).to_contain_text("Anthropic rejected the API key (401).")
         steps = page.get_by_role("list", name="Steps")
         expect(steps.get_by_role("img", name="done")).to_have_count(1)
-        assert yard.get("/model-providers")["items"] == []
+        assert api.get("/model-providers")["items"] == []
         enter_key(page.get_by_role("form"), models.url, "sk-the-real-key")
         expect(page.get_by_text("Anthropic key saved")).to_be_visible()
         expect(page.get_by_label("Title")).to_be_visible()
@@ -78,12 +78,12 @@ def test_an_agent_that_needs_a_key_gets_it_where_it_is_missed(page: Page, yard: 
         expect(page.get_by_role("radio", name=re.compile("^Claude Code ready"))).to_be_checked()
 
         page.get_by_role("radio", name="Demo").click()
-        expect(page.get_by_text("no model and no network")).to_have_count(1)  # said once
-        page.get_by_role("button", name="Continue").click()  # for the first task alone: it does no real work
+        expect(page.get_by_text("no model and no network")).to_have_count(1)  # shown once
+        page.get_by_role("button", name="Continue").click()  # only for the first task: the demo agent does no real work
         expect(page.get_by_label("Title")).to_be_visible()
         page.goto(f"/projects/{project}?tab=agent")
         expect(page.get_by_label("Default agent")).to_have_text("Claude Code")
-        later = yard.post("/projects", name="added later")["id"]
+        later = api.post("/projects", name="added later")["id"]
         page.goto(f"/projects/{later}?tab=agent")
         expect(page.get_by_label("Default agent")).to_have_text("Platform default: Claude Code")
         page.goto(f"/board?project={project}&new=true")
@@ -95,20 +95,20 @@ def test_an_agent_that_needs_a_key_gets_it_where_it_is_missed(page: Page, yard: 
         note = dialog.get_by_role("note").filter(has_text="has no key for its model")
         expect(note).to_have_count(0)
         page.get_by_role("option", name="Gemini CLI · needs a key").click()
-        accessible(page)
+        expect_accessible(page)
         note.get_by_role("button", name="Add key").click()
         expect(page.get_by_role("dialog", name="Add a key for Gemini CLI").get_by_label("API key")).to_be_visible()
         page.keyboard.press("Escape")
         expect(note).to_be_visible()
 
         page.goto("/agents")
-        accessible(page)
+        expect_accessible(page)
         page.get_by_role("button", name="Add key for Gemini CLI").click()
         expect(page.get_by_role("dialog", name="Add a key for Gemini CLI").get_by_label("API key")).to_be_visible()
         page.keyboard.press("Escape")
 
-        task = yard.task("Ask Gemini", "Say hello.", agent="gemini")
-        yard.rests(task, "failed")
+        task = api.create_task("Ask Gemini", "Say hello.", agent="gemini")
+        api.wait_for_attempt(task, "failed")
         page.goto(f"/tasks/{task}")
         failure = page.get_by_role("alert").filter(has_text="no Gemini API key is set up")
         expect(failure).to_be_visible()
@@ -117,8 +117,8 @@ def test_an_agent_that_needs_a_key_gets_it_where_it_is_missed(page: Page, yard: 
         enter_key(page.get_by_role("dialog"), models.url, "sk-the-real-key")
         expect(page.get_by_role("dialog")).to_be_hidden()
         expect(failure).to_be_hidden()
-        yard.post(f"/tasks/{task}/stop")
-        yard.rests(task, "cancelled")
+        api.post(f"/tasks/{task}/stop")
+        api.wait_for_attempt(task, "cancelled")
 
         page.get_by_role("button", name="More actions").click()
         page.get_by_role("menuitem", name="Edit").click()
@@ -126,12 +126,12 @@ def test_an_agent_that_needs_a_key_gets_it_where_it_is_missed(page: Page, yard: 
         page.get_by_role("option", name="Project default: Demo agent").click()
         page.get_by_role("dialog").get_by_role("button", name="Save").click()
         page.get_by_role("button", name="Retry with Demo agent").click()
-        assert yard.rests(task, "in_review")["agent"] == "demo"
-    assert not wrong, wrong
+        assert api.wait_for_attempt(task, "in_review")["agent"] == "demo"
+    assert not errors, errors
 
 
-def test_the_settings_that_the_welcome_leads_to_lead_back(page: Page, yard: Yard) -> None:
-    yard.post("/projects", name="plain", repository="https://git.example.org/plain.git")
+def test_settings_opened_from_the_welcome_page_link_back_to_it(page: Page, api: Api) -> None:
+    api.post("/projects", name="plain", repository="https://git.example.org/plain.git")
     page.goto("/welcome")
     page.get_by_role("link", name="Set a password").click()
     page.get_by_role("link", name="Back to Welcome").click()
@@ -153,9 +153,9 @@ def enter_key(form: Locator, address: str, key: str) -> None:
     form.get_by_role("button", name="Test and save").click()
 
 
-def test_the_door(browser: Browser, platform: Platform) -> None:
-    context = browser.new_context(base_url=platform.url, viewport=DESK)
-    context.set_default_timeout(PATIENCE_MS)
+def test_a_token_signs_in_and_the_requested_page_opens(browser: Browser, platform: Platform) -> None:
+    context = browser.new_context(base_url=platform.url, viewport=DESKTOP)
+    context.set_default_timeout(TIMEOUT_MS)
     page = context.new_page()
     page.goto("/sandboxes?status=paused")
     expect(page).to_have_url(re.compile("/sign-in"))
@@ -163,11 +163,11 @@ def test_the_door(browser: Browser, platform: Platform) -> None:
     page.get_by_label("Token").fill("sy_wrong")
     page.get_by_role("button", name="Sign in", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("Invalid token")
-    accessible(page)
+    expect_accessible(page)
     page.get_by_label("Token").fill(platform.token)
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Sandboxes")).to_be_visible()
-    expect(page).to_have_url(re.compile(r"/sandboxes\?status=paused$"))  # where they wanted to go
+    expect(page).to_have_url(re.compile(r"/sandboxes\?status=paused$"))  # the page that was requested
     page.get_by_role("button", name=re.compile("^Account: ")).click()
     page.get_by_role("menuitem", name="Sign out").click()
     expect(page).to_have_url(re.compile("/sign-in"))
@@ -176,7 +176,7 @@ def test_the_door(browser: Browser, platform: Platform) -> None:
     context.close()
 
 
-def test_only_an_address_of_this_site_is_gone_to_after_the_door(browser: Browser, platform: Platform) -> None:
+def test_sign_in_redirects_only_to_pages_of_this_site(browser: Browser, platform: Platform) -> None:
     context = browser.new_context(base_url=platform.url)
     for evil in ("https://evil.example/", "//evil.example/", "/\\evil.example/"):
         context.clear_cookies()

@@ -1,4 +1,4 @@
-"""What commands write: live, coloured, searched, and as light on the page with 100,000 lines as with ten."""
+"""Command output: live, coloured, searchable, and as light on the page with 100,000 lines as with ten."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.acceptance.platform import until
-from tests.web.browser import accessible
-from tests.web.yard import Yard
+from tests.web.api import Api
+from tests.web.browser import expect_accessible
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -23,12 +23,12 @@ COUNTING = (
 
 
 @pytest.fixture(scope="module")
-def sandbox(yard: Yard) -> str:
-    return str(yard.session("Where commands run")["sandboxId"])
+def sandbox(api: Api) -> str:
+    return str(api.create_session("Where commands run")["sandboxId"])
 
 
 def _run(page: Page, sandbox: str, command: str) -> Locator:
-    """Started by hand; what it writes."""
+    """Start a command in the page. Returns the region with its output."""
     page.goto(f"/sandboxes/{sandbox}?tab=output")
     box = page.get_by_role("textbox", name="Command to run")
     box.fill(command)
@@ -37,31 +37,31 @@ def _run(page: Page, sandbox: str, command: str) -> Locator:
     return page.get_by_role("region", name=f"Output of {command[:40]}")
 
 
-def test_output_comes_as_it_is_written_and_can_be_killed(page: Page, yard: Yard, sandbox: str) -> None:
+def test_output_is_live_and_the_command_can_be_killed(page: Page, api: Api, sandbox: str) -> None:
     log = _run(page, sandbox, COUNTING)
     expect(log.get_by_text("tick", exact=True).last).to_be_in_viewport(timeout=SLOW_MS)
     log.hover()
     page.mouse.wheel(0, -2000)
-    follow = page.get_by_role("button", name="Follow")
-    expect(follow).to_be_visible()
+    follow_button = page.get_by_role("button", name="Follow")
+    expect(follow_button).to_be_visible()
     expect(log.get_by_text(re.compile(r"^count-\d+$")).first).to_be_visible()
     expect(page.get_by_role("navigation", name="Commands").locator("[aria-current=true]")).to_contain_text("Running")
-    where = log.evaluate("one => one.scrollTop")
+    position = log.evaluate("one => one.scrollTop")
     lines = page.get_by_text(re.compile(r"^[\d,.\s]+ lines$"))
-    told = lines.inner_text()
-    expect(lines).not_to_have_text(told)  # more has come
-    assert log.evaluate("one => one.scrollTop") == where
-    follow.click()
-    expect(follow).to_be_hidden()
+    count_before = lines.inner_text()
+    expect(lines).not_to_have_text(count_before)  # more output has arrived
+    assert log.evaluate("one => one.scrollTop") == position
+    follow_button.click()
+    expect(follow_button).to_be_hidden()
     expect(log.get_by_text("tick", exact=True).last).to_be_in_viewport()
-    accessible(page)
+    expect_accessible(page)
     page.get_by_role("button", name="Kill", exact=True).click()
     expect(page.get_by_role("button", name="Kill", exact=True)).to_be_hidden()
-    command = yard.get(f"/sandboxes/{sandbox}/commands")["items"][0]
-    until(lambda: yard.get(f"/commands/{command['id']}")["finishedAt"])
+    command = api.get(f"/sandboxes/{sandbox}/commands")["items"][0]
+    until(lambda: api.get(f"/commands/{command['id']}")["finishedAt"])
 
 
-def test_colours_and_streams(page: Page, sandbox: str) -> None:
+def test_output_shows_colours_and_can_be_filtered_by_stream(page: Page, sandbox: str) -> None:
     log = _run(page, sandbox, COLOURED)
     expect(log.locator("span", has_text=re.compile("^red$"))).to_have_class(re.compile("log-fg-"))
     expect(log.locator("span", has_text=re.compile("^green$"))).to_have_class(re.compile("font-semibold"))
@@ -81,7 +81,9 @@ def test_colours_and_streams(page: Page, sandbox: str) -> None:
     expect(log.get_by_text("green")).to_be_visible()
 
 
-def test_a_hundred_thousand_lines(page: Page, sandbox: str, tmp_path: Path) -> None:
+def test_a_hundred_thousand_lines_can_be_scrolled_searched_and_downloaded(
+    page: Page, sandbox: str, tmp_path: Path
+) -> None:
     log = _run(page, sandbox, f"seq -f 'line %.0f of many' {LINES}; echo the-last-line")
     expect(log.get_by_text("the-last-line", exact=True)).to_be_in_viewport(timeout=SLOW_MS)
     rows = log.locator("[data-line]")
@@ -99,11 +101,11 @@ def test_a_hundred_thousand_lines(page: Page, sandbox: str, tmp_path: Path) -> N
     expect(log.locator(".log-found-now")).to_be_in_viewport()
     find.fill("9999 of")
     expect(found.get_by_text(re.compile(r"of 10$"))).to_be_visible(timeout=SLOW_MS)
-    place = found.get_by_text(re.compile(r"^\d+ of 10$")).inner_text()
+    match_position = found.get_by_text(re.compile(r"^\d+ of 10$")).inner_text()
     find.press("Enter")
-    expect(found.get_by_text(place, exact=True)).to_be_hidden()
+    expect(found.get_by_text(match_position, exact=True)).to_be_hidden()
     page.get_by_role("button", name="Previous match").click()
-    expect(found.get_by_text(place, exact=True)).to_be_visible()
+    expect(found.get_by_text(match_position, exact=True)).to_be_visible()
     assert rows.count() < 500
     find.press("Escape")
     page.get_by_role("button", name="Scroll to end").click()
@@ -118,7 +120,7 @@ def test_a_hundred_thousand_lines(page: Page, sandbox: str, tmp_path: Path) -> N
     assert lines[-1] == "the-last-line"
 
 
-def test_all_of_it_is_copied(page: Page, sandbox: str) -> None:
+def test_copy_all_copies_the_whole_output(page: Page, sandbox: str) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     log = _run(page, sandbox, "seq 3000")
     expect(log.get_by_text("3000", exact=True)).to_be_in_viewport()
@@ -127,8 +129,8 @@ def test_all_of_it_is_copied(page: Page, sandbox: str) -> None:
     assert copied.split("\n") == [str(number) for number in range(1, 3001)]
 
 
-def test_a_command_has_an_address_of_its_own(page: Page, yard: Yard, sandbox: str) -> None:
-    made = yard.post(f"/sandboxes/{sandbox}/execute", command="echo before; exit 3", background=True)
+def test_a_command_has_its_own_url(page: Page, api: Api, sandbox: str) -> None:
+    made = api.post(f"/sandboxes/{sandbox}/execute", command="echo before; exit 3", background=True)
     page.goto(f"/sandboxes/{sandbox}?tab=output&at={made['id']}")
     expect(page.get_by_role("region", name=re.compile("^Output of "))).to_contain_text("before")
     chosen = page.get_by_role("navigation", name="Commands").locator("[aria-current=true]")

@@ -1,4 +1,4 @@
-"""Every page, by its address, and every tab of it: it is there, says what it is, complains of nothing, and can be used by everybody."""
+"""Every page and tab, by its URL: it loads, has a title, logs no errors and is accessible."""
 
 from __future__ import annotations
 
@@ -13,8 +13,20 @@ from playwright.sync_api import Browser, Page, expect
 from tests.acceptance.platform import Platform, until
 from tests.acceptance.workshop import work
 from tests.forge import GitHub
-from tests.web.browser import DESK, PATIENCE_MS, PHONE, accessible, darken, fits, login, open_tab, there, visit, watched
-from tests.web.yard import Yard
+from tests.web.api import Api
+from tests.web.browser import (
+    DESKTOP,
+    PHONE,
+    TIMEOUT_MS,
+    console_errors,
+    expect_accessible,
+    expect_fitting_width,
+    expect_loaded,
+    login,
+    open_tab,
+    switch_to_dark,
+    visit,
+)
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -64,7 +76,7 @@ PAGES = {
     "not-found": ("/no/such/page", "Page not found"),
     "task-not-found": ("/tasks/tsk_00000000000000000000000000", "Task not found"),
 }
-"""Address, and what is read on it when it is all there."""
+"""The URL, and a regular expression for text on the loaded page."""
 
 WORK = (
     "plan: Look at the data; Write it down",
@@ -87,99 +99,97 @@ UNFOCUS = """() => {
   document.body.focus();
   document.body.removeAttribute("tabindex");
 }"""
-"""The next press of Tab begins at the top, as in a page that was just loaded."""
+"""The next press of Tab starts at the top, as on a page that was just loaded."""
 
 
 @pytest.fixture(scope="module")
-def places(yard: Yard, platform: Platform, github: GitHub) -> dict[str, str]:
-    """Something on every page."""
-    task = yard.task("All in one", *WORK, project=work(platform, github).id)
-    several = yard.task("Two ways", "create TWO.md: 2", "commit: docs: two", attempts=[{"agent": "demo"}] * 2)
-    waiting = yard.task("Later", "create LATER.md: later", start=False)
-    session = yard.session("Look around", yard.sample)
-    yard.post(f"/sessions/{session['id']}/turns", text="run: ls\nsay: I have seen it all.")
-    for name, body in (("OWN_TOKEN", {}), ("REGISTRY_TOKEN", {"projectId": yard.sample})):
-        yard.client.put(f"/secrets/{name}", json={"value": "not-to-be-seen", **body}).raise_for_status()
-    yard.post(
-        "/model-providers", name="local-model", kind="openai_chat", baseUrl="http://127.0.0.1:9", models=["small"]
-    )
-    yard.post("/users", name="grace", role="member", password="a password of hers")
+def page_ids(api: Api, platform: Platform, github: GitHub) -> dict[str, str]:
+    """Create content for every page. Returns the ids for the URLs."""
+    task = api.create_task("All in one", *WORK, project=work(platform, github).id)
+    several = api.create_task("Two ways", "create TWO.md: 2", "commit: docs: two", attempts=[{"agent": "demo"}] * 2)
+    waiting = api.create_task("Later", "create LATER.md: later", start=False)
+    session = api.create_session("Look around", api.sample_project)
+    api.post(f"/sessions/{session['id']}/turns", text="run: ls\nsay: I have seen it all.")
+    for name, body in (("OWN_TOKEN", {}), ("REGISTRY_TOKEN", {"projectId": api.sample_project})):
+        api.client.put(f"/secrets/{name}", json={"value": "not-to-be-seen", **body}).raise_for_status()
+    api.post("/model-providers", name="local-model", kind="openai_chat", baseUrl="http://127.0.0.1:9", models=["small"])
+    api.post("/users", name="grace", role="member", password="a password of hers")
     body = {"title": "Update", "description": "create UPDATED.md: yes", "agent": "demo"}
-    yard.post("/schedules", projectId=yard.sample, name="nightly", cron="0 3 * * *", timezone="UTC", task=body)
-    sandbox = yard.get(f"/sessions/{yard.rests(task, 'in_review')['sessionId']}")["sandboxId"]
-    yard.post(f"/sandboxes/{sandbox}/execute", command="echo said by a command")
-    until(lambda: all(one["status"] == "ready" for one in yard.get(f"/tasks/{several}")["attempts"]), 180)
-    until(lambda: yard.get(f"/sessions/{session['id']}/turns")["items"][0]["status"] == "completed", 180)
-    ids = {"task": task, "several": several, "waiting": waiting, "project": yard.sample}
+    api.post("/schedules", projectId=api.sample_project, name="nightly", cron="0 3 * * *", timezone="UTC", task=body)
+    sandbox = api.get(f"/sessions/{api.wait_for_attempt(task, 'in_review')['sessionId']}")["sandboxId"]
+    api.post(f"/sandboxes/{sandbox}/execute", command="echo said by a command")
+    until(lambda: all(one["status"] == "ready" for one in api.get(f"/tasks/{several}")["attempts"]), 180)
+    until(lambda: api.get(f"/sessions/{session['id']}/turns")["items"][0]["status"] == "completed", 180)
+    ids = {"task": task, "several": several, "waiting": waiting, "project": api.sample_project}
     return {**ids, "session": session["id"], "sandbox": session["sandboxId"]}
 
 
 @pytest.fixture(scope="module")
 def window(browser: Browser, platform: Platform) -> Iterator[Page]:
-    """One for all of them: opening it anew for each would be most of the time."""
-    context = browser.new_context(base_url=platform.url, viewport=DESK, reduced_motion="reduce")
-    context.set_default_timeout(PATIENCE_MS)
+    """One page for all tests of this file: opening one for each would take most of the time."""
+    context = browser.new_context(base_url=platform.url, viewport=DESKTOP, reduced_motion="reduce")
+    context.set_default_timeout(TIMEOUT_MS)
     login(context, platform.url, platform.token)
     yield context.new_page()
     context.close()
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page(name: str, window: Page, places: dict[str, str]) -> None:
+def test_a_page_loads_and_is_accessible(name: str, window: Page, page_ids: dict[str, str]) -> None:
     address, words = PAGES[name]
-    read = words.format(**places) if words else None
-    window.set_viewport_size(DESK)
+    expected = words.format(**page_ids) if words else None
+    window.set_viewport_size(DESKTOP)
     window.emulate_media(color_scheme="light")
-    with watched(window) as wrong:
-        _open(window, address.format(**places))
-        there(window, read)
+    with console_errors(window) as errors:
+        _open(window, address.format(**page_ids))
+        expect_loaded(window, expected)
         assert re.search(r"\w+ · Sandyard$", window.title()), window.title()
-        _reachable(window)
-        accessible(window)
+        _expect_keyboard_focus(window)
+        expect_accessible(window)
         window.set_viewport_size(PHONE)
-        there(window)
-        fits(window)
-    assert not wrong, wrong
+        expect_loaded(window)
+        expect_fitting_width(window)
+    assert not errors, errors
 
 
-@pytest.mark.slow  # test_a_page checks the same page in light colours on a desktop
+@pytest.mark.slow  # test_a_page_loads_and_is_accessible checks the same page in light colours on a desktop
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_on_a_phone_in_the_dark(name: str, window: Page, places: dict[str, str]) -> None:
+def test_a_page_is_accessible_on_a_phone_in_dark_mode(name: str, window: Page, page_ids: dict[str, str]) -> None:
     address, words = PAGES[name]
     window.set_viewport_size(PHONE)
-    _open(window, address.format(**places))
-    there(window, words.format(**places) if words else None)
-    darken(window)
-    accessible(window)
+    _open(window, address.format(**page_ids))
+    expect_loaded(window, words.format(**page_ids) if words else None)
+    switch_to_dark(window)
+    expect_accessible(window)
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_an_address(name: str, platform: Platform, places: dict[str, str]) -> None:
-    """The application is what answers at the address of each of its pages, so that a link to it works anywhere."""
-    answer = httpx.get(f"{platform.url}{PAGES[name][0].format(**places)}")
+def test_the_url_of_a_page_serves_the_application(name: str, platform: Platform, page_ids: dict[str, str]) -> None:
+    """The platform serves the application at the URL of each page, so that links to it work."""
+    answer = httpx.get(f"{platform.url}{PAGES[name][0].format(**page_ids)}")
     assert answer.is_success
     assert answer.text == httpx.get(platform.url).text
 
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
-def test_the_door(theme: str, browser: Browser, platform: Platform) -> None:
+def test_the_sign_in_page_is_accessible(theme: str, browser: Browser, platform: Platform) -> None:
     context = browser.new_context(base_url=platform.url, color_scheme="dark" if theme == "dark" else "light")
     page = context.new_page()
-    with watched(page) as wrong:
+    with console_errors(page) as errors:
         page.goto("/sign-in")
-        there(page, "Sign in")
+        expect_loaded(page, "Sign in")
         expect(page).to_have_title("Sign in · Sandyard")
-        _reachable(page)
-        accessible(page)
+        _expect_keyboard_focus(page)
+        expect_accessible(page)
         page.set_viewport_size(PHONE)
-        fits(page)
-        accessible(page)
-    assert not wrong, wrong
+        expect_fitting_width(page)
+        expect_accessible(page)
+    assert not errors, errors
     context.close()
 
 
 def _open(page: Page, address: str) -> None:
-    """As a link in the page that is shown does."""
+    """Open the URL like a link in the current page."""
     where, _, tab = address.partition("?tab=")
     if tab and urlsplit(page.url).path == where:
         open_tab(page, tab)
@@ -188,10 +198,10 @@ def _open(page: Page, address: str) -> None:
     page.evaluate(UNFOCUS)
 
 
-def _reachable(page: Page) -> None:
-    """The keyboard finds something, and one sees where it is."""
+def _expect_keyboard_focus(page: Page) -> None:
+    """Expect that Tab focuses an element and that the focus is visible."""
     page.keyboard.press("Tab")
     focus = page.evaluate(FOCUS)
-    assert focus, "Tab reaches nothing"
+    assert focus, "Tab must focus an element"
     assert focus["outline"] != "none", focus
     assert focus["width"] >= 1, focus

@@ -1,4 +1,4 @@
-"""What agents write is hostile: it is shown, and does nothing."""
+"""Hostile output of agents is shown and never executed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Error, Page, Response, expect
 
 from tests.acceptance.platform import Platform
-from tests.web.browser import open_tab, there
-from tests.web.yard import Yard
+from tests.web.api import Api
+from tests.web.browser import expect_loaded, open_tab
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -30,67 +30,67 @@ SHOWN = {
     "history": "<b onmouseover=",
     "pull": "task/evil-img-src-x-onerror-window-owned-1-",
 }
-"""What is read on each tab: the very words, for they are only words."""
+"""The text expected on each tab: the markup itself, as plain text."""
 
 
-def test_the_pages_policy(platform: Platform) -> None:
+def test_pages_have_a_strict_content_security_policy(platform: Platform) -> None:
     answer = httpx.get(f"{platform.url}/board")
     policy = answer.headers["content-security-policy"]
     assert "script-src 'self';" in policy
     assert "unsafe-eval" not in policy
     assert "frame-ancestors 'none'" in policy
     assert "<script>" not in answer.text
-    assert not re.search(r"<script(?![^>]*\bsrc=)[^>]*>", answer.text), "no script is inline"
+    assert not re.search(r"<script(?![^>]*\bsrc=)[^>]*>", answer.text), "inline scripts are not allowed"
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_what_an_agent_writes_does_nothing(page: Page, yard: Yard) -> None:
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    task = yard.task("Evil <img src=x onerror=window.owned=1>", *EVIL)
-    yard.rests(task)
+def test_the_output_of_an_agent_is_never_executed(page: Page, api: Api) -> None:
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
+    task = api.create_task("Evil <img src=x onerror=window.owned=1>", *EVIL)
+    api.wait_for_attempt(task)
     page.goto(f"/tasks/{task}?tab=conversation")
     for tab, words in SHOWN.items():
         if tab != "conversation":
             open_tab(page, tab)
         expect(page.get_by_role("heading", name=re.compile("Evil <img"))).to_be_visible()
-        there(page, words)
+        expect_loaded(page, words)
         assert page.evaluate("window.owned") is None
         hrefs: list[str] = page.evaluate("[...document.querySelectorAll('a')].map((one) => one.href)")
         assert not [one for one in hrefs if re.match("(javascript|data|vbscript):", one)]
-    assert not [one for one in asked if "203.0.113.9" in one], "nothing is fetched for an agent"
+    assert not [one for one in requested if "203.0.113.9" in one], "no URL in the output of an agent is fetched"
 
 
-def _text(answer: Response, yard: Yard) -> str:
-    """What the page got; asked for again where it came while the page was being left, for the browser keeps none of those."""
+def _read_body(answer: Response, api: Api) -> str:
+    """The body of a response. Requested again if it arrived during a navigation: the browser does not keep those bodies."""
     try:
         return answer.text()
     except Error:
         if answer.request.method != "GET":
             raise
-        return yard.client.get(answer.url).text
+        return api.client.get(answer.url).text
 
 
-def test_secrets_are_never_shown(page: Page, yard: Yard) -> None:
-    """A value that was stored comes back nowhere: not in a page, not in an answer the page got."""
+def test_secrets_are_never_shown(page: Page, api: Api) -> None:
+    """A stored value appears neither on a page nor in a response that the page received."""
     planted = "planted-secret-value-0123456789"
     answers: list[Response] = []
-    page.on("response", lambda answer: answers.append(answer))  # noqa: PLW0108 - it wants a function written in Python
-    yard.client.put("/secrets/API_KEY", json={"value": planted}).raise_for_status()
-    task = yard.task("Tells it", "run: echo the key is $API_KEY", "say: It is out.")
-    yard.rests(task)
+    page.on("response", lambda answer: answers.append(answer))  # noqa: PLW0108 - Playwright needs a function written in Python
+    api.client.put("/secrets/API_KEY", json={"value": planted}).raise_for_status()
+    task = api.create_task("Tells it", "run: echo the key is $API_KEY", "say: It is out.")
+    api.wait_for_attempt(task)
     shown = {
         "/settings?tab=secrets": "API_KEY",
-        f"/projects/{yard.sample}?tab=secrets": "Project secrets",
+        f"/projects/{api.sample_project}?tab=secrets": "Project secrets",
         "/audit": "secret",
         f"/tasks/{task}?tab=output": "the key is",
         f"/tasks/{task}?tab=conversation": "It is out",
     }
     for address, words in shown.items():
         page.goto(address)
-        there(page, words)
+        expect_loaded(page, words)
         assert planted not in page.content()
         for answer in answers:
             if "/api/" in answer.url and "text/event-stream" not in answer.headers.get("content-type", ""):
-                assert planted not in _text(answer, yard), answer.url
+                assert planted not in _read_body(answer, api), answer.url
         answers.clear()

@@ -1,4 +1,4 @@
-"""The list of sandboxes, one of them, its ports and how editors get in."""
+"""The list of sandboxes, the page of a sandbox, its previews and its editor links."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.acceptance.platform import until
-from tests.web.browser import accessible, confirm
-from tests.web.yard import Yard
+from tests.web.api import Api
+from tests.web.browser import confirm, expect_accessible
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -21,52 +21,52 @@ SERVE = (
 )
 
 
-@pytest.mark.slow  # each verb has a test of its own
-def test_many_at_once(page: Page, yard: Yard) -> None:
-    made = [yard.session(f"Bulk {number}", yard.sample)["sandboxId"] for number in range(2)]
+@pytest.mark.slow  # each action has its own test
+def test_several_sandboxes_are_paused_resumed_and_destroyed_at_once(page: Page, api: Api) -> None:
+    made = [api.create_session(f"Bulk {number}", api.sample_project)["sandboxId"] for number in range(2)]
     page.goto("/sandboxes")
     row = page.get_by_role("listitem").filter(has_text="Bulk 0")
-    expect(row).to_contain_text(yard.get(f"/projects/{yard.sample}")["name"])
+    expect(row).to_contain_text(api.get(f"/projects/{api.sample_project}")["name"])
     expect(row).not_to_contain_text(made[0])
     for number in range(2):
         page.get_by_role("checkbox", name=f"Select Bulk {number}").check()
     page.get_by_role("button", name="Pause 2").click()
-    until(lambda: all(yard.get(f"/sandboxes/{one}")["status"] == "paused" for one in made))
+    until(lambda: all(api.get(f"/sandboxes/{one}")["status"] == "paused" for one in made))
     page.get_by_role("button", name="Resume 2").click()
-    until(lambda: all(yard.get(f"/sandboxes/{one}")["status"] == "running" for one in made))
+    until(lambda: all(api.get(f"/sandboxes/{one}")["status"] == "running" for one in made))
     page.get_by_role("button", name="Destroy 2").click()
     expect(page.get_by_role("alertdialog")).to_contain_text("Branches, checkpoints and conversations are kept")
     confirm(page, "Destroy")
-    until(lambda: all(yard.get(f"/sandboxes/{one}")["status"] == "destroyed" for one in made))
+    until(lambda: all(api.get(f"/sandboxes/{one}")["status"] == "destroyed" for one in made))
     page.goto("/sandboxes?status=destroyed")
     expect(page.get_by_role("link", name="Bulk 0")).to_be_visible()
-    accessible(page)
+    expect_accessible(page)
 
 
-def test_one_of_them(page: Page, yard: Yard) -> None:
-    session = yard.session("The panel")
+def test_a_sandbox_is_paused_resumed_forked_and_destroyed(page: Page, api: Api) -> None:
+    session = api.create_session("The panel")
     sandbox = session["sandboxId"]
     page.goto(f"/sandboxes/{sandbox}")
-    # attached, not visible: a browser calls the flat line of an idle sandbox hidden, for it has no height
+    # attached, not visible: the flat line of an idle sandbox has no height, so the browser reports it as hidden
     expect(page.get_by_role("img", name="Memory usage over the last minutes").locator("polyline")).to_be_attached()
     expect(page.get_by_role("link", name="Open in VS Code")).to_have_attribute(
         "href", re.compile("^vscode://vscode-remote/ssh-remote")
     )
-    accessible(page)
+    expect_accessible(page)
     page.get_by_role("button", name="Pause").click()
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("button", name="Pause")).to_be_visible()
     page.get_by_role("button", name="Fork").click()
     expect(page.get_by_text("The fork is running")).to_be_visible()
-    assert len(yard.get("/sandboxes", status="running")["items"]) >= 2
+    assert len(api.get("/sandboxes", status="running")["items"]) >= 2
     page.get_by_role("button", name="Destroy").click()
     confirm(page, "Destroy")
     expect(page.get_by_text("Destroyed").first).to_be_visible()
 
 
-def test_a_preview_is_on_another_origin(page: Page, yard: Yard) -> None:
-    sandbox = yard.session("A preview")["sandboxId"]
-    yard.post(f"/sandboxes/{sandbox}/execute", command=SERVE, background=True)
+def test_a_preview_opens_on_another_origin(page: Page, api: Api) -> None:
+    sandbox = api.create_session("A preview")["sandboxId"]
+    api.post(f"/sandboxes/{sandbox}/execute", command=SERVE, background=True)
     page.goto(f"/sandboxes/{sandbox}")
     with page.context.expect_page() as opened:
         page.get_by_role("button", name="Open", exact=True).click()
@@ -79,9 +79,9 @@ def test_a_preview_is_on_another_origin(page: Page, yard: Yard) -> None:
     tab.close()
 
 
-def test_a_preview_beside_the_page(page: Page, yard: Yard) -> None:
-    sandbox = yard.session("Beside")["sandboxId"]
-    yard.post(f"/sandboxes/{sandbox}/execute", command=SERVE, background=True)
+def test_a_preview_opens_beside_the_page(page: Page, api: Api) -> None:
+    sandbox = api.create_session("Beside")["sandboxId"]
+    api.post(f"/sandboxes/{sandbox}/execute", command=SERVE, background=True)
     page.goto(f"/sandboxes/{sandbox}")
     page.get_by_role("button", name="Open to the side").click()
     beside = page.get_by_role("complementary", name="Preview: Port 3000")
@@ -92,8 +92,8 @@ def test_a_preview_beside_the_page(page: Page, yard: Yard) -> None:
     shown, main = beside.bounding_box(), page.get_by_role("main").bounding_box()
     assert shown
     assert main
-    assert main["x"] + main["width"] <= shown["x"], "it covers the page"
-    accessible(page, ignore=("iframe",))
+    assert main["x"] + main["width"] <= shown["x"], "the preview must not cover the page"
+    expect_accessible(page, ignore=("iframe",))
 
     address.fill("links.html")
     address.press("Enter")
@@ -101,7 +101,7 @@ def test_a_preview_beside_the_page(page: Page, yard: Yard) -> None:
     frame.get_by_role("link", name="more").click()
     expect(frame.locator("#more")).to_have_text("more from inside")
     expect(address).to_have_value("/more/?page=2")
-    yard.post(f"/sandboxes/{sandbox}/execute", command="echo '<p id=more>changed</p>' > /tmp/site/more/index.html")
+    api.post(f"/sandboxes/{sandbox}/execute", command="echo '<p id=more>changed</p>' > /tmp/site/more/index.html")
     beside.get_by_role("button", name="Reload preview").click()
     expect(frame.locator("#more")).to_have_text("changed")
     with page.context.expect_page() as opened:
@@ -110,7 +110,7 @@ def test_a_preview_beside_the_page(page: Page, yard: Yard) -> None:
     opened.value.close()
     page.get_by_role("link", name="Sandboxes").first.click()
     expect(page.get_by_role("heading", name="Sandboxes")).to_be_visible()
-    expect(frame.locator("#more"), "it stays while one goes on").to_have_text("changed")
+    expect(frame.locator("#more"), "the preview stays open during navigation").to_have_text("changed")
     page.set_viewport_size({"width": 900, "height": 800})
     drawer = page.get_by_role("dialog", name="Port 3000")
     expect(drawer.frame_locator("iframe").locator("#who")).to_have_text("hello from inside")

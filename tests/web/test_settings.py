@@ -1,4 +1,4 @@
-"""How people set Sandyard up in the web: projects, those who work on them, what opens doors, agents, models and schedules."""
+"""Settings in the web: projects, members, credentials, users, agents, model providers and schedules."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.acceptance.mcp_servers import url_server
 from tests.acceptance.platform import Platform, ok, until
 from tests.forge import GitHub
 from tests.models import ModelServer
-from tests.web.browser import DESK, accessible, confirm, open_tab, signed_in, whole_chromium
-from tests.web.yard import Yard
+from tests.web.api import Api
+from tests.web.browser import DESKTOP, confirm, expect_accessible, full_chromium, open_tab, signed_in_page
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -32,7 +32,7 @@ CHANGES = {
     "board": ("Card limit for In progress", "3", "tasks.wipLimits.in_progress", 3),
     "policy": ("Deny", "\\bsudo\\b", "commandPolicy.deny", ["\\bsudo\\b"]),
 }
-"""On each tab a field, what is written into it, and what is stored then."""
+"""For each tab: a field, the text entered, and the setting and value that are stored."""
 REFUSED_TOKEN = re.compile("The remote rejected the credential: .* Enter a new one.$")
 
 
@@ -41,13 +41,13 @@ def platform(own_platform: Platform) -> Platform:
     return own_platform
 
 
-def choose(page: Page, box: Locator, choice: str) -> None:
+def choose_option(page: Page, box: Locator, choice: str) -> None:
     box.click()
     page.get_by_role("option", name=re.compile(rf"^{re.escape(choice)}")).click()
 
 
-def repository(folder: Path) -> str:
-    """With one commit; its path."""
+def create_repository(folder: Path) -> str:
+    """Create a repository with one commit and return its path."""
     for line in (
         f"git init --quiet --initial-branch main {folder}",
         f"git -C {folder} -c user.name=Ada -c user.email=ada@example.org commit --quiet --allow-empty -m first",
@@ -56,37 +56,39 @@ def repository(folder: Path) -> str:
     return str(folder)
 
 
-def test_a_project_from_a_folder(page: Page, yard: Yard, tmp_path: Path) -> None:
+def test_a_project_is_added_from_a_local_folder(page: Page, api: Api, tmp_path: Path) -> None:
     page.goto("/projects")
     page.get_by_role("button", name="Add a project").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Repository").fill(str(tmp_path / "tools"))
     dialog.get_by_role("button", name="Test and add").click()
     expect(dialog.get_by_role("img", name="failed")).to_be_visible()
-    assert "tools" not in {one["name"] for one in yard.get("/projects")["items"]}, "nothing is left behind"
-    repository(tmp_path / "tools")
+    assert "tools" not in {one["name"] for one in api.get("/projects")["items"]}, (
+        "a project that failed its test is not stored"
+    )
+    create_repository(tmp_path / "tools")
     dialog.get_by_role("button", name="Test and add").click()
     expect(page).to_have_url(re.compile(r"/board\?project=prj_"))
-    made = next(one for one in yard.get("/projects")["items"] if one["name"] == "tools")
+    made = next(one for one in api.get("/projects")["items"] if one["name"] == "tools")
     (tmp_path / "tools").rename(tmp_path / "moved")
-    assert not yard.post(f"/projects/{made['id']}/test")["ok"]
+    assert not api.post(f"/projects/{made['id']}/test")["ok"]
     page.goto("/projects")
     expect(page.get_by_role("listitem").filter(has_text="tools")).to_contain_text("Can't reach the repository")
 
 
-def test_a_project_from_an_address_and_what_opens_it(page: Page, yard: Yard, github: GitHub) -> None:
-    mine = github.repository("acme/private", files={"README.md": "# Private\n"})
+def test_a_project_is_added_from_a_url_with_its_credentials(page: Page, api: Api, github: GitHub) -> None:
+    remote = github.repository("acme/private", files={"README.md": "# Private\n"})
     token = github.tokens.make("sandyard-bot")
     page.goto("/projects")
     page.get_by_role("button", name="Add a project").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Repository").fill(mine.url)
+    dialog.get_by_label("Repository").fill(remote.url)
     dialog.get_by_label("Name", exact=True).fill("Private")
     dialog.get_by_label("Token", exact=True).fill("ghp_of_somebody_else")
     dialog.get_by_role("button", name="Test and add").click()
     expect(dialog.get_by_role("img", name="failed").first).to_be_visible()
     expect(dialog.get_by_label("Token", exact=True)).to_have_accessible_description(REFUSED_TOKEN)
-    assert "Private" not in {one["name"] for one in yard.get("/projects")["items"]}
+    assert "Private" not in {one["name"] for one in api.get("/projects")["items"]}
     dialog.get_by_role("button", name="Add anyway").click()
     page.get_by_role("button", name="Replace the Token").click()
     dialog.get_by_label("Token", exact=True).fill("ghp_of_nobody")
@@ -101,23 +103,23 @@ def test_a_project_from_an_address_and_what_opens_it(page: Page, yard: Yard, git
     expect(found.get_by_text("Base branch", exact=True)).to_have_css("text-transform", "none")
     expect(found.get_by_role("img", name="failed")).to_have_count(0)
     assert token.text not in page.content()
-    made = next(one for one in yard.get("/projects")["items"] if one["name"] == "Private")
+    made = next(one for one in api.get("/projects")["items"] if one["name"] == "Private")
     page.goto(f"/projects/{made['id']}")
     page.get_by_role("button", name="Delete", exact=True).click()
     confirm(page, "Delete project")
     expect(page).to_have_url(re.compile("/projects$"))
-    assert yard.client.get(f"/projects/{made['id']}").status_code == 404
+    assert api.client.get(f"/projects/{made['id']}").status_code == 404
 
     page.get_by_role("button", name="Add a project").click()
-    dialog.get_by_label("Repository").fill(mine.url)
+    dialog.get_by_label("Repository").fill(remote.url)
     dialog.get_by_label("Token", exact=True).fill(token.text)
     dialog.get_by_role("button", name="Test and add").click()
     expect(page).to_have_url(re.compile(r"/projects/prj_\w+\?tab=forge"))
     without_pulls = page.get_by_role("note").filter(has_text="branches are pushed without pull requests")
     expect(without_pulls).to_be_visible()
-    accessible(page)
+    expect_accessible(page)
     page.goto("/welcome")
-    page.get_by_label("Repository").fill(mine.url)
+    page.get_by_label("Repository").fill(remote.url)
     page.get_by_label("Token").fill("ghp_of_somebody_else")
     page.get_by_role("button", name="Test and add").click()
     expect(page.get_by_label("Token")).to_have_accessible_description(REFUSED_TOKEN)
@@ -126,29 +128,29 @@ def test_a_project_from_an_address_and_what_opens_it(page: Page, yard: Yard, git
     page.get_by_role("button", name="Test and add").click()
     expect(page.get_by_role("radiogroup", name="Agent")).to_be_visible()
     without_pulls.get_by_role("link", name="Git and forge settings").click()
-    wrong = github.api_url.replace("/api/v3", "/nothing/here")
-    page.get_by_label("API URL").fill(wrong)
+    wrong_url = github.api_url.replace("/api/v3", "/nothing/here")
+    page.get_by_label("API URL").fill(wrong_url)
     page.get_by_role("button", name="Save").press("Enter")
-    expect(page.get_by_label("API URL")).to_have_accessible_description(re.compile(re.escape(wrong)))
+    expect(page.get_by_label("API URL")).to_have_accessible_description(re.compile(re.escape(wrong_url)))
     expect(page.get_by_role("button", name="Save without testing")).to_be_visible()
     page.get_by_label("API URL").fill(github.api_url)
     page.get_by_role("button", name="Save", exact=True).press("Enter")
     expect(without_pulls).to_be_hidden()
-    for one in yard.get("/projects")["items"]:
+    for one in api.get("/projects")["items"]:
         if one["name"] == "private":
-            yard.client.delete(f"/projects/{one['id']}")
+            api.client.delete(f"/projects/{one['id']}")
 
 
-def test_settings_are_kept_and_nothing_else_is_touched(page: Page, yard: Yard, tmp_path: Path) -> None:
+def test_changed_settings_are_saved_and_the_others_stay(page: Page, api: Api, tmp_path: Path) -> None:
     settings = {"verify": {"command": "make test"}, "forge": {"labels": ["agent"]}, "tasks": {"issueLabel": "do it"}}
-    body = {"name": "Settings", "repository": repository(tmp_path / "settings"), "settings": settings}
-    before = yard.post("/projects", **body)
+    body = {"name": "Settings", "repository": create_repository(tmp_path / "settings"), "settings": settings}
+    before = api.post("/projects", **body)
     address = f"/projects/{before['id']}"
     page.goto(address)
     for tab, (label, text, _, _) in CHANGES.items():
         open_tab(page, tab)
         page.get_by_label(label, exact=True).fill(text)
-        page.get_by_role("button", name="Save").press("Enter")  # the note that the one before was saved may lie over it
+        page.get_by_role("button", name="Save").press("Enter")  # the toast of the previous save may cover the button
         expect(page.get_by_text("Saved", exact=True).first).to_be_visible()
         expect(page.get_by_role("button", name="Save")).to_have_count(0)
     page.goto(address)
@@ -156,7 +158,7 @@ def test_settings_are_kept_and_nothing_else_is_touched(page: Page, yard: Yard, t
         open_tab(page, tab)
         expect(page.get_by_label(label, exact=True)).to_have_value(text)
         expect(page.get_by_role("button", name="Save")).to_have_count(0)
-    after = yard.get(address)
+    after = api.get(address)
     wanted = before["settings"]
     for _, _, path, value in CHANGES.values():
         *parts, last = path.split(".")
@@ -167,44 +169,44 @@ def test_settings_are_kept_and_nothing_else_is_touched(page: Page, yard: Yard, t
     assert after["settings"] == wanted
 
 
-def test_what_is_wrong_is_said_and_what_is_unsaved_is_not_lost_by_mistake(page: Page, yard: Yard) -> None:
-    page.goto(f"/projects/{yard.sample}?tab=policy")
+def test_invalid_settings_are_marked_and_leaving_unsaved_changes_asks_first(page: Page, api: Api) -> None:
+    page.goto(f"/projects/{api.sample_project}?tab=policy")
     page.get_by_label("Deny", exact=True).fill("(")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_label("Deny", exact=True)).to_have_attribute("aria-invalid", "true")
     page.get_by_role("link", name="Members").click()
-    asked = page.get_by_role("alertdialog")
-    expect(asked).to_contain_text("Leave without saving?")
-    asked.get_by_role("button", name="Cancel").click()
+    confirmation = page.get_by_role("alertdialog")
+    expect(confirmation).to_contain_text("Leave without saving?")
+    confirmation.get_by_role("button", name="Cancel").click()
     expect(page.get_by_label("Deny", exact=True)).to_have_value("(")
     page.get_by_role("link", name="Members").click()
-    asked.get_by_role("button", name="Leave").click()
+    confirmation.get_by_role("button", name="Leave").click()
     expect(page).to_have_url(re.compile("tab=members"))
-    assert yard.get(f"/projects/{yard.sample}")["settings"]["commandPolicy"]["deny"] == []
+    assert api.get(f"/projects/{api.sample_project}")["settings"]["commandPolicy"]["deny"] == []
 
 
-def test_members(page: Page, yard: Yard) -> None:
-    yard.post("/users", name="ada", role="member")
+def test_a_member_is_added_and_removed(page: Page, api: Api) -> None:
+    api.post("/users", name="ada", role="member")
     held: list[Route] = []
-    page.route("**/api/v1/users?*", lambda route: held.append(route))  # noqa: PLW0108 - Playwright looks at its signature
-    page.goto(f"/projects/{yard.sample}?tab=members")
+    page.route("**/api/v1/users?*", lambda route: held.append(route))  # noqa: PLW0108 - Playwright inspects its signature
+    page.goto(f"/projects/{api.sample_project}?tab=members")
     adding = page.get_by_label("Add a member")
     expect(adding).to_contain_text("Loading…")
     for route in held:
         route.continue_()
     page.unroute("**/api/v1/users?*")
-    choose(page, adding, "ada")
+    choose_option(page, adding, "ada")
     page.get_by_role("button", name="Add", exact=True).click()
     row = page.get_by_role("listitem").filter(has_text="ada")
     row.get_by_role("button", name="Remove").click()
     confirm(page, "Remove")
     expect(row).to_have_count(0)
-    assert yard.get(f"/projects/{yard.sample}/members")["items"] == []
+    assert api.get(f"/projects/{api.sample_project}/members")["items"] == []
 
 
 @pytest.mark.parametrize("whose", ["own", "project"])
-def test_secrets_go_in_and_never_come_out(whose: str, page: Page, yard: Yard) -> None:
-    page.goto("/settings?tab=secrets" if whose == "own" else f"/projects/{yard.sample}?tab=secrets")
+def test_secrets_are_write_only(whose: str, page: Page, api: Api) -> None:
+    page.goto("/settings?tab=secrets" if whose == "own" else f"/projects/{api.sample_project}?tab=secrets")
     page.get_by_role("button", name="Add a secret").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name").fill("1ST")
@@ -222,7 +224,7 @@ def test_secrets_go_in_and_never_come_out(whose: str, page: Page, yard: Yard) ->
     expect(page.get_by_text("NPM_TOKEN", exact=True)).to_have_count(0)
 
 
-def test_a_token_is_shown_once_and_ends_when_it_is_revoked(page: Page, platform: Platform) -> None:
+def test_a_token_is_shown_once_and_stops_working_when_revoked(page: Page, platform: Platform) -> None:
     def status() -> int:
         return httpx.get(f"{platform.url}/api/v1/me", headers={"Authorization": f"Bearer {value}"}).status_code
 
@@ -243,7 +245,7 @@ def test_a_token_is_shown_once_and_ends_when_it_is_revoked(page: Page, platform:
     assert status() == 401
 
 
-def test_a_person_is_added_signs_in_and_is_disabled(page: Page, browser: Browser, platform: Platform) -> None:
+def test_a_user_is_added_signs_in_and_is_disabled(page: Page, browser: Browser, platform: Platform) -> None:
     page.goto("/settings?tab=people")
     page.get_by_role("button", name="Add a person").click()
     dialog = page.get_by_role("dialog")
@@ -254,43 +256,43 @@ def test_a_person_is_added_signs_in_and_is_disabled(page: Page, browser: Browser
     dialog.get_by_label("Password").fill("a long enough password")
     dialog.get_by_role("button", name="Add", exact=True).click()
     expect(page.get_by_role("button", name="Disable linus")).to_be_visible()
-    context = browser.new_context(base_url=platform.url, viewport=DESK)
-    theirs = context.new_page()
-    theirs.goto("/sign-in")
-    theirs.get_by_role("button", name="Sign in with name and password instead").click()
-    theirs.get_by_label("Name").fill("linus")
-    theirs.get_by_label("Password").fill("a wrong password")
-    theirs.get_by_role("button", name="Sign in", exact=True).click()
-    expect(theirs.get_by_role("alert")).to_contain_text("An administrator can set a new password for you.")
-    theirs.get_by_label("Password").fill("a long enough password")
-    theirs.get_by_role("button", name="Sign in", exact=True).click()
-    places = theirs.get_by_role("navigation", name="Main navigation")
-    expect(places.get_by_role("link", name="Board")).to_be_visible()
-    expect(places.get_by_role("link", name="Audit log")).to_have_count(0)
-    theirs.goto("/settings")
-    theirs.get_by_label("Current password").fill("a wrong password")
-    theirs.get_by_label("New password").fill("a longer password than before")
-    theirs.get_by_label("Confirm password").fill("a longer password than before")
-    theirs.get_by_role("button", name="Change password").click()
-    expect(theirs.get_by_role("alert")).to_contain_text("The current password is wrong.")
-    theirs.get_by_label("Current password").fill("a long enough password")
-    theirs.get_by_role("button", name="Change password").click()
-    expect(theirs.get_by_text("Password changed.")).to_be_visible()
+    context = browser.new_context(base_url=platform.url, viewport=DESKTOP)
+    user_page = context.new_page()
+    user_page.goto("/sign-in")
+    user_page.get_by_role("button", name="Sign in with name and password instead").click()
+    user_page.get_by_label("Name").fill("linus")
+    user_page.get_by_label("Password").fill("a wrong password")
+    user_page.get_by_role("button", name="Sign in", exact=True).click()
+    expect(user_page.get_by_role("alert")).to_contain_text("An administrator can set a new password for you.")
+    user_page.get_by_label("Password").fill("a long enough password")
+    user_page.get_by_role("button", name="Sign in", exact=True).click()
+    navigation = user_page.get_by_role("navigation", name="Main navigation")
+    expect(navigation.get_by_role("link", name="Board")).to_be_visible()
+    expect(navigation.get_by_role("link", name="Audit log")).to_have_count(0)
+    user_page.goto("/settings")
+    user_page.get_by_label("Current password").fill("a wrong password")
+    user_page.get_by_label("New password").fill("a longer password than before")
+    user_page.get_by_label("Confirm password").fill("a longer password than before")
+    user_page.get_by_role("button", name="Change password").click()
+    expect(user_page.get_by_role("alert")).to_contain_text("The current password is wrong.")
+    user_page.get_by_label("Current password").fill("a long enough password")
+    user_page.get_by_role("button", name="Change password").click()
+    expect(user_page.get_by_text("Password changed.")).to_be_visible()
     login = {"name": "linus", "password": "a longer password than before"}
-    signed_in = httpx.post(f"{platform.url}/api/v1/login", json=login, headers={"X-Sandyard-CSRF": "1"})
-    assert signed_in.status_code == 200
-    theirs.goto("/settings?tab=people")
-    expect(theirs.get_by_role("heading", name="Settings")).to_be_visible()
-    expect(theirs.get_by_role("button", name="Add a person")).to_have_count(0)
+    response = httpx.post(f"{platform.url}/api/v1/login", json=login, headers={"X-Sandyard-CSRF": "1"})
+    assert response.status_code == 200
+    user_page.goto("/settings?tab=people")
+    expect(user_page.get_by_role("heading", name="Settings")).to_be_visible()
+    expect(user_page.get_by_role("button", name="Add a person")).to_have_count(0)
     page.get_by_role("button", name="Disable linus").click()
     confirm(page, "Disable")
     expect(page.get_by_role("button", name="Enable linus")).to_be_visible()
-    theirs.goto("/board")
-    expect(theirs).to_have_url(re.compile("/sign-in"))
+    user_page.goto("/board")
+    expect(user_page).to_have_url(re.compile("/sign-in"))
     context.close()
 
 
-def test_an_agent_of_ones_own(page: Page, yard: Yard) -> None:
+def test_a_custom_agent_is_added_tested_edited_and_deleted(page: Page, api: Api) -> None:
     packed = base64.b64encode(gzip.compress(program(), mtime=0)).decode()
     page.goto("/agents")
     page.get_by_role("button", name="Add an agent").click()
@@ -311,7 +313,7 @@ def test_an_agent_of_ones_own(page: Page, yard: Yard) -> None:
     expect(dialog).to_be_hidden()
     page.get_by_role("button", name="Test My own").click()
     expect(row.get_by_role("img", name="failed")).to_be_visible(timeout=SLOW_MS)
-    stored = yard.get("/agents/my-own")["definition"]
+    stored = api.get("/agents/my-own")["definition"]
     assert stored["argv"] == ["no-such-program"]
     assert stored["install"]["check"] == "test -s ~/my-own.pyz"
     page.get_by_role("button", name="Delete My own").click()
@@ -319,12 +321,12 @@ def test_an_agent_of_ones_own(page: Page, yard: Yard) -> None:
     expect(page.get_by_role("button", name="Test My own")).to_have_count(0)
 
 
-def test_a_model_provider(page: Page, yard: Yard) -> None:
+def test_a_model_provider_is_added_tested_edited_and_deleted(page: Page, api: Api) -> None:
     with ModelServer(keys=["sk-the-real-key"]) as models:
         page.goto("/agents?tab=providers")
         page.get_by_role("button", name="Add a provider").click()
         dialog = page.get_by_role("dialog")
-        choose(page, dialog.get_by_label("Preset"), "OpenRouter")
+        choose_option(page, dialog.get_by_label("Preset"), "OpenRouter")
         expect(dialog.get_by_label("Base URL")).to_have_value("https://openrouter.ai/api/v1")
         expect(dialog.get_by_label("Models")).to_have_value(re.compile("anthropic/claude-"))
         expect(dialog.get_by_label("Prices")).to_have_value(re.compile("openai/gpt-"))
@@ -335,7 +337,7 @@ def test_a_model_provider(page: Page, yard: Yard) -> None:
         dialog.get_by_label("Prices").fill("scripted 1 2")
         dialog.get_by_role("button", name="Test and save").click()
         expect(dialog.get_by_role("alert")).to_contain_text("house rejected the API key (401).")
-        assert "house" not in [one["name"] for one in yard.get("/model-providers")["items"]]
+        assert "house" not in [one["name"] for one in api.get("/model-providers")["items"]]
         dialog.get_by_role("button", name="Save without testing").click()
         expect(dialog).to_be_hidden()
         page.get_by_role("button", name="Test house").click()
@@ -348,7 +350,7 @@ def test_a_model_provider(page: Page, yard: Yard) -> None:
         page.get_by_role("button", name="Test house").click()
         expect(row.get_by_role("img", name="passed", exact=True)).to_be_visible()
         assert "sk-the-real-key" not in page.content()
-        stored = next(one for one in yard.get("/model-providers")["items"] if one["name"] == "house")
+        stored = next(one for one in api.get("/model-providers")["items"] if one["name"] == "house")
         assert stored["models"] == ["scripted"]
         assert set(stored["prices"]) == {"scripted"}
     page.get_by_role("button", name="Delete house").click()
@@ -356,8 +358,8 @@ def test_a_model_provider(page: Page, yard: Yard) -> None:
     expect(page.get_by_role("button", name="Test house")).to_have_count(0)
 
 
-def test_mcp_servers_of_a_project(page: Page, yard: Yard) -> None:
-    project = ok(yard.client.post("/projects", json={"name": "with tools"}), 201)
+def test_mcp_servers_of_a_project_are_added_tested_and_removed(page: Page, api: Api) -> None:
+    project = ok(api.client.post("/projects", json={"name": "with tools"}), 201)
     path = f"/projects/{project['id']}/mcp-servers"
     with url_server("mcp-the-real-key-of-it", "elderberry") as server:
         page.goto(f"/projects/{project['id']}?tab=agent")
@@ -370,12 +372,12 @@ def test_mcp_servers_of_a_project(page: Page, yard: Yard) -> None:
         dialog.get_by_label("Value of X-Api-Key").fill("mcp-a-wrong-key")
         dialog.get_by_role("button", name="Test and save").click()
         expect(dialog.get_by_role("alert")).to_contain_text("issues rejected the configured headers (401).")
-        assert yard.get(path)["items"] == []
+        assert api.get(path)["items"] == []
         expect(dialog.get_by_role("button", name="Save without testing")).to_be_visible()
-        choose(page, dialog.get_by_label("Type"), "Command")
+        choose_option(page, dialog.get_by_label("Type"), "Command")
         expect(dialog.get_by_role("alert")).to_have_count(0)
         expect(dialog.get_by_role("button", name="Save without testing")).to_have_count(0)
-        choose(page, dialog.get_by_label("Type"), "URL")
+        choose_option(page, dialog.get_by_label("Type"), "URL")
         dialog.get_by_label("Value of X-Api-Key").fill("mcp-the-real-key-of-it")
         dialog.get_by_role("button", name="Test and save").click()
         expect(dialog).to_be_hidden()
@@ -399,13 +401,15 @@ def test_mcp_servers_of_a_project(page: Page, yard: Yard) -> None:
         dialog.get_by_role("button", name="Save", exact=True).click()
         expect(dialog).to_be_hidden()
         row = page.get_by_role("list", name="MCP servers").get_by_role("listitem").filter(has_text="tracker")
-        expect(row.get_by_role("img", name="passed", exact=True)).to_have_count(0)  # what was tested was changed since
+        expect(row.get_by_role("img", name="passed", exact=True)).to_have_count(
+            0
+        )  # a changed server counts as untested
         page.get_by_role("button", name="Test tracker").click()
         expect(row.get_by_role("img", name="passed", exact=True)).to_be_visible()
         assert "mcp-the-real-key-of-it" not in page.content()
     page.get_by_role("button", name="Add a server").click()
     dialog.get_by_label("Name").fill("my notes")
-    choose(page, dialog.get_by_label("Type"), "Command")
+    choose_option(page, dialog.get_by_label("Type"), "Command")
     expect(dialog.get_by_text("Not secret: visible to everyone in the project")).to_be_visible()
     dialog.get_by_label("Command").fill("npx")
     dialog.get_by_label("Arguments").fill("-y\n@example/notes@1.2.3")
@@ -418,15 +422,15 @@ def test_mcp_servers_of_a_project(page: Page, yard: Yard) -> None:
     expect(dialog).to_be_hidden()
     expect(page.get_by_role("button", name="Edit notes")).to_be_visible()
     expect(page.get_by_role("button", name="Test notes")).to_have_count(0)
-    notes = next(one for one in yard.get(path)["items"] if one["name"] == "notes")
+    notes = next(one for one in api.get(path)["items"] if one["name"] == "notes")
     assert (notes["command"], notes["args"], notes["env"]) == ("npx", ["-y", "@example/notes@1.2.3"], {"LEVEL": "info"})
     page.get_by_role("button", name="Remove tracker").click()
     confirm(page, "Remove")
     expect(page.get_by_role("button", name="Edit tracker")).to_have_count(0)
 
 
-def test_a_schedule(page: Page, yard: Yard) -> None:
-    assert yard.sample
+def test_a_schedule_is_created_run_disabled_and_deleted(page: Page, api: Api) -> None:
+    assert api.sample_project
     page.goto("/schedules")
     page.get_by_role("button", name="New schedule").first.click()
     dialog = page.get_by_role("dialog")
@@ -437,7 +441,7 @@ def test_a_schedule(page: Page, yard: Yard) -> None:
     expect(dialog.get_by_role("alert")).to_contain_text("is not a valid cron expression")
     dialog.get_by_role("button", name="Mondays at 9").click()
     dialog.get_by_label("What should the agent do?").fill("create WEEK.md: 1\ncommit: docs: week")
-    choose(page, dialog.get_by_label("Agent", exact=True), "Demo agent")
+    choose_option(page, dialog.get_by_label("Agent", exact=True), "Demo agent")
     dialog.get_by_label("Start immediately instead of adding it to the backlog").click()
     dialog.get_by_role("button", name="Save").click()
     expect(dialog).to_be_hidden()
@@ -448,14 +452,14 @@ def test_a_schedule(page: Page, yard: Yard) -> None:
     page.goto("/schedules")
     page.get_by_role("switch", name="mondays enabled").click()
     expect(page.get_by_text("disabled")).to_be_visible()
-    assert [one["enabled"] for one in yard.get("/schedules")["items"] if one["name"] == "mondays"] == [False]
+    assert [one["enabled"] for one in api.get("/schedules")["items"] if one["name"] == "mondays"] == [False]
     page.get_by_role("button", name="Delete mondays").click()
     confirm(page, "Delete")
     expect(page.get_by_role("button", name="Run mondays now")).to_have_count(0)
 
 
-def test_the_audit_log(page: Page, yard: Yard) -> None:
-    yard.post("/users", name="barbara", role="member")
+def test_the_audit_log_is_filtered_and_exported(page: Page, api: Api) -> None:
+    api.post("/users", name="barbara", role="member")
     page.goto("/audit")
     page.get_by_label("Action").fill("user.create")
     page.get_by_role("button", name="Search", exact=True).click()
@@ -476,7 +480,7 @@ def test_the_audit_log(page: Page, yard: Yard) -> None:
     expect(entries).to_be_visible()
 
 
-def test_the_colours_stay_as_they_were_chosen(page: Page) -> None:
+def test_the_chosen_theme_is_kept(page: Page) -> None:
     html = page.locator("html")
     page.goto("/settings?tab=appearance")
     page.get_by_role("radio", name="Dark").click()
@@ -493,8 +497,8 @@ def test_the_colours_stay_as_they_were_chosen(page: Page) -> None:
 
 
 @pytest.mark.slow
-def test_what_one_is_notified_of(browser: Browser, platform: Platform, yard: Yard) -> None:
-    with whole_chromium(browser) as whole, signed_in(whole, platform.url, platform.token) as page:
+def test_a_disabled_notification_is_only_listed(browser: Browser, platform: Platform, api: Api) -> None:
+    with full_chromium(browser) as full, signed_in_page(full, platform.url, platform.token) as page:
         page.context.grant_permissions(["notifications"], origin=platform.url)
         page.goto("/settings?tab=notifications")
         expect(page.get_by_text("Allowed", exact=True)).to_be_visible()
@@ -504,46 +508,48 @@ def test_what_one_is_notified_of(browser: Browser, platform: Platform, yard: Yar
         expect(failures).not_to_be_checked()
         expect(page.get_by_role("switch", name="An agent needs an answer")).to_be_checked()
         expect(page.locator("[data-live=live]")).to_be_attached()
-        failing = yard.task("Fails unseen", "fail: It cannot be done.")
-        yard.rests(failing, "failed")
+        failing = api.create_task("Fails unseen", "fail: It cannot be done.")
+        api.wait_for_attempt(failing, "failed")
         bell = page.get_by_role("button", name=re.compile("^Notifications: [1-9]"))
-        expect(bell).to_be_visible()  # it is in the list, but nobody was interrupted
+        expect(bell).to_be_visible()  # it is listed, but nothing popped up
         expect(page.get_by_text("An attempt failed")).to_have_count(0)
 
 
-def test_the_palette(page: Page, yard: Yard) -> None:
-    task = yard.task("Find the needle", start=False)
+def test_the_command_palette_finds_tasks_pages_and_settings(page: Page, api: Api) -> None:
+    task = api.create_task("Find the needle", start=False)
     page.goto("/usage")
     expect(page.get_by_role("heading", name="Usage and cost")).to_be_visible()
     typed = page.get_by_role("dialog").get_by_role("combobox")
 
-    # what is typed at once arrives, although nothing more is loaded, and Enter waits for what was typed
-    asked: list[Route] = []
+    # text typed before the palette has loaded is kept, and Enter waits for its results
+    held_routes: list[Route] = []
     holding = True
 
     def hold(route: Route) -> None:
         if holding:
-            asked.append(route)
+            held_routes.append(route)
         else:
             route.continue_()
 
     page.route("**/assets/*.js", hold)
-    page.route("**/api/v1/tasks?*", hold)  # the searches of fewer letters too: they could find it before Enter
+    page.route(
+        "**/api/v1/tasks?*", hold
+    )  # also the searches for the first letters: they could find the task before Enter
     page.keyboard.press("Control+k")
     page.keyboard.type("needle")
     page.keyboard.press("Enter")
     expect(typed).to_have_value("needle")
-    until(lambda: any("q=needle" in one.request.url for one in asked))
+    until(lambda: any("q=needle" in one.request.url for one in held_routes))
     holding = False
-    for route in asked:
+    for route in held_routes:
         route.continue_()
     expect(page).to_have_url(re.compile(f"/tasks/{task}"))
 
-    # the first match of the words in the box is marked, and none of the words before
+    # the first match of the current text is selected, not one of the previous text
     option = page.get_by_role("option")
     page.keyboard.press("Control+k")
     expect(option.filter(has_text="Find the needle")).to_be_visible()
-    accessible(page)
+    expect_accessible(page)
     page.keyboard.press("ArrowDown")
     expect(page.get_by_role("option", selected=True)).to_have_text("New session")
     page.keyboard.type("needle")
@@ -574,7 +580,7 @@ def test_the_palette(page: Page, yard: Yard) -> None:
         typed.fill(words)
         expect(option.filter(has_text=found).first).to_be_visible()
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="Sandyard", level=1)).to_be_visible()  # of the first document
+    expect(page.get_by_role("heading", name="Sandyard", level=1)).to_be_visible()  # the heading of the first document
     page.keyboard.press("Control+k")
     typed.fill("no such thing at all")
     expect(page.get_by_text("No results.")).to_be_visible()
@@ -582,8 +588,8 @@ def test_the_palette(page: Page, yard: Yard) -> None:
     expect(page.get_by_role("dialog")).to_be_hidden()
 
 
-def test_an_archived_project_can_be_brought_back(page: Page, yard: Yard, tmp_path: Path) -> None:
-    made = yard.post("/projects", name="Old things", repository=repository(tmp_path / "old"))
+def test_an_archived_project_can_be_unarchived(page: Page, api: Api, tmp_path: Path) -> None:
+    made = api.post("/projects", name="Old things", repository=create_repository(tmp_path / "old"))
     page.goto(f"/projects/{made['id']}")
     page.get_by_role("button", name="Archive", exact=True).click()
     expect(page.get_by_role("button", name="Unarchive")).to_be_visible()
@@ -594,4 +600,4 @@ def test_an_archived_project_can_be_brought_back(page: Page, yard: Yard, tmp_pat
     page.get_by_role("link", name="Settings for Old things").click()
     page.get_by_role("button", name="Unarchive").click()
     expect(page.get_by_role("button", name="Archive", exact=True)).to_be_visible()
-    until(lambda: ok(yard.client.get(f"/projects/{made['id']}"))["archivedAt"] is None)
+    until(lambda: ok(api.client.get(f"/projects/{made['id']}"))["archivedAt"] is None)

@@ -1,5 +1,5 @@
-// Starts `emulate`'s GitHub, and adds what its API cannot be told: tokens and repositories while it runs, and the branches of
-// the real git repositories that ../facade.py serves. Reads {port, baseUrl} from its standard input and ends when that ends.
+// Starts `emulate`'s GitHub, and adds what its API does not offer: new tokens and repositories at run time, and the branches of
+// the real git repositories that ../facade.py serves. Reads {port, baseUrl} from standard input and exits when that is closed.
 import { randomUUID, createHmac } from "node:crypto";
 import { readFileSync, readdirSync } from "node:fs";
 import { createInterface } from "node:readline";
@@ -9,8 +9,8 @@ const input = createInterface({ input: process.stdin });
 const { port, baseUrl } = JSON.parse((await input[Symbol.asyncIterator]().next()).value);
 input.on("close", () => process.exit(0));
 
-// The package does not export its GitHub, only starts it. The module below is the one it loads, so that what is hung into
-// it here is there when it starts.
+// The package does not export its GitHub plugin, it only starts it. The module below is the one it loads, so that changes made here
+// are in effect when it starts.
 const dist = new URL("./node_modules/emulate/dist/", import.meta.url);
 const name = readdirSync(dist).find(
   (file) => /^dist-.*\.js$/.test(file) && /export \{[^}]*\bgithubPlugin\b/.test(readFileSync(new URL(file, dist), "utf8")),
@@ -21,8 +21,8 @@ const register = githubPlugin.register;
 githubPlugin.register = (app, store, webhooks, base, tokens) => {
   const github = getGitHubStore(store);
   const mergeCommits = new Map();
-  webhooks.setHeaderFactory(signed);
-  mendPayloads(github, webhooks, base);
+  webhooks.setHeaderFactory(makeHeaders);
+  correctPayloads(github, webhooks, base);
   keepMergeCommits(github.pullRequests, mergeCommits);
 
   app.post("/_double/seed", async (c) => {
@@ -85,8 +85,8 @@ githubPlugin.register = (app, store, webhooks, base, tokens) => {
   register(app, store, webhooks, base, tokens);
 };
 
-// GitHub names a delivery by a GUID; emulate by a number that begins anew with every start.
-function signed({ event, body, subscription }) {
+// GitHub identifies a delivery by a GUID; emulate uses a number that restarts with every start.
+function makeHeaders({ event, body, subscription }) {
   const headers = { "Content-Type": "application/json", "X-GitHub-Event": event, "X-GitHub-Delivery": randomUUID() };
   headers["User-Agent"] = "GitHub-Hookshot/double";
   if (subscription.secret) {
@@ -96,18 +96,18 @@ function signed({ event, body, subscription }) {
   return headers;
 }
 
-// As in the API's answers: no milliseconds, addresses below /api/v3. And a check run names its pull requests, an issue the
-// one that it is.
-function mendPayloads(github, webhooks, base) {
+// As in the answers of the API: no milliseconds, URLs below /api/v3. A check run also names its pull requests, and an issue its
+// pull request.
+function correctPayloads(github, webhooks, base) {
   const dispatch = webhooks.dispatch.bind(webhooks);
   const api = new RegExp(`${base}/(?=(?:repos|repositories|users|orgs|teams)\\b)`, "g");
   webhooks.dispatch = (event, action, payload, owner, repo) => {
     const text = JSON.stringify(payload).replace(/(?<="\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d{3}(?=Z")/g, "").replace(api, `${base}/api/v3/`);
-    const mended = JSON.parse(text);
-    if (mended.check_run) mended.check_run.pull_requests = pullsOf(github, `${owner}/${repo}`, mended.check_run.head_sha);
-    if (mended.issue && pull(github, `${owner}/${repo}`, mended.issue.number))
-      mended.issue.pull_request = { url: mended.issue.url.replace("/issues/", "/pulls/"), html_url: mended.issue.html_url };
-    return dispatch(event, action, mended, owner, repo);
+    const corrected = JSON.parse(text);
+    if (corrected.check_run) corrected.check_run.pull_requests = pullsOf(github, `${owner}/${repo}`, corrected.check_run.head_sha);
+    if (corrected.issue && pull(github, `${owner}/${repo}`, corrected.issue.number))
+      corrected.issue.pull_request = { url: corrected.issue.url.replace("/issues/", "/pulls/"), html_url: corrected.issue.html_url };
+    return dispatch(event, action, corrected, owner, repo);
   };
 }
 
@@ -122,7 +122,7 @@ function pullsOf(github, slug, commit) {
   }));
 }
 
-// Emulate makes a merge commit of its own; the one that git made is what everybody is told.
+// Emulate creates its own merge commit; this reports the one that git created instead.
 function keepMergeCommits(pulls, made) {
   const update = pulls.update.bind(pulls);
   pulls.update = (id, change) =>
@@ -162,7 +162,7 @@ function insertCommit(commits, repo, row) {
   commits.insert({ repo_id: repo.id, node_id: `C_${row.sha}`, user_id: null, ...row });
 }
 
-// True when its head has moved.
+// Returns true if the head has moved.
 function setPull(github, slug, facts) {
   const row = pull(github, slug, facts.number);
   const { number, ...change } = facts;

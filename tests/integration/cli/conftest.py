@@ -7,25 +7,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.cli.real import Yard, read
-from tests.unit.cli.conftest import nobody, server
+from tests.integration.cli.real import Yard, run_json
+from tests.unit.cli.conftest import config_dir, server
 
-__all__ = ["nobody", "server"]
+__all__ = ["config_dir", "server"]
 
 
 @pytest.fixture(scope="session")
 def yard() -> Iterator[Yard]:
-    """The real thing, for all tests that change nothing of each other's. Any of them may kill a part of it."""
+    """A real `sandyard up` for all tests that do not disturb each other. Any of them may kill a process of it."""
     if os.geteuid() != 0:
-        pytest.skip("sandboxes with all their means need root")
+        pytest.skip("sandboxes with all features need root")
     running = Yard(settings={"SANDYARD_LOGINS_PER_MINUTE": "1000"})
     yield running
     running.stop()
 
 
 @pytest.fixture(scope="session")
-def box(yard: Yard) -> str:
-    """A sandbox that runs."""
-    made = read(yard, "sandbox", "create")
+def sandbox(yard: Yard) -> str:
+    """A running sandbox."""
+    made = run_json(yard, "sandbox", "create")
     assert made["status"] == "running"
     return str(made["id"])

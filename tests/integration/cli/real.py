@@ -1,4 +1,4 @@
-"""`sandyard up` for tests: the real engine and the real platform, and the CLI as somebody types it."""
+"""`sandyard up` for tests: the real engine, the real platform and the CLI."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SECONDS = 60
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     returncode: int
     stdout: bytes
     stderr: bytes
 
 
 class Yard:
-    """One `sandyard up` with its own data directory, and somebody logged in as its administrator."""
+    """One `sandyard up` with its own data directory, and a CLI that is logged in as administrator."""
 
     def __init__(self, *options: str, settings: dict[str, str] | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sandyard-cli-", dir=SCRATCH))
@@ -54,12 +54,12 @@ class Yard:
         command = [sys.executable, "-m", "sandyard", "up", "--port", self.port, "--data-dir", str(self.data)]
         self.up = Running([*command, *self.options], str(self.data), self.settings)
         try:
-            self.url = self.up.heard(r"Sandyard is at (http://\S+);", seconds=120)[1]
+            self.url = self.up.wait_for_line(r"Sandyard is at (http://\S+);", seconds=120)[1]
         except AssertionError:
             self.stop()
             raise
         if not self.token:
-            self.token = self.up.heard(r"^admin token: (sy_\S+)$")[1]
+            self.token = self.up.wait_for_line(r"^admin token: (sy_\S+)$")[1]
 
     @property
     def port(self) -> str:
@@ -71,31 +71,31 @@ class Yard:
         return {**os.environ, **config, "SANDYARD_URL": self.url, "SANDYARD_TOKEN": self.token}
 
     def pids(self, name: str) -> list[int]:
-        """Of the process `sandyard engine` or `sandyard platform`."""
+        """Process ids of `sandyard engine` or `sandyard platform`."""
         return [number for number, line in self.up.processes().items() if f"-m sandyard {name}" in line]
 
-    def kill(self, name: str, *, noticed: Callable[[], None] = lambda: None) -> None:
-        """SIGKILL to the engine or the platform; returns when it is ready again. `noticed` is called in between."""
-        before = len([line for line in self.up.said if re.match(rf"{name} +ready", line)])
+    def kill(self, name: str, *, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Send SIGKILL to the engine or the platform, and wait until it is ready again. `meanwhile` is called in between."""
+        before = len([line for line in self.up.lines if re.match(rf"{name} +ready", line)])
         (number,) = self.pids(name)
         os.kill(number, signal.SIGKILL)
-        noticed()
-        self.up.heard(rf"^{name} +ready", before + 1)
+        meanwhile()
+        self.up.wait_for_line(rf"^{name} +ready", before + 1)
 
-    def run(self, *arguments: str, stdin: bytes = b"", **settings: str | None) -> Done:
-        """In this process, which has loaded everything already. `settings`: variables that differ; None unsets one."""
-        said = CliRunner().invoke(cli, arguments, input=stdin, env=self.environment | settings)
-        if said.exception is not None and not isinstance(said.exception, SystemExit):
-            raise said.exception
-        return Done(said.exit_code, said.stdout_bytes, said.stderr_bytes)
+    def run(self, *arguments: str, stdin: bytes = b"", **settings: str | None) -> CommandResult:
+        """Run a command in this process, where all modules are loaded already. `settings`: variables to change; None unsets one."""
+        result = CliRunner().invoke(cli, arguments, input=stdin, env=self.environment | settings)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return CommandResult(result.exit_code, result.stdout_bytes, result.stderr_bytes)
 
     def ok(self, *arguments: str, stdin: bytes = b"") -> str:
-        """What it prints; fails when it does."""
+        """Run a command that must succeed. Returns its output."""
         done = self.run(*arguments, stdin=stdin)
         assert done.returncode == 0, (arguments, done.stdout, done.stderr)
         return done.stdout.decode()
 
-    def begin(self, *arguments: str) -> Running:
+    def start_command(self, *arguments: str) -> Running:
         return Running(self.command(*arguments), str(self.folder), self.environment)
 
     @staticmethod
@@ -105,31 +105,31 @@ class Yard:
     def stop(self) -> None:
         if self.up.process.poll() is None:
             with contextlib.suppress(Exception):
-                self.clear()
+                self.kill_sandboxes()
             self.up.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.up.ends()
+                self.up.wait_for_exit()
         self.up.close()
         for mount in sorted(self._mounts(), key=len, reverse=True):
             subprocess.run(["umount", "-l", mount], check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def clear(self) -> None:
-        for box in json.loads(self.ok("sandbox", "list", "--limit", "200"))["items"]:
-            self.run("sandbox", "kill", box["id"])
+    def kill_sandboxes(self) -> None:
+        for sandbox in json.loads(self.ok("sandbox", "list", "--limit", "200"))["items"]:
+            self.run("sandbox", "kill", sandbox["id"])
 
     def _mounts(self) -> list[str]:
         points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         return [point for point in points if point.startswith(f"{self.folder}/")]
 
 
-def read(yard: Yard, *arguments: str) -> Any:
-    """The JSON that a command prints."""
+def run_json(yard: Yard, *arguments: str) -> Any:
+    """Run a command and return the JSON that it prints."""
     return json.loads(yard.ok(*arguments, "-o", "json"))
 
 
 class Terminal:
-    """A command in a terminal of its own: what it shows is in `shown`."""
+    """A command in its own terminal. Its output is kept in `shown`."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self.shown = b""
@@ -146,17 +146,17 @@ class Terminal:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def until(self, text: str, seconds: float = SECONDS) -> None:
-        """Waits until that is shown, and forgets what was shown up to there."""
+        """Wait until the text is shown, and drop the output up to there."""
         deadline = time.monotonic() + seconds
         while text.encode() not in self.shown:
             assert time.monotonic() < deadline, f"{text!r} was not shown: {self.shown!r}"
-            assert self._read(0.1) or self._code is None, f"it ended before {text!r}: {self.shown!r}"
+            assert self._read(0.1) or self._code is None, f"the command ended before it showed {text!r}: {self.shown!r}"
         self.shown = self.shown.partition(text.encode())[2]
 
-    def ends(self, seconds: float = SECONDS) -> int:
+    def wait_for_exit(self, seconds: float = SECONDS) -> int:
         deadline = time.monotonic() + seconds
         while self._code is None:
-            assert time.monotonic() < deadline, f"it does not end: {self.shown!r}"
+            assert time.monotonic() < deadline, f"the command did not end: {self.shown!r}"
             self._read(0.1)
         return self._code
 

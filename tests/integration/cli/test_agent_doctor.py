@@ -1,4 +1,4 @@
-"""`sandyard agent doctor`, with agents that do well and agents that don't, and the guide's own example."""
+"""`sandyard agent doctor`, with working agents, broken agents, and the example of the guide."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ def examine(*command: str) -> Result:
     return CliRunner().invoke(cli, ["agent", "doctor", "--timeout", "20", *command])
 
 
-def python(path: Path, code: str) -> tuple[str, str]:
+def write_program(path: Path, code: str) -> tuple[str, str]:
     path.write_text(code)
     return sys.executable, str(path)
 
 
 @pytest.fixture
 def example(tmp_path: Path) -> Path:
-    """The agent in the guide."""
+    """The example agent of the guide."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/agents.md").read_text(), re.DOTALL)
     path = tmp_path / "note_agent.py"
     path.write_text(code)
     return path
 
 
-def test_one_that_can_do_everything(tmp_path: Path) -> None:
+def test_an_agent_with_all_features_passes(tmp_path: Path) -> None:
     launch = BUILT_IN["demo"].launch(LaunchRequest(str(tmp_path), str(tmp_path)))
     for name, content in launch.files.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(content)
     done = CliRunner().invoke(cli, ["agent", "doctor", "-o", "json", sys.executable, *launch.argv[1:]])
     assert done.exit_code == 0, done.output
-    told: dict[str, Any] = json.loads(done.stdout)
-    found = {one["name"]: one["ok"] for one in told["findings"]}
-    assert found.pop("mcp") is False, "it has no use for them"
+    report: dict[str, Any] = json.loads(done.stdout)
+    found = {one["name"]: one["ok"] for one in report["findings"]}
+    assert found.pop("mcp") is False, "the demo agent does not use MCP servers"
     assert found == dict.fromkeys(
         (
             "initialize",
@@ -66,7 +66,7 @@ def test_one_that_can_do_everything(tmp_path: Path) -> None:
     )
 
 
-def test_the_example_of_the_guide(example: Path) -> None:
+def test_the_example_of_the_guide_passes(example: Path) -> None:
     done = examine(sys.executable, str(example))
     assert done.exit_code == 0, done.output
     assert "✓ session/prompt: replied 'I have written it down in NOTE.md.' (end_turn)" in done.output
@@ -89,21 +89,21 @@ def test_the_example_of_the_guide(example: Path) -> None:
         (GREET % 1 + "input()\nprint(json.dumps({'id': 2, 'result': {}}), flush=True)", "has no sessionId"),
     ],
 )
-def test_one_that_cannot(code: str, words: str, tmp_path: Path) -> None:
-    done = examine(*python(tmp_path / "agent.py", code))
+def test_a_broken_agent_is_explained(code: str, words: str, tmp_path: Path) -> None:
+    done = examine(*write_program(tmp_path / "agent.py", code))
     assert done.exit_code == 1
     assert words in done.output
     assert "\x1b" not in done.output
     assert "Traceback" not in done.output
 
 
-def test_one_that_is_not_there() -> None:
+def test_a_missing_program_is_reported() -> None:
     done = examine("no-such-agent")
     assert done.exit_code == 1
     assert "Could not start 'no-such-agent': No such file or directory" in done.output
 
 
-def test_the_guide_leads_to_an_agent_that_works(yard: Yard, example: Path, tmp_path: Path) -> None:
+def test_the_example_of_the_guide_works_as_a_custom_agent(yard: Yard, example: Path, tmp_path: Path) -> None:
     script = tmp_path / "install.sh"
     script.write_text(f"cat >~/note_agent.py <<'END'\n{example.read_text()}\nEND\n")
     command = ("note", "python3", "/home/user/note_agent.py")

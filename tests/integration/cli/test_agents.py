@@ -1,4 +1,4 @@
-"""`sandyard agent`: listed, added, removed, tried."""
+"""`sandyard agent`: list, add, remove and test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
-from tests.integration.cli.real import Yard, read
+from tests.integration.cli.real import Yard, run_json
 from tests.unit.cli.server import Reply, Server, events, problem
 
 DEMO: dict[str, Any] = {
@@ -44,7 +44,7 @@ def outcome(**result: Any) -> dict[str, Any]:
     return event("agent.tested", **{"agent": "demo", "steps": steps, "answer": None, "error": None} | result)
 
 
-def test_they_are_listed_and_shown(server: Server) -> None:
+def test_agents_are_listed_and_shown(server: Server) -> None:
     server.on("GET", "/agents", Reply(body={"items": [DEMO]}))
     server.on("GET", "/agents/demo", Reply(body=DEMO))
     listed = agent("list", "-o", "table")
@@ -54,7 +54,7 @@ def test_they_are_listed_and_shown(server: Server) -> None:
     assert agent("show", "nobody").exit_code == 3
 
 
-def test_one_is_added_replaced_and_removed(server: Server, tmp_path: Path) -> None:
+def test_an_agent_is_added_replaced_and_removed(server: Server, tmp_path: Path) -> None:
     server.on("POST", "/agents", Reply(201, DEMO))
     server.on("PUT", "/agents/mine", Reply(200, DEMO))
     server.on("DELETE", "/agents/mine", Reply(204))
@@ -62,7 +62,7 @@ def test_one_is_added_replaced_and_removed(server: Server, tmp_path: Path) -> No
     words = ["--title", "Mine", "--install", f"@{tmp_path}/install.sh", "--check", "command -v mine", "-e", "A={model}"]
     done = agent("add", *words, "--api", "openai", "mine", "mine-agent", "acp", "--flag")
     assert done.exit_code == 0, done.output
-    assert server.asked[-1].json() == {
+    assert server.requests[-1].json() == {
         "name": "mine",
         "title": "Mine",
         "definition": {
@@ -73,11 +73,11 @@ def test_one_is_added_replaced_and_removed(server: Server, tmp_path: Path) -> No
         },
     }
     assert agent("add", "--replace", "mine", "--", "other").exit_code == 0
-    assert server.asked[-1].json() == {"definition": {"argv": ["other"]}}
+    assert server.requests[-1].json() == {"definition": {"argv": ["other"]}}
     missing = {"status": 404, "code": "not_found", "detail": "There is no agent 'new'."}
     server.on("PUT", "/agents/new", Reply(404, missing))
     assert agent("add", "--replace", "new", "--", "other").exit_code == 0
-    assert server.asked[-1].json() == {"name": "new", "definition": {"argv": ["other"]}}
+    assert server.requests[-1].json() == {"name": "new", "definition": {"argv": ["other"]}}
     assert agent("remove", "mine").exit_code == 0
     assert agent("add", "--check", "true", "mine", "x").exit_code == 2
 
@@ -89,33 +89,35 @@ def test_one_is_added_replaced_and_removed(server: Server, tmp_path: Path) -> No
         ({"ok": False, "error": "The install ended with 1.\x1b[2J"}, 1, "It does not work. The install ended with 1."),
     ],
 )
-def test_a_trial_is_followed_to_its_end(server: Server, result: dict[str, Any], code: int, words: str) -> None:
+def test_the_test_of_an_agent_is_followed_to_its_end(
+    server: Server, result: dict[str, Any], code: int, words: str
+) -> None:
     server.on("POST", "/agents/demo/test", Reply(202, {"agent": "demo", "sessionId": SESSION}))
-    told = events(
+    stream = events(
         ("1", "sandbox.running", event("sandbox.running")),
         ("2", "agent.installing", event("agent.installing", what="npm says")),
         ("3", "agent.tested", outcome(**result)),
     )
-    server.on("GET", "/events", events(("1", "sandbox.running", event("sandbox.running")), cut=True), told)
+    server.on("GET", "/events", events(("1", "sandbox.running", event("sandbox.running")), cut=True), stream)
     done = agent("test", "demo", "--model", "big")
     assert done.exit_code == code, done.output
     assert words in done.output
     assert "sandbox" in done.output and "0.2 s" in done.output
-    posted, first, again = server.asked
+    posted, first, again = server.requests
     assert posted.json() == {"model": "big", "background": True}
     assert (first.query["sessionId"], first.headers["last-event-id"]) == (SESSION, "0")
     assert again.headers["last-event-id"] == "1"
-    server.on("GET", "/events", told)
+    server.on("GET", "/events", stream)
     assert json.loads(agent("test", "demo", "-o", "json").output)["ok"] is (code == 0)
 
 
-def test_a_trial_that_cannot_begin(server: Server) -> None:
+def test_testing_an_unknown_agent_is_an_error(server: Server) -> None:
     server.on("POST", "/agents/x/test", problem(404, "not_found", "There is no agent 'x'."))
     done = agent("test", "x")
     assert (done.exit_code, "There is no agent" in done.output) == (3, True)
 
 
-def test_the_demo_works_in_the_real_thing(yard: Yard) -> None:
-    assert [one["name"] for one in read(yard, "agent", "list")["items"]][-1] == "demo"
-    result = read(yard, "agent", "test", "demo", "-o", "json")
+def test_the_demo_agent_passes_its_test_on_a_real_server(yard: Yard) -> None:
+    assert [one["name"] for one in run_json(yard, "agent", "list")["items"]][-1] == "demo"
+    result = run_json(yard, "agent", "test", "demo", "-o", "json")
     assert (result["ok"], result["error"]) == (True, None)

@@ -1,4 +1,4 @@
-"""Shell completion: commands without loading them, ids from the real server, nothing when there is none."""
+"""Shell completion: commands without loading them, ids from the real server, and nothing without a server."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from sandyard.cli.main import cli
-from tests.integration.cli.real import Yard, read
+from tests.integration.cli.real import Yard, run_json
 from tests.unit.cli.server import Reply, Server
 
 
-def test_completion_of_ids(yard: Yard, box: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_completed_from_the_server(yard: Yard, sandbox: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SANDYARD_URL", "SANDYARD_TOKEN"):
         monkeypatch.setenv(name, yard.environment[name])
 
-    assert box in complete("sandbox", "exec", "sbx")
-    assert f"{box}:" in complete("sandbox", "cp", "sb")
-    made = read(yard, "session", "create")["id"]
+    assert sandbox in complete("sandbox", "exec", "sbx")
+    assert f"{sandbox}:" in complete("sandbox", "cp", "sb")
+    made = run_json(yard, "session", "create")["id"]
     assert made in complete("session", "show", "ses")
-    assert made in complete("sandbox", "exec", "ses"), "a session's id does for its sandbox's"
+    assert made in complete("sandbox", "exec", "ses"), "the id of a session stands for its sandbox"
     assert complete("sandbox", "exec", "sbx_nothing") == []
 
 
-def test_projects_and_pull_requests(server: Server) -> None:
+def test_projects_and_pull_requests_are_completed(server: Server) -> None:
     projects = {"items": [{"id": "prj_1", "name": "website", "repository": None}], "nextCursor": None}
     pulls = {"items": [{"id": "pul_1", "number": 12}, {"id": "pul_2", "number": None}], "nextCursor": None}
     sessions = {"items": [{"id": "ses_1", "title": "Mend"}], "nextCursor": None}
@@ -40,7 +40,7 @@ def test_projects_and_pull_requests(server: Server) -> None:
     assert complete("git", "p") == ["push"]
 
 
-def test_tasks_and_what_goes_with_them(server: Server) -> None:
+def test_tasks_schedules_and_agents_are_completed(server: Server) -> None:
     tasks = {"items": [{"id": "tsk_1", "title": "Mend", "status": "backlog"}], "nextCursor": None}
     schedules = {"items": [{"id": "sch_1", "name": "nightly", "cron": "0 3 * * *"}], "nextCursor": None}
     agents = {"items": [{"name": "demo", "title": "Demo"}, {"name": "codex", "title": "Codex"}]}
@@ -58,33 +58,33 @@ def complete(*words: str) -> list[str]:
     return [item.value for item in ShellComplete(cli, {}, "", "").get_completions(before, incomplete)]
 
 
-def test_commands_and_options() -> None:
+def test_commands_and_options_are_completed() -> None:
     assert complete("s") == ["schedule", "session", "sandbox", "ssh", "ssh-config"]
     assert "platform" not in complete("")
     assert "exec" in complete("sandbox", "")
     assert "--follow" in complete("events", "--f")
 
 
-def test_offline_it_is_quiet(monkeypatch: pytest.MonkeyPatch, nobody: Path) -> None:
+def test_completion_without_a_server_is_empty(monkeypatch: pytest.MonkeyPatch, config_dir: Path) -> None:
     monkeypatch.setenv("SANDYARD_URL", "http://127.0.0.1:1")
     assert complete("sandbox", "exec", "sbx") == []
     assert complete("session", "show", "") == []
     monkeypatch.delenv("SANDYARD_URL")
-    (nobody / "sandyard").mkdir(parents=True)
-    (nobody / "sandyard" / "config.json").write_text("{")
+    (config_dir / "sandyard").mkdir(parents=True)
+    (config_dir / "sandyard" / "config.json").write_text("{")
     assert complete("sandbox", "kill", "") == []
 
 
 @pytest.mark.parametrize(
     "answer", [Reply(500, b"oops"), Reply(200, b"oops"), Reply(200, []), Reply(200, {"items": [{}]})]
 )
-def test_a_strange_server_is_none(server: Server, answer: Reply) -> None:
+def test_an_unexpected_response_completes_nothing(server: Server, answer: Reply) -> None:
     server.on("GET", "/sandboxes", answer)
     assert complete("sandbox", "pause", "") == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_what_a_shell_is_given(shell: str) -> None:
+def test_completion_scripts_are_printed(shell: str) -> None:
     result = CliRunner().invoke(cli, ["completion", shell])
     assert result.exit_code == 0
     assert "_SANDYARD_COMPLETE" in result.stdout

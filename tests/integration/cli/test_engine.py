@@ -1,4 +1,4 @@
-"""`sandyard engine`: what it says when it starts, and when it can't."""
+"""`sandyard engine`: its messages when it starts and when it cannot start."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from sandyard.engine.store.datadir import DataDir
 from sandyard.kit.secret import Secret
 
 
-def failed(*arguments: str) -> str:
-    """Start an engine that can't start; what it says, on one line."""
+def start_failing(*arguments: str) -> str:
+    """Start an engine that cannot start. Returns its message, which is one line."""
     done = CliRunner().invoke(cli, ["engine", *arguments])
     assert done.exit_code == 1, done.stderr
     assert done.stdout == ""
@@ -29,20 +29,20 @@ def failed(*arguments: str) -> str:
     return done.stderr
 
 
-def test_a_port_in_use(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        said = failed("--port", str(port), "--data-dir", str(tmp_path / "data"))
-    assert f"Port {port}" in said
-    assert "--port" in said
-    assert not (tmp_path / "data").exists(), "nothing was begun"
+        printed = start_failing("--port", str(port), "--data-dir", str(tmp_path / "data"))
+    assert f"Port {port}" in printed
+    assert "--port" in printed
+    assert not (tmp_path / "data").exists(), "nothing is created"
 
 
-def test_a_data_directory_in_use(tmp_path: Path) -> None:
+def test_a_data_directory_in_use_is_reported(tmp_path: Path) -> None:
     data = DataDir(tmp_path / "data")
     data.lock()
     try:
-        assert "in use by another engine" in failed("--port", "0", "--data-dir", str(data.path))
+        assert "in use by another engine" in start_failing("--port", "0", "--data-dir", str(data.path))
     finally:
         data.unlock()
 
@@ -56,16 +56,16 @@ def test_a_data_directory_in_use(tmp_path: Path) -> None:
         (("--port", "0", "--data-dir", "/proc/data"), "/proc/data"),
     ],
 )
-def test_what_cannot_be_had(arguments: tuple[str, ...], words: str) -> None:
-    assert words in failed(*arguments)
+def test_unusable_addresses_and_directories_are_reported(arguments: tuple[str, ...], words: str) -> None:
+    assert words in start_failing(*arguments)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_what_is_not_permitted(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="switches to another user")
+def test_a_directory_without_permission_is_reported(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     code = "import encodings.idna, os, sandyard.engine.app, sandyard.cli.engine; from sandyard.__main__ import main\n"
-    code += "os.setuid(65534); main()"  # by then all is loaded that another user might not be able to read
+    code += "os.setuid(65534); main()"  # the modules are loaded before: another user might not be able to read them
     arguments = [sys.executable, "-c", code, "engine", "--port", "0", "--data-dir", str(closed / "data")]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
@@ -77,13 +77,13 @@ def test_what_is_not_permitted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [("--port", "99999"), ("--driver", "magic"), ("--nonsense",), ("--max-sandboxes", "0")]
 )
-def test_wrong_options(arguments: tuple[str, ...]) -> None:
+def test_invalid_options_are_usage_errors(arguments: tuple[str, ...]) -> None:
     result = CliRunner().invoke(cli, ["engine", *arguments])
     assert result.exit_code == 2
     assert "Traceback" not in result.output
 
 
-def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDYARD_POOL_SIZE", "many")
     result = CliRunner().invoke(cli, ["engine"])
     assert result.exit_code == 1
@@ -101,49 +101,51 @@ URL = "http://127.0.0.1:3000"
         (Ready(URL, False, None, "fake"), {"data_dir": "/a b"}, ["sandyard keys --data-dir '/a b' list"]),
     ],
 )
-def test_what_it_says_when_it_serves(
+def test_the_start_message_names_the_url_and_the_key(
     ready: Ready, settings: dict[str, list[str]], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     announce(ready, EngineSettings(**settings))  # type: ignore[arg-type]
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     for word in [f"export E2B_API_URL={URL}", f"export E2B_SANDBOX_URL={URL}", *words]:
-        assert word in said.out
-    assert "e2b_given" not in said.out
-    assert said.err == ""
+        assert word in printed.out
+    assert "e2b_given" not in printed.out
+    assert printed.err == ""
 
 
-def test_it_warns_when_others_can_reach_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reachable_address_prints_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     announce(Ready(URL, True, None, "fake"), EngineSettings(host="0.0.0.0"))
     assert "Warning" in capsys.readouterr().err
 
 
-def test_it_says_how_it_is_reached_over_tls(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_start_message_explains_tls(capsys: pytest.CaptureFixture[str]) -> None:
     ready = Ready(URL, False, None, "fake", "example.com", Path("/data/tls/example.com/ca.pem"))
     announce(ready, EngineSettings(tls_port=443, domain="example.com", data_dir=Path("/data")))
-    said = capsys.readouterr().out
-    assert "export E2B_DOMAIN=example.com " in said
-    assert "`sandyard ca --data-dir /data --domain example.com`" in said
-    assert "/data/tls/example.com/ca.pem" in said
+    printed = capsys.readouterr().out
+    assert "export E2B_DOMAIN=example.com " in printed
+    assert "`sandyard ca --data-dir /data --domain example.com`" in printed
+    assert "/data/tls/example.com/ca.pem" in printed
     announce(Ready(URL, False, None, "fake", "example.com"), EngineSettings(tls_port=443, domain="example.com"))
-    assert "sandyard ca" not in capsys.readouterr().out, "with a certificate of others there is nothing to trust"
+    assert "sandyard ca" not in capsys.readouterr().out, "no authority has to be trusted for a given certificate"
 
 
-def test_a_tls_port_in_use(tmp_path: Path) -> None:
+def test_a_tls_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        said = failed("--port", "0", "--tls-port", str(port), "--data-dir", str(tmp_path / "data"))
-    assert "--tls-port" in said
+        printed = start_failing("--port", "0", "--tls-port", str(port), "--data-dir", str(tmp_path / "data"))
+    assert "--tls-port" in printed
 
 
-def test_a_redirect_port_in_use(tmp_path: Path) -> None:
+def test_a_redirect_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         options = ("--port", "0", "--tls-port", "0", "--redirect-port", str(port))
-        assert "--redirect-port" in failed(*options, "--data-dir", str(tmp_path / "data"))
+        assert "--redirect-port" in start_failing(*options, "--data-dir", str(tmp_path / "data"))
 
 
-def test_a_certificate_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_certificate_is_reported(tmp_path: Path) -> None:
     missing = str(tmp_path / "cert.pem")
-    said = failed("--port", "0", "--tls-port", "0", "--tls-cert", missing, "--data-dir", str(tmp_path / "data"))
-    assert missing in said
-    assert "--tls-port" in said or "Could not use" in said
+    printed = start_failing(
+        "--port", "0", "--tls-port", "0", "--tls-cert", missing, "--data-dir", str(tmp_path / "data")
+    )
+    assert missing in printed
+    assert "--tls-port" in printed or "Could not use" in printed

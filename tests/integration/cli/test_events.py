@@ -1,4 +1,4 @@
-"""`sandyard events` against the real server, which is killed while somebody follows."""
+"""`sandyard events` with the real server, which is killed while a client follows."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import signal
 
 import pytest
 
-from tests.integration.cli.real import Yard, read
+from tests.integration.cli.real import Yard, run_json
 
 
 @pytest.mark.slow
-def test_events_are_followed_across_a_restart(yard: Yard, box: str) -> None:
-    last = read(yard, "events", "--limit", "1000")["items"][-1]["seq"]
-    following = yard.begin("events", "--follow", "--after", str(last), "-o", "json")
-    first = read(yard, "session", "create", "--title", "before")
-    following.heard(rf'"session.created".*{first["id"]}')
+def test_events_are_followed_across_a_restart(yard: Yard, sandbox: str) -> None:
+    last = run_json(yard, "events", "--limit", "1000")["items"][-1]["seq"]
+    following = yard.start_command("events", "--follow", "--after", str(last), "-o", "json")
+    first = run_json(yard, "session", "create", "--title", "before")
+    following.wait_for_line(rf'"session.created".*{first["id"]}')
     yard.kill("platform")
-    second = read(yard, "session", "create", "--title", "after")
-    following.heard(rf'"session.created".*{second["id"]}')
+    second = run_json(yard, "session", "create", "--title", "after")
+    following.wait_for_line(rf'"session.created".*{second["id"]}')
     following.process.send_signal(signal.SIGINT)
-    assert following.ends() == 0
-    numbers = [json.loads(line)["seq"] for line in following.said if line.startswith("{")]
+    assert following.wait_for_exit() == 0
+    numbers = [json.loads(line)["seq"] for line in following.lines if line.startswith("{")]
     assert numbers == sorted(set(numbers))
-    stored = [event["seq"] for event in read(yard, "events", "--after", str(last), "--limit", "1000")["items"]]
+    stored = [event["seq"] for event in run_json(yard, "events", "--after", str(last), "--limit", "1000")["items"]]
     assert numbers == stored[: len(numbers)]
     table = yard.ok("events", "--session", first["id"], "-o", "table")
     assert "session.created" in table
-    everything = read(yard, "events", "--limit", "1000")["items"]
-    assert [event["seq"] for event in read(yard, "events", "--limit", "3")["items"]] == [
+    everything = run_json(yard, "events", "--limit", "1000")["items"]
+    assert [event["seq"] for event in run_json(yard, "events", "--limit", "3")["items"]] == [
         e["seq"] for e in everything[-3:]
     ]

@@ -1,4 +1,4 @@
-"""`sandyard login` and `logout` against the real server."""
+"""`sandyard login` and `logout` with the real server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sandyard.cli.main import cli
-from tests.integration.cli.real import Done, Yard
+from tests.integration.cli.real import CommandResult, Yard
 from tests.unit.cli.server import Reply, Server
 
 
@@ -19,30 +19,30 @@ def test_login_and_logout(yard: Yard) -> None:
         done = yard.run(*arguments, stdin=stdin, SANDYARD_TOKEN=None)
         return done.returncode, (done.stdout + done.stderr).decode()
 
-    code, said = run("session", "list")
+    code, printed = run("session", "list")
     assert code == 4
-    assert "sandyard login" in said
+    assert "sandyard login" in printed
     assert run("login", yard.url, "--token", "-", stdin=b"sy_wrong\n")[0] == 4
-    code, said = run("login", yard.url, "--token", "-", stdin=f"{yard.token}\n".encode())
-    assert code == 0, said
-    assert "as admin (admin)" in said
+    code, printed = run("login", yard.url, "--token", "-", stdin=f"{yard.token}\n".encode())
+    assert code == 0, printed
+    assert "as admin (admin)" in printed
     file = yard.folder / "config" / "sandyard" / "config.json"
     assert file.stat().st_mode & 0o777 == 0o600
     assert run("session", "list")[0] == 0
     assert run("logout")[0] == 0
     assert yard.token not in file.read_text()
     assert run("session", "list")[0] == 4
-    assert yard.run("session", "list").returncode == 0, "a token that login did not make stays valid"
+    assert yard.run("session", "list").returncode == 0, "a token that login did not create stays valid"
 
 
-def test_login_by_name(yard: Yard) -> None:
-    """A token is made for it, and logout ends that token."""
+def test_login_by_name_creates_a_token_that_logout_revokes(yard: Yard) -> None:
+    """Login creates a token, and logout revokes it."""
     headers = {"Authorization": f"Bearer {yard.token}"}
-    person = {"name": "ada", "password": "correct horse battery", "role": "member"}
-    answer = httpx.post(f"{yard.url}/api/v1/users", json=person, headers=headers)
+    user = {"name": "ada", "password": "correct horse battery", "role": "member"}
+    answer = httpx.post(f"{yard.url}/api/v1/users", json=user, headers=headers)
     assert answer.status_code == 201, answer.text
 
-    def run(*arguments: str, password: str | None = None) -> Done:
+    def run(*arguments: str, password: str | None = None) -> CommandResult:
         return yard.run(*arguments, SANDYARD_TOKEN=None, SANDYARD_PASSWORD=password)
 
     assert run("login", yard.url, "--name", "ada", password="wrong").returncode == 4
@@ -73,23 +73,25 @@ def test_login_by_name(yard: Yard) -> None:
         (("http://127.0.0.1:1", "--token", "a"), "", 5, "Connection refused"),
     ],
 )
-def test_mistakes(arguments: tuple[str, ...], stdin: str, code: int, words: str, nobody: Path) -> None:
+def test_mistakes_are_reported_and_nothing_is_stored(
+    arguments: tuple[str, ...], stdin: str, code: int, words: str, config_dir: Path
+) -> None:
     result = CliRunner().invoke(cli, ["login", *arguments], input=stdin)
     assert result.exit_code == code
     assert words in result.stderr
-    assert not nobody.exists(), "nothing is stored"
+    assert not config_dir.exists(), "nothing is stored"
 
 
-def test_the_token_is_asked_for(server: Server, monkeypatch: pytest.MonkeyPatch, nobody: Path) -> None:
+def test_login_prompts_for_the_token(server: Server, monkeypatch: pytest.MonkeyPatch, config_dir: Path) -> None:
     monkeypatch.delenv("SANDYARD_TOKEN")
     server.on("GET", "/me", Reply(200, {"user": {"name": "ada", "role": "member"}}))
     result = CliRunner().invoke(cli, ["login"], input="sy_typed\n")
     assert result.exit_code == 0, result.output
     assert "sy_typed" not in result.output
-    assert json.loads((nobody / "sandyard" / "config.json").read_text())["token"] == "sy_typed"
+    assert json.loads((config_dir / "sandyard" / "config.json").read_text())["token"] == "sy_typed"
     assert "overrides the saved login" in result.stderr
 
 
-def test_logging_out_twice() -> None:
+def test_logout_without_a_login_is_no_error() -> None:
     result = CliRunner().invoke(cli, ["logout"])
     assert (result.exit_code, result.output) == (0, "Not logged in.\n")

@@ -10,10 +10,10 @@ from sandyard import __version__
 from sandyard.cli.main import COMMANDS, HELP, cli
 
 
-def test_help_and_version() -> None:
-    said = CliRunner().invoke(cli, ["--help"]).output
+def test_help_lists_the_commands_and_version_is_printed() -> None:
+    printed = CliRunner().invoke(cli, ["--help"]).output
     for name in HELP:
-        assert f"\n  {name} " in said
+        assert f"\n  {name} " in printed
     assert set(COMMANDS) - set(HELP) == {"platform"}
     assert __version__ in CliRunner().invoke(cli, ["--version"]).output
 
@@ -28,7 +28,7 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     assert CliRunner().invoke(cli, ["fly"]).exit_code == 2
 
 
-SLOW = {"fastapi", "uvicorn", "httpx", "rich", "websockets", "pydantic", "sqlalchemy", "asyncio"}
+SLOW_MODULES = {"fastapi", "uvicorn", "httpx", "rich", "websockets", "pydantic", "sqlalchemy", "asyncio"}
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ SLOW = {"fastapi", "uvicorn", "httpx", "rich", "websockets", "pydantic", "sqlalc
         ["run", "--help"],
     ],
 )
-def test_help_loads_nothing_that_takes_time(words: list[str]) -> None:
-    """So that it answers at once."""
+def test_help_imports_no_slow_modules(words: list[str]) -> None:
+    """So that help is printed at once."""
     code = f"import sys; from sandyard.cli.main import cli\ntry: cli({words})\nexcept SystemExit: pass\n"
     code += "print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
-    assert not loaded & (SLOW - ({"asyncio"} if words[0] != "--help" else set()))
+    assert not loaded & (SLOW_MODULES - ({"asyncio"} if words[0] != "--help" else set()))
     assert not [name for name in loaded if name.startswith(("sandyard.engine", "sandyard.platform"))]

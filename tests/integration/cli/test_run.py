@@ -1,4 +1,4 @@
-"""`sandyard run` before a server that answers as told, and once with all that it starts itself."""
+"""`sandyard run` with a scripted server, and once with a platform that it starts itself."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ from sandyard.cli.main import cli
 from sandyard.cli.up.health import reserve
 from tests.protocol.engine import Engine
 from tests.unit.cli.server import Reply, Server
-from tests.unit.cli.tasks.answers import PULL, TASK, Story, attempt, page, task
+from tests.unit.cli.tasks.answers import PULL, TASK, ScriptedTask, attempt, page, task
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "website"
     subprocess.run(["git", "init", "-q", "-b", "main", str(folder)], check=True)
-    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    subprocess.run(["git", "-C", str(folder), *who, "commit", "-q", "--allow-empty", "-m", "begin"], check=True)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", "-C", str(folder), *identity, "commit", "-q", "--allow-empty", "-m", "begin"], check=True)
     return folder
 
 
 @pytest.fixture
-def story(server: Server) -> Story:
-    story = Story(server)
+def scripted(server: Server) -> ScriptedTask:
+    scripted = ScriptedTask(server)
     server.on("GET", "/me", Reply(200, {"name": "admin"}))
     server.on("GET", "/projects", page([]))
     server.on("POST", "/projects", lambda request: Reply(201, {"id": "prj_1", "settings": {}, **request.json()}))
     server.on("POST", "/projects/prj_1/test", Reply(200, {"ok": True, "findings": []}))
     server.on("POST", "/tasks", Reply(201, task("in_progress", attempt("queued"))))
-    return story
+    return scripted
 
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["run", *arguments])
 
 
-def body(story: Story, path: str) -> Any:
-    return next(one.json() for one in story.server.asked if one.method == "POST" and one.path == f"/api/v1{path}")
+def get_request_body(scripted: ScriptedTask, path: str) -> Any:
+    return next(one.json() for one in scripted.server.requests if one.method == "POST" and one.path == f"/api/v1{path}")
 
 
-def rests(story: Story, status: str, **more: Any) -> None:
-    def ended() -> None:
-        story.task = task("in_review" if status == "in_review" else "in_progress", attempt(status, **more))
+def end_attempt(scripted: ScriptedTask, status: str, **more: Any) -> None:
+    def end() -> None:
+        scripted.task = task("in_review" if status == "in_review" else "in_progress", attempt(status, **more))
 
-    story.scene(ended, "attempt.step")
+    scripted.add_stage(end, "attempt.step")
 
 
-def test_to_a_pull_request(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    rests(story, "in_review", pullRequest=PULL)
+def test_run_ends_with_a_pull_request(scripted: ScriptedTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    end_attempt(scripted, "in_review", pullRequest=PULL)
     monkeypatch.setenv("MY_TOKEN", "ghp_secret")
     url = "https://example.org/o/website.git"
     result = run("Mend it\nall", "--repo", url, "--token-from", "MY_TOKEN", "--verify", "make test", "--base", "dev")
     assert (result.exit_code, result.stdout) == (0, f"{PULL['url']}\n"), result.stderr
     settings = {"verify": {"command": "make test"}}
-    assert body(story, "/projects") == {
+    assert get_request_body(scripted, "/projects") == {
         "name": "website",
         "repository": url,
         "settings": settings,
@@ -70,36 +70,36 @@ def test_to_a_pull_request(story: Story, monkeypatch: pytest.MonkeyPatch) -> Non
         "test": True,
     }
     made = {"title": "Mend it", "description": "all", "baseBranch": "dev", "projectId": "prj_1", "start": True}
-    assert body(story, "/tasks") == made
+    assert get_request_body(scripted, "/tasks") == made
     assert "demo (no model) is not a real agent" in result.stderr
     assert "ghp_secret" not in result.output
 
 
-def test_to_a_branch_where_there_are_no_pull_requests(story: Story, repository: Path) -> None:
-    rests(story, "in_review", pullRequest={**PULL, "number": None, "state": "pushed"})
-    same = {"id": "prj_1", "name": "website", "repository": str(repository), "settings": {}}
-    story.server.on("GET", "/projects", page([same]))
+def test_without_a_forge_run_ends_with_a_branch(scripted: ScriptedTask, repository: Path) -> None:
+    end_attempt(scripted, "in_review", pullRequest={**PULL, "number": None, "state": "pushed"})
+    known = {"id": "prj_1", "name": "website", "repository": str(repository), "settings": {}}
+    scripted.server.on("GET", "/projects", page([known]))
     result = run("Mend it", "--repo", f"{repository}/")
     assert (result.exit_code, result.stdout) == (0, "sandyard/login\n"), result.stderr
     assert f"git -C {repository} diff main...sandyard/login" in result.stderr
-    # where main is checked out, git does it, and the platform is told
+    # main is checked out there: git merges, and the platform is refreshed
     by_hand = f"To merge it: git -C {repository} merge sandyard/login && sandyard pr refresh {TASK}\n"
     assert by_hand in result.stderr
     subprocess.run(["git", "-C", str(repository), "checkout", "-q", "--orphan", "elsewhere"], check=True)
-    rests(story, "in_review", pullRequest={**PULL, "number": None, "state": "pushed"})
+    end_attempt(scripted, "in_review", pullRequest={**PULL, "number": None, "state": "pushed"})
     assert f"To merge it: sandyard pr merge {TASK}\n" in run("Mend it", "--repo", f"{repository}/").stderr
-    assert not [one for one in story.server.asked if one.method == "POST" and one.path == "/api/v1/projects"]
+    assert not [one for one in scripted.server.requests if one.method == "POST" and one.path == "/api/v1/projects"]
 
 
-def test_an_honest_failure(story: Story, repository: Path) -> None:
-    rests(story, "failed", error="The agent gave up.")
+def test_a_failed_task_is_reported(scripted: ScriptedTask, repository: Path) -> None:
+    end_attempt(scripted, "failed", error="The agent gave up.")
     result = run("Mend it", "--repo", str(repository))
     assert result.exit_code == 1
     assert "The task failed: The agent gave up.\n" in result.stderr
     assert f"sandyard task retry {TASK}" in result.stderr
 
 
-def test_what_cannot_be_used(story: Story, tmp_path: Path) -> None:
+def test_unusable_repositories_are_reported(scripted: ScriptedTask, tmp_path: Path) -> None:
     for repo, words in (
         (str(tmp_path), "is not a git repository"),
         ("./nothing", "is neither a directory nor"),
@@ -107,10 +107,10 @@ def test_what_cannot_be_used(story: Story, tmp_path: Path) -> None:
     ):
         result = run("Mend it", "--repo", repo)
         assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
-    assert not story.server.asked, "what is on this machine is looked at first"
+    assert not scripted.server.requests, "local paths are checked before any request"
     findings = [{"what": "push", "ok": False, "detail": "The token may not push."}]
     refused = {"detail": "The connection test failed.", "code": "connection_test_failed", "findings": findings}
-    story.server.on("POST", "/projects", Reply(409, refused, "application/problem+json"))
+    scripted.server.on("POST", "/projects", Reply(409, refused, "application/problem+json"))
     result = run("Mend it", "--repo", "https://example.org/o/website.git")
     assert result.exit_code == 1
     assert "Cannot use the repository: The token may not push." in result.stderr
@@ -119,33 +119,35 @@ def test_what_cannot_be_used(story: Story, tmp_path: Path) -> None:
     assert run(" ", "--repo", "git@example.org:o/r").exit_code == 1
 
 
-def test_directories(story: Story, repository: Path, tmp_path: Path) -> None:
+def test_unusable_directories_and_uncommitted_files_are_reported(
+    scripted: ScriptedTask, repository: Path, tmp_path: Path
+) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path / "empty")], check=True)
     (repository / "inside").mkdir()
     for repo, words in ((tmp_path / "empty", "has no commit yet"), (repository / "inside", f"Use --repo {repository}")):
         result = run("Mend it", "--repo", str(repo))
         assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
     (repository / "a.txt").write_text("new")
-    rests(story, "failed", error="The agent gave up.")
+    end_attempt(scripted, "failed", error="The agent gave up.")
     assert "1 file is not committed" in run("Mend it", "--repo", str(repository)).stderr
 
 
-def test_somebody_has_to_be_logged_in(server: Server) -> None:
+def test_run_requires_a_login(server: Server) -> None:
     server.on("GET", "/me", Reply(401, {"detail": "The token is not valid."}, "application/problem+json"))
     result = run("Mend it", "--repo", "https://example.org/o/r")
     assert result.exit_code == 4
     assert "sandyard login" in result.stderr
 
 
-def test_another_machine_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_starts_no_platform_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDYARD_URL", "http://sandyard.invalid:1")
     assert run("Mend it", "--repo", "https://example.org/o/r").exit_code == 5
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes with all their means need root")
-def test_without_any_set_up(repository: Path, nobody: Path) -> None:
-    """A platform is started, does it all, and is gone. The repository is hostile: nothing of it runs on this machine, neither what
-    Python could take for its own nor its hooks, and the platform is not root."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes with all features need root")
+def test_run_starts_its_own_platform(repository: Path, config_dir: Path) -> None:
+    """A platform is started, does the task, and ends. The repository is hostile: none of its code runs on this machine, neither modules
+    that Python could import nor hooks, and the platform does not run as root."""
     ran = repository.parent / "ran"
     for name in ("sandyard/__init__.py", "sandyard/__main__.py", "tarfile.py", "json.py", "sitecustomize.py"):
         (repository / name).parent.mkdir(exist_ok=True)
@@ -161,7 +163,7 @@ def test_without_any_set_up(repository: Path, nobody: Path) -> None:
         subprocess.run(["git", "-C", str(repository), *words], check=True)
     for hook in (repository / ".git" / "hooks").iterdir():
         hook.chmod(0o755)
-    engine = Engine()  # that of what is started: afterwards it ends the sandboxes, which outlive everything
+    engine = Engine()  # on the data of the started platform: afterwards it ends the sandboxes, which survive it
     engine.data = engine.folder / "up" / "engine"
     settings = {
         "SANDYARD_URL": f"http://127.0.0.1:{reserve('127.0.0.1', 0, '--port')}",
@@ -182,8 +184,8 @@ def test_without_any_set_up(repository: Path, nobody: Path) -> None:
         )
         with pytest.raises(httpx.ConnectError):
             httpx.get(settings["SANDYARD_URL"])
-        kept = engine.folder / "up" / "platform" / "platform.db"
-        platform_user = kept.stat().st_uid if kept.exists() else None
+        database = engine.folder / "up" / "platform" / "platform.db"
+        platform_user = database.stat().st_uid if database.exists() else None
     finally:
         engine.start()
         engine.stop()
@@ -193,9 +195,9 @@ def test_without_any_set_up(repository: Path, nobody: Path) -> None:
         assert f"✓ {name}" in done.stderr
     assert "- pull request  not applicable: the remote does not support pull requests\n" in done.stderr
     assert "✓ edit  Replace in a.txt\n    a.txt  +1 -1\n    -old\n    +new\n" in done.stdout
-    assert not ran.exists(), f"it ran here: {ran.read_text()}"
+    assert not ran.exists(), f"code of the repository ran on this machine: {ran.read_text()}"
     assert platform_user == pwd.getpwnam("sandyard").pw_uid
     branch = done.stdout.splitlines()[-1]
     shown = ["git", "-C", str(repository), "show", f"{branch}:a.txt"]
     assert subprocess.run(shown, capture_output=True, text=True, check=True).stdout == "new\n"
-    assert (nobody / "sandyard" / "config.json").stat().st_mode & 0o777 == 0o600, "the login is kept"
+    assert (config_dir / "sandyard" / "config.json").stat().st_mode & 0o777 == 0o600, "the login is stored"

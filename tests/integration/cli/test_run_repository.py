@@ -1,4 +1,4 @@
-"""What `sandyard run` asks git about a repository on this machine, which may be anybody's."""
+"""What `sandyard run` asks git about a local repository, which may be hostile."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from sandyard.cli.run import describe_uncommitted, resolve_repository
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A repository whose configuration names programs wherever `git status` would run one."""
+    """A repository whose configuration names a program wherever `git status` would run one."""
     folder = tmp_path / "repository"
     program = tmp_path / "program"
     program.write_text(f'#!/bin/sh\necho "$0 $*" >> {tmp_path / "ran"}\nexec cat\n')
     program.chmod(0o755)
 
     def git(*words: str) -> None:
-        who = ("-c", "user.name=a", "-c", "user.email=a@localhost")
-        subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
+        identity = ("-c", "user.name=a", "-c", "user.email=a@localhost")
+        subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
 
     folder.mkdir()
     git("init", "-q", "-b", "main")
@@ -38,21 +38,21 @@ def hostile(tmp_path: Path) -> Path:
     return folder
 
 
-def test_nothing_that_a_repository_names_is_run(hostile: Path) -> None:
+def test_no_program_named_by_the_repository_is_run(hostile: Path) -> None:
     assert resolve_repository(str(hostile), local=True) == str(hostile)
     assert (describe_uncommitted(str(hostile)) or "").startswith("2 files are not committed")
     assert not (hostile.parent / "ran").exists(), (hostile.parent / "ran").read_text()
 
 
 @pytest.mark.parametrize("name", [b"a=b", b"a\x0cb", b"a\x1cb", "a\u2028b".encode(), b"a\xff"], ids=ascii)
-def test_no_filter_has_a_name_that_hides_it(hostile: Path, name: bytes) -> None:
+def test_filters_with_unusual_names_are_not_run(hostile: Path, name: bytes) -> None:
     program = hostile.parent / "program"
     (hostile / ".gitattributes").write_bytes(b"* filter=" + name + b"\n")
     with (hostile / ".git" / "config").open("ab") as config:
         config.write(b'[filter "' + name + b'"]\n\tclean = ' + bytes(program) + b"\n")
     subprocess.run(["git", "-C", str(hostile), "-c", "core.fsmonitor=false", "status"], check=True, capture_output=True)
     ran = hostile.parent / "ran"
-    assert ran.read_text(), "git itself runs it"
+    assert ran.read_text(), "git itself runs the filter"
     ran.unlink()
     assert describe_uncommitted(str(hostile))
     assert not ran.exists(), ran.read_text()

@@ -20,7 +20,7 @@ class Screen(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
+def _restore_root_logger() -> Iterator[None]:
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
     yield
@@ -37,7 +37,7 @@ def test_colours_are_for_terminals_only() -> None:
     assert "\x1b[" not in file.getvalue() and "\x1b[" not in machine.getvalue()
 
 
-def test_a_terminal_obeys_nobody_but_us() -> None:
+def test_control_characters_in_fields_are_escaped() -> None:
     screen = Screen()
     configure(stream=screen)
     get_logger("x").info("file_read", name="\x1b]0;gotcha\x07\r", ms=1.23456)
@@ -54,7 +54,7 @@ def test_tracebacks_are_plain_everywhere() -> None:
         assert 'int("boom")' in stream.getvalue() and "ValueError: invalid literal" in stream.getvalue()
 
 
-async def test_what_is_bound_goes_along() -> None:
+async def test_bound_fields_are_added_in_their_own_context() -> None:
     stream = io.StringIO()
     configure(as_json=True, stream=stream)
     log = get_logger("x")
@@ -75,7 +75,7 @@ async def test_what_is_bound_goes_along() -> None:
     assert "request" not in entries[-1]
 
 
-def test_an_events_own_fields_win() -> None:
+def test_fields_of_an_event_override_bound_fields() -> None:
     stream = io.StringIO()
     configure(stream=stream)
     with bind_fields(sandbox="outer", request="r1"):
@@ -83,7 +83,7 @@ def test_an_events_own_fields_win() -> None:
     assert stream.getvalue().endswith(" info sandbox_seen sandbox=inner request=r1\n")
 
 
-def test_other_libraries_look_alike() -> None:
+def test_lines_of_other_libraries_have_the_same_format() -> None:
     stream = io.StringIO()
     configure(stream=stream)
     logging.getLogger("uvicorn").warning("went %s\nwrong", "quite")
@@ -98,8 +98,8 @@ def test_fields_may_have_any_name() -> None:
         assert "thing_seen" in stream.getvalue() and "n" in stream.getvalue()
 
 
-def test_importing_costs_nothing_and_rich_stays_out() -> None:
-    """A command line tool that logs nothing, and an engine that has no use for rich, do not wait for them."""
+def test_importing_loads_neither_structlog_nor_rich() -> None:
+    """A command that logs nothing does not load structlog, and an engine does not load rich."""
     script = (
         "import sys, sandyard.kit.logging as l; assert 'structlog' not in sys.modules;"
         "l.configure(); assert 'structlog' in sys.modules and 'rich' not in sys.modules;"

@@ -1,4 +1,4 @@
-"""No Python that this program starts takes a module from the directory somebody happens to be in."""
+"""No Python process that Sandyard starts imports a module from the current directory."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from sandyard.kit.settings import make_paths_absolute
 from sandyard.platform.settings import PlatformSettings
 
 SOURCE = Path(sandyard.__file__).parent
-INSIDE = (
+GUEST_CODE = (
     "engine/guest",
     "engine/interpreter",
     "platform/domain/agents/demo",
     "platform/domain/projects/sample-repository",
     "platform/domain/sandboxes/e2b/guest",
 )
-"""Run in sandboxes, where the program is the sandbox's own."""
+"""These run in sandboxes, with the Python of the sandbox."""
 
 
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A repository somebody stands in, whose every module leaves a trace when it is run."""
+    """A current directory whose modules leave a trace when they are run."""
     folder = tmp_path / "repository"
     trace = f"open({str(tmp_path / 'ran')!r}, 'a').write(__name__ + '\\n')\n"
     for name in "tarfile json asyncio click pip sitecustomize usercustomize".split():
@@ -51,7 +51,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
-def test_the_command_and_its_environment(hostile: Path) -> None:
+def test_the_command_and_its_environment_ignore_the_current_directory(hostile: Path) -> None:
     environment = python_environment()
     assert environment["PYTHONPATH"] == str(hostile / "absolute")
     assert "PYTHONPATH" not in python_environment({"PYTHONPATH": ":."})
@@ -67,29 +67,29 @@ def test_the_command_and_its_environment(hostile: Path) -> None:
         assert sandyard.__version__ in done.stdout
 
 
-async def test_the_processes_that_read_images(hostile: Path) -> None:
+async def test_image_processes_ignore_the_current_directory(hostile: Path) -> None:
     with pytest.raises(SandyardError):
         await images.run_process("unpack", {}, "The image")
 
 
-def test_what_installs_node(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_installation_of_node_ignores_the_current_directory(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "LOCK", hostile / "none.txt")
     with pytest.raises(SandyardError, match=r"none\.txt"):
         node.fetch_node(hostile / "work")
 
 
-def test_up_in_the_background(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `run --repo .` starts it: what it starts in turn is started by the same means."""
+def test_up_in_the_background_ignores_the_current_directory(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `run --repo .` starts it. Its own child processes are started in the same way."""
     monkeypatch.setenv("SANDYARD_DATA_DIR", "../data")
     monkeypatch.setenv("SANDYARD_IMAGES_MAX_MB", "0")
     up = Background(0, keep=False)
     with pytest.raises(SandyardError, match="images_max_mb"):
         up.start(lambda words: None, new_token=False)
-    assert (hostile / "data" / "up.log").exists(), "relative to where it was said"
+    assert (hostile / "data" / "up.log").exists(), "relative to the directory of the caller"
     assert not Path(SAFE_FOLDER, "data").exists()
 
 
-def test_what_up_starts(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_children_of_up_ignore_the_current_directory(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDYARD_TEMPLATES_DIR", "templates")
     state = State(Path("data"))
     state.take()
@@ -114,14 +114,14 @@ def test_paths_are_made_absolute_before_the_directory_changes(tmp_path: Path, mo
     }
 
 
-def test_nothing_else_starts_a_python() -> None:
+def test_every_python_process_is_started_through_the_kit() -> None:
     wrong = []
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
-        if name == "kit/python.py" or name.startswith(INSIDE):
+        if name == "kit/python.py" or name.startswith(GUEST_CODE):
             continue
         for found in ast.walk(ast.parse(path.read_text())):
             named = isinstance(found, ast.Attribute) and found.attr in {"executable", "_base_executable"}
             if named or (isinstance(found, ast.ImportFrom) and found.module == "multiprocessing"):
                 wrong.append(f"{name}:{found.lineno}")
-    assert not wrong, f"take sandyard.kit.python: {wrong}"
+    assert not wrong, f"use sandyard.kit.python instead: {wrong}"

@@ -1,4 +1,4 @@
-"""No test of the CLI sees the login of whoever runs it."""
+"""Fixtures of the CLI tests. No test sees the login of the user who runs it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.unit.cli.server import Server, serving
 
 
 @pytest.fixture(autouse=True)
-def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nobody is logged in; the folder where that would be stored."""
+def config_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nobody is logged in. The directory in which the login would be stored."""
     for name in [*os.environ]:
         if name.startswith(("SANDYARD_", "E2B_")) and name != "SANDYARD_TEST_DIR":
             monkeypatch.delenv(name)
@@ -24,7 +24,7 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """One that answers as told, with somebody logged in."""
+    """A server with scripted replies, and a CLI that is logged in to it."""
     with serving() as running:
         monkeypatch.setenv("SANDYARD_URL", running.url)
         monkeypatch.setenv("SANDYARD_TOKEN", "sy_test")

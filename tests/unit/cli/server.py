@@ -1,5 +1,5 @@
-"""A server that answers what a test tells it to: for drops, broken answers and proxies' errors, which the real one does not make
-on demand. Everything else is tested against the real one, by the tests that ask for `yard`."""
+"""A server with scripted replies: for dropped connections, broken responses and errors of proxies, which the real server does not produce
+on demand. Everything else is tested with the real server, by the tests that use `yard`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 @dataclass
 class Request:
-    """`query`: the first of each parameter; `queries`: all of them."""
+    """`query`: the first value of each parameter; `queries`: all values."""
 
     method: str
     path: str
@@ -30,7 +30,7 @@ class Request:
 
 @dataclass
 class Reply:
-    """`cut`: promise more than there is, then hang up."""
+    """`cut`: announce more bytes than are sent, then close the connection."""
 
     status: int = 200
     body: Any = b""
@@ -38,22 +38,22 @@ class Reply:
     cut: bool = False
 
 
-Answer = Callable[[Request], Reply]
+MakeReply = Callable[[Request], Reply]
 
 
 @dataclass
 class Server:
-    """`on("GET", "/me", Reply(…))`: replies in turn, the last one again and again. `asked`: every request it got."""
+    """`on("GET", "/me", Reply(…))`: replies in turn, and then the last one repeatedly. `requests`: all requests received."""
 
     url: str = ""
-    asked: list[Request] = field(default_factory=list)
-    _replies: dict[tuple[str, str], list[Reply | Answer]] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    _replies: dict[tuple[str, str], list[Reply | MakeReply]] = field(default_factory=dict)
 
-    def on(self, method: str, path: str, *replies: Reply | Answer) -> None:
+    def on(self, method: str, path: str, *replies: Reply | MakeReply) -> None:
         self._replies[method, f"/api/v1{path}"] = list(replies)
 
     def reply(self, request: Request) -> Reply:
-        self.asked.append(request)
+        self.requests.append(request)
         replies = self._replies.get((request.method, request.path))
         if not replies:
             return problem(404, "not_found", f"There is no {request.method} {request.path} here.")
@@ -67,14 +67,14 @@ def problem(status: int, code: str, detail: str, **extra: object) -> Reply:
 
 
 def events(*items: tuple[str, str, Any], cut: bool = False) -> Reply:
-    """Of (id, event, data)."""
+    """A stream of events, each given as (id, event, data)."""
     text = "".join(f"id: {number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n" for number, kind, data in items)
     return Reply(200, text.encode(), "text/event-stream", cut)
 
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    told = Server()
+    scripted = Server()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -86,7 +86,7 @@ def serving() -> Iterator[Server]:
             length = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(length) if length else self._chunks()
             headers = {name.lower(): value for name, value in self.headers.items()}
-            reply = told.reply(Request(self.command, parts.path, query, headers, body, queries))
+            reply = scripted.reply(Request(self.command, parts.path, query, headers, body, queries))
             content = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
             self.send_response(reply.status)
             self.send_header("Content-Type", reply.kind)
@@ -111,17 +111,17 @@ def serving() -> Iterator[Server]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    class Quiet(ThreadingHTTPServer):
+    class QuietServer(ThreadingHTTPServer):
         daemon_threads = True
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that leaves in the middle of a stream is none."""
+            """Ignore clients that disconnect during a stream."""
 
-    server = Quiet(("127.0.0.1", 0), Handler)
-    told.url = f"http://127.0.0.1:{server.server_address[1]}"
+    server = QuietServer(("127.0.0.1", 0), Handler)
+    scripted.url = f"http://127.0.0.1:{server.server_address[1]}"
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        yield told
+        yield scripted
     finally:
         server.shutdown()
         server.server_close()

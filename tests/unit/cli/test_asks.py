@@ -1,4 +1,4 @@
-"""What an agent asks: how it is shown, and what each answer becomes."""
+"""Permission requests and questions of agents: how they are shown, and what is sent for each answer."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def question(**properties: Any) -> dict[str, Any]:
         ("allow-always", {"decision": "allow_always"}),
     ],
 )
-def test_permissions(answer: str, body: dict[str, str]) -> None:
+def test_a_permission_request_is_answered_by_option_or_decision(answer: str, body: dict[str, str]) -> None:
     assert make_body(ASK, answer) == body
 
 
 @pytest.mark.parametrize("answer", ["3", "0", "maybe", ""])
-def test_what_is_no_answer(answer: str) -> None:
+def test_an_invalid_answer_lists_the_options(answer: str) -> None:
     with pytest.raises(CommandError, match="1 Allow, 2 Never"):
         make_body(ASK, answer)
 
@@ -53,11 +53,11 @@ def test_what_is_no_answer(answer: str) -> None:
         ({"type": "array", "items": {"enum": ["a", "b"]}}, "a, 2", ["a", "b"]),
     ],
 )
-def test_questions(field: dict[str, Any], answer: str, value: Any) -> None:
+def test_an_answer_is_converted_to_the_type_of_its_field(field: dict[str, Any], answer: str, value: Any) -> None:
     assert make_body(question(it=field), answer) == {"content": {"it": value}}
 
 
-def test_forms() -> None:
+def test_a_form_is_answered_as_json_by_name_or_by_position() -> None:
     form = question(name={"type": "string", "title": "Name"}, size={"type": "integer"})
     assert make_body(form, '{"name": "a", "size": 2}') == {"content": {"name": "a", "size": 2}}
     for answers in (("name=a", "size=2"), ("Size=2", "Name=a"), ("a", "2")):
@@ -65,14 +65,14 @@ def test_forms() -> None:
     with pytest.raises(CommandError, match="Name=ANSWER size=ANSWER"):
         make_body(form, "a")
     form["detail"]["form"]["required"] = ["size"]
-    assert make_body(form, "2") == {"content": {"size": 2}}, "what is needed"
+    assert make_body(form, "2") == {"content": {"size": 2}}, "a single answer is for the required field"
     for wrong, kind in (("x", "integer"), ("x", "boolean")):
         with pytest.raises(CommandError):
             make_body(question(it={"type": kind}), wrong)
 
 
-def claudes(*, several: bool = False, **more: Any) -> dict[str, Any]:
-    """A question as Claude Code asks it: nothing is required, and each choice has a field for one's own words beside it."""
+def claude_question(*, several: bool = False, **more: Any) -> dict[str, Any]:
+    """A question in the form of Claude Code: no field is required, and each choice has a second field for free text."""
     options = [{"const": "Red", "title": "Red"}, {"const": "Blue", "title": "Blue", "description": "as the sky"}]
     choice = {"type": "array", "items": {"anyOf": options}} if several else {"type": "string", "oneOf": options}
     other = {"type": "string", "title": "Other", "description": "Type your own answer."}
@@ -89,16 +89,16 @@ def claudes(*, several: bool = False, **more: Any) -> dict[str, Any]:
         ("something between them", {"question_0_custom": "something between them"}),
     ],
 )
-def test_a_question_of_claude_code(answer: str, content: dict[str, Any]) -> None:
-    assert make_body(claudes(), answer) == {"content": content}
-    assert make_body(claudes(), *answer.split()) == {"content": content}, "without quotes"
+def test_a_claude_code_question_accepts_a_choice_or_free_text(answer: str, content: dict[str, Any]) -> None:
+    assert make_body(claude_question(), answer) == {"content": content}
+    assert make_body(claude_question(), *answer.split()) == {"content": content}, "also without quotes"
 
 
-def test_several_choices_and_several_questions_of_claude_code() -> None:
-    assert make_body(claudes(several=True), "1, Blue") == {"content": {"question_0": ["Red", "Blue"]}}
+def test_claude_code_questions_accept_several_choices_and_several_answers() -> None:
+    assert make_body(claude_question(several=True), "1, Blue") == {"content": {"question_0": ["Red", "Blue"]}}
     own = {"question_0": ["Red"], "question_0_custom": "a bit of green"}
-    assert make_body(claudes(several=True), "red, a bit of green") == {"content": own}
-    both = claudes(question_1={"type": "string", "oneOf": [{"const": "S"}, {"const": "L"}]})
+    assert make_body(claude_question(several=True), "red, a bit of green") == {"content": own}
+    both = claude_question(question_1={"type": "string", "oneOf": [{"const": "S"}, {"const": "L"}]})
     assert make_body(both, "Colour=2", "question_1=L") == {"content": {"question_0": "Blue", "question_1": "L"}}
     assert make_body(both, "Colour=2") == {"content": {"question_0": "Blue"}}
     assert [line.text for line in describe(both)] == [
@@ -114,7 +114,7 @@ def test_several_choices_and_several_questions_of_claude_code() -> None:
     assert answer_hint(both) == "Colour=ANSWER question_1=ANSWER"
 
 
-def test_how_a_choice_is_shown() -> None:
+def test_choices_are_numbered_and_escaped() -> None:
     assert [line.text for line in describe(question(it={"enum": ["a\x1b[2J", "b"]}))] == [
         "? The agent asks: Which?",
         "  1  a [2J",
@@ -130,22 +130,22 @@ def ready(server: Server) -> Server:
 
 
 @pytest.mark.parametrize("words", [["task", "answer", TASK], ["session", "answer", "ses_1"]])
-def test_answering(ready: Server, words: list[str]) -> None:
+def test_a_permission_request_is_shown_and_answered(ready: Server, words: list[str]) -> None:
     ready.on("GET", "/asks", page([ASK]))
     shown = CliRunner().invoke(cli, words)
     assert "  1  Allow\n  2  Never\n" in shown.stdout
-    assert ready.asked[-1].query["status"] == "pending"
+    assert ready.requests[-1].query["status"] == "pending"
     done = CliRunner().invoke(cli, [*words, "2"])
-    assert (done.exit_code, ready.asked[-1].json()) == (0, {"optionId": "never"})
+    assert (done.exit_code, ready.requests[-1].json()) == (0, {"optionId": "never"})
     assert json.loads(CliRunner().invoke(cli, [*words, "1", "-o", "json"]).stdout)["status"] == "answered"
     assert CliRunner().invoke(cli, [*words, "--reject"]).exit_code == 0
-    assert ready.asked[-1].json() == {"decision": "reject"}
+    assert ready.requests[-1].json() == {"decision": "reject"}
     assert CliRunner().invoke(cli, [*words, "--reject", "--message", "Paint it"]).exit_code == 0
-    assert ready.asked[-1].json() == {"decision": "reject", "message": "Paint it"}
+    assert ready.requests[-1].json() == {"decision": "reject", "message": "Paint it"}
     assert CliRunner().invoke(cli, [*words, "--message", "Paint it"]).exit_code == 2
 
 
-def test_none_and_several(ready: Server) -> None:
+def test_an_answer_needs_the_id_if_several_requests_are_pending(ready: Server) -> None:
     ready.on("GET", "/asks", page([{**ASK, "id": "ask_9"}, ASK]))
     result = CliRunner().invoke(cli, ["task", "answer", TASK, "1"])
     assert result.exit_code == 1 and "ask_1, ask_9" in result.stderr
@@ -155,7 +155,7 @@ def test_none_and_several(ready: Server) -> None:
 
 
 @pytest.mark.parametrize("words", [["task", "allow", TASK], ["session", "allow", "ses_1"]])
-def test_what_the_policy_refused_is_allowed(ready: Server, words: list[str]) -> None:
+def test_allow_permits_what_the_policy_denied(ready: Server, words: list[str]) -> None:
     refused = {**ASK, "status": "answered", "decidedBy": "policy", "turnId": "trn_2", "detail": {"pattern": "rm"}}
     others = [{**refused, "id": "ask_0", "turnId": "trn_1"}, {**refused, "id": "ask_2", "detail": {"pattern": "dd"}}]
     ready.on("GET", "/asks", page([refused, *others]))
@@ -163,7 +163,7 @@ def test_what_the_policy_refused_is_allowed(ready: Server, words: list[str]) -> 
         ready.on("POST", f"/asks/{one}/allow", Reply(200, {**refused, "decidedBy": "overruled"}))
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, done.output
-    assert [(one.path.rsplit("/", 2)[-2], one.json()["resume"]) for one in ready.asked[-2:]] == [
+    assert [(one.path.rsplit("/", 2)[-2], one.json()["resume"]) for one in ready.requests[-2:]] == [
         ("ask_1", False),
         ("ask_2", True),
     ]

@@ -1,4 +1,4 @@
-"""What the server says becomes one sentence and an exit code."""
+"""Errors of the server become one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, arguments)
 
 
-def test_the_token_is_shown_to_the_server(server: Server) -> None:
+def test_the_token_is_sent_to_the_server(server: Server) -> None:
     server.on("GET", "/sandboxes", Reply(200, {"items": [], "nextCursor": None}))
     assert run("sandbox", "list").exit_code == 0
-    assert server.asked[0].headers["authorization"] == "Bearer sy_test"
+    assert server.requests[0].headers["authorization"] == "Bearer sy_test"
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,9 @@ def test_the_token_is_shown_to_the_server(server: Server) -> None:
         (503, "busy", 5),
     ],
 )
-def test_problems(server: Server, status: int, code: str, exit_code: int) -> None:
+def test_a_problem_response_becomes_a_message_and_an_exit_code(
+    server: Server, status: int, code: str, exit_code: int
+) -> None:
     server.on("GET", "/sandboxes/sbx_1", problem(status, code, "That was\nwrong"))
     result = run("sandbox", "show", "sbx_1")
     assert result.exit_code == exit_code
@@ -45,7 +47,7 @@ def test_problems(server: Server, status: int, code: str, exit_code: int) -> Non
     assert result.stdout == ""
 
 
-def test_faults_are_named_once(server: Server) -> None:
+def test_invalid_fields_are_named_once(server: Server) -> None:
     body = {"detail": "Not valid: limit: too large.", "errors": [{"field": "limit", "message": "too large"}]}
     server.on("GET", "/sandboxes", Reply(400, body))
     assert run("sandbox", "list").stderr == "sandyard: Not valid: limit: too large.\n"
@@ -55,7 +57,7 @@ def test_faults_are_named_once(server: Server) -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[]", b'"x"'])
-def test_a_proxy_that_answers_in_its_place(server: Server, body: bytes) -> None:
+def test_an_error_page_of_a_proxy_is_reported_by_its_status(server: Server, body: bytes) -> None:
     server.on("GET", "/sandboxes/sbx_1", Reply(502, body, "text/html"))
     result = run("sandbox", "show", "sbx_1")
     assert result.exit_code == 5
@@ -63,7 +65,7 @@ def test_a_proxy_that_answers_in_its_place(server: Server, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("reply", [Reply(200, b"<html>", "text/html"), Reply(200, b"{", cut=True)])
-def test_no_server_of_ours(server: Server, reply: Reply) -> None:
+def test_a_response_that_is_not_json_is_reported_in_one_line(server: Server, reply: Reply) -> None:
     server.on("GET", "/sandboxes/sbx_1", reply)
     result = run("sandbox", "show", "sbx_1")
     assert result.exit_code == 5
@@ -75,7 +77,7 @@ def test_redirects_are_not_followed_with_a_token(server: Server) -> None:
     assert run("sandbox", "show", "sbx_1").exit_code == 1
 
 
-def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_connection_suggests_sandyard_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         monkeypatch.setenv("SANDYARD_URL", f"http://127.0.0.1:{taken.getsockname()[1]}")
@@ -86,7 +88,7 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "sandyard up" in result.stderr
 
 
-def test_nobody_is_logged_in(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_token_suggests_sandyard_login(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SANDYARD_TOKEN")
     server.on("GET", "/sessions", problem(401, "unauthenticated", "The token is missing."))
     result = run("session", "list")
@@ -104,20 +106,20 @@ def test_pages_are_joined(server: Server) -> None:
     server.on("GET", "/sandboxes", page)
     with connect() as client:
         assert client.pages("/sandboxes", 250)["items"] == list(range(250))
-        assert [request.query["limit"] for request in server.asked] == ["200", "50"]
+        assert [request.query["limit"] for request in server.requests] == ["200", "50"]
         everything = client.pages("/sandboxes", 1000, all=True)
     assert everything == {"items": list(range(450)), "nextCursor": None}
-    assert server.asked[-1].query["all"] == "true"
+    assert server.requests[-1].query["all"] == "true"
 
 
 @pytest.mark.parametrize("name", ["../tokens", "a/b", "sbx_1?x=1", "sbx 1", "sbx_é"])
-def test_an_id_is_one_segment_of_a_path(server: Server, name: str) -> None:
+def test_an_id_is_escaped_as_one_path_segment(server: Server, name: str) -> None:
     assert run("sandbox", "show", name).exit_code == 3
-    assert server.asked[0].path.count("/") == 4
-    assert server.asked[0].query == {}
+    assert server.requests[0].path.count("/") == 4
+    assert server.requests[0].query == {}
 
 
 @pytest.mark.parametrize("name", ["", " ", ".."])
-def test_what_is_no_id_at_all(server: Server, name: str) -> None:
+def test_an_impossible_id_is_rejected_without_a_request(server: Server, name: str) -> None:
     assert run("sandbox", "show", name).exit_code == 1
-    assert server.asked == []
+    assert server.requests == []

@@ -1,4 +1,4 @@
-"""Which server and which token: environment before file, and a token never goes to an address it was not stored for."""
+"""The server and the token: the environment overrides the file, and a token is never sent to an address it was not stored for."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sandyard.kit.secret import Secret
 URL = "https://yard.example"
 
 
-def test_nothing_stored() -> None:
+def test_the_default_login_is_local_and_has_no_token() -> None:
     assert config.load() == Login("http://127.0.0.1:8700", None)
 
 
-def test_what_is_stored_is_found_and_nobody_else_can_read_it() -> None:
+def test_a_stored_login_is_loaded_and_private() -> None:
     file = config.save(Login(URL, Secret("sy_one"), "tok_1"))
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700
@@ -26,7 +26,7 @@ def test_what_is_stored_is_found_and_nobody_else_can_read_it() -> None:
     assert [*file.parent.iterdir()] == [file]
 
 
-def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_overrides_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     config.save(Login(URL, Secret("sy_one")))
     monkeypatch.setenv("SANDYARD_TOKEN", "sy_two")
     assert config.load() == Login(URL, Secret("sy_two"))
@@ -34,7 +34,7 @@ def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.load() == Login("http://localhost:9000", Secret("sy_two"))
 
 
-def test_a_stored_token_is_not_sent_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_token_is_not_sent_to_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
     config.save(Login(URL, Secret("sy_one")))
     monkeypatch.setenv("SANDYARD_URL", "https://other.example")
     assert config.load() == Login("https://other.example", None)
@@ -42,7 +42,7 @@ def test_a_stored_token_is_not_sent_elsewhere(monkeypatch: pytest.MonkeyPatch) -
     assert config.load().token == Secret("sy_one")
 
 
-def test_forgetting_keeps_the_address() -> None:
+def test_deleting_the_login_keeps_the_address() -> None:
     config.save(Login(URL, Secret("sy_one")))
     assert config.delete().token == Secret("sy_one")
     assert config.load() == Login(URL, None)
@@ -50,8 +50,8 @@ def test_forgetting_keeps_the_address() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"url": 1}', "null", '{"url": "ftp://x"}'])
-def test_a_broken_file_is_one_sentence(content: str, nobody: Path) -> None:
-    file = nobody / "sandyard" / "config.json"
+def test_a_broken_file_is_a_command_error(content: str, config_dir: Path) -> None:
+    file = config_dir / "sandyard" / "config.json"
     file.parent.mkdir(parents=True)
     file.write_text(content)
     with pytest.raises(CommandError):
@@ -61,7 +61,7 @@ def test_a_broken_file_is_one_sentence(content: str, nobody: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["ftp://x", "http://", "http://x:port", "http://u:p@x", "http://x/?a=b", "http://[::1"]
 )
-def test_what_is_no_address(text: str) -> None:
+def test_an_invalid_address_is_rejected(text: str) -> None:
     with pytest.raises(CommandError):
         config.checked_url(text)
 
@@ -69,10 +69,10 @@ def test_what_is_no_address(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "url"), [("127.0.0.1:8700", "http://127.0.0.1:8700"), (" https://x/yard/ ", "https://x/yard")]
 )
-def test_what_is_one(text: str, url: str) -> None:
+def test_an_address_is_normalized(text: str, url: str) -> None:
     assert config.checked_url(text) == url
 
 
 @pytest.mark.parametrize(("url", "bare"), [(URL, False), ("http://10.0.0.1:8700", True), ("http://[::1]:1", False)])
-def test_tokens_in_the_clear(url: str, bare: bool) -> None:
+def test_unencrypted_remote_connections_are_detected(url: str, bare: bool) -> None:
     assert Login(url).bare is bare

@@ -1,4 +1,4 @@
-"""A server whose every answer tries to steer the terminal: no command prints what it sends as it is."""
+"""A server whose every response tries to control the terminal: no command prints its text unescaped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.cli.server import Reply, Request, Server
 from tests.unit.platform.world import client, opened
 
 HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x1b[8mhidden\x9b31m\u202eend"
-STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 LISTS = [
     "agent list",
     "api-key list",
@@ -70,7 +70,7 @@ OTHERS = [
     "task answer tsk_1",
     "task add x --project prj_1",
 ]
-STAYING = {"git commit sbx_1 -m x"}
+WAITING = {"git commit sbx_1 -m x"}
 USAGE = 2
 
 
@@ -83,19 +83,21 @@ async def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(params=[True, False], ids=["known values", "unknown values"])
 def hostile(server: Server, document: dict[str, Any], request: pytest.FixtureRequest) -> Server:
-    """Answers everything as the schema has it; enumerations are `known`, or as hostile as all other strings."""
+    """Answers every request according to the schema. Enumerations have known values, or are as hostile as all other strings."""
     routes = [
         (re.compile(re.sub(r"{\w+}", "[^/]+", path)), methods)
         for path, methods in sorted(document["paths"].items(), key=lambda item: item[0].count("{"))
     ]
 
-    def answer(asked: Request) -> Reply:
+    def answer(received: Request) -> Reply:
         for pattern, methods in routes:
-            operation = methods.get(asked.method.lower())
-            if operation is None or not pattern.fullmatch(asked.path):
+            operation = methods.get(received.method.lower())
+            if operation is None or not pattern.fullmatch(received.path):
                 continue
-            code, told = next((code, told) for code, told in operation["responses"].items() if code.startswith("2"))
-            schema = told.get("content", {}).get("application/json", {}).get("schema")
+            code, response = next(
+                (code, response) for code, response in operation["responses"].items() if code.startswith("2")
+            )
+            schema = response.get("content", {}).get("application/json", {}).get("schema")
             return Reply(int(code), example(document, schema, known=request.param) if schema else b"")
         return Reply(404, {"detail": HOSTILE, "code": HOSTILE}, "application/problem+json")
 
@@ -104,7 +106,7 @@ def hostile(server: Server, document: dict[str, Any], request: pytest.FixtureReq
 
 
 def example(document: dict[str, Any], schema: dict[str, Any], *, known: bool, name: str = "", depth: int = 0) -> Any:
-    """A value of a schema in which every string is hostile."""
+    """A value for a schema, in which every string is hostile."""
     if reference := schema.get("$ref"):
         schema = document["components"]["schemas"][reference.rpartition("/")[2]]
     if several := schema.get("anyOf") or schema.get("oneOf"):
@@ -132,10 +134,10 @@ def example(document: dict[str, Any], schema: dict[str, Any], *, known: bool, na
 
 
 @pytest.mark.parametrize("command", [*LISTS, *OTHERS])
-def test_what_a_server_says_does_not_steer_a_terminal(
+def test_text_of_the_server_cannot_control_the_terminal(
     hostile: Server, command: str, request: pytest.FixtureRequest
 ) -> None:
-    if command in STAYING and not request.node.callspec.params["hostile"]:
+    if command in WAITING and not request.node.callspec.params["hostile"]:
         pytest.skip("this command waits for a known status, which unknown values never reach")
     result = CliRunner().invoke(cli, [*command.split(), "-o", "table"])
     if result.exit_code == USAGE:
@@ -143,21 +145,19 @@ def test_what_a_server_says_does_not_steer_a_terminal(
     assert result.exit_code != USAGE, result.output
     assert result.exception is None or isinstance(result.exception, (SystemExit, KeyError)), result.exception
     assert result.output.strip()
-    assert not STEERING.search(result.output), repr(result.output)
+    assert not CONTROL.search(result.output), repr(result.output)
 
 
-def test_only_colours_of_our_own_are_printed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_our_own_colours_are_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     echo(f"{click.style('a', fg='red', bold=True)}\n\tb \x1b[8mc\x1b[2Jd")
     assert capsys.readouterr().out == "\x1b[31m\x1b[1ma\x1b[0m\n\tb ^[[8mc^[[2Jd\n"
 
 
-def test_json_escapes_what_steers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_escapes_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     value = {"ü": f"{HOSTILE}\U000e0001"}
     print_json(value)
     shown = capsys.readouterr().out
-    assert not STEERING.search(shown)
+    assert not CONTROL.search(shown)
     assert json.loads(shown) == value
     assert "ü" in shown

@@ -1,4 +1,4 @@
-"""`sandyard keys`, as somebody types it."""
+"""`sandyard keys` on the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run(data: Path, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["keys", "--data-dir", str(data), *arguments])
 
 
-def test_a_key_is_made_shown_once_and_revoked(tmp_path: Path) -> None:
+def test_a_key_is_created_shown_once_and_revoked(tmp_path: Path) -> None:
     data = tmp_path / "data"
     made = run(data, "create", "laptop")
     assert made.exit_code == 0, made.output
@@ -31,7 +31,7 @@ def test_a_key_is_made_shown_once_and_revoked(tmp_path: Path) -> None:
     assert "laptop" not in run(data, "list").output
 
 
-def test_a_running_engine_hears_of_it(tmp_path: Path) -> None:
+def test_a_running_engine_sees_new_and_revoked_keys(tmp_path: Path) -> None:
     data = DataDir(tmp_path / "data")
     data.lock()
     database = Database(data.database)
@@ -50,7 +50,7 @@ def test_a_running_engine_hears_of_it(tmp_path: Path) -> None:
         data.unlock()
 
 
-def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_one_sentence(tmp_path: Path) -> None:
     assert run(tmp_path / "data", "create", "twice").exit_code == 0
     for arguments in (("create", "twice"), ("create", ""), ("revoke", "nobody")):
         result = run(tmp_path / "data", *arguments)

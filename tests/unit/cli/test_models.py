@@ -1,4 +1,4 @@
-"""`sandyard model` and `sandyard usage`: keys from standard input alone, providers by name, verdicts as exit codes."""
+"""`sandyard model` and `sandyard usage`: keys only from standard input, providers by name, test results as exit codes."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def run(*arguments: str, stdin: str = "") -> Result:
     return CliRunner().invoke(cli, [*arguments], input=stdin)
 
 
-def test_a_provider_is_added(ready: Server) -> None:
+def test_a_provider_is_tested_and_added(ready: Server) -> None:
     words = ("model", "add", "claude", "--kind", "anthropic", "--model", "sonnet", "--price", "sonnet-*=3,15,0.3,3.75")
     result = run(*words, "--key-stdin", stdin="sk-secret\n")
     assert result.exit_code == 0, result.output
-    assert ready.asked[0].json() == {
+    assert ready.requests[0].json() == {
         "test": True,
         "name": "claude",
         "kind": "anthropic",
@@ -83,19 +83,19 @@ def test_a_provider_is_added(ready: Server) -> None:
     refused = run(*words, "--no-key")
     assert (refused.exit_code, "✗ Anthropic refused the API key (401)." in refused.stderr) == (1, True)
     assert "--no-test" in refused.stderr
-    assert "key" not in ready.asked[-1].json()
-    assert run(*words).exit_code == 1  # nobody to ask
+    assert "key" not in ready.requests[-1].json()
+    assert run(*words).exit_code == 1  # there is no terminal to prompt for the key
     assert run("model", "add", "x", "--kind", "openai", "--no-key", "--price", "a=1").exit_code == 2
 
 
-def test_a_provider_from_a_preset(ready: Server) -> None:
+def test_a_provider_is_added_from_a_preset(ready: Server) -> None:
     assert run("model", "add", "openrouter", "--key-stdin", "--no-test", stdin="sk-1\n").exit_code == 0
-    assert ready.asked[-1].json() == {"name": "openrouter", "preset": "openrouter", "key": "sk-1", "test": False}
+    assert ready.requests[-1].json() == {"name": "openrouter", "preset": "openrouter", "key": "sk-1", "test": False}
     url = "http://10.0.0.9:11434/v1"
-    assert run("model", "add", "ollama", "--url", url, "--no-test").exit_code == 0  # it needs no key
-    assert ready.asked[-1].json() == {"name": "ollama", "preset": "ollama", "baseUrl": url, "test": False}
+    assert run("model", "add", "ollama", "--url", url, "--no-test").exit_code == 0  # Ollama needs no key
+    assert ready.requests[-1].json() == {"name": "ollama", "preset": "ollama", "baseUrl": url, "test": False}
     assert run("model", "add", "den", "--preset", "ollama", "--no-test").exit_code == 0
-    assert ready.asked[-1].json() == {"name": "den", "preset": "ollama", "test": False}
+    assert ready.requests[-1].json() == {"name": "den", "preset": "ollama", "test": False}
     shown = run("model", "presets", "-o", "table")
     assert "from the server" in shown.stdout
     assert "2026-11-17" in shown.stderr
@@ -105,10 +105,10 @@ def test_a_provider_from_a_preset(ready: Server) -> None:
     assert run("usage", "--since", "yesterday").exit_code == 2
 
 
-def test_another_key(ready: Server) -> None:
+def test_the_key_of_a_provider_is_replaced(ready: Server) -> None:
     ready.on("PATCH", "/model-providers/prv_1", Reply(200, PROVIDER), Reply(409, REFUSED))
     assert run("model", "set-key", "claude", "--key-stdin", stdin="sk-2\n").exit_code == 0
-    assert ready.asked[-1].json() == {"key": "sk-2", "test": True}
+    assert ready.requests[-1].json() == {"key": "sk-2", "test": True}
     refused = run("model", "set-key", "claude", "--key-stdin", stdin="sk-3\n")
     assert (refused.exit_code, WRONG in refused.stderr) == (1, True)
 
@@ -132,8 +132,8 @@ def test_agents_without_a_key_are_marked(ready: Server) -> None:
     assert shown.stderr == ""
 
 
-def test_a_failure_says_what_to_type(ready: Server) -> None:
-    """The platform's sentences, which the web shows too, do not."""
+def test_a_failure_suggests_a_command(ready: Server) -> None:
+    """The messages of the platform, which the web also shows, contain no commands."""
     problem = {"code": "no_model", "detail": "Claude Code needs a model, and no Anthropic API key is set up."}
     ready.on("POST", "/agents/claude/test", Reply(409, problem))
     assert "To add a model provider: sandyard model add PROVIDER" in run("agent", "test", "claude").stderr
@@ -144,19 +144,19 @@ def test_a_failure_says_what_to_type(ready: Server) -> None:
     )
 
 
-def test_by_name(ready: Server) -> None:
+def test_providers_are_tested_and_removed_by_name(ready: Server) -> None:
     assert json.loads(run("model", "test", "claude", "-o", "json").stdout) == GOOD
     assert run("model", "remove", "claude").exit_code == 0
-    assert ready.asked[-1].method == "DELETE"
+    assert ready.requests[-1].method == "DELETE"
     assert run("model", "remove", "nobody").exit_code == 3
     assert "claude" in run("model", "list", "-o", "table").stdout
 
 
-def test_usage(ready: Server) -> None:
+def test_the_usage_of_a_task_is_shown(ready: Server) -> None:
     sums = {"calls": 3, "inputTokens": 20, "outputTokens": 2, "cacheReadTokens": 0, "cacheWriteTokens": 0}
     spent = {**sums, "costUsd": 0.5, "unpriced": 1}
     ready.on("GET", "/usage", Reply(200, {**spent, "models": [{**spent, "model": "sonnet"}]}))
     shown = run("usage", "--task", "tsk_1", "-o", "table")
     assert "sonnet" in shown.stdout
     assert "0.5" in shown.stdout
-    assert ready.asked[-1].query == {"taskId": "tsk_1"}
+    assert ready.requests[-1].query == {"taskId": "tsk_1"}

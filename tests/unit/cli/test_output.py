@@ -16,7 +16,7 @@ NOW = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("stamp", "said"),
+    ("stamp", "expected"),
     [
         ("2026-01-31T10:00:00.500Z", "now"),
         ("2026-01-31T09:59:30Z", "30 s ago"),
@@ -26,11 +26,11 @@ NOW = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
         ("yesterday", "yesterday"),
     ],
 )
-def test_times(stamp: str, said: str) -> None:
-    assert format_age(stamp, NOW) == said
+def test_ages_are_formatted(stamp: str, expected: str) -> None:
+    assert format_age(stamp, NOW) == expected
 
 
-def test_what_others_wrote_does_not_steer_a_terminal() -> None:
+def test_control_characters_are_escaped() -> None:
     assert escape("a\x1b[31mb\nc\u202ed") == "a [31mb c d"
 
 
@@ -54,37 +54,37 @@ PAGE = {
 }
 
 
-def test_a_list(server: Server) -> None:
+def test_a_list_is_a_table_or_json(server: Server) -> None:
     server.on("GET", "/sandboxes", Reply(200, PAGE))
     result = CliRunner().invoke(cli, ["sandbox", "list", "--limit", "2", "-o", "table"], env={"COLUMNS": "60"})
     lines = result.stdout.splitlines()
     assert lines[0].split()[0] == "ID"
-    assert "COMMANDS" not in lines[0], "a column that is empty is left out"
+    assert "COMMANDS" not in lines[0], "empty columns are omitted"
     assert lines[1].startswith("sbx_00000000000000000001  running")
     assert "[red]" in lines[1]
-    assert "ses_00000000000000000001" in lines[2], "an id is never cut"
+    assert "ses_00000000000000000001" in lines[2], "an id is never truncated"
     assert "\x1b" not in result.stdout
     assert "--limit" in result.stderr
     plain = CliRunner().invoke(cli, ["sandbox", "list", "--limit", "2"])
-    assert json.loads(plain.stdout) == PAGE, "in a pipe, what the API said"
+    assert json.loads(plain.stdout) == PAGE, "a pipe gets the JSON of the API"
 
 
-def test_an_empty_list(server: Server) -> None:
+def test_an_empty_list_prints_a_hint(server: Server) -> None:
     server.on("GET", "/sessions", Reply(200, {"items": [], "nextCursor": None}))
     result = CliRunner().invoke(cli, ["session", "list", "-o", "table"])
     assert (result.exit_code, result.stdout) == (0, "")
     assert "sandyard session create" in result.stderr
 
 
-def test_one_thing(server: Server) -> None:
+def test_a_single_object_is_shown_field_by_field(server: Server) -> None:
     box = {"id": "sbx_1", "status": "error", "error": "It\ndied.", "createdAt": "2026-01-31T07:00:00Z"}
     server.on("GET", "/sandboxes/sbx_1", Reply(200, box))
-    said = CliRunner().invoke(cli, ["sandbox", "show", "sbx_1", "-o", "table"]).stdout
-    assert [line.split(maxsplit=1)[0] for line in said.splitlines()] == ["id", "status", "error", "created"]
-    assert "It died." in said
+    printed = CliRunner().invoke(cli, ["sandbox", "show", "sbx_1", "-o", "table"]).stdout
+    assert [line.split(maxsplit=1)[0] for line in printed.splitlines()] == ["id", "status", "error", "created"]
+    assert "It died." in printed
 
 
-def test_a_pipe_gets_everything(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_terminal_gets_truncated_tables(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     items = [{"id": "agt_1", "name": "word " * 60, "title": "t", "ownerId": "usr_1", "apis": []}]
     server.on("GET", "/agents", Reply(200, {"items": items, "nextCursor": None}))
     server.on("GET", "/agents/x", Reply(200, items[0]))
@@ -93,5 +93,5 @@ def test_a_pipe_gets_everything(server: Server, monkeypatch: pytest.MonkeyPatch)
         lines = CliRunner().invoke(cli, [*command, "-o", "table"], env=env).stdout.splitlines()
         assert any(("word " * 60).strip() in line for line in lines)
     monkeypatch.setattr("sandyard.cli.output.is_terminal", lambda: True)
-    said = CliRunner().invoke(cli, ["agent", "list", "-o", "table"], env=env).stdout
-    assert max(len(line) for line in said.splitlines()) <= 60
+    printed = CliRunner().invoke(cli, ["agent", "list", "-o", "table"], env=env).stdout
+    assert max(len(line) for line in printed.splitlines()) <= 60

@@ -1,4 +1,4 @@
-"""`sandyard pr`: opened from a session, found by number or session, with what checks and reviewers say."""
+"""`sandyard pr`: opened from a session, found by number or session, shown with checks and reviews."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def run(*arguments: str, stdin: str = "") -> Result:
     return CliRunner().invoke(cli, ["pr", *arguments], input=stdin)
 
 
-def test_the_address_is_all_that_a_script_reads(ready: Server, tmp_path: Path) -> None:
+def test_open_prints_only_the_url_to_standard_output(ready: Server, tmp_path: Path) -> None:
     result = run(
         "open", SESSION, "--title", "fix: it", "--draft", "--label", "a", "--label", "b", "--reviewer", "maria"
     )
     assert (result.exit_code, result.stdout) == (0, f"{PULL['url']}\n")
     assert result.stderr == f"{SUMMARY}\n"
-    assert ready.asked[-1].json() == {
+    assert ready.requests[-1].json() == {
         "sandboxId": SANDBOX,
         "title": "fix: it",
         "draft": True,
@@ -90,13 +90,13 @@ def test_the_address_is_all_that_a_script_reads(ready: Server, tmp_path: Path) -
     file = tmp_path / "body.md"
     file.write_text("# Why\n")
     assert json.loads(run("open", SANDBOX, "--body-file", str(file), "-o", "json").stdout) == PULL
-    assert ready.asked[-1].json() == {"sandboxId": SANDBOX, "body": "# Why\n"}
+    assert ready.requests[-1].json() == {"sandboxId": SANDBOX, "body": "# Why\n"}
     run("open", SANDBOX, "--body-file", "-", "--ready", stdin="piped")
-    assert ready.asked[-1].json() == {"sandboxId": SANDBOX, "body": "piped", "draft": False}
+    assert ready.requests[-1].json() == {"sandboxId": SANDBOX, "body": "piped", "draft": False}
     assert run("open", SANDBOX, "--body", "x", "--body-file", "-").exit_code == 2
 
 
-def test_what_stands_in_its_way(ready: Server) -> None:
+def test_a_branch_that_moved_suggests_an_update(ready: Server) -> None:
     ready.on("POST", "/github/pull-requests", problem(409, "branch_moved", "The branch has moved."))
     result = run("open", SESSION)
     assert result.exit_code == 1
@@ -105,18 +105,18 @@ def test_what_stands_in_its_way(ready: Server) -> None:
     assert f"sandyard git update {SESSION} --source branch" in second
 
 
-def test_show(ready: Server) -> None:
-    said = run("show", "7", "-o", "table").stdout
-    assert "  ✓ lint: success\n" in said
-    assert "  ✗ unit: failure  https://ci.example.org/1\n    2 fail\n" in said
-    assert "  … deploy: in progress\n" in said
-    assert "  maria (changes requested):\n    Please^[[2J mend.\n    Thanks\n  bob on a.py:3:\n    Why?\n" in said
-    assert said.count("2 fail") == 1
+def test_show_lists_checks_and_reviews(ready: Server) -> None:
+    printed = run("show", "7", "-o", "table").stdout
+    assert "  ✓ lint: success\n" in printed
+    assert "  ✗ unit: failure  https://ci.example.org/1\n    2 fail\n" in printed
+    assert "  … deploy: in progress\n" in printed
+    assert "  maria (changes requested):\n    Please^[[2J mend.\n    Thanks\n  bob on a.py:3:\n    Why?\n" in printed
+    assert printed.count("2 fail") == 1
     assert json.loads(run("show", "#7").stdout) == PULL
 
 
 @pytest.mark.parametrize("name", ["7", SESSION, SANDBOX, "tsk_1"])
-def test_however_it_is_named(ready: Server, name: str) -> None:
+def test_a_pull_request_is_found_by_number_session_sandbox_or_task(ready: Server, name: str) -> None:
     assert json.loads(run("show", name).stdout) == PULL
 
 
@@ -131,17 +131,17 @@ def test_however_it_is_named(ready: Server, name: str) -> None:
         (["show", "7", "--refresh"], {"projectId": "prj_1"}),
     ],
 )
-def test_verbs(ready: Server, arguments: list[str], body: dict[str, object]) -> None:
+def test_commands_are_posted_to_the_pull_request(ready: Server, arguments: list[str], body: dict[str, object]) -> None:
     verb = "refresh" if "--refresh" in arguments else arguments[0]
     ready.on("POST", f"/github/pull-requests/7/{verb}", Reply(200, PULL))
     result = run(*arguments, "-o", "table")
     assert result.exit_code == 0, result.output
-    assert ready.asked[-1].json() == body
+    assert ready.requests[-1].json() == body
     if verb == arguments[0]:
         assert result.stdout == f"{SUMMARY}\n"
 
 
-def test_a_plain_remote_has_none(ready: Server) -> None:
+def test_without_a_forge_a_branch_is_merged_but_not_closed(ready: Server) -> None:
     ready.on("GET", f"/sessions/{SESSION}/pull-request", Reply(200, PULL | {"number": None, "state": "pushed"}))
     result = run("close", SESSION)
     assert result.exit_code == 1
@@ -150,15 +150,15 @@ def test_a_plain_remote_has_none(ready: Server) -> None:
     ready.on("POST", f"/pull-requests/{PULL['id']}/merge", Reply(200, merged))
     result = run("merge", SESSION, "--method", "merge", "-o", "table")
     assert (result.exit_code, "(merged, draft)" in result.stdout) == (0, True), result.output
-    assert ready.asked[-1].json() == {"method": "merge"}
+    assert ready.requests[-1].json() == {"method": "merge"}
 
 
-def test_which_project(ready: Server) -> None:
+def test_the_project_can_be_given(ready: Server) -> None:
     projects = {"items": [{"id": "prj_1", "name": "website"}], "nextCursor": None}
     ready.on("GET", "/projects", Reply(200, projects))
     run("show", "7", "--project", "website")
-    assert ready.asked[-1].query == {"projectId": "prj_1"}
+    assert ready.requests[-1].query == {"projectId": "prj_1"}
     ready.on("GET", "/github/pull-requests", Reply(200, {"items": [PULL], "nextCursor": None}))
-    said = run("list", "--project", "website", "--state", "open", "-o", "table").stdout
-    assert "fix: the login" in said
-    assert ready.asked[-1].query == {"limit": "50", "projectId": "prj_1", "state": "open"}
+    printed = run("list", "--project", "website", "--state", "open", "-o", "table").stdout
+    assert "fix: the login" in printed
+    assert ready.requests[-1].query == {"limit": "50", "projectId": "prj_1", "state": "open"}

@@ -1,4 +1,4 @@
-"""Server-sent events: their format, and following them over a line that drops."""
+"""Server-sent events: their format, and following them over a connection that drops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def lines(*chunks: str) -> list[str]:
     return list(sse._lines(chunks))
 
 
-def test_lines_end_as_the_format_says() -> None:
+def test_lines_are_split_as_the_format_defines() -> None:
     assert lines("a\nb\r\nc\rd\n") == ["a", "b", "c", "d"]
     assert lines("a\r", "\nb\n") == ["a", "b"]
     assert lines("a\r", "b\n") == ["a", "b"]
@@ -25,42 +25,42 @@ def test_lines_end_as_the_format_says() -> None:
     assert lines("cut o", "ff") == []
 
 
-def test_events() -> None:
+def test_events_are_parsed() -> None:
     text = ": hello\n\nid: 7\nevent: output\ndata: one\ndata:two\n\ndata\n\nretry: 5\n\nid: 8\ndata: cut"
     assert list(parse(lines(text + "\n"))) == [Event("7", "output", "one\ntwo"), Event("7", "message", "")]
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
 
 
-def test_a_dropped_line_is_taken_up_where_it_was(server: Server) -> None:
+def test_a_dropped_stream_is_resumed_after_the_last_event(server: Server) -> None:
     server.on("GET", "/events", events(("4", "a", 1), ("5", "a", 2), cut=True), events(("6", "a", 3)))
     reasons: list[str] = []
     with connect() as client:
         seen = list(itertools.islice(follow(client, "/events", {"sessionId": "ses_1"}, dropped=reasons.append), 3))
     assert [event.id for event in seen] == ["4", "5", "6"]
-    assert [request.headers.get("last-event-id") for request in server.asked] == [None, "5"]
-    assert all(request.query == {"sessionId": "ses_1"} for request in server.asked)
+    assert [request.headers.get("last-event-id") for request in server.requests] == [None, "5"]
+    assert all(request.query == {"sessionId": "ses_1"} for request in server.requests)
     assert len(reasons) == 1
 
 
-def test_a_server_that_restarts_is_waited_for(server: Server) -> None:
+def test_a_restarting_server_is_retried(server: Server) -> None:
     server.on("GET", "/events", events(("1", "a", 1)), problem(503, "busy", "Busy."), events(("2", "a", 2)))
     with connect() as client:
         seen = list(itertools.islice(follow(client, "/events", {}, after="0"), 2))
     assert [event.id for event in seen] == ["1", "2"]
-    assert [request.headers.get("last-event-id") for request in server.asked] == ["0", "1", "1"]
+    assert [request.headers.get("last-event-id") for request in server.requests] == ["0", "1", "1"]
 
 
-def test_a_refusal_is_raised(server: Server) -> None:
+def test_an_authentication_error_is_raised(server: Server) -> None:
     server.on("GET", "/events", events(("1", "a", 1)), problem(401, "unauthenticated", "The token was revoked."))
     with connect() as client, pytest.raises(ApiError, match="revoked"):
         list(itertools.islice(follow(client, "/events", {}), 5))
 
 
-def test_it_gives_up_when_told_to(server: Server) -> None:
+def test_retrying_ends_after_the_given_time(server: Server) -> None:
     server.on("GET", "/events", events(("1", "a", 1)), problem(503, "busy", "Busy."))
     with connect() as client, pytest.raises(NoAnswerError, match="Busy"):
         list(itertools.islice(follow(client, "/events", {}, give_up=0.05), 5))

@@ -34,23 +34,23 @@ def run(*arguments: str, stdin: str = "") -> Result:
     return CliRunner().invoke(cli, ["session", *arguments], input=stdin)
 
 
-def test_prompt(ready: Server) -> None:
+def test_prompt_creates_a_turn(ready: Server) -> None:
     assert run("prompt", "ses_1", "-", "--model", "m", stdin="Go on").stdout == "trn_1\n"
-    assert ready.asked[-1].json() == {"text": "Go on", "model": "m"}
+    assert ready.requests[-1].json() == {"text": "Go on", "model": "m"}
     assert run("prompt", "ses_1", " ").exit_code == 1
 
 
-def test_prompt_and_follow(ready: Server) -> None:
+def test_a_followed_prompt_prints_its_own_turn(ready: Server) -> None:
     running, done = Reply(200, {**TURN, "status": "running"}), Reply(200, {**TURN, "status": "completed"})
     ready.on("GET", "/turns/trn_1", running, done)
     result = run("prompt", "ses_1", "Go on", "--follow")
-    assert (result.exit_code, result.stdout) == (0, "» Go on\nI did.\n"), "what was before is not told again"
+    assert (result.exit_code, result.stdout) == (0, "» Go on\nI did.\n"), "earlier messages are not repeated"
     ready.on("GET", "/turns/trn_1", Reply(200, {**TURN, "status": "over_budget", "error": "Its budget is spent."}))
     result = run("prompt", "ses_1", "Go on", "--follow")
     assert (result.exit_code, result.stderr) == (1, "The turn was stopped: Its budget is spent.\n")
 
 
-def test_transcript(ready: Server) -> None:
+def test_the_transcript_is_printed_and_followed(ready: Server) -> None:
     assert run("transcript", "ses_1").stdout == "Before.\n\n» Go on\nI did.\n"
     assert [json.loads(line) for line in run("transcript", "ses_1", "-o", "json").stdout.splitlines()] == MESSAGES
     ready.on(
@@ -60,13 +60,13 @@ def test_transcript(ready: Server) -> None:
     assert run("transcript", "ses_2").exit_code == 3
 
 
-def test_cancel(ready: Server) -> None:
+def test_cancel_stops_all_open_turns(ready: Server) -> None:
     turns = [{**TURN, "id": "trn_2"}, {**TURN, "status": "running"}, {**TURN, "id": "trn_0", "status": "completed"}]
     ready.on("GET", "/sessions/ses_1/turns", page(turns))
     for turn in ("trn_1", "trn_2"):
         ready.on("POST", f"/turns/{turn}/cancel", Reply(200, {**TURN, "id": turn, "status": "cancelled"}))
     assert run("cancel", "ses_1", "-o", "table").stdout == "Cancelled.\n"
-    cancelled = [request.path.split("/")[-2] for request in ready.asked if request.method == "POST"]
-    assert cancelled == ["trn_2", "trn_1"], "none begins meanwhile"
+    cancelled = [request.path.split("/")[-2] for request in ready.requests if request.method == "POST"]
+    assert cancelled == ["trn_2", "trn_1"], "the queued turn is cancelled first, so that it does not start"
     ready.on("GET", "/sessions/ses_1/turns", page([]))
     assert run("cancel", "ses_1", "-o", "table").stdout == "No turn is running.\n"

@@ -1,4 +1,4 @@
-"""`sandyard volume` against what an engine answers."""
+"""`sandyard volume` with the responses of an engine."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from click.testing import CliRunner, Result
 from sandyard.cli.main import cli
 
 
-class _Answers(BaseHTTPRequestHandler):
+class _VolumeHandler(BaseHTTPRequestHandler):
     volumes: dict[str, str]
 
     def do_GET(self) -> None:
         if self.headers["X-API-Key"] != "right":
-            self._say(401, {"code": 401, "message": "The API key is not valid."})
+            self._send(401, {"code": 401, "message": "The API key is not valid."})
             return
-        self._say(200, [{"volumeID": key, "name": name} for key, name in self.volumes.items()])
+        self._send(200, [{"volumeID": key, "name": name} for key, name in self.volumes.items()])
 
     def do_DELETE(self) -> None:
         key = self.path.rpartition("/")[2]
         if key == "v2":
-            self._say(409, {"code": 409, "message": "Volume 'used' is mounted in i1."})
+            self._send(409, {"code": 409, "message": "Volume 'used' is mounted in i1."})
             return
         del self.volumes[key]
         self.send_response(204)
         self.end_headers()
 
-    def _say(self, status: int, body: object) -> None:
+    def _send(self, status: int, body: object) -> None:
         raw = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(raw)))
@@ -39,13 +39,13 @@ class _Answers(BaseHTTPRequestHandler):
         self.wfile.write(raw)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    _Answers.volumes = {"v1": "data", "v2": "used", "v3": "more"}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
+    _VolumeHandler.volumes = {"v1": "data", "v2": "used", "v3": "more"}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _VolumeHandler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -58,13 +58,13 @@ def run(url: str, *words: str, key: str = "right") -> Result:
     return CliRunner().invoke(cli, ["volume", "--url", url, *words], env={"E2B_API_KEY": key})
 
 
-def test_listing(url: str) -> None:
+def test_volumes_are_listed(url: str) -> None:
     assert run(url, "ls").output == "v1  data\nv2  used\nv3  more\n"
 
 
-def test_deleting_by_name_and_id(url: str) -> None:
+def test_volumes_are_deleted_by_name_and_id(url: str) -> None:
     assert run(url, "rm", "data", "v3").output == "Deleted data.\nDeleted v3.\n"
-    assert _Answers.volumes == {"v2": "used"}
+    assert _VolumeHandler.volumes == {"v2": "used"}
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_deleting_by_name_and_id(url: str) -> None:
         (("ls",), "wrong", "not valid"),
     ],
 )
-def test_refusals(url: str, words: tuple[str, ...], key: str, why: str) -> None:
+def test_a_rejected_command_reports_the_reason(url: str, words: tuple[str, ...], key: str, why: str) -> None:
     result = run(url, *words, key=key)
     assert result.exit_code != 0
     assert why in str(result.exception) + result.output
-    assert len(_Answers.volumes) == 3
+    assert len(_VolumeHandler.volumes) == 3
 
 
-def test_an_engine_that_is_not_there() -> None:
+def test_an_unreachable_engine_is_reported() -> None:
     result = run("http://127.0.0.1:1", "ls")
     assert result.exit_code != 0
     assert "is not responding" in str(result.exception) + result.output

@@ -1,4 +1,4 @@
-"""How many connections there may be, and for whom."""
+"""Limits on the number of connections, in total and per address."""
 
 from __future__ import annotations
 
@@ -35,41 +35,41 @@ class Peer:
         ("fe80::1%eth0", "fe80::/64"),
     ],
 )
-def test_who_shares_a_limit(address: str, group: str) -> None:
+def test_addresses_are_grouped_for_limits(address: str, group: str) -> None:
     assert address_group(address) == group
 
 
-def test_files_bound_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many a setting allows: all of them together leave two thirds of the descriptors."""
+def test_the_file_limit_bounds_the_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the setting allows, all connections together leave two thirds of the file descriptors free."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (120, 120))
-    made = Connections(10_000)
+    connections = Connections(10_000)
     peers = [Peer(f"192.0.2.{number}") for number in range(50)]
     for peer in peers:
-        assert made.enter(peer)
-    assert len(made) == 40
+        assert connections.enter(peer)
+    assert len(connections) == 40
     assert [peer.dropped for peer in peers] == [True] * 10 + [False] * 40
 
 
-def test_loopback_leaves_room_for_others() -> None:
-    made = Connections(100)
+def test_loopback_connections_leave_room_for_others() -> None:
+    connections = Connections(100)
     for number in range(200):
-        made.enter(Peer(f"127.0.1.{number}"))
-    assert len(made) == 75
+        connections.enter(Peer(f"127.0.1.{number}"))
+    assert len(connections) == 75
 
 
-def test_a_setting_bounds_an_address() -> None:
-    made = Connections(100, 60)
+def test_a_setting_limits_the_connections_of_an_address() -> None:
+    connections = Connections(100, 60)
     for _ in range(200):
-        made.enter(Peer("192.0.2.1"))
-    assert len(made) == 60
+        connections.enter(Peer("192.0.2.1"))
+    assert len(connections) == 60
 
 
 def test_leaving_twice_counts_once() -> None:
-    made = Connections(100)
+    connections = Connections(100)
     first, second = Peer(), Peer()
-    made.enter(first)
-    made.enter(second)
-    made.leave(first)
-    made.leave(first)
-    made.idle(first)
-    assert len(made) == 1
+    connections.enter(first)
+    connections.enter(second)
+    connections.leave(first)
+    connections.leave(first)
+    connections.idle(first)
+    assert len(connections) == 1

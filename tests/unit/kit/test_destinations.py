@@ -27,7 +27,7 @@ async def test_private_addresses_are_refused(host: str) -> None:
             await destinations.resolve(host)
 
 
-def test_networks() -> None:
+def test_entries_in_private_networks_are_refused() -> None:
     destinations = Destinations(["10.1.0.0/16"])
     for private in (
         "10.0.0.0/8",
@@ -45,7 +45,7 @@ def test_networks() -> None:
         destinations.check_entry(fine)
 
 
-async def test_the_machines_own_public_networks_are_not_public(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_networks_of_this_machine_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     routes, addresses = tmp_path / "fib_trie", tmp_path / "if_inet6"
     routes.write_text(
         "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     |-- 8.8.4.0\n        /24 link UNICAST\n"
@@ -66,16 +66,16 @@ async def test_the_machines_own_public_networks_are_not_public(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "127.1"])
-async def test_other_ways_to_write_them(host: str) -> None:
+async def test_other_notations_of_private_addresses_are_refused(host: str) -> None:
     with pytest.raises(PrivateAddressError):
         await Destinations().resolve(host)
 
 
-async def test_a_name_is_as_private_as_any_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def told(host: str) -> list[names.Address]:
+async def test_a_name_is_refused_if_any_of_its_addresses_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve_name(host: str) -> list[names.Address]:
         return [ipaddress.ip_address(address) for address in ("8.8.8.8", "10.0.0.1")]
 
-    monkeypatch.setattr(names, "ask_name_servers", told)
+    monkeypatch.setattr(names, "ask_name_servers", resolve_name)
     with pytest.raises(PrivateAddressError, match=r"git\.example\.org"):
         await Destinations().resolve("git.example.org")
     assert await Destinations(["10.0.0.0/24"]).resolve("git.example.org") == ["8.8.8.8", "10.0.0.1"]
@@ -86,7 +86,7 @@ async def test_a_name_is_as_private_as_any_of_its_addresses(monkeypatch: pytest.
             await Destinations([other]).resolve("git.example.org")
 
 
-def test_the_setting() -> None:
+def test_private_hosts_are_read_from_the_settings() -> None:
     settings = PlatformSettings.load({"SANDYARD_PRIVATE_HOSTS": "git.corp.example, 10.1.0.0/16,[::1],*.lan"})
     assert settings.private_hosts == ("git.corp.example", "10.1.0.0/16", "[::1]", "*.lan")
     Destinations(settings.private_hosts).check_name("::1")
@@ -95,7 +95,7 @@ def test_the_setting() -> None:
             PlatformSettings.load({"SANDYARD_PRIVATE_HOSTS": wrong})
 
 
-def test_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_proxy_variables_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     assert not is_proxied("https", "git.example.org")

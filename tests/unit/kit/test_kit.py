@@ -37,7 +37,7 @@ def test_secret_matches_only_itself() -> None:
     assert secret != "hunter2" and not Secret("")
 
 
-def test_random_ids() -> None:
+def test_random_ids_are_unique_and_use_the_whole_alphabet() -> None:
     ids = {random_id("i", 20) for _ in range(1000)}
     assert len(ids) == 1000
     assert all(len(one) == 21 and one[0] == "i" and set(one) <= set(ALPHABET) for one in ids)
@@ -93,14 +93,14 @@ async def test_manual_clock_wakes_in_order() -> None:
     await clock.sleep(0)
 
 
-async def test_system_clock() -> None:
+async def test_the_system_clock_advances() -> None:
     clock = SystemClock()
     before = clock.now()
     await clock.sleep(0.001)
     assert clock.now() > before
 
 
-async def test_finish_goes_on_without_its_caller() -> None:
+async def test_finish_continues_when_its_caller_is_cancelled() -> None:
     tasks, gate, done = TaskSet("t"), asyncio.Event(), []
 
     async def work() -> int:
@@ -134,47 +134,47 @@ async def test_failures_reach_the_caller_or_the_log(caplog: pytest.LogCaptureFix
     assert {record.message for record in caplog.records} == {"task_failed", "task_crashed"}
 
 
-async def test_cancel_insists() -> None:
+async def test_cancel_is_repeated_until_a_task_ends() -> None:
     tasks = TaskSet("t")
 
-    async def deaf() -> None:
+    async def ignore_cancellation() -> None:
         try:
             await asyncio.sleep(1000)
         except asyncio.CancelledError:
             await asyncio.sleep(1000)
 
-    tasks.spawn(deaf())
+    tasks.spawn(ignore_cancellation())
     await asyncio.sleep(0)
     await asyncio.wait_for(tasks.cancel(), 10)
     assert len(tasks) == 0
 
 
-async def test_who_is_cancelled_while_ending_others_ends_them_first() -> None:
-    ears = asyncio.Event()
+async def test_a_cancelled_end_tasks_still_waits_for_its_tasks() -> None:
+    release = asyncio.Event()
 
-    async def deaf() -> None:
-        while not ears.is_set():
+    async def ignore_cancellation() -> None:
+        while not release.is_set():
             with contextlib.suppress(asyncio.CancelledError):
-                await ears.wait()
+                await release.wait()
 
-    task = asyncio.create_task(deaf())
+    task = asyncio.create_task(ignore_cancellation())
     await asyncio.sleep(0)
     ending = asyncio.create_task(end_tasks(task))
     await asyncio.sleep(0)
     ending.cancel()
     await asyncio.wait((ending,), timeout=0.01)
     assert not ending.done()
-    ears.set()
+    release.set()
     await asyncio.wait((ending,), timeout=5)
     assert task.done()
     assert ending.cancelled()
 
 
-async def test_who_is_cancelled_again_and_again_leaves_others_the_time_to_end() -> None:
-    """AnyIO does so: in every round of the loop, until its block is left."""
+async def test_a_repeatedly_cancelled_end_tasks_lets_its_tasks_clean_up() -> None:
+    """AnyIO cancels in every iteration of the loop until its scope is left."""
     ended = False
 
-    async def tidy() -> None:
+    async def clean_up() -> None:
         nonlocal ended
         try:
             await asyncio.sleep(1000)
@@ -183,7 +183,7 @@ async def test_who_is_cancelled_again_and_again_leaves_others_the_time_to_end() 
                 await asyncio.sleep(0)
             ended = True
 
-    task = asyncio.create_task(tidy())
+    task = asyncio.create_task(clean_up())
     await asyncio.sleep(0)
     ending = asyncio.create_task(end_tasks(task))
     while not ending.done():
@@ -194,7 +194,7 @@ async def test_who_is_cancelled_again_and_again_leaves_others_the_time_to_end() 
         await ending
 
 
-async def test_cancel_ends_everything_and_what_comes_after() -> None:
+async def test_cancel_ends_current_and_later_tasks() -> None:
     tasks = TaskSet("t")
     first = tasks.spawn(asyncio.sleep(1000))
     assert not await tasks.wait(0.001)
@@ -204,8 +204,8 @@ async def test_cancel_ends_everything_and_what_comes_after() -> None:
     assert first.cancelled() and late.cancelled()
 
 
-def test_later_ids_sort_behind_earlier_ones() -> None:
+def test_later_ids_sort_after_earlier_ones() -> None:
     """Also within a millisecond."""
-    made = [ordered_id("x_") for _ in range(5000)]
-    assert made == sorted(set(made))
-    assert {len(one) for one in made} == {22}
+    made_ids = [ordered_id("x_") for _ in range(5000)]
+    assert made_ids == sorted(set(made_ids))
+    assert {len(one) for one in made_ids} == {22}

@@ -17,22 +17,22 @@ RECORDS = {"both.example.": [("AAAA", "2001:db8::1"), ("A", "192.0.2.1")], "four
 
 
 class _NameServer(asyncio.DatagramProtocol):
-    """Knows RECORDS and the names ending in `gone.example`, and is silent about everything else."""
+    """Knows RECORDS, has no record for `gone.example`, and does not answer other queries."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.DatagramTransport", transport)
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         question = dns.message.from_wire(data)
-        asked = question.question[0]
-        name = asked.name.to_text()
+        query = question.question[0]
+        name = query.name.to_text()
         if name not in RECORDS and name != "gone.example.":
             return
         answer = dns.message.make_response(question)
-        wanted = dns.rdatatype.to_text(asked.rdtype)
+        wanted = dns.rdatatype.to_text(query.rdtype)
         for kind, address in RECORDS.get(name, ()):
             if kind == wanted:
-                answer.answer.append(dns.rrset.from_text(asked.name, 60, "IN", kind, address))
+                answer.answer.append(dns.rrset.from_text(query.name, 60, "IN", kind, address))
         self._transport.sendto(answer.to_wire(), addr)
 
 
@@ -51,14 +51,14 @@ async def look_up(host: str) -> list[str]:
     return [str(address) for address in await names.look_up(host)]
 
 
-async def test_addresses_of_a_name(name_server: None) -> None:
+async def test_a_name_is_resolved_to_its_addresses(name_server: None) -> None:
     assert await look_up("both.example") == ["192.0.2.1", "2001:db8::1"]
     assert await look_up("four.example.") == ["192.0.2.2"]
     with pytest.raises(OSError, match="could not be resolved"):
         await look_up("gone.example")
 
 
-async def test_names_that_nobody_answers_hold_up_no_others(name_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unanswered_lookups_do_not_delay_others(name_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "LOOKUP_SECONDS", 1.0)
     silent = [asyncio.create_task(look_up(f"silent-{number}.example")) for number in range(100)]
     await asyncio.sleep(0)
@@ -67,7 +67,9 @@ async def test_names_that_nobody_answers_hold_up_no_others(name_server: None, mo
     assert {type(one) for one in await asyncio.gather(*silent, return_exceptions=True)} == {OSError}
 
 
-async def test_names_without_a_name_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_hosts_file_localhost_and_addresses_need_no_name_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("# comment\n192.0.2.7 box box.lan # the box\n2001:db8::7 box\nnonsense\n")
     monkeypatch.setattr(names, "_HOSTS", hosts)
@@ -79,6 +81,6 @@ async def test_names_without_a_name_server(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("host", ["", "a..b", "x" * 64 + ".example", "\ud800.example", "-" * 300])
-async def test_what_is_no_name(name_server: None, host: str) -> None:
+async def test_invalid_names_are_errors(name_server: None, host: str) -> None:
     with pytest.raises(OSError, match="could not be resolved"):
         await look_up(host)

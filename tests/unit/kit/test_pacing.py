@@ -1,4 +1,4 @@
-"""Many tiny pieces are parsed, and passed on, in turns."""
+"""Connections that send many tiny pieces take turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandyard.kit import pacing
 from sandyard.kit.pacing import PARTS, PIECES, Inflow, take_turn
 
 
-class Line(asyncio.Transport):
+class FakeTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.reading, self.aborted = True, False
@@ -33,12 +33,12 @@ class Line(asyncio.Transport):
 
 
 class Parser:
-    """Every byte is a part, if `costly`."""
+    """`costly`: every byte counts as a part."""
 
     def __init__(self, *, costly: bool = True) -> None:
-        self.line, self.seen, self.open = Line(), b"", True
+        self.transport, self.seen, self.open = FakeTransport(), b"", True
         self.costly = costly
-        self.inflow = Inflow(self.line, self.parse, slice_bytes=16, wanted=lambda: self.open)
+        self.inflow = Inflow(self.transport, self.parse, slice_bytes=16, wanted=lambda: self.open)
 
     def parse(self, data: bytes) -> int:
         assert len(data) <= 16
@@ -52,28 +52,28 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_turn_ends_after_so_many_parts_and_the_rest_follows() -> None:
+async def test_parsing_pauses_after_a_number_of_parts_and_continues_later() -> None:
     parser, data = Parser(), bytes(range(250)) * 40
     parser.inflow.receive(data)
     assert len(parser.seen) == PARTS
-    assert not parser.line.reading
+    assert not parser.transport.reading
     parser.inflow.receive(b"and more")
-    assert len(parser.seen) == PARTS, "what was received first is parsed first"
+    assert len(parser.seen) == PARTS, "data is parsed in the order received"
     await until(lambda: not parser.inflow.busy)
     assert parser.seen == data + b"and more"
-    assert parser.line.reading
+    assert parser.transport.reading
 
 
-async def test_what_costs_little_is_parsed_at_once() -> None:
+async def test_cheap_data_is_parsed_at_once() -> None:
     parser = Parser(costly=False)
     parser.inflow.receive(bytes(100_000))
     assert len(parser.seen) == 100_000
-    assert parser.line.reading
+    assert parser.transport.reading
 
 
 async def test_connections_take_turns() -> None:
     greedy, modest = Parser(), Parser()
-    ahead: list[int] = []  # what the greedy one had parsed whenever the other parsed something
+    ahead: list[int] = []  # how much `greedy` had parsed at each step of `modest`
     parse = modest.inflow._parse
     modest.inflow._parse = lambda data: ahead.append(len(greedy.seen)) or parse(data)  # type: ignore[func-returns-value]
     greedy.inflow.receive(bytes(PARTS * 1000))
@@ -83,21 +83,21 @@ async def test_connections_take_turns() -> None:
     greedy.inflow.drop()
 
 
-async def test_a_reader_that_wants_no_more_is_left_alone() -> None:
+async def test_a_reader_that_is_not_open_gets_no_data() -> None:
     parser = Parser()
     parser.open = False
     parser.inflow.receive(b"abc")
-    assert (parser.seen, parser.line.reading) == (b"", False)
+    assert (parser.seen, parser.transport.reading) == (b"", False)
     parser.inflow.go_on()
     await asyncio.sleep(0.01)
     assert parser.seen == b""
     parser.open = True
     parser.inflow.go_on()
     await until(lambda: parser.seen == b"abc")
-    assert parser.line.reading
+    assert parser.transport.reading
 
 
-async def test_the_end_comes_after_all_that_was_received() -> None:
+async def test_the_end_is_reported_after_all_received_data() -> None:
     parser, ended = Parser(), list[int]()
     parser.inflow.receive(bytes(PARTS * 3))
     parser.inflow.end(lambda: ended.append(len(parser.seen)))
@@ -105,19 +105,19 @@ async def test_the_end_comes_after_all_that_was_received() -> None:
     await until(lambda: ended)
     assert ended == [PARTS * 3]
     parser.inflow.end(lambda: ended.append(0))
-    assert ended[1:] == [0], "nothing waits"
+    assert ended[1:] == [0], "no data is pending"
 
 
-async def test_a_parser_that_fails_ends_its_connection_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken, other, told = Parser(), Parser(), list[dict[str, Any]]()
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+async def test_a_failing_parser_aborts_only_its_own_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, other, reports = Parser(), Parser(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
     broken.inflow.receive(bytes(PARTS * 2))
     other.inflow.receive(bytes(PARTS * 2))
     broken.inflow._parse = lambda _: 1 // 0
     await until(lambda: not other.inflow.busy)
-    assert broken.line.aborted
+    assert broken.transport.aborted
     assert not broken.inflow.busy
-    assert isinstance(told[0]["exception"], ZeroDivisionError)
+    assert isinstance(reports[0]["exception"], ZeroDivisionError)
 
 
 async def test_pieces_are_passed_on_in_the_order_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ async def test_pieces_are_passed_on_in_the_order_of_arrival(monkeypatch: pytest.
 
     tasks = [asyncio.ensure_future(one(number)) for number in range(PIECES * 3)]
     await asyncio.sleep(0)
-    assert passed == list(range(PIECES)), "the others wait until everybody else had the loop"
+    assert passed == list(range(PIECES)), "the others wait until other tasks have run"
     tasks[PIECES].cancel()
     await asyncio.wait(tasks, timeout=10)
     assert passed == [number for number in range(PIECES * 3) if number != PIECES]

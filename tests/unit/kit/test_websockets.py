@@ -1,4 +1,4 @@
-"""WebSockets of the platform's server: floods of frames, and those that are passed on without a look at their frames."""
+"""WebSockets of the platform's server: floods of frames, and raw connections whose frames are passed on unparsed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def serving(app: Any, **options: Any) -> AsyncIterator[int]:
 
 
 async def collect(scope: Any, receive: Any, send: Any) -> None:
-    """Says how many messages came when one of them is `end`."""
+    """Count messages, and send the count when the message is `end`."""
     await receive()
     await send({"type": "websocket.accept"})
     count = 0
@@ -71,7 +71,7 @@ async def echo_raw(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.send", "bytes": message["bytes"]})
 
 
-async def upgraded(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
+async def upgrade(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(UPGRADE)
     return reader, writer, await reader.readuntil(b"\r\n\r\n")
@@ -81,18 +81,18 @@ async def upgraded(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWrite
 async def test_a_flood_of_frames_is_parsed_in_turns(opcode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = count_parts(monkeypatch)
     async with serving(collect) as port, asyncio.timeout(20):
-        reader, writer, _ = await upgraded(port)
+        reader, writer, _ = await upgrade(port)
         writer.write(frame(opcode) * 2000 + frame(TEXT, b"end"))
-        told = b"2001" if opcode == TEXT else b"1"
-        await reader.readuntil(frame(TEXT, told, masked=False))
+        count = b"2001" if opcode == TEXT else b"1"
+        await reader.readuntil(frame(TEXT, count, masked=False))
         writer.close()
     assert sum(turns) >= 2001
     assert max(turns) <= PARTS + SLICE_BYTES // len(frame(opcode))
 
 
-async def test_a_client_that_does_not_read_is_not_answered_each_ping() -> None:
-    class Line(asyncio.Transport):
-        said = b""
+async def test_a_client_that_does_not_read_gets_one_pong_for_many_pings() -> None:
+    class FakeTransport(asyncio.Transport):
+        written = b""
 
         def is_closing(self) -> bool:
             return False
@@ -107,27 +107,27 @@ async def test_a_client_that_does_not_read_is_not_answered_each_ping() -> None:
             pass
 
         def write(self, data: Any) -> None:
-            self.said += data
+            self.written += data
 
     config = uvicorn.Config(collect, ws=BoundedWebSocket, lifespan="off", log_config=None)
     config.load()
-    line, protocol = Line(), BoundedWebSocket(config, uvicorn.server.ServerState(), {})
-    protocol.connection_made(line)
+    transport, protocol = FakeTransport(), BoundedWebSocket(config, uvicorn.server.ServerState(), {})
+    protocol.connection_made(transport)
     protocol.data_received(UPGRADE)
     await asyncio.sleep(0)
-    line.said = b""
+    transport.written = b""
     protocol.pause_writing()
     protocol.data_received(frame(PING, b"1") + frame(PING, b"2"))
     protocol.data_received(frame(PING, b"3"))
-    assert line.said == b""
+    assert transport.written == b""
     protocol.resume_writing()
-    assert line.said == frame(PONG, b"3", masked=False)
+    assert transport.written == frame(PONG, b"3", masked=False)
     protocol.data_received(frame(PING, b"4"))
-    assert line.said.endswith(frame(PONG, b"4", masked=False))
+    assert transport.written.endswith(frame(PONG, b"4", masked=False))
     protocol.connection_lost(None)
 
 
-async def test_ordinary_clients_notice_nothing() -> None:
+async def test_ordinary_clients_can_exchange_messages() -> None:
     async def echo(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": "websocket.accept"})
@@ -141,9 +141,9 @@ async def test_ordinary_clients_notice_nothing() -> None:
         await client.ping()
 
 
-async def test_raw_bytes_pass_as_they_are() -> None:
+async def test_raw_bytes_are_passed_on_unchanged() -> None:
     async with serving(echo_raw) as port, asyncio.timeout(20):
-        reader, writer, head = await upgraded(port)
+        reader, writer, head = await upgrade(port)
         assert head.startswith(b"HTTP/1.1 101 ")
         assert b"Sec-WebSocket-Accept: whatever\r\n" in head
         for data in (b"no frame at all", frame(TEXT) * 10_000, bytes(3_000_000)):
@@ -152,41 +152,41 @@ async def test_raw_bytes_pass_as_they_are() -> None:
         writer.close()
 
 
-async def test_raw_connections_are_kept_alive_between_frames() -> None:
-    said = frame(TEXT, b"hello", masked=False)
-    go_on = asyncio.Event()
+async def test_raw_connections_get_pings_between_frames() -> None:
+    message = frame(TEXT, b"hello", masked=False)
+    continue_sending = asyncio.Event()
 
-    async def halting(scope: Any, receive: Any, send: Any) -> None:
+    async def pause_within_frame(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": RAW, "headers": []})
-        await send({"type": "websocket.send", "bytes": said[:3]})
-        await go_on.wait()
-        await send({"type": "websocket.send", "bytes": said[3:]})
+        await send({"type": "websocket.send", "bytes": message[:3]})
+        await continue_sending.wait()
+        await send({"type": "websocket.send", "bytes": message[3:]})
         await receive()
 
-    async with serving(halting, ws_ping_interval=0.02) as port, asyncio.timeout(20):
-        reader, writer, _ = await upgraded(port)
-        assert await reader.readexactly(3) == said[:3]
+    async with serving(pause_within_frame, ws_ping_interval=0.02) as port, asyncio.timeout(20):
+        reader, writer, _ = await upgrade(port)
+        assert await reader.readexactly(3) == message[:3]
         await asyncio.sleep(0.1)
-        go_on.set()
-        assert await reader.readexactly(len(said) - 3) == said[3:], "no ping within a frame"
+        continue_sending.set()
+        assert await reader.readexactly(len(message) - 3) == message[3:], "no ping within a frame"
         assert await reader.readexactly(2) == frame(PING, masked=False)
         writer.close()
 
 
 async def test_a_raw_connection_ends_with_its_application() -> None:
-    async def brief(scope: Any, receive: Any, send: Any) -> None:
+    async def send_and_end(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": RAW, "headers": []})
         await send({"type": "websocket.send", "bytes": b"bye"})
 
-    async with serving(brief) as port, asyncio.timeout(20):
-        reader, _, _ = await upgraded(port)
+    async with serving(send_and_end) as port, asyncio.timeout(20):
+        reader, _, _ = await upgrade(port)
         assert await reader.read() == b"bye"
 
 
 @pytest.mark.parametrize(("step", "size"), [(1, 300), (2, 300), (7, 300), (1000, 70_000)])
-def test_frames_are_followed(step: int, size: int) -> None:
+def test_frame_boundaries_are_tracked(step: int, size: int) -> None:
     messages = frame(TEXT, b"a" * 100) + frame(0x02, bytes(size), masked=False) + frame(TEXT)
     control = frame(PING, b"1234") + frame(PONG) + frame(CLOSE, b"\x03\xe8", masked=False)
     for data, found in ((messages, True), (control, False), (messages, True)):
@@ -198,13 +198,13 @@ def test_frames_are_followed(step: int, size: int) -> None:
         assert tracker.between_frames
 
 
-def test_a_flood_is_not_followed_for_long() -> None:
+def test_tracking_stops_during_a_flood_of_frames() -> None:
     now = 0.0
     tracker = FrameTracker(lambda: now)
     for _ in range(15):
         assert not tracker.feed(frame(PONG) * bounded.FRAMES_PER_SECOND)
         now += 1
-    assert tracker.between_frames, "so many are a busy connection"
+    assert tracker.between_frames, "this rate is normal for a busy connection"
     assert tracker.feed(frame(PONG) * (bounded.FRAMES_AT_ONCE + 1))
     assert tracker.lost
     assert tracker.feed(frame(PONG))

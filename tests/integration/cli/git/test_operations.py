@@ -1,4 +1,4 @@
-"""Operations are followed until they are over: in line, under way, across drops, and left alone by Ctrl-C."""
+"""Operations are followed until they end: in the queue, in progress, over dropped connections. Ctrl-C leaves them running."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandyard.cli.git import operations
 from sandyard.cli.git.progress import format_ordinal
 from sandyard.cli.main import cli
 from tests.integration.cli.real import Terminal, Yard
-from tests.unit.cli.git.answers import SANDBOX, SESSION, operation, session, told
+from tests.unit.cli.git.answers import SANDBOX, SESSION, operation, operation_event, session
 from tests.unit.cli.server import Reply, Server, events, problem
 
 PUSHED = {"branch": "task-1", "commit": "abcdef0123456789", "commits": 2, "conflicts": [], "upToDate": False}
@@ -24,25 +24,25 @@ def run(*arguments: str) -> Result:
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "LINE_SECONDS", 0.01)
     monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
 
 
-def test_what_is_over_at_once(server: Server) -> None:
+def test_an_operation_that_is_done_at_once_prints_its_result(server: Server) -> None:
     server.on("GET", f"/sessions/{SESSION}", session())
     server.on("POST", "/git/push", Reply(200, operation(detail=PUSHED)))
     result = run("push", SESSION, "-o", "table")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == "Pushed task-1, now at abcdef0123, 2 commits ahead of its base.\n"
-    posted = server.asked[-1]
-    assert posted.json() == {"sandboxId": SANDBOX}, "a session's id does for its sandbox's"
+    posted = server.requests[-1]
+    assert posted.json() == {"sandboxId": SANDBOX}, "the id of a session stands for its sandbox"
     assert posted.query == {"wait": "1"}
-    assert json.loads(run("push", SANDBOX).stdout) == operation(detail=PUSHED), "in a pipe, what the API said"
+    assert json.loads(run("push", SANDBOX).stdout) == operation(detail=PUSHED), "a pipe gets the JSON of the API"
 
 
-def test_what_takes_longer_is_followed_to_its_end(server: Server) -> None:
-    """Through its place in line, a drop of the stream, and events of others."""
+def test_a_long_operation_is_followed_to_its_end(server: Server) -> None:
+    """Through its position in the queue, a dropped stream, and events of other operations."""
     server.on("POST", "/git/push", Reply(202, operation(status="queued", position=2)))
     server.on(
         "GET",
@@ -56,20 +56,22 @@ def test_what_takes_longer_is_followed_to_its_end(server: Server) -> None:
     server.on(
         "GET",
         "/events",
-        events(told("git.completed", operation_id="gop_other"), ("8", "sandbox.paused", {"data": {}}), cut=True),
-        events(told("git.progress", what="sending", percent=50), told("git.completed")),
+        events(
+            operation_event("git.completed", operation_id="gop_other"), ("8", "sandbox.paused", {"data": {}}), cut=True
+        ),
+        events(operation_event("git.progress", what="sending", percent=50), operation_event("git.completed")),
     )
     result = run("push", SANDBOX, "-o", "table")
     assert result.exit_code == 0, result.output
     assert result.stdout == "Everything up to date: task-1 is already at abcdef0123 on the remote.\n"
     assert result.stderr == "Note: It has submodules.\n"
-    assert [request.query for request in server.asked if request.path.endswith("/events")] == [
+    assert [request.query for request in server.requests if request.path.endswith("/events")] == [
         {"sandboxId": SANDBOX}
     ] * 2
 
 
-def test_an_end_that_no_event_told(server: Server) -> None:
-    """It ended between the answer and the stream's beginning."""
+def test_an_operation_that_ended_without_an_event_is_noticed(server: Server) -> None:
+    """It ended between the response and the start of the stream."""
     server.on("POST", "/git/push", Reply(202, operation(status="running")))
     server.on("GET", "/git/operations/gop_1", Reply(200, operation(detail=PUSHED)))
     server.on("GET", "/events", events())
@@ -84,7 +86,7 @@ CONFLICTS = {"files": FILES, "choices": ["rebase", "merge", "give_up", "agent"]}
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_conflicts_come_with_the_commands_to_go_on(server: Server, late: bool) -> None:
+def test_conflicts_come_with_commands_to_resolve_them(server: Server, late: bool) -> None:
     sentence = "There are conflicts in 2 files."
     server.on("GET", "/events", events())
     if late:
@@ -112,23 +114,23 @@ def test_conflicts_come_with_the_commands_to_go_on(server: Server, late: bool) -
     ]
     again = run("update", SANDBOX, "--merge").stderr
     assert "--agent" in again
-    assert "--merge" not in again, "what has just failed is not suggested"
+    assert "--merge" not in again, "the command that just failed is not suggested"
 
 
 @pytest.mark.parametrize(
     ("arguments", "how"), [([], None), (["--merge"], "merge"), (["--give-up"], "give_up"), (["--check"], "check")]
 )
-def test_how_to_update(server: Server, arguments: list[str], how: str | None) -> None:
+def test_update_options_become_the_request(server: Server, arguments: list[str], how: str | None) -> None:
     server.on("POST", "/git/update", Reply(200, operation("update")))
     assert run("update", SANDBOX, *arguments).exit_code == 0
-    assert server.asked[0].json() == {"sandboxId": SANDBOX} | ({"how": how} if how else {})
+    assert server.requests[0].json() == {"sandboxId": SANDBOX} | ({"how": how} if how else {})
 
 
 CONFLICT = [{"path": "a.py", "kind": "content", "detail": ""}]
 
 
 @pytest.mark.parametrize(
-    ("how", "detail", "said"),
+    ("how", "detail", "expected"),
     [
         (["--rebase"], {"source": "main", "behind": 0}, "No new commits on main."),
         ([], {"source": "main", "behind": 1, "head": "a" * 40}, "Added 1 commit from main; now at aaaaaaaaaa."),
@@ -137,13 +139,15 @@ CONFLICT = [{"path": "a.py", "kind": "content", "detail": ""}]
         (["--give-up"], {"ended": False}, "No merge or rebase is in progress."),
     ],
 )
-def test_what_came_of_an_update(server: Server, how: list[str], detail: dict[str, object], said: str) -> None:
+def test_the_result_of_an_update_is_printed(
+    server: Server, how: list[str], detail: dict[str, object], expected: str
+) -> None:
     server.on("POST", "/git/update", Reply(200, operation("update", detail={"conflicts": [], **detail})))
     result = run("update", SANDBOX, *how, "-o", "table")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, f"{said}\n", "")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, f"{expected}\n", "")
 
 
-def test_conflicts_that_would_be_and_those_that_an_agent_has(server: Server) -> None:
+def test_conflicting_files_are_listed_for_check_agent_and_push(server: Server) -> None:
     detail = {"source": "main", "behind": 2, "conflicts": CONFLICT}
     server.on("POST", "/git/update", Reply(200, operation("update", detail=detail)))
     result = run("update", SANDBOX, "--check", "-o", "table")
@@ -168,9 +172,7 @@ def test_conflicts_that_would_be_and_those_that_an_agent_has(server: Server) -> 
         ("remote_unreachable", 502, 5, None),
     ],
 )
-def test_what_can_be_done_about_a_failure(
-    server: Server, code: str, status: int, exit_code: int, hint: str | None
-) -> None:
+def test_a_failure_suggests_a_command(server: Server, code: str, status: int, exit_code: int, hint: str | None) -> None:
     server.on("POST", "/git/push", problem(status, code, "It did not work."))
     result = run("push", SANDBOX)
     assert result.exit_code == exit_code
@@ -179,14 +181,14 @@ def test_what_can_be_done_about_a_failure(
     assert hint in "".join(rest) if hint else not rest
 
 
-def test_a_server_that_is_started_again(server: Server) -> None:
+def test_a_restarting_server_is_retried(server: Server) -> None:
     server.on("POST", "/git/push", Reply(202, operation(status="queued")))
     done = Reply(200, operation(detail=PUSHED))
     server.on("GET", "/git/operations/gop_1", Reply(200, b"", cut=True), problem(503, "busy", "Not yet."), done)
     assert run("push", SANDBOX).exit_code == 0
 
 
-def test_a_server_that_goes_away_leaves_a_name_to_ask_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_server_leaves_the_id_of_the_operation(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "GIVE_UP_SECONDS", 0.05)
     server.on("POST", "/git/push", Reply(202, operation(status="running")))
     server.on("GET", "/events", Reply(200, b"", "text/event-stream", cut=True))
@@ -196,7 +198,7 @@ def test_a_server_that_goes_away_leaves_a_name_to_ask_for(server: Server, monkey
     assert "To see the result: `sandyard git operations gop_1`" in result.stderr
 
 
-def test_on_a_terminal_the_way_is_shown(server: Server) -> None:
+def test_a_terminal_shows_the_progress(server: Server) -> None:
     server.on("POST", "/git/clone", Reply(202, operation("clone", "queued", position=2)))
     server.on(
         "GET",
@@ -208,19 +210,22 @@ def test_on_a_terminal_the_way_is_shown(server: Server) -> None:
     server.on(
         "GET",
         "/events",
-        events(told("git.progress", what="receiving\x1b[2J objects", percent=42), told("git.completed")),
+        events(
+            operation_event("git.progress", what="receiving\x1b[2J objects", percent=42),
+            operation_event("git.completed"),
+        ),
     )
     terminal = Terminal(Yard.command("git", "clone", SANDBOX), {**os.environ, "COLUMNS": "100"})
     try:
         terminal.until("waiting: 3rd in the queue")
         terminal.until("receiving [2J objects  42 %")
         terminal.until("On branch task-1, from main, in /home/user/w.")
-        assert terminal.ends() == 0
+        assert terminal.wait_for_exit() == 0
     finally:
         terminal.close()
 
 
-def test_ctrl_c_leaves_it_running(server: Server) -> None:
+def test_ctrl_c_leaves_the_operation_running(server: Server) -> None:
     server.on("POST", "/git/push", Reply(202, operation(status="queued", position=0)))
     server.on("GET", "/git/operations/gop_1", Reply(200, operation(status="queued", position=0)))
     terminal = Terminal(Yard.command("git", "push", SANDBOX), {**os.environ, "COLUMNS": "100"})
@@ -228,14 +233,14 @@ def test_ctrl_c_leaves_it_running(server: Server) -> None:
         terminal.until("waiting: 1st in the queue")
         terminal.type("\x03")
         terminal.until("To see it: sandyard git operations gop_1")
-        assert terminal.ends() == 130
+        assert terminal.wait_for_exit() == 130
     finally:
         terminal.close()
-    assert {request.method for request in server.asked[1:]} <= {"GET"}, "nothing was stopped"
+    assert {request.method for request in server.requests[1:]} <= {"GET"}, "nothing was stopped"
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (22, "22nd")]
+    ("number", "expected"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (22, "22nd")]
 )
-def test_ordinals(number: int, said: str) -> None:
-    assert format_ordinal(number) == said
+def test_ordinals_are_formatted(number: int, expected: str) -> None:
+    assert format_ordinal(number) == expected

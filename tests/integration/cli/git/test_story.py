@@ -1,4 +1,4 @@
-"""A day's work with `sandyard project, session, git, pr` against the real server and a repository of this machine."""
+"""The git workflow with `sandyard project, session, git, pr`, the real server and a local repository."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.real import Yard, read
+from tests.integration.cli.real import Yard, run_json
 
 
 class Upstream:
@@ -46,22 +46,22 @@ def upstream(tmp_path: Path) -> Upstream:
 
 @pytest.fixture
 def site(yard: Yard, upstream: Upstream) -> Iterator[str]:
-    """A project's name."""
+    """The name of a project."""
     name = f"site-{upstream.bare.parent.name}"
-    read(yard, "project", "add", name, "--repository", str(upstream.bare))
+    run_json(yard, "project", "add", name, "--repository", str(upstream.bare))
     yield name
-    for session in read(yard, "session", "list", "--project", name)["items"]:
+    for session in run_json(yard, "session", "list", "--project", name)["items"]:
         yard.ok("session", "delete", session["id"], "--yes")
     yard.ok("project", "delete", name, "--yes")
 
 
-def test_from_a_project_to_a_pushed_branch(yard: Yard, upstream: Upstream, site: str) -> None:
-    assert read(yard, "project", "test", site)["ok"]
-    made = read(yard, "session", "create", "--project", site, "--title", "Mend", "--wait")
+def test_changes_in_a_session_become_a_pushed_branch(yard: Yard, upstream: Upstream, site: str) -> None:
+    assert run_json(yard, "project", "test", site)["ok"]
+    made = run_json(yard, "session", "create", "--project", site, "--title", "Mend", "--wait")
     name = made["id"]
-    status = read(yard, "git", "status", name)
-    assert (status["clean"], status["live"]) == (True, True), "--wait has waited for the checkout"
-    assert made["id"] in [one["id"] for one in read(yard, "session", "list", "--project", site)["items"]]
+    status = run_json(yard, "git", "status", name)
+    assert (status["clean"], status["live"]) == (True, True), "--wait waits for the checkout"
+    assert made["id"] in [one["id"] for one in run_json(yard, "session", "list", "--project", site)["items"]]
 
     change = r"printf 'one\n2\nthree\n' > a.txt && git mv b.txt c.txt && printf 'x\033[31m\n' > new.txt"
     yard.ok("sandbox", "exec", "--cwd", "/home/user/workspace", name, change)
@@ -72,7 +72,7 @@ def test_from_a_project_to_a_pushed_branch(yard: Yard, upstream: Upstream, site:
     patch = yard.ok("git", "diff", name)
     assert "\n-two\n+2\n" in patch
     assert "\n+x^[[31m\n" in patch
-    upstream.git("apply", "--check", str(_file(upstream, yard.run("git", "diff", name, "--raw").stdout)))
+    upstream.git("apply", "--check", str(_write_patch(upstream, yard.run("git", "diff", name, "--raw").stdout)))
     assert yard.ok("git", "diff", name, "--name-only", "--", "a.txt") == "a.txt\n"
 
     refused = yard.run("git", "commit", name, "-m", "Mended it")
@@ -84,23 +84,23 @@ def test_from_a_project_to_a_pushed_branch(yard: Yard, upstream: Upstream, site:
     yard.ok("git", "commit", name, "-m", "feat: more", "-m", "Why.")
     assert yard.run("git", "commit", name, "-m", "feat: more").returncode == 1, "nothing is left to commit"
     subjects = [line.partition(" ")[2] for line in yard.ok("git", "log", name).splitlines()]
-    assert subjects == ["feat: more", "fix: say 2", "feat: begin"], "its own, and what it began from"
+    assert subjects == ["feat: more", "fix: say 2", "feat: begin"], "its own commits, and the commit it started from"
 
-    pushed = read(yard, "git", "push", name)
+    pushed = run_json(yard, "git", "push", name)
     branch = pushed["detail"]["branch"]
     assert upstream.subjects(branch) == ["feat: more", "fix: say 2", "feat: begin"]
     assert yard.ok("git", "push", name, "-o", "table").startswith("Everything up to date")
     address = yard.ok("pr", "open", name).splitlines()[-1]
     assert address.startswith("http")
-    assert read(yard, "pr", "show", name)["url"] == address
-    kinds = [one["kind"] for one in read(yard, "git", "operations", name)["items"]]
+    assert run_json(yard, "pr", "show", name)["url"] == address
+    kinds = [one["kind"] for one in run_json(yard, "git", "operations", name)["items"]]
     assert kinds[-1] == "clone"
     assert {"push", "commit", "stage"} <= set(kinds)
 
 
-@pytest.mark.slow  # the same verbs have tests of the API
-def test_others_work_there_too(yard: Yard, upstream: Upstream, site: str) -> None:
-    name = read(yard, "session", "create", "--project", site, "--wait")["id"]
+@pytest.mark.slow  # the tests of the API cover the same operations
+def test_a_session_is_updated_with_commits_of_others(yard: Yard, upstream: Upstream, site: str) -> None:
+    name = run_json(yard, "session", "create", "--project", site, "--wait")["id"]
 
     def write(text: str, message: str) -> None:
         yard.ok("sandbox", "exec", "--cwd", "/home/user/workspace", name, f"printf '{text}' > a.txt")
@@ -112,15 +112,15 @@ def test_others_work_there_too(yard: Yard, upstream: Upstream, site: str) -> Non
     upstream.commit("feat: zwei", **{"a.txt": "one\nzwei\nthree\n"})
     assert yard.run("git", "update", name, "--check").returncode == 1
     refused = yard.run("git", "update", name)
-    said = refused.stderr.decode()
+    printed = refused.stderr.decode()
     assert refused.returncode == 1
-    assert "  a.txt (content)\n" in said
-    assert f"  sandyard git update {name} --agent " in said
+    assert "  a.txt (content)\n" in printed
+    assert f"  sandyard git update {name} --agent " in printed
     yard.ok("git", "update", name, "--agent")
     assert "Conflicts:\n  conflict:     a.txt\n" in yard.ok("git", "status", name)
     assert yard.ok("git", "update", name, "--give-up", "-o", "table") == "Restored the previous state.\n"
 
-    branch = read(yard, "git", "push", name)["detail"]["branch"]
+    branch = run_json(yard, "git", "push", name)["detail"]["branch"]
     upstream.git("fetch", "-q")
     upstream.git("checkout", "-q", "-B", "theirs", f"origin/{branch}")
     upstream.commit("docs: theirs", branch, **{"d.txt": "d\n"})
@@ -134,54 +134,56 @@ def test_others_work_there_too(yard: Yard, upstream: Upstream, site: str) -> Non
     assert upstream.subjects(branch)[:2] == ["docs: mine", "docs: theirs"]
 
 
-def test_what_was_not_committed_comes_back(yard: Yard, site: str) -> None:
-    made = read(yard, "session", "create", "--project", site, "--wait")
+def test_a_checkpoint_restores_uncommitted_changes(yard: Yard, site: str) -> None:
+    made = run_json(yard, "session", "create", "--project", site, "--wait")
     name = made["id"]
     yard.ok("sandbox", "exec", "--cwd", "/home/user/workspace", name, "echo draft > draft.txt")
-    kept = read(yard, "git", "checkpoint", name)["detail"]["checkpointId"]
+    checkpoint = run_json(yard, "git", "checkpoint", name)["detail"]["checkpointId"]
     yard.ok("git", "discard", name, "--all", "--yes")
-    assert read(yard, "git", "status", name)["clean"]
-    assert kept in yard.ok("git", "checkpoints", name, "-o", "table")
-    restored = read(yard, "git", "restore", kept)
+    assert run_json(yard, "git", "status", name)["clean"]
+    assert checkpoint in yard.ok("git", "checkpoints", name, "-o", "table")
+    restored = run_json(yard, "git", "restore", checkpoint)
     assert restored["sandboxId"] != made["sandboxId"]
     yard.ok("session", "pause", name)
-    asleep = yard.ok("git", "status", name)
-    assert "The sandbox is paused" in asleep
-    assert "  draft.txt\n" in asleep
+    status = yard.ok("git", "status", name)
+    assert "The sandbox is paused" in status
+    assert "  draft.txt\n" in status
     assert "\n+draft\n" in yard.ok("git", "diff", name, "--against", "head")
-    assert read(yard, "session", "show", name)["sandbox"]["status"] == "paused", "looking wakes nobody"
+    assert run_json(yard, "session", "show", name)["sandbox"]["status"] == "paused", (
+        "reading does not resume the sandbox"
+    )
 
 
-def test_a_sandbox_without_a_session(yard: Yard, site: str) -> None:
-    loose = read(yard, "sandbox", "create")["id"]
-    refused = yard.run("git", "clone", loose, "--project", site)
+def test_a_sandbox_without_a_session_can_clone_its_project(yard: Yard, site: str) -> None:
+    unrelated = run_json(yard, "sandbox", "create")["id"]
+    refused = yard.run("git", "clone", unrelated, "--project", site)
     assert refused.returncode == 1
     assert b"sandyard sandbox create --project" in refused.stderr
-    yard.ok("sandbox", "kill", loose)
-    box = read(yard, "sandbox", "create", "--project", site)["id"]
-    none = yard.run("git", "diff", box)
+    yard.ok("sandbox", "kill", unrelated)
+    sandbox = run_json(yard, "sandbox", "create", "--project", site)["id"]
+    none = yard.run("git", "diff", sandbox)
     assert none.returncode == 1
     assert b"sandyard git clone" in none.stderr
-    detail = read(yard, "git", "clone", box, "--branch", "feature/x")["detail"]
+    detail = run_json(yard, "git", "clone", sandbox, "--branch", "feature/x")["detail"]
     assert (detail["branch"], detail["baseBranch"]) == ("feature/x", "main")
-    assert json.loads(yard.ok("git", "branch", box, "other"))["detail"]["branch"] == "other"
-    yard.ok("sandbox", "kill", box)
+    assert json.loads(yard.ok("git", "branch", sandbox, "other"))["detail"]["branch"] == "other"
+    yard.ok("sandbox", "kill", sandbox)
 
 
-def test_a_project_that_cannot_be_reached(yard: Yard, tmp_path: Path) -> None:
-    wanted = ("project", "add", "nowhere", "--repository", str(tmp_path / "none.git"))
-    done = yard.run(*wanted)
+def test_an_unreachable_repository_is_reported(yard: Yard, tmp_path: Path) -> None:
+    command = ("project", "add", "nowhere", "--repository", str(tmp_path / "none.git"))
+    done = yard.run(*command)
     assert done.returncode == 1
     assert "✗ repository: " in done.stderr.decode()
-    assert not [one for one in read(yard, "project", "list")["items"] if one["name"] == "nowhere"]
-    made = read(yard, *wanted, "--no-test")
+    assert not [one for one in run_json(yard, "project", "list")["items"] if one["name"] == "nowhere"]
+    made = run_json(yard, *command, "--no-test")
     opened = yard.run("session", "create", "--project", made["id"], "--wait")
     assert opened.returncode != 0
     assert b"was created without a checkout: " in opened.stderr
     yard.ok("project", "delete", made["id"], "-y")
 
 
-def _file(upstream: Upstream, patch: bytes) -> Path:
+def _write_patch(upstream: Upstream, patch: bytes) -> Path:
     file = upstream.clone.parent / "change.patch"
     file.write_bytes(patch)
     return file

@@ -1,4 +1,4 @@
-"""`sandyard mcp`: what it shows, and the bridge, as an agent starts it, before a platform that really listens."""
+"""`sandyard mcp`: its output, and the bridge, started as an agent does it, with a platform that listens."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ async def services(tmp_path: Path) -> AsyncIterator[Services]:
         yield made
 
 
-async def token(services: Services) -> str:
+async def create_token(services: Services) -> str:
     user = await services.users.create(ROOT, "maria", "member")
     return (await services.users.create_token(Principal(user.id, "maria", "member", "test"), "x")).value.reveal()
 
 
-def program(url: str, token: str) -> mcp.StdioServerParameters:
+def bridge_parameters(url: str, token: str) -> mcp.StdioServerParameters:
     return mcp.StdioServerParameters(
         command=sys.executable,
         args=["-c", "from sandyard.cli.main import cli; cli()", "mcp", "--stdio"],
@@ -50,20 +50,20 @@ def program(url: str, token: str) -> mcp.StdioServerParameters:
     )
 
 
-def test_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_prints_the_configuration_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDYARD_URL", "https://yard.example.org")
     monkeypatch.setenv("SANDYARD_TOKEN", "sy_secret")
     shown = CliRunner().invoke(cli, ["mcp", "-o", "table"])
     assert shown.exit_code == 0 and "https://yard.example.org/mcp" in shown.output and "sy_secret" not in shown.output
-    told = json.loads(CliRunner().invoke(cli, ["mcp", "--with-token"]).output)
-    server = told["http"]["mcpServers"]["sandyard"]
+    configuration = json.loads(CliRunner().invoke(cli, ["mcp", "--with-token"]).output)
+    server = configuration["http"]["mcpServers"]["sandyard"]
     assert (server["url"], server["headers"]["Authorization"]) == ("https://yard.example.org/mcp", "Bearer sy_secret")
 
 
-async def test_the_bridge(services: Services) -> None:
+async def test_the_bridge_passes_calls_to_the_platform(services: Services) -> None:
     async with serving(build(services, ROUTERS)) as url:
-        value = await token(services)
-        async with mcp.Client(mcp.stdio_client(program(url, value)), mode="legacy") as agent:
+        value = await create_token(services)
+        async with mcp.Client(mcp.stdio_client(bridge_parameters(url, value)), mode="legacy") as agent:
             assert agent.instructions is not None and "create_task" in agent.instructions
             assert [tool.name for tool in (await agent.list_tools()).tools] == list(TOOLS)
             assert (await done(agent, "list_projects"))["items"] == []
@@ -72,11 +72,11 @@ async def test_the_bridge(services: Services) -> None:
                 await agent.call_tool("format_disk", {})
 
 
-async def test_the_bridge_outlives_the_server(services: Services) -> None:
+async def test_the_bridge_survives_a_restart_of_the_server(services: Services) -> None:
     app = build(services, ROUTERS)
-    value = await token(services)
+    value = await create_token(services)
     async with serving(app) as url:
-        agent = mcp.Client(mcp.stdio_client(program(url, value)))
+        agent = mcp.Client(mcp.stdio_client(bridge_parameters(url, value)))
         await agent.__aenter__()
         await done(agent, "list_projects")
     with pytest.raises(mcp.MCPError, match="is not responding"):
@@ -87,11 +87,15 @@ async def test_the_bridge_outlives_the_server(services: Services) -> None:
         await agent.__aexit__(None, None, None)
 
 
-async def test_a_wrong_token_is_said_in_words(services: Services) -> None:
+async def test_a_wrong_token_is_reported_without_a_traceback(services: Services) -> None:
     async with serving(build(services, ROUTERS)) as url:
-        wanted = program(url, "sy_wrong")
+        parameters = bridge_parameters(url, "sy_wrong")
         child = await asyncio.create_subprocess_exec(
-            wanted.command, *wanted.args, env=wanted.env, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            parameters.command,
+            *parameters.args,
+            env=parameters.env,
+            stdin=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
-        _, said = await child.communicate(b"")
-    assert child.returncode != 0 and b"sandyard: " in said and b"Traceback" not in said
+        _, printed = await child.communicate(b"")
+    assert child.returncode != 0 and b"sandyard: " in printed and b"Traceback" not in printed

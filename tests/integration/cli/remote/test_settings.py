@@ -1,4 +1,4 @@
-"""What OpenSSH is told, and what is written where."""
+"""The configuration for OpenSSH, and the files that are written."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def understood(file: Path, host: str) -> dict[str, str]:
-    """What OpenSSH makes of it."""
+def read_ssh_options(file: Path, host: str) -> dict[str, str]:
+    """The options that OpenSSH uses for the host."""
     done = subprocess.run(["ssh", "-G", "-F", str(file), host], capture_output=True, text=True, check=True)
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
 
-def test_openssh_understands_it(home: Path, nobody: Path) -> None:
+def test_openssh_accepts_the_written_configuration(home: Path, config_dir: Path) -> None:
     (home / ".ssh").mkdir()
     (home / ".ssh/config").write_text("Host *\n  User root\n  ForwardAgent yes\n  StrictHostKeyChecking no\n")
-    said = CliRunner().invoke(cli, ["ssh-config", "--write"])
-    assert said.exit_code == 0, said.output
-    assert "Not logged in yet" in said.output
-    ours = understood(home / ".ssh/config", HOST)
-    folder = nobody / "sandyard/ssh"
+    result = CliRunner().invoke(cli, ["ssh-config", "--write"])
+    assert result.exit_code == 0, result.output
+    assert "Not logged in yet" in result.output
+    ours = read_ssh_options(home / ".ssh/config", HOST)
+    folder = config_dir / "sandyard/ssh"
     assert ours["user"] == "user"
     assert ours["proxycommand"].endswith((f" ssh --stdio '{HOST}'", " ssh --stdio '%n'"))
-    assert f"XDG_CONFIG_HOME={nobody}" in ours["proxycommand"], "whoever starts it finds the same login"
+    assert f"XDG_CONFIG_HOME={config_dir}" in ours["proxycommand"], "the proxy command uses the same login"
     assert ours["identityfile"] == str(folder / "id_ed25519")
     assert ours["userknownhostsfile"] in (str(folder / "known_hosts" / HOST), str(folder / "known_hosts/%n"))
     assert (ours["stricthostkeychecking"], ours["forwardagent"], ours["identitiesonly"]) == ("true", "no", "yes")
-    theirs = understood(home / ".ssh/config", "example.com")
-    assert (theirs["user"], theirs["forwardagent"]) == ("root", "yes"), "other hosts are as they were"
-    assert "proxycommand" not in theirs
+    others = read_ssh_options(home / ".ssh/config", "example.com")
+    assert (others["user"], others["forwardagent"]) == ("root", "yes"), "other hosts are unchanged"
+    assert "proxycommand" not in others
 
 
-def test_a_name_that_would_leave_its_quotes_is_no_host_of_ours(nobody: Path) -> None:
-    """The address of a submodule is a stranger's to choose, and OpenSSH before 9.6 passes any name to the shell."""
+def test_host_names_with_quotes_are_not_matched(config_dir: Path) -> None:
+    """An attacker may choose the URL of a submodule, and OpenSSH before 9.6 passes any host name to the shell."""
     assert 'Host *.sandyard "!*\'*"\n' in settings.settings()
     assert "ssh --stdio '%n'\n" in settings.settings()
 
 
-def test_writing_is_idempotent_and_keeps_what_was_there(home: Path, nobody: Path) -> None:
+def test_writing_is_idempotent_and_keeps_other_entries(home: Path, config_dir: Path) -> None:
     real = home / "dotfiles"
     real.write_text("Host a\n  User b\n")
     (home / ".ssh").mkdir()
@@ -67,12 +67,12 @@ def test_writing_is_idempotent_and_keeps_what_was_there(home: Path, nobody: Path
     assert settings.add_include(settings.write_settings())[1] is False
     assert (real.read_text(), settings.ensure_key()) == (once, key)
     assert (home / ".ssh/config").is_symlink()
-    for private in (path, nobody / "sandyard/ssh/id_ed25519"):
+    for private in (path, config_dir / "sandyard/ssh/id_ed25519"):
         assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    assert stat.S_IMODE((nobody / "sandyard/ssh").stat().st_mode) == 0o700
+    assert stat.S_IMODE((config_dir / "sandyard/ssh").stat().st_mode) == 0o700
 
 
-def test_without_a_file_there_is_one_afterwards(home: Path) -> None:
+def test_a_missing_configuration_file_is_created(home: Path) -> None:
     file, added = settings.add_include(settings.write_settings())
     assert added
     assert file.read_text().count("\n") == 1
@@ -80,7 +80,7 @@ def test_without_a_file_there_is_one_afterwards(home: Path) -> None:
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
-def test_all_who_need_a_key_at_once_get_the_same(nobody: Path) -> None:
+def test_concurrent_calls_create_one_key(config_dir: Path) -> None:
     keys: list[str] = []
     threads = [threading.Thread(target=lambda: keys.append(settings.ensure_key())) for _ in range(4)]
     for thread in threads:
@@ -92,13 +92,13 @@ def test_all_who_need_a_key_at_once_get_the_same(nobody: Path) -> None:
     assert keys[0].startswith("ssh-ed25519 ")
 
 
-def test_the_key_of_a_host_is_the_newest_that_was_told(nobody: Path) -> None:
+def test_a_new_host_key_replaces_the_old_one(config_dir: Path) -> None:
     for key in ("ssh-ed25519 AAAA", "ssh-ed25519 BBBB"):
         settings.add_known_host(HOST, key)
-    assert (nobody / "sandyard/ssh/known_hosts" / HOST).read_text() == f"{HOST} ssh-ed25519 BBBB\n"
+    assert (config_dir / "sandyard/ssh/known_hosts" / HOST).read_text() == f"{HOST} ssh-ed25519 BBBB\n"
 
 
-def test_names() -> None:
+def test_host_names_are_parsed_and_others_are_rejected() -> None:
     assert (
         settings.get_host_name(HOST)
         == settings.get_host_name(HOST.removesuffix(".sandyard"))
@@ -109,22 +109,22 @@ def test_names() -> None:
             settings.get_host_name(wrong)
 
 
-def test_printing_writes_nothing(home: Path, nobody: Path) -> None:
-    said = CliRunner().invoke(cli, ["ssh-config"])
-    assert said.output == settings.settings()
+def test_printing_writes_nothing(home: Path, config_dir: Path) -> None:
+    result = CliRunner().invoke(cli, ["ssh-config"])
+    assert result.output == settings.settings()
     assert not (home / ".ssh").exists()
-    assert not nobody.exists()
+    assert not config_dir.exists()
 
 
-def test_without_openssh(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ssh_client_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(home))
-    said = CliRunner().invoke(cli, ["ssh", "ses_1"])
-    assert said.exit_code == 1
-    assert "openssh-client" in said.output
+    result = CliRunner().invoke(cli, ["ssh", "ses_1"])
+    assert result.exit_code == 1
+    assert "openssh-client" in result.output
 
 
-def test_what_the_server_refuses_is_said(server: Server, home: Path) -> None:
+def test_a_session_without_a_sandbox_is_reported(server: Server, home: Path) -> None:
     server.on("GET", "/sessions/ses_1", Reply(200, {"id": "ses_1", "sandboxId": None}))
-    said = CliRunner().invoke(cli, ["ssh", "--stdio", "ses_1.sandyard"], input=b"")
-    assert said.exit_code == 3
-    assert "sandyard session provision ses_1" in said.output
+    result = CliRunner().invoke(cli, ["ssh", "--stdio", "ses_1.sandyard"], input=b"")
+    assert result.exit_code == 3
+    assert "sandyard session provision ses_1" in result.output

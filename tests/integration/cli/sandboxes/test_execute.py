@@ -1,4 +1,4 @@
-"""`sandyard sandbox exec`: live output, exit codes, Ctrl-C, and a server that is killed meanwhile."""
+"""`sandyard sandbox exec`: live output, exit codes, Ctrl-C, and a platform that is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -19,46 +19,48 @@ from tests.protocol.waiting import until
 from tests.unit.cli.server import Reply, Server, events
 
 
-def test_exec(yard: Yard, box: str) -> None:
-    done = yard.run("sandbox", "exec", box, "printf 'a\\377b'; echo problem >&2; exit 7")
+def test_exec_passes_output_exit_codes_and_options(yard: Yard, sandbox: str) -> None:
+    done = yard.run("sandbox", "exec", sandbox, "printf 'a\\377b'; echo problem >&2; exit 7")
     assert (done.returncode, done.stdout, done.stderr) == (7, b"a\xffb", b"problem\n")
-    assert yard.ok("sandbox", "exec", "--cwd", "/tmp", "-e", "A=x  y", box, 'pwd; echo "$A"') == "/tmp\nx  y\n"
-    assert yard.ok("sandbox", "exec", box, "--", "printf", "%s|", "a b", "$HOME", "-n") == "a b|$HOME|-n|"
-    assert yard.run("sandbox", "exec", "--timeout", "0.5", box, "sleep", "30").returncode == 124
-    assert yard.run("sandbox", "exec", box, "kill -9 $$").returncode == 137
-    assert yard.run("sandbox", "exec", "--cwd", "/nowhere", box, "true").returncode == 1
-    done = yard.run("sandbox", "exec", "-o", "json", box, "echo hi; exit 3")
+    assert yard.ok("sandbox", "exec", "--cwd", "/tmp", "-e", "A=x  y", sandbox, 'pwd; echo "$A"') == "/tmp\nx  y\n"
+    assert yard.ok("sandbox", "exec", sandbox, "--", "printf", "%s|", "a b", "$HOME", "-n") == "a b|$HOME|-n|"
+    assert yard.run("sandbox", "exec", "--timeout", "0.5", sandbox, "sleep", "30").returncode == 124
+    assert yard.run("sandbox", "exec", sandbox, "kill -9 $$").returncode == 137
+    assert yard.run("sandbox", "exec", "--cwd", "/nowhere", sandbox, "true").returncode == 1
+    done = yard.run("sandbox", "exec", "-o", "json", sandbox, "echo hi; exit 3")
     assert done.returncode == 3
     assert json.loads(done.stdout)["stdout"] == "hi\n"
-    large = yard.run("sandbox", "exec", box, "seq 300000")
+    large = yard.run("sandbox", "exec", sandbox, "seq 300000")
     assert large.stdout == b"".join(b"%d\n" % number for number in range(1, 300001))
 
 
-def test_ctrl_c_kills_the_command(yard: Yard, box: str) -> None:
-    running = yard.begin("sandbox", "exec", box, "echo $$ > pid; echo started; exec sleep 1000")
-    running.heard("started")
+def test_ctrl_c_kills_the_command(yard: Yard, sandbox: str) -> None:
+    running = yard.start_command("sandbox", "exec", sandbox, "echo $$ > pid; echo started; exec sleep 1000")
+    running.wait_for_line("started")
     running.process.send_signal(signal.SIGINT)
-    assert running.ends() == 130
-    assert yard.run("sandbox", "exec", box, "kill -0 $(cat pid)").returncode == 1
+    assert running.wait_for_exit() == 130
+    assert yard.run("sandbox", "exec", sandbox, "kill -0 $(cat pid)").returncode == 1
 
 
 @pytest.mark.slow
-def test_a_command_is_shown_whole_across_a_restart_of_the_platform(yard: Yard, box: str) -> None:
-    running = yard.begin("sandbox", "exec", box, "for i in $(seq 1 40); do echo line $i; sleep 0.25; done; exit 9")
-    running.heard("line 5$")
+def test_output_is_complete_across_a_restart_of_the_platform(yard: Yard, sandbox: str) -> None:
+    running = yard.start_command(
+        "sandbox", "exec", sandbox, "for i in $(seq 1 40); do echo line $i; sleep 0.25; done; exit 9"
+    )
+    running.wait_for_line("line 5$")
     yard.kill("platform")
-    assert running.ends() == 9
-    assert [line for line in running.said if line.startswith("line ")] == [f"line {number}" for number in range(1, 41)]
+    assert running.wait_for_exit() == 9
+    assert [line for line in running.lines if line.startswith("line ")] == [f"line {number}" for number in range(1, 41)]
 
 
-def test_when_nobody_reads_on_the_command_is_ended(yard: Yard, box: str) -> None:
-    line = f"{shlex.join(yard.command('sandbox', 'exec', box, 'echo $$ > writer; yes'))} | head -n 1"
+def test_a_closed_pipe_ends_the_command(yard: Yard, sandbox: str) -> None:
+    line = f"{shlex.join(yard.command('sandbox', 'exec', sandbox, 'echo $$ > writer; yes'))} | head -n 1"
     done = subprocess.run(
         ["sh", "-c", line], capture_output=True, text=True, env=yard.environment, timeout=60, check=False
     )
     assert done.stdout == "y\n"
     assert "Traceback" not in done.stderr
-    until(lambda: yard.run("sandbox", "exec", box, "kill -0 $(cat writer)").returncode == 1)
+    until(lambda: yard.run("sandbox", "exec", sandbox, "kill -0 $(cat writer)").returncode == 1)
 
 
 @pytest.mark.parametrize(
@@ -73,14 +75,14 @@ def test_when_nobody_reads_on_the_command_is_ended(yard: Yard, box: str) -> None
         ({"status": "not_started", "error": "No such directory."}, 1, "did not start: No such directory (cmd_1)"),
     ],
 )
-def test_every_end_has_its_code(
+def test_every_status_has_its_exit_code(
     ended: dict[str, object], code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code({"id": "cmd_1", **ended}) == code
     assert words in capsys.readouterr().err
 
 
-def test_a_line_that_drops_repeats_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_connection_repeats_no_output(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
 
     def piece(stream: str, offset: int, data: bytes) -> tuple[str, str, object]:
@@ -95,12 +97,12 @@ def test_a_line_that_drops_repeats_nothing(server: Server, monkeypatch: pytest.M
     )
     result = CliRunner().invoke(cli, ["sandbox", "exec", "sbx_1", "x"])
     assert (result.exit_code, result.stdout, result.stderr) == (5, "one\ntwo\n", "oh\n")
-    assert [request.query for request in server.asked[1:]] == [
+    assert [request.query for request in server.requests[1:]] == [
         {"stdout": "0", "stderr": "0"},
         {"stdout": "4", "stderr": "3"},
     ]
 
 
-def test_no_command() -> None:
+def test_a_missing_command_is_a_usage_error() -> None:
     for words in ([], ["--"]):
         assert CliRunner().invoke(cli, ["sandbox", "exec", "sbx_1", *words]).exit_code == 2

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from tests.integration.cli.real import Yard, read
+from tests.integration.cli.real import Yard, run_json
 
 
-def test_detached_and_logs(yard: Yard, box: str) -> None:
-    number = yard.ok("sandbox", "exec", "-d", box, "echo from afar; echo oh >&2").strip()
+def test_logs_show_the_output_of_detached_commands(yard: Yard, sandbox: str) -> None:
+    number = yard.ok("sandbox", "exec", "-d", sandbox, "echo from afar; echo oh >&2").strip()
     assert number.startswith("cmd_")
-    while read(yard, "sandbox", "logs", box, "--command", number)["status"] in {"starting", "running"}:
+    while run_json(yard, "sandbox", "logs", sandbox, "--command", number)["status"] in {"starting", "running"}:
         pass
-    said = yard.run("sandbox", "logs", box, "--command", number)
-    assert (said.stdout, said.stderr) == (b"from afar\n", b"oh\n")
-    text = yard.ok("sandbox", "logs", box, "--limit", "1")  # others may have written gigabytes
+    result = yard.run("sandbox", "logs", sandbox, "--command", number)
+    assert (result.stdout, result.stderr) == (b"from afar\n", b"oh\n")
+    text = yard.ok("sandbox", "logs", sandbox, "--limit", "1")  # other tests may have written gigabytes
     assert "$ echo from afar; echo oh >&2  (exited 0, " in text
     assert "\nfrom afar\n" in text
-    yard.ok("sandbox", "exec", box, "true")
-    assert len(read(yard, "sandbox", "logs", box, "--limit", "2")["items"]) == 2
+    yard.ok("sandbox", "exec", sandbox, "true")
+    assert len(run_json(yard, "sandbox", "logs", sandbox, "--limit", "2")["items"]) == 2

@@ -1,4 +1,4 @@
-"""`sandyard sandbox ports` and `preview` against the real server."""
+"""`sandyard sandbox ports` and `preview` with the real server."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tests.integration.cli.real import Yard, read
+from tests.integration.cli.real import Yard, run_json
 
 
-def test_ports_and_a_preview(yard: Yard) -> None:
-    name = read(yard, "sandbox", "create")["id"]
+def test_open_ports_are_listed_and_get_previews(yard: Yard) -> None:
+    name = run_json(yard, "sandbox", "create")["id"]
     assert "No open ports" in yard.run("sandbox", "ports", name, "-o", "table").stderr.decode()
     yard.ok("sandbox", "exec", name, "nohup python3 -m http.server 3000 >/dev/null 2>&1 &")
     deadline = time.monotonic() + 60
-    while not (found := read(yard, "sandbox", "ports", name)["items"]):
+    while not (found := run_json(yard, "sandbox", "ports", name)["items"]):
         assert time.monotonic() < deadline
         time.sleep(0.5)
     assert (found[0]["port"], found[0]["process"]) == (3000, "python3")
@@ -26,7 +26,7 @@ def test_ports_and_a_preview(yard: Yard) -> None:
     parts = urlsplit(url)
     answer = httpx.get(f"{yard.url}{parts.path}?{parts.query}", headers={"Host": parts.netloc})
     assert (answer.status_code, answer.headers["location"]) == (303, f"{found[0]['url']}x?y=z")
-    assert set(read(yard, "sandbox", "preview", name, "3000", "-o", "json")) == {"url", "expiresAt"}
+    assert set(run_json(yard, "sandbox", "preview", name, "3000", "-o", "json")) == {"url", "expiresAt"}
 
     yard.ok("sandbox", "pause", name)
     assert "is paused" in yard.run("sandbox", "ports", name, "-o", "table").stderr.decode()

@@ -1,3 +1,3 @@
-from tests.unit.cli.tasks.conftest import quick, story
+from tests.unit.cli.tasks.conftest import scripted, short_pauses
 
-__all__ = ["quick", "story"]
+__all__ = ["scripted", "short_pauses"]

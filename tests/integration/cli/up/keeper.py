@@ -1,4 +1,4 @@
-"""`sandyard up` without engine and platform: the real supervisor over two small servers, so that a test of it takes no time.
+"""`sandyard up` without engine and platform: the real supervisor over two small servers, so that its tests are fast.
 
 python -m tests.integration.cli.up.keeper up DATA_DIR [stubborn|broken|patient]
 python -m tests.integration.cli.up.keeper serve NAME PORT
@@ -38,37 +38,39 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def serve(name: str, port: int, manner: str) -> None:
+def serve(name: str, port: int, behaviour: str) -> None:
     lifeline.hold()
-    if manner == "broken":
+    if behaviour == "broken":
         say("I cannot")
         sys.exit(7)
-    if manner == "patient":
+    if behaviour == "patient":
         LOADED.touch()
         lifeline.wait_for_turn()
-    while manner == "waits" and not LOADED.exists():  # for the other one's code
+    while behaviour == "waits" and not LOADED.exists():  # until the other server has loaded its code
         time.sleep(0.01)
     server = HTTPServer(("127.0.0.1", port), Handler)
     server.timeout = 0.05
-    asked = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    stop_requests = []
+    signal.signal(signal.SIGTERM, lambda *_: stop_requests.append(1))
     say(f"{name} is {os.getpid()}")
-    while not asked or manner == "stubborn":
+    while not stop_requests or behaviour == "stubborn":
         server.handle_request()
     say(f"{name} says goodbye")
 
 
-def supervised(data: Path, manner: str) -> None:
+def run_supervisor(data: Path, behaviour: str) -> None:
     state = State(data)
     state.take()
     children = []
     for name in ("first", "second"):
         port = reserve("127.0.0.1", 0, "--port")
         command = [sys.executable, "-m", "tests.integration.cli.up.keeper", "serve", name, str(port)]
-        command.append(manner if name == "second" else "waits" if manner == "patient" else "")
+        command.append(behaviour if name == "second" else "waits" if behaviour == "patient" else "")
         url = f"http://127.0.0.1:{port}/"
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        children.append(Child(name, command, environment, url, 204, state.lock, say, say, patient=manner == "patient"))
+        children.append(
+            Child(name, command, environment, url, 204, state.lock, say, say, patient=behaviour == "patient")
+        )
     asyncio.run(supervise(children, lambda: say("all ready")))
     say("stopped")
 
@@ -80,7 +82,7 @@ if __name__ == "__main__":
         lifeline.STOP_SECONDS = 1.0 if "stubborn" in sys.argv else lifeline.STOP_SECONDS
         child.FIRST_PAUSE = 0.1
         try:
-            supervised(Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "")
+            run_supervisor(Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "")
         except SandyardError as error:
             say(f"error: {error.message}")
             sys.exit(1)

@@ -1,4 +1,4 @@
-"""A supervisor under test: its process, what it has said, and which processes it has left."""
+"""A command under test: its process, its output, and the processes that it left."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SECONDS = 60
 
 
 class Running:
-    """Everything it says is kept in `said`, a line each."""
+    """A running command. Its output is kept in `lines`."""
 
     def __init__(self, command: Sequence[str], marker: str, environment: dict[str, str] | None = None) -> None:
         self.marker = marker
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -36,44 +36,44 @@ class Running:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.said.append(line.rstrip("\n"))
+            self.lines.append(line.rstrip("\n"))
 
-    def heard(self, pattern: str, times: int = 1, seconds: float = SECONDS) -> re.Match[str]:
-        """The `times`th line that `pattern` is found in; waits for it."""
+    def wait_for_line(self, pattern: str, times: int = 1, seconds: float = SECONDS) -> re.Match[str]:
+        """Wait for the `times`th line that matches the pattern."""
         deadline = time.monotonic() + seconds
         while True:
-            found = [match for line in list(self.said) if (match := re.search(pattern, line))]
+            found = [match for line in list(self.lines) if (match := re.search(pattern, line))]
             if len(found) >= times:
                 return found[times - 1]
             if self.process.poll() is not None and not self._reader.is_alive():
-                raise AssertionError(f"it ended before {pattern!r} was heard:\n{self.text}")
-            assert time.monotonic() < deadline, f"{pattern!r} was not heard:\n{self.text}"
+                raise AssertionError(f"the command ended before it printed {pattern!r}:\n{self.text}")
+            assert time.monotonic() < deadline, f"{pattern!r} was not printed:\n{self.text}"
             time.sleep(0.02)
 
     @property
     def text(self) -> str:
-        return "\n".join(self.said)
+        return "\n".join(self.lines)
 
-    def ends(self, seconds: float = SECONDS) -> int:
+    def wait_for_exit(self, seconds: float = SECONDS) -> int:
         code = self.process.wait(seconds)
         self._reader.join(seconds)
         return code
 
-    def nothing_left(self, seconds: float = SECONDS) -> None:
-        """Waits until no process is left whose environment names the data directory."""
+    def wait_until_none_left(self, seconds: float = SECONDS) -> None:
+        """Wait until no process is left whose command line or environment names the data directory."""
         deadline = time.monotonic() + seconds
         while left := self.processes():
-            assert time.monotonic() < deadline, f"left behind: {left}"
+            assert time.monotonic() < deadline, f"processes left behind: {left}"
             time.sleep(0.05)
 
     def processes(self) -> dict[int, str]:
-        """Of this supervisor, itself included: their command lines by number."""
+        """The processes of this command, including itself: command lines by process id."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                told = (folder / "environ").read_bytes().decode(errors="replace")
-                if line and (self.marker in line or self.marker in told):
+                environ = (folder / "environ").read_bytes().decode(errors="replace")
+                if line and (self.marker in line or self.marker in environ):
                     found[int(folder.name)] = line
         return found
 

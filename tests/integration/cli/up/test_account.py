@@ -1,4 +1,4 @@
-"""Whom the platform runs as, and what such a process may still do."""
+"""The user that the platform runs as, and what its process may do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandyard.cli.up import account, stepdown
 from sandyard.cli.up.state import State
 from sandyard.kit.python import bare_python_command, python_command
 
-ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="switches to another user")
 NOBODY = pwd.getpwnam("nobody")
 LOOK = """
 import json, os, sys
@@ -38,14 +38,14 @@ print(json.dumps({
 """
 
 
-def stepped(order: dict[str, object], *words: str) -> subprocess.CompletedProcess[str]:
+def run_stepdown(order: dict[str, object], *words: str) -> subprocess.CompletedProcess[str]:
     command = bare_python_command(stepdown.__file__, json.dumps({"uid": NOBODY.pw_uid, "gid": NOBODY.pw_gid, **order}))
     return subprocess.run([*command, *words], capture_output=True, text=True, check=False, cwd="/", timeout=60)
 
 
-@ROOT
-def test_code_and_data_below_a_folder_of_roots(tmp_path: Path) -> None:
-    """As a checkout in /root: the folder above is closed, and stays so for everything else in it."""
+@needs_root
+def test_code_and_data_in_a_closed_directory_are_accessible(tmp_path: Path) -> None:
+    """Like a checkout in /root: the directory above is closed, and stays closed for everything else in it."""
     closed = tmp_path / "closed"
     code, data = closed / "code", closed / "deep" / "data"
     for folder in (code, data):
@@ -60,7 +60,7 @@ def test_code_and_data_below_a_folder_of_roots(tmp_path: Path) -> None:
     shown = {str(code): False, str(data): True}
     shown |= dict.fromkeys(account.list_code_folders(), False)
     python = bare_python_command("-c", LOOK, str(data), str(code), str(secret))
-    done = stepped({"shown": shown}, *python)
+    done = run_stepdown({"shown": shown}, *python)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "ids": [[NOBODY.pw_uid] * 3, [NOBODY.pw_gid] * 3, []],
@@ -72,20 +72,22 @@ def test_code_and_data_below_a_folder_of_roots(tmp_path: Path) -> None:
         "secret": "No such file or directory",
     }
     assert (data / "new").stat().st_uid == NOBODY.pw_uid
-    assert sorted(path.name for path in closed.iterdir()) == ["code", "deep", "secret"], "nothing of it is seen outside"
+    assert sorted(path.name for path in closed.iterdir()) == ["code", "deep", "secret"], (
+        "the mounts are not visible outside"
+    )
 
 
-@ROOT
-def test_what_it_may_not_run_or_read_is_said(tmp_path: Path) -> None:
-    done = stepped({"shown": {}}, "/root/none")
+@needs_root
+def test_programs_and_code_without_permission_are_reported(tmp_path: Path) -> None:
+    done = run_stepdown({"shown": {}}, "/root/none")
     assert (done.returncode, "Could not start /root/none as user" in done.stderr) == (126, True), done.stderr
     (tmp_path / "code").mkdir(mode=0o700)
-    done = stepped({"shown": {str(tmp_path / "code"): False}}, "true")
+    done = run_stepdown({"shown": {str(tmp_path / "code"): False}}, "true")
     assert (done.returncode, f"go+rX`: {tmp_path}/code" in done.stderr) == (126, True), done.stderr
 
 
-@ROOT
-def test_a_port_of_roots(tmp_path: Path) -> None:
+@needs_root
+def test_a_privileged_port_is_bound_before_the_user_changes(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     environment = {"SANDYARD_HOST": "127.0.0.1", "SANDYARD_PORT": "80"}
@@ -96,11 +98,11 @@ def test_a_port_of_roots(tmp_path: Path) -> None:
     look = "from sandyard.kit.listen import take_inherited_socket as take; print(take().getsockname()[1], take())"
     shown = dict.fromkeys(account.list_code_folders(), False)
     python = [*python_command("x")[:2], "-c", look]
-    done = stepped({"listen": ["127.0.0.1", port], "shown": shown}, *python)
+    done = run_stepdown({"listen": ["127.0.0.1", port], "shown": shown}, *python)
     assert done.stdout.split() == [str(port), "None"], done.stderr
 
 
-def test_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_is_chosen_by_option_and_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert account.choose_account(None) is None
     with pytest.raises(CommandError, match="only root"):
@@ -112,7 +114,7 @@ def test_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         account.choose_account("no-such-user")
 
 
-def test_one_who_is_missing_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_user_is_created(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(account, "NAME", "no-such-user")
     program = tmp_path / "useradd"
@@ -124,8 +126,8 @@ def test_one_who_is_missing_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert (tmp_path / "asked").read_text().startswith("--system --user-group --no-create-home")
 
 
-@ROOT
-def test_what_was_roots_is_given_to_it_once(tmp_path: Path) -> None:
+@needs_root
+def test_files_of_root_are_given_to_the_user_once(tmp_path: Path) -> None:
     state = State(tmp_path / "data")
     (state.platform / "git").mkdir(parents=True)
     (state.platform / "git" / "config").write_text("")
@@ -143,8 +145,12 @@ def test_what_was_roots_is_given_to_it_once(tmp_path: Path) -> None:
     assert (elsewhere.stat().st_uid, tmp_path.stat().st_uid, other.stat().st_uid) == (0, 0, 1)
     (state.platform / "later").write_text("")
     state.give_platform_to(NOBODY)
-    assert (state.platform / "later").stat().st_uid == 0, "it was its own already, and is not walked again"
+    assert (state.platform / "later").stat().st_uid == 0, (
+        "the directory belongs to the user already and is not walked again"
+    )
     state.take_platform_back()
     state.give_platform_to(NOBODY)
-    assert (state.platform / "later").stat().st_uid == NOBODY.pw_uid, "but after root has been at work there"
+    assert (state.platform / "later").stat().st_uid == NOBODY.pw_uid, (
+        "after root has used the directory, it is walked again"
+    )
     assert state.platform.stat().st_uid == NOBODY.pw_uid

@@ -25,21 +25,21 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDYARD_POOL_SIZE", "0")
 
 
-def test_started_and_stopped(tmp_path: Path) -> None:
+def test_it_is_started_once_and_stopped(tmp_path: Path) -> None:
     up = Background(0, keep=False)
     assert up.fresh
-    heard: list[str] = []
-    up.start(heard.append, new_token=False)
+    lines: list[str] = []
+    up.start(lines.append, new_token=False)
     try:
         assert up.token is not None
         headers = {"Authorization": f"Bearer {up.token.reveal()}"}
         assert httpx.get(f"{up.url}/api/v1/me", headers=headers, timeout=10).status_code == 200
-        said = up.log.read_text()
-        assert up.token.reveal() not in said, "the file does not keep it"
-        assert "admin token: ***" in said and "#token=***" in said
+        log = up.log.read_text()
+        assert up.token.reveal() not in log, "the log must not contain the token"
+        assert "admin token: ***" in log and "#token=***" in log
         assert up.log.stat().st_mode & 0o777 == 0o600
         with pytest.raises(CommandError, match="is already running on") as caught:
-            Background(0, keep=False).start(heard.append, new_token=False)
+            Background(0, keep=False).start(lines.append, new_token=False)
         assert str(up.log) in caught.value.message
     finally:
         up.stop()
@@ -59,7 +59,7 @@ input()
 
 
 @pytest.mark.slow
-def test_it_ends_with_whoever_has_started_it() -> None:
+def test_it_ends_when_its_owner_is_killed() -> None:
     owner = subprocess.Popen([sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert owner.stdout is not None and owner.stdin is not None
     number = int(owner.stdout.readline())
@@ -67,7 +67,7 @@ def test_it_ends_with_whoever_has_started_it() -> None:
     owner.wait()
     deadline = time.monotonic() + 60
     while Path(f"/proc/{number}/cmdline").exists() and Path(f"/proc/{number}/cmdline").read_bytes():
-        assert time.monotonic() < deadline, "it was left behind"
+        assert time.monotonic() < deadline, "the process was left running"
         time.sleep(0.05)
     owner.stdin.close()
     owner.stdout.close()

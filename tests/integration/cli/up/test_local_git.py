@@ -1,4 +1,4 @@
-"""Repositories of this machine, served to a platform whose user may not read them. Real git on both sides."""
+"""Local repositories, served to a platform whose user may not read them. Real git on both sides."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sandyard.platform.domain.repositories.errors import RemoteMissingError, Rem
 from sandyard.platform.domain.repositories.git_process import Git
 from sandyard.platform.domain.repositories.remote import parse
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="turns into the owner of a repository")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="switches to the owner of a repository")
 NOBODY = pwd.getpwnam("nobody")
 HOOKS = "pre-receive update post-receive post-update reference-transaction proc-receive push-to-checkout".split()
 
 
 def git(folder: Path, *words: str) -> str:
-    who = (
+    options = (
         "-c",
         "user.name=a",
         "-c",
@@ -33,13 +33,13 @@ def git(folder: Path, *words: str) -> str:
         "-c",
         "core.hooksPath=/dev/null",
     )
-    done = subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True, text=True)
+    done = subprocess.run(["git", "-C", str(folder), *options, *words], check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Root's, and hostile: wherever git could run something of its own, it would leave a trace."""
+    """A hostile repository of root: wherever git could run a program of the repository, that program leaves a trace."""
     folder = tmp_path / "a repository"
     folder.mkdir(mode=0o755)
     git(folder, "init", "-q", "-b", "main")
@@ -66,40 +66,42 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """One that everybody gets to, as pytest's are not."""
+    """A directory that all users can reach, unlike those of pytest."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Git]:
-    serving = LocalGit(os.geteuid())
-    serving.start()
-    yield Git(tmp_path / "platform" / "git", timeout_s=60, local=serving.name)
-    serving.close()
+def platform_git(tmp_path: Path) -> Iterator[Git]:
+    server = LocalGit(os.geteuid())
+    server.start()
+    yield Git(tmp_path / "platform" / "git", timeout_s=60, local=server.name)
+    server.close()
 
 
-async def test_fetched_and_pushed_without_running_anything_of_it(served: Git, repository: Path, tmp_path: Path) -> None:
+async def test_fetch_and_push_run_no_program_of_the_repository(
+    platform_git: Git, repository: Path, tmp_path: Path
+) -> None:
     remote = parse(str(repository))
     head = git(repository, "rev-parse", "main")
-    told = await served.run("ls-remote", "--", remote.url, cwd=None, remote=remote)
-    assert f"{head}\trefs/heads/main".encode() in told.stdout
+    listing = await platform_git.run("ls-remote", "--", remote.url, cwd=None, remote=remote)
+    assert f"{head}\trefs/heads/main".encode() in listing.stdout
     mirror = tmp_path / "platform" / "mirror.git"
-    await served.run("init", "-q", "--bare", str(mirror), cwd=None)
-    await served.run("fetch", remote.url, "+refs/heads/*:refs/heads/*", cwd=mirror, remote=remote)
+    await platform_git.run("init", "-q", "--bare", str(mirror), cwd=None)
+    await platform_git.run("fetch", remote.url, "+refs/heads/*:refs/heads/*", cwd=mirror, remote=remote)
     tree = git(mirror, "rev-parse", "main^{tree}")
     made = git(mirror, "commit-tree", tree, "-p", "main", "-m", "more")
-    await served.run("push", "--", remote.url, f"{made}:refs/heads/work", cwd=mirror, remote=remote)
+    await platform_git.run("push", "--", remote.url, f"{made}:refs/heads/work", cwd=mirror, remote=remote)
     assert git(repository, "rev-parse", "work") == made
-    refused = await served.run(
+    refused = await platform_git.run(
         "push", "--porcelain", "--", remote.url, f"{made}:refs/heads/main", cwd=mirror, remote=remote, ok=(0, 1)
     )
-    assert b"branch is currently checked out" in refused.stdout, "nor is a work tree written"
+    assert b"branch is currently checked out" in refused.stdout, "the work tree is not written either"
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
-async def test_as_its_owner_with_nothing_else_to_write_to(served: Git, open_folder: Path) -> None:
+async def test_git_runs_as_the_owner_and_writes_only_to_the_repository(platform_git: Git, open_folder: Path) -> None:
     folder, elsewhere, mirror = (open_folder / name for name in ("bare.git", "elsewhere", "mirror.git"))
     for bare in (folder, mirror):
         git(open_folder, "init", "-q", "--bare", "-b", "main", str(bare))
@@ -109,38 +111,38 @@ async def test_as_its_owner_with_nothing_else_to_write_to(served: Git, open_fold
     made = git(mirror, "commit-tree", git(mirror, "mktree", "--missing"), "-m", "first")
     remote = parse(str(folder))
     words = ("push", "--porcelain", "--", remote.url, f"{made}:refs/heads/work")
-    await served.run(*words, cwd=mirror, remote=remote, ok=(0, 1))
-    assert not list(elsewhere.iterdir()), "root's own files are not written to by way of root's repository"
+    await platform_git.run(*words, cwd=mirror, remote=remote, ok=(0, 1))
+    assert not list(elsewhere.iterdir()), "a link in a repository of root must not lead to other files of root"
     (folder / "refs" / "heads").unlink()
     (folder / "refs" / "heads").mkdir()
     subprocess.run(["chown", "-R", f"{NOBODY.pw_uid}:{NOBODY.pw_gid}", str(folder)], check=True)
-    await served.run(*words, cwd=mirror, remote=remote)
+    await platform_git.run(*words, cwd=mirror, remote=remote)
     assert (folder / "refs" / "heads" / "work").stat().st_uid == NOBODY.pw_uid
 
 
-async def test_nobody_else_is_heard(repository: Path, tmp_path: Path) -> None:
-    serving = LocalGit(NOBODY.pw_uid)
-    serving.start()
-    asking = Git(tmp_path / "platform" / "git", timeout_s=60, local=serving.name)
+async def test_requests_of_other_users_are_rejected(repository: Path, tmp_path: Path) -> None:
+    server = LocalGit(NOBODY.pw_uid)
+    server.start()
+    client = Git(tmp_path / "platform" / "git", timeout_s=60, local=server.name)
     remote = parse(str(repository))
     try:
         with pytest.raises(RemoteRefusedError, match="did not respond"):
-            await asking.run("ls-remote", "--", remote.url, cwd=None, remote=remote)
+            await client.run("ls-remote", "--", remote.url, cwd=None, remote=remote)
     finally:
-        serving.close()
+        server.close()
 
 
-async def test_what_is_said_of_a_repository_that_is_not_served(served: Git, tmp_path: Path) -> None:
+async def test_a_missing_repository_is_reported(platform_git: Git, tmp_path: Path) -> None:
     for path, kind, words in [
         (tmp_path, RemoteMissingError, "does not appear to be"),
         (tmp_path / "none", RemoteRefusedError, "No such file"),
     ]:
         remote = parse(str(path))
         with pytest.raises(kind, match=words):
-            await served.run("ls-remote", "--", remote.url, cwd=None, remote=remote)
+            await platform_git.run("ls-remote", "--", remote.url, cwd=None, remote=remote)
 
 
-def test_which_are_served(repository: Path, tmp_path: Path) -> None:
+def test_only_repositories_of_one_owner_in_allowed_directories_are_served(repository: Path, tmp_path: Path) -> None:
     found = find(str(repository))
     assert (found.folder, found.uid) == (f"{repository}/.git", 0)
     assert find(f"{repository}/.git").folder == f"{repository}/.git"
@@ -167,7 +169,7 @@ def test_which_are_served(repository: Path, tmp_path: Path) -> None:
         find(str(repository))
 
 
-def test_the_configuration_names_no_program() -> None:
+def test_hooks_are_disabled() -> None:
     words = local_git.make_command("receive-pack", local_git.Repository("/x", 1, 1))
     assert "core.hooksPath=/dev/null" in words
     assert words[-2:] == ["receive-pack", "/x"]

@@ -35,33 +35,33 @@ def yard() -> Iterator[Yard]:
     running.stop()
 
 
-def alive(yard: Yard) -> bool:
+def is_ready(yard: Yard) -> bool:
     return httpx.get(f"{yard.url}/ready", timeout=10).status_code == 200
 
 
-def test_started_killed_started_again(yard: Yard) -> None:
-    """One long life, because each start of the real thing takes seconds."""
-    said = yard.up.text
-    assert said.index("engine    ready") < said.index("platform  ready") < said.index("Sandyard is at")
-    assert f"sandyard login {yard.url}" in said
-    assert f"\nsign in at:  {yard.url}/sign-in#token={yard.token}\n" in said
-    assert alive(yard)
+def test_killed_children_are_restarted_and_a_new_start_continues(yard: Yard) -> None:
+    """One long test, because each start of engine and platform takes seconds."""
+    printed = yard.up.text
+    assert printed.index("engine    ready") < printed.index("platform  ready") < printed.index("Sandyard is at")
+    assert f"sandyard login {yard.url}" in printed
+    assert f"\nsign in at:  {yard.url}/sign-in#token={yard.token}\n" in printed
+    assert is_ready(yard)
 
     key = (yard.data / "engine.key").read_text().strip()
     assert (yard.data / "engine.key").stat().st_mode & 0o777 == 0o600
-    assert not [line for line in yard.up.processes().values() if key in line], "not on a command line"
-    assert key not in said
+    assert not [line for line in yard.up.processes().values() if key in line], "the key is on no command line"
+    assert key not in printed
 
     made = yard.run("sandbox", "create")
     assert made.returncode == 0, made.stderr
     for name in ("engine", "platform"):
         (before,) = yard.pids(name)
         os.kill(before, signal.SIGKILL)
-        yard.up.heard(f"The {name} ended: killed by SIGKILL. Restarting in 0.5 s.")
-        yard.up.heard(rf"^{name} +ready", 2)
+        yard.up.wait_for_line(f"The {name} ended: killed by SIGKILL. Restarting in 0.5 s.")
+        yard.up.wait_for_line(rf"^{name} +ready", 2)
         (after,) = yard.pids(name)
         assert after != before
-    assert yard.run("sandbox", "create").returncode == 0, "it all works on"
+    assert yard.run("sandbox", "create").returncode == 0, "everything still works"
 
     command = [sys.executable, "-m", "sandyard", "up", "--port", "0", "--data-dir", str(yard.data)]
     second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -69,25 +69,27 @@ def test_started_killed_started_again(yard: Yard) -> None:
     assert second.stderr.startswith(
         f"sandyard: `sandyard up` is already running on {yard.data} (process {yard.up.process.pid})"
     )
-    assert alive(yard)
+    assert is_ready(yard)
 
     yard.up.process.kill()
-    yard.up.ends()
-    yard.start()  # waits by itself until the killed one's children are gone
-    assert "admin token" not in yard.up.text and "#token" not in yard.up.text, "shown once in a life"
-    assert yard.run("sandbox", "list").returncode == 0, "the token is still good"
-    yard.clear()
+    yard.up.wait_for_exit()
+    yard.start()  # waits until the children of the killed process have ended
+    assert "admin token" not in yard.up.text and "#token" not in yard.up.text, (
+        "the token is shown only at the first start"
+    )
+    assert yard.run("sandbox", "list").returncode == 0, "the token is still valid"
+    yard.kill_sandboxes()
     yard.up.process.send_signal(signal.SIGTERM)
-    assert yard.up.ends() == 0
-    stops = [line for line in yard.up.said if line.startswith("Stop")]
+    assert yard.up.wait_for_exit() == 0
+    stops = [line for line in yard.up.lines if line.startswith("Stop")]
     assert stops[:-1] == ["Stopping the platform.", "Stopping the engine."]
     assert stops[-1] == "Stopped. Running sandboxes keep running; the next start finds them."
-    yard.up.nothing_left()
+    yard.up.wait_until_none_left()
 
 
-def test_when_it_is_killed_nothing_is_left(yard: Yard) -> None:
+def test_no_process_is_left_when_up_is_killed(yard: Yard) -> None:
     yard.up.process.kill()
-    yard.up.nothing_left(seconds=lifeline.STOP_SECONDS + 10)
+    yard.up.wait_until_none_left(seconds=lifeline.STOP_SECONDS + 10)
 
 
 PLAN = Plan("127.0.0.1", 8700, True, 8701, ("--pool-size", "2"), None, None)
@@ -101,7 +103,7 @@ def state(tmp_path: Path) -> Iterator[State]:
     os.close(taken.lock)
 
 
-def test_what_each_is_told(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_and_platform_get_their_own_environment(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "E2B_API_KEY": "e2b_cloud",
         "E2B_DOMAIN": "e2b.example",
@@ -116,23 +118,23 @@ def test_what_each_is_told(state: State, monkeypatch: pytest.MonkeyPatch) -> Non
     assert engine.command[4:9] == ["engine", "--host", "127.0.0.1", "--port", "8701"]
     assert engine.command[-2:] == ["--pool-size", "2"]
     assert engine.environment["SANDYARD_API_KEYS"] == f"e2b_more,{key}"
-    told = platform.environment
-    assert (told["E2B_API_KEY"], told["E2B_API_URL"], told["E2B_SANDBOX_URL"]) == (
+    environment = platform.environment
+    assert (environment["E2B_API_KEY"], environment["E2B_API_URL"], environment["E2B_SANDBOX_URL"]) == (
         key,
         "http://127.0.0.1:8701",
         "http://127.0.0.1:8701",
     )
-    assert (told["SANDYARD_HOST"], told["SANDYARD_PORT"]) == ("127.0.0.1", "8700")
-    assert told["SANDYARD_DATA_DIR"] == str(state.path / "platform")
-    assert told["SANDYARD_IDLE_SECONDS"] == "60"
-    assert "E2B_DOMAIN" not in told
+    assert (environment["SANDYARD_HOST"], environment["SANDYARD_PORT"]) == ("127.0.0.1", "8700")
+    assert environment["SANDYARD_DATA_DIR"] == str(state.path / "platform")
+    assert environment["SANDYARD_IDLE_SECONDS"] == "60"
+    assert "E2B_DOMAIN" not in environment
     for child in (engine, platform):
         assert "SANDYARD_TOKEN" not in child.environment
         assert key not in " ".join(child.command)
-    assert "SANDYARD_API_KEYS" not in told
+    assert "SANDYARD_API_KEYS" not in environment
 
 
-def test_names_and_tls_are_the_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_domain_and_tls_options_go_to_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Plan] = []
 
     async def supervise(*_: object) -> None:
@@ -146,7 +148,9 @@ def test_names_and_tls_are_the_engines(tmp_path: Path, monkeypatch: pytest.Monke
     assert sorted(plans[0].engine_options) == sorted(given)
 
 
-def test_where_to_sign_in(state: State, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sign_in_url_is_printed_with_the_token(
+    state: State, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     command.make_children(PLAN, state)[1].heard("admin token: sy_first")
     monkeypatch.setenv("SANDYARD_PUBLIC_URL", "https://yard.example.org/")
     command.make_children(PLAN, state)[1].heard("admin token: sy_first")
@@ -160,22 +164,22 @@ def test_where_to_sign_in(state: State, monkeypatch: pytest.MonkeyPatch, capsys:
     ]
 
 
-def test_how_the_engine_is_reached_over_tls(state: State, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the engine says of TLS is passed on, and nothing else of its start."""
+def test_the_tls_message_of_the_engine_is_passed_on(state: State, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines about TLS are passed on, and no other lines of the start."""
     settings = EngineSettings(tls_port=443, domain="example.com", data_dir=state.engine)
     authority = state.engine / "tls/example.com/ca.pem"
     announce(Ready("http://127.0.0.1:8701", False, None, "fake", "example.com", authority), settings)
-    said = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.splitlines()
     engine = command.make_children(PLAN, state)[0]
-    for line in said:
+    for line in printed:
         engine.heard(line)
-    heard = capsys.readouterr().out.splitlines()
-    assert heard == said[said.index(heard[0]) :]
-    assert f"sandyard ca --data-dir {state.engine} --domain example.com" in "\n".join(heard)
-    assert "E2B_API_URL" not in "\n".join(heard)
+    passed_on = capsys.readouterr().out.splitlines()
+    assert passed_on == printed[printed.index(passed_on[0]) :]
+    assert f"sandyard ca --data-dir {state.engine} --domain example.com" in "\n".join(passed_on)
+    assert "E2B_API_URL" not in "\n".join(passed_on)
 
 
-def test_against_e2b_cloud(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_platform_runs_without_its_own_engine(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("E2B_API_KEY", "e2b_cloud")
     alone = Plan("127.0.0.1", 8700, False, 8701, (), None, "warning")
     (platform,) = command.make_children(alone, state)
@@ -186,11 +190,11 @@ def test_against_e2b_cloud(state: State, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not (state.path / "engine.key").exists()
     monkeypatch.delenv("E2B_API_KEY")
     (platform,) = command.make_children(alone, state)
-    assert platform.url.endswith("/health"), "without sandboxes it is never ready, and still started"
+    assert platform.url.endswith("/health"), "without an engine it never becomes ready, but it is started"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_the_platform_as_another_user(state: State) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="switches to another user")
+def test_the_platform_runs_as_another_user(state: State) -> None:
     nobody = pwd.getpwnam("nobody")
     state.platform.mkdir()
     (state.platform / "platform.db").write_text("")
@@ -203,7 +207,7 @@ def test_the_platform_as_another_user(state: State) -> None:
     assert engine.command[:4] == python_command("sandyard")
     for path in (state.platform, state.platform / "platform.db"):
         assert path.stat().st_uid == nobody.pw_uid
-    assert state.path.stat().st_mode & 0o777 == 0o711, "it can get to its own part, and see nothing else"
+    assert state.path.stat().st_mode & 0o777 == 0o711, "the user can enter its own directory and list nothing else"
     assert (state.path / "engine.key").stat().st_uid == 0
     home = platform.environment["HOME"]
     assert home == (nobody.pw_dir if Path(nobody.pw_dir).is_dir() else str(state.platform))
@@ -218,7 +222,7 @@ def test_the_platform_as_another_user(state: State) -> None:
         (("--host", "no.such.host.invalid"), "no.such.host.invalid"),
     ],
 )
-def test_what_cannot_be_had(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+def test_unusable_options_are_reported(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["up", "--data-dir", str(tmp_path / "data"), *arguments])
     assert result.exit_code == 1
     assert result.stderr.startswith("sandyard: ")
@@ -226,7 +230,7 @@ def test_what_cannot_be_had(arguments: tuple[str, ...], words: str, tmp_path: Pa
     assert result.stderr.count("\n") == 1
 
 
-def test_a_port_in_use(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         for option in ("--port", "--engine-port"):

@@ -1,4 +1,4 @@
-"""What the server says of operations and checkouts, for tests that need it to say something particular."""
+"""Responses of the server about git operations and checkouts, for tests that need particular ones."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def session() -> Reply:
     return Reply(200, {"id": SESSION, "sandboxId": SANDBOX})
 
 
-def told(kind: str, *, operation_id: str = "gop_1", **data: Any) -> tuple[str, str, Any]:
-    """An event of an operation, as the stream has it."""
+def operation_event(kind: str, *, operation_id: str = "gop_1", **data: Any) -> tuple[str, str, Any]:
+    """An event of an operation, in the form of the event stream."""
     return "7", kind, {"seq": 7, "kind": kind, "sandboxId": SANDBOX, "data": {"operationId": operation_id, **data}}

@@ -1,4 +1,4 @@
-"""`sandyard git commit` and the like: what is sent, and what is refused before anything is."""
+"""`sandyard git commit` and similar commands: the requests they send, and the mistakes they report without a request."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def run(*arguments: str, stdin: str = "") -> Result:
         ("checkpoint", [], {}),
     ],
 )
-def test_what_is_asked_for(server: Server, verb: str, arguments: list[str], body: dict[str, object]) -> None:
+def test_arguments_become_the_request(server: Server, verb: str, arguments: list[str], body: dict[str, object]) -> None:
     server.on("POST", f"/git/{verb}", Reply(200, operation(verb)))
     result = run(verb, SANDBOX, *arguments)
     assert result.exit_code == 0, result.output
-    assert server.asked[0].json() == {"sandboxId": SANDBOX, **body}
+    assert server.requests[0].json() == {"sandboxId": SANDBOX, **body}
 
 
-def test_a_commit(server: Server, tmp_path: Path) -> None:
+def test_the_commit_message_is_read_from_a_file_or_a_pipe(server: Server, tmp_path: Path) -> None:
     server.on("POST", "/git/commit", Reply(200, operation("commit", detail={"commit": "abcdef0123456789"})))
     file = tmp_path / "message"
     file.write_text("fix: the login\n\nIt was \x1b[31mred.\n")
     result = run("commit", SANDBOX, "-F", str(file), "-o", "table")
     assert result.stdout == "[abcdef0123] fix: the login\n"
-    assert server.asked[0].json()["message"] == file.read_text()
+    assert server.requests[0].json()["message"] == file.read_text()
     run("commit", SANDBOX, "-F", "-", stdin="feat: from a pipe\n")
-    assert server.asked[1].json()["message"] == "feat: from a pipe\n"
+    assert server.requests[1].json()["message"] == "feat: from a pipe\n"
 
 
-def test_a_message_that_is_refused_comes_with_a_better_one(server: Server) -> None:
+def test_a_rejected_commit_message_comes_with_a_suggestion(server: Server) -> None:
     sentence = "The subject does not say what kind of change it is."
     server.on("POST", "/git/commit", problem(400, "commit_message", sentence, suggestion="fix: don't log in twice"))
     result = run("commit", SANDBOX, "-m", "Don't log in twice")
@@ -72,34 +72,34 @@ def test_a_message_that_is_refused_comes_with_a_better_one(server: Server) -> No
         (["push"], "SESSION"),
     ],
 )
-def test_usage(server: Server, arguments: list[str], words: str) -> None:
+def test_invalid_arguments_are_usage_errors(server: Server, arguments: list[str], words: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert words in result.stderr
-    assert server.asked == []
+    assert server.requests == []
 
 
-def test_nothing_is_thrown_away_without_a_yes(server: Server) -> None:
+def test_discard_asks_for_confirmation(server: Server) -> None:
     server.on("POST", "/git/discard", Reply(200, operation("discard")))
     assert run("discard", SANDBOX, "--all", stdin="n\n").exit_code == 1
-    assert server.asked == []
+    assert server.requests == []
     assert run("discard", SANDBOX, "--all", stdin="y\n").exit_code == 0
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
-def test_what_was_thrown_away_is_counted(server: Server) -> None:
+def test_discarded_files_are_counted(server: Server) -> None:
     server.on("POST", "/git/discard", Reply(200, operation("discard", detail={"discarded": ["a", "b"], "count": 2})))
     assert run("discard", SANDBOX, "--all", "-y", "-o", "table").stdout == "Discarded the changes in 2 files.\n"
 
 
-def test_a_clone_into_a_sandbox_of_no_project(server: Server) -> None:
+def test_a_clone_into_a_sandbox_without_a_project_suggests_a_command(server: Server) -> None:
     server.on("POST", "/git/clone", problem(409, "not_in_project", "This sandbox belongs to no project."))
     result = run("clone", SANDBOX)
     assert result.exit_code == 1
     assert "sandyard sandbox create --project PROJECT" in result.stderr.splitlines()[1]
 
 
-def test_checkpoints_and_restore(server: Server) -> None:
+def test_checkpoints_are_created_listed_and_restored(server: Server) -> None:
     server.on("POST", "/git/checkpoint", Reply(200, operation("checkpoint", detail={"checkpointId": "chk_1"})))
     assert run("checkpoint", SANDBOX, "-o", "table").stdout == "Created checkpoint chk_1.\n"
     item = {"id": "chk_1", "reason": "asked", "branch": "task-1", "changed": 3, "sandboxId": SANDBOX}
@@ -108,19 +108,19 @@ def test_checkpoints_and_restore(server: Server) -> None:
     assert "chk_1  asked   task-1  3" in run("checkpoints", SANDBOX, "-o", "table").stdout
     server.on("POST", "/git/restore", Reply(200, operation("restore", sandboxId="sbx_2")))
     assert run("restore", "chk_1", "-o", "table").stdout == "Restored session ses_1 in sandbox sbx_2.\n"
-    assert server.asked[-1].json() == {"checkpointId": "chk_1"}
+    assert server.requests[-1].json() == {"checkpointId": "chk_1"}
     server.on("GET", f"/sandboxes/{SANDBOX}", Reply(200, {"id": SANDBOX, "sessionId": None}))
     assert run("checkpoints", SANDBOX).exit_code == 3
 
 
-def test_operations(server: Server) -> None:
+def test_operations_are_listed_and_shown(server: Server) -> None:
     failed = operation("push", "failed", error="The remote does not answer.")
     server.on("GET", "/git/operations", Reply(200, {"items": [failed], "nextCursor": None}))
     server.on("GET", "/git/operations/gop_1", Reply(200, failed))
     for name, query in (("ses_1", {"sessionId": "ses_1"}), ("sbx_1", {"sandboxId": "sbx_1"})):
         assert "The remote does not answer." in run("operations", name, "-o", "table").stdout
-        assert server.asked[-1].query == {"limit": "20", **query}
+        assert server.requests[-1].query == {"limit": "20", **query}
     run("operations", "--project", "prj_1")
-    assert server.asked[-1].query == {"limit": "20", "projectId": "prj_1"}
+    assert server.requests[-1].query == {"limit": "20", "projectId": "prj_1"}
     assert "The remote does not answer." in run("operations", "gop_1", "-o", "table").stdout
-    assert server.asked[-1].path.endswith("/git/operations/gop_1")
+    assert server.requests[-1].path.endswith("/git/operations/gop_1")

@@ -21,7 +21,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["git", *arguments])
 
 
-def lines(server: Server, status: dict[str, Any], checkout: dict[str, Any] | None = None) -> list[str]:
+def status_lines(server: Server, status: dict[str, Any], checkout: dict[str, Any] | None = None) -> list[str]:
     server.on("GET", f"/git/{SANDBOX}/status", Reply(200, STATUS | status))
     server.on("GET", f"/git/{SANDBOX}", Reply(200, CHECKOUT | (checkout or {})))
     result = run("status", SANDBOX)
@@ -29,20 +29,20 @@ def lines(server: Server, status: dict[str, Any], checkout: dict[str, Any] | Non
     return result.stdout.splitlines()
 
 
-def test_a_clean_checkout(server: Server) -> None:
-    assert lines(server, {}) == [
+def test_status_of_a_clean_checkout(server: Server) -> None:
+    assert status_lines(server, {}) == [
         "On branch task-1, from main",
         "At abcdef0123, not pushed yet.",
         "No changes since the last commit.",
     ]
-    assert lines(server, {}, {"pushed": HEAD})[1] == "At abcdef0123, pushed."
-    assert lines(server, {}, {"pushed": "1" * 40})[1] == "At abcdef0123; the remote has 1111111111."
-    assert lines(server, {"branch": None})[0] == "On no branch, at abcdef0123, from main"
+    assert status_lines(server, {}, {"pushed": HEAD})[1] == "At abcdef0123, pushed."
+    assert status_lines(server, {}, {"pushed": "1" * 40})[1] == "At abcdef0123; the remote has 1111111111."
+    assert status_lines(server, {"branch": None})[0] == "On no branch, at abcdef0123, from main"
     assert json.loads(run("status", SANDBOX, "-o", "json").stdout) == STATUS | {"branch": None}
 
 
 @pytest.mark.parametrize("verb", ["status", "log", "diff"])
-def test_no_checkout(server: Server, verb: str) -> None:
+def test_a_missing_checkout_suggests_a_clone(server: Server, verb: str) -> None:
     path = f"/git/{SANDBOX}/{'history' if verb == 'log' else verb}"
     server.on("GET", path, problem(409, "no_checkout", "There is none."))
     result = run(verb, SANDBOX)
@@ -53,7 +53,7 @@ def test_no_checkout(server: Server, verb: str) -> None:
     )
 
 
-def test_a_busy_one(server: Server) -> None:
+def test_status_of_a_checkout_with_changes_and_conflicts(server: Server) -> None:
     def entry(path: str, index: str | None, worktree: str | None, old: str | None = None) -> dict[str, str | None]:
         return {"path": path, "index": index, "worktree": worktree, "oldPath": old}
 
@@ -64,7 +64,7 @@ def test_a_busy_one(server: Server) -> None:
         entry("a\x1b[31m", None, "untracked"),
         entry("fight.py", "conflicted", "conflicted"),
     ]
-    assert lines(server, {"entries": entries, "underWay": "rebase", "live": False, "truncated": True})[2:] == [
+    assert status_lines(server, {"entries": entries, "underWay": "rebase", "live": False, "truncated": True})[2:] == [
         "The sandbox is paused. Showing its last saved state.",
         "A rebase is in progress.",
         "Conflicts:",
@@ -93,12 +93,12 @@ COMMIT = {
 }
 
 
-def test_the_log(server: Server) -> None:
+def test_log_prints_short_full_and_json_output(server: Server) -> None:
     server.on("GET", f"/git/{SANDBOX}/history", Reply(200, {"items": [COMMIT, COMMIT]}))
     result = run("log", SANDBOX, "--limit", "2", "--skip", "1")
     assert result.stdout == "abcdef0123 fix: the login [2J\n" * 2
     assert "--limit" in result.stderr
-    assert server.asked[0].query == {"limit": "2", "skip": "1", "base": "true"}
+    assert server.requests[0].query == {"limit": "2", "skip": "1", "base": "true"}
     full = run("log", SANDBOX, "--full").stdout
     assert full.startswith(
         f"commit {HEAD}\nAuthor:    Maria <maria@example.org>\nCommitter: Sandyard <bot@example.org>\nDate:"
@@ -114,15 +114,15 @@ def test_a_long_log_takes_several_requests(server: Server) -> None:
 
     server.on("GET", f"/git/{SANDBOX}/history", page)
     assert len(json.loads(run("log", SANDBOX, "--limit", "1000", "-o", "json").stdout)["items"]) == 450
-    assert [(request.query["skip"], request.query["limit"]) for request in server.asked] == [
+    assert [(request.query["skip"], request.query["limit"]) for request in server.requests] == [
         ("0", "200"),
         ("200", "200"),
         ("400", "200"),
     ]
 
 
-def test_no_commit_yet(server: Server) -> None:
-    """What it began from is shown all the same."""
+def test_log_shows_the_commits_of_the_base_branch(server: Server) -> None:
+    """The commits that the branch started from are also shown."""
     server.on("GET", f"/git/{SANDBOX}/history", Reply(200, {"items": [], "base": [COMMIT]}))
     result = run("log", SANDBOX)
     assert (result.exit_code, result.stdout) == (0, "abcdef0123 fix: the login [2J\n")

@@ -1,4 +1,4 @@
-"""`sandyard project prepare`: followed to its end, with what was ignored and what went wrong."""
+"""`sandyard project prepare`: followed to its end, with warnings and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["project", *arguments])
 
 
-def test_prepare_stays_until_it_is_over(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_waits_until_the_preparation_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparations, "LOOK_SECONDS", 0.01)
     server.on(
         "POST", "/projects/prj_1/preparations", Reply(202, {**MADE, "status": "preparing", "step": "checking out"})
@@ -38,7 +38,7 @@ def test_prepare_stays_until_it_is_over(server: Server, monkeypatch: pytest.Monk
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == MADE
     assert result.stderr == "checking out …\nNote: image was [2J ignored.\n"
-    assert server.asked[0].json() == {"agent": "demo", "baseBranch": "main"}
+    assert server.requests[0].json() == {"agent": "demo", "baseBranch": "main"}
 
     failed = {**MADE, "status": "failed", "error": "It ended with exit code 3.\nIt said: \x1b[2Jwrong", "warnings": []}
     server.on("POST", "/projects/prj_1/preparations", Reply(200, failed))
@@ -46,10 +46,10 @@ def test_prepare_stays_until_it_is_over(server: Server, monkeypatch: pytest.Monk
     assert (result.exit_code, result.stderr) == (1, "Error: It ended with exit code 3.\nIt said: ^[[2Jwrong\n")
 
 
-def test_list_and_delete(server: Server) -> None:
+def test_preparations_are_listed_and_deleted(server: Server) -> None:
     server.on("GET", "/projects/prj_1/preparations", Reply(200, {"items": [MADE], "nextCursor": None}))
     server.on("DELETE", "/preparations/prp_1", Reply(204, None))
     result = run("preparations", "prj_1", "-o", "table")
     assert result.exit_code == 0 and "prp_1" in result.stdout and "4c2f6e0" in result.stdout
     assert run("preparations", "prj_1", "--delete", "prp_1").exit_code == 0
-    assert server.asked[-1].method == "DELETE"
+    assert server.requests[-1].method == "DELETE"

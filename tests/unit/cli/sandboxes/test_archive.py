@@ -1,4 +1,4 @@
-"""Directories as streams of tar; what comes out of a sandbox is not trusted."""
+"""Directories as tar streams. Archives from a sandbox are not trusted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pieces(data: bytes, size: int = 777) -> Iterator[bytes]:
     return iter([data[at : at + size] for at in range(0, len(data), size)])
 
 
-def test_there_and_back(tmp_path: Path) -> None:
+def test_a_directory_is_packed_and_unpacked(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "a" / "empty").mkdir(parents=True)
     (source / "a" / "file").write_bytes(os.urandom(300_000))
@@ -32,20 +32,20 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert not (tmp_path / "target" / "pipe").exists()
 
 
-def test_a_reader_that_stops_leaves_no_writer(tmp_path: Path) -> None:
+def test_closing_the_stream_ends_the_writer(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(3_000_000))
-    reading = archive.pack(tmp_path)
-    next(reading)
-    reading.close()  # type: ignore[attr-defined]
+    stream = archive.pack(tmp_path)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
 
 
-def test_what_cannot_be_read_is_raised(tmp_path: Path) -> None:
+def test_a_missing_directory_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         list(archive.pack(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a/../../outside"])
-def test_nothing_lands_outside(name: str, tmp_path: Path) -> None:
+def test_nothing_is_unpacked_outside_the_target(name: str, tmp_path: Path) -> None:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
         entry = tarfile.TarInfo(name)
@@ -60,6 +60,6 @@ def test_nothing_lands_outside(name: str, tmp_path: Path) -> None:
     assert not Path("/etc/outside").exists()
 
 
-def test_what_is_no_archive(tmp_path: Path) -> None:
+def test_invalid_data_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="did not send a valid tar archive"):
         archive.unpack(pieces(b"hello" * 1000), tmp_path / "target")

@@ -1,4 +1,4 @@
-"""What the server says of tasks, for tests that need it to say something particular."""
+"""Responses of the server about tasks, for tests that need particular ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tests.unit.cli.server import Answer, Reply, Request, Server, events
+from tests.unit.cli.server import MakeReply, Reply, Request, Server, events
 
 TASK, SESSION = "tsk_00mwhnkzc0a1b2c3d4e5", "ses_1"
 BOX = "sbx_1"
@@ -129,10 +129,10 @@ def page(items: list[Any]) -> Reply:
     return Reply(200, {"items": items, "nextCursor": None})
 
 
-class Story:
-    """A server on which a task goes its way: each connection to its events is a scene, which changes how things are and then says so.
+class ScriptedTask:
+    """A task that changes in stages: each connection to the event stream plays the next stage, which applies `change` and sends events.
 
-    `told` are the kinds of the scene's events; `broken`: the line breaks. The next scene begins when somebody has looked at this one.
+    `kinds` are the kinds of these events; `broken`: the connection breaks. A stage waits until the client has polled the previous one.
     """
 
     def __init__(self, server: Server) -> None:
@@ -140,38 +140,40 @@ class Story:
         self.task: dict[str, Any] = task()
         self.messages: dict[str, list[Any]] = {SESSION: []}
         self.asks: list[Any] = []
-        self._scenes: list[Answer] = []
+        self._stages: list[MakeReply] = []
         self._seq = 0
-        self._looked = threading.Event()
+        self._polled = threading.Event()
         server.on("GET", f"/tasks/{TASK}", lambda request: Reply(200, self.task))
-        server.on("GET", "/asks", self._asked)
+        server.on("GET", "/asks", self._list_asks)
         server.on("GET", "/agents", Reply(200, AGENTS))
         for number in (1, 2):
-            server.on("GET", f"/sessions/ses_{number}/messages", self._listed(f"ses_{number}"))
+            server.on("GET", f"/sessions/ses_{number}/messages", self._list_messages(f"ses_{number}"))
 
-    def scene(self, change: Callable[[], None], *told: str | tuple[str, dict[str, Any]], broken: bool = False) -> None:
-        first = not self._scenes
+    def add_stage(
+        self, change: Callable[[], None], *kinds: str | tuple[str, dict[str, Any]], broken: bool = False
+    ) -> None:
+        first = not self._stages
 
         def play(request: Request) -> Reply:
-            assert first or self._looked.wait(30)
-            self._looked.clear()
+            assert first or self._polled.wait(30)
+            self._polled.clear()
             change()
-            return events(*(self._event(one) for one in told), cut=broken)
+            return events(*(self._event(one) for one in kinds), cut=broken)
 
-        self._scenes.append(play)
-        self.server.on("GET", "/events", *self._scenes)
+        self._stages.append(play)
+        self.server.on("GET", "/events", *self._stages)
 
-    def _asked(self, request: Request) -> Reply:
-        self._looked.set()  # the last question of a look
+    def _list_asks(self, request: Request) -> Reply:
+        self._polled.set()  # the last request of a poll
         return page(list(reversed(self.asks)))
 
-    def _event(self, told: str | tuple[str, dict[str, Any]]) -> tuple[str, str, Any]:
-        kind, data = told if isinstance(told, tuple) else (told, {})
+    def _event(self, event_kind: str | tuple[str, dict[str, Any]]) -> tuple[str, str, Any]:
+        kind, data = event_kind if isinstance(event_kind, tuple) else (event_kind, {})
         self._seq += 1
         event = {"seq": self._seq, "kind": kind, "taskId": TASK, "sessionId": SESSION, "data": data}
         return str(self._seq), kind, event
 
-    def _listed(self, session: str) -> Answer:
+    def _list_messages(self, session: str) -> MakeReply:
         def answer(request: Request) -> Reply:
             newest = [
                 one for one in reversed(self.messages.get(session, [])) if one["id"] < request.query.get("cursor", "z")

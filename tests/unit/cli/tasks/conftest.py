@@ -5,16 +5,16 @@ import pytest
 from sandyard.cli import sse
 from sandyard.cli.live import feed
 from tests.unit.cli.server import Server
-from tests.unit.cli.tasks.answers import Story
+from tests.unit.cli.tasks.answers import ScriptedTask
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(sse, "LONGEST_PAUSE", 0.02)
     monkeypatch.setattr(feed, "BREATH_SECONDS", 0.02)
 
 
 @pytest.fixture
-def story(server: Server) -> Story:
-    return Story(server)
+def scripted(server: Server) -> ScriptedTask:
+    return ScriptedTask(server)

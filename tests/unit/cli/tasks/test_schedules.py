@@ -1,4 +1,4 @@
-"""`sandyard schedule`: what it asks the server for, and what it shows."""
+"""`sandyard schedule`: its requests and its output."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["schedule", *arguments])
 
 
-def test_add(ready: Server) -> None:
+def test_a_schedule_is_added(ready: Server) -> None:
     result = run(
         "add", "0 3 * * *", "Update it\nAll of it.", "--project", "prj_1", "--zone", "Europe/Vienna", "--disabled"
     )
     assert json.loads(result.stdout) == NIGHTLY
-    assert ready.asked[-1].json() == {
+    assert ready.requests[-1].json() == {
         "projectId": "prj_1",
         "name": "Update it",
         "cron": "0 3 * * *",
@@ -58,17 +58,17 @@ def test_add(ready: Server) -> None:
 
 
 @pytest.mark.parametrize("name", ["nightly", "sch_1"])
-def test_verbs(ready: Server, name: str) -> None:
+def test_a_schedule_is_run_enabled_disabled_and_removed(ready: Server, name: str) -> None:
     assert run("run", name).stdout == f"{TASK}\n"
     run("disable", name)
-    assert ready.asked[-1].json() == {"enabled": False}
+    assert ready.requests[-1].json() == {"enabled": False}
     run("enable", name)
-    assert ready.asked[-1].json() == {"enabled": True}
+    assert ready.requests[-1].json() == {"enabled": True}
     assert run("remove", name, "--yes").exit_code == 0
-    assert ready.asked[-1].method == "DELETE"
+    assert ready.requests[-1].method == "DELETE"
 
 
-def test_list(ready: Server) -> None:
-    said = run("list", "-o", "table").stdout
-    assert "2030-01-31 03:00 UTC" in said and "Update it" in said
+def test_schedules_are_listed(ready: Server) -> None:
+    printed = run("list", "-o", "table").stdout
+    assert "2030-01-31 03:00 UTC" in printed and "Update it" in printed
     assert run("run", "hourly").exit_code == 3

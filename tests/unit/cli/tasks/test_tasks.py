@@ -1,4 +1,4 @@
-"""`sandyard task`: what it asks the server for, and what it shows."""
+"""`sandyard task`: its requests and its output."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def run(*arguments: str, stdin: str = "") -> Result:
     return CliRunner().invoke(cli, ["task", *arguments], input=stdin)
 
 
-def sent(server: Server, method: str = "POST") -> Any:
-    return next(request.json() for request in reversed(server.asked) if request.method == method)
+def get_request_body(server: Server, method: str = "POST") -> Any:
+    return next(request.json() for request in reversed(server.requests) if request.method == method)
 
 
-def test_add(ready: Server, tmp_path: Path) -> None:
+def test_a_task_is_added_with_its_options(ready: Server, tmp_path: Path) -> None:
     result = run("add", "Mend the login\n\nNobody gets in.\n  - at all\n", "--project", "website")
     assert (result.exit_code, result.stdout) == (0, f"{TASK}\n")
     assert f"sandyard task logs {TASK} --follow" in result.stderr
     assert "demo (no model)" in result.stderr
-    assert sent(ready) == {
+    assert get_request_body(ready) == {
         "title": "Mend the login",
         "description": "Nobody gets in.\n  - at all",
         "projectId": "prj_1",
@@ -64,7 +64,7 @@ def test_add(ready: Server, tmp_path: Path) -> None:
         "--backlog",
     ]
     run("add", "-", "--project", "prj_9", *options, "--needs", "logout", stdin="From a pipe")
-    assert sent(ready) == {
+    assert get_request_body(ready) == {
         "title": "From a pipe",
         "projectId": "prj_9",
         "agent": "codex",
@@ -78,9 +78,9 @@ def test_add(ready: Server, tmp_path: Path) -> None:
     file = tmp_path / "task.md"
     file.write_text("# From a file")
     run("add", "--file", str(file), "--project", "prj_1", "--attempts", "2", "--agent", "codex")
-    assert sent(ready)["attempts"] == [{"agent": "codex"}, {"agent": "codex"}]
+    assert get_request_body(ready)["attempts"] == [{"agent": "codex"}, {"agent": "codex"}]
     run("add", "x", "--project", "prj_1", "--attempt", "codex:gpt-5.5", "--attempt", "demo")
-    assert sent(ready)["attempts"] == [{"agent": "codex", "model": "gpt-5.5"}, {"agent": "demo"}]
+    assert get_request_body(ready)["attempts"] == [{"agent": "codex", "model": "gpt-5.5"}, {"agent": "demo"}]
     assert json.loads(run("add", "x", "--project", "prj_1", "-o", "json").stdout)["id"] == TASK
 
 
@@ -93,29 +93,29 @@ def test_add(ready: Server, tmp_path: Path) -> None:
         ["x"],
     ],
 )
-def test_what_cannot_be_added(ready: Server, arguments: list[str]) -> None:
+def test_conflicting_or_missing_options_are_usage_errors(ready: Server, arguments: list[str]) -> None:
     assert run("add", *arguments).exit_code == 2
 
 
-def test_a_title_is_needed_and_may_be_too_long(ready: Server) -> None:
+def test_a_title_is_required_and_truncated(ready: Server) -> None:
     assert run("add", " \n ", "--project", "prj_1").exit_code == 1
     run("add", "word " * 100, "--project", "prj_1")
-    assert len(sent(ready)["title"]) == 298
-    assert sent(ready)["description"] == ("word " * 100).strip()
+    assert len(get_request_body(ready)["title"]) == 298
+    assert get_request_body(ready)["description"] == ("word " * 100).strip()
 
 
-def test_one_that_waits_says_for_what(ready: Server) -> None:
+def test_a_blocked_task_names_what_it_waits_for(ready: Server) -> None:
     waiting = task("backlog", startWhenReady=True, blockedBy=[OTHER])
     ready.on("POST", "/tasks", Reply(201, waiting))
     assert f"starts automatically when {OTHER} is done" in run("add", "x", "--project", "prj_1").stderr
 
 
 @pytest.mark.parametrize("name", [TASK, TASK[:22], "a1b2c3d4e5", "00mwhnkzc0a", "the login", "Mend the login"])
-def test_however_it_is_named(ready: Server, name: str) -> None:
+def test_a_task_is_found_by_part_of_its_id_or_title(ready: Server, name: str) -> None:
     assert json.loads(run("show", name).stdout)["id"] == TASK
 
 
-def test_names_that_are_none_or_not_one(ready: Server) -> None:
+def test_unknown_and_ambiguous_names_are_errors(ready: Server) -> None:
     ready.on("GET", "/tasks/tsk_nothing", problem(404, "not_found", "No."))
     for name in ("tsk_nothing", "nothing"):
         result = run("show", name)
@@ -125,8 +125,8 @@ def test_names_that_are_none_or_not_one(ready: Server) -> None:
     assert TASK in result.stderr and OTHER in result.stderr
 
 
-def test_a_list_asks_for_everything_at_once(ready: Server) -> None:
-    together = threading.Barrier(4, timeout=10)
+def test_list_sends_its_requests_in_parallel(ready: Server) -> None:
+    barrier = threading.Barrier(4, timeout=10)
     answers = {
         "/tasks": page([task()]),
         "/projects": Reply(200, PROJECTS),
@@ -134,50 +134,50 @@ def test_a_list_asks_for_everything_at_once(ready: Server) -> None:
         "/asks": page([]),
     }
 
-    def when_all_are_asked(reply: Reply) -> Callable[[Request], Reply]:
+    def reply_when_all_have_arrived(reply: Reply) -> Callable[[Request], Reply]:
         def answer(request: Request) -> Reply:
-            together.wait()
+            barrier.wait()
             return reply
 
         return answer
 
     for path, reply in answers.items():
-        ready.on("GET", path, when_all_are_asked(reply))
+        ready.on("GET", path, reply_when_all_have_arrived(reply))
     result = run("list", "-o", "table")
     assert (result.exit_code, TASK in result.stdout) == (0, True), result.output
 
 
-def test_list(ready: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_shows_tasks_and_fits_the_terminal(ready: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     running = attempt(step="verify", pullRequest=PULL)
     ready.on(
         "GET",
         "/tasks",
         page([task("backlog", id=OTHER, title="Later " * 20), task("in_progress", running, projectId="prj_2")]),
     )
-    whole = run("list", "-o", "table").stdout
-    assert "Later " * 19 in whole, "nothing is cut in a pipe"
-    assert "PROJECT" in whole
-    assert "…" not in whole
+    piped = run("list", "-o", "table").stdout
+    assert "Later " * 19 in piped, "nothing is truncated in a pipe"
+    assert "PROJECT" in piped
+    assert "…" not in piped
     for module in ("output", "tasks.views"):
         monkeypatch.setattr(f"sandyard.cli.{module}.is_terminal", lambda: True)
     for width in (80, 200):
         monkeypatch.setenv("COLUMNS", str(width))
         lines = run("list", "-o", "table").stdout.splitlines()
         assert max(len(line) for line in lines) <= width
-        assert [line.split()[0] for line in lines] == ["ID", TASK, OTHER], "what is under way comes first"
+        assert [line.split()[0] for line in lines] == ["ID", TASK, OTHER], "tasks in progress come first"
         assert "verify" in lines[1] and "#7" in lines[1]
     assert lines[1].split()[3:12] == ["verify", "Mend", "the", "login", "demo", "(no", "model)", "#7", "shop"]
     ready.on("GET", "/asks", page([{"id": "ask_1", "sessionId": running["sessionId"]}]))
     assert "needs input" in run("list", "-o", "table").stdout
     assert len(json.loads(run("list", "--project", "shop").stdout)["items"]) == 2
-    assert ready.asked[-1].query == {"limit": "50", "projectId": "prj_2"}
+    assert ready.requests[-1].query == {"limit": "50", "projectId": "prj_2"}
     run("list", "--status", "done", "--status", "backlog", "-q", "log")
-    assert [request.query.get("status") for request in ready.asked[-2:]] == ["done", "backlog"]
+    assert [request.query.get("status") for request in ready.requests[-2:]] == ["done", "backlog"]
     ready.on("GET", "/tasks", page([]))
     assert "sandyard task add" in run("list", "-o", "table").stderr
 
 
-def test_show(ready: Server) -> None:
+def test_show_prints_attempts_steps_and_questions(ready: Server) -> None:
     steps = [
         step("setup"),
         step("verify", "failed", number=2, error="exit code 1\x1b[2J", tries=2),
@@ -191,20 +191,20 @@ def test_show(ready: Server) -> None:
     ready.on("GET", f"/tasks/{TASK}", Reply(200, shown))
     ask = {"id": "ask_1", "kind": "question", "title": "Which?", "detail": {"form": {"properties": {}}}}
     ready.on("GET", "/asks", page([ask]))
-    said = run("show", TASK, "-o", "table").stdout
-    assert "Attempt 1: demo (no model): failed" in said
-    assert "1 min 15 s, not verified, 1000 tokens, $0.0123" in said
-    assert "  ✓ setup  2.5 s\n  ✗ verify  2.5 s  (started 2 times)  exit code 1 [2J\n" in said
+    printed = run("show", TASK, "-o", "table").stdout
+    assert "Attempt 1: demo (no model): failed" in printed
+    assert "1 min 15 s, not verified, 1000 tokens, $0.0123" in printed
+    assert "  ✓ setup  2.5 s\n  ✗ verify  2.5 s  (started 2 times)  exit code 1 [2J\n" in printed
     assert (
         "  ✗ verify  2.5 s  exit code 2  (fixed afterwards)\n  - verify  skipped: the project has no check\n"
-        "  - pull request  not applicable: the remote does not support pull requests\n  It fails.\n" in said
+        "  - pull request  not applicable: the remote does not support pull requests\n  It fails.\n" in printed
     )
-    assert "Pull request #7 fix: the login (open): sandyard/login into main\n  https://example.org" in said
-    assert f"? The agent asks: Which?\n  To answer: sandyard task answer {TASK} ANSWER\n" in said
-    assert "  All\n  of it\n" in said
+    assert "Pull request #7 fix: the login (open): sandyard/login into main\n  https://example.org" in printed
+    assert f"? The agent asks: Which?\n  To answer: sandyard task answer {TASK} ANSWER\n" in printed
+    assert "  All\n  of it\n" in printed
 
 
-def test_compare_and_queue(ready: Server) -> None:
+def test_attempts_are_compared_and_the_queue_is_listed(ready: Server) -> None:
     spent = {"calls": 1, "inputTokens": 5, "outputTokens": 5, "costUsd": 1.5, "unpriced": 0}
     diff = {"files": 2, "added": 3, "removed": 1}
     both = [
@@ -243,30 +243,30 @@ def test_compare_and_queue(ready: Server) -> None:
         (["pick", TASK, "1"], "pick", {"attemptId": "att_1"}),
     ],
 )
-def test_verbs(ready: Server, arguments: list[str], path: str, body: Any) -> None:
+def test_commands_change_the_task(ready: Server, arguments: list[str], path: str, body: Any) -> None:
     ready.on("POST", f"/tasks/{TASK}/{path}", Reply(200, task("in_progress", attempt("queued"))))
     result = run(*arguments, "-o", "table")
     assert (result.exit_code, result.stdout) == (0, f"{TASK} Mend the login: in progress (queued)\n")
-    assert (ready.asked[-1].json() if ready.asked[-1].body else None) == body
+    assert (ready.requests[-1].json() if ready.requests[-1].body else None) == body
     assert json.loads(run(*arguments).stdout)["id"] == TASK
 
 
-def test_another_agent_goes_on(ready: Server) -> None:
+def test_retry_can_change_the_agent(ready: Server) -> None:
     ready.on("PATCH", f"/tasks/{TASK}", Reply(200, task("in_progress", attempt("failed"))))
     ready.on("POST", f"/tasks/{TASK}/retry", Reply(200, task("in_progress", attempt("queued"))))
     assert run("retry", TASK, "--agent", "codex").exit_code == 0
-    changed, retried = ready.asked[-2:]
+    changed, retried = ready.requests[-2:]
     assert (changed.method, changed.json()) == ("PATCH", {"agent": "codex", "model": None, "attempts": []})
     assert retried.path.endswith("/retry")
 
 
-def test_remove_asks_first(ready: Server) -> None:
+def test_remove_asks_for_confirmation(ready: Server) -> None:
     ready.on("DELETE", f"/tasks/{TASK}", Reply(204))
     assert run("remove", TASK, stdin="n\n").exit_code == 1
     assert run("remove", TASK, "--yes").exit_code == 0
 
 
-def test_its_pull_request(ready: Server) -> None:
+def test_pr_prints_the_url_of_the_pull_request(ready: Server) -> None:
     ready.on("GET", f"/tasks/{TASK}/pull-request", Reply(200, {**PULL, "detail": {}}))
     assert run("pr", TASK).stdout == f"{PULL['url']}\n"
     ready.on("GET", f"/tasks/{TASK}/pull-request", problem(404, "not_found", "None."))
@@ -274,7 +274,7 @@ def test_its_pull_request(ready: Server) -> None:
     assert (result.exit_code, result.stderr) == (3, f"sandyard: {TASK} has no pull request yet.\n")
 
 
-def test_its_diff(ready: Server) -> None:
+def test_diff_shows_the_changes_of_an_attempt(ready: Server) -> None:
     changed = {"files": [{"path": "a.py", "change": "modified", "added": 1, "removed": 0, "patch": "diff --git a b\n"}]}
     ready.on("GET", "/git/sbx_1/diff", Reply(200, changed))
     assert run("diff", TASK).stdout == "diff --git a b\n"

@@ -13,7 +13,7 @@ from sandyard.cli.up.state import State
 from sandyard.kit.errors import ConflictError
 
 
-def test_the_key_is_made_once_and_closed_to_others(tmp_path: Path) -> None:
+def test_the_key_is_created_once_and_private(tmp_path: Path) -> None:
     state = State(tmp_path / "data")
     state.take()
     key = state.key()
@@ -27,7 +27,7 @@ def test_the_key_is_made_once_and_closed_to_others(tmp_path: Path) -> None:
     os.close(state.lock)
 
 
-def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_directory_is_used_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = State(tmp_path), State(tmp_path)
     first.take()
     monkeypatch.setattr(state_module, "_alive", lambda holder: holder == str(os.getpid()))
@@ -38,7 +38,7 @@ def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(second.lock)
 
 
-def test_orphans_that_do_not_go_are_not_waited_for_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_orphaned_processes_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = State(tmp_path)
     first.take()
     monkeypatch.setattr(state_module, "ORPHAN_SECONDS", 0.2)
@@ -47,6 +47,6 @@ def test_orphans_that_do_not_go_are_not_waited_for_forever(tmp_path: Path, monke
     os.close(first.lock)
 
 
-def test_a_place_that_cannot_be_used() -> None:
+def test_an_unusable_path_is_reported() -> None:
     with pytest.raises(CommandError, match="/proc/nothing"):
         State(Path("/proc/nothing")).take()
