@@ -295,7 +295,7 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
     durable = Durable(
         services.settings.durable_database,
         instance,
-        Rounds(services.database, services.attempts, services.tasks, steps).course,
+        Rounds(services.database, services.attempts, services.tasks, steps).run_round,
     )
     stack.push_async_callback(durable.close)
     services.attempts.start(durable)

@@ -113,7 +113,7 @@ async def list_(
 ) -> Page[ScheduleView]:
     """List schedules of projects you may see, newest first."""
     found = await schedules.list(caller, page, project_id=project_id)
-    failures = await schedules.failures(found.items)
+    failures = await schedules.list_failures(found.items)
     return Page[ScheduleView].of(found, lambda row: ScheduleView.of(row, failures.get(row.id)))
 
 
@@ -157,8 +157,8 @@ async def run(
     """Create the schedule's task now, on your behalf. Does not change its times."""
     row = await schedules.run(caller, schedule_id)
     note(request, task=row.id)
-    return TaskView.of(await tasks.cards.one(row))
+    return TaskView.of(await tasks.cards.get_card(row))
 
 
 async def _view(schedules: service.Schedules, row: models.Schedule) -> ScheduleView:
-    return ScheduleView.of(row, (await schedules.failures([row])).get(row.id))
+    return ScheduleView.of(row, (await schedules.list_failures([row])).get(row.id))

@@ -168,7 +168,7 @@ async def create(request: Request, caller: Caller, tasks: Tasks, body: NewTask) 
     """Create a task in the backlog, and start it if requested."""
     row = await tasks.create(caller, body.project_id, body.fields(), needs=body.needs, start=body.start)
     note(request, target=row.id)
-    return TaskView.of(await tasks.cards.one(row))
+    return TaskView.of(await tasks.cards.get_card(row))
 
 
 @router.get("/tasks", name="task.list")
@@ -182,14 +182,14 @@ async def list_(
 ) -> Page[TaskView]:
     """List tasks by column, in board order. `steps` of attempts are left out."""
     found = await tasks.list(caller, page, project_id=project_id, status=status, q=q)
-    cards = await tasks.cards.of(found.items)
+    cards = await tasks.cards.list_cards(found.items)
     return Page(items=[TaskView.of(card) for card in cards], next_cursor=found.next_cursor)
 
 
 @router.get("/tasks/counts", name="task.counts", dependencies=[large_response()])
 async def counts(caller: Caller, tasks: Tasks) -> TaskCounts:
     """Count tasks by project and column."""
-    found = await tasks.counts(caller)
+    found = await tasks.count_by_column(caller)
     return TaskCounts(
         items=[
             ProjectCounts(project_id=project, columns=columns, failed=failed)
@@ -217,13 +217,13 @@ async def show_board(
     Descriptions of tasks and `steps` of attempts are left out.
     """
     wanted = BoardFilter(q or "", agent, show)
-    page = await tasks.board(caller, wanted, project_id=project_id, only=status, offset=offset, limit=limit)
+    page = await tasks.get_board(caller, wanted, project_id=project_id, only=status, offset=offset, limit=limit)
     return BoardView.of(page)
 
 
 @router.get("/tasks/{task_id}", name="task.get", dependencies=[large_response()])
 async def get(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
-    return TaskView.of(await tasks.cards.one(await tasks.get(caller, task_id)))
+    return TaskView.of(await tasks.cards.get_card(await tasks.get(caller, task_id)))
 
 
 @router.patch("/tasks/{task_id}", name="task.update", dependencies=[limited("execute")])
@@ -233,7 +233,7 @@ async def update(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId
     needs, start = given.pop("needs", None), given.pop("start", None)
     changes = {name: value for name, value in given.items() if value is not None or name not in _ALWAYS_SOMETHING}
     row = await tasks.update(caller, task_id, changes, needs=needs, start=start)
-    return TaskView.of(await tasks.cards.one(row))
+    return TaskView.of(await tasks.cards.get_card(row))
 
 
 @router.delete("/tasks/{task_id}", name="task.delete", status_code=204)
@@ -252,13 +252,13 @@ async def move(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId, 
     """
     note(request, to=body.status)
     row = await tasks.move(caller, task_id, body.status, position=body.position, feedback=body.feedback)
-    return TaskView.of(await tasks.cards.one(row))
+    return TaskView.of(await tasks.cards.get_card(row))
 
 
 @router.post("/tasks/{task_id}/stop", name="task.stop", dependencies=[limited("execute")])
 async def stop(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
     """Cancel a task and stop its attempts. Idempotent."""
-    return TaskView.of(await tasks.cards.one(await tasks.stop(caller, task_id)))
+    return TaskView.of(await tasks.cards.get_card(await tasks.stop(caller, task_id)))
 
 
 @router.post("/tasks/{task_id}/retry", name="task.retry", dependencies=[limited("execute")])
@@ -271,13 +271,13 @@ async def retry(
     over.
     """
     row = await tasks.retry(caller, task_id, message=body.message, attempt_id=body.attempt_id)
-    return TaskView.of(await tasks.cards.one(row))
+    return TaskView.of(await tasks.cards.get_card(row))
 
 
 @router.get("/tasks/{task_id}/attempts", name="task.attempts", dependencies=[large_response()])
 async def attempts_of(caller: Caller, tasks: Tasks, task_id: TaskId) -> AttemptList:
     """List attempts with their changes, verification, cost and duration, for comparison."""
-    return AttemptList.of(await tasks.cards.one(await tasks.get(caller, task_id)))
+    return AttemptList.of(await tasks.cards.get_card(await tasks.get(caller, task_id)))
 
 
 @router.post("/tasks/{task_id}/pick", name="task.pick", dependencies=[limited("execute")])
@@ -288,12 +288,12 @@ async def pick(
     task = await tasks.get(caller, task_id)
     row = await attempts.pick(caller, task_id, body.attempt_id)
     note(request, attempt=row.id)
-    return TaskView.of(await tasks.cards.one(task))
+    return TaskView.of(await tasks.cards.get_card(task))
 
 
 @router.get("/queue", name="task.queue", dependencies=[large_response()])
 async def queue(caller: Caller, tasks: Tasks, attempts: Attempts) -> QueueView:
     """List waiting attempts in order, with what they wait for. Positions include other users' attempts."""
-    waiting = await attempts.queue(caller)
-    titles = await tasks.cards.titles([row.task_id for row, _, _ in waiting])
+    waiting = await attempts.list_queue(caller)
+    titles = await tasks.cards.get_titles([row.task_id for row, _, _ in waiting])
     return QueueView(items=[Waiting.of(row, titles.get(row.task_id, ""), place, why) for row, place, why in waiting])

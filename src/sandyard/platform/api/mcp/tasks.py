@@ -174,7 +174,7 @@ async def list_tasks(call: Call, given: ListTasks) -> TaskList:
     """List tasks by column, in board order."""
     tasks = call.services.tasks
     found = await tasks.list(call.caller, given.page, project_id=given.project_id, status=given.status, q=given.words)
-    cards = await tasks.cards.of(found.items)
+    cards = await tasks.cards.list_cards(found.items)
     return TaskList(items=[summarize(TaskView.of(card)) for card in cards], next_cursor=found.next_cursor)
 
 
@@ -261,12 +261,12 @@ async def task_transcript(call: Call, given: TaskTranscript) -> Transcript:
 
 
 async def _state(call: Call, row: models.Task) -> TaskState:
-    view = TaskView.of(await call.services.tasks.cards.one(row))
+    view = TaskView.of(await call.services.tasks.cards.get_card(row))
     return describe_state(view, [] if is_at_rest(view) else await pending(call, task_id=row.id))
 
 
 async def _moved(call: Call, row: models.Task) -> TaskMoved:
-    return describe_move(TaskView.of(await call.services.tasks.cards.one(row)))
+    return describe_move(TaskView.of(await call.services.tasks.cards.get_card(row)))
 
 
 async def _attempt(call: Call, task_id: str, number: int | None) -> AttemptState:

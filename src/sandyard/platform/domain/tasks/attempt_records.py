@@ -10,7 +10,7 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.tasks.model import AttemptStatus
 from sandyard.platform.domain.tasks.moves import lock_board
 
-_RESTS = (AttemptStatus.READY, AttemptStatus.IN_REVIEW)
+_REVIEWABLE = (AttemptStatus.READY, AttemptStatus.IN_REVIEW)
 
 
 async def lock_attempt(tx: Transaction, attempt_id: str) -> tuple[Task, Attempt] | None:
@@ -31,7 +31,7 @@ def set_attempt_status(
     now = utc_now()
     row.status, row.error, row.error_code, row.updated_at = status, error, error_code, now
     row.finished_at = now
-    if status not in _RESTS:
+    if status not in _REVIEWABLE:
         row.step = None
     emit_attempt_event(
         tx, row, f"attempt.{status}", round=row.round, error=None if error is None else error[:1000], code=error_code

@@ -29,20 +29,20 @@ from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event, lock_attempt, set_attempt_status
 from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column, RoundKind
-from sandyard.platform.domain.tasks.moves import AT_WORK, advance
+from sandyard.platform.domain.tasks.moves import ACTIVE_ATTEMPTS, advance
 from sandyard.platform.domain.tasks.sandbox_release import SandboxRelease
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
 
-LOOK_S = 5.0
+QUEUE_CHECK_S = 5.0
 """How often the queue is checked without a notification."""
 RECONCILE_S = 60.0
 """How often running attempts are compared with their workflows."""
-WORDS = 100_000
-PENDING = 10
-"""PENDING: messages that may wait for the end of a round. WORDS: their total number of characters."""
+MAX_PENDING_CHARACTERS = 100_000
+MAX_PENDING_MESSAGES = 10
+"""Limits of the messages that wait for the end of a round. The characters are those of all messages."""
 Columns = TypeVarTuple("Columns")
 
 
@@ -50,7 +50,7 @@ class Executor(Protocol):
     """Runs rounds: `durable.Durable`."""
 
     async def begin(self, attempt_id: str, number: int) -> None: ...
-    async def state(self, attempt_id: str, number: int) -> str | None: ...
+    async def get_state(self, attempt_id: str, number: int) -> str | None: ...
 
 
 class Turns(Protocol):
@@ -61,7 +61,7 @@ class Turns(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Limit:
+class _ProjectLimit:
     """How many attempts of a project may run at once."""
 
     project: str
@@ -69,7 +69,7 @@ class _Limit:
 
 
 class Attempts:
-    def __init__(  # noqa: PLR0917 - the parts it stands on
+    def __init__(  # noqa: PLR0917 - its dependencies
         self,
         database: Database,
         projects: Projects,
@@ -84,7 +84,7 @@ class Attempts:
         self._turns = turns
         self._settings = settings
         self._tasks = TaskSet("attempts")
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._executor: Executor | None = None
         self._clock = clock
 
@@ -93,40 +93,42 @@ class Attempts:
     async def draft(self, tx: Transaction, task: Task, owner_id: str) -> list[Attempt]:
         """Create the attempts the task asks for, in the transaction that starts it. Call `nudge` afterwards."""
         after = await tx.session.scalar(select(func.max(Attempt.number)).where(Attempt.task_id == task.id)) or 0
-        wanted = await self._wanted(tx, task)
+        wanted = await self._list_requested_agents(tx, task)
         now = utc_now()
-        made = []
-        for place, (agent, model) in enumerate(wanted):
+        created = []
+        for index, (agent, model) in enumerate(wanted):
             attempt = Attempt(
                 id=ordered_id("att_"),
                 task_id=task.id,
                 project_id=task.project_id,
                 owner_id=owner_id,
-                number=after + 1 + place,
+                number=after + 1 + index,
                 session_id=ordered_id("ses_"),
                 agent=agent,
                 model=model,
                 status=AttemptStatus.QUEUED,
                 round=1,
-                work={"kind": RoundKind.TASK, "solo": len(wanted) == 1, "place": place},
+                work={"kind": RoundKind.TASK, "solo": len(wanted) == 1, "place": index},
                 detail={},
                 queued_at=now,
                 updated_at=now,
             )
             tx.add(attempt)
             emit_attempt_event(tx, attempt, "attempt.queued", agent=attempt.agent, model=attempt.model)
-            made.append(attempt)
-        return made
+            created.append(attempt)
+        return created
 
-    async def _wanted(self, tx: Transaction, task: Task) -> list[tuple[str, str | None]]:
+    async def _list_requested_agents(self, tx: Transaction, task: Task) -> list[tuple[str, str | None]]:
         """Return the agent and model of each attempt the task asks for."""
         project = await tx.session.get(Project, task.project_id)
-        usual = ProjectSettings.of(project).agent if project is not None else AgentSettings()
+        defaults = ProjectSettings.of(project).agent if project is not None else AgentSettings()
         default = await find_default_agent(tx.session, project, self._settings)
         found = []
         for one in task.attempts or [{}]:
             agent = one.get("agent") or task.agent or default
-            found.append((agent, one.get("model") or task.model or (usual.model if agent == usual.default else None)))
+            found.append(
+                (agent, one.get("model") or task.model or (defaults.model if agent == defaults.default else None))
+            )
         return found
 
     async def send_back(
@@ -138,24 +140,27 @@ class Attempts:
         that agent continues.
         """
         log.info("attempt_sent_back", task=task.id, attempt=attempt.number, automatic=automatic)
-        said = {"words": storable(words)[:WORDS], "by": by, "automatic": automatic}
-        if attempt.status in AT_WORK:
+        said = {"words": storable(words)[:MAX_PENDING_CHARACTERS], "by": by, "automatic": automatic}
+        if attempt.status in ACTIVE_ATTEMPTS:
             attempt.detail = {**attempt.detail, "pending": [*attempt.detail.get("pending", []), said]}
         elif attempt.status == AttemptStatus.FAILED:
             await self.retry(tx, task, only=attempt.id, said=said)
         else:
             await self._hand_over(tx, task, [attempt])
-            self._next(tx, attempt, RoundKind.FEEDBACK, said=[said])
+            self._queue_next_round(tx, attempt, RoundKind.FEEDBACK, said=[said])
 
     @staticmethod
     def has_room(attempt: Attempt, words: str) -> bool:
         """Return whether these words may wait for the end of the current round, in addition to those already waiting."""
-        if attempt.status not in AT_WORK:
+        if attempt.status not in ACTIVE_ATTEMPTS:
             return True
         waiting = attempt.detail.get("pending", [])
-        return len(waiting) < PENDING and sum(len(one["words"]) for one in waiting) + len(words) <= WORDS
+        return (
+            len(waiting) < MAX_PENDING_MESSAGES
+            and sum(len(one["words"]) for one in waiting) + len(words) <= MAX_PENDING_CHARACTERS
+        )
 
-    def _next(self, tx: Transaction, attempt: Attempt, kind: RoundKind, **work: Any) -> None:
+    def _queue_next_round(self, tx: Transaction, attempt: Attempt, kind: RoundKind, **work: Any) -> None:
         attempt.round += 1
         kept = {"solo": attempt.work.get("solo", True), "place": attempt.work.get("place")}
         attempt.work = {"kind": kind, **kept, **work}
@@ -166,7 +171,7 @@ class Attempts:
 
     def nudge(self) -> None:
         """Signal a change, so that the queue is checked."""
-        self._news.set()
+        self._changed.set()
 
     async def cancel(self, task_id: str) -> None:
         """Cancel all attempts of the task, running or queued. Their work is kept. Idempotent."""
@@ -184,7 +189,7 @@ class Attempts:
         for row in rows:
             await self._turns.cancel_all(row.session_id)
             if row.status != AttemptStatus.RUNNING:
-                self.leave(row.session_id, row.project_id)
+                self.release_sandbox(row.session_id, row.project_id)
         self.nudge()
 
     async def retry(
@@ -205,22 +210,22 @@ class Attempts:
         await self._hand_over(tx, task, rows)
         for row in rows:
             # it is unknown whether the agent has read them
-            words = _newest([*row.work.get("said", ()), *([said] if said is not None else [])])
-            self._next(tx, row, RoundKind.RETRY, ended=row.error, **({"said": words} if words else {}))
+            words = _keep_newest([*row.work.get("said", ()), *([said] if said is not None else [])])
+            self._queue_next_round(tx, row, RoundKind.RETRY, ended=row.error, **({"said": words} if words else {}))
         task.error = task.finished_at = None
         return rows
 
     async def _hand_over(self, tx: Transaction, task: Task, rows: Sequence[Attempt]) -> None:
         """Switch the sessions of these attempts to other agents if the task now asks for others."""
-        wanted = await self._wanted(tx, task)
+        wanted = await self._list_requested_agents(tx, task)
         for row in rows:
-            place = 0 if len(wanted) == 1 and row.work.get("solo", True) else row.work.get("place")
-            if place is not None and place < len(wanted):
-                await _assign_agent(tx, row, *wanted[place])
+            index = 0 if len(wanted) == 1 and row.work.get("solo", True) else row.work.get("place")
+            if index is not None and index < len(wanted):
+                await _assign_agent(tx, row, *wanted[index])
 
     async def pick(self, caller: Principal, task_id: str, attempt_id: str) -> Attempt:
         """Pick the attempt that becomes the pull request. The others are archived with their transcripts."""
-        await self._task(caller, task_id)
+        await self._get_task(caller, task_id)
         async with self._database.transaction() as tx:
             await tx.session.get(Task, task_id, with_for_update=True)
             query = select(Attempt).where(Attempt.task_id == task_id).order_by(Attempt.number).with_for_update()
@@ -238,19 +243,19 @@ class Attempts:
             others = [row for row in rows if row is not picked and row.status != AttemptStatus.ARCHIVED]
             for row in others:
                 set_attempt_status(tx, row, AttemptStatus.ARCHIVED)
-            self._next(tx, picked, RoundKind.PUBLISH, solo=True)  # later rounds of it are published too
+            self._queue_next_round(tx, picked, RoundKind.PUBLISH, solo=True)  # later rounds of it are published too
         for row in others:
-            self.leave(row.session_id, row.project_id, archive=True)
+            self.release_sandbox(row.session_id, row.project_id, archive=True)
         self.nudge()
         return picked
 
     # reading ---------------------------------------------------------------------------------------------------------------
 
-    async def of_task(self, caller: Principal, task_id: str) -> list[Attempt]:
-        await self._task(caller, task_id)
-        return (await self.of_tasks([task_id])).get(task_id, [])
+    async def list_for_task(self, caller: Principal, task_id: str) -> list[Attempt]:
+        await self._get_task(caller, task_id)
+        return (await self.list_for_tasks([task_id])).get(task_id, [])
 
-    async def of_tasks(self, task_ids: Sequence[str]) -> dict[str, list[Attempt]]:
+    async def list_for_tasks(self, task_ids: Sequence[str]) -> dict[str, list[Attempt]]:
         """Return attempts by task. The caller must already be authorized to see the tasks."""
         found: dict[str, list[Attempt]] = {}
         async with self._database.reading() as session:
@@ -259,28 +264,31 @@ class Attempts:
                 found.setdefault(row.task_id, []).append(row)
         return found
 
-    async def steps(self, attempt_id: str) -> list[Step]:
+    async def list_steps(self, attempt_id: str) -> list[Step]:
         async with self._database.reading() as session:
             query = select(Step).where(Step.attempt_id == attempt_id).order_by(Step.round, Step.number)
             return list((await session.scalars(query)).all())
 
-    async def positions(self) -> dict[str, int]:
+    async def get_queue_positions(self) -> dict[str, int]:
         """Return the queue positions of all waiting attempts by id. The next one is 1."""
         async with self._database.reading() as session:
-            return {row: place for place, row in enumerate(await session.scalars(_in_order(select(Attempt.id))), 1)}
+            return {
+                row: position
+                for position, row in enumerate(await session.scalars(_select_queue(select(Attempt.id))), 1)
+            }
 
-    async def queue(self, caller: Principal) -> list[tuple[Attempt, int, str]]:
+    async def list_queue(self, caller: Principal) -> list[tuple[Attempt, int, str]]:
         """Return the waiting attempts that the caller may see, with their position and what they wait for."""
         async with self._database.reading() as session:
             mine = set(await session.scalars(select(Project.id).where(visible_to(caller))))
-        (waiting, limits), counts = await self._waiting(), await self._counts()
+        (waiting, limits), counts = await self._list_queued(), await self._count_running()
         return [
-            (row, place, self._obstacle(row, limits[row.project_id], counts) or "It is about to start.")
-            for place, row in enumerate(waiting, 1)
+            (row, position, self._find_obstacle(row, limits[row.project_id], counts) or "It is about to start.")
+            for position, row in enumerate(waiting, 1)
             if row.project_id in mine
         ]
 
-    async def _task(self, caller: Principal, task_id: str) -> Task:
+    async def _get_task(self, caller: Principal, task_id: str) -> Task:
         async with self._database.reading() as session:
             task = await session.get(Task, task_id)
         if task is not None:
@@ -302,7 +310,7 @@ class Attempts:
         due, loop = 0.0, asyncio.get_running_loop()
         self._tasks.spawn(self._sandbox_release.recover())
         while True:
-            self._news.clear()
+            self._changed.clear()
             try:
                 if loop.time() >= due:
                     await self._reconcile()
@@ -315,8 +323,8 @@ class Attempts:
                 due = 0.0
                 log.error("attempts_crashed", exc=error)  # noqa: TRY400
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self._news.wait()
+                async with asyncio.timeout(QUEUE_CHECK_S):
+                    await self._changed.wait()
 
     async def _reconcile(self) -> None:
         """Start attempts that were admitted but not started, also by an earlier process, and fail those whose workflow is broken."""
@@ -325,21 +333,21 @@ class Attempts:
             query = select(Attempt).where(Attempt.status == AttemptStatus.RUNNING)
             rows = list((await session.scalars(query)).all())
         for row in rows:
-            state = await self._executor.state(row.id, row.round)
+            state = await self._executor.get_state(row.id, row.round)
             if state is None:
                 await self._executor.begin(row.id, row.round)
             elif state == "broken":
-                sentence = "Internal error while working on this task. Retry the task."
-                await self.fail(row.id, "internal", sentence, number=row.round)
+                message = "Internal error while working on this task. Retry the task."
+                await self.fail(row.id, "internal", message, number=row.round)
 
     async def _admit(self) -> None:
         assert self._executor is not None
-        counts = await self._counts()
+        counts = await self._count_running()
         if counts["machine"] >= self._settings.parallel_attempts:
             return
-        waiting, limits = await self._waiting()
+        waiting, limits = await self._list_queued()
         for row in waiting:
-            if self._obstacle(row, limits[row.project_id], counts) is not None:
+            if self._find_obstacle(row, limits[row.project_id], counts) is not None:
                 continue
             async with self._database.transaction() as tx:
                 known = await tx.session.get(Attempt, row.id, with_for_update=True)
@@ -351,17 +359,17 @@ class Attempts:
             counts.update(("machine", known.project_id, known.owner_id))
             await self._executor.begin(known.id, known.round)
 
-    async def _waiting(self) -> tuple[list[Attempt], dict[str, _Limit]]:
+    async def _list_queued(self) -> tuple[list[Attempt], dict[str, _ProjectLimit]]:
         """Return the queue in order, and the limits of its projects."""
         async with self._database.reading() as session:
-            rows = list(await session.scalars(_in_order(select(Attempt))))
+            rows = list(await session.scalars(_select_queue(select(Attempt))))
             if not rows:
                 return [], {}
             projects = await session.scalars(select(Project).where(Project.id.in_({row.project_id for row in rows})))
-            limits = {one.id: _Limit(one.name, ProjectSettings.of(one).tasks.parallel) for one in projects}
+            limits = {one.id: _ProjectLimit(one.name, ProjectSettings.of(one).tasks.parallel) for one in projects}
             return [row for row in rows if row.project_id in limits], limits
 
-    async def _counts(self) -> Counter[str]:
+    async def _count_running(self) -> Counter[str]:
         counts: Counter[str] = Counter()
         query = select(Attempt.project_id, Attempt.owner_id).where(Attempt.status == AttemptStatus.RUNNING)
         async with self._database.reading() as session:
@@ -369,7 +377,7 @@ class Attempts:
                 counts.update(("machine", *row))
         return counts
 
-    def _obstacle(self, row: Attempt, limit: _Limit, counts: Counter[str]) -> str | None:
+    def _find_obstacle(self, row: Attempt, limit: _ProjectLimit, counts: Counter[str]) -> str | None:
         """Return why the attempt may not run now, or None."""
         if counts["machine"] >= self._settings.parallel_attempts:
             return f"The platform's limit of {self._settings.parallel_attempts} parallel attempts is reached (SANDYARD_PARALLEL_ATTEMPTS)."
@@ -384,7 +392,7 @@ class Attempts:
 
     # used by rounds ----------------------------------------------------------------------------------------------------------
 
-    async def fail(self, attempt_id: str, code: str, sentence: str, *, number: int | None = None) -> None:
+    async def fail(self, attempt_id: str, code: str, message: str, *, number: int | None = None) -> None:
         """Mark the round as failed. Idempotent.
 
         If none of its other attempts is at work, the task also fails; if other attempts can be picked, it goes to review.
@@ -398,14 +406,16 @@ class Attempts:
             if cancelled:
                 set_attempt_status(tx, row, AttemptStatus.CANCELLED)
             else:
-                set_attempt_status(tx, row, AttemptStatus.FAILED, error=storable(sentence)[:WORDS], error_code=code)
+                set_attempt_status(
+                    tx, row, AttemptStatus.FAILED, error=storable(message)[:MAX_PENDING_CHARACTERS], error_code=code
+                )
             if not cancelled and task.status == Column.IN_PROGRESS:
-                await self._without(tx, task, row)
+                await self._update_task_after_failure(tx, task, row)
         if cancelled:
-            self.leave(row.session_id, row.project_id)
+            self.release_sandbox(row.session_id, row.project_id)
         self.nudge()
 
-    async def _without(self, tx: Transaction, task: Task, row: Attempt) -> None:
+    async def _update_task_after_failure(self, tx: Transaction, task: Task, row: Attempt) -> None:
         """Update the task after this attempt failed."""
         query = select(Attempt.status).where(
             Attempt.task_id == row.task_id, Attempt.id != row.id, Attempt.status.in_(OPEN_ATTEMPTS)
@@ -416,29 +426,29 @@ class Attempts:
             emit_attempt_event(
                 tx, row, "task.updated", title=task.title, status=task.status, error=(task.error or "")[:1000]
             )
-        elif not others & set(AT_WORK):
+        elif not others & set(ACTIVE_ATTEMPTS):
             await advance(tx, self._clock, task, Column.IN_REVIEW)
 
-    async def rest(self, tx: Transaction, task: Task, row: Attempt, status: AttemptStatus) -> bool:
+    async def finish_round(self, tx: Transaction, task: Task, row: Attempt, status: AttemptStatus) -> bool:
         """Finish the round as ready or in review. Returns True if messages that arrived meanwhile have started the next round."""
         pending = row.detail.get("pending", [])
         set_attempt_status(tx, row, status)
         if pending:
             row.detail = {name: value for name, value in row.detail.items() if name != "pending"}
             await self._hand_over(tx, task, [row])
-            self._next(tx, row, RoundKind.FEEDBACK, said=pending)
+            self._queue_next_round(tx, row, RoundKind.FEEDBACK, said=pending)
         return bool(pending)
 
-    def leave(self, session_id: str, project_id: str, *, archive: bool = False) -> None:
+    def release_sandbox(self, session_id: str, project_id: str, *, archive: bool = False) -> None:
         """Delete or pause the attempt's sandbox in the background, per the project's settings. Branch and transcript are kept."""
         self._tasks.spawn(self._sandbox_release.release(session_id, project_id, archive=archive))
 
 
-def _newest(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the newest messages for one round: at most PENDING, with WORDS characters in total. The oldest are dropped."""
+def _keep_newest(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the newest messages for one round: at most MAX_PENDING_MESSAGES, with MAX_PENDING_CHARACTERS in total."""
     kept: list[dict[str, Any]] = []
-    left = WORDS
-    for one in reversed(said[-PENDING:]):
+    left = MAX_PENDING_CHARACTERS
+    for one in reversed(said[-MAX_PENDING_MESSAGES:]):
         left -= len(one["words"])
         if left < 0 and kept:
             break
@@ -456,7 +466,7 @@ async def _assign_agent(tx: Transaction, row: Attempt, agent: str, model: str | 
         session.agent, session.model, session.mode = agent, model, None
 
 
-def _in_order(query: Select[*Columns]) -> Select[*Columns]:
-    """Of attempts: those that wait, the next one first."""
+def _select_queue(query: Select[*Columns]) -> Select[*Columns]:
+    """Limit a query of attempts to those that are queued, the next one first."""
     query = query.join(Task, Task.id == Attempt.task_id).where(Attempt.status == AttemptStatus.QUEUED)
     return query.order_by(Task.priority.desc(), Attempt.queued_at, Attempt.id)

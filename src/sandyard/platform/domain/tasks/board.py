@@ -27,15 +27,15 @@ from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.tasks import moves
 from sandyard.platform.domain.tasks.cards import Cards
-from sandyard.platform.domain.tasks.columns import BoardFilter, BoardPage, has_words, read_board
+from sandyard.platform.domain.tasks.columns import BoardFilter, BoardPage, match_words, read_board
 from sandyard.platform.domain.tasks.dependencies import replace_needs
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
-from sandyard.platform.domain.tasks.moves import Agents, Attempts, Releases, lock_board
+from sandyard.platform.domain.tasks.moves import Agents, BoardAttempts, WaitingTaskStarter, lock_board
 from sandyard.platform.domain.tasks.positions import choose_position, get_index, is_failed
 from sandyard.platform.domain.users.model import Principal
 
-_AT_WORK = (Column.IN_PROGRESS, Column.IN_REVIEW)
+_ACTIVE_COLUMNS = (Column.IN_PROGRESS, Column.IN_REVIEW)
 _column_order: ColumnElement[int] = case(
     {column.value: number for number, column in enumerate(Column)}, value=Task.status, else_=len(Column)
 )
@@ -46,7 +46,7 @@ class Tasks:
     """Operations on tasks. Raises NotFoundError for tasks the caller may not see."""
 
     def __init__(
-        self, database: Database, projects: Projects, attempts: Attempts, agents: Agents | None, clock: Clock
+        self, database: Database, projects: Projects, attempts: BoardAttempts, agents: Agents | None, clock: Clock
     ) -> None:
         self._database = database
         self._projects = projects
@@ -56,11 +56,11 @@ class Tasks:
         self._tasks = TaskSet("tasks")
         self._moves = moves.Moves(attempts, clock)
         self.cards = Cards(database, attempts, clock)
-        self._releases = Releases(database, self._moves, self._tasks, attempts)
+        self._waiting_tasks = WaitingTaskStarter(database, self._moves, self._tasks, attempts)
 
     async def recover(self) -> None:
         """Start tasks that became ready, and stop tasks that were to be stopped, while the platform was down."""
-        await self._releases.recover()
+        await self._waiting_tasks.recover()
 
     async def close(self) -> None:
         await self._tasks.cancel()
@@ -101,7 +101,7 @@ class Tasks:
         needs: Sequence[str] = (),
         start_for: str | None = None,
     ) -> Task:
-        """Add a task, in a transaction that holds the board (`held`). The same `source_key` returns the existing task.
+        """Add a task, in a transaction that holds the board (`lock_board`). The same `source_key` returns the existing task.
 
         Tasks that are created automatically are added even if the backlog is full.
         """
@@ -121,7 +121,7 @@ class Tasks:
             source_key=source_key,
             created_at=now,
             updated_at=now,
-            **fields.stored(),
+            **fields.to_columns(),
         )
         task.position = await choose_position(tx.session, task, Column.BACKLOG)
         tx.add(task)
@@ -130,7 +130,7 @@ class Tasks:
             await replace_needs(tx.session, task, needs)
         tx.emit(
             "task.created",
-            **moves.about(task, project),
+            **moves.make_event_ids(task, project),
             title=task.title,
             to=task.status,
             position=await get_index(tx.session, task),
@@ -153,7 +153,7 @@ class Tasks:
         async with self._database.reading() as session:
             found = await session.scalar(select(Task).where(Task.id == task_id, tasks_visible_to(caller)))
         if found is None:
-            raise _unknown(task_id)
+            raise _make_not_found_error(task_id)
         return found
 
     async def list(
@@ -165,19 +165,19 @@ class Tasks:
         status: Column | None = None,
         q: str | None = None,
     ) -> Listing[Task]:
-        """List tasks by column, in board order. `q`: see `has_words`."""
+        """List tasks by column, in board order. `q`: see `match_words`."""
         query = select(Task).where(tasks_visible_to(caller))
         if project_id is not None:
             query = query.where(Task.project_id == project_id)
         if status is not None:
             query = query.where(Task.status == status)
         if q:
-            query = query.where(*has_words(q))
+            query = query.where(*match_words(q))
         async with self._database.searching(caller.user_id) if q else self._database.reading() as session:
-            found = await read_rows(session, _after(query, page.cursor), Task.id, page.limit)
-        return Listing(found.items, _cursor(found.items[-1]) if found.more and found.items else None)
+            found = await read_rows(session, _start_after_cursor(query, page.cursor), Task.id, page.limit)
+        return Listing(found.items, _make_cursor(found.items[-1]) if found.more and found.items else None)
 
-    async def board(
+    async def get_board(
         self,
         caller: Principal,
         wanted: BoardFilter,
@@ -204,7 +204,7 @@ class Tasks:
             limit=limit,
         )
 
-    async def counts(self, caller: Principal) -> dict[str, tuple[dict[Column, int], int]]:
+    async def count_by_column(self, caller: Principal) -> dict[str, tuple[dict[Column, int], int]]:
         """Return, by project, the number of tasks in each column and the number of failed tasks in progress."""
         failed = func.sum(case((is_failed(), 1), else_=0))
         query = select(Task.project_id, Task.status, func.count(), failed).where(tasks_visible_to(caller))
@@ -233,20 +233,20 @@ class Tasks:
         soon as possible.
         """
         before = await self.get(caller, task_id)
-        fields = TaskFields.model_validate({**_fields_of(before), **changes})
+        fields = TaskFields.model_validate({**_get_fields(before), **changes})
         if changes.keys() & {"agent", "attempts"}:
             await self.check_agents(caller.user_id, fields)
         async with self._database.transaction() as tx:
-            project, task = await self._hold(tx, caller, task_id)
-            for name, value in TaskFields.model_validate({**_fields_of(task), **changes}).stored().items():
+            project, task = await self._lock_task(tx, caller, task_id)
+            for name, value in TaskFields.model_validate({**_get_fields(task), **changes}).to_columns().items():
                 setattr(task, name, value)
             if needs is not None:
                 await replace_needs(tx.session, task, needs)
             task.updated_at = get_time(self._clock)
             changed = sorted([*changes, *(["needs"] if needs is not None else [])])
-            tx.emit("task.updated", **moves.about(task, project), title=task.title, changed=changed)
+            tx.emit("task.updated", **moves.make_event_ids(task, project), title=task.title, changed=changed)
             if start is not None and task.status == Column.BACKLOG:
-                moves.starts_for(task, None)
+                moves.set_automatic_start(task, None)
                 if start:
                     await self._moves.start_when_ready(tx, project, task, caller.user_id)
         return task
@@ -260,13 +260,13 @@ class Tasks:
         project = await self._projects.get(caller, task.project_id)
         if not (caller.is_admin or caller.user_id in (task.created_by, project.owner_id)):
             raise ForbiddenError("Only the task's creator, the project's owner or an administrator may delete it.")
-        if task.status in _AT_WORK:
+        if task.status in _ACTIVE_COLUMNS:
             await self.move(caller, task_id, Column.CANCELLED)
         async with self._database.transaction() as tx:
-            project, task = await self._hold(tx, caller, task_id)
-            await moves.require_still(tx, task)
+            project, task = await self._lock_task(tx, caller, task_id)
+            await moves.require_stopped(tx, task)
             await tx.session.delete(task)
-            tx.emit("task.deleted", **moves.about(task, project), title=task.title, **{"from": task.status})
+            tx.emit("task.deleted", **moves.make_event_ids(task, project), title=task.title, **{"from": task.status})
 
     # moving ------------------------------------------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class Tasks:
         allowed.
         """
         async with self._database.transaction() as tx:
-            project, task = await self._hold(tx, caller, task_id)
+            project, task = await self._lock_task(tx, caller, task_id)
             before = Column(task.status)
             if before == status:
                 await self._moves.reorder(tx, project, task, position)
@@ -294,7 +294,7 @@ class Tasks:
                 await self._moves.move(
                     tx, project, task, status, by=caller.user_id, position=position, feedback=feedback
                 )
-        if before in _AT_WORK and status in moves.STOPS:
+        if before in _ACTIVE_COLUMNS and status in moves.STOPPED_COLUMNS:
             await self._tasks.finish(self._attempts.cancel(task_id))
         return task
 
@@ -323,11 +323,11 @@ class Tasks:
         """
         said = {"words": message, "by": caller.name, "automatic": False} if message is not None else None
         async with self._database.transaction() as tx:
-            project, task = await self._hold(tx, caller, task_id)
+            project, task = await self._lock_task(tx, caller, task_id)
             over = Attempt.status.in_((AttemptStatus.FAILED, AttemptStatus.CANCELLED))
             left = await tx.session.scalar(select(Attempt.id).where(Attempt.task_id == task.id, over).limit(1))
-            if task.status in _AT_WORK or (task.status == Column.CANCELLED and left is not None):
-                await self._continue(tx, project, task, attempt_id, said)
+            if task.status in _ACTIVE_COLUMNS or (task.status == Column.CANCELLED and left is not None):
+                await self._continue_attempts(tx, project, task, attempt_id, said)
             else:
                 if message is not None or attempt_id is not None:
                     raise ConflictError(
@@ -351,15 +351,15 @@ class Tasks:
             attempt = await tx.session.scalar(query)
             if attempt is None:
                 return False
-            project, task = await self._hold(tx, caller, attempt.task_id)
+            project, task = await self._lock_task(tx, caller, attempt.task_id)
             await tx.session.refresh(attempt)  # it may have been retried before the board was locked
-            if task.status in _AT_WORK and attempt.status == AttemptStatus.FAILED:
+            if task.status in _ACTIVE_COLUMNS and attempt.status == AttemptStatus.FAILED:
                 said = {"words": write_allowance(titles), "by": caller.name, "automatic": False}
-                await self._continue(tx, project, task, attempt.id, said)
+                await self._continue_attempts(tx, project, task, attempt.id, said)
         self._attempts.nudge()
         return True
 
-    async def _continue(
+    async def _continue_attempts(
         self, tx: Transaction, project: Project, task: Task, attempt_id: str | None, said: dict[str, Any] | None
     ) -> None:
         """Continue attempts that failed or were stopped. Raises like `move`."""
@@ -371,16 +371,16 @@ class Tasks:
         await self._attempts.retry(tx, task, only=attempt_id, said=said)
         await self.advance(tx, task, Column.IN_PROGRESS)
 
-    async def _hold(self, tx: Transaction, caller: Principal, task_id: str) -> tuple[Project, Task]:
+    async def _lock_task(self, tx: Transaction, caller: Principal, task_id: str) -> tuple[Project, Task]:
         """Lock the task's board until the end of the transaction, and return the project and the task."""
         seen = select(Task.project_id).where(Task.id == task_id, tasks_visible_to(caller))
         project_id = await tx.session.scalar(seen)
         if project_id is None:
-            raise _unknown(task_id)
+            raise _make_not_found_error(task_id)
         project = await lock_board(tx, project_id)
         task = await tx.session.scalar(select(Task).where(Task.id == task_id).with_for_update())
         if task is None:
-            raise _unknown(task_id)
+            raise _make_not_found_error(task_id)
         return project, task
 
 
@@ -389,11 +389,11 @@ def tasks_visible_to(caller: Principal) -> ColumnElement[bool]:
     return Task.project_id.in_(select(Project.id).where(visible_to(caller)))
 
 
-def _fields_of(task: Task) -> dict[str, Any]:
+def _get_fields(task: Task) -> dict[str, Any]:
     return {name: getattr(task, name) for name in TaskFields.model_fields}
 
 
-def _after(query: Select[Task], cursor: str | None) -> Select[Task]:
+def _start_after_cursor(query: Select[Task], cursor: str | None) -> Select[Task]:
     query = query.order_by(_column_order, Task.position, Task.id)
     if cursor is None:
         return query
@@ -405,9 +405,9 @@ def _after(query: Select[Task], cursor: str | None) -> Select[Task]:
     return query.where(or_(_column_order > column, and_(_column_order == column, later)))
 
 
-def _cursor(task: Task) -> str:
+def _make_cursor(task: Task) -> str:
     return f"{list(Column).index(Column(task.status))}_{task.position}_{task.id}"
 
 
-def _unknown(task_id: str) -> NotFoundError:
+def _make_not_found_error(task_id: str) -> NotFoundError:
     return NotFoundError(f"There is no task {task_id[:60]!r}.")

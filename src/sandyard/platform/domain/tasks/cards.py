@@ -24,7 +24,7 @@ from sandyard.platform.domain.tasks.positions import select_index
 
 
 class Queue(Protocol):
-    async def positions(self) -> dict[str, int]: ...
+    async def get_queue_positions(self) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class Cards:
         self._queue = queue
         self._clock = clock
 
-    async def one(self, task: Task) -> Card:
+    async def get_card(self, task: Task) -> Card:
         """Return one task, with the steps of its attempts."""
-        return (await self.of([task], steps=True))[0]
+        return (await self.list_cards([task], steps=True))[0]
 
-    async def of(self, tasks: Sequence[Task], *, steps: bool = False) -> list[Card]:
+    async def list_cards(self, tasks: Sequence[Task], *, steps: bool = False) -> list[Card]:
         """Return the tasks' current state, in the same order.
 
         A task and its attempts change together and are read together. Descriptions are taken from the given rows. The caller must already be
@@ -80,15 +80,15 @@ class Cards:
         ids = [task.id for task in tasks]
         async with self._database.reading() as session:
             needs = await list_needs(session, ids)
-            rows = (await session.execute(_tasks_and_attempts(), {"tasks": ids})).all()
+            rows = (await session.execute(_select_tasks_and_attempts(), {"tasks": ids})).all()
             now = {task.id: task for task, _, _ in rows}
             for task in tasks:
                 if task.id in now and "description" not in inspect(task).unloaded:
                     set_committed_value(now[task.id], "description", task.description)
             positions = {task.id: position for task, _, position in rows}
             attempts = [attempt for _, attempt, _ in rows if attempt is not None]
-            by_task, by_session = await _pull_requests(session, ids, attempts)
-            gathered = await self._gather(session, attempts, by_session, steps=steps)
+            by_task, by_session = await _load_pull_requests(session, ids, attempts)
+            gathered = await self._build_attempt_cards(session, attempts, by_session, steps=steps)
         by_id: dict[str, list[AttemptCard]] = {}
         for one in gathered:
             by_id.setdefault(one.attempt.task_id, []).append(one)
@@ -104,30 +104,30 @@ class Cards:
             for task in (now.get(task.id, task) for task in tasks)  # the given row, if it was deleted meanwhile
         ]
 
-    async def attempts(self, rows: Sequence[Attempt]) -> list[AttemptCard]:
+    async def list_attempt_cards(self, rows: Sequence[Attempt]) -> list[AttemptCard]:
         """Return attempts with their steps."""
         async with self._database.reading() as session:
-            _, pulls = await _pull_requests(session, [], rows)
-            return await self._gather(session, rows, pulls, steps=True)
+            _, pulls = await _load_pull_requests(session, [], rows)
+            return await self._build_attempt_cards(session, rows, pulls, steps=True)
 
-    async def titles(self, task_ids: Sequence[str]) -> dict[str, str]:
+    async def get_titles(self, task_ids: Sequence[str]) -> dict[str, str]:
         async with self._database.reading() as session:
             rows = (await session.execute(select(Task.id, Task.title).where(Task.id.in_(task_ids)))).all()
         return {row[0]: row[1] for row in rows}
 
-    async def _gather(
+    async def _build_attempt_cards(
         self, session: AsyncSession, rows: Sequence[Attempt], pulls: Mapping[str, PullRequest], *, steps: bool
     ) -> list[AttemptCard]:
         """Build the cards. `pulls`: by session."""
         sessions = [row.session_id for row in rows]
-        sandboxes = await _sandboxes(session, sessions)
-        spent = await _spent(session, sessions)
-        done = await _steps(session, [row.id for row in rows]) if steps else None
-        worked = await _rounds(session, [row.id for row in rows])
-        waits = any(row.status == AttemptStatus.QUEUED for row in rows)
-        queue = await self._queue.positions() if waits else {}
+        sandboxes = await _load_sandbox_ids(session, sessions)
+        spent = await _load_usage(session, sessions)
+        done = await _load_steps(session, [row.id for row in rows]) if steps else None
+        rounds = await _load_rounds(session, [row.id for row in rows])
+        is_any_queued = any(row.status == AttemptStatus.QUEUED for row in rows)
+        queue = await self._queue.get_queue_positions() if is_any_queued else {}
         now = get_time(self._clock)
-        times = [_worked(row, worked.get(row.id, ()), now) for row in rows]
+        times = [_compute_working_time(row, rounds.get(row.id, ()), now) for row in rows]
         return [
             AttemptCard(
                 attempt=row,
@@ -147,7 +147,7 @@ Round = tuple[int, datetime, datetime | None]
 """Its number, when its first step started, and when its last step ended."""
 
 
-def _worked(row: Attempt, rounds: Sequence[Round], now: datetime) -> tuple[float | None, datetime | None]:
+def _compute_working_time(row: Attempt, rounds: Sequence[Round], now: datetime) -> tuple[float | None, datetime | None]:
     """Return `seconds` and `working_since` of a card."""
     if row.started_at is None:
         return None, None
@@ -192,7 +192,7 @@ _SPENT = (
 
 
 @functools.cache
-def _tasks_and_attempts() -> Select[Task, Attempt, int]:
+def _select_tasks_and_attempts() -> Select[Task, Attempt, int]:
     """Include the position of each task in its column. Long texts are left out, because a task appears once per attempt."""
     both = select(Task, Attempt, select_index()).outerjoin(Attempt, Attempt.task_id == Task.id)
     both = both.options(defer(Task.description), defer(Attempt.work))
@@ -200,31 +200,31 @@ def _tasks_and_attempts() -> Select[Task, Attempt, int]:
 
 
 @functools.cache
-def _newest_pull_requests() -> Select[PullRequest]:
-    of_them = or_(PullRequest.task_id.in_(_TASK_IDS), PullRequest.session_id.in_(_SESSION_IDS))
+def _select_pull_requests() -> Select[PullRequest]:
+    is_requested = or_(PullRequest.task_id.in_(_TASK_IDS), PullRequest.session_id.in_(_SESSION_IDS))
     query = select(PullRequest).options(defer(PullRequest.detail), defer(PullRequest.told))  # these can be large
-    return query.where(of_them).order_by(PullRequest.id)
+    return query.where(is_requested).order_by(PullRequest.id)
 
 
-async def _rounds(session: AsyncSession, attempts: Sequence[str]) -> Mapping[str, list[Round]]:
+async def _load_rounds(session: AsyncSession, attempts: Sequence[str]) -> Mapping[str, list[Round]]:
     found: dict[str, list[Round]] = {}
     for attempt_id, number, began, ended in (await session.execute(_ROUNDS, {"attempts": attempts})).all():
         found.setdefault(attempt_id, []).append((number, began, ended))
     return found
 
 
-async def _sandboxes(session: AsyncSession, sessions: Sequence[str]) -> Mapping[str, str | None]:
+async def _load_sandbox_ids(session: AsyncSession, sessions: Sequence[str]) -> Mapping[str, str | None]:
     return {row[0]: row[1] for row in (await session.execute(_SANDBOXES, {"sessions": sessions})).all()}
 
 
-async def _steps(session: AsyncSession, attempts: Sequence[str]) -> Mapping[str, list[Step]]:
+async def _load_steps(session: AsyncSession, attempts: Sequence[str]) -> Mapping[str, list[Step]]:
     found: dict[str, list[Step]] = {}
     for row in await session.scalars(_STEPS, {"attempts": attempts}):
         found.setdefault(row.attempt_id, []).append(row)
     return found
 
 
-async def _spent(session: AsyncSession, sessions: Sequence[str]) -> Mapping[str, Spent]:
+async def _load_usage(session: AsyncSession, sessions: Sequence[str]) -> Mapping[str, Spent]:
     """Return usage by session, as counted by the proxy."""
     found: dict[str, Spent] = {}
     for row in (await session.execute(_SPENT, {"sessions": sessions})).all():
@@ -234,12 +234,12 @@ async def _spent(session: AsyncSession, sessions: Sequence[str]) -> Mapping[str,
     return found
 
 
-async def _pull_requests(
+async def _load_pull_requests(
     session: AsyncSession, tasks: Sequence[str], attempts: Sequence[Attempt]
 ) -> tuple[Mapping[str, PullRequest], Mapping[str, PullRequest]]:
     """Return the newest pull request by task, and by session of an attempt."""
-    whose = {"tasks": tasks, "sessions": [row.session_id for row in attempts]}
-    rows = list(await session.scalars(_newest_pull_requests(), whose))
+    parameters = {"tasks": tasks, "sessions": [row.session_id for row in attempts]}
+    rows = list(await session.scalars(_select_pull_requests(), parameters))
     return (
         {row.task_id: row for row in rows if row.task_id is not None},
         {row.session_id: row for row in rows if row.session_id is not None},

@@ -22,8 +22,8 @@ from sandyard.platform.domain.tasks.cards import Card, Cards
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.positions import is_failed
 
-_AT_WORK = (AttemptStatus.RUNNING, AttemptStatus.QUEUED)
-_TELLING = (
+_ACTIVE_ATTEMPTS = (AttemptStatus.RUNNING, AttemptStatus.QUEUED)
+_MOST_RELEVANT_FIRST = (
     *(AttemptStatus.RUNNING, AttemptStatus.QUEUED, AttemptStatus.READY, AttemptStatus.IN_REVIEW),
     *(AttemptStatus.MERGED, AttemptStatus.FAILED, AttemptStatus.CANCELLED, AttemptStatus.ARCHIVED),
 )
@@ -49,7 +49,7 @@ class Show(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BoardFilter:
-    """All given conditions must hold. `words`: see `has_words`. `agent`: works, worked or would work on it."""
+    """All given conditions must hold. `words`: see `match_words`. `agent`: works, worked or would work on it."""
 
     words: str = ""
     agent: str | None = None
@@ -80,8 +80,8 @@ class BoardPage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """The place of a task. `index`: in the column of its project, starting at 0."""
+class _TaskPlace:
+    """Where a task is on the board. `index`: in the column of its project, starting at 0."""
 
     id: str
     project_id: str
@@ -100,31 +100,31 @@ class _Range:
 
 
 @dataclass(slots=True)
-class _Facts:
+class _TaskFacts:
     """What filters need to know of a task. `attempts`: agent, status and session of each, oldest first."""
 
     column: Column
     agents: set[str]
-    failed: bool
+    has_error: bool
     attempts: list[tuple[str, AttemptStatus, str]] = field(default_factory=list)
 
     @property
-    def running(self) -> bool:
-        return any(status in _AT_WORK for _, status, _ in self.attempts)
+    def is_running(self) -> bool:
+        return any(status in _ACTIVE_ATTEMPTS for _, status, _ in self.attempts)
 
     @property
     def has_failed(self) -> bool:
-        if self.failed:
+        if self.has_error:
             return True
-        if self.running or self.column != Column.IN_PROGRESS or not self.attempts:
+        if self.is_running or self.column != Column.IN_PROGRESS or not self.attempts:
             return False
-        return min((status for _, status, _ in self.attempts), key=_TELLING.index) == AttemptStatus.FAILED
+        return min((status for _, status, _ in self.attempts), key=_MOST_RELEVANT_FIRST.index) == AttemptStatus.FAILED
 
     def needs_person(self, asked: set[str]) -> bool:
-        if any(status in _AT_WORK and session in asked for _, status, session in self.attempts):
+        if any(status in _ACTIVE_ATTEMPTS and session in asked for _, status, session in self.attempts):
             return True
         ready = any(status == AttemptStatus.READY for _, status, _ in self.attempts)
-        return self.column == Column.IN_REVIEW and ready and not self.running
+        return self.column == Column.IN_REVIEW and ready and not self.is_running
 
 
 async def read_board(
@@ -147,19 +147,19 @@ async def read_board(
     columns = [only] if only is not None else list(Column)
     is_filtered = wanted != BoardFilter()
     async with database.searching(who) if is_filtered else database.reading() as session:
-        counts = await _counts(session, seen)
+        counts = await _count_tasks(session, seen)
         failed = await session.scalar(select(func.count()).select_from(Task).where(seen, is_failed())) or 0
         totals = {column: sum(counts[column].values()) for column in columns}
         if is_filtered:
-            found = await _filtered(session, seen, asks, wanted, columns)
+            found = await _list_matching_by_column(session, seen, asks, wanted, columns)
             matching = {column: len(ids) for column, ids in found.items()}
             page = {column: ids[offset : offset + limit] for column, ids in found.items()}
         else:
             matching = totals
-            page = await _page(session, {column: counts[column] for column in columns}, offset, limit)
+            page = await _read_page(session, {column: counts[column] for column in columns}, offset, limit)
         ids = [one for found in page.values() for one in found]
         rows = {row.id: row for row in await session.scalars(_WITHOUT_DESCRIPTION.where(Task.id.in_(ids)))}
-    gathered = await cards.of([rows[one] for one in ids if one in rows])
+    gathered = await cards.list_cards([rows[one] for one in ids if one in rows])
     by_id = {card.task.id: card for card in gathered}
     blockers = {one for card in gathered for one in card.blocked_by} - by_id.keys()
     return BoardPage(
@@ -173,11 +173,11 @@ async def read_board(
             )
             for column in columns
         ],
-        titles=await cards.titles(sorted(blockers)),
+        titles=await cards.get_titles(sorted(blockers)),
     )
 
 
-async def _counts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[Column, dict[str, int]]:
+async def _count_tasks(session: AsyncSession, seen: ColumnElement[bool]) -> dict[Column, dict[str, int]]:
     """Return, by column and project, the number of tasks. The index has all that is needed."""
     counts: dict[Column, dict[str, int]] = {column: {} for column in Column}
     query = select(Task.project_id, Task.status, func.count()).where(seen).group_by(Task.project_id, Task.status)
@@ -186,31 +186,33 @@ async def _counts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[Colu
     return counts
 
 
-async def _page(
+async def _read_page(
     session: AsyncSession, counts: Mapping[Column, Mapping[str, int]], offset: int, limit: int
 ) -> dict[Column, list[str]]:
     """Return the ids of the tasks on the page, by column and in order."""
-    ranges = [one for column, of_column in counts.items() for one in _ranges(column, of_column, offset, offset + limit)]
+    ranges = [
+        one for column, of_column in counts.items() for one in _split_range(column, of_column, offset, offset + limit)
+    ]
     found: dict[tuple[str, Column], list[tuple[int, str]]] = {}
     for at in range(0, len(ranges), RANGES_AT_ONCE):
-        query = union_all(*(_tasks_in(one) for one in ranges[at : at + RANGES_AT_ONCE]))
+        query = union_all(*(_select_range(one) for one in ranges[at : at + RANGES_AT_ONCE]))
         for project_id, status, position, id_ in await session.execute(query):
             found.setdefault((project_id, Column(status)), []).append((position, id_))
     places = [
-        _Place(id_, one.project_id, one.column, index)
+        _TaskPlace(id_, one.project_id, one.column, index)
         for one in ranges
         for index, (_, id_) in enumerate(sorted(found.get((one.project_id, one.column), ())), one.start)
     ]
-    return _by_column(places, list(counts))
+    return _group_by_column(places, list(counts))
 
 
-def _ranges(column: Column, counts: Mapping[str, int], start: int, end: int) -> list[_Range]:
+def _split_range(column: Column, counts: Mapping[str, int], start: int, end: int) -> list[_Range]:
     """Return which tasks of each project are among the tasks `start` to `end` of the whole column."""
-    before, until = _shares(counts, start), _shares(counts, end)
+    before, until = _compute_shares(counts, start), _compute_shares(counts, end)
     return [_Range(one, column, before[one], until[one]) for one in sorted(counts) if before[one] < until[one]]
 
 
-def _shares(counts: Mapping[str, int], number: int) -> dict[str, int]:
+def _compute_shares(counts: Mapping[str, int], number: int) -> dict[str, int]:
     """Return how many of the column's first `number` tasks each project has, if the projects take turns in the order of their ids."""
     rounds = range(max(counts.values(), default=0) + 1)
     full = bisect_right(rounds, number, key=lambda one: sum(min(count, one) for count in counts.values())) - 1
@@ -221,14 +223,14 @@ def _shares(counts: Mapping[str, int], number: int) -> dict[str, int]:
     return shares
 
 
-def _tasks_in(wanted: _Range) -> Select[str, str, int, str]:
+def _select_range(wanted: _Range) -> Select[str, str, int, str]:
     query = select(Task.project_id, Task.status, Task.position, Task.id)
     query = query.where(Task.project_id == wanted.project_id, Task.status == wanted.column)
     query = query.order_by(Task.position, Task.id).offset(wanted.start).limit(wanted.end - wanted.start)
     return select(query.subquery())
 
 
-def _by_column(places: Sequence[_Place], columns: Sequence[Column]) -> dict[Column, list[str]]:
+def _group_by_column(places: Sequence[_TaskPlace], columns: Sequence[Column]) -> dict[Column, list[str]]:
     """Return the ids in each column: the first task of each project, then the second of each, and so on."""
     found: dict[Column, list[str]] = {column: [] for column in columns}
     for one in sorted(places, key=lambda one: (one.index, one.project_id)):
@@ -236,7 +238,7 @@ def _by_column(places: Sequence[_Place], columns: Sequence[Column]) -> dict[Colu
     return found
 
 
-async def _filtered(
+async def _list_matching_by_column(
     session: AsyncSession,
     seen: ColumnElement[bool],
     asks: ColumnElement[bool],
@@ -244,36 +246,38 @@ async def _filtered(
     columns: Sequence[Column],
 ) -> dict[Column, list[str]]:
     """Return the ids of all matching tasks, by column and in order."""
-    matching = await _matching(session, seen, asks, wanted)
+    matching = await _find_matching(session, seen, asks, wanted)
     index = func.row_number().over(partition_by=(Task.project_id, Task.status), order_by=(Task.position, Task.id))
     query = select(Task.id, Task.project_id, Task.status, index).where(seen, Task.status.in_(columns))
     if len(matching) <= _ROWS:
         all_places = query.subquery()
         query = select(all_places).where(all_places.c.id.in_(matching))
-    places: list[_Place] = []
+    places: list[_TaskPlace] = []
     for rows in (await session.execute(query)).partitions(_ROWS):
         await take_turn()
-        places += [_Place(id_, project, Column(status), n - 1) for id_, project, status, n in rows if id_ in matching]
-    return _by_column(places, columns)
+        places += [
+            _TaskPlace(id_, project, Column(status), n - 1) for id_, project, status, n in rows if id_ in matching
+        ]
+    return _group_by_column(places, columns)
 
 
-async def _matching(
+async def _find_matching(
     session: AsyncSession, seen: ColumnElement[bool], asks: ColumnElement[bool], wanted: BoardFilter
 ) -> set[str]:
     """Return the ids of matching tasks."""
     found: set[str] | None = None
-    if words := has_words(wanted.words):
+    if words := match_words(wanted.words):
         found = set(await session.scalars(select(Task.id).where(seen, *words)))
     if wanted.agent is not None or wanted.show is not None:
-        asked = await _asked(session, asks) if wanted.show == Show.NEEDS_YOU else set[str]()
-        tests: dict[Show, Callable[[_Facts], bool]] = {
-            Show.RUNNING: lambda facts: facts.running,
+        asked = await _list_sessions_with_questions(session, asks) if wanted.show == Show.NEEDS_YOU else set[str]()
+        tests: dict[Show, Callable[[_TaskFacts], bool]] = {
+            Show.RUNNING: lambda facts: facts.is_running,
             Show.FAILED: lambda facts: facts.has_failed,
             Show.NEEDS_YOU: lambda facts: facts.needs_person(asked),
         }
         known = {
             id_
-            for id_, facts in (await _facts(session, _may_match(seen, wanted.show))).items()
+            for id_, facts in (await _load_facts(session, _narrow_condition(seen, wanted.show))).items()
             if (wanted.agent is None or wanted.agent in facts.agents)
             and (wanted.show is None or tests[wanted.show](facts))
         }
@@ -281,12 +285,12 @@ async def _matching(
     return found if found is not None else set(await session.scalars(select(Task.id).where(seen)))
 
 
-def has_words(text: str) -> list[ColumnElement[bool]]:
+def match_words(text: str) -> list[ColumnElement[bool]]:
     """Return one condition for each of the first MAX_WORDS different words of `text`."""
-    return [_has_word(word) for word in list(dict.fromkeys(text.lower().split()))[:MAX_WORDS]]
+    return [_match_word(word) for word in list(dict.fromkeys(text.lower().split()))[:MAX_WORDS]]
 
 
-def _has_word(word: str) -> ColumnElement[bool]:
+def _match_word(word: str) -> ColumnElement[bool]:
     """Match the title, the beginning of the description, the branch or number of a pull request, or the id."""
     pull = PullRequest
     named = or_(
@@ -301,15 +305,15 @@ def _has_word(word: str) -> ColumnElement[bool]:
     )
 
 
-async def _asked(session: AsyncSession, asks: ColumnElement[bool]) -> set[str]:
+async def _list_sessions_with_questions(session: AsyncSession, asks: ColumnElement[bool]) -> set[str]:
     """Return the sessions in which something waits for a person."""
     query = select(Ask.session_id).join(Session, Session.id == Ask.session_id)
     return set(await session.scalars(query.where(Ask.status == AskStatus.PENDING, asks)))
 
 
-def _may_match(seen: ColumnElement[bool], show: Show | None) -> ColumnElement[bool]:
+def _narrow_condition(seen: ColumnElement[bool], show: Show | None) -> ColumnElement[bool]:
     """Return a condition for tasks that `show` may include, so that most of a large board is not read."""
-    at_work = Task.id.in_(select(Attempt.task_id).where(Attempt.status.in_(_AT_WORK)))
+    at_work = Task.id.in_(select(Attempt.task_id).where(Attempt.status.in_(_ACTIVE_ATTEMPTS)))
     if show == Show.RUNNING:
         return and_(seen, at_work)
     if show == Show.FAILED:
@@ -319,20 +323,20 @@ def _may_match(seen: ColumnElement[bool], show: Show | None) -> ColumnElement[bo
     return seen
 
 
-async def _facts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[str, _Facts]:
+async def _load_facts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[str, _TaskFacts]:
     of_board = Project.id.in_(select(Task.project_id).where(seen))
     defaults = {
         id_: ((settings or {}).get("agent") or {}).get("default")
         for id_, settings in (await session.execute(select(Project.id, Project.settings).where(of_board)))
     }
     query = select(Task.id, Task.project_id, Task.status, Task.agent, Task.attempts, Task.error).where(seen)
-    found: dict[str, _Facts] = {}
+    found: dict[str, _TaskFacts] = {}
     chosen: dict[str, str] = {}
     for rows in (await session.execute(query)).partitions(_ROWS):
         await take_turn()
         for id_, project, status, agent, wanted, error in rows:
             agents = {one["agent"] for one in wanted or [] if one.get("agent")}
-            found[id_] = _Facts(Column(status), agents, bool(error))
+            found[id_] = _TaskFacts(Column(status), agents, bool(error))
             takes_default = not wanted or any(not one.get("agent") for one in wanted)
             if takes_default and (default := agent or defaults.get(project)):
                 chosen[id_] = default
@@ -340,9 +344,9 @@ async def _facts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[str, 
         Task, Task.id == Attempt.task_id
     )
     ordered = attempts.where(seen).order_by(Attempt.task_id, Attempt.number)
-    for tried in (await session.execute(ordered)).partitions(_ROWS):
+    for rows_of_attempts in (await session.execute(ordered)).partitions(_ROWS):
         await take_turn()
-        for task_id, agent, status, session_id in tried:
+        for task_id, agent, status, session_id in rows_of_attempts:
             if (facts := found.get(task_id)) is None:
                 continue  # it was created after the tasks were read
             facts.attempts.append((agent, AttemptStatus(status), session_id))

@@ -32,15 +32,15 @@ def get_next_time(cron: str, timezone: str, after: datetime) -> datetime:
     When clocks are set back, a time in the repeated hour occurs once. When they are set forward, a time in the skipped hour occurs right
     after it.
     """
-    where = parse_zone(timezone)
+    zone = parse_zone(timezone)
     if len(cron.split()) != 5 or len(cron) > MAX_CRON:
-        raise _wrong(cron, "it must have five fields: minute, hour, day of month, month, day of week")
+        raise _make_error(cron, "it must have five fields: minute, hour, day of month, month, day of week")
     try:
-        found = next(CronSim(cron, after.astimezone(where)))
+        found = next(CronSim(cron, after.astimezone(zone)))
     except CronSimError as error:
-        raise _wrong(cron, str(error)) from None
+        raise _make_error(cron, str(error)) from None
     except StopIteration:
-        raise _wrong(cron, "it never matches") from None
+        raise _make_error(cron, "it never matches") from None
     except (
         AssertionError,
         ValueError,
@@ -49,9 +49,9 @@ def get_next_time(cron: str, timezone: str, after: datetime) -> datetime:
         OverflowError,
         RecursionError,
     ):  # errors that CronSim does not handle
-        raise _wrong(cron, "it cannot be parsed") from None
+        raise _make_error(cron, "it cannot be parsed") from None
     return found.astimezone(UTC)
 
 
-def _wrong(cron: str, why: str) -> InvalidInputError:
-    return InvalidInputError(f"{cron[:60]!r} is not a valid cron expression: {why}. Example: 0 6 * * MON-FRI")
+def _make_error(cron: str, reason: str) -> InvalidInputError:
+    return InvalidInputError(f"{cron[:60]!r} is not a valid cron expression: {reason}. Example: 0 6 * * MON-FRI")

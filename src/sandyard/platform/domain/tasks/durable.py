@@ -29,12 +29,12 @@ T = TypeVar("T")
 VERSION = "1"
 """The version of the workflow below. Another version would strand workflows in progress, so a changed workflow must still replay them."""
 Result = dict[str, Any]
-StepOf = Callable[..., Coroutine[Any, Any, Result]]
-Course = Callable[[StepOf, str, int], Coroutine[Any, Any, None]]
+StepRunner = Callable[..., Coroutine[Any, Any, Result]]
+RoundFunction = Callable[[StepRunner, str, int], Coroutine[Any, Any, None]]
 """Called with a function that runs steps, an attempt and a round. It must be deterministic: it depends only on recorded step results."""
-TIDIED = 500
+DELETE_BATCH = 500
 """Number of rounds deleted in one batch."""
-_FINAL = ("ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
+_FAILED_STATUSES = ("ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 _current: Durable | None = None
 
 
@@ -52,19 +52,19 @@ class Durable:
     It opens on first use and then continues workflows that an earlier process left unfinished.
     """
 
-    def __init__(self, database_url: str, executor: str, course: Course) -> None:
+    def __init__(self, database_url: str, executor_id: str, run_round: RoundFunction) -> None:
         self._url = database_url
-        self._executor = executor
-        self._course = course
-        self._main = asyncio.get_running_loop()
-        self._opening = asyncio.Lock()
+        self._executor_id = executor_id
+        self._run_round = run_round
+        self._main_loop = asyncio.get_running_loop()
+        self._open_lock = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._engine: sa.Engine | None = None
         self._closed = False
 
     async def _open(self) -> None:
-        async with self._opening:
+        async with self._open_lock:
             if self._closed:
                 raise StoppingError("The platform is stopping. The work continues when it starts again.")
             if self._thread is None:
@@ -76,7 +76,7 @@ class Durable:
             raise RuntimeError("only one durable executor is allowed per process")
         _current = self
         ready: Future[None] = Future()
-        self._thread = threading.Thread(target=self._live, args=(ready,), name="workflows", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, args=(ready,), name="workflows", daemon=True)
         self._thread.start()
         try:
             await asyncio.wrap_future(ready)
@@ -88,9 +88,9 @@ class Durable:
         """Start the round of an attempt, unless it was started before."""
         await self._run_on_dbos_loop(self._begin(attempt_id, number))
 
-    async def state(self, attempt_id: str, number: int) -> str | None:
+    async def get_state(self, attempt_id: str, number: int) -> str | None:
         """Return `running`, `done` or `broken`; None if it was never started."""
-        return await self._run_on_dbos_loop(self._state(attempt_id, number))
+        return await self._run_on_dbos_loop(self._get_state(attempt_id, number))
 
     async def tidy(self, older_than: timedelta) -> None:
         """Delete the records of rounds that ended longer ago. Their results are stored in the attempts."""
@@ -101,7 +101,7 @@ class Durable:
         """Stop workflows where they are. They continue when a platform opens again."""
         global _current  # noqa: PLW0603
         self._closed = True
-        async with self._opening:  # stopping a loop while it launches has no effect
+        async with self._open_lock:  # stopping a loop while it launches has no effect
             if self._loop is not None and self._thread is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 await asyncio.to_thread(self._thread.join)
@@ -109,11 +109,11 @@ class Durable:
 
     async def run(self, attempt_id: str, number: int) -> None:
         """Run a workflow, on the DBOS loop."""
-        await self._course(self._step, attempt_id, number)
+        await self._run_round(self._run_step, attempt_id, number)
 
-    async def _step(self, name: str, verb: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
+    async def _run_step(self, name: str, function: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
         async def work() -> Result:
-            return await self._run_on_main_loop(verb(*arguments))
+            return await self._run_on_main_loop(function(*arguments))
 
         return await DBOS.run_step_async({"name": name}, work)
 
@@ -124,21 +124,21 @@ class Durable:
         with SetWorkflowID(name):
             await DBOS.start_workflow_async(_workflow, attempt_id, number)
 
-    async def _state(self, attempt_id: str, number: int) -> str | None:
-        known = await DBOS.get_workflow_status_async(f"{attempt_id}-{number}")
-        if known is None:
+    async def _get_state(self, attempt_id: str, number: int) -> str | None:
+        workflow = await DBOS.get_workflow_status_async(f"{attempt_id}-{number}")
+        if workflow is None:
             return None
-        if known.status == "SUCCESS":
+        if workflow.status == "SUCCESS":
             return "done"
-        return "broken" if known.status in _FINAL else "running"
+        return "broken" if workflow.status in _FAILED_STATUSES else "running"
 
     async def _tidy(self, ended_before: datetime) -> None:
         ids: list[str] | None = None
-        while ids is None or len(ids) == TIDIED:
+        while ids is None or len(ids) == DELETE_BATCH:
             found = await DBOS.list_workflows_async(
-                status=["SUCCESS", *_FINAL],
+                status=["SUCCESS", *_FAILED_STATUSES],
                 completed_before=ended_before.isoformat(),
-                limit=TIDIED,
+                limit=DELETE_BATCH,
                 load_input=False,
                 load_output=False,
             )
@@ -164,9 +164,9 @@ class Durable:
         async def run() -> Result:
             return await work
 
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._main))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._main_loop))
 
-    def _live(self, ready: Future[None]) -> None:
+    def _run_thread(self, ready: Future[None]) -> None:
         """Run the thread: launch, serve, shut down."""
         loop = self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
@@ -174,11 +174,11 @@ class Durable:
             loop.run_until_complete(self._launch())
         except BaseException as error:
             ready.set_exception(error)
-            self._end(loop)
+            self._shut_down(loop)
             return
         ready.set_result(None)
         loop.run_forever()
-        self._end(loop)
+        self._shut_down(loop)
 
     async def _launch(self) -> None:
         logger = logging.getLogger("dbos")  # with a handler present, DBOS adds none of its own
@@ -186,16 +186,16 @@ class Durable:
         config: DBOSConfig = {
             "name": "sandyard",
             "application_version": VERSION,
-            "executor_id": self._executor,
+            "executor_id": self._executor_id,
             "log_level": "WARNING",
             "use_listen_notify": False,
             "enable_otlp": False,
-            **self._storage(),
+            **self._get_storage_config(),
         }
         DBOS(config=config)
         DBOS.launch()  # on this thread, so that its coroutines run on this loop
 
-    def _storage(self) -> DBOSConfig:
+    def _get_storage_config(self) -> DBOSConfig:
         url = make_url(self._url)
         if url.get_backend_name() == "sqlite":
             self._engine = sa.create_engine(url.set(drivername="sqlite"), connect_args={"check_same_thread": False})
@@ -204,17 +204,17 @@ class Durable:
         psycopg = url.set(drivername="postgresql").render_as_string(hide_password=False)
         return {"system_database_url": psycopg, "sys_db_pool_size": 5}
 
-    def _end(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _shut_down(self, loop: asyncio.AbstractEventLoop) -> None:
         with contextlib.suppress(Exception):
             left = [task for task in asyncio.all_tasks(loop) if not task.done()]
             for task in left:
                 task.cancel()
             if left:
                 loop.run_until_complete(asyncio.wait(left, timeout=5))
-        for ending in (DBOS.destroy, loop.close, self._engine.dispose if self._engine else None):
+        for close_part in (DBOS.destroy, loop.close, self._engine.dispose if self._engine else None):
             try:
-                if ending is not None:
-                    ending()
+                if close_part is not None:
+                    close_part()
             except Exception as error:
                 log.warning("workflows_not_closed", reason=str(error))
 

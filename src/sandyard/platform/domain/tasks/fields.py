@@ -13,19 +13,21 @@ from sandyard.platform.domain.repositories.ref_names import MAX_NAME, find_fault
 
 MAX_TITLE, MAX_DESCRIPTION, MAX_ATTEMPTS, MAX_NEEDS, MAX_FEEDBACK = 300, 100_000, 8, 50, 50_000
 PRIORITIES = (-100, 100)
-_STEERING = frozenset(("Cc", "Cs", "Zl", "Zp"))
-_TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_CONTROL_CATEGORIES = frozenset(("Cc", "Cs", "Zl", "Zp"))
+_BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
-def _branch(name: str) -> str:
-    if (wrong := find_fault(name)) is not None:
-        raise ValueError(wrong)
+def _validate_branch(name: str) -> str:
+    if (fault := find_fault(name)) is not None:
+        raise ValueError(fault)
     return name
 
 
-def _one_line(title: str) -> str:
+def _make_one_line(title: str) -> str:
     """Make the title one visible line, because it becomes a commit subject, a branch name and a line on a terminal."""
-    seen = "".join(" " if unicodedata.category(one) in _STEERING or one in _TURNING else one for one in title)
+    seen = "".join(
+        " " if unicodedata.category(one) in _CONTROL_CATEGORIES or one in _BIDI_CONTROLS else one for one in title
+    )
     if not (line := " ".join(seen.split())):
         raise ValueError("Must contain a visible character")
     return line
@@ -34,25 +36,25 @@ def _one_line(title: str) -> str:
 AgentName = Annotated[str, Field(min_length=1, max_length=100)]
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]
 Title = Annotated[
-    str, StringConstraints(min_length=1, max_length=MAX_TITLE, strip_whitespace=True), AfterValidator(_one_line)
+    str, StringConstraints(min_length=1, max_length=MAX_TITLE, strip_whitespace=True), AfterValidator(_make_one_line)
 ]
 Description = Annotated[str, Field(max_length=MAX_DESCRIPTION)]
-Branch = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_branch)]
+Branch = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_validate_branch)]
 Priority = Annotated[
     int, Field(ge=PRIORITIES[0], le=PRIORITIES[1], description="Tasks with a higher priority start first.")
 ]
 
 
-class _Part(BaseModel):
+class _FieldsModel(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
 
-class WantedAttempt(_Part):
+class WantedAttempt(_FieldsModel):
     agent: AgentName | None = Field(default=None, description="Null means the task's agent, or else the project's.")
     model: ModelName | None = Field(default=None, description="Null means the task's model, or else the project's.")
 
 
-class TaskFields(_Part):
+class TaskFields(_FieldsModel):
     """All fields of a task that a person can set, except its needs."""
 
     title: Title
@@ -66,7 +68,7 @@ class TaskFields(_Part):
     priority: Priority = 0
     budget: BudgetSettings = Field(default_factory=BudgetSettings)
 
-    def stored(self) -> dict[str, Any]:
+    def to_columns(self) -> dict[str, Any]:
         """Return the fields by column name."""
         values = self.model_dump(exclude={"attempts", "budget"})
         attempts = [one.model_dump(by_alias=True) for one in self.attempts]

@@ -29,7 +29,7 @@ from sandyard.platform.domain.tasks.errors import (
 from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column
 from sandyard.platform.domain.tasks.positions import choose_position, get_index, is_failed
 
-ALLOWED: Mapping[Column, tuple[Column, ...]] = {
+ALLOWED_MOVES: Mapping[Column, tuple[Column, ...]] = {
     Column.BACKLOG: (Column.IN_PROGRESS, Column.DONE, Column.CANCELLED),
     Column.IN_PROGRESS: (Column.BACKLOG, Column.CANCELLED),
     Column.IN_REVIEW: (Column.IN_PROGRESS, Column.DONE, Column.CANCELLED),
@@ -37,18 +37,18 @@ ALLOWED: Mapping[Column, tuple[Column, ...]] = {
     Column.CANCELLED: (Column.BACKLOG,),
 }
 """Moves that people may make, by column."""
-OVER = (Column.DONE, Column.CANCELLED)
-STOPS = (Column.BACKLOG, Column.CANCELLED)
+FINISHED_COLUMNS = (Column.DONE, Column.CANCELLED)
+STOPPED_COLUMNS = (Column.BACKLOG, Column.CANCELLED)
 """Columns in which no attempt works on a task."""
-AT_WORK = (AttemptStatus.QUEUED, AttemptStatus.RUNNING)
+ACTIVE_ATTEMPTS = (AttemptStatus.QUEUED, AttemptStatus.RUNNING)
 log = get_logger(__name__)
-_WAITS = Task.source["startsFor"].as_string().is_not(None)
+_STARTS_AUTOMATICALLY = Task.source["startsFor"].as_string().is_not(None)
 _MAKES_ROOM = frozenset(
     ("task.moved", "task.updated", "task.deleted", "project.updated", "attempt.cancelled", "attempt.failed")
 )
 
 
-class Attempts(Protocol):
+class BoardAttempts(Protocol):
     """What the board needs of attempts."""
 
     async def draft(self, tx: Transaction, task: Task, owner_id: str) -> list[Attempt]: ...
@@ -58,7 +58,7 @@ class Attempts(Protocol):
     async def retry(
         self, tx: Transaction, task: Task, *, only: str | None = None, said: dict[str, Any] | None = None
     ) -> list[Attempt]: ...
-    async def positions(self) -> dict[str, int]: ...
+    async def get_queue_positions(self) -> dict[str, int]: ...
 
 
 class Agents(Protocol):
@@ -74,20 +74,20 @@ async def lock_board(tx: Transaction, project_id: str) -> Project:
     return project
 
 
-def about(task: Task, project: Project) -> dict[str, Any]:
+def make_event_ids(task: Task, project: Project) -> dict[str, Any]:
     """Return the ids of a task's events, which are visible to everyone who sees the project."""
     return {"owner_id": project.owner_id, "project_id": project.id, "task_id": task.id}
 
 
-def starts_for(task: Task, user_id: str | None) -> None:
-    """Set for whom a task in the backlog starts automatically, or None."""
+def set_automatic_start(task: Task, user_id: str | None) -> None:
+    """Set the user for whom a task in the backlog starts automatically. None means that it does not."""
     source = {key: value for key, value in task.source.items() if key != "startsFor"}
     task.source = source if user_id is None else {**source, "startsFor": user_id}
 
 
-async def require_still(tx: Transaction, task: Task) -> None:
+async def require_stopped(tx: Transaction, task: Task) -> None:
     """Raise ConflictError while an attempt is working on the task."""
-    working = select(Attempt.id).where(Attempt.task_id == task.id, Attempt.status.in_(AT_WORK))
+    working = select(Attempt.id).where(Attempt.task_id == task.id, Attempt.status.in_(ACTIVE_ATTEMPTS))
     if await tx.session.scalar(working.limit(1)) is not None:
         raise ConflictError(f"Task {task.id} is still being stopped. Try again in a moment.")
 
@@ -108,11 +108,11 @@ async def put_in_column(  # noqa: PLR0917 - what a move consists of
     **data: Any,
 ) -> None:
     """Put a task into a column regardless of limits, and emit the event that moves its card."""
-    before, now = task.status, get_time(clock)
+    previous, now = task.status, get_time(clock)
     number = await choose_position(tx.session, task, status, position)
     task.status, task.position, task.updated_at = status, number, now
-    starts_for(task, None)
-    if status in OVER:
+    set_automatic_start(task, None)
+    if status in FINISHED_COLUMNS:
         task.finished_at = now
     elif status == Column.BACKLOG:
         task.started_at = task.finished_at = task.error = None
@@ -122,9 +122,9 @@ async def put_in_column(  # noqa: PLR0917 - what a move consists of
     index = await get_index(tx.session, task)
     tx.emit(
         "task.moved",
-        **about(task, project),
+        **make_event_ids(task, project),
         title=task.title,
-        **{"from": before},
+        **{"from": previous},
         to=status,
         position=index,
         **data,
@@ -142,7 +142,7 @@ async def advance(tx: Transaction, clock: Clock, task: Task, status: Column, **d
 
 
 class Moves:
-    def __init__(self, attempts: Attempts, clock: Clock) -> None:
+    def __init__(self, attempts: BoardAttempts, clock: Clock) -> None:
         self._attempts = attempts
         self._clock = clock
 
@@ -152,7 +152,7 @@ class Moves:
             await tx.session.flush()
             index = await get_index(tx.session, task)
             way = {"from": task.status, "to": task.status}
-            tx.emit("task.moved", **about(task, project), title=task.title, **way, position=index)
+            tx.emit("task.moved", **make_event_ids(task, project), title=task.title, **way, position=index)
 
     async def move(
         self,
@@ -166,10 +166,10 @@ class Moves:
         feedback: str | None,
     ) -> None:
         """Move a task on behalf of a person."""
-        before = Column(task.status)
-        if status not in ALLOWED[before]:
-            raise MoveRefusedError(_explain_refusal(before, status))
-        if status == Column.IN_PROGRESS and before == Column.BACKLOG:
+        previous = Column(task.status)
+        if status not in ALLOWED_MOVES[previous]:
+            raise MoveRefusedError(_explain_refusal(previous, status))
+        if status == Column.IN_PROGRESS and previous == Column.BACKLOG:
             await self.start(tx, project, task, by, position)
             return
         if status == Column.IN_PROGRESS and not (feedback or "").strip():
@@ -195,7 +195,7 @@ class Moves:
     async def require_startable(self, tx: Transaction, project: Project, task: Task) -> None:
         """Raise TaskBlockedError or ColumnFullError, or ConflictError if the project is archived or the task is still being stopped."""
         require_unarchived(project)
-        await require_still(tx, task)
+        await require_stopped(tx, task)
         if waits_for := await list_blockers(tx.session, task.id):
             raise TaskBlockedError(waits_for)
         await self.require_room(tx, project, Column.IN_PROGRESS)
@@ -205,8 +205,14 @@ class Moves:
         try:
             await self.start(tx, project, task, by)
         except (TaskBlockedError, ColumnFullError) as reason:
-            starts_for(task, by)
-            tx.emit("task.waiting", **about(task, project), title=task.title, code=reason.code, reason=reason.message)
+            set_automatic_start(task, by)
+            tx.emit(
+                "task.waiting",
+                **make_event_ids(task, project),
+                title=task.title,
+                code=reason.code,
+                reason=reason.message,
+            )
 
     async def require_room(self, tx: Transaction, project: Project, column: Column) -> None:
         """Raise ColumnFullError if the column is full. Failed tasks do not count, because nobody works on them."""
@@ -240,61 +246,69 @@ async def _archive_earlier(tx: Transaction, task: Task, now: datetime) -> None:
 
     They may not know yet that the task was done meanwhile.
     """
-    earlier = Attempt.status.not_in((*AT_WORK, AttemptStatus.MERGED, AttemptStatus.ARCHIVED))
+    earlier = Attempt.status.not_in((*ACTIVE_ATTEMPTS, AttemptStatus.MERGED, AttemptStatus.ARCHIVED))
     for row in list(await tx.session.scalars(select(Attempt).where(Attempt.task_id == task.id, earlier))):
         row.status, row.updated_at = AttemptStatus.ARCHIVED, now
         where = {"project_id": row.project_id, "task_id": row.task_id, "session_id": row.session_id}
         tx.emit("attempt.archived", owner_id=row.owner_id, **where, attemptId=row.id, number=row.number)
 
 
-def _explain_refusal(before: Column, status: Column) -> str:
+def _explain_refusal(previous: Column, status: Column) -> str:
     if status == Column.IN_REVIEW:
         return "A task moves to review automatically when the work on it is done."
-    ways = " or ".join(ALLOWED[before])
-    return f"A task can move from {before} to {ways}, not to {status}."
+    ways = " or ".join(ALLOWED_MOVES[previous])
+    return f"A task can move from {previous} to {ways}, not to {status}."
 
 
-class Releases:
-    """Checks after every change on a board in this process, and at startup. Nothing has to call it."""
+class WaitingTaskStarter:
+    """Starts waiting tasks when they can start: after every change on a board in this process, and at startup."""
 
-    def __init__(self, database: Database, moves: Moves, tasks: TaskSet, attempts: Attempts) -> None:
+    def __init__(self, database: Database, moves: Moves, tasks: TaskSet, attempts: BoardAttempts) -> None:
         self._database = database
         self._moves = moves
         self._tasks = tasks
         self._attempts = attempts
-        self._due: set[str] = set()
-        database.listen(self._told)
+        self._scheduled: set[str] = set()
+        database.listen(self._on_events)
 
     async def recover(self) -> None:
         async with self._database.reading() as session:
-            waiting = select(Task.project_id).where(Task.status == Column.BACKLOG, _WAITS).distinct()
+            waiting = select(Task.project_id).where(Task.status == Column.BACKLOG, _STARTS_AUTOMATICALLY).distinct()
             projects = list(await session.scalars(waiting))
-            left = select(Attempt.task_id).join(Task).where(Task.status.in_(STOPS), Attempt.status.in_(OPEN_ATTEMPTS))
+            left = (
+                select(Attempt.task_id)
+                .join(Task)
+                .where(Task.status.in_(STOPPED_COLUMNS), Attempt.status.in_(OPEN_ATTEMPTS))
+            )
             stopped = list(await session.scalars(left.distinct()))
         for task_id in stopped:
             self._tasks.spawn(self._attempts.cancel(task_id))
         for project_id in projects:
-            self._soon(project_id)
+            self._schedule_start(project_id)
 
-    def _told(self, events: Sequence[Event]) -> None:
+    def _on_events(self, events: Sequence[Event]) -> None:
         for event in events:
             if event.kind == "task.moved" and event.data["to"] == Column.IN_PROGRESS:
                 self._attempts.nudge()
             elif event.kind in _MAKES_ROOM and event.project_id is not None:
-                self._soon(event.project_id)
+                self._schedule_start(event.project_id)
 
-    def _soon(self, project_id: str) -> None:
-        if project_id not in self._due:
-            self._due.add(project_id)
+    def _schedule_start(self, project_id: str) -> None:
+        if project_id not in self._scheduled:
+            self._scheduled.add(project_id)
             # there is no second notification that something can start
-            release = retry_while_database_unavailable(lambda: self.release(project_id), "release", project=project_id)
-            self._tasks.spawn(release)
+            start = retry_while_database_unavailable(
+                lambda: self.start_ready_tasks(project_id), "release", project=project_id
+            )
+            self._tasks.spawn(start)
 
-    async def release(self, project_id: str) -> None:
+    async def start_ready_tasks(self, project_id: str) -> None:
         """Start waiting tasks that can start: higher priorities first, then in board order."""
-        self._due.discard(project_id)  # later changes schedule another check
+        self._scheduled.discard(project_id)  # later changes schedule another check
         needed = select(TaskNeed.task_id).join(Task, Task.id == TaskNeed.needs_id).where(Task.status != Column.DONE)
-        query = select(Task.id).where(Task.project_id == project_id, Task.status == Column.BACKLOG, _WAITS)
+        query = select(Task.id).where(
+            Task.project_id == project_id, Task.status == Column.BACKLOG, _STARTS_AUTOMATICALLY
+        )
         query = query.where(Task.id.not_in(needed)).order_by(Task.priority.desc(), Task.position, Task.id)
         async with self._database.reading() as session:
             ready = list(await session.scalars(query))
@@ -311,11 +325,11 @@ class Releases:
             project = await lock_board(tx, project_id)
             task = await tx.session.scalar(select(Task).where(Task.id == task_id).with_for_update())
             if task is not None and task.status == Column.BACKLOG and "startsFor" in task.source:
-                owner = await _still_here(tx.session, project, task.source["startsFor"])
+                owner = await _choose_owner(tx.session, project, task.source["startsFor"])
                 await self._moves.start(tx, project, task, owner)
 
 
-async def _still_here(session: AsyncSession, project: Project, user_id: str) -> str:
+async def _choose_owner(session: AsyncSession, project: Project, user_id: str) -> str:
     """Return the user who asked for the start, or the project's owner if that user was disabled."""
     user = await session.get(User, user_id)
     if user is None or user.disabled_at is not None:

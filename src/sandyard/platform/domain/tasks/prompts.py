@@ -10,7 +10,7 @@ from sandyard.platform.db.models import Project, Task
 from sandyard.platform.domain.agents.model import PLATFORM
 from sandyard.platform.domain.projects.model import ProjectSettings
 
-OUTPUT = 12_000
+MAX_OUTPUT = 12_000
 """Maximum characters of a failed command's output sent to an agent: its end."""
 HANDED_OVER = (
     "Another agent has worked on this task before you. Look at the existing work, and do what was asked since:"
@@ -58,8 +58,8 @@ def format_feedback(said: Sequence[Mapping[str, Any]]) -> list[Part]:
 
 
 def format_failure(command: str, exit_code: int | None, output: str) -> str:
-    how = "timed out" if exit_code is None else f"ended with exit code {exit_code}"
-    return f"The check `{command}` {how}. Please fix the failures. The end of its output:\n\n{fence(output[-OUTPUT:])}"
+    ending = "timed out" if exit_code is None else f"ended with exit code {exit_code}"
+    return f"The check `{command}` {ending}. Please fix the failures. The end of its output:\n\n{fence(output[-MAX_OUTPUT:])}"
 
 
 def fence(text: str) -> str:

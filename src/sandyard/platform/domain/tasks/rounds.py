@@ -26,13 +26,13 @@ from sandyard.platform.domain.tasks import prompts
 from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event, lock_attempt
 from sandyard.platform.domain.tasks.attempts import Attempts
 from sandyard.platform.domain.tasks.board import Tasks
-from sandyard.platform.domain.tasks.durable import StepOf
+from sandyard.platform.domain.tasks.durable import StepRunner
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column, RoundKind, StepName
-from sandyard.platform.domain.tasks.steps import CancelledStep, Place, Result, Steps, Work
+from sandyard.platform.domain.tasks.steps import CancelledStep, Result, StepContext, StepKey, Steps
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
-Verb = Callable[..., Awaitable[Result]]
+StepFunction = Callable[..., Awaitable[Result]]
 _INTERNAL = {
     "code": "internal",
     "message": "Internal error in this step; see the platform's log. Retry the task.",
@@ -49,83 +49,95 @@ class Rounds:
 
     # the workflow ----------------------------------------------------------------------------------------------------------
 
-    async def course(self, steps: StepOf, attempt_id: str, number: int) -> None:
+    async def run_round(self, run_dbos_step: StepRunner, attempt_id: str, number: int) -> None:
         """Run the round. Every failure is returned as a result, so that it is recorded like one."""
         count = 0
 
-        async def step(name: str, verb: Verb, *arguments: Any) -> Result:
-            return await steps(name, retry_while_database_unavailable, partial(verb, *arguments), "step")
+        async def run_durably(name: str, function: StepFunction, *arguments: Any) -> Result:
+            return await run_dbos_step(name, retry_while_database_unavailable, partial(function, *arguments), "step")
 
-        async def do(name: StepName, verb: Verb, **arguments: Any) -> Result:
+        async def run_step(name: StepName, function: StepFunction, **arguments: Any) -> Result:
             nonlocal count
             count += 1
-            result = await step(name, self._recorded, attempt_id, number, count, name, verb, arguments)
+            result = await run_durably(
+                name, self._run_recorded_step, attempt_id, number, count, name, function, arguments
+            )
             if "failed" in result:
-                raise _Stop(result["failed"])
+                raise _StepFailedError(result["failed"])
             return result
 
         try:
-            plan = await step("begin", self._begin, attempt_id, number)
+            plan = await run_durably("begin", self._plan_round, attempt_id, number)
             if plan["kind"] != RoundKind.PUBLISH:
-                await self._work(do, plan, number)
+                await self._run_work_steps(run_step, plan, number)
             if plan["kind"] == RoundKind.PUBLISH or plan["solo"]:
-                await self._publish(do, plan, number)
-                await step("rest", self._rest, attempt_id, number, AttemptStatus.IN_REVIEW)
+                await self._run_publish_steps(run_step, plan, number)
+                await run_durably("rest", self._finish, attempt_id, number, AttemptStatus.IN_REVIEW)
             else:
-                await step("rest", self._rest, attempt_id, number, AttemptStatus.READY)
-        except _Stop as stop:
-            await step("fail", self._fail, attempt_id, number, stop.failure)
+                await run_durably("rest", self._finish, attempt_id, number, AttemptStatus.READY)
+        except _StepFailedError as error:
+            await run_durably("fail", self._fail, attempt_id, number, error.failure)
         except Exception as error:  # a step failed without returning a result
             log.error("round_crashed", attempt=attempt_id, exc=error)  # noqa: TRY400
-            await step("fail", self._fail, attempt_id, number, _INTERNAL)
+            await run_durably("fail", self._fail, attempt_id, number, _INTERNAL)
 
-    async def _work(self, do: Callable[..., Awaitable[Result]], plan: Result, number: int) -> None:
+    async def _run_work_steps(self, run_step: Callable[..., Awaitable[Result]], plan: Result, number: int) -> None:
         prepared = {}
         if plan["fresh"]:
-            prepared = await do(StepName.SETUP, self._steps.setup)
-        await do(StepName.PROVISION, self._steps.provision, preparation=prepared.get("preparation"))
-        await do(StepName.CHECKOUT, self._steps.checkout)
-        await do(StepName.AGENT, self._steps.agent, turn="agent", words=None)
+            prepared = await run_step(StepName.SETUP, self._steps.setup)
+        await run_step(StepName.PROVISION, self._steps.provision, preparation=prepared.get("preparation"))
+        await run_step(StepName.CHECKOUT, self._steps.checkout)
+        await run_step(StepName.AGENT, self._steps.agent, turn="agent", prompt=None)
         for fix in range(plan["fixes"] + 1):
-            verified = await do(StepName.VERIFY, self._steps.verify)
+            verified = await run_step(StepName.VERIFY, self._steps.verify)
             if verified["ok"]:
                 break
             if fix == plan["fixes"]:
-                raise _Stop({"code": "verify_failed", "message": verified["message"]})
-            await do(StepName.AGENT, self._steps.agent, turn=f"verify-{fix + 1}", words=verified["words"])
-        await do(StepName.COMMIT, self._steps.commit)
+                raise _StepFailedError({"code": "verify_failed", "message": verified["message"]})
+            await run_step(StepName.AGENT, self._steps.agent, turn=f"verify-{fix + 1}", prompt=verified["words"])
+        await run_step(StepName.COMMIT, self._steps.commit)
 
-    async def _publish(self, do: Callable[..., Awaitable[Result]], plan: Result, number: int) -> None:
+    async def _run_publish_steps(self, run_step: Callable[..., Awaitable[Result]], plan: Result, number: int) -> None:
         """Publish the work. Commits that violate the project's convention go back to the agent."""
         if plan["kind"] == RoundKind.PUBLISH:
-            await do(StepName.PROVISION, self._steps.provision, preparation=None)
+            await run_step(StepName.PROVISION, self._steps.provision, preparation=None)
         for fix in range(plan["fixes"] + 1):
-            pushed = await do(StepName.PUSH, self._steps.push)
+            pushed = await run_step(StepName.PUSH, self._steps.push)
             if pushed["ok"]:
                 break
             if fix == plan["fixes"]:
-                raise _Stop({"code": "commit_message", "message": pushed["message"]})
-            await do(
+                raise _StepFailedError({"code": "commit_message", "message": pushed["message"]})
+            await run_step(
                 StepName.AGENT,
                 self._steps.agent,
                 turn=f"reword-{fix + 1}",
-                words=prompts.format_refusal(pushed["message"]),
+                prompt=prompts.format_refusal(pushed["message"]),
             )
-        await do(StepName.PULL_REQUEST, self._steps.pull_request)
+        await run_step(StepName.PULL_REQUEST, self._steps.pull_request)
 
     # common to all steps -----------------------------------------------------------------------------------------------------
 
-    async def _recorded(  # noqa: PLR0917 - called by name through the workflow
-        self, attempt_id: str, number: int, count: int, name: StepName, verb: Verb, arguments: Mapping[str, Any]
+    async def _run_recorded_step(  # noqa: PLR0917 - called positionally by the workflow
+        self,
+        attempt_id: str,
+        number: int,
+        count: int,
+        name: StepName,
+        function: StepFunction,
+        arguments: Mapping[str, Any],
     ) -> Result:
         """Run a step and record its progress for people."""
-        place = (attempt_id, number, count)
+        step_key = (attempt_id, number, count)
         try:
-            begun = await self._note_begun(place, name)
-            if begun is None:
+            started = await self._record_step_started(step_key, name)
+            if started is None:
                 return _CANCELLED
-            work, before = begun
-            result = _CANCELLED if work.attempt.cancel_at else await verb(work, place, before, **arguments)
+            context, saved_detail = started
+            result = (
+                _CANCELLED
+                if context.attempt.cancel_at
+                else await function(context, step_key, saved_detail, **arguments)
+            )
         except StoppingError:
             raise asyncio.CancelledError from None  # the next process runs it again
         except CancelledStep:
@@ -138,19 +150,21 @@ class Rounds:
         except Exception as error:
             log.error("step_crashed", attempt=attempt_id, step=name, exc=error)  # noqa: TRY400
             result = {"failed": _INTERNAL}
-        await self._note_over(place, result)
+        await self._record_step_finished(step_key, result)
         return result
 
-    async def _note_begun(self, place: Place, name: StepName) -> tuple[Work, dict[str, Any]] | None:
-        """Record that the step started. Returns the work and what an earlier try noted, or None if it was merged or the round is over."""
+    async def _record_step_started(
+        self, step_key: StepKey, name: StepName
+    ) -> tuple[StepContext, dict[str, Any]] | None:
+        """Record that the step started. Returns its context and saved details, or None if it was merged or the round is over."""
         async with self._database.transaction() as tx:
-            work, row = await self._load(tx, place)
-            attempt = work.attempt
-            if attempt.status != AttemptStatus.RUNNING or attempt.round != place[1]:
+            context, row = await self._load(tx, step_key)
+            attempt = context.attempt
+            if attempt.status != AttemptStatus.RUNNING or attempt.round != step_key[1]:
                 return None
             if row is None:
                 row = Step(
-                    attempt_id=place[0], round=place[1], number=place[2], name=name, status="running", started_at=utc_now(),
+                    attempt_id=step_key[0], round=step_key[1], number=step_key[2], name=name, status="running", started_at=utc_now(),
                     tries=1, detail={},
                 )  # fmt: skip
                 tx.add(row)
@@ -159,14 +173,14 @@ class Rounds:
                 row.tries, row.status = row.tries + 1, "running"
             attempt.step, attempt.updated_at = name, utc_now()
             emit_attempt_event(
-                tx, attempt, "attempt.step", round=place[1], step=name, status="running", tries=row.tries
+                tx, attempt, "attempt.step", round=step_key[1], step=name, status="running", tries=row.tries
             )
-        return work, dict(row.detail)
+        return context, dict(row.detail)
 
-    async def _note_over(self, place: Place, result: Result) -> None:
+    async def _record_step_finished(self, step_key: StepKey, result: Result) -> None:
         failure = result.get("failed")
         async with self._database.transaction() as tx:
-            found = (await tx.session.execute(_STEP, _at(place))).first()
+            found = (await tx.session.execute(_STEP, _make_step_parameters(step_key))).first()
             if found is None:
                 return
             row, attempt = found
@@ -174,13 +188,13 @@ class Rounds:
             row.error = failure["message"] if failure else None
             row.detail = {**row.detail, **result.get("shown", {})}
             emit_attempt_event(
-                tx, attempt, "attempt.step", round=place[1], step=row.name, status=row.status, tries=row.tries,
+                tx, attempt, "attempt.step", round=step_key[1], step=row.name, status=row.status, tries=row.tries,
                 error=None if row.error is None else row.error[:1000], detail=result.get("shown", {}),
             )  # fmt: skip
 
-    async def _load(self, tx: Transaction, place: Place) -> tuple[Work, Step | None]:
+    async def _load(self, tx: Transaction, step_key: StepKey) -> tuple[StepContext, Step | None]:
         """Load the attempt and lock it until the transaction ends."""
-        found = (await tx.session.execute(_WORK, _at(place))).first()
+        found = (await tx.session.execute(_WORK, _make_step_parameters(step_key))).first()
         if found is None:
             raise NotFoundError("The task no longer exists.")
         attempt, task, project, user, step = found
@@ -188,34 +202,34 @@ class Rounds:
             raise ForbiddenError(
                 f"{user.name}, on whose behalf this task runs, is disabled. Start the task as another user."
             )
-        return Work(attempt, task, project, Principal(user.id, user.name, user.role, f"task:{task.id}")), step
+        return StepContext(attempt, task, project, Principal(user.id, user.name, user.role, f"task:{task.id}")), step
 
-    async def _begin(self, attempt_id: str, number: int) -> Result:
+    async def _plan_round(self, attempt_id: str, number: int) -> Result:
         async with self._database.reading() as session:
             attempt = await session.get(Attempt, attempt_id)
             project = await session.get(Project, attempt.project_id) if attempt is not None else None
-            there = await session.get(Session, attempt.session_id) if attempt is not None else None
+            existing = await session.get(Session, attempt.session_id) if attempt is not None else None
         if attempt is None or project is None:
             return {"kind": RoundKind.PUBLISH, "solo": True, "fresh": False, "fixes": 0}
         return {
             "kind": attempt.work["kind"],
             "solo": attempt.work.get("solo", True),
-            "fresh": there is None,
+            "fresh": existing is None,
             "fixes": ProjectSettings.of(project).verify.fixes,
         }
 
     # the end -----------------------------------------------------------------------------------------------------------------
 
-    async def _rest(self, attempt_id: str, number: int, status: AttemptStatus) -> Result:
+    async def _finish(self, attempt_id: str, number: int, status: AttemptStatus) -> Result:
         """Finish the round in review with a pull request, or ready to be picked. A round stopped in its last step is cancelled."""
         async with self._database.transaction() as tx:
             found = await lock_attempt(tx, attempt_id)
             if found is None or found[1].status != AttemptStatus.RUNNING or found[1].round != number:
                 return {}
             task, row = found
-            stopped = row.cancel_at is not None
-            again = stopped or await self._attempts.rest(tx, task, row, status)
-            if task.status == Column.IN_PROGRESS and not again:
+            is_cancelled = row.cancel_at is not None
+            is_continued = is_cancelled or await self._attempts.finish_round(tx, task, row, status)
+            if task.status == Column.IN_PROGRESS and not is_continued:
                 others = select(Attempt.id).where(
                     Attempt.task_id == row.task_id,
                     Attempt.id != row.id,
@@ -224,7 +238,7 @@ class Rounds:
                 if (await tx.session.scalars(others.limit(1))).first() is None:
                     task.error = None
                     await self._tasks.advance(tx, task, Column.IN_REVIEW)
-        if stopped:
+        if is_cancelled:
             return await self._fail(attempt_id, number, _CANCELLED["failed"])
         self._attempts.nudge()
         return {}
@@ -234,9 +248,9 @@ class Rounds:
         return {}
 
 
-def _at(place: Place) -> dict[str, str | int]:
+def _make_step_parameters(step_key: StepKey) -> dict[str, str | int]:
     """Return the parameters of the statements below."""
-    return dict(zip(("attempt", "round", "number"), place, strict=True))
+    return dict(zip(("attempt", "round", "number"), step_key, strict=True))
 
 
 _THIS_STEP = and_(
@@ -254,7 +268,7 @@ _WORK = (
 )
 
 
-class _Stop(Exception):  # noqa: N818 - a way out of the course, no error
+class _StepFailedError(Exception):
     """A step has failed permanently."""
 
     def __init__(self, failure: Mapping[str, str]) -> None:

@@ -16,11 +16,11 @@ from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import LIVE, utc_now
 from sandyard.platform.domain.sessions.snapshots import about
 from sandyard.platform.domain.tasks.model import AttemptStatus
-from sandyard.platform.domain.tasks.moves import AT_WORK
+from sandyard.platform.domain.tasks.moves import ACTIVE_ATTEMPTS
 
 log = get_logger(__name__)
 
-AFTERWARDS = timedelta(minutes=1)
+ACTIVITY_GRACE = timedelta(minutes=1)
 """Sandbox activity within this time after an attempt's end is attributed to the attempt."""
 
 
@@ -62,21 +62,21 @@ class SandboxRelease:
 
     async def _is_in_use(self, session_id: str) -> bool:
         """Return whether an attempt has started again in this session."""
-        query = select(Attempt.id).where(Attempt.session_id == session_id, Attempt.status.in_(AT_WORK))
+        query = select(Attempt.id).where(Attempt.session_id == session_id, Attempt.status.in_(ACTIVE_ATTEMPTS))
         async with self._database.reading() as session:
             return await session.scalar(query.limit(1)) is not None
 
     async def recover(self) -> None:
         """After a start, release sandboxes of attempts that ended under an earlier process and were not used since."""
-        over = (AttemptStatus.CANCELLED, AttemptStatus.MERGED, AttemptStatus.ARCHIVED)
+        final_statuses = (AttemptStatus.CANCELLED, AttemptStatus.MERGED, AttemptStatus.ARCHIVED)
         query = select(Attempt, Sandbox).join(Session, Session.id == Attempt.session_id)
         query = query.join(Sandbox, Sandbox.id == Session.sandbox_id).where(
-            Attempt.status.in_(over), Sandbox.status.in_(LIVE), Sandbox.destroy_requested_at.is_(None)
+            Attempt.status.in_(final_statuses), Sandbox.status.in_(LIVE), Sandbox.destroy_requested_at.is_(None)
         )
         async with self._database.reading() as session:
             found = (await session.execute(query)).all()
         for row, sandbox in found:
             last = sandbox.used_at or sandbox.created_at
-            if row.finished_at is not None and last <= row.finished_at + AFTERWARDS:
+            if row.finished_at is not None and last <= row.finished_at + ACTIVITY_GRACE:
                 archived = row.status == AttemptStatus.ARCHIVED
                 await self.release(row.session_id, row.project_id, archive=archived)

@@ -30,8 +30,8 @@ from sandyard.platform.domain.tasks.moves import lock_board
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
-LOOK_S = 5.0
-AGAIN = timedelta(hours=1)
+CHECK_INTERVAL_S = 5.0
+RETRY_AFTER = timedelta(hours=1)
 """When a schedule whose next time cannot be computed is checked again, because its time zone is missing on this machine."""
 _OUTCOMES = ("schedule.fired", "schedule.failed")
 
@@ -44,10 +44,10 @@ class ScheduledTask(TaskFields):
         description="True: start immediately or when a slot is free. False: leave the task in the backlog.",
     )
 
-    def kept(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return self.model_dump(by_alias=True, exclude_none=True)
 
-    def fields(self) -> TaskFields:
+    def get_task_fields(self) -> TaskFields:
         return TaskFields(**{name: getattr(self, name) for name in TaskFields.model_fields})
 
 
@@ -93,7 +93,7 @@ class Schedules:
             name=name,
             cron=cron,
             timezone=timezone,
-            task=task.kept(),
+            task=task.to_json(),
             enabled=enabled,
             next_at=get_next_time(cron, timezone, now),
             created_at=now,
@@ -103,7 +103,7 @@ class Schedules:
             row.next_at = None
         async with self._database.transaction() as tx:
             tx.add(row)
-            _emit(tx, "schedule.created", row, project)
+            _emit_event(tx, "schedule.created", row, project)
         return row
 
     async def get(self, caller: Principal, schedule_id: str) -> Schedule:
@@ -121,7 +121,7 @@ class Schedules:
         async with self._database.reading() as session:
             return await list_newest_first(session, query, Schedule.id, page)
 
-    async def failures(self, rows: Sequence[Schedule]) -> dict[str, str]:
+    async def list_failures(self, rows: Sequence[Schedule]) -> dict[str, str]:
         """Return why the last run of each failed, by id, as far as events are stored. Successful ones are left out."""
         about = Event.data["scheduleId"].as_string()
         projects = {row.project_id for row in rows}
@@ -142,13 +142,13 @@ class Schedules:
             if known is None:
                 raise NotFoundError(f"There is no schedule {schedule_id[:60]!r}.")
             for name, value in changes.items():
-                setattr(known, name, value.kept() if isinstance(value, ScheduledTask) else value)
+                setattr(known, name, value.to_json() if isinstance(value, ScheduledTask) else value)
             now = get_time(self._clock)
             if changes.keys() & {"cron", "timezone", "enabled"}:
-                coming = get_next_time(known.cron, known.timezone, now)
-                known.next_at = coming if known.enabled else None
+                next_at = get_next_time(known.cron, known.timezone, now)
+                known.next_at = next_at if known.enabled else None
             known.updated_at = now
-            _emit(tx, "schedule.updated", known, project, enabled=known.enabled)
+            _emit_event(tx, "schedule.updated", known, project, enabled=known.enabled)
         return known
 
     async def delete(self, caller: Principal, schedule_id: str) -> None:
@@ -159,15 +159,15 @@ class Schedules:
             project = await tx.session.get(Project, row.project_id)
             if known is not None and project is not None:
                 await tx.session.delete(known)
-                _emit(tx, "schedule.deleted", known, project)
+                _emit_event(tx, "schedule.deleted", known, project)
 
     async def run(self, caller: Principal, schedule_id: str) -> Task:
         """Create the schedule's task now, on behalf of the caller. Does not change its times."""
         row = await self.get(caller, schedule_id)
-        wanted = _wanted(row)
-        await self._board.check_agents(caller.user_id, wanted)
+        task_fields = _parse_task(row)
+        await self._board.check_agents(caller.user_id, task_fields)
         async with self._database.transaction() as tx:
-            return await self._make(tx, row, wanted, caller.user_id, None)
+            return await self._create_task(tx, row, task_fields, caller.user_id, None)
 
     async def _require_change(self, caller: Principal, schedule_id: str) -> Schedule:
         row = await self.get(caller, schedule_id)
@@ -186,7 +186,7 @@ class Schedules:
                 log.warning("schedules_failed", reason=error.message)
             except Exception as error:
                 log.error("schedules_crashed", exc=error)  # noqa: TRY400
-            await self._clock.sleep(LOOK_S)
+            await self._clock.sleep(CHECK_INTERVAL_S)
 
     async def tick(self) -> None:
         """Create the tasks of all schedules that are due."""
@@ -204,64 +204,64 @@ class Schedules:
 
     async def _fire(self, row: Schedule, now: datetime) -> None:
         assert row.next_at is not None
-        coming = now + AGAIN
+        next_at = now + RETRY_AFTER
         try:
-            coming = get_next_time(row.cron, row.timezone, now)
-            wanted = await self._checked(row)
+            next_at = get_next_time(row.cron, row.timezone, now)
+            task_fields = await self._require_valid_task(row)
             async with self._database.transaction() as tx:
                 await lock_board(tx, row.project_id)
-                if await self._claim(tx, row, coming, now):
-                    await self._make(tx, row, wanted, row.owner_id, row.next_at)
+                if await self._claim(tx, row, next_at, now):
+                    await self._create_task(tx, row, task_fields, row.owner_id, row.next_at)
         except SandyardError as error:
             if error.status >= 500:  # not the schedule's fault: retry at the next tick
                 raise
             async with self._database.transaction() as tx:
                 project = await tx.session.get(Project, row.project_id)
-                if project is not None and await self._claim(tx, row, coming, now):
-                    _emit(tx, "schedule.failed", row, project, error=error.message[:1000], code=error.code)
+                if project is not None and await self._claim(tx, row, next_at, now):
+                    _emit_event(tx, "schedule.failed", row, project, error=error.message[:1000], code=error.code)
             log.warning("schedule_failed", schedule=row.id, reason=error.message)
 
-    async def _checked(self, row: Schedule) -> ScheduledTask:
+    async def _require_valid_task(self, row: Schedule) -> ScheduledTask:
         """Return the schedule's task if it is still valid. Raises InvalidInputError or NotFoundError."""
         async with self._database.reading() as session:
             owner = await session.get(User, row.owner_id)
         if owner is None or owner.disabled_at is not None:
             raise NotFoundError("The user who created this schedule is no longer active. Create a new schedule.")
         await self._projects.get(Principal(owner.id, owner.name, owner.role, f"schedule:{row.id}"), row.project_id)
-        wanted = _wanted(row)
-        await self._board.check_agents(row.owner_id, wanted)
-        return wanted
+        task_fields = _parse_task(row)
+        await self._board.check_agents(row.owner_id, task_fields)
+        return task_fields
 
-    async def _claim(self, tx: Transaction, row: Schedule, coming: datetime, now: datetime) -> bool:
+    async def _claim(self, tx: Transaction, row: Schedule, next_at: datetime, now: datetime) -> bool:
         """Advance the schedule. Returns False if another platform did so, or if it was changed."""
-        mine = update(Schedule).where(Schedule.id == row.id, Schedule.enabled, Schedule.next_at == row.next_at)
-        moved = await tx.session.execute(mine.values(next_at=coming, last_at=now).returning(Schedule.id))
+        claim = update(Schedule).where(Schedule.id == row.id, Schedule.enabled, Schedule.next_at == row.next_at)
+        moved = await tx.session.execute(claim.values(next_at=next_at, last_at=now).returning(Schedule.id))
         return moved.first() is not None
 
-    async def _make(
-        self, tx: Transaction, row: Schedule, wanted: ScheduledTask, for_whom: str, at: datetime | None
+    async def _create_task(
+        self, tx: Transaction, row: Schedule, task_fields: ScheduledTask, user_id: str, scheduled_at: datetime | None
     ) -> Task:
         project = await lock_board(tx, row.project_id)
         task = await self._board.add(
             tx,
             project,
-            wanted.fields(),
-            created_by=for_whom,
+            task_fields.get_task_fields(),
+            created_by=user_id,
             source={"kind": "schedule", "scheduleId": row.id, "name": row.name},
-            source_key=None if at is None else f"schedule:{row.id}:{rfc3339(at)}",
-            start_for=for_whom if wanted.start else None,
+            source_key=None if scheduled_at is None else f"schedule:{row.id}:{rfc3339(scheduled_at)}",
+            start_for=user_id if task_fields.start else None,
         )
         await tx.session.execute(update(Schedule).where(Schedule.id == row.id).values(last_task_id=task.id))
-        _emit(tx, "schedule.fired", row, project, taskId=task.id)
+        _emit_event(tx, "schedule.fired", row, project, taskId=task.id)
         return task
 
 
-def _wanted(row: Schedule) -> ScheduledTask:
+def _parse_task(row: Schedule) -> ScheduledTask:
     try:
         return ScheduledTask.model_validate(row.task)
     except ValidationError:
         raise InvalidInputError("The task of this schedule is no longer valid. Edit the schedule.") from None
 
 
-def _emit(tx: Transaction, kind: str, row: Schedule, project: Project, **data: Any) -> None:
+def _emit_event(tx: Transaction, kind: str, row: Schedule, project: Project, **data: Any) -> None:
     tx.emit(kind, owner_id=project.owner_id, project_id=project.id, scheduleId=row.id, name=row.name, **data)

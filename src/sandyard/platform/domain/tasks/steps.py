@@ -64,20 +64,20 @@ from sandyard.platform.domain.users.model import Principal
 log = get_logger(__name__)
 T = TypeVar("T")
 Result = dict[str, Any]
-Place = tuple[str, int, int]
+StepKey = tuple[str, int, int]
 """Attempt, round and number of a step: the key of its row."""
 
-PATIENCE_S = 900.0
+ENGINE_RETRY_S = 900.0
 """How long the engine may be unavailable before a step gives up."""
-UNFIT = 3
+MAX_MISSING_SOURCES = 3
 """How often the source of a sandbox may be missing: a snapshot, then the template in its place."""
-RESTARTS = 3
+MAX_RESTARTS = 3
 """How often a sandbox may be restarted during a step, which then continues from its files."""
-KILL_S = 15.0
+KILL_TIMEOUT_S = 15.0
 """How long a killed check may take to exit before its changes are undone anyway."""
-LOOK_S = 1.0
+CANCEL_CHECK_S = 1.0
 """How often a long step checks for cancellation."""
-_FAILED_TURNS = {
+_TURN_FAILURES = {
     TurnStatus.CANCELLED: ("cancelled", "The agent was stopped."),
     TurnStatus.OVER_BUDGET: ("over_budget", "The budget is used up."),
 }
@@ -88,7 +88,7 @@ class CancelledStep(Exception):  # noqa: N818 - no error: somebody asked for it
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepContext:
     """The attempt, task and project a step works on, and the user it works for."""
 
     attempt: Attempt
@@ -102,9 +102,9 @@ class Work:
 
 
 class Steps:
-    """The steps. Each gets its work, its place, and what an earlier try noted. `shown` is the part of the result that people see."""
+    """The steps. Each gets its context, its key, and the details an earlier try saved. `shown` is the part of the result that people see."""
 
-    def __init__(  # noqa: PLR0917 - the parts it stands on
+    def __init__(  # noqa: PLR0917 - its dependencies
         self,
         database: Database,
         sessions: Sessions,
@@ -128,65 +128,69 @@ class Steps:
         self._git = git
         self._pulls = pull_requests
 
-    async def setup(self, work: Work, place: Place, before: Result) -> Result:
+    async def setup(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
         """Prepare a checkout in which the project's setup has run, saved as a snapshot."""
-        if work.project.repository is None:
-            raise ConflictError(f"Project {work.project.name!r} has no repository. Add one in the project's settings.")
-        profile = await self._agents.profile(work.attempt.owner_id, work.attempt.agent)
+        if context.project.repository is None:
+            raise ConflictError(
+                f"Project {context.project.name!r} has no repository. Add one in the project's settings."
+            )
+        profile = await self._agents.profile(context.attempt.owner_id, context.attempt.agent)
         await self._models.require(
-            work.project.id, profile, work.attempt.model
+            context.project.id, profile, context.attempt.model
         )  # fail early instead of after minutes of setup
-        prepared = await self._unless_cancelled(
-            work.attempt.id,
-            self._patiently(lambda: self._prepare(work, profile)),
+        prepared = await self._wait_unless_cancelled(
+            context.attempt.id,
+            self._retry_while_engine_unavailable(lambda: self._prepare(context, profile)),
         )
         return {"preparation": prepared.id, "shown": {"preparationId": prepared.id}}
 
-    async def _prepare(self, work: Work, profile: Profile) -> Preparation:
+    async def _prepare(self, context: StepContext, profile: Profile) -> Preparation:
         """Prepare the project and report progress."""
         row = await self._preparations.begin(
-            work.caller, work.project, base_branch=work.task.base_branch, profile=profile
+            context.caller, context.project, base_branch=context.task.base_branch, profile=profile
         )
         if row.status == PreparationStatus.READY:
             return row
-        task, told = asyncio.ensure_future(self._preparations.wait(row.id)), None
+        task, reported = asyncio.ensure_future(self._preparations.wait(row.id)), None
         try:
-            while not (await asyncio.wait((task,), timeout=LOOK_S))[0]:
+            while not (await asyncio.wait((task,), timeout=CANCEL_CHECK_S))[0]:
                 progress = self._preparations.progress(row.id)
-                if progress is not None and progress != told:
-                    told = progress
-                    await self._tell_progress(work.attempt, progress)
+                if progress is not None and progress != reported:
+                    reported = progress
+                    await self._report_progress(context.attempt, progress)
             return task.result()
         finally:
             await end_tasks(task)
 
-    async def _tell_progress(self, attempt: Attempt, progress: Progress) -> None:
-        doing = storable_json({"round": attempt.round, "step": progress.step, "output": progress.output})
+    async def _report_progress(self, attempt: Attempt, progress: Progress) -> None:
+        progress_detail = storable_json({"round": attempt.round, "step": progress.step, "output": progress.output})
         async with self._database.transaction() as tx:
             row = await tx.session.get(Attempt, attempt.id, with_for_update=True)
             if row is not None:
-                row.detail = {**row.detail, "doing": doing}
+                row.detail = {**row.detail, "doing": progress_detail}
                 emit_attempt_event(
                     tx, row, "attempt.progress", round=row.round, step=row.step, what=progress.step[:200]
                 )
 
-    async def provision(self, work: Work, place: Place, before: Result, *, preparation: str | None) -> Result:
+    async def provision(
+        self, context: StepContext, step_key: StepKey, saved_detail: Result, *, preparation: str | None
+    ) -> Result:
         """Return a session with a usable sandbox: a new one, its existing one, or a replacement for a lost one."""
-        attempt = work.attempt
+        attempt = context.attempt
         async with self._database.reading() as session:
             prepared = await session.get(Preparation, preparation) if preparation is not None else None
         row, sandbox = await self._sessions.create(
-            work.caller,
-            title=work.task.title,
-            project_id=work.project.id,
+            context.caller,
+            title=context.task.title,
+            project_id=context.project.id,
             agent=attempt.agent,
             model=attempt.model,
             session_id=attempt.session_id,
-            task_id=work.task.id,
-            base_branch=work.task.base_branch,
+            task_id=context.task.id,
+            base_branch=context.task.base_branch,
             preparation=prepared,
         )
-        begun, pause, unfit = time.monotonic(), 2.0, 0
+        started, pause, missing = time.monotonic(), 2.0, 0
         while True:
             try:
                 sandbox = await self._lifecycle.wait_until_provisioned(sandbox.id)
@@ -197,96 +201,100 @@ class Steps:
             if usable and sandbox.destroy_requested_at is None:
                 return {"shown": {"sessionId": row.id, "sandboxId": sandbox.id}}
             failed = sandbox.status == Status.ERROR
-            unfit += failed and sandbox.error_code in NO_TEMPLATE
-            if unfit >= UNFIT or ((failed or usable) and time.monotonic() - begun > PATIENCE_S):
+            missing += failed and sandbox.error_code in NO_TEMPLATE
+            if missing >= MAX_MISSING_SOURCES or ((failed or usable) and time.monotonic() - started > ENGINE_RETRY_S):
                 raise ConflictError(
                     f"Could not provision a sandbox: {sandbox.error or 'the previous one is still shutting down'}"
                 )
             if failed or usable:  # a usable one is being deleted
-                await self._unless_cancelled(attempt.id, asyncio.sleep(pause))
+                await self._wait_unless_cancelled(attempt.id, asyncio.sleep(pause))
                 pause = min(pause * 1.5, 30.0)
-            await self._not_cancelled(attempt.id)
+            await self._raise_if_cancelled(attempt.id)
             if not usable:
-                row, sandbox = await self._sessions.provision(work.caller, row.id)
+                row, sandbox = await self._sessions.provision(context.caller, row.id)
 
-    async def checkout(self, work: Work, place: Place, before: Result) -> Result:
-        sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
-        await self._settled(work, sandbox.id)
-        page = await self._git.list_operations(work.caller, PageRequest(limit=20), sandbox_id=sandbox.id)
+    async def checkout(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
+        sandbox = await self._sessions.sandbox(context.caller, context.attempt.session_id)
+        await self._wait_for_git_operations(context, sandbox.id)
+        page = await self._git.list_operations(context.caller, PageRequest(limit=20), sandbox_id=sandbox.id)
         for operation in page.items:
             if operation.kind in (OperationKind.CLONE, OperationKind.RESTORE):
                 self._git.operations.raise_failure(operation)
                 break
-        row = await self._git.get_checkout(work.caller, sandbox.id)
+        row = await self._git.get_checkout(context.caller, sandbox.id)
         return {"shown": {"branch": row.branch, "baseBranch": row.base_branch, "commit": row.base_commit}}
 
-    async def agent(self, work: Work, place: Place, before: Result, *, turn: str, words: str | None) -> Result:
-        """Run a turn of the agent with these words, or with those of the round.
+    async def agent(
+        self, context: StepContext, step_key: StepKey, saved_detail: Result, *, turn: str, prompt: str | None
+    ) -> Result:
+        """Run a turn of the agent with this prompt, or with that of the round.
 
         If the sandbox is restarted during the turn, the agent is told to continue from its files, at most RESTARTS times.
         """
-        origin, parts = await self._prompt(work, words)
-        row = await self._turn(work, place, turn, origin, parts)
-        for number in range(1, RESTARTS + 1):
+        origin, parts = await self._build_prompt(context, prompt)
+        row = await self._run_turn(context, step_key, turn, origin, parts)
+        for number in range(1, MAX_RESTARTS + 1):
             if row.error_code != SandboxRestartedError.code:
                 break
-            await self._not_cancelled(work.attempt.id)
+            await self._raise_if_cancelled(context.attempt.id)
             again = [prompts.format_notice(prompts.format_retry(row.error))]
-            row = await self._turn(work, place, f"{turn}/restart-{number}", origin, again)
-        row = await self._follow_refusals(work, place, row)
+            row = await self._run_turn(context, step_key, f"{turn}/restart-{number}", origin, again)
+        row = await self._follow_refusals(context, step_key, row)
         ended = await self._turns.end_leftovers(
-            work.attempt.session_id
+            context.attempt.session_id
         )  # they may hold Git's lock or use all processes
         left = {"leftovers": ended} if ended else {}
         if row.status != TurnStatus.COMPLETED:
-            await self._not_cancelled(work.attempt.id)
-            code, sentence = _FAILED_TURNS.get(TurnStatus(row.status), ("turn_failed", "The agent failed."))
+            await self._raise_if_cancelled(context.attempt.id)
+            code, sentence = _TURN_FAILURES.get(TurnStatus(row.status), ("turn_failed", "The agent failed."))
             return {"failed": {"code": row.error_code or code, "message": row.error or sentence}}
         return {"shown": {"turnId": row.id, "stopReason": row.stop_reason, **left}}
 
-    async def _turn(self, work: Work, place: Place, key: str, origin: Origin, parts: Sequence[prompts.Part]) -> Turn:
+    async def _run_turn(
+        self, context: StepContext, step_key: StepKey, key: str, origin: Origin, parts: Sequence[prompts.Part]
+    ) -> Turn:
         """Run a turn to its end. The same key is the same turn."""
-        attempt = work.attempt
+        attempt = context.attempt
         row = await self._turns.prompt(
-            work.caller,
+            context.caller,
             attempt.session_id,
             parts,
             key=f"{attempt.id}/{attempt.round}/{key}",
             origin=origin,
             model=attempt.model,
         )
-        return await self._wait_for(work, place, row.id)
+        return await self._wait_for_turn(context, step_key, row.id)
 
-    async def _wait_for(self, work: Work, place: Place, turn_id: str) -> Turn:
-        attempt = work.attempt
-        await self._note(place, turnId=turn_id)
+    async def _wait_for_turn(self, context: StepContext, step_key: StepKey, turn_id: str) -> Turn:
+        attempt = context.attempt
+        await self._save_detail(step_key, turnId=turn_id)
         try:
-            return await self._unless_cancelled(attempt.id, self._turns.wait(turn_id))
+            return await self._wait_unless_cancelled(attempt.id, self._turns.wait(turn_id))
         except CancelledStep:
             # this turn may have been requested after the others were cancelled
             await self._turns.cancel_all(attempt.session_id)
             await self._turns.wait(turn_id)
             raise
 
-    async def _follow_refusals(self, work: Work, place: Place, row: Turn) -> Turn:
+    async def _follow_refusals(self, context: StepContext, step_key: StepKey, row: Turn) -> Turn:
         """Return the last of the turns in which a person told the agent what to do instead of a denied action, at its end.
 
         A turn that was withdrawn before it started does not count.
         """
         while True:
             async with self._database.reading() as session:
-                instead = await asks.find_replacement_turn(session, row.id)
-            if instead is None:
+                replacement = await asks.find_replacement_turn(session, row.id)
+            if replacement is None:
                 return row
-            done = await self._wait_for(work, place, instead.id)
+            done = await self._wait_for_turn(context, step_key, replacement.id)
             if done.status == TurnStatus.CANCELLED and done.request is None:
                 return row
             row = done
 
-    async def _prompt(self, work: Work, words: str | None) -> tuple[Origin, list[prompts.Part]]:
-        attempt = work.attempt
-        if words is not None:
-            return Origin.VERIFY, [prompts.format_notice(words, "failure")]
+    async def _build_prompt(self, context: StepContext, prompt: str | None) -> tuple[Origin, list[prompts.Part]]:
+        attempt = context.attempt
+        if prompt is not None:
+            return Origin.VERIFY, [prompts.format_notice(prompt, "failure")]
         kind, origin = attempt.work["kind"], Origin.TASK
         said = prompts.format_feedback(attempt.work.get("said", ()))
         if kind == RoundKind.FEEDBACK:
@@ -299,14 +307,14 @@ class Steps:
             if await self._has_worked(attempt.session_id, attempt.agent):
                 return origin, said
         profile = await self._agents.profile(attempt.owner_id, attempt.agent)
-        sandbox = await self._sessions.sandbox(work.caller, attempt.session_id)
-        row = await self._git.get_checkout(work.caller, sandbox.id)
+        sandbox = await self._sessions.sandbox(context.caller, attempt.session_id)
+        row = await self._git.get_checkout(context.caller, sandbox.id)
         async with self._database.reading() as session:
             query = select(Preparation.detail).where(
-                Preparation.project_id == work.project.id, Preparation.base_commit == row.base_commit
+                Preparation.project_id == context.project.id, Preparation.base_commit == row.base_commit
             )
             detail = (await session.scalars(query.limit(1))).first() or {}
-        parts = prompts.format_task(work.task, work.project, row.branch, agents_md=bool(detail.get("agentsMd")))
+        parts = prompts.format_task(context.task, context.project, row.branch, agents_md=bool(detail.get("agentsMd")))
         return origin, [*(parts[:1] if profile.demo else parts), *said]
 
     async def _has_worked(self, session_id: str, agent: str | None = None) -> bool:
@@ -317,33 +325,41 @@ class Steps:
                 query = query.join(AgentRun, AgentRun.id == Turn.run_id).where(AgentRun.agent == agent)
             return (await session.scalars(query.limit(1))).first() is not None
 
-    async def verify(self, work: Work, place: Place, before: Result) -> Result:
+    async def verify(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
         """Run the project's check in the checkout and undo its changes, so that only the agent's work is committed."""
-        verify = work.settings.verify
+        verify = context.settings.verify
         if verify.command is None:
             return {"ok": True}
-        sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
-        command_id = before.get("commandId") or await self._begun_before(place, sandbox.id, verify.command)
-        tree: str | None = before.get("tree")
+        sandbox = await self._sessions.sandbox(context.caller, context.attempt.session_id)
+        command_id = saved_detail.get("commandId") or await self._find_interrupted_check(
+            step_key, sandbox.id, verify.command
+        )
+        tree: str | None = saved_detail.get("tree")
         if tree is None and command_id is None:
-            tree = await self._patiently(lambda: self._git.record_work_tree(work.caller, sandbox.id))
-            await self._note(place, tree=tree)
+            tree = await self._retry_while_engine_unavailable(
+                lambda: self._git.record_work_tree(context.caller, sandbox.id)
+            )
+            await self._save_detail(step_key, tree=tree)
         new = NewCommand(command=verify.command, timeout_s=verify.timeout_seconds, cwd=FOLDER, envs={"CI": "true"})
-        for _ in range(RESTARTS + 1):
+        for _ in range(MAX_RESTARTS + 1):
             if command_id is None:
-                command_id = (await self._patiently(lambda: self._commands.execute(work.caller, sandbox.id, new))).id
-                await self._note(place, commandId=command_id)
+                command_id = (
+                    await self._retry_while_engine_unavailable(
+                        lambda: self._commands.execute(context.caller, sandbox.id, new)
+                    )
+                ).id
+                await self._save_detail(step_key, commandId=command_id)
             try:
-                command = await self._watched(work, command_id)
+                command = await self._wait_for_check(context, command_id)
             except CancelledStep:
-                await self._undo_check(work, sandbox.id, tree)
+                await self._undo_check(context, sandbox.id, tree)
                 raise
             if command.status != CommandStatus.LOST:
                 break
-            await self._not_cancelled(work.attempt.id)
+            await self._raise_if_cancelled(context.attempt.id)
             # the sandbox was restarted during the check; a restarted platform may have started the next one
-            command_id = await self._begun_before(place, sandbox.id, verify.command)
-        undone = await self._undo_check(work, sandbox.id, tree)
+            command_id = await self._find_interrupted_check(step_key, sandbox.id, verify.command)
+        undone = await self._undo_check(context, sandbox.id, tree)
         ok = command.status == CommandStatus.EXITED and command.exit_code == 0
         verified = {
             "ok": ok,
@@ -354,7 +370,7 @@ class Steps:
             "at": rfc3339(command.finished_at or utc_now()),
         }
         async with self._database.transaction() as tx:
-            row = await tx.session.get(Attempt, work.attempt.id, with_for_update=True)
+            row = await tx.session.get(Attempt, context.attempt.id, with_for_update=True)
             if row is not None:
                 row.detail = {**row.detail, "verified": verified}
         shown: Result = {"commandId": command.id, "exitCode": command.exit_code, "ok": ok}
@@ -362,70 +378,78 @@ class Steps:
             shown["undone"] = {"count": undone.count, "paths": list(undone.paths), "commit": undone.commit}
         if ok:
             return {"ok": True, "shown": shown}
-        await self._not_cancelled(work.attempt.id)
+        await self._raise_if_cancelled(context.attempt.id)
         if command.status in (CommandStatus.LOST, CommandStatus.NOT_STARTED):
             raise ConflictError(f"Could not run the check `{verify.command}`. {command.error or ''}".strip())
-        output = await self._tail(command.id, command.stdout_bytes, command.stderr_bytes)
-        words = prompts.format_failure(verify.command, command.exit_code, output)
+        output = await self._read_output_end(command.id, command.stdout_bytes, command.stderr_bytes)
+        prompt = prompts.format_failure(verify.command, command.exit_code, output)
         tried = {0: "", 1: " after one attempt to fix it"}.get(
             verify.fixes, f" after {verify.fixes} attempts to fix it"
         )
         message = (
             f"The check `{verify.command}` {'still ' if tried else ''}fails (exit code {command.exit_code}){tried}."
         )
-        return {"ok": False, "words": words, "message": message, "shown": shown}
+        return {"ok": False, "words": prompt, "message": message, "shown": shown}
 
-    async def _undo_check(self, work: Work, sandbox_id: str, tree: str | None) -> Undone | None:
+    async def _undo_check(self, context: StepContext, sandbox_id: str, tree: str | None) -> Undone | None:
         if tree is None:  # the step was started by a version without this
             return None
-        await self._awake(sandbox_id)
-        return await self._patiently(lambda: self._git.undo_changes(work.caller, sandbox_id, tree))
+        await self._ensure_running(sandbox_id)
+        return await self._retry_while_engine_unavailable(
+            lambda: self._git.undo_changes(context.caller, sandbox_id, tree)
+        )
 
-    async def _begun_before(self, place: Place, sandbox_id: str, command: str) -> str | None:
-        """Return the check started by an interrupted try of this step that could not record it."""
+    async def _find_interrupted_check(self, step_key: StepKey, sandbox_id: str, command: str) -> str | None:
+        """Return the id of the check that an interrupted try of this step started but could not record."""
         never = (CommandStatus.LOST, CommandStatus.NOT_STARTED)
         query = select(Command.id).join(Step, Step.started_at <= Command.started_at)
-        query = query.where(Step.attempt_id == place[0], Step.round == place[1], Step.number == place[2])
+        query = query.where(Step.attempt_id == step_key[0], Step.round == step_key[1], Step.number == step_key[2])
         query = query.where(Command.sandbox_id == sandbox_id, Command.command == command, Command.status.not_in(never))
         async with self._database.reading() as session:
             return await session.scalar(query.order_by(Command.id.desc()).limit(1))
 
-    async def _watched(self, work: Work, command_id: str) -> Command:
+    async def _wait_for_check(self, context: StepContext, command_id: str) -> Command:
+        """Wait for the check. If the attempt is cancelled, kill the check and raise CancelledStep."""
         try:
-            return await self._unless_cancelled(work.attempt.id, self._commands.wait(command_id))
+            return await self._wait_unless_cancelled(context.attempt.id, self._commands.wait(command_id))
         except CancelledStep:
-            await self._commands.kill(work.caller, command_id)
+            await self._commands.kill(context.caller, command_id)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(KILL_S):
+                async with asyncio.timeout(KILL_TIMEOUT_S):
                     await self._commands.wait(command_id)
             raise
 
-    async def _tail(self, command_id: str, out: int, err: int) -> str:
+    async def _read_output_end(self, command_id: str, out: int, err: int) -> str:
+        """Return the end of both outputs. `out` and `err`: their sizes in bytes."""
         texts = []
         for stream, size in (("stdout", out), ("stderr", err)):
-            start = max(0, size - prompts.OUTPUT)
+            start = max(0, size - prompts.MAX_OUTPUT)
             texts.append(
                 (await self._commands.files.read(command_id, stream, start, size - start)).decode(errors="replace")
             )
         return "\n".join(text for text in texts if text.strip())
 
-    async def commit(self, work: Work, place: Place, before: Result) -> Result:
+    async def commit(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
         """Commit the agent's uncommitted changes. Fails if there is no commit at all, except after feedback."""
-        sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
-        await self._settled(work, sandbox.id)
-        await self._awake(sandbox.id)
-        status = await self._patiently(lambda: self._git.status(work.caller, sandbox.id))
+        sandbox = await self._sessions.sandbox(context.caller, context.attempt.session_id)
+        await self._wait_for_git_operations(context, sandbox.id)
+        await self._ensure_running(sandbox.id)
+        status = await self._retry_while_engine_unavailable(lambda: self._git.status(context.caller, sandbox.id))
         if not status.clean:
-            subject = commit_messages.suggest(work.task.title)
-            wanted = await self._git.commit(work.caller, sandbox.id, message=subject)
+            subject = commit_messages.suggest(context.task.title)
+            wanted = await self._git.commit(context.caller, sandbox.id, message=subject)
             done = await self._git.operations.wait(wanted.id)
-            if done.status == OperationStatus.FAILED and (await self._git.status(work.caller, sandbox.id)).entries:
+            if done.status == OperationStatus.FAILED and (await self._git.status(context.caller, sandbox.id)).entries:
                 self._git.operations.raise_failure(done)
-        diff = await self._patiently(lambda: self._git.diff(work.caller, sandbox.id, patches=False))
-        commits = await self._patiently(lambda: self._git.history(work.caller, sandbox.id, limit=1))
+        diff = await self._retry_while_engine_unavailable(
+            lambda: self._git.diff(context.caller, sandbox.id, patches=False)
+        )
+        commits = await self._retry_while_engine_unavailable(
+            lambda: self._git.history(context.caller, sandbox.id, limit=1)
+        )
         if not commits:
             turns = select(Turn.id).where(
-                Turn.key.startswith(f"{work.attempt.id}/{work.attempt.round}/", autoescape=True)
+                Turn.key.startswith(f"{context.attempt.id}/{context.attempt.round}/", autoescape=True)
             )
             async with self._database.reading() as session:
                 refused = await asks.list_denied_permissions(session, Ask.turn_id.in_(turns))
@@ -436,38 +460,39 @@ class Steps:
             )
         counted = {"files": len(diff.files), "added": diff.added, "removed": diff.removed}
         async with self._database.transaction() as tx:
-            row = await tx.session.get(Attempt, work.attempt.id, with_for_update=True)
+            row = await tx.session.get(Attempt, context.attempt.id, with_for_update=True)
             if row is not None:
                 row.detail = {**row.detail, "diff": counted, "head": commits[0].id}
         return {"shown": {"head": commits[0].id, **counted}}
 
-    async def _settled(self, work: Work, sandbox_id: str) -> None:
+    async def _wait_for_git_operations(self, context: StepContext, sandbox_id: str) -> None:
         """Wait until no Git operation is in progress in the sandbox, such as one started before a crash."""
-        page = await self._git.list_operations(work.caller, PageRequest(limit=50), sandbox_id=sandbox_id)
+        page = await self._git.list_operations(context.caller, PageRequest(limit=50), sandbox_id=sandbox_id)
         for operation in reversed(page.items):
             if operation.status in OPEN_STATUSES:
-                await self._unless_cancelled(work.attempt.id, self._git.operations.wait(operation.id))
+                await self._wait_unless_cancelled(context.attempt.id, self._git.operations.wait(operation.id))
 
-    async def _awake(self, sandbox_id: str) -> None:
+    async def _ensure_running(self, sandbox_id: str) -> None:
+        """Resume the sandbox if it is paused."""
         row = await self._lifecycle.repository.get(sandbox_id)
-        await self._patiently(lambda: self._lifecycle.ensure_running(row))
+        await self._retry_while_engine_unavailable(lambda: self._lifecycle.ensure_running(row))
 
-    async def push(self, work: Work, place: Place, before: Result) -> Result:
-        sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
-        await self._settled(work, sandbox.id)
-        operation = await self._git.operations.wait((await self._git.push(work.caller, sandbox.id)).id)
+    async def push(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
+        sandbox = await self._sessions.sandbox(context.caller, context.attempt.session_id)
+        await self._wait_for_git_operations(context, sandbox.id)
+        operation = await self._git.operations.wait((await self._git.push(context.caller, sandbox.id)).id)
         if operation.error_code == CommitMessageError.code:
             return {"ok": False, "message": operation.error, "shown": {"ok": False, "message": operation.error}}
         self._git.operations.raise_failure(operation)
-        row = await self._git.get_checkout(work.caller, sandbox.id)
+        row = await self._git.get_checkout(context.caller, sandbox.id)
         return {"ok": True, "shown": {"branch": row.branch, "commit": row.pushed}}
 
-    async def pull_request(self, work: Work, place: Place, before: Result) -> Result:
-        sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
-        await self._settled(work, sandbox.id)
-        pull, _ = await self._pulls.open(work.caller, sandbox.id, push=False)  # the previous step has pushed
+    async def pull_request(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
+        sandbox = await self._sessions.sandbox(context.caller, context.attempt.session_id)
+        await self._wait_for_git_operations(context, sandbox.id)
+        pull, _ = await self._pulls.open(context.caller, sandbox.id, push=False)  # the previous step has pushed
         async with self._database.transaction() as tx:
-            row = await tx.session.get(Attempt, work.attempt.id, with_for_update=True)
+            row = await tx.session.get(Attempt, context.attempt.id, with_for_update=True)
             if row is not None:
                 row.detail = {
                     **row.detail,
@@ -479,41 +504,42 @@ class Steps:
 
     # shared by the steps -----------------------------------------------------------------------------------------------------
 
-    async def _note(self, place: Place, **detail: Any) -> None:
-        """Record details for a try after a crash, and for people."""
+    async def _save_detail(self, step_key: StepKey, **detail: Any) -> None:
+        """Save details of the step, for a retry after a crash and for people."""
         async with self._database.transaction() as tx:
-            row = await tx.session.get(Step, place, with_for_update=True)
+            row = await tx.session.get(Step, step_key, with_for_update=True)
             if row is not None:
                 row.detail = {**row.detail, **detail}
 
-    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_while_engine_unavailable(self, work: Callable[[], Awaitable[T]]) -> T:
         """Retry while the engine is unavailable or full."""
-        begun, pause = time.monotonic(), 0.5
+        started, pause = time.monotonic(), 0.5
         while True:
             try:
                 return await work()
             except EngineError as error:
-                passes = error.transient or isinstance(error, EngineQuotaError)
-                if not passes or time.monotonic() - begun > PATIENCE_S:
+                is_temporary = error.transient or isinstance(error, EngineQuotaError)
+                if not is_temporary or time.monotonic() - started > ENGINE_RETRY_S:
                     raise
                 log.info("engine_awaited", code=error.code, reason=error.message)
             await asyncio.sleep(pause)
             pause = min(pause * 2, 5.0)
 
-    async def _not_cancelled(self, attempt_id: str) -> None:
+    async def _raise_if_cancelled(self, attempt_id: str) -> None:
+        """Raise CancelledStep if the attempt is cancelled or no longer running."""
         async with self._database.reading() as session:
             row = await session.get(Attempt, attempt_id)
         if row is None or row.cancel_at is not None or row.status != AttemptStatus.RUNNING:
             raise CancelledStep
 
-    async def _unless_cancelled(self, attempt_id: str, work: Coroutine[Any, Any, T]) -> T:
+    async def _wait_unless_cancelled(self, attempt_id: str, work: Coroutine[Any, Any, T]) -> T:
         """Wait for the work, and cancel it if the attempt is cancelled."""
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
-                await asyncio.wait((task,), timeout=LOOK_S)
+                await asyncio.wait((task,), timeout=CANCEL_CHECK_S)
                 if not task.done():
-                    await self._not_cancelled(attempt_id)
+                    await self._raise_if_cancelled(attempt_id)
             return task.result()
         finally:
             await end_tasks(task)

@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from sandyard.platform.domain.tasks.durable import Course, Durable, Result, StepOf
+from sandyard.platform.domain.tasks.durable import Durable, Result, RoundFunction, StepRunner
 from tests.protocol.engine import ROOT
 
 pytestmark = pytest.mark.both_databases
 
-Make = Callable[[Course], Durable]
+Make = Callable[[RoundFunction], Durable]
 
 
 @pytest.fixture
 async def make(database_url: str) -> AsyncIterator[Make]:
     made: list[Durable] = []
 
-    def build(course: Course) -> Durable:
+    def build(course: RoundFunction) -> Durable:
         made.append(Durable(database_url.replace("platform.db", "workflows.db"), "test", course))
         return made[-1]
 
@@ -42,7 +42,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 def is_in_state(durable: Durable, attempt: str, state: str) -> Callable[[], Awaitable[bool]]:
     async def check() -> bool:
-        return await durable.state(attempt, 1) == state
+        return await durable.get_state(attempt, 1) == state
 
     return check
 
@@ -64,17 +64,17 @@ async def test_a_workflow_continues_in_another_process(make: Make) -> None:
         executed.append(name)
         return {"name": name}
 
-    async def course(step: StepOf, attempt_id: str, number: int) -> None:
+    async def course(step: StepRunner, attempt_id: str, number: int) -> None:
         first = await step("first", act, "first")
         second = await step("second", act, "second")
         await step("third", act, f"{attempt_id}-{number}-{first['name']}-{second['name']}")
 
     durable = make(course)
-    assert await durable.state("att_1", 1) is None
+    assert await durable.get_state("att_1", 1) is None
     await durable.begin("att_1", 1)
     await durable.begin("att_1", 1)
     await reached.wait()
-    assert await durable.state("att_1", 1) == "running"
+    assert await durable.get_state("att_1", 1) == "running"
     await durable.close()
     assert executed == ["first"]
 
@@ -85,7 +85,7 @@ async def test_a_workflow_continues_in_another_process(make: Make) -> None:
 
 
 async def test_workflows_that_ended_long_ago_are_deleted(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandyard.platform.domain.tasks.durable.TIDIED", 2)
+    monkeypatch.setattr("sandyard.platform.domain.tasks.durable.DELETE_BATCH", 2)
     gate = asyncio.Event()
 
     async def act() -> Result:
@@ -95,7 +95,7 @@ async def test_workflows_that_ended_long_ago_are_deleted(make: Make, monkeypatch
         await gate.wait()
         return {}
 
-    async def course(step: StepOf, attempt_id: str, number: int) -> None:
+    async def course(step: StepRunner, attempt_id: str, number: int) -> None:
         await step("act", act)
         if attempt_id == "att_fails":
             raise ValueError
@@ -110,18 +110,18 @@ async def test_workflows_that_ended_long_ago_are_deleted(make: Make, monkeypatch
     for attempt, state in ended.items():
         await until(is_in_state(durable, attempt, state))
     await durable.tidy(timedelta(days=1))
-    assert [await durable.state(attempt, 1) for attempt in ended] == [*ended.values()]
+    assert [await durable.get_state(attempt, 1) for attempt in ended] == [*ended.values()]
     await durable.tidy(timedelta())
-    assert [await durable.state(attempt, 1) for attempt in ended] == [None] * len(ended)
+    assert [await durable.get_state(attempt, 1) for attempt in ended] == [None] * len(ended)
     gate.set()
     await until(is_done(durable, "att_runs"))
 
 
 async def test_closing_while_opening_does_not_hang(make: Make) -> None:
-    async def course(step: StepOf, attempt_id: str, number: int) -> None: ...
+    async def course(step: StepRunner, attempt_id: str, number: int) -> None: ...
 
     durable = make(course)
-    reading_state = asyncio.create_task(durable.state("att_1", 1))
+    reading_state = asyncio.create_task(durable.get_state("att_1", 1))
     async with asyncio.timeout(40):
         while durable._loop is None:
             await asyncio.sleep(0)
@@ -139,18 +139,18 @@ async def test_many_workflows_run_at_once_and_a_failing_one_is_broken(make: Make
         executed.append(number)
         return {}
 
-    async def course(step: StepOf, attempt_id: str, number: int) -> None:
+    async def course(step: StepRunner, attempt_id: str, number: int) -> None:
         await step("act", act, int(attempt_id))
 
     durable = make(course)
     await asyncio.gather(*(durable.begin(str(number), 1) for number in range(20)))
 
     async def all_ended() -> bool:
-        return all([await durable.state(str(number), 1) in ("done", "broken") for number in range(20)])
+        return all([await durable.get_state(str(number), 1) in ("done", "broken") for number in range(20)])
 
     await until(all_ended)
     assert sorted(executed) == [number for number in range(20) if number != 7]
-    assert await durable.state("7", 1) == "broken"
+    assert await durable.get_state("7", 1) == "broken"
     assert await asyncio.to_thread(lambda: "our threads work") == "our threads work"
 
 
@@ -172,7 +172,7 @@ KILLED = """
     async def main():
         durable = Durable("sqlite:///workflows.db", "test", course)
         await durable.begin("att_1", 1)
-        while await durable.state("att_1", 1) != "done":
+        while await durable.get_state("att_1", 1) != "done":
             await asyncio.sleep(0.02)
         await durable.close()
 

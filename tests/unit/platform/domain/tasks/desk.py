@@ -83,12 +83,12 @@ class StillAttempts:
     async def pick(self, caller: Principal, task_id: str, attempt_id: str) -> Attempt:
         raise NotImplementedError
 
-    async def positions(self) -> dict[str, int]:
+    async def get_queue_positions(self) -> dict[str, int]:
         async with self._world.database.reading() as session:
             query = select(Attempt.id).where(Attempt.status == AttemptStatus.QUEUED).order_by(Attempt.id)
             return {row: place for place, row in enumerate(await session.scalars(query), 1)}
 
-    async def queue(self, caller: Principal) -> list[tuple[Attempt, int, str]]:
+    async def list_queue(self, caller: Principal) -> list[tuple[Attempt, int, str]]:
         async with self._world.database.reading() as session:
             query = select(Attempt).where(Attempt.status == AttemptStatus.QUEUED).order_by(Attempt.id)
             return [(row, place, "It is about to start.") for place, row in enumerate(await session.scalars(query), 1)]

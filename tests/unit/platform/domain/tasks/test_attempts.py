@@ -12,7 +12,7 @@ from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import Attempt, ModelProvider, Task
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.model import utc_now
-from sandyard.platform.domain.tasks.attempts import PENDING, WORDS
+from sandyard.platform.domain.tasks.attempts import MAX_PENDING_CHARACTERS, MAX_PENDING_MESSAGES
 from sandyard.platform.domain.tasks.errors import ColumnFullError
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from tests.unit.platform.domain.tasks.yard import Board
@@ -31,10 +31,10 @@ async def test_limits_and_order(board: Board) -> None:
     board.attempts.start(board.executor)
     await board.until(lambda: len(board.executor.begun) == 1)
     assert board.executor.begun == [((await board.attempt(urgent)).id, 1)]
-    waiting = await board.attempts.queue(other_owner)
+    waiting = await board.attempts.list_queue(other_owner)
     assert [(row.task_id, place) for row, place, _ in waiting] == [(first.id, 1), (second.id, 2)]
     assert "tasks.parallel" in waiting[0][2]
-    assert await board.attempts.queue(board.owner) == [], "not visible to others"
+    assert await board.attempts.list_queue(board.owner) == [], "not visible to others"
 
     await board.let(await board.attempt(urgent), AttemptStatus.IN_REVIEW)
     await board.until(lambda: len(board.executor.begun) == 2)
@@ -44,8 +44,8 @@ async def test_limits_and_order(board: Board) -> None:
     await board.until(lambda: len(board.executor.begun) == 4)
     started = {attempt for attempt, _ in board.executor.begun[2:]}
     assert started == {(await board.attempt(task)).id for task in mine[:2]}
-    assert "SANDYARD_PARALLEL_ATTEMPTS" in (await board.attempts.queue(board.owner))[0][2]
-    assert sorted((await board.attempts.positions()).values()) == [1, 2, 3]
+    assert "SANDYARD_PARALLEL_ATTEMPTS" in (await board.attempts.list_queue(board.owner))[0][2]
+    assert sorted((await board.attempts.get_queue_positions()).values()) == [1, 2, 3]
 
 
 async def test_uses_demo_agent_only_without_models(board: Board) -> None:
@@ -105,7 +105,7 @@ async def test_stop(board: Board) -> None:
         assert row is not None
         row.status = AttemptStatus.RUNNING
     await board.tasks.move(board.owner, task.id, Column.CANCELLED)
-    one, two = (await board.attempts.of_task(board.owner, task.id))[:2]
+    one, two = (await board.attempts.list_for_task(board.owner, task.id))[:2]
     assert (one.status, two.status) == (AttemptStatus.RUNNING, AttemptStatus.CANCELLED)
     assert set(board.turns.cancelled) == {one.session_id, two.session_id}
     await board.attempts.fail(one.id, "turn_failed", "whatever")
@@ -223,7 +223,7 @@ async def test_pick(board: Board) -> None:
     picked = await board.attempts.pick(board.owner, task.id, ids[1])
     assert (picked.status, picked.work["kind"]) == (AttemptStatus.QUEUED, "publish")
     assert picked.work["solo"], "comments on its pull request go there, too"
-    statuses = [row.status for row in await board.attempts.of_task(board.owner, task.id)]
+    statuses = [row.status for row in await board.attempts.list_for_task(board.owner, task.id)]
     assert statuses == [AttemptStatus.ARCHIVED, AttemptStatus.QUEUED, AttemptStatus.ARCHIVED]
     assert ProjectSettings.of(board.project).tasks.parallel == 4
 
@@ -368,14 +368,14 @@ async def test_archived_project_accepts_no_feedback(board: Board) -> None:
 async def test_limits_messages_of_retries(board: Board) -> None:
     """The newest are kept."""
     task, attempt = await failed(board)
-    for number in range(PENDING + 3):
+    for number in range(MAX_PENDING_MESSAGES + 3):
         await board.tasks.retry(board.owner, task.id, message=f"{number}")
         await board.until(lambda begun=number + 2: len(board.executor.begun) == begun)  # type: ignore[misc]
         await board.attempts.fail(attempt.id, "verify_failed", "It still fails.")
     said = [one["words"] for one in (await board.attempt(task)).work["said"]]
-    assert said == [str(number) for number in range(3, PENDING + 3)]
-    await board.tasks.retry(board.owner, task.id, message="x" * WORDS)
-    assert [len(one["words"]) for one in (await board.attempt(task)).work["said"]] == [WORDS]
+    assert said == [str(number) for number in range(3, MAX_PENDING_MESSAGES + 3)]
+    await board.tasks.retry(board.owner, task.id, message="x" * MAX_PENDING_CHARACTERS)
+    assert [len(one["words"]) for one in (await board.attempt(task)).work["said"]] == [MAX_PENDING_CHARACTERS]
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])

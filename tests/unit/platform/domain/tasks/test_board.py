@@ -15,7 +15,7 @@ from sandyard.platform.db.models import Project, Task
 from sandyard.platform.domain import paging
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.tasks import columns, moves, positions
-from sandyard.platform.domain.tasks.columns import MAX_WORDS, SEARCHED_CHARACTERS, BoardFilter, has_words
+from sandyard.platform.domain.tasks.columns import MAX_WORDS, SEARCHED_CHARACTERS, BoardFilter, match_words
 from sandyard.platform.domain.tasks.errors import (
     ColumnFullError,
     FeedbackNeededError,
@@ -111,8 +111,8 @@ async def test_pages_by_column_and_position(desk_anywhere: Desk) -> None:
 async def test_search_limits_and_deduplicates_words(desk_anywhere: Desk) -> None:
     desk = desk_anywhere
     words = [f"word{number}" for number in range(MAX_WORDS)]
-    assert len(has_words(" ".join(["b B"] * 50))) == 1
-    assert len(has_words(" ".join([*words, "more"]))) == MAX_WORDS
+    assert len(match_words(" ".join(["b B"] * 50))) == 1
+    assert len(match_words(" ".join([*words, "more"]))) == MAX_WORDS
     await desk.card(" ".join(words))
     shown = (await desk.tasks.list(desk.me, PageRequest(), q=" ".join([*words, "more"]))).items
     assert [task.title for task in shown] == [" ".join(words)]
@@ -126,7 +126,7 @@ async def test_search_reads_beginning_of_description(desk_anywhere: Desk) -> Non
         await desk.tasks.create(desk.me, desk.project.id, fields)
     listed = await desk.tasks.list(desk.me, PageRequest(), q="needle")
     assert [task.title for task in listed.items] == ["first"]
-    page = await desk.tasks.board(desk.me, BoardFilter("needle"), limit=10)
+    page = await desk.tasks.get_board(desk.me, BoardFilter("needle"), limit=10)
     assert [card.task.title for column in page.columns for card in column.cards] == ["first"]
 
 
@@ -138,7 +138,7 @@ async def test_long_descriptions_shorten_pages(desk_anywhere: Desk, monkeypatch:
     titles, sizes, cursor = "", [], None
     while True:
         page = await desk.tasks.list(desk.me, PageRequest(200, cursor))
-        cards = await desk.tasks.cards.of(page.items)
+        cards = await desk.tasks.cards.list_cards(page.items)
         assert [card.task.description for card in cards] == [card.task.title * 4000 for card in cards]
         titles += "".join(card.task.title for card in cards)
         sizes.append(len(cards))
@@ -150,7 +150,7 @@ async def test_long_descriptions_shorten_pages(desk_anywhere: Desk, monkeypatch:
 
 async def test_board_does_not_load_descriptions(desk: Desk) -> None:
     await desk.tasks.create(desk.me, desk.project.id, TaskFields(title="a", description="long"), start=True)
-    board = await desk.tasks.board(desk.me, BoardFilter(), limit=10)
+    board = await desk.tasks.get_board(desk.me, BoardFilter(), limit=10)
     (card,) = [card for column in board.columns for card in column.cards]
     assert "description" in inspect(card.task).unloaded
 
@@ -183,7 +183,7 @@ async def test_board_reads_only_what_it_shows(desk_anywhere: Desk, monkeypatch: 
         assert reads is not None
         event.listen(reads.sync_engine, "after_cursor_execute", note)
         for offset in range(0, len(expected) + 3, 3):
-            page = await desk.tasks.board(desk.me, BoardFilter(), only=column, offset=offset, limit=3)
+            page = await desk.tasks.get_board(desk.me, BoardFilter(), only=column, offset=offset, limit=3)
             (shown,) = page.columns
             found += [card.task.id for card in shown.cards]
             assert (shown.total, shown.matching) == (len(expected), len(expected))
@@ -294,16 +294,16 @@ async def test_failed_task_does_not_count_for_limit(desk: Desk) -> None:
     await desk.fails(broken, "It rains.")
     await desk.settle()
     assert await desk.titles(IN_PROGRESS) == ["broken", "waits"]
-    page = await desk.tasks.board(
+    page = await desk.tasks.get_board(
         desk.me, BoardFilter(), project_id=desk.project.id, only=IN_PROGRESS, offset=0, limit=9
     )
     assert [(one.total, one.failed) for one in page.columns] == [(2, 1)]
-    assert await desk.tasks.counts(desk.me) == {desk.project.id: ({IN_PROGRESS: 2}, 1)}
+    assert await desk.tasks.count_by_column(desk.me) == {desk.project.id: ({IN_PROGRESS: 2}, 1)}
     with pytest.raises(ColumnFullError, match=r"is full \(1 of 1 tasks\)"):
         await desk.tasks.retry(desk.me, broken.id)
     await desk.tasks.stop(desk.me, waits.id)
     await desk.tasks.retry(desk.me, broken.id)
-    assert await desk.tasks.counts(desk.me) == {desk.project.id: ({IN_PROGRESS: 1, CANCELLED: 1}, 0)}
+    assert await desk.tasks.count_by_column(desk.me) == {desk.project.id: ({IN_PROGRESS: 1, CANCELLED: 1}, 0)}
 
 
 async def test_concurrent_moves_respect_limit(desk_anywhere: Desk) -> None:
@@ -416,7 +416,7 @@ async def test_retry_of_closed_task_starts_over(desk: Desk) -> None:
 async def test_card_is_consistent_snapshot(desk: Desk) -> None:
     task = await desk.card(start=True)
     await desk.becomes(task, AttemptStatus.IN_REVIEW, IN_REVIEW)
-    card = await desk.tasks.cards.one(task)  # as it was read earlier
+    card = await desk.tasks.cards.get_card(task)  # as it was read earlier
     assert (card.task.status, card.attempts[0].attempt.status) == (IN_REVIEW, AttemptStatus.IN_REVIEW)
     await desk.tasks.delete(desk.me, task.id)
-    assert (await desk.tasks.cards.one(task)).attempts == []
+    assert (await desk.tasks.cards.get_card(task)).attempts == []

@@ -17,9 +17,9 @@ from sandyard.platform.domain.agents.questions.service import Asks
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.model import utc_now
-from sandyard.platform.domain.tasks.attempts import PENDING
+from sandyard.platform.domain.tasks.attempts import MAX_PENDING_MESSAGES
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
-from sandyard.platform.domain.tasks.reviews import ASKED, Reviews
+from sandyard.platform.domain.tasks.reviews import MAX_OPEN_QUESTIONS, Reviews
 from tests.unit.platform.domain.tasks.yard import Board
 
 
@@ -205,15 +205,15 @@ async def test_limits_pending_feedback(board: Board, reviews: Reviews) -> None:
     session_id = await has_session(board, task)
     await say(board, task, "commented", author="grace", text="@sandyard begin", mayWrite=True)
     await until_round(board, task, 2)
-    for number in range(PENDING + 1):
+    for number in range(MAX_PENDING_MESSAGES + 1):
         await say(board, task, "commented", author="grace", text=f"@sandyard {number}", mayWrite=True)
-    for number in range(ASKED + 5):
+    for number in range(MAX_OPEN_QUESTIONS + 5):
         await say(board, task, "commented", author="mallory", text=f"@sandyard {number}", mayWrite=False)
     await say(board, task, "commented", author="grace", text="@sandyard last", mayWrite=True)
-    found = await asked(board, session_id, ASKED + 2)
+    found = await asked(board, session_id, MAX_OPEN_QUESTIONS + 2)
     reasons = [ask.detail["feedback"]["reason"] for ask in found]
-    assert (reasons.count("pending"), reasons.count("no_write_access")) == (2, ASKED)
-    assert len((await board.attempt(task)).detail["pending"]) == PENDING
+    assert (reasons.count("pending"), reasons.count("no_write_access")) == (2, MAX_OPEN_QUESTIONS)
+    assert len((await board.attempt(task)).detail["pending"]) == MAX_PENDING_MESSAGES
 
 
 async def test_approved_feedback_retries_failed_attempt(board: Board, reviews: Reviews) -> None:
@@ -334,14 +334,14 @@ async def test_failing_event_does_not_block_others(
     board: Board, reviews: Reviews, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await in_review(board)
-    dealt = reviews._heard
+    dealt = reviews._handle_session_event
 
     async def heard(tx: Any, event: Any, *rest: Any) -> Any:
         if event.kind == "pull_request.commented":
             raise ValueError("no words")
         return await dealt(tx, event, *rest)
 
-    monkeypatch.setattr(reviews, "_heard", heard)
+    monkeypatch.setattr(reviews, "_handle_session_event", heard)
     await say(board, task, "commented", text="@agent what")
     await say(board, task, "merged")
     async with asyncio.timeout(20):

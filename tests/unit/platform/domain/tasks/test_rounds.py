@@ -13,7 +13,7 @@ from sandyard.platform.db.models import Attempt, Task
 from sandyard.platform.domain.tasks.attempt_records import lock_attempt, set_attempt_status
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column, StepName
 from sandyard.platform.domain.tasks.rounds import Rounds
-from sandyard.platform.domain.tasks.steps import Place, Work
+from sandyard.platform.domain.tasks.steps import StepContext, StepKey
 from tests.unit.platform.domain.tasks.yard import Board
 
 
@@ -42,7 +42,7 @@ async def play(board: Board, steps: Steps, attempt: Attempt, number: int = 1) ->
     async def step(_: str, verb: Callable[..., Awaitable[dict[str, Any]]], *arguments: Any) -> dict[str, Any]:
         return await verb(*arguments)
 
-    await Rounds(board.database, board.attempts, board.tasks, steps).course(step, attempt.id, number)  # type: ignore[arg-type]
+    await Rounds(board.database, board.attempts, board.tasks, steps).run_round(step, attempt.id, number)  # type: ignore[arg-type]
 
 
 async def running(board: Board) -> tuple[Task, Attempt]:
@@ -61,7 +61,7 @@ async def test_runs_all_steps_despite_database_outage(board: Board, monkeypatch:
     assert steps.done == ["setup", "provision", "checkout", "agent", "verify", "commit", "push", "pull_request"]
     assert (await board.attempt(task)).status == AttemptStatus.IN_REVIEW
     assert (await board.tasks.get(board.owner, task.id)).status == Column.IN_REVIEW
-    tried = {step.name: step.tries for step in await board.attempts.steps(attempt.id)}
+    tried = {step.name: step.tries for step in await board.attempts.list_steps(attempt.id)}
     assert (tried["agent"], tried["verify"]) == (2, 1)
     await play(board, steps, attempt)  # the end was not recorded
     assert (len(steps.done), (await board.attempt(task)).status) == (8, AttemptStatus.IN_REVIEW)
@@ -85,17 +85,17 @@ async def test_merged_during_step(board: Board) -> None:
 
 async def test_merged_when_step_starts(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     task, attempt = await running(board)
-    note_begun = Rounds._note_begun
+    note_begun = Rounds._record_step_started
 
-    async def overtaken(self: Rounds, place: Place, name: StepName) -> tuple[Work, dict[str, Any]] | None:
-        monkeypatch.setattr(Rounds, "_note_begun", note_begun)
+    async def overtaken(self: Rounds, place: StepKey, name: StepName) -> tuple[StepContext, dict[str, Any]] | None:
+        monkeypatch.setattr(Rounds, "_record_step_started", note_begun)
         async with board.database.transaction() as tx:
             found = await lock_attempt(tx, place[0])
             assert found is not None
             set_attempt_status(tx, found[1], AttemptStatus.MERGED)
         return await note_begun(self, place, name)
 
-    monkeypatch.setattr(Rounds, "_note_begun", overtaken)
+    monkeypatch.setattr(Rounds, "_record_step_started", overtaken)
     await play(board, Steps(), attempt)
     row = await board.attempt(task)
     assert (row.status, row.step) == (AttemptStatus.MERGED, None)

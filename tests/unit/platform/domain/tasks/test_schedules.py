@@ -104,17 +104,17 @@ async def test_reports_failure_and_continues(times: Times) -> None:
     assert row.enabled
     assert row.next_at is not None
     assert row.next_at > get_time(times.desk.world.clock)
-    failures = await times.schedules.failures([row])
+    failures = await times.schedules.list_failures([row])
     assert "no agent 'gone'" in failures[row.id]
     changed = await times.schedules.update(times.desk.me, row.id, {"task": ScheduledTask(title="Tidy up")})
     await times.pass_(hours=1)
     await times.schedules.tick()
     assert await times.made() == 1
-    assert await times.schedules.failures([changed]) == {}
+    assert await times.schedules.list_failures([changed]) == {}
     await times.desk.world.projects.update(times.desk.me, times.desk.project.id, archived=True)
     await times.pass_(hours=1)
     await times.schedules.tick()
-    assert "archived" in (await times.schedules.failures([changed]))[row.id]
+    assert "archived" in (await times.schedules.list_failures([changed]))[row.id]
     assert await times.made() == 1
 
 
@@ -133,7 +133,7 @@ async def test_schedule_of_member_who_left_starts_nothing(times: Times) -> None:
     await times.pass_(minutes=1)
     await times.schedules.tick()
     assert await times.made() == 1
-    assert list(await times.schedules.failures([row])) == [row.id]
+    assert list(await times.schedules.list_failures([row])) == [row.id]
     await times.schedules.delete(desk.me, row.id)
     assert [one.id for one in (await times.schedules.list(desk.me, PageRequest())).items] == [own.id]
 

@@ -11,7 +11,7 @@ from sandyard.platform.db.models import AgentRun, Attempt, Project, Sandbox, Ses
 from sandyard.platform.domain.agents.model import PLATFORM, Origin, TurnStatus
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
-from sandyard.platform.domain.tasks.steps import Steps, Work
+from sandyard.platform.domain.tasks.steps import StepContext, Steps
 from tests.unit.platform.domain.tasks.yard import Board
 
 
@@ -50,8 +50,8 @@ async def told(board: Board, task: Task) -> tuple[Origin, list[str]]:
         attempt = await session.get(Attempt, (await board.attempt(task)).id)
         row, project = await session.get(Task, task.id), await session.get(Project, task.project_id)
     assert attempt is not None and row is not None and project is not None
-    work = Work(attempt, row, project, board.owner)
-    await Steps(*parts).agent(work, (attempt.id, attempt.round, 1), {}, turn="agent", words=None)
+    work = StepContext(attempt, row, project, board.owner)
+    await Steps(*parts).agent(work, (attempt.id, attempt.round, 1), {}, turn="agent", prompt=None)
     ((origin, said),) = inside.told
     return origin, ["(platform)" if one.get("source") == PLATFORM else one["text"] for one in said]
 

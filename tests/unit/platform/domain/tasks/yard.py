@@ -46,7 +46,7 @@ class Executor:
             raise self.failures.pop()
         self.begun.append((attempt_id, number))
 
-    async def state(self, attempt_id: str, number: int) -> str | None:
+    async def get_state(self, attempt_id: str, number: int) -> str | None:
         return self.states.get(attempt_id)
 
 
@@ -85,7 +85,7 @@ class Board:
         return await self.tasks.create(owner, (project or self.project).id, wanted, start=True)
 
     async def attempt(self, task: Task, number: int = 1) -> Attempt:
-        return (await self.attempts.of_tasks([task.id]))[task.id][number - 1]
+        return (await self.attempts.list_for_tasks([task.id]))[task.id][number - 1]
 
     async def let(self, attempt: Attempt, status: AttemptStatus) -> None:
         """End the round of the attempt with this status."""
@@ -94,7 +94,7 @@ class Board:
             task = await tx.session.get(Task, attempt.task_id)
             assert row is not None
             assert task is not None
-            await self.attempts.rest(tx, task, row, status)
+            await self.attempts.finish_round(tx, task, row, status)
             if row.status == AttemptStatus.IN_REVIEW:
                 await self.tasks.advance(tx, task, Column.IN_REVIEW)
         self.attempts.nudge()
