@@ -17,7 +17,7 @@ from sandyard.engine.drivers.namespace.store import btrfs, guard, image
 from sandyard.engine.drivers.namespace.store.cow import CowStore
 from sandyard.kit.errors import FullError, SandyardError
 
-pytestmark = pytest.mark.skipif(image.obstacle() is not None, reason=str(image.obstacle()))
+pytestmark = pytest.mark.skipif(image.find_obstacle() is not None, reason=str(image.find_obstacle()))
 
 
 @pytest_asyncio.fixture

@@ -18,7 +18,7 @@ from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.contract import HostRule, NetworkPolicy
 from sandyard.engine.drivers.namespace.net import NetSlot, Network, NetworkSettings, links
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
-from sandyard.engine.drivers.namespace.net.policy import read_policy
+from sandyard.engine.drivers.namespace.net.policy import parse_policy
 from sandyard.engine.drivers.namespace.net.proxy import host_detection, listener
 from sandyard.kit.errors import NotFoundError, UnsupportedError
 from tests.integration.engine.drivers.namespace.net import topology as topologies
@@ -438,10 +438,10 @@ def test_hostile_greetings_take_no_time() -> None:
 
 def test_which_rule_counts() -> None:
     rules = tuple(HostRule(host, (("X", host),)) for host in ("a.b.test", "*.b.test", "*.x.b.test", "Upper.Test"))
-    egress = read_policy(NetworkPolicy(rules=rules))
+    egress = parse_policy(NetworkPolicy(rules=rules))
 
     def found(name: str) -> str | None:
-        rule = egress.rule_for(name)
+        rule = egress.find_rule(name)
         return rule and rule.host
 
     assert found("a.b.test") == "a.b.test"
