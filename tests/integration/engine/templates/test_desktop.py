@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from sandyard.engine.sandboxes.model import TemplateStatus
 from sandyard.engine.templates import catalogue, commands, desktop
 from sandyard.engine.templates.catalogue import Catalogue
-from sandyard.engine.templates.folder import ROOTFS, Folder, Version
+from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
 from tests.integration.engine.templates.test_catalogue import layers, machine_of_the_test, publish, templates
 
 __all__ = ["machine_of_the_test", "templates"]  # fixtures
@@ -21,10 +21,10 @@ __all__ = ["machine_of_the_test", "templates"]  # fixtures
 COMMAND = "`sandyard template build desktop` on the engine's machine"
 
 
-def built_on(folder: Folder, below: Version, digest: str) -> Version:
+def built_on(folder: TemplateFolder, below: TemplateVersion, digest: str) -> TemplateVersion:
     with folder.open_build_directory(desktop.NAME) as work:
         (work / ROOTFS).mkdir()
-        return folder.publish(work, folder.new_version(desktop.NAME, digest, "a test", {"base": below.version}))
+        return folder.publish(work, folder.make_version(desktop.NAME, digest, "a test", {"base": below.version}))
 
 
 def status(templates: Catalogue) -> TemplateStatus:
@@ -53,7 +53,9 @@ def slow_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     end.write_text("exit 1")
 
 
-async def test_it_is_built_when_it_is_first_asked_for(folder: Folder, templates: Catalogue, slow_builder: Path) -> None:
+async def test_it_is_built_when_it_is_first_asked_for(
+    folder: TemplateFolder, templates: Catalogue, slow_builder: Path
+) -> None:
     below = publish(folder, "base", "b1")
     templates.open()
     assert status(templates) is TemplateStatus.WAITING
@@ -81,7 +83,7 @@ async def test_it_is_built_when_it_is_first_asked_for(folder: Folder, templates:
 
 
 async def test_a_build_that_fails_is_told_and_not_repeated_by_every_request(
-    folder: Folder, templates: Catalogue, slow_builder: Path
+    folder: TemplateFolder, templates: Catalogue, slow_builder: Path
 ) -> None:
     below = publish(folder, "base", "b1")
     templates.open()
@@ -99,7 +101,7 @@ async def test_a_build_that_fails_is_told_and_not_repeated_by_every_request(
 
 
 async def test_a_build_that_cannot_begin_is_told(
-    folder: Folder, templates: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: TemplateFolder, templates: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(folder, "base", "b1")
     templates.open()
@@ -112,7 +114,7 @@ async def test_a_build_that_cannot_begin_is_told(
 
 
 async def test_where_it_cannot_be_built_or_shall_not_be(
-    folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
+    folder: TemplateFolder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     templates.open()
     with monkeypatch.context() as patch:
@@ -128,7 +130,7 @@ async def test_where_it_cannot_be_built_or_shall_not_be(
 
 
 async def test_closing_ends_a_build_that_was_asked_for(
-    folder: Folder, templates: Catalogue, slow_builder: Path
+    folder: TemplateFolder, templates: Catalogue, slow_builder: Path
 ) -> None:
     publish(folder, "base", "b1")
     templates.open()
@@ -141,7 +143,7 @@ async def test_closing_ends_a_build_that_was_asked_for(
     assert templates._desktop_builder.cancelled()
 
 
-def test_only_one_that_was_built_is_kept_up_to_date(folder: Folder) -> None:
+def test_only_one_that_was_built_is_kept_up_to_date(folder: TemplateFolder) -> None:
     assert not desktop.is_stale(folder)
     below = publish(folder, "base", "b1")
     assert not desktop.is_stale(folder), "nobody has asked for it"
@@ -151,7 +153,7 @@ def test_only_one_that_was_built_is_kept_up_to_date(folder: Folder) -> None:
     assert desktop.is_stale(folder)
 
 
-def test_commands(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands(folder: TemplateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     place = ["--templates-dir", str(folder.directory), "build", "desktop"]
     run = CliRunner().invoke
     with monkeypatch.context() as patch:

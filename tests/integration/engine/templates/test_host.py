@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.templates import host
-from sandyard.engine.templates.folder import Folder
+from sandyard.engine.templates.folder import TemplateFolder
 from tests.unit.engine.templates.conftest import Put
 
 
@@ -41,7 +41,7 @@ def usual(machine: Path, put: Put) -> Path:
 
 
 @pytest.fixture
-def tree(usual: Path, folder: Folder) -> Path:
+def tree(usual: Path, folder: TemplateFolder) -> Path:
     return host.build(folder, usual).rootfs
 
 
@@ -79,7 +79,7 @@ def test_its_accounts_are_its_own(tree: Path) -> None:
         assert (tree / "home/user").stat().st_uid == 1000
 
 
-def test_pip_and_npm_may_install_without_sudo(usual: Path, folder: Folder, put: Put) -> None:
+def test_pip_and_npm_may_install_without_sudo(usual: Path, folder: TemplateFolder, put: Put) -> None:
     put("usr/local/bin/mine", "#!/bin/sh\n", 0o755)
     put("usr/lib/python3.11/EXTERNALLY-MANAGED", "[externally-managed]\n")
     tree = host.build(folder, usual).rootfs
@@ -91,14 +91,14 @@ def test_pip_and_npm_may_install_without_sudo(usual: Path, folder: Folder, put: 
     assert (usual / "usr/local/bin").stat().st_uid == os.geteuid(), "the machine's own directory is as it was"
 
 
-def test_files_are_linked_not_copied_on_one_file_system(usual: Path, folder: Folder) -> None:
+def test_files_are_linked_not_copied_on_one_file_system(usual: Path, folder: TemplateFolder) -> None:
     version = host.build(folder, usual)
     assert version.details["made of"] == "hard links"
     assert (version.rootfs / "usr/bin/tool").samefile(usual / "usr/bin/tool")
 
 
 def test_where_links_are_not_to_be_had_files_are_copied_with_owner_and_mode(
-    usual: Path, folder: Folder, put: Put, monkeypatch: pytest.MonkeyPatch
+    usual: Path, folder: TemplateFolder, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put("usr/share/doc/tool/readme", "long")
     (usual / "usr/bin/alias").hardlink_to(usual / "usr/bin/tool")
@@ -120,7 +120,7 @@ def test_where_links_are_not_to_be_had_files_are_copied_with_owner_and_mode(
     assert not (version.rootfs / "usr/share/doc").exists(), "what is bulky is not copied"
 
 
-def test_it_is_made_once_and_anew_when_the_machine_changes(usual: Path, folder: Folder, put: Put) -> None:
+def test_it_is_made_once_and_anew_when_the_machine_changes(usual: Path, folder: TemplateFolder, put: Put) -> None:
     first = host.build(folder, usual)
     assert host.build(folder, usual) == first
     put("usr/bin/new", "#!/bin/sh\n", 0o755)
@@ -130,7 +130,7 @@ def test_it_is_made_once_and_anew_when_the_machine_changes(usual: Path, folder: 
     assert (first.rootfs / "usr/bin/tool").exists(), "sandboxes may stand on the old one"
 
 
-def test_a_strict_umask_is_not_the_templates(usual: Path, folder: Folder) -> None:
+def test_a_strict_umask_is_not_the_templates(usual: Path, folder: TemplateFolder) -> None:
     before = os.umask(0o077)
     try:
         tree = host.build(folder, usual).rootfs

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from sandyard.engine.templates import catalogue, commands, interpreter, interpreter_program
 from sandyard.engine.templates.catalogue import Catalogue
-from sandyard.engine.templates.folder import ROOTFS, Folder, Version
+from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
 from sandyard.engine.templates.trust import Trust
 from sandyard.kit.errors import InvalidInputError
 from tests.integration.engine.templates.test_catalogue import layers, machine_of_the_test, publish, templates
@@ -17,20 +17,20 @@ from tests.integration.engine.templates.test_catalogue import layers, machine_of
 __all__ = ["machine_of_the_test", "templates"]  # fixtures
 
 
-def with_python(version: Version) -> Version:
+def with_python(version: TemplateVersion) -> TemplateVersion:
     (version.rootfs / "usr/bin").mkdir(parents=True)
     (version.rootfs / "usr/bin/python3").symlink_to("python3.11")
     return version
 
 
-def built_on(folder: Folder, below: Version, digest: str, extras: str = "") -> Version:
+def built_on(folder: TemplateFolder, below: TemplateVersion, digest: str, extras: str = "") -> TemplateVersion:
     with folder.open_build_directory(interpreter.NAME) as work:
         (work / ROOTFS).mkdir()
         details = {"base": below.version, "with": extras}
-        return folder.publish(work, folder.new_version(interpreter.NAME, digest, "a test", details))
+        return folder.publish(work, folder.make_version(interpreter.NAME, digest, "a test", details))
 
 
-def test_it_stands_on_its_own_base_with_our_program_above(folder: Folder, templates: Catalogue) -> None:
+def test_it_stands_on_its_own_base_with_our_program_above(folder: TemplateFolder, templates: Catalogue) -> None:
     below = with_python(publish(folder, "base", "b1"))
     templates.open()
     assert layers(templates, "code-interpreter-v1") == layers(templates, "base")
@@ -52,10 +52,10 @@ def test_it_stands_on_its_own_base_with_our_program_above(folder: Folder, templa
     spec = json.loads((program / "usr/local/share/jupyter/kernels/python3/kernel.json").read_text())
     assert spec["metadata"] == {"forked": "python"}
     templates.refresh()
-    assert len(folder.versions(interpreter_program.NAME)) == 1
+    assert len(folder.list_versions(interpreter_program.NAME)) == 1
 
 
-def test_trust_lies_above_all(folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trust_lies_above_all(folder: TemplateFolder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "read_trust", lambda: Trust(pip=(("timeout", "5"),)))
     below = with_python(publish(folder, "base", "b1"))
     built_on(folder, below, "i1")
@@ -65,7 +65,7 @@ def test_trust_lies_above_all(folder: Folder, templates: Catalogue, monkeypatch:
     assert (Path(found[0]) / "etc/pip.conf").is_file()
 
 
-def test_what_is_out_of_date(folder: Folder) -> None:
+def test_what_is_out_of_date(folder: TemplateFolder) -> None:
     assert not interpreter.is_stale(folder), "without a base there is nothing to build on"
     below = publish(folder, "base", "b1")
     assert interpreter.is_stale(folder)
@@ -84,7 +84,7 @@ def test_languages_that_can_be_added() -> None:
         interpreter.parse_languages("cobol")
 
 
-def test_commands(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands(folder: TemplateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "missing_for_base", list)
     place = ["--templates-dir", str(folder.directory), "build"]
     run = CliRunner().invoke
@@ -100,10 +100,12 @@ def test_commands(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (done.exit_code, done.output) == (0, "")
 
 
-def test_languages_are_added_to_those_it_has(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_languages_are_added_to_those_it_has(folder: TemplateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[tuple[str, ...] | None] = []
 
-    def build(folder: Folder, report: object, extras: tuple[str, ...] | None, *, force: bool) -> Version:
+    def build(
+        folder: TemplateFolder, report: object, extras: tuple[str, ...] | None, *, force: bool
+    ) -> TemplateVersion:
         wanted.append(extras)
         return built_on(folder, below, f"i{len(wanted)}", ",".join(extras or ()))
 
@@ -118,7 +120,7 @@ def test_languages_are_added_to_those_it_has(folder: Folder, monkeypatch: pytest
 
 
 async def test_a_language_is_added_when_it_is_first_asked_for(
-    folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
+    folder: TemplateFolder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     below = with_python(publish(folder, "base", "b1"))
     built_on(folder, below, interpreter.Recipe(below).digest)
@@ -157,7 +159,7 @@ async def test_a_language_is_added_when_it_is_first_asked_for(
 
 
 async def test_what_others_build_is_served_without_a_restart(
-    folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
+    folder: TemplateFolder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     below = with_python(publish(folder, "base", "b1"))
     built_on(folder, below, interpreter.Recipe(below).digest)

@@ -9,7 +9,7 @@ import pytest
 
 from sandyard.engine.templates import layered
 from sandyard.engine.templates.base import BuildError
-from sandyard.engine.templates.folder import ROOTFS, Folder, Version
+from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
 from tests.integration.engine.templates.test_catalogue import publish
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
@@ -34,7 +34,7 @@ class Heard:
 
 
 @pytest.fixture
-def below(folder: Folder) -> Version:
+def below(folder: TemplateFolder) -> TemplateVersion:
     version = publish(folder, "base", "b1")
     for name in ("dev", "proc", "tmp"):
         (version.rootfs / name).mkdir()
@@ -42,7 +42,7 @@ def below(folder: Folder) -> Version:
     return version
 
 
-def put_together(below: Version, tmp_path: Path, script: str) -> tuple[Path, Heard]:
+def put_together(below: TemplateVersion, tmp_path: Path, script: str) -> tuple[Path, Heard]:
     work, heard = tmp_path / "work", Heard()
     work.mkdir()
     (tmp_path / "script.sh").write_text(BEGIN + script)
@@ -50,7 +50,7 @@ def put_together(below: Version, tmp_path: Path, script: str) -> tuple[Path, Hea
     return work, heard
 
 
-def test_the_layer_has_what_the_script_wrote_and_the_base_stays(below: Version, tmp_path: Path) -> None:
+def test_the_layer_has_what_the_script_wrote_and_the_base_stays(below: TemplateVersion, tmp_path: Path) -> None:
     script = """
     echo "step 0.5 writing"
     open_archives "$2"
@@ -67,7 +67,7 @@ def test_the_layer_has_what_the_script_wrote_and_the_base_stays(below: Version, 
     assert not (work / "merged").exists()
 
 
-def test_nothing_of_the_machine_can_be_removed_through_the_new_root(below: Version, tmp_path: Path) -> None:
+def test_nothing_of_the_machine_can_be_removed_through_the_new_root(below: TemplateVersion, tmp_path: Path) -> None:
     """A script that goes wrong may remove all of it."""
     script = """
     open_archives "$2"
@@ -82,7 +82,7 @@ def test_nothing_of_the_machine_can_be_removed_through_the_new_root(below: Versi
         assert identity != f"{host.st_dev}:{host.st_ino}", place
 
 
-def test_a_root_that_is_in_use_is_not_removed(below: Version, tmp_path: Path) -> None:
+def test_a_root_that_is_in_use_is_not_removed(below: TemplateVersion, tmp_path: Path) -> None:
     script = """
     echo kept >"$root/etc/kept"
     exec 9<"$root/dev/null"

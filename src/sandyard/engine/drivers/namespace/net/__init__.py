@@ -36,4 +36,4 @@ from sandyard.engine.drivers.namespace.net.policy import parse_policy
 from sandyard.engine.drivers.namespace.net.probe import Finding, probe
 from sandyard.engine.drivers.namespace.net.settings import NetworkSettings
 
-__all__ = ["Finding", "NetSlot", "Network", "NetworkSettings", "probe", "parse_policy"]
+__all__ = ["Finding", "NetSlot", "Network", "NetworkSettings", "parse_policy", "probe"]
