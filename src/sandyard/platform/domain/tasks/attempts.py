@@ -29,7 +29,7 @@ from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event, lock_attempt, set_attempt_status
 from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column, RoundKind
-from sandyard.platform.domain.tasks.moves import AT_WORK, advance
+from sandyard.platform.domain.tasks.moves import ACTIVE_ATTEMPTS, advance
 from sandyard.platform.domain.tasks.sandbox_release import SandboxRelease
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
@@ -139,7 +139,7 @@ class Attempts:
         """
         log.info("attempt_sent_back", task=task.id, attempt=attempt.number, automatic=automatic)
         said = {"words": storable(words)[:WORDS], "by": by, "automatic": automatic}
-        if attempt.status in AT_WORK:
+        if attempt.status in ACTIVE_ATTEMPTS:
             attempt.detail = {**attempt.detail, "pending": [*attempt.detail.get("pending", []), said]}
         elif attempt.status == AttemptStatus.FAILED:
             await self.retry(tx, task, only=attempt.id, said=said)
@@ -150,7 +150,7 @@ class Attempts:
     @staticmethod
     def has_room(attempt: Attempt, words: str) -> bool:
         """Return whether these words may wait for the end of the current round, in addition to those already waiting."""
-        if attempt.status not in AT_WORK:
+        if attempt.status not in ACTIVE_ATTEMPTS:
             return True
         waiting = attempt.detail.get("pending", [])
         return len(waiting) < PENDING and sum(len(one["words"]) for one in waiting) + len(words) <= WORDS
@@ -416,7 +416,7 @@ class Attempts:
             emit_attempt_event(
                 tx, row, "task.updated", title=task.title, status=task.status, error=(task.error or "")[:1000]
             )
-        elif not others & set(AT_WORK):
+        elif not others & set(ACTIVE_ATTEMPTS):
             await advance(tx, self._clock, task, Column.IN_REVIEW)
 
     async def rest(self, tx: Transaction, task: Task, row: Attempt, status: AttemptStatus) -> bool:

@@ -121,7 +121,7 @@ class Tasks:
             source_key=source_key,
             created_at=now,
             updated_at=now,
-            **fields.stored(),
+            **fields.to_columns(),
         )
         task.position = await choose_position(tx.session, task, Column.BACKLOG)
         tx.add(task)
@@ -130,7 +130,7 @@ class Tasks:
             await replace_needs(tx.session, task, needs)
         tx.emit(
             "task.created",
-            **moves.about(task, project),
+            **moves.get_task_event_fields(task, project),
             title=task.title,
             to=task.status,
             position=await get_index(tx.session, task),
@@ -238,15 +238,15 @@ class Tasks:
             await self.check_agents(caller.user_id, fields)
         async with self._database.transaction() as tx:
             project, task = await self._hold(tx, caller, task_id)
-            for name, value in TaskFields.model_validate({**_fields_of(task), **changes}).stored().items():
+            for name, value in TaskFields.model_validate({**_fields_of(task), **changes}).to_columns().items():
                 setattr(task, name, value)
             if needs is not None:
                 await replace_needs(tx.session, task, needs)
             task.updated_at = get_time(self._clock)
             changed = sorted([*changes, *(["needs"] if needs is not None else [])])
-            tx.emit("task.updated", **moves.about(task, project), title=task.title, changed=changed)
+            tx.emit("task.updated", **moves.get_task_event_fields(task, project), title=task.title, changed=changed)
             if start is not None and task.status == Column.BACKLOG:
-                moves.starts_for(task, None)
+                moves.set_automatic_start(task, None)
                 if start:
                     await self._moves.start_when_ready(tx, project, task, caller.user_id)
         return task
@@ -264,9 +264,11 @@ class Tasks:
             await self.move(caller, task_id, Column.CANCELLED)
         async with self._database.transaction() as tx:
             project, task = await self._hold(tx, caller, task_id)
-            await moves.require_still(tx, task)
+            await moves.require_stopped(tx, task)
             await tx.session.delete(task)
-            tx.emit("task.deleted", **moves.about(task, project), title=task.title, **{"from": task.status})
+            tx.emit(
+                "task.deleted", **moves.get_task_event_fields(task, project), title=task.title, **{"from": task.status}
+            )
 
     # moving ------------------------------------------------------------------------------------------------------------
 
@@ -294,7 +296,7 @@ class Tasks:
                 await self._moves.move(
                     tx, project, task, status, by=caller.user_id, position=position, feedback=feedback
                 )
-        if before in _AT_WORK and status in moves.STOPS:
+        if before in _AT_WORK and status in moves.IDLE_COLUMNS:
             await self._tasks.finish(self._attempts.cancel(task_id))
         return task
 

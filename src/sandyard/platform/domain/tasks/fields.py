@@ -9,24 +9,27 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pydantic.alias_generators import to_camel
 
 from sandyard.platform.domain.projects.model import BudgetSettings
-from sandyard.platform.domain.repositories.ref_names import MAX_NAME, find_fault
+from sandyard.platform.domain.repositories.ref_names import MAX_NAME, find_name_error
 
 MAX_TITLE, MAX_DESCRIPTION, MAX_ATTEMPTS, MAX_NEEDS, MAX_FEEDBACK = 300, 100_000, 8, 50, 50_000
 PRIORITIES = (-100, 100)
-_STEERING = frozenset(("Cc", "Cs", "Zl", "Zp"))
-_TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_CONTROL_CATEGORIES = frozenset(("Cc", "Cs", "Zl", "Zp"))
+_BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
-def _branch(name: str) -> str:
-    if (wrong := find_fault(name)) is not None:
-        raise ValueError(wrong)
+def _validate_branch(name: str) -> str:
+    if (error := find_name_error(name)) is not None:
+        raise ValueError(error)
     return name
 
 
-def _one_line(title: str) -> str:
+def _normalize_title(title: str) -> str:
     """Make the title one visible line, because it becomes a commit subject, a branch name and a line on a terminal."""
-    seen = "".join(" " if unicodedata.category(one) in _STEERING or one in _TURNING else one for one in title)
-    if not (line := " ".join(seen.split())):
+    visible = "".join(
+        " " if unicodedata.category(letter) in _CONTROL_CATEGORIES or letter in _BIDI_CONTROLS else letter
+        for letter in title
+    )
+    if not (line := " ".join(visible.split())):
         raise ValueError("Must contain a visible character")
     return line
 
@@ -34,25 +37,25 @@ def _one_line(title: str) -> str:
 AgentName = Annotated[str, Field(min_length=1, max_length=100)]
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]
 Title = Annotated[
-    str, StringConstraints(min_length=1, max_length=MAX_TITLE, strip_whitespace=True), AfterValidator(_one_line)
+    str, StringConstraints(min_length=1, max_length=MAX_TITLE, strip_whitespace=True), AfterValidator(_normalize_title)
 ]
 Description = Annotated[str, Field(max_length=MAX_DESCRIPTION)]
-Branch = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_branch)]
+Branch = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_validate_branch)]
 Priority = Annotated[
     int, Field(ge=PRIORITIES[0], le=PRIORITIES[1], description="Tasks with a higher priority start first.")
 ]
 
 
-class _Part(BaseModel):
+class _Fields(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
 
-class WantedAttempt(_Part):
+class WantedAttempt(_Fields):
     agent: AgentName | None = Field(default=None, description="Null means the task's agent, or else the project's.")
     model: ModelName | None = Field(default=None, description="Null means the task's model, or else the project's.")
 
 
-class TaskFields(_Part):
+class TaskFields(_Fields):
     """All fields of a task that a person can set, except its needs."""
 
     title: Title
@@ -66,13 +69,13 @@ class TaskFields(_Part):
     priority: Priority = 0
     budget: BudgetSettings = Field(default_factory=BudgetSettings)
 
-    def stored(self) -> dict[str, Any]:
-        """Return the fields by column name."""
+    def to_columns(self) -> dict[str, Any]:
+        """Return the values to store, by column name."""
         values = self.model_dump(exclude={"attempts", "budget"})
-        attempts = [one.model_dump(by_alias=True) for one in self.attempts]
+        attempts = [attempt.model_dump(by_alias=True) for attempt in self.attempts]
         return {**values, "attempts": attempts, "budget": self.budget.model_dump(by_alias=True, exclude_none=True)}
 
     @property
     def agents(self) -> set[str]:
-        """Return every agent that is named."""
-        return {name for name in (self.agent, *(one.agent for one in self.attempts)) if name is not None}
+        """The names of all agents that the task refers to."""
+        return {name for name in (self.agent, *(attempt.agent for attempt in self.attempts)) if name is not None}

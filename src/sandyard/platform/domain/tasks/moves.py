@@ -1,4 +1,4 @@
-"""Moves of tasks, each inside a transaction that holds the board."""
+"""Move tasks between columns, each move inside a transaction that locks the board."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ ALLOWED: Mapping[Column, tuple[Column, ...]] = {
     Column.CANCELLED: (Column.BACKLOG,),
 }
 """Moves that people may make, by column."""
-OVER = (Column.DONE, Column.CANCELLED)
-STOPS = (Column.BACKLOG, Column.CANCELLED)
-"""Columns in which no attempt works on a task."""
-AT_WORK = (AttemptStatus.QUEUED, AttemptStatus.RUNNING)
+FINISHED_COLUMNS = (Column.DONE, Column.CANCELLED)
+IDLE_COLUMNS = (Column.BACKLOG, Column.CANCELLED)
+"""Columns in which no attempt works on a task. Moving a task there stops its attempts."""
+ACTIVE_ATTEMPTS = (AttemptStatus.QUEUED, AttemptStatus.RUNNING)
 log = get_logger(__name__)
-_WAITS = Task.source["startsFor"].as_string().is_not(None)
+_STARTS_AUTOMATICALLY = Task.source["startsFor"].as_string().is_not(None)
 _MAKES_ROOM = frozenset(
     ("task.moved", "task.updated", "task.deleted", "project.updated", "attempt.cancelled", "attempt.failed")
 )
 
 
 class Attempts(Protocol):
-    """What the board needs of attempts."""
+    """The methods of `attempts.Attempts` that the board uses."""
 
     async def draft(self, tx: Transaction, task: Task, owner_id: str) -> list[Attempt]: ...
     async def send_back(self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str) -> None: ...
@@ -74,20 +74,20 @@ async def lock_board(tx: Transaction, project_id: str) -> Project:
     return project
 
 
-def about(task: Task, project: Project) -> dict[str, Any]:
-    """Return the ids of a task's events, which are visible to everyone who sees the project."""
+def get_task_event_fields(task: Task, project: Project) -> dict[str, Any]:
+    """Return the ids that every event about this task contains. Everyone who sees the project sees the event."""
     return {"owner_id": project.owner_id, "project_id": project.id, "task_id": task.id}
 
 
-def starts_for(task: Task, user_id: str | None) -> None:
-    """Set for whom a task in the backlog starts automatically, or None."""
+def set_automatic_start(task: Task, user_id: str | None) -> None:
+    """Let a task in the backlog start automatically, on behalf of this user, as soon as it can. None turns that off."""
     source = {key: value for key, value in task.source.items() if key != "startsFor"}
     task.source = source if user_id is None else {**source, "startsFor": user_id}
 
 
-async def require_still(tx: Transaction, task: Task) -> None:
+async def require_stopped(tx: Transaction, task: Task) -> None:
     """Raise ConflictError while an attempt is working on the task."""
-    working = select(Attempt.id).where(Attempt.task_id == task.id, Attempt.status.in_(AT_WORK))
+    working = select(Attempt.id).where(Attempt.task_id == task.id, Attempt.status.in_(ACTIVE_ATTEMPTS))
     if await tx.session.scalar(working.limit(1)) is not None:
         raise ConflictError(f"Task {task.id} is still being stopped. Try again in a moment.")
 
@@ -111,8 +111,8 @@ async def put_in_column(  # noqa: PLR0917 - what a move consists of
     before, now = task.status, get_time(clock)
     number = await choose_position(tx.session, task, status, position)
     task.status, task.position, task.updated_at = status, number, now
-    starts_for(task, None)
-    if status in OVER:
+    set_automatic_start(task, None)
+    if status in FINISHED_COLUMNS:
         task.finished_at = now
     elif status == Column.BACKLOG:
         task.started_at = task.finished_at = task.error = None
@@ -122,7 +122,7 @@ async def put_in_column(  # noqa: PLR0917 - what a move consists of
     index = await get_index(tx.session, task)
     tx.emit(
         "task.moved",
-        **about(task, project),
+        **get_task_event_fields(task, project),
         title=task.title,
         **{"from": before},
         to=status,
@@ -142,6 +142,8 @@ async def advance(tx: Transaction, clock: Clock, task: Task, status: Column, **d
 
 
 class Moves:
+    """Moves, orders and starts tasks. Callers hold the lock of the board."""
+
     def __init__(self, attempts: Attempts, clock: Clock) -> None:
         self._attempts = attempts
         self._clock = clock
@@ -151,8 +153,8 @@ class Moves:
             task.position = await choose_position(tx.session, task, Column(task.status), position)
             await tx.session.flush()
             index = await get_index(tx.session, task)
-            way = {"from": task.status, "to": task.status}
-            tx.emit("task.moved", **about(task, project), title=task.title, **way, position=index)
+            columns = {"from": task.status, "to": task.status}
+            tx.emit("task.moved", **get_task_event_fields(task, project), title=task.title, **columns, position=index)
 
     async def move(
         self,
@@ -195,23 +197,29 @@ class Moves:
     async def require_startable(self, tx: Transaction, project: Project, task: Task) -> None:
         """Raise TaskBlockedError or ColumnFullError, or ConflictError if the project is archived or the task is still being stopped."""
         require_unarchived(project)
-        await require_still(tx, task)
+        await require_stopped(tx, task)
         if waits_for := await list_blockers(tx.session, task.id):
             raise TaskBlockedError(waits_for)
         await self.require_room(tx, project, Column.IN_PROGRESS)
 
     async def start_when_ready(self, tx: Transaction, project: Project, task: Task, by: str) -> None:
-        """Start a task now, or automatically later; then an event says why it did not start now."""
+        """Start a task now, or automatically later. If later, emit an event with the reason."""
         try:
             await self.start(tx, project, task, by)
         except (TaskBlockedError, ColumnFullError) as reason:
-            starts_for(task, by)
-            tx.emit("task.waiting", **about(task, project), title=task.title, code=reason.code, reason=reason.message)
+            set_automatic_start(task, by)
+            tx.emit(
+                "task.waiting",
+                **get_task_event_fields(task, project),
+                title=task.title,
+                code=reason.code,
+                reason=reason.message,
+            )
 
     async def require_room(self, tx: Transaction, project: Project, column: Column) -> None:
         """Raise ColumnFullError if the column is full. Failed tasks do not count, because nobody works on them."""
         limits = ProjectSettings.of(project).tasks.wip_limits
-        limit = next((most for name, most in limits.items() if name == column), None)
+        limit = next((value for name, value in limits.items() if name == column), None)
         if limit is not None:
             counted = select(func.count()).where(Task.project_id == project.id, Task.status == column, ~is_failed())
             count = await tx.session.scalar(counted) or 0
@@ -238,9 +246,9 @@ async def _get_reviewed(tx: Transaction, task: Task) -> Attempt:
 async def _archive_earlier(tx: Transaction, task: Task, now: datetime) -> None:
     """Archive attempts of an earlier start, except merged ones: they get no more retries or feedback.
 
-    They may not know yet that the task was done meanwhile.
+    They may not have been updated yet after the task was done.
     """
-    earlier = Attempt.status.not_in((*AT_WORK, AttemptStatus.MERGED, AttemptStatus.ARCHIVED))
+    earlier = Attempt.status.not_in((*ACTIVE_ATTEMPTS, AttemptStatus.MERGED, AttemptStatus.ARCHIVED))
     for row in list(await tx.session.scalars(select(Attempt).where(Attempt.task_id == task.id, earlier))):
         row.status, row.updated_at = AttemptStatus.ARCHIVED, now
         where = {"project_id": row.project_id, "task_id": row.task_id, "session_id": row.session_id}
@@ -255,7 +263,7 @@ def _explain_refusal(before: Column, status: Column) -> str:
 
 
 class Releases:
-    """Checks after every change on a board in this process, and at startup. Nothing has to call it."""
+    """Starts waiting tasks when they can start: checks after every change on a board in this process, and at startup."""
 
     def __init__(self, database: Database, moves: Moves, tasks: TaskSet, attempts: Attempts) -> None:
         self._database = database
@@ -263,30 +271,34 @@ class Releases:
         self._tasks = tasks
         self._attempts = attempts
         self._due: set[str] = set()
-        database.listen(self._told)
+        database.listen(self._handle_events)
 
     async def recover(self) -> None:
         async with self._database.reading() as session:
-            waiting = select(Task.project_id).where(Task.status == Column.BACKLOG, _WAITS).distinct()
+            waiting = select(Task.project_id).where(Task.status == Column.BACKLOG, _STARTS_AUTOMATICALLY).distinct()
             projects = list(await session.scalars(waiting))
-            left = select(Attempt.task_id).join(Task).where(Task.status.in_(STOPS), Attempt.status.in_(OPEN_ATTEMPTS))
+            left = (
+                select(Attempt.task_id)
+                .join(Task)
+                .where(Task.status.in_(IDLE_COLUMNS), Attempt.status.in_(OPEN_ATTEMPTS))
+            )
             stopped = list(await session.scalars(left.distinct()))
         for task_id in stopped:
             self._tasks.spawn(self._attempts.cancel(task_id))
         for project_id in projects:
-            self._soon(project_id)
+            self._schedule_release(project_id)
 
-    def _told(self, events: Sequence[Event]) -> None:
+    def _handle_events(self, events: Sequence[Event]) -> None:
         for event in events:
             if event.kind == "task.moved" and event.data["to"] == Column.IN_PROGRESS:
                 self._attempts.nudge()
             elif event.kind in _MAKES_ROOM and event.project_id is not None:
-                self._soon(event.project_id)
+                self._schedule_release(event.project_id)
 
-    def _soon(self, project_id: str) -> None:
+    def _schedule_release(self, project_id: str) -> None:
         if project_id not in self._due:
             self._due.add(project_id)
-            # there is no second notification that something can start
+            # retried, because there is no second notification that something can start
             release = retry_while_database_unavailable(lambda: self.release(project_id), "release", project=project_id)
             self._tasks.spawn(release)
 
@@ -294,7 +306,9 @@ class Releases:
         """Start waiting tasks that can start: higher priorities first, then in board order."""
         self._due.discard(project_id)  # later changes schedule another check
         needed = select(TaskNeed.task_id).join(Task, Task.id == TaskNeed.needs_id).where(Task.status != Column.DONE)
-        query = select(Task.id).where(Task.project_id == project_id, Task.status == Column.BACKLOG, _WAITS)
+        query = select(Task.id).where(
+            Task.project_id == project_id, Task.status == Column.BACKLOG, _STARTS_AUTOMATICALLY
+        )
         query = query.where(Task.id.not_in(needed)).order_by(Task.priority.desc(), Task.position, Task.id)
         async with self._database.reading() as session:
             ready = list(await session.scalars(query))
@@ -311,11 +325,11 @@ class Releases:
             project = await lock_board(tx, project_id)
             task = await tx.session.scalar(select(Task).where(Task.id == task_id).with_for_update())
             if task is not None and task.status == Column.BACKLOG and "startsFor" in task.source:
-                owner = await _still_here(tx.session, project, task.source["startsFor"])
+                owner = await _choose_starter(tx.session, project, task.source["startsFor"])
                 await self._moves.start(tx, project, task, owner)
 
 
-async def _still_here(session: AsyncSession, project: Project, user_id: str) -> str:
+async def _choose_starter(session: AsyncSession, project: Project, user_id: str) -> str:
     """Return the user who asked for the start, or the project's owner if that user was disabled."""
     user = await session.get(User, user_id)
     if user is None or user.disabled_at is not None:

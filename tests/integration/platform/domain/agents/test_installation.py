@@ -44,7 +44,9 @@ async def box(yard: Yard) -> AsyncIterator[Box]:
 
 def profile(script: str, check: str = "test -e ~/there", timeout_s: float = 60) -> BuiltInProfile:
     install = Install("1", ("bash", "-c", check), script, timeout_s)
-    return BuiltInProfile(name="x", title="X", description="", start=lambda request: Launch(("x",)), install=install)
+    return BuiltInProfile(
+        name="x", title="X", description="", make_launch=lambda request: Launch(("x",)), install=install
+    )
 
 
 async def test_an_install_happens_once_also_when_several_want_it(box: Box) -> None:

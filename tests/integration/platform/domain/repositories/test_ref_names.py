@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from sandyard.kit.errors import InvalidInputError
-from sandyard.platform.domain.repositories.ref_names import check, find_fault, find_revision_fault, slugify
+from sandyard.platform.domain.repositories.ref_names import check, find_name_error, find_revision_error, slugify
 
 GOOD = [
     *(
@@ -46,7 +46,7 @@ BAD = [
 
 @pytest.mark.parametrize("name", GOOD)
 def test_good(name: str) -> None:
-    assert find_fault(name) is None and check(name) == name
+    assert find_name_error(name) is None and check(name) == name
     subprocess.run(["git", "check-ref-format", "--branch", name], check=True, capture_output=True)
     subprocess.run(["git", "check-ref-format", f"refs/tags/{name}"], check=True, capture_output=True)
 
@@ -61,7 +61,7 @@ def test_git_refuses_nothing_that_is_taken() -> None:
     """Every character and every short combination of the odd ones, asked of git itself."""
     odd = ["a", ".", "/", "-", "@", "{", "lock", "~", "..", "\\", " ", "\x01", "\x7f", "[", ":", "ü", "HEAD"]
     names = [chr(code) for code in range(1, 128)] + [x + y + z for x in odd for y in odd for z in odd]
-    taken = [name for name in names if find_fault(name) is None]
+    taken = [name for name in names if find_name_error(name) is None]
     assert len(taken) > 200
     refused = [name for name in taken if not _git_takes(name)]
     assert refused == []
@@ -75,12 +75,12 @@ def _git_takes(name: str) -> bool:
 
 def test_revisions_may_be_commits() -> None:
     assert (
-        find_revision_fault("f" * 40) is None
-        and find_revision_fault("deadbeef") is None
-        and find_revision_fault("main") is None
+        find_revision_error("f" * 40) is None
+        and find_revision_error("deadbeef") is None
+        and find_revision_error("main") is None
     )
     for name in ("HEAD~1", "main..x", "-x", "", "F" * 40 + "^", "HEAD"):
-        assert find_revision_fault(name) is not None, name
+        assert find_revision_error(name) is not None, name
 
 
 @pytest.mark.parametrize(
@@ -104,5 +104,5 @@ def test_revisions_may_be_commits() -> None:
 )
 def test_words_of_a_title(title: str, words: str) -> None:
     assert slugify(title) == words
-    assert find_fault(f"task/{slugify(title)}-1a2b") is None
+    assert find_name_error(f"task/{slugify(title)}-1a2b") is None
     assert _git_takes(f"task/{slugify(title)}-1a2b")
