@@ -14,7 +14,7 @@ import pytest
 import sandyard
 from sandyard.cli.up import command
 from sandyard.cli.up.background import Background
-from sandyard.cli.up.state import State
+from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.engine.images import child as images
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.templates import node
@@ -90,8 +90,8 @@ def test_up_in_the_background(hostile: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_up_starts(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDYARD_TEMPLATES_DIR", "templates")
-    state = State(Path("data"))
-    state.take()
+    state = DataDirectory(Path("data"))
+    state.acquire_lock()
     try:
         for child in command.make_children(command.Plan("127.0.0.1", 1, True, 2, (), None, None), state):
             assert child.command[:4] == [sys.executable, "-P", "-m", "sandyard"]
@@ -99,7 +99,7 @@ def test_what_up_starts(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert child.environment["PYTHONPATH"] == str(hostile / "absolute")
             assert child.environment["SANDYARD_TEMPLATES_DIR"] == str(hostile / "repository" / "templates")
     finally:
-        os.close(state.lock)
+        os.close(state.lock_fd)
 
 
 def test_paths_are_made_absolute_before_the_directory_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

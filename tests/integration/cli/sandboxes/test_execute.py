@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from sandyard.cli import sse
 from sandyard.cli.main import cli
-from sandyard.cli.sandboxes.execute import exit_code
+from sandyard.cli.sandboxes.execute import get_exit_code
 from tests.integration.cli.real import Yard
 from tests.protocol.waiting import until
 from tests.unit.cli.server import Reply, Server, events
@@ -76,7 +76,7 @@ def test_when_nobody_reads_on_the_command_is_ended(yard: Yard, box: str) -> None
 def test_every_end_has_its_code(
     ended: dict[str, object], code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_code({"id": "cmd_1", **ended}) == code
+    assert get_exit_code({"id": "cmd_1", **ended}) == code
     assert words in capsys.readouterr().err
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from sandyard.cli.up import child, lifeline
 from sandyard.cli.up.child import Child
+from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.cli.up.health import reserve
-from sandyard.cli.up.state import State
 from sandyard.cli.up.supervisor import supervise
 from sandyard.kit.errors import SandyardError
 from tests.integration.cli.up.running import ROOT
@@ -59,8 +59,8 @@ def serve(name: str, port: int, manner: str) -> None:
 
 
 def supervised(data: Path, manner: str) -> None:
-    state = State(data)
-    state.take()
+    state = DataDirectory(data)
+    state.acquire_lock()
     children = []
     for name in ("first", "second"):
         port = reserve("127.0.0.1", 0, "--port")
@@ -68,7 +68,9 @@ def supervised(data: Path, manner: str) -> None:
         command.append(manner if name == "second" else "waits" if manner == "patient" else "")
         url = f"http://127.0.0.1:{port}/"
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        children.append(Child(name, command, environment, url, 204, state.lock, say, say, patient=manner == "patient"))
+        children.append(
+            Child(name, command, environment, url, 204, state.lock_fd, say, say, patient=manner == "patient")
+        )
     asyncio.run(supervise(children, lambda: say("all ready")))
     say("stopped")
 

@@ -13,7 +13,7 @@ import pytest
 
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import account, stepdown
-from sandyard.cli.up.state import State
+from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.kit.python import bare_python_command, python_command
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
@@ -126,7 +126,7 @@ def test_one_who_is_missing_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 @ROOT
 def test_what_was_roots_is_given_to_it_once(tmp_path: Path) -> None:
-    state = State(tmp_path / "data")
+    state = DataDirectory(tmp_path / "data")
     (state.platform / "git").mkdir(parents=True)
     (state.platform / "git" / "config").write_text("")
     elsewhere = tmp_path / "elsewhere"

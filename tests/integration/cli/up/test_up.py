@@ -21,7 +21,7 @@ from sandyard.cli.errors import CommandError
 from sandyard.cli.main import cli
 from sandyard.cli.up import command, lifeline
 from sandyard.cli.up.command import Plan
-from sandyard.cli.up.state import State
+from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.engine.app import Ready
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.python import python_command
@@ -94,14 +94,14 @@ PLAN = Plan("127.0.0.1", 8700, True, 8701, ("--pool-size", "2"), None, None)
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Iterator[State]:
-    taken = State(tmp_path / "data")
-    taken.take()
+def state(tmp_path: Path) -> Iterator[DataDirectory]:
+    taken = DataDirectory(tmp_path / "data")
+    taken.acquire_lock()
     yield taken
-    os.close(taken.lock)
+    os.close(taken.lock_fd)
 
 
-def test_what_each_is_told(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_each_is_told(state: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "E2B_API_KEY": "e2b_cloud",
         "E2B_DOMAIN": "e2b.example",
@@ -112,7 +112,7 @@ def test_what_each_is_told(state: State, monkeypatch: pytest.MonkeyPatch) -> Non
     }.items():
         monkeypatch.setenv(name, value)
     engine, platform = command.make_children(PLAN, state)
-    key = state.key().reveal()
+    key = state.get_engine_key().reveal()
     assert engine.command[4:9] == ["engine", "--host", "127.0.0.1", "--port", "8701"]
     assert engine.command[-2:] == ["--pool-size", "2"]
     assert engine.environment["SANDYARD_API_KEYS"] == f"e2b_more,{key}"
@@ -146,7 +146,9 @@ def test_names_and_tls_are_the_engines(tmp_path: Path, monkeypatch: pytest.Monke
     assert sorted(plans[0].engine_options) == sorted(given)
 
 
-def test_where_to_sign_in(state: State, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_to_sign_in(
+    state: DataDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     command.make_children(PLAN, state)[1].heard("admin token: sy_first")
     monkeypatch.setenv("SANDYARD_PUBLIC_URL", "https://yard.example.org/")
     command.make_children(PLAN, state)[1].heard("admin token: sy_first")
@@ -160,7 +162,7 @@ def test_where_to_sign_in(state: State, monkeypatch: pytest.MonkeyPatch, capsys:
     ]
 
 
-def test_how_the_engine_is_reached_over_tls(state: State, capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_the_engine_is_reached_over_tls(state: DataDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     """What the engine says of TLS is passed on, and nothing else of its start."""
     settings = EngineSettings(tls_port=443, domain="example.com", data_dir=state.engine)
     authority = state.engine / "tls/example.com/ca.pem"
@@ -175,7 +177,7 @@ def test_how_the_engine_is_reached_over_tls(state: State, capsys: pytest.Capture
     assert "E2B_API_URL" not in "\n".join(heard)
 
 
-def test_against_e2b_cloud(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_against_e2b_cloud(state: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("E2B_API_KEY", "e2b_cloud")
     alone = Plan("127.0.0.1", 8700, False, 8701, (), None, "warning")
     (platform,) = command.make_children(alone, state)
@@ -190,7 +192,7 @@ def test_against_e2b_cloud(state: State, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_the_platform_as_another_user(state: State) -> None:
+def test_the_platform_as_another_user(state: DataDirectory) -> None:
     nobody = pwd.getpwnam("nobody")
     state.platform.mkdir()
     (state.platform / "platform.db").write_text("")

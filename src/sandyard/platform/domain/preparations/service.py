@@ -43,8 +43,7 @@ from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.repositories.model import no_progress
 from sandyard.platform.domain.sandboxes.commands import Commands, StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import NewSandbox, utc_now
-from sandyard.platform.domain.sandboxes.model import about as about_sandbox
+from sandyard.platform.domain.sandboxes.model import NewSandbox, get_sandbox_event_fields, utc_now
 from sandyard.platform.domain.sandboxes.service import check_template
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
@@ -180,7 +179,7 @@ class Preparations:
             row.snapshot = row.error = row.error_code = row.finished_at = None
             row.used_at, row.detail = now, _detail(recipe)
             tx.add(sandbox)
-            tx.emit("sandbox.provisioning", **about_sandbox(sandbox), template=sandbox.template)
+            tx.emit("sandbox.provisioning", **get_sandbox_event_fields(sandbox), template=sandbox.template)
             tx.emit(
                 "preparation.started",
                 **get_preparation_event_fields(row),

@@ -31,8 +31,7 @@ from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_fi
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, utc_now
-from sandyard.platform.domain.sandboxes.model import about as about_sandbox
+from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, get_sandbox_event_fields, utc_now
 from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.sandboxes.service import check_envs, check_template
 from sandyard.platform.domain.sessions.origins import (
@@ -140,7 +139,7 @@ class Sessions:
                 await tx.session.flush()
                 tx.add(sandbox)
                 tx.emit("session.created", **get_session_event_fields(row), title=row.title, sandboxId=sandbox.id)
-                tx.emit("sandbox.provisioning", **about_sandbox(sandbox), template=sandbox.template)
+                tx.emit("sandbox.provisioning", **get_sandbox_event_fields(sandbox), template=sandbox.template)
                 if project is not None and project.repository is not None:
                     await tx.session.flush()
                     checkout = self._git.draft_checkout(
@@ -355,7 +354,7 @@ class Sessions:
             tx.add(sandbox)
             tx.emit(
                 "sandbox.provisioning",
-                **about_sandbox(sandbox),
+                **get_sandbox_event_fields(sandbox),
                 template=sandbox.template,
                 fromCheckpoint=snapshot is not None,
             )

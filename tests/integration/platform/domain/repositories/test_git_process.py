@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.kit import names
+from sandyard.kit import dns_lookup
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import NoSpaceError, SandyardError
 from sandyard.kit.secret import Secret
@@ -146,10 +146,10 @@ async def test_a_redirect_to_another_host_does_not_get_the_token(git: Git, tmp_p
 def meant(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     """What forge.example means for this process; git could not find it out."""
 
-    async def told(host: str) -> list[names.Address]:
+    async def told(host: str) -> list[dns_lookup.Address]:
         return [ipaddress.ip_address(address)]
 
-    monkeypatch.setattr(names, "ask_name_servers", told)
+    monkeypatch.setattr(dns_lookup, "query_name_servers", told)
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
