@@ -10,7 +10,7 @@ from tests.unit.cli.tasks.answers import Story
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(sse, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(sse, "MAX_PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(feed, "BREATH_SECONDS", 0.02)
 
