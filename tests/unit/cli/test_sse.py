@@ -32,7 +32,7 @@ def test_events() -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(sse, "FIRST_PAUSE_SECONDS", 0.01)
 
 
 def test_a_dropped_line_is_taken_up_where_it_was(server: Server) -> None:

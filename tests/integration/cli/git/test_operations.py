@@ -26,7 +26,7 @@ def run(*arguments: str) -> Result:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "LINE_SECONDS", 0.01)
-    monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(sse, "FIRST_PAUSE_SECONDS", 0.01)
 
 
 def test_what_is_over_at_once(server: Server) -> None:

@@ -81,7 +81,7 @@ def test_every_end_has_its_code(
 
 
 def test_a_line_that_drops_repeats_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(sse, "FIRST_PAUSE_SECONDS", 0.01)
 
     def piece(stream: str, offset: int, data: bytes) -> tuple[str, str, object]:
         return "", "output", {"stream": stream, "offset": offset, "data": base64.b64encode(data).decode()}

@@ -113,7 +113,7 @@ async def test_an_image_that_lacks_blocks_leaves_the_disk_its_reserve(
     before = guard.survey(store.path, file).free
     os.truncate(file, file.stat().st_size + (1 << 30))
     image.resize_to_file(file, store.path)
-    monkeypatch.setattr(image, "reserve", lambda _: 1 << 60)
+    monkeypatch.setattr(image, "get_reserve", lambda _: 1 << 60)
     with pytest.raises(OSError, match="No space left"):
         image.reserve_all(file)
     assert image.unreserved_bytes(file) > (1 << 30) - (1 << 20), "nothing was taken"
