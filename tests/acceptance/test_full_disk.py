@@ -18,7 +18,7 @@ from sandyard.engine.drivers.namespace.store import image
 from tests.protocol import engine as engines
 from tests.protocol.engine import Engine
 
-pytestmark = pytest.mark.skipif(image.obstacle() is not None, reason=str(image.obstacle()))
+pytestmark = pytest.mark.skipif(image.find_obstacle() is not None, reason=str(image.find_obstacle()))
 DISK = 8 << 30
 TIMEOUT_S = 30.0
 

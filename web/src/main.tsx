@@ -24,7 +24,7 @@ const RELOADED = "sandyard.reloaded";
 const RELOAD_INTERVAL_MS = 10_000;
 
 // The platform was updated while this page was open, so its chunks are gone: reload once. Drafts are kept.
-// The event's default is not prevented: the router handles the failure and waits for the reload. An undefined chunk would crash the page.
+// Do not call preventDefault: then the import would resolve to undefined and crash the page. As it is, the router handles the failure.
 addEventListener("vite:preloadError", () => {
   if (Date.now() - Number(sessionStorage.getItem(RELOADED)) < RELOAD_INTERVAL_MS) return;
   sessionStorage.setItem(RELOADED, String(Date.now()));

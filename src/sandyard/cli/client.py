@@ -26,16 +26,15 @@ Content = bytes | Iterable[bytes] | AsyncIterable[bytes]
 class Client:
     """An API client for one login. Paths are relative to /api/v1. Raises ApiError and NoAnswerError, never httpx's exceptions."""
 
-    def __init__(self, login: Login, *, patience: float = ANSWER_SECONDS) -> None:
+    def __init__(self, login: Login, *, timeout: float = ANSWER_SECONDS) -> None:
         self.login = login
         headers = {"User-Agent": f"sandyard-cli/{__version__}", "Accept": "application/json"}
         if login.token is not None:
             headers["Authorization"] = f"Bearer {login.token.reveal()}"
-        timeout = httpx.Timeout(patience, connect=min(patience, CONNECT_SECONDS))
         self._http = httpx.Client(
             base_url=login.url,
             headers=headers,
-            timeout=timeout,
+            timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
             trust_env=not login.local,  # do not use a proxy to reach this machine
             verify=not login.url.startswith("http:"),  # loading certificates is slow and not needed here
         )

@@ -108,7 +108,7 @@ def _ids(path: str, incomplete: str, describe: Any, *, field: str = "id") -> lis
     from sandyard.kit.errors import SandyardError  # noqa: PLC0415
 
     try:
-        with connect(patience=PATIENCE_SECONDS) as client:
+        with connect(timeout=PATIENCE_SECONDS) as client:
             items = client.get(path, limit=200)["items"]
         return [
             CompletionItem(str(item[field]), help=escape(describe(item)))

@@ -33,7 +33,7 @@ class Login:
         return urlsplit(self.url).hostname in LOOPBACK
 
     @property
-    def bare(self) -> bool:
+    def is_unencrypted(self) -> bool:
         """Whether the token would cross a network unencrypted."""
         return urlsplit(self.url).scheme == "http" and not self.local
 
@@ -49,7 +49,7 @@ def load(environ: Mapping[str, str] | None = None) -> Login:
     environ = os.environ if environ is None else environ
     stored = _read(get_path(environ))
     url = environ.get("SANDYARD_URL")
-    address = checked_url(url) if url else stored.url
+    address = validate_url(url) if url else stored.url
     if token := environ.get("SANDYARD_TOKEN", "").strip():
         return Login(address, Secret(token))
     return stored if address == stored.url else Login(address)
@@ -80,7 +80,7 @@ def delete(environ: Mapping[str, str] | None = None) -> Login:
     return stored
 
 
-def checked_url(text: str) -> str:
+def validate_url(text: str) -> str:
     """Return `text` without a trailing slash. Raises CommandError if it is not an HTTP address."""
     text = text.strip()
     if "://" not in text:
@@ -99,7 +99,7 @@ def _read(file: Path) -> Login:
     try:
         content: Any = json.loads(file.read_text())
         token = content.get("token")
-        return Login(checked_url(content["url"]), Secret(token) if token else None, content.get("tokenId"))
+        return Login(validate_url(content["url"]), Secret(token) if token else None, content.get("tokenId"))
     except FileNotFoundError:
         return Login()
     except (ValueError, KeyError, TypeError, AttributeError) as error:

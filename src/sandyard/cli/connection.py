@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 MANY = 5000
 
 
-def connect(login: config.Login | None = None, *, patience: float | None = None) -> Client:
-    """Return a client. Use it as a context manager. `patience` overrides the number of seconds to wait for a response."""
+def connect(login: config.Login | None = None, *, timeout: float | None = None) -> Client:
+    """Return a client. Use it as a context manager. `timeout` overrides the number of seconds to wait for a response."""
     from sandyard.cli.client import ANSWER_SECONDS, Client  # noqa: PLC0415 - slow to load
 
-    return Client(login or config.load(), patience=patience or ANSWER_SECONDS)
+    return Client(login or config.load(), timeout=timeout or ANSWER_SECONDS)
 
 
 def get_sandbox_id(client: Client, name: str) -> str:

@@ -64,6 +64,6 @@ class ApiError(CommandError):
         self.exit_code = BY_STATUS.get(http_status, FAILED)
 
     @property
-    def passing(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether a retry may succeed."""
         return self.http_status in {429, 500, 502, 503, 504}

@@ -58,7 +58,7 @@ def events(
 
 def _follow(client: Any, params: dict[str, str | None], after: int | None, json_lines: bool) -> None:
     start = None if after is None else str(after)
-    seen = follow(client, "/events", params, after=start, dropped=lambda reason: echo(f"… {reason}", err=True))
+    seen = follow(client, "/events", params, after=start, on_drop=lambda reason: echo(f"… {reason}", err=True))
     try:
         for message in seen:
             event = json.loads(message.data)

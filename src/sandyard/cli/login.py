@@ -32,14 +32,14 @@ def login(url: str | None, token: str | None, name: str | None) -> None:
     """
     if token is not None and name is not None:
         raise click.UsageError("Use either --token or --name, not both.")
-    where = config.Login(config.checked_url(url) if url else config.load().url)
-    if where.bare:
-        echo(f"Warning: the token will be sent unencrypted to {where.url}. Use https.", err=True)
-    made = _login_by_password(where, name) if name is not None else _login_by_token(where, token)
-    with connect(made) as client:
+    server = config.Login(config.validate_url(url) if url else config.load().url)
+    if server.is_unencrypted:
+        echo(f"Warning: the token will be sent unencrypted to {server.url}. Use https.", err=True)
+    new_login = _login_by_password(server, name) if name is not None else _login_by_token(server, token)
+    with connect(new_login) as client:
         me = _format_user(client.get("/me"))
-    file = config.save(made)
-    echo(f"Logged in to {made.url} as {escape(me)}. Saved to {file}.")
+    file = config.save(new_login)
+    echo(f"Logged in to {new_login.url} as {escape(me)}. Saved to {file}.")
     if os.environ.get("SANDYARD_TOKEN") or os.environ.get("SANDYARD_URL"):
         echo("SANDYARD_URL or SANDYARD_TOKEN is set and overrides the saved login.", err=True)
 
@@ -53,7 +53,7 @@ def logout() -> None:
         return
     if stored.token_id is not None:
         try:
-            with connect(stored, patience=10) as client:
+            with connect(stored, timeout=10) as client:
                 client.delete(f"/tokens/{quote_segment(stored.token_id)}")
         except ApiError as error:
             if error.http_status not in {401, 404}:  # already revoked
@@ -76,50 +76,50 @@ def password(from_stdin: bool) -> None:
     With --stdin, leave the first line empty if no password is set yet.
     """
     with connect() as client:
-        has_one = client.get("/me")["hasPassword"]
+        has_password = client.get("/me")["hasPassword"]
         if from_stdin:
             current, new = (sys.stdin.readline().rstrip("\r\n") for _ in range(2))
         else:
-            current = click.prompt("Current password", hide_input=True, err=True) if has_one else ""
+            current = click.prompt("Current password", hide_input=True, err=True) if has_password else ""
             new = click.prompt("New password", hide_input=True, confirmation_prompt="Confirm password", err=True)
         client.request("PUT", "/me/password", body={"currentPassword": current or None, "password": new})
     echo("Password changed.", err=True)
 
 
-def _login_by_token(where: config.Login, token: str | None) -> config.Login:
+def _login_by_token(server: config.Login, token: str | None) -> config.Login:
     if token == "-":  # noqa: S105 - it means standard input
         token = sys.stdin.readline()
     elif token is None:
-        token = _prompt_token(where)
+        token = _prompt_token(server)
     if not (token := token.strip()):
         raise CommandError(
             "The token is empty. `sandyard up` printed one on its first start; `sandyard api-key create` creates more."
         )
     if not token.isascii() or not token.isprintable():
         raise CommandError("This is not a token: it contains invalid characters.")
-    return config.Login(where.url, Secret(token))
+    return config.Login(server.url, Secret(token))
 
 
-def _prompt_token(where: config.Login) -> str:
+def _prompt_token(server: config.Login) -> str:
     """Prompt for a token after checking that the server responds. Without a terminal, read the first line of standard input."""
     if not sys.stdin.isatty():
         return sys.stdin.readline()
-    with connect(where) as client, contextlib.suppress(ApiError, NotLoggedInError):
+    with connect(server) as client, contextlib.suppress(ApiError, NotLoggedInError):
         client.get("/me")
     return str(click.prompt("Token", hide_input=True, err=True))
 
 
-def _login_by_password(where: config.Login, name: str) -> config.Login:
+def _login_by_password(server: config.Login, name: str) -> config.Login:
     """Log in with a password, create a token, log out again and keep only the token."""
     password = os.environ.get("SANDYARD_PASSWORD") or click.prompt("Password", hide_input=True, err=True)
-    safe = {"X-Sandyard-CSRF": "1"}
-    with connect(where) as client:
-        client.request("POST", "/login", body={"name": name, "password": password}, headers=safe)
+    csrf_header = {"X-Sandyard-CSRF": "1"}
+    with connect(server) as client:
+        client.request("POST", "/login", body={"name": name, "password": password}, headers=csrf_header)
         label = f"sandyard login on {platform.node() or 'a machine'}"
-        made = client.request("POST", "/tokens", body={"name": label}, headers=safe)
+        token = client.request("POST", "/tokens", body={"name": label}, headers=csrf_header)
         with contextlib.suppress(SandyardError):
-            client.request("POST", "/logout", headers=safe)
-    return config.Login(where.url, Secret(made["value"]), made["id"])
+            client.request("POST", "/logout", headers=csrf_header)
+    return config.Login(server.url, Secret(token["value"]), token["id"])
 
 
 def _format_user(answer: Any) -> str:

@@ -14,16 +14,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.request import getproxies_environment, proxy_bypass
 
-from sandyard.kit import names
+from sandyard.kit import dns_lookup
+from sandyard.kit.dns_lookup import Address
 from sandyard.kit.errors import ForbiddenError
-from sandyard.kit.names import Address
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-_TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+_NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 _NEVER_PUBLIC = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "fec0::/10", "::/96", "::ffff:0:0:0/96")))
 """Networks that `is_global` of some Python versions considers public: protocol assignments, former site-local and IPv4-compatible
 addresses."""
-_ROUTES, _ADDRESSES6 = Path("/proc/net/fib_trie"), Path("/proc/net/if_inet6")
+_ROUTES_FILE, _IPV6_ADDRESSES_FILE = Path("/proc/net/fib_trie"), Path("/proc/net/if_inet6")
 _REREAD_SECONDS = 5.0
 _ROUTE = re.compile(r"\|-- (?P<address>[0-9.]+)\n(?P<kinds>(?:\s+/\d+ .*\n)+)")
 _ATTACHED = re.compile(r"/(\d+) (?:link UNICAST|host LOCAL)")
@@ -58,9 +58,9 @@ class Destinations:
             addresses = [ipaddress.ip_address(host.strip("[]"))]
         except ValueError:
             if host.lower() == "localhost" or host.lower().endswith(".localhost"):
-                raise _private_address_error(host) from None
+                raise _make_error(host) from None
             return
-        self._check(host, addresses)
+        self._check_addresses(host, addresses)
 
     def check_entry(self, entry: str) -> None:
         """Raise PrivateAddressError if a name, an address or a network is private."""
@@ -70,55 +70,55 @@ class Destinations:
             self.check_name(entry)
             return
         listed = any(network[0] in known and network[-1] in known for known in self._networks)
-        attached = any(network.version == own.version and network.overlaps(own) for own in attached_networks())
+        attached = any(network.version == own.version and network.overlaps(own) for own in list_attached_networks())
         if not listed and (attached or not (is_public(network[0]) and is_public(network[-1]))):
-            raise _private_address_error(entry)
+            raise _make_error(entry)
 
     async def resolve(self, host: str) -> list[str]:
         """Return the addresses of `host` that may be connected to. Raises PrivateAddressError if one is private and OSError if there are
         none."""
-        addresses = await names.look_up(host.strip("[]"))
+        addresses = await dns_lookup.look_up(host.strip("[]"))
         if not self._is_listed(host):
-            self._check(host, addresses)
+            self._check_addresses(host, addresses)
         return [str(address) for address in dict.fromkeys(addresses)]
 
     def _is_listed(self, host: str) -> bool:
         name = host.lower().rstrip(".")
         return name in self._names or any(f"*{name[at:]}" in self._names for at, one in enumerate(name) if one == ".")
 
-    def _check(self, host: str, addresses: Sequence[Address]) -> None:
+    def _check_addresses(self, host: str, addresses: Sequence[Address]) -> None:
         for address in addresses:
             listed = any(address in network for network in self._networks)
             if not listed and not is_public(address):
-                raise _private_address_error(host)
+                raise _make_error(host)
 
 
 def is_public(address: Address) -> bool:
     """Return whether an address is on the public internet, together with every IPv4 address that a gateway would translate it to.
     Addresses of this machine and its directly attached networks are not public: connections from here bypass the firewall in front of
     them."""
-    private = [*_NEVER_PUBLIC, *attached_networks()]
+    private = [*_NEVER_PUBLIC, *list_attached_networks()]
     return all(
         one.is_global and not one.is_multicast and not any(one in network for network in private)
-        for one in _equivalent_addresses(address)
+        for one in _list_equivalent_addresses(address)
     )
 
 
-def attached_networks() -> Sequence[Network]:
+def list_attached_networks() -> Sequence[Network]:
     """Return the public addresses of this machine and the public networks it reaches without a router. Cached for a few seconds."""
-    return _read_attached(_ROUTES, _ADDRESSES6, time.monotonic() // _REREAD_SECONDS)
+    return _read_attached(_ROUTES_FILE, _IPV6_ADDRESSES_FILE, time.monotonic() // _REREAD_SECONDS)
 
 
 @functools.lru_cache(maxsize=1)
-def _read_attached(routes: Path, addresses6: Path, _now: float) -> Sequence[Network]:
-    return [network for network in _all_attached(routes, addresses6) if network.is_global]
+def _read_attached(routes: Path, ipv6_addresses: Path, _cache_key: float) -> Sequence[Network]:
+    return [network for network in _parse_attached(routes, ipv6_addresses) if network.is_global]
 
 
-def _all_attached(routes: Path, addresses6: Path) -> Iterator[Network]:
+def _parse_attached(routes: Path, ipv6_addresses: Path) -> Iterator[Network]:
     for route in _ROUTE.finditer(_read(routes)):
         for length in _ATTACHED.findall(route["kinds"]):
             yield ipaddress.IPv4Network((route["address"], int(length)), strict=False)
-    for line in _read(addresses6).splitlines():
+    for line in _read(ipv6_addresses).splitlines():
         address, _, length = line.split()[:3]
         yield ipaddress.IPv6Network((bytes.fromhex(address), int(length, 16)), strict=False)
 
@@ -131,21 +131,23 @@ def _read(file: Path) -> str:
 
 
 def is_proxied(scheme: str, host: str) -> bool:
-    """Return whether connections to this host go through a proxy from the environment, which then decides where they lead."""
+    """Return whether connections to this host go through a proxy from the environment. The proxy then resolves the name, so it cannot be
+    checked here."""
     proxies = getproxies_environment()
     return bool(proxies.get(scheme) or proxies.get("all")) and not proxy_bypass(host)
 
 
-def _equivalent_addresses(address: Address) -> list[Address]:
+def _list_equivalent_addresses(address: Address) -> list[Address]:
+    """Return the address and the IPv4 addresses that are embedded in it."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
     within = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    if any(address in network for network in _TRANSLATED):
+    if any(address in network for network in _NAT64):
         within.append(ipaddress.IPv4Address(address.packed[-4:]))
     return [address, *(one for one in within if one is not None)]
 
 
-def _private_address_error(host: str) -> PrivateAddressError:
+def _make_error(host: str) -> PrivateAddressError:
     return PrivateAddressError(
         f"{host[:200]} is in a private network or a network of this machine. Only administrators may use it, unless the host is listed in "
         "SANDYARD_PRIVATE_HOSTS."

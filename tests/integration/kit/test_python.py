@@ -14,7 +14,7 @@ import pytest
 import sandyard
 from sandyard.cli.up import command
 from sandyard.cli.up.background import Background
-from sandyard.cli.up.state import State
+from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.engine.images import child as images
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.templates import node
@@ -91,8 +91,8 @@ def test_up_in_the_background_ignores_the_current_directory(hostile: Path, monke
 
 def test_the_children_of_up_ignore_the_current_directory(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDYARD_TEMPLATES_DIR", "templates")
-    state = State(Path("data"))
-    state.take()
+    state = DataDirectory(Path("data"))
+    state.acquire_lock()
     try:
         for child in command.make_children(command.Plan("127.0.0.1", 1, True, 2, (), None, None), state):
             assert child.command[:4] == [sys.executable, "-P", "-m", "sandyard"]
@@ -100,7 +100,7 @@ def test_the_children_of_up_ignore_the_current_directory(hostile: Path, monkeypa
             assert child.environment["PYTHONPATH"] == str(hostile / "absolute")
             assert child.environment["SANDYARD_TEMPLATES_DIR"] == str(hostile / "repository" / "templates")
     finally:
-        os.close(state.lock)
+        os.close(state.lock_fd)
 
 
 def test_paths_are_made_absolute_before_the_directory_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,16 +63,16 @@ def test_a_broken_file_is_a_command_error(content: str, config_dir: Path) -> Non
 )
 def test_an_invalid_address_is_rejected(text: str) -> None:
     with pytest.raises(CommandError):
-        config.checked_url(text)
+        config.validate_url(text)
 
 
 @pytest.mark.parametrize(
     ("text", "url"), [("127.0.0.1:8700", "http://127.0.0.1:8700"), (" https://x/yard/ ", "https://x/yard")]
 )
 def test_an_address_is_normalized(text: str, url: str) -> None:
-    assert config.checked_url(text) == url
+    assert config.validate_url(text) == url
 
 
 @pytest.mark.parametrize(("url", "bare"), [(URL, False), ("http://10.0.0.1:8700", True), ("http://[::1]:1", False)])
 def test_unencrypted_remote_connections_are_detected(url: str, bare: bool) -> None:
-    assert Login(url).bare is bare
+    assert Login(url).is_unencrypted is bare

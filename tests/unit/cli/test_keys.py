@@ -40,10 +40,10 @@ def test_a_running_engine_sees_new_and_revoked_keys(tmp_path: Path) -> None:
         keys = ApiKeys(database)
         assert keys.check("e2b_nothing") is None
         secret = run(data.path, "create", "later").output.strip()
-        keys._looked_at = 0.0
+        keys._checked_at = 0.0
         assert keys.check(secret) is not None
         run(data.path, "revoke", "later")
-        keys._looked_at = 0.0
+        keys._checked_at = 0.0
         assert keys.check(secret) is None
     finally:
         database.close()

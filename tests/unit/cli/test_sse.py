@@ -14,7 +14,7 @@ from tests.unit.cli.server import Server, events, problem
 
 
 def lines(*chunks: str) -> list[str]:
-    return list(sse._lines(chunks))
+    return list(sse._split_lines(chunks))
 
 
 def test_lines_are_split_as_the_format_defines() -> None:
@@ -32,14 +32,14 @@ def test_events_are_parsed() -> None:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(sse, "FIRST_PAUSE_SECONDS", 0.01)
 
 
 def test_a_dropped_stream_is_resumed_after_the_last_event(server: Server) -> None:
     server.on("GET", "/events", events(("4", "a", 1), ("5", "a", 2), cut=True), events(("6", "a", 3)))
     reasons: list[str] = []
     with connect() as client:
-        seen = list(itertools.islice(follow(client, "/events", {"sessionId": "ses_1"}, dropped=reasons.append), 3))
+        seen = list(itertools.islice(follow(client, "/events", {"sessionId": "ses_1"}, on_drop=reasons.append), 3))
     assert [event.id for event in seen] == ["4", "5", "6"]
     assert [request.headers.get("last-event-id") for request in server.requests] == [None, "5"]
     assert all(request.query == {"sessionId": "ses_1"} for request in server.requests)

@@ -19,7 +19,7 @@ MESSAGES = [text(1, "Before."), message(2, {"type": "text", "text": "Go on"}, "u
 
 @pytest.fixture
 def ready(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(sse, "FIRST_PAUSE_SECONDS", 0.01)
     server.on("POST", "/sessions/ses_1/turns", Reply(202, TURN))
     server.on("GET", "/sessions/ses_1", Reply(200, {"id": "ses_1"}))
     server.on("GET", "/sessions/ses_1/messages", page(list(reversed(MESSAGES))))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.kit import names
+from sandyard.kit import dns_lookup
 from sandyard.kit.destinations import Destinations, PrivateAddressError, is_proxied
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.settings import PlatformSettings
@@ -53,8 +53,8 @@ async def test_networks_of_this_machine_are_refused(tmp_path: Path, monkeypatch:
         "        /32 host LOCAL\n"
     )
     addresses.write_text("2a010000000000000000000000000005 02 40 00 80     eth0\n")
-    monkeypatch.setattr("sandyard.kit.destinations._ROUTES", routes)
-    monkeypatch.setattr("sandyard.kit.destinations._ADDRESSES6", addresses)
+    monkeypatch.setattr("sandyard.kit.destinations._ROUTES_FILE", routes)
+    monkeypatch.setattr("sandyard.kit.destinations._IPV6_ADDRESSES_FILE", addresses)
     destinations = Destinations(["8.8.4.64/28"])
     for attached in ("8.8.4.0/24", "8.8.0.0/16", "8.8.4.9", "1.1.1.1", "1.1.0.0/16", "2a01::9", "2a01::/32"):
         with pytest.raises(PrivateAddressError, match="network of this machine"):
@@ -72,10 +72,10 @@ async def test_other_notations_of_private_addresses_are_refused(host: str) -> No
 
 
 async def test_a_name_is_refused_if_any_of_its_addresses_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def resolve_name(host: str) -> list[names.Address]:
+    async def resolve_name(host: str) -> list[dns_lookup.Address]:
         return [ipaddress.ip_address(address) for address in ("8.8.8.8", "10.0.0.1")]
 
-    monkeypatch.setattr(names, "ask_name_servers", resolve_name)
+    monkeypatch.setattr(dns_lookup, "query_name_servers", resolve_name)
     with pytest.raises(PrivateAddressError, match=r"git\.example\.org"):
         await Destinations().resolve("git.example.org")
     assert await Destinations(["10.0.0.0/24"]).resolve("git.example.org") == ["8.8.8.8", "10.0.0.1"]

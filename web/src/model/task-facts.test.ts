@@ -1,7 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { Attempt, Task } from "@/api/types";
 import {
-  clockOf,
   countReadyAttempts,
   hasFailed,
   leadingAttempt,
@@ -9,6 +8,7 @@ import {
   roundOf,
   spentOn,
   taskStatus,
+  timedAttempt,
 } from "./task-facts";
 
 const spent = {
@@ -107,14 +107,14 @@ it("has not failed while another attempt is running", () => {
 it("sums known costs and marks unknown ones", () => {
   const paid = attempt("running", { spent: { ...spent, calls: 2, costUsd: 0.5 } });
   const unknown = attempt("failed", { spent: { ...spent, calls: 1, costUsd: null, unpriced: 1 } });
-  expect(spentOn(task("in_progress", [paid]))).toEqual({ usd: 0.5, more: false });
-  expect(spentOn(task("in_progress", [paid, unknown]))).toEqual({ usd: 0.5, more: true });
+  expect(spentOn(task("in_progress", [paid]))).toEqual({ usd: 0.5, hasUnpriced: false });
+  expect(spentOn(task("in_progress", [paid, unknown]))).toEqual({ usd: 0.5, hasUnpriced: true });
   expect(spentOn(task("in_progress", [attempt("running")]))).toBeNull();
 });
 
 it("stops the clock when the work stops", () => {
   const running = attempt("running", { seconds: 3, workingSince: "2026-01-01T00:00:00Z" });
-  expect(clockOf(task("in_progress", [running]))).toEqual(running);
-  expect(clockOf(task("in_review", [attempt("in_review", { seconds: 60 })]))?.seconds).toBe(60);
-  expect(clockOf(task("in_progress", [attempt("queued")]))).toBeNull();
+  expect(timedAttempt(task("in_progress", [running]))).toEqual(running);
+  expect(timedAttempt(task("in_review", [attempt("in_review", { seconds: 60 })]))?.seconds).toBe(60);
+  expect(timedAttempt(task("in_progress", [attempt("queued")]))).toBeNull();
 });

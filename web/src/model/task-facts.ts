@@ -52,10 +52,10 @@ export function needsPerson(task: TaskCard, asked: ReadonlySet<string>): boolean
   return task.attempts.some((one) => isAtWork(one) && asked.has(one.sessionId)) || countReadyAttempts(task) > 0;
 }
 
-/** Return the status of a task; null if the column already says it. `place`: a newer queue position than the card's own. */
-export function taskStatus(task: TaskCard, place = task.queuePosition): StatusLabel | null {
+/** Return the status of a task; null if the column already says it. `queuePosition` may be newer than the card's own. */
+export function taskStatus(task: TaskCard, queuePosition = task.queuePosition): StatusLabel | null {
   const attempt = leadingAttempt(task);
-  if (attempt && isAtWork(attempt)) return workStatus(attempt, place);
+  if (attempt && isAtWork(attempt)) return workStatus(attempt, queuePosition);
   if (hasFailed(task)) return ATTEMPTS[wasStopped(attempt) ? "cancelled" : "failed"];
   if (task.status === "backlog") {
     if (task.blockedBy.length) return { text: task.startWhenReady ? "Starts when unblocked" : "Blocked", tone: "warn" };
@@ -67,10 +67,13 @@ export function taskStatus(task: TaskCard, place = task.queuePosition): StatusLa
   return attempt && task.status !== "done" && attempt.status !== "archived" ? ATTEMPTS[attempt.status] : null;
 }
 
-function workStatus(attempt: Attempt, place: number | null): StatusLabel {
+function workStatus(attempt: Attempt, queuePosition: number | null): StatusLabel {
   if (attempt.stopping) return { text: "Stopping", tone: "idle", busy: true };
   if (attempt.status === "queued") {
-    return { text: place ? `Queued, ${place === 1 ? "next" : `position ${place}`}` : "Queued", tone: "idle" };
+    return {
+      text: queuePosition ? `Queued, ${queuePosition === 1 ? "next" : `position ${queuePosition}`}` : "Queued",
+      tone: "idle",
+    };
   }
   return { text: describeActivity(attempt), tone: "info", busy: true };
 }
@@ -111,19 +114,19 @@ export function agentTitle(agent: Agent): string {
   return agent.demo && !/demo/i.test(agent.title) ? `${agent.title} (demo)` : agent.title;
 }
 
-/** Return what all attempts spent on models; null if no model was called. `more`: some calls have no known price. */
-export function spentOn(task: TaskCard): { usd: number; more: boolean } | null {
-  let [usd, more, calls] = [0, false, 0];
+/** Return what all attempts spent on models; null if no model was called. `hasUnpriced`: some calls have no known price. */
+export function spentOn(task: TaskCard): { usd: number; hasUnpriced: boolean } | null {
+  let [usd, hasUnpriced, calls] = [0, false, 0];
   for (const { spent } of task.attempts) {
     usd += spent.costUsd ?? 0;
     calls += spent.calls;
-    more ||= spent.costUsd === null || spent.unpriced > 0;
+    hasUnpriced ||= spent.costUsd === null || spent.unpriced > 0;
   }
-  return calls ? { usd, more } : null;
+  return calls ? { usd, hasUnpriced } : null;
 }
 
 /** Return the attempt whose working time a card shows; null if none has started. */
-export function clockOf(task: TaskCard): Attempt | null {
+export function timedAttempt(task: TaskCard): Attempt | null {
   const attempt = leadingAttempt(task);
   return attempt?.seconds == null ? null : attempt;
 }

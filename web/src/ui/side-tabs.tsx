@@ -21,22 +21,22 @@ export function SideTabs({
   children: ReactNode;
 }) {
   const list = useRef<HTMLUListElement>(null);
-  const { more, look } = useOverflow(list);
+  const { hasMore, measure } = useOverflow(list);
   // biome-ignore lint/correctness/useExhaustiveDependencies: runs when another tab is shown
   useEffect(() => {
     const shown = list.current?.querySelector<HTMLElement>("[aria-current=page]");
     if (shown && list.current) list.current.scrollLeft = shown.offsetLeft - list.current.offsetLeft - 40;
-    look();
+    measure();
   }, [value]);
   return (
     <div className="flex flex-col gap-4 md:flex-row md:gap-6">
       <nav aria-label={label} className="md:w-44 md:shrink-0">
         <ul
           ref={list}
-          onScroll={look}
+          onScroll={measure}
           className={clsx(
             "relative -mx-1 flex gap-1 overflow-x-auto px-1 pb-1 md:sticky md:top-4 md:flex-col md:overflow-visible",
-            more && "max-md:[mask-image:linear-gradient(to_right,black_calc(100%-3rem),transparent)]",
+            hasMore && "max-md:[mask-image:linear-gradient(to_right,black_calc(100%-3rem),transparent)]",
           )}
         >
           {tabs.map((tab) => (

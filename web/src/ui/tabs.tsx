@@ -27,11 +27,11 @@ export function TabBar({
   children?: ReactNode;
 }) {
   const list = useRef<HTMLDivElement>(null);
-  const { more, look } = useOverflow(list);
+  const { hasMore, measure } = useOverflow(list);
   // biome-ignore lint/correctness/useExhaustiveDependencies: runs when the selected tab or the list of tabs changes
   useEffect(() => {
     list.current?.querySelector("[data-state=active]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
-    look();
+    measure();
   }, [value, tabs.length]);
   return (
     <RadixTabs.Root
@@ -44,10 +44,10 @@ export function TabBar({
         <RadixTabs.List
           ref={list}
           aria-label={label}
-          onScroll={look}
+          onScroll={measure}
           className={clsx(
             "flex min-w-0 flex-1 gap-1 overflow-x-auto px-2",
-            more && "[mask-image:linear-gradient(to_right,black_calc(100%-3rem),transparent)]",
+            hasMore && "[mask-image:linear-gradient(to_right,black_calc(100%-3rem),transparent)]",
           )}
         >
           {tabs.map((tab) => (

@@ -2,18 +2,18 @@ import { type RefObject, useCallback, useEffect, useState } from "react";
 
 const SLACK_PX = 4;
 
-/** Return whether a horizontally scrolling row has more content to the right. Call `look` after its content has moved. */
-export function useOverflow(row: RefObject<HTMLElement | null>): { more: boolean; look: () => void } {
-  const [more, setMore] = useState(false);
-  const look = useCallback(() => {
+/** Return whether a horizontally scrolling row has more content to the right. Call `measure` after it was scrolled or its content has changed. */
+export function useOverflow(row: RefObject<HTMLElement | null>): { hasMore: boolean; measure: () => void } {
+  const [hasMore, setHasMore] = useState(false);
+  const measure = useCallback(() => {
     const { scrollLeft = 0, clientWidth = 0, scrollWidth = 0 } = row.current ?? {};
-    setMore(scrollLeft + clientWidth < scrollWidth - SLACK_PX);
+    setHasMore(scrollLeft + clientWidth < scrollWidth - SLACK_PX);
   }, [row]);
   useEffect(() => {
     if (!row.current) return;
-    const observer = new ResizeObserver(look);
+    const observer = new ResizeObserver(measure);
     observer.observe(row.current);
     return () => observer.disconnect();
-  }, [row, look]);
-  return { more, look };
+  }, [row, measure]);
+  return { hasMore, measure };
 }

@@ -116,7 +116,7 @@ def _get_operation(client: Client, path: str) -> Any:
         try:
             return client.get(path)
         except (NoAnswerError, ApiError) as error:
-            if time.monotonic() > deadline or (isinstance(error, ApiError) and not error.passing):
+            if time.monotonic() > deadline or (isinstance(error, ApiError) and not error.is_transient):
                 raise
         time.sleep(LINE_SECONDS)
 
@@ -137,7 +137,7 @@ def _wait_for_end(client: Client, operation: Any, path: str, line: ProgressLine)
         return client.get(path)["status"] in OVER
 
     params = {"sandboxId": operation["sandboxId"]}
-    for message in follow(client, "/events", params, opened=over, give_up=GIVE_UP_SECONDS):
+    for message in follow(client, "/events", params, on_open=over, give_up=GIVE_UP_SECONDS):
         if not message.kind.startswith("git."):
             continue
         said = json.loads(message.data).get("data") or {}

@@ -104,8 +104,8 @@ class Feed:
                 "/events",
                 self._params,
                 give_up=GIVE_UP_SECONDS,
-                opened=self._opened,
-                dropped=self._queue.put,
+                on_open=self._opened,
+                on_drop=self._queue.put,
             )
             for message in seen:
                 if self._left:
@@ -155,4 +155,4 @@ def follow_until(
 
 def _may_pass(error: CommandError) -> bool:
     """Return whether the error may be caused by a server restart."""
-    return isinstance(error, NoAnswerError) or (isinstance(error, ApiError) and error.passing)
+    return isinstance(error, NoAnswerError) or (isinstance(error, ApiError) and error.is_transient)

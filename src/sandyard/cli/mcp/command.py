@@ -44,7 +44,7 @@ def mcp(stdio: bool, with_token: bool, output: str | None) -> None:
     echo(f"For an agent that starts programs, with this machine's login:\n{json.dumps(BY_PROGRAM, indent=2)}")
     if token == PLACEHOLDER:
         echo(f"\nTo create a token to use instead of {PLACEHOLDER}: `sandyard api-key create NAME`", err=True)
-    if login.bare:
+    if login.is_unencrypted:
         echo(f"Warning: the token will be sent unencrypted to {login.url}. Use https.", err=True)
 
 

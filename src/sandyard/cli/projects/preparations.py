@@ -57,7 +57,7 @@ def prepare(project: str, agent: str | None, base: str | None, wait: bool, outpu
     devcontainer.json defines. Tasks prepare automatically; preparing in advance spares the first task the wait. A failed preparation
     is retried. Ctrl-C does not stop it. The exit code is 1 if it failed.
     """
-    with connect(patience=PATIENCE) as client:
+    with connect(timeout=PATIENCE) as client:
         path = f"/projects/{quote_segment(get_project_id(client, project))}/preparations"
         made = client.post(path, drop_missing(agent=agent, baseBranch=base))
         if wait:

@@ -63,10 +63,10 @@ def execute(
         )
     line = command[0] if len(command) == 1 else shlex.join(command)
     body = drop_missing(command=line, cwd=cwd, envs=envs, timeout=timeout)
-    with connect(patience=(timeout or 300) + 60) as client:
+    with connect(timeout=(timeout or 300) + 60) as client:
         path = f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}"
         if output == "json" and not detach:
-            sys.exit(_wait(client, path, body))
+            sys.exit(_run_and_wait(client, path, body))
         started = client.post(f"{path}/execute", body | {"background": True})
         if detach:
             print_json(started) if output == "json" else echo(started["id"])
@@ -74,65 +74,65 @@ def execute(
         sys.exit(_follow_command(client, started["id"]))
 
 
-def _wait(client: Client, path: str, body: dict[str, object]) -> int:
+def _run_and_wait(client: Client, path: str, body: dict[str, object]) -> int:
     """Run a command and wait for the response. After Ctrl-C, kill the newest running command with the same text."""
     try:
         done = client.post(f"{path}/execute", body)
     except KeyboardInterrupt:
         for command in client.get(f"{path}/commands", limit=10)["items"]:
             if command["command"] == body["command"] and command["status"] in {"starting", "running"}:
-                _kill(client, command["id"])
+                _kill_command(client, command["id"])
                 break
         return INTERRUPTED
     print_json(done)
-    return exit_code(done)
+    return get_exit_code(done)
 
 
-def _follow_command(client: Client, number: str) -> int:
+def _follow_command(client: Client, command_id: str) -> int:
     """Show a command's output until it ends. Return the exit code for this process."""
     interrupted = False
     offsets = {"stdout": 0, "stderr": 0}
     while True:
         try:
-            ended = copy_output(client, number, offsets)
+            ended = copy_output(client, command_id, offsets)
             break
         except KeyboardInterrupt:
             if interrupted:  # second Ctrl-C: do not wait any longer
                 return INTERRUPTED
             interrupted = True
-            _kill(client, number)
+            _kill_command(client, command_id)
         except BrokenPipeError:  # the reader is gone
-            _kill(client, number)
+            _kill_command(client, command_id)
             raise
         except NoAnswerError as error:
-            raise NoAnswerError(f"{error.message} The command {number} is still running.") from None
+            raise NoAnswerError(f"{error.message} The command {command_id} is still running.") from None
     if interrupted and ended["status"] == "killed":
         return INTERRUPTED
-    return exit_code(ended)
+    return get_exit_code(ended)
 
 
-def copy_output(client: Client, number: str, offsets: dict[str, int]) -> Any:
+def copy_output(client: Client, command_id: str, offsets: dict[str, int]) -> Any:
     """Write a command's output, starting at `offsets`, which are updated, until it ends. Return the command.
 
     Survives dropped connections and restarts of the server.
     """
-    path = f"/commands/{quote_segment(number)}/stream"
+    path = f"/commands/{quote_segment(command_id)}/stream"
     for event in follow(client, path, offsets, give_up=GIVE_UP_SECONDS):
-        said: Any = json.loads(event.data)
+        message: Any = json.loads(event.data)
         if event.kind == "end":
-            return said
+            return message
         if event.kind == "output":
-            data = base64.b64decode(said["data"])
-            _write(said["stream"], data)
-            offsets[said["stream"]] = said["offset"] + len(data)
+            data = base64.b64decode(message["data"])
+            _write_output(message["stream"], data)
+            offsets[message["stream"]] = message["offset"] + len(data)
     raise AssertionError("follow never ends by itself")
 
 
-def exit_code(command: Any) -> int:
+def get_exit_code(command: Any) -> int:
     """Return the exit code. If the end of the command is unknown, report that and return a failure."""
-    status, code, number = command["status"], command.get("exitCode"), command.get("id") or command["commandId"]
+    status, code, command_id = command["status"], command.get("exitCode"), command.get("id") or command["commandId"]
     if status == "timed_out":
-        echo(f"sandyard: The command timed out and was killed ({number}).", err=True)
+        echo(f"sandyard: The command timed out and was killed ({command_id}).", err=True)
         return TIMED_OUT
     if status == "killed":
         return KILLED
@@ -140,19 +140,19 @@ def exit_code(command: Any) -> int:
         return int(code) if 0 <= code <= 255 else FAILED
     if status == "exited" and command.get("signal"):
         return 128 + int(command["signal"])
-    told = {"lost": "was lost with its sandbox", "not_started": "did not start"}.get(status, f"is {status}")
+    outcome = {"lost": "was lost with its sandbox", "not_started": "did not start"}.get(status, f"is {status}")
     reason = f": {command['error'].rstrip('.')}" if command.get("error") else ""
-    echo(f"sandyard: The command {told}{reason} ({number}).", err=True)
+    echo(f"sandyard: The command {outcome}{reason} ({command_id}).", err=True)
     return FAILED
 
 
-def _write(stream: str, data: bytes) -> None:
+def _write_output(stream: str, data: bytes) -> None:
     """Write bytes unchanged: a command's output need not be text."""
     target = sys.stderr if stream == "stderr" else sys.stdout
     target.buffer.write(data)
     target.buffer.flush()
 
 
-def _kill(client: Client, number: str) -> None:
+def _kill_command(client: Client, command_id: str) -> None:
     with contextlib.suppress(SandyardError):
-        client.post(f"/commands/{quote_segment(number)}/kill")
+        client.post(f"/commands/{quote_segment(command_id)}/kill")

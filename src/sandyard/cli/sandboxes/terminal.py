@@ -71,7 +71,7 @@ class Terminal:
                 reason = "the connection was closed"
             except InvalidStatus as error:
                 refusal = _to_api_error(error)
-                if self._id is None or not refusal.passing:
+                if self._id is None or not refusal.is_transient:
                     raise refusal from None
                 reason = refusal.message
             except ConnectionClosed as error:

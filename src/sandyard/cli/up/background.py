@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import lifeline
-from sandyard.cli.up.state import get_default_data_dir
+from sandyard.cli.up.data_directory import get_default_data_dir
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.python import SAFE_FOLDER, python_command, python_environment
 from sandyard.kit.secret import Secret

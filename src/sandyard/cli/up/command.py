@@ -16,9 +16,9 @@ from sandyard.cli.errors import CommandError
 from sandyard.cli.output import echo
 from sandyard.cli.up import account, lifeline
 from sandyard.cli.up.child import Child
+from sandyard.cli.up.data_directory import DataDirectory, get_default_data_dir
 from sandyard.cli.up.health import address, reserve
 from sandyard.cli.up.local_git import LocalGit
-from sandyard.cli.up.state import State, get_default_data_dir
 from sandyard.cli.up.supervisor import supervise
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.python import python_command, python_environment
@@ -121,8 +121,8 @@ def up(
     """
     lifeline.hold()  # `sandyard run` starts this command for its own lifetime
     user = account.choose_account(platform_user or None)
-    state = State(data_dir or _configured_data_dir() or get_default_data_dir())
-    state.take()
+    state = DataDirectory(data_dir or _configured_data_dir() or get_default_data_dir())
+    state.acquire_lock()
     embedded = engine == "embedded"
     port, engine_port = _ports(host, port, engine_port, embedded=embedded)
     options = [*(("--pool-size", str(pool_size)) if pool_size is not None else ())]
@@ -140,7 +140,7 @@ def up(
     echo("Stopped. Running sandboxes keep running; the next start finds them." if embedded else "Stopped.")
 
 
-def make_children(plan: Plan, state: State) -> list[Child]:
+def make_children(plan: Plan, state: DataDirectory) -> list[Child]:
     """Return the processes to start. The engine comes first, because the platform needs it."""
     if plan.user is not None:
         state.give_platform_to(plan.user)
@@ -166,7 +166,7 @@ def make_children(plan: Plan, state: State) -> list[Child]:
         platform["SANDYARD_LOCAL_GIT"] = plan.local_git
     started = []
     if plan.engine:
-        key, url = state.key().reveal(), address(LOOPBACK, plan.engine_port)
+        key, url = state.get_engine_key().reveal(), address(LOOPBACK, plan.engine_port)
         platform = {name: value for name, value in platform.items() if not name.startswith("E2B_")}
         platform |= {"E2B_API_KEY": key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
         where = ("--host", LOOPBACK, "--port", str(plan.engine_port), "--data-dir", str(state.engine))
@@ -175,7 +175,7 @@ def make_children(plan: Plan, state: State) -> list[Child]:
         engine = {"SANDYARD_DEFAULT_MEMORY_MB": AGENT_MEMORY_MB, **common}
         engine |= {"SANDYARD_API_KEYS": f"{keys},{key}" if keys else key}
         started.append(
-            Child("engine", command, engine, f"{url}/health", 204, state.lock, _print_line, _print_tls_output())
+            Child("engine", command, engine, f"{url}/health", 204, state.lock_fd, _print_line, _print_tls_output())
         )
     # without sandboxes the platform never becomes ready, but it still serves its health
     sound = "/ready" if platform.get("E2B_API_KEY") else "/health"
@@ -184,11 +184,11 @@ def make_children(plan: Plan, state: State) -> list[Child]:
     command = python_command("sandyard", "platform")
     if plan.user is not None:
         command = account.make_stepdown_command(plan.user, command, platform, state.platform)
-    started.append(Child("platform", command, platform, ready, 200, state.lock, _print_line, hear, patient=True))
+    started.append(Child("platform", command, platform, ready, 200, state.lock_fd, _print_line, hear, patient=True))
     return started
 
 
-def _announce(plan: Plan, state: State) -> None:
+def _announce(plan: Plan, state: DataDirectory) -> None:
     where = address(plan.host, plan.port)
     _print_line(f"Sandyard is at {where}; its data is in {state.path}.")
     _print_line(f"To use it from the command line: sandyard login {where}")

@@ -14,7 +14,7 @@ from sandyard.kit.errors import InvalidInputError, NotFoundError, UnsupportedErr
 
 LARGEST, MOST_VALUES = 8 << 20, 50_000
 """Maximum number of bytes and JSON values in one document."""
-MOST_LAYERS = 100
+MAX_LAYERS = 100
 """A sandbox can have at most 119 layers, and builds on top of an image need some of them."""
 ACCEPTED = (
     "application/vnd.oci.image.index.v1+json",
@@ -145,9 +145,9 @@ def read_config(content: bytes, what: str, layers: int) -> Config:
         raise InvalidInputError(
             f"{what} is inconsistent: its manifest has {layers} layers and its configuration {len(diff_ids)}."
         )
-    if not diff_ids or len(diff_ids) > MOST_LAYERS:
+    if not diff_ids or len(diff_ids) > MAX_LAYERS:
         raise UnsupportedError(
-            f"{what} has {len(diff_ids)} layers, but 1 to {MOST_LAYERS} are supported. Squash the image."
+            f"{what} has {len(diff_ids)} layers, but 1 to {MAX_LAYERS} are supported. Squash the image."
         )
     settings = document.get("config")
     if not isinstance(settings, dict):

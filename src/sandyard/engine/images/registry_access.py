@@ -22,12 +22,12 @@ from typing import Any
 import httpcore
 import httpx
 
+from sandyard.kit.dns_lookup import Address, look_up
 from sandyard.kit.errors import ForbiddenError, UnreachableError
-from sandyard.kit.names import Address, look_up
 from sandyard.kit.paced_http import PacedBackend, pace_reads
 
 CONNECT_S, READ_S = 15.0, 60.0
-_TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+_NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _list_embedded_addresses(address: Address) -> list[Address]:
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
     within: list[Address | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    if any(address in network for network in _TRANSLATED):
+    if any(address in network for network in _NAT64):
         within.append(ipaddress.IPv4Address(address.packed[-4:]))
     return [address, *(one for one in within if one is not None)]
 

@@ -18,6 +18,7 @@ RECHECK_S = 0.25
 PREFIX = "e2b_"  # the key format that official clients expect
 SECRET_BYTES = 20
 MAX_LABEL = 100
+_INDEX_BYTES = 8  # bytes of a hash used for the lookup; the whole hash is then compared in constant time
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +45,15 @@ class ApiKeys:
         )
         self._keys: dict[bytes, tuple[bytes, ApiKey]] = {}
         self._version: int | None = None
-        self._looked_at = 0.0
+        self._checked_at = 0.0
 
     def create(self, label: str) -> tuple[ApiKey, Secret]:
         """Create a key. The returned secret is not available anywhere else. Raises ConflictError if the label is taken."""
-        label = _label(label)
+        label = _validate_label(label)
         secret = random_secret(PREFIX, SECRET_BYTES)
-        key = ApiKey(random_id("k", 12), label, _hint(secret), self._clock.now())
+        key = ApiKey(random_id("k", 12), label, _make_hint(secret), self._clock.now())
         with self._database.transaction():
-            self._require_free(label)
+            self._require_unused(label)
             self._database.execute(
                 "INSERT INTO api_keys (id, label, hash, hint, created_at) VALUES (?, ?, ?, ?, ?)",
                 (key.id, key.label, _hash(secret.reveal()), key.hint, key.created_at),
@@ -68,13 +69,13 @@ class ApiKeys:
     def rename(self, key_id: str, label: str) -> ApiKey:
         """Change a key's label. Raises NotFoundError if the key does not exist and ConflictError if another key has the
         label."""
-        label = _label(label)
+        label = _validate_label(label)
         with self._database.transaction():
             found = next((key for key in self.list() if key.id == key_id), None)
             if found is None:
                 raise NotFoundError(f"API key {key_id!r} not found.")
             if label != found.label:
-                self._require_free(label)
+                self._require_unused(label)
                 self._database.execute("UPDATE api_keys SET label = ? WHERE id = ?", (label, key_id))
         self._reload()
         return replace(found, label=label)
@@ -93,15 +94,15 @@ class ApiKeys:
         if not candidate:
             return None
         now = time.monotonic()
-        if self._version is None or now - self._looked_at > RECHECK_S:
-            self._looked_at = now
+        if self._version is None or now - self._checked_at > RECHECK_S:
+            self._checked_at = now
             if self._database.data_version() != self._version:
                 self._reload()
         digest = _hash(candidate)
-        found = self._fixed.get(digest[:_INDEXED]) or self._keys.get(digest[:_INDEXED])
+        found = self._fixed.get(digest[:_INDEX_BYTES]) or self._keys.get(digest[:_INDEX_BYTES])
         return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
 
-    def _require_free(self, label: str) -> None:
+    def _require_unused(self, label: str) -> None:
         if self._database.query("SELECT 1 FROM api_keys WHERE label = ?", (label,)):
             raise ConflictError(f"An API key with the label {label!r} already exists. Choose another label.")
 
@@ -111,14 +112,11 @@ class ApiKeys:
         self._keys = _index((row[0], ApiKey(*row[1:])) for row in rows)
 
 
-_INDEXED = 8  # bytes of a hash used for the lookup; the whole hash is then compared in constant time
-
-
 def _index(keys: Iterable[tuple[bytes, ApiKey]]) -> dict[bytes, tuple[bytes, ApiKey]]:
-    return {digest[:_INDEXED]: (digest, key) for digest, key in keys}
+    return {digest[:_INDEX_BYTES]: (digest, key) for digest, key in keys}
 
 
-def _label(text: str) -> str:
+def _validate_label(text: str) -> str:
     label = text.strip()
     if not label or len(label) > MAX_LABEL or not label.isprintable():
         raise InvalidInputError(f"An API key's label must have 1 to {MAX_LABEL} printable characters.")
@@ -130,5 +128,5 @@ def _hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode(errors="replace")).digest()
 
 
-def _hint(secret: Secret) -> str:
+def _make_hint(secret: Secret) -> str:
     return secret.reveal()[: len(PREFIX) + 4] + "…"

@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.templates import node, sources, trust
-from sandyard.engine.templates.folder import ROOTFS, Folder, Version, plain_modes, remove_tree, require_space
+from sandyard.engine.templates.folder import (
+    ROOTFS,
+    TemplateFolder,
+    TemplateVersion,
+    remove_tree,
+    require_space,
+    use_default_umask,
+)
 from sandyard.engine.templates.progress import MmdebstrapProgress, Report
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.python import SAFE_FOLDER
@@ -79,11 +86,11 @@ def recipe() -> Recipe:
     return Recipe(sources.read_release(), platform.machine())
 
 
-def build(folder: Folder, report: Report, *, force: bool = False) -> Version:
+def build(folder: TemplateFolder, report: Report, *, force: bool = False) -> TemplateVersion:
     """Build `base`, or wait for another builder, and return the resulting version. With `force` it is rebuilt from the
     current archives even if it exists. Blocks for a minute or more. Raises BuildError with the end of the log."""
     wanted = recipe()
-    with folder.open_build_directory(NAME) as work, plain_modes():
+    with folder.open_build_directory(NAME) as work, use_default_umask():
         if not force and (found := folder.find(NAME, wanted.digest)):
             return found
         require_space(folder.directory, SPACE, "Building template base")
@@ -93,7 +100,7 @@ def build(folder: Folder, report: Report, *, force: bool = False) -> Version:
         remove_tree(tree)
         details = {"release": wanted.release.name, "machine": wanted.machine, "size": size_of(work / ROOTFS)}
         report.update(0.99, "writing to disk")
-        version = folder.new_version(
+        version = folder.make_version(
             NAME, wanted.digest, f"{wanted.release.name} with build tools, Python and Node", details
         )
         return folder.publish(work, version)

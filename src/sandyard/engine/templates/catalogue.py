@@ -21,7 +21,7 @@ from pathlib import Path
 from sandyard.engine.contract import Layers
 from sandyard.engine.sandboxes.model import Template, TemplateStatus
 from sandyard.engine.templates import base, desktop, host, interpreter, interpreter_program, layered
-from sandyard.engine.templates.folder import ROOTFS, Folder, Version
+from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
 from sandyard.engine.templates.needs import missing_for_base
 from sandyard.engine.templates.trust import Trust, read_trust, write_layer
 from sandyard.kit.errors import SandyardError
@@ -36,7 +36,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     desktop.NAME: (desktop.NAME,),
     host.NAME: (host.NAME,),
 }
-LAYERED: Mapping[str, Callable[[Folder], bool]] = {
+LAYERED: Mapping[str, Callable[[TemplateFolder], bool]] = {
     interpreter.NAME: interpreter.is_stale,
     desktop.NAME: desktop.is_stale,
 }
@@ -68,11 +68,11 @@ class Catalogue:
     ) -> None:
         """`authority` is the certificate of an additional authority that this engine's sandboxes trust; layers with it
         are created in `own`."""
-        self._folder = Folder(directory)
+        self._folder = TemplateFolder(directory)
         self._carry = carry_host_trust
         self._build_desktop = build_desktop
         self._authorities = (authority,) if authority is not None else ()
-        self._trust_folder = Folder(own) if authority is not None and own is not None else self._folder
+        self._trust_folder = TemplateFolder(own) if authority is not None and own is not None else self._folder
         self._names: dict[str, Template] = {}
         self._templates: tuple[Template, ...] = ()
         self._builder: asyncio.Task[None] | None = None
@@ -308,16 +308,16 @@ class Catalogue:
         said = [line.strip() for line in lines if line.strip()]
         return (said or ["no reason was given"])[-1][:300].rstrip(".")
 
-    def _newest(self, name: str) -> Version | None:
-        return next(iter(self._folder.versions(name)), None)
+    def _newest(self, name: str) -> TemplateVersion | None:
+        return next(iter(self._folder.list_versions(name)), None)
 
-    def _template(self, name: str, version: Version, trust: Trust, env: Mapping[str, str]) -> Template:
+    def _template(self, name: str, version: TemplateVersion, trust: Trust, env: Mapping[str, str]) -> Template:
         layers: Layers = (str(version.rootfs),)
         if not trust.empty:
             layers = (str(self._trust_layer(trust, version).rootfs), *layers)
         return Template(id=template_id(name), layers=layers, aliases=ALIASES[name], env={**ENV, **env, **trust.env})
 
-    def _interpreter(self, version: Version, trust: Trust) -> Template:
+    def _interpreter(self, version: TemplateVersion, trust: Trust) -> Template:
         below = layered.base_of(self._folder, version)
         assert below is not None  # otherwise it would not be the newest
         program = interpreter_program.layer(self._folder, interpreter.python_of(below))
@@ -330,7 +330,7 @@ class Catalogue:
             memory_mb=interpreter.MEMORY_MB,
         )
 
-    def _desktop(self, version: Version | None, trust: Trust) -> Template:
+    def _desktop(self, version: TemplateVersion | None, trust: Trust) -> Template:
         cpu_count, memory_mb = desktop.cpu_count(), desktop.memory_mb()
         if version is None:
             return Template(
@@ -356,7 +356,7 @@ class Catalogue:
             return TemplateStatus.BUILDING
         return TemplateStatus.WAITING if self._desktop_failure is None else TemplateStatus.ERROR
 
-    def _trust_layer(self, trust: Trust, version: Version) -> Version:
+    def _trust_layer(self, trust: Trust, version: TemplateVersion) -> TemplateVersion:
         """Return the layer that adds `trust` to this version, creating it if needed."""
         digest = hashlib.sha256(f"{trust.digest} {version.name} {version.version}".encode()).hexdigest()[:16]
         folder = self._trust_folder
@@ -367,7 +367,7 @@ class Catalogue:
                 return found
             write_layer(trust, version.rootfs, work / ROOTFS)
             carried = {"certificates": str(len(trust.certificates)), "left_out": ", ".join(trust.left_out)}
-            made = folder.new_version("trust", digest, f"for {version.name} {version.version}", carried)
+            made = folder.make_version("trust", digest, f"for {version.name} {version.version}", carried)
             log.info("template_trust_carried", template=version.name, **carried)
             return folder.publish(work, made)
 

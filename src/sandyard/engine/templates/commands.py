@@ -12,7 +12,7 @@ import click
 
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.templates import base, desktop, host, interpreter
-from sandyard.engine.templates.folder import Folder
+from sandyard.engine.templates.folder import TemplateFolder
 from sandyard.engine.templates.needs import missing_for_base
 from sandyard.engine.templates.progress import report_to
 from sandyard.kit.errors import InvalidInputError, SandyardError
@@ -29,7 +29,7 @@ PR_SET_PDEATHSIG = 1
 @click.pass_context
 def template(context: click.Context, templates_dir: Path | None) -> None:
     """Build and list the root file systems that sandboxes start from."""
-    context.obj = Folder(EngineSettings.load(templates_dir=templates_dir).templates_dir)
+    context.obj = TemplateFolder(EngineSettings.load(templates_dir=templates_dir).templates_dir)
 
 
 @template.command()
@@ -45,7 +45,9 @@ def template(context: click.Context, templates_dir: Path | None) -> None:
 @click.option("--if-possible", is_flag=True, help="If it cannot be built, print the reason and succeed.")
 @click.option("--parent", type=int, hidden=True, help="Exit when this process ends.")
 @click.pass_obj
-def build(folder: Folder, name: str, *, force: bool, extras: str | None, if_possible: bool, parent: int | None) -> None:
+def build(
+    folder: TemplateFolder, name: str, *, force: bool, extras: str | None, if_possible: bool, parent: int | None
+) -> None:
     """Build a template now, with a progress bar. Does nothing if it is up to date."""
     if parent is not None:
         _end_with(parent)
@@ -73,7 +75,7 @@ def build(folder: Folder, name: str, *, force: bool, extras: str | None, if_poss
         click.echo(f"The engine will serve {stand_in.get(name, 'the template it has')}.", err=True)
 
 
-def _build_base(folder: Folder, *, force: bool) -> None:
+def _build_base(folder: TemplateFolder, *, force: bool) -> None:
     if not force and folder.find(base.NAME, base.recipe().digest):
         return
     if lacking := missing_for_base():
@@ -83,7 +85,7 @@ def _build_base(folder: Folder, *, force: bool) -> None:
     report.finish(f"{version.description}, {version.details['size']}")
 
 
-def _build_interpreter(folder: Folder, extras: str | None, *, force: bool) -> None:
+def _build_interpreter(folder: TemplateFolder, extras: str | None, *, force: bool) -> None:
     chosen = None if extras is None else interpreter.parse_languages(extras)
     if chosen:
         chosen = tuple(sorted({*chosen, *interpreter.extras_of(interpreter.newest(folder))}))
@@ -96,7 +98,7 @@ def _build_interpreter(folder: Folder, extras: str | None, *, force: bool) -> No
     report.finish(f"{version.description}, {version.details['size']}")
 
 
-def _build_desktop(folder: Folder, *, force: bool) -> None:
+def _build_desktop(folder: TemplateFolder, *, force: bool) -> None:
     if not force and desktop.newest(folder) and not desktop.is_stale(folder):
         return
     if lacking := missing_for_base():
@@ -115,10 +117,10 @@ WHEN_BUILT = {
 
 @template.command("list")
 @click.pass_obj
-def list_versions(folder: Folder) -> None:
+def list_versions(folder: TemplateFolder) -> None:
     """List the templates built on this machine, newest first, and those that are not built."""
     for name in (base.NAME, interpreter.NAME, desktop.NAME, host.NAME):
-        versions = folder.versions(name)
+        versions = folder.list_versions(name)
         for version in versions:
             click.echo(f"{name:16} {version.version:28} {version.description}")
         if folder.is_building(name):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.templates import base, layered
-from sandyard.engine.templates.folder import ROOTFS, Folder, Version, plain_modes, require_space
+from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion, require_space, use_default_umask
 from sandyard.engine.templates.progress import Report
 
 NAME = "desktop"
@@ -37,7 +37,7 @@ CPU_COUNT, MEMORY_MB = 8, 8192  # the same as E2B's
 class Recipe:
     """Everything that determines the layer's contents, except the current state of the archives."""
 
-    base: Version
+    base: TemplateVersion
 
     @property
     def digest(self) -> str:
@@ -57,21 +57,21 @@ def memory_mb() -> int:
     return min(MEMORY_MB, machine // 2)
 
 
-def newest(folder: Folder) -> Version | None:
+def newest(folder: TemplateFolder) -> TemplateVersion | None:
     return layered.newest(folder, NAME)
 
 
-def is_stale(folder: Folder) -> bool:
+def is_stale(folder: TemplateFolder) -> bool:
     """Return whether it was built before and a build would produce a newer version."""
-    bases = folder.versions(base.NAME)
+    bases = folder.list_versions(base.NAME)
     return bool(bases) and newest(folder) is not None and folder.find(NAME, Recipe(bases[0]).digest) is None
 
 
-def build(folder: Folder, report: Report, *, force: bool = False) -> Version:
+def build(folder: TemplateFolder, report: Report, *, force: bool = False) -> TemplateVersion:
     """Build it on the newest `base`, or wait for another builder, and return the resulting version. Blocks for a minute
     or more. Raises BuildError with the end of the log."""
     wanted = Recipe(layered.newest_base(folder, NAME))
-    with folder.open_build_directory(NAME) as work, plain_modes():
+    with folder.open_build_directory(NAME) as work, use_default_umask():
         if not force and (ready := folder.find(NAME, wanted.digest)):
             return ready
         require_space(folder.directory, SPACE, f"Building template {NAME}")
@@ -81,4 +81,4 @@ def build(folder: Folder, report: Report, *, force: bool = False) -> Version:
         browser = " and Firefox" if (work / ROOTFS / "usr/bin/firefox-esr").exists() else ""
         details = {"base": wanted.base.version, "size": base.size_of(work / ROOTFS)}
         description = f"XFCE, VNC{browser} on base {wanted.base.version}"
-        return folder.publish(work, folder.new_version(NAME, wanted.digest, description, details))
+        return folder.publish(work, folder.make_version(NAME, wanted.digest, description, details))

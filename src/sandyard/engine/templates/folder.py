@@ -25,7 +25,7 @@ BUILDING = ".building-"
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class TemplateVersion:
     """A published template directory."""
 
     name: str
@@ -45,8 +45,9 @@ class Version:
         return self.version.partition(".")[0]
 
 
-class Folder:
-    """Reading never blocks. `open_build_directory` blocks while another process builds the same name."""
+class TemplateFolder:
+    """The published templates of this machine. Reading never blocks. `open_build_directory` blocks while another process
+    builds the same name."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
@@ -57,18 +58,18 @@ class Folder:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
 
-    def versions(self, name: str) -> list[Version]:
+    def list_versions(self, name: str) -> list[TemplateVersion]:
         """Return the versions, newest first."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for path in (self.directory / name).iterdir():
                 if not path.name.startswith("."):
                     with contextlib.suppress(FileNotFoundError, NotADirectoryError, LookupError, ValueError, TypeError):
-                        found.append(_read(name, path))
+                        found.append(_read_version(name, path))
         return sorted(found, key=lambda v: (v.created_at, v.version), reverse=True)
 
-    def find(self, name: str, digest: str) -> Version | None:
-        return next((v for v in self.versions(name) if v.digest == digest), None)
+    def find(self, name: str, digest: str) -> TemplateVersion | None:
+        return next((v for v in self.list_versions(name) if v.digest == digest), None)
 
     @contextlib.contextmanager
     def open_build_directory(self, name: str, *, wait: bool = True) -> Iterator[Path]:
@@ -104,9 +105,9 @@ class Folder:
             return False
         return False
 
-    def publish(self, work: Path, version: Version) -> Version:
-        """Rename the directory from `open_build_directory` to its final name. Blocks until everything is on disk, because builders
-        write without fsync."""
+    def publish(self, work: Path, version: TemplateVersion) -> TemplateVersion:
+        """Rename the directory from `open_build_directory` to its final name. Blocks until everything is on disk, because
+        builders write without fsync."""
         if version.path.exists():
             raise BusyError(f"Template {version.name} {version.version} already exists.")
         manifest = asdict(version) | {"details": dict(version.details)}
@@ -116,21 +117,24 @@ class Folder:
         work.rename(version.path)
         return version
 
-    def new_version(self, name: str, digest: str, description: str, details: Mapping[str, str]) -> Version:
+    def make_version(self, name: str, digest: str, description: str, details: Mapping[str, str]) -> TemplateVersion:
+        """Return a version that is not published yet, with the path where it will be."""
         now = time.time()
         label = digest if self.find(name, digest) is None else f"{digest}.{int(now)}"
-        return Version(name, label, self.directory / name / label, now, description, dict(details))
+        return TemplateVersion(name, label, self.directory / name / label, now, description, dict(details))
 
 
-def _read(name: str, path: Path) -> Version:
+def _read_version(name: str, path: Path) -> TemplateVersion:
     raw = json.loads((path / MANIFEST).read_text())
-    return Version(name, path.name, path, float(raw["created_at"]), str(raw["description"]), dict(raw["details"]))
+    return TemplateVersion(
+        name, path.name, path, float(raw["created_at"]), str(raw["description"]), dict(raw["details"])
+    )
 
 
 @contextlib.contextmanager
-def plain_modes() -> Iterator[None]:
-    """Set a plain umask, so that a strict one does not affect the template's modes. Affects the whole process: do not
-    use it while other threads write."""
+def use_default_umask() -> Iterator[None]:
+    """Set the usual umask (022), so that a stricter one does not affect file modes in the template. Affects the whole
+    process: do not use it while other threads write."""
     umask = os.umask(0o022)
     try:
         yield

@@ -22,7 +22,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandyard.engine.templates.folder import ROOTFS, Folder, Version, plain_modes, require_space
+from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion, require_space, use_default_umask
 from sandyard.engine.templates.host_etc import give_to_user, write_etc, write_homes
 from sandyard.engine.templates.sources import os_release
 
@@ -67,13 +67,13 @@ def fingerprint(root: Path = Path("/")) -> str:
     return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]
 
 
-def build(folder: Folder, root: Path = Path("/")) -> Version:
+def build(folder: TemplateFolder, root: Path = Path("/")) -> TemplateVersion:
     """Create `host`, or return the version that matches the current machine. Blocks for a second or two if files can be
     linked, for minutes if gigabytes have to be copied; raises NoSpaceError if they would not fit."""
     digest = fingerprint(root)
     if found := folder.find(NAME, digest):
         return found
-    with folder.open_build_directory(NAME) as work, plain_modes():
+    with folder.open_build_directory(NAME) as work, use_default_umask():
         if found := folder.find(NAME, digest):
             return found
         tree = work / ROOTFS
@@ -92,7 +92,7 @@ def build(folder: Folder, root: Path = Path("/")) -> Version:
         release = os_release(root).get("PRETTY_NAME", "this machine")
         details = {"release": release, "made of": tally.how, "files": str(tally.files), "hidden": str(tally.hidden)}
         return folder.publish(
-            work, folder.new_version(NAME, digest, f"the programs of this machine: {release}", details)
+            work, folder.make_version(NAME, digest, f"the programs of this machine: {release}", details)
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.templates import base, layered, node
-from sandyard.engine.templates.folder import ROOTFS, Folder, Version, plain_modes, require_space
+from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion, require_space, use_default_umask
 from sandyard.engine.templates.progress import Report
 from sandyard.kit.errors import InvalidInputError, UnreachableError, UnsupportedError
 
@@ -34,7 +34,7 @@ LOG_TAIL = 15
 class Recipe:
     """Everything that determines the layer's contents."""
 
-    base: Version
+    base: TemplateVersion
     extras: tuple[str, ...] = ()
 
     @property
@@ -57,32 +57,34 @@ def parse_languages(names: str) -> tuple[str, ...]:
     return wanted
 
 
-def newest(folder: Folder) -> Version | None:
+def newest(folder: TemplateFolder) -> TemplateVersion | None:
     return layered.newest(folder, NAME)
 
 
-def extras_of(version: Version | None) -> tuple[str, ...]:
+def extras_of(version: TemplateVersion | None) -> tuple[str, ...]:
     return parse_languages(version.details.get("with", "")) if version is not None else ()
 
 
-def python_of(version: Version) -> str:
+def python_of(version: TemplateVersion) -> str:
     """Return the Python version, such as "3.11"."""
     return (version.rootfs / "usr/bin/python3").readlink().name.removeprefix("python")
 
 
-def is_stale(folder: Folder) -> bool:
+def is_stale(folder: TemplateFolder) -> bool:
     """Return whether a build would produce something new, with the extras of the newest version."""
-    bases, built = folder.versions(base.NAME), newest(folder)
+    bases, built = folder.list_versions(base.NAME), newest(folder)
     if not bases:
         return False
     return folder.find(NAME, Recipe(bases[0], extras_of(built)).digest) is None
 
 
-def build(folder: Folder, report: Report, extras: Iterable[str] | None = None, *, force: bool = False) -> Version:
+def build(
+    folder: TemplateFolder, report: Report, extras: Iterable[str] | None = None, *, force: bool = False
+) -> TemplateVersion:
     """Build it on the newest `base`, or wait for another builder, and return the resulting version. Without `extras` it
     gets those of the newest version. Blocks for about two minutes. Raises BuildError with the end of the log."""
     below = layered.newest_base(folder, NAME)
-    with folder.open_build_directory(NAME) as work, plain_modes():
+    with folder.open_build_directory(NAME) as work, use_default_umask():
         if extras is None:
             extras = extras_of(newest(folder))
         wanted = Recipe(below, tuple(extras))
@@ -96,7 +98,7 @@ def build(folder: Folder, report: Report, extras: Iterable[str] | None = None, *
         details = {"base": wanted.base.version, "with": ",".join(wanted.extras), "size": base.size_of(work / ROOTFS)}
         languages = ", ".join(["Python, JavaScript, TypeScript, Deno, Bash", *(name.title() for name in wanted.extras)])
         description = f"Jupyter kernels ({languages}) on base {wanted.base.version}"
-        return folder.publish(work, folder.new_version(NAME, wanted.digest, description, details))
+        return folder.publish(work, folder.make_version(NAME, wanted.digest, description, details))
 
 
 def _fetch_packages(wanted: Recipe, stage: Path) -> None:

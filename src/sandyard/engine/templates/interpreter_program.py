@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sandyard.engine import interpreter as program
 from sandyard.engine.sandboxes.model import Start
-from sandyard.engine.templates.folder import ROOTFS, Folder, Version
+from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
 
 NAME = "interpreter-program"
 PROGRAM = Path(program.__file__).parent
@@ -25,7 +25,7 @@ USER = 1000
 """The owner of /usr/local in the base; files added there belong to the same user."""
 
 
-def layer(folder: Folder, python: str) -> Version:
+def layer(folder: TemplateFolder, python: str) -> TemplateVersion:
     """Return the layer with the current program for a template with this Python version, creating it if needed. Blocks
     briefly."""
     digest = hashlib.sha256(json.dumps([python, _content()]).encode()).hexdigest()[:16]
@@ -35,7 +35,7 @@ def layer(folder: Folder, python: str) -> Version:
         if found := folder.find(NAME, digest):
             return found
         _write(work / ROOTFS, python)
-        return folder.publish(work, folder.new_version(NAME, digest, f"for Python {python}", {}))
+        return folder.publish(work, folder.make_version(NAME, digest, f"for Python {python}", {}))
 
 
 def _files() -> list[Path]:

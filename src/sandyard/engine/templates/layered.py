@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sandyard.engine.templates import base, trust
 from sandyard.engine.templates.base import BuildError
-from sandyard.engine.templates.folder import Folder, Version, remove_tree
+from sandyard.engine.templates.folder import TemplateFolder, TemplateVersion, remove_tree
 from sandyard.engine.templates.progress import Report, StepProgress
 from sandyard.kit.python import SAFE_FOLDER
 
@@ -21,25 +21,25 @@ SCRIPT = Path(__file__).with_name("layered.sh")  # sourced by the templates' scr
 LOG_TAIL = 15
 
 
-def newest(folder: Folder, name: str) -> Version | None:
+def newest(folder: TemplateFolder, name: str) -> TemplateVersion | None:
     """Return the newest version whose base still exists."""
-    bases = {version.version for version in folder.versions(base.NAME)}
-    return next((v for v in folder.versions(name) if v.details.get("base") in bases), None)
+    bases = {version.version for version in folder.list_versions(base.NAME)}
+    return next((v for v in folder.list_versions(name) if v.details.get("base") in bases), None)
 
 
-def base_of(folder: Folder, version: Version) -> Version | None:
-    return next((v for v in folder.versions(base.NAME) if v.version == version.details.get("base")), None)
+def base_of(folder: TemplateFolder, version: TemplateVersion) -> TemplateVersion | None:
+    return next((v for v in folder.list_versions(base.NAME) if v.version == version.details.get("base")), None)
 
 
-def newest_base(folder: Folder, name: str) -> Version:
+def newest_base(folder: TemplateFolder, name: str) -> TemplateVersion:
     """Return the version of `base` to build a new layer on. Raises BuildError if there is none."""
-    bases = folder.versions(base.NAME)
+    bases = folder.list_versions(base.NAME)
     if not bases:
         raise BuildError(f"Template {name} requires template base. Build base first.")
     return bases[0]
 
 
-def put_together(name: str, script: Path, below: Version, work: Path, report: Report, *arguments: str) -> None:
+def put_together(name: str, script: Path, below: TemplateVersion, work: Path, report: Report, *arguments: str) -> None:
     """Run `script` with the base's root, the work directory and `arguments`. It leaves the layer in `work/rootfs` and
     prints progress lines for `StepProgress`. Raises BuildError with the end of its output."""
     _write_apt_settings(work)

@@ -10,12 +10,12 @@ from fastapi import APIRouter, FastAPI
 
 from sandyard import __version__
 from sandyard.platform.api import audit, health, login, metrics, openapi, problems, projects, secrets, tokens, users
-from sandyard.platform.api.audit_middleware import Trail
+from sandyard.platform.api.audit_middleware import AuditMiddleware
 from sandyard.platform.api.guard import Guard
-from sandyard.platform.api.large_responses import LargeResponses
+from sandyard.platform.api.large_responses import LargeResponseMiddleware
 from sandyard.platform.api.limits import Limits
 from sandyard.platform.api.mcp import endpoint as mcp
-from sandyard.platform.api.metrics import Measured, Metrics
+from sandyard.platform.api.metrics import Metrics, MetricsMiddleware
 from sandyard.platform.api.outer_middleware import OuterMiddleware
 from sandyard.platform.api.preview_proxy.middleware import PreviewMiddleware
 from sandyard.platform.api.routers import PREFIX
@@ -24,7 +24,7 @@ from sandyard.platform.api.web import STATIC, Web
 if TYPE_CHECKING:
     from sandyard.platform.domain.services import Services
 
-_OWN = (
+_CORE_ROUTERS = (
     health.router,
     metrics.router,
     mcp.router,
@@ -40,12 +40,12 @@ _OWN = (
 def build(services: Services, routers: Iterable[APIRouter], *, static: Path = STATIC) -> FastAPI:
     """Build the application.
 
-    `routers` are the routers of the other nouns; they are added under /api/v1 next to the users' routes. `static` is the built web
-    application, which answers browsers where no route matches.
+    `routers` are added to those of the core (users, projects, secrets …). `static` is the built web application, which answers browsers
+    where no route matches.
 
     Every middleware is plain ASGI, so that streams pass through unbuffered. From the outside in: previews, which handle their requests
-    completely; the frame, which sets the request id and handles unexpected errors; metrics; the guard; the audit trail, which sees the
-    outcome; the limit on large responses; then routing.
+    completely; the outer middleware, which sets the request id and handles unexpected errors; metrics; the guard; the audit trail,
+    which records the outcome; the limit on large responses; then routing.
     """
     app = FastAPI(
         title="Sandyard",
@@ -60,14 +60,14 @@ def build(services: Services, routers: Iterable[APIRouter], *, static: Path = ST
     app.state.limits = Limits(services.settings, services.clock)
     app.state.metrics = Metrics()
     problems.install(app)
-    for router in (*_OWN, *routers):
+    for router in (*_CORE_ROUTERS, *routers):
         app.router.routes.extend(router.routes)
     app.router.default = Web(app.router.default, services.settings, static)
     for layer, options in (
-        (LargeResponses, {}),
-        (Trail, {}),
+        (LargeResponseMiddleware, {}),
+        (AuditMiddleware, {}),
         (Guard, {"settings": services.settings}),
-        (Measured, {"metrics": app.state.metrics}),
+        (MetricsMiddleware, {"metrics": app.state.metrics}),
         (OuterMiddleware, {"https": (services.settings.public_url or "").startswith("https:")}),
         (PreviewMiddleware, {"services": services}),
     ):

@@ -43,7 +43,7 @@ def note(connection: HTTPConnection, *, target: str | None = None, **detail: Any
     connection.state.audit_detail = {**getattr(connection.state, "audit_detail", {}), **detail}
 
 
-class Trail:
+class AuditMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 

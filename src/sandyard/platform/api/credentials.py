@@ -72,7 +72,7 @@ async def put(
         await tests.check_draft(project, await asyncio.to_thread(body.drafts))
     stored = await credentials.put(caller, project_id, **body.given())
     if test:
-        await projects.note_connection(project_id, None)
+        await projects.record_connection_error(project_id, None)
     return CredentialList.of(stored)
 
 

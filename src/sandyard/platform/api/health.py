@@ -21,9 +21,9 @@ from sandyard.platform.api.schema import Model
 from sandyard.platform.db import migrate
 
 router = api_router("service", prefix="")
-_PATIENCE = 2.0
-_LEAST_FREE = 64 << 20
-_STARTED = time.monotonic()
+_TIMEOUT_SECONDS = 2.0
+_MIN_FREE_BYTES = 64 << 20
+_STARTED_AT = time.monotonic()
 
 
 class PartHealth(Model):
@@ -57,12 +57,12 @@ class Readiness(Model):
 async def health(request: Request) -> Health:
     """Report health. Always 200 while the process is serving requests."""
     services = request.app.state.services
-    database, engine = await _database(services), _engine(services)
-    fine = database.ok and engine.breaker != "open"
+    database, engine = await _check_database(services), _get_engine_health(services)
+    healthy = database.ok and engine.breaker != "open"
     return Health(
-        status="ok" if fine else "degraded",
+        status="ok" if healthy else "degraded",
         version=__version__,
-        uptime_seconds=round(time.monotonic() - _STARTED, 1),
+        uptime_seconds=round(time.monotonic() - _STARTED_AT, 1),
         database=database,
         engine=engine,
     )
@@ -81,55 +81,55 @@ async def ready(request: Request) -> JSONResponse:
     """
     services = request.app.state.services
     reasons = []
-    database, engine = await _database(services), _engine(services)
+    database, engine = await _check_database(services), _get_engine_health(services)
     if not database.ok:
         reasons.append(f"The database is not responding: {database.reason}")
     else:
-        reasons += await _unmigrated(services)
+        reasons += await _check_schema(services)
     if not engine.configured:
         reasons.append("No engine is configured. Set E2B_API_KEY, and E2B_API_URL unless you use E2B Cloud.")
-    reasons += await asyncio.to_thread(_full_disk, services.settings.data_dir)
+    reasons += await asyncio.to_thread(_check_disk, services.settings.data_dir)
     answer = Readiness(ready=not reasons, reasons=reasons, engine=engine)
     return JSONResponse(answer.model_dump(mode="json", by_alias=True), 503 if reasons else 200)
 
 
-def _full_disk(folder: Path) -> list[str]:
+def _check_disk(folder: Path) -> list[str]:
     stat = os.statvfs(folder)
     free = stat.f_bavail * stat.f_frsize
-    if free >= _LEAST_FREE:
+    if free >= _MIN_FREE_BYTES:
         return []
     return [f"The disk is full: {free >> 20} MiB are free at {folder}. Free up disk space."]
 
 
-async def _database(services: Any) -> PartHealth:
+async def _check_database(services: Any) -> PartHealth:
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             await services.database.check()
     except TimeoutError:
-        return PartHealth(ok=False, reason=f"no response within {_PATIENCE:.0f} s")
+        return PartHealth(ok=False, reason=f"no response within {_TIMEOUT_SECONDS:.0f} s")
     except SandyardError as error:
         return PartHealth(ok=False, reason=error.message)
     return PartHealth(ok=True)
 
 
-async def _unmigrated(services: Any) -> list[str]:
+async def _check_schema(services: Any) -> list[str]:
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             current = await migrate.current(services.database)
     except TimeoutError:
         return ["The database did not report its schema version in time."]
     except SandyardError as error:
         return [error.message]
-    if current == await asyncio.to_thread(_newest):
+    if current == await asyncio.to_thread(_get_newest_revision):
         return []
     return ["The database schema does not match this version. It is migrated when the platform starts."]
 
 
 @functools.cache
-def _newest() -> str | None:
+def _get_newest_revision() -> str | None:
     return ScriptDirectory(str(migrate.FOLDER)).get_current_head()
 
 
-def _engine(services: Any) -> EngineHealth:
+def _get_engine_health(services: Any) -> EngineHealth:
     breaker = services.engine.breaker
     return EngineHealth(configured=services.engine.configured, breaker=breaker.state, reason=breaker.reason)

@@ -115,7 +115,7 @@ def _size(start: Message) -> int:
     return next((int(value) for name, value in start.get("headers", ()) if name.lower() == b"content-length"), 0)
 
 
-class LargeResponses:
+class LargeResponseMiddleware:
     """Send large bodies in pieces and release the request's slot once the client has read the response.
 
     A large response that is in memory as a whole needs a slot before it is sent, even if its route took none. If no slot is available,

@@ -69,7 +69,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class Measured:
+class MetricsMiddleware:
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics

@@ -13,7 +13,7 @@ from sandyard.platform.api.limits import webhook_limited
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Model, example
 from sandyard.platform.domain.forge import webhooks as domain
-from sandyard.platform.domain.forge.deliveries import LARGEST
+from sandyard.platform.domain.forge.deliveries import MAX_BYTES
 from sandyard.platform.domain.repositories.errors import TooMuchError
 
 router = api_router("webhooks")
@@ -54,6 +54,6 @@ async def _body(request: Request) -> bytes:
     body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > LARGEST:
-            raise TooMuchError(f"The webhook is too large: the limit is {LARGEST >> 20} MiB.")
+        if len(body) > MAX_BYTES:
+            raise TooMuchError(f"The webhook is too large: the limit is {MAX_BYTES >> 20} MiB.")
     return bytes(body)

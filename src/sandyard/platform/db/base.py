@@ -27,7 +27,7 @@ class Base(DeclarativeBase):
 Id = Annotated[str, mapped_column(String(40), primary_key=True)]
 Ref = Annotated[str, mapped_column(String(40), index=True)]
 Name = Annotated[str, mapped_column(String(200))]
-Word = Annotated[str, mapped_column(String(40))]
+ShortText = Annotated[str, mapped_column(String(40))]
 LongText = Annotated[str, mapped_column(Text)]
 
 

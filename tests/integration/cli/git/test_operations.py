@@ -26,7 +26,7 @@ def run(*arguments: str) -> Result:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "LINE_SECONDS", 0.01)
-    monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(sse, "FIRST_PAUSE_SECONDS", 0.01)
 
 
 def test_an_operation_that_is_done_at_once_prints_its_result(server: Server) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from sandyard.cli import sse
 from sandyard.cli.main import cli
-from sandyard.cli.sandboxes.execute import exit_code
+from sandyard.cli.sandboxes.execute import get_exit_code
 from tests.integration.cli.real import Yard
 from tests.protocol.waiting import until
 from tests.unit.cli.server import Reply, Server, events
@@ -78,12 +78,12 @@ def test_a_closed_pipe_ends_the_command(yard: Yard, sandbox: str) -> None:
 def test_every_status_has_its_exit_code(
     ended: dict[str, object], code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_code({"id": "cmd_1", **ended}) == code
+    assert get_exit_code({"id": "cmd_1", **ended}) == code
     assert words in capsys.readouterr().err
 
 
 def test_a_dropped_connection_repeats_no_output(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(sse, "FIRST_PAUSE_SECONDS", 0.01)
 
     def piece(stream: str, offset: int, data: bytes) -> tuple[str, str, object]:
         return "", "output", {"stream": stream, "offset": offset, "data": base64.b64encode(data).decode()}

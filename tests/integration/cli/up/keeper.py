@@ -16,8 +16,8 @@ from pathlib import Path
 
 from sandyard.cli.up import child, lifeline
 from sandyard.cli.up.child import Child
+from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.cli.up.health import reserve
-from sandyard.cli.up.state import State
 from sandyard.cli.up.supervisor import supervise
 from sandyard.kit.errors import SandyardError
 from tests.integration.cli.up.running import ROOT
@@ -59,8 +59,8 @@ def serve(name: str, port: int, behaviour: str) -> None:
 
 
 def run_supervisor(data: Path, behaviour: str) -> None:
-    state = State(data)
-    state.take()
+    state = DataDirectory(data)
+    state.acquire_lock()
     children = []
     for name in ("first", "second"):
         port = reserve("127.0.0.1", 0, "--port")
@@ -69,7 +69,7 @@ def run_supervisor(data: Path, behaviour: str) -> None:
         url = f"http://127.0.0.1:{port}/"
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         children.append(
-            Child(name, command, environment, url, 204, state.lock, say, say, patient=behaviour == "patient")
+            Child(name, command, environment, url, 204, state.lock_fd, say, say, patient=behaviour == "patient")
         )
     asyncio.run(supervise(children, lambda: say("all ready")))
     say("stopped")

@@ -13,7 +13,7 @@ import pytest
 
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import account, stepdown
-from sandyard.cli.up.state import State
+from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.kit.python import bare_python_command, python_command
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="switches to another user")
@@ -128,7 +128,7 @@ def test_a_missing_user_is_created(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 @needs_root
 def test_files_of_root_are_given_to_the_user_once(tmp_path: Path) -> None:
-    state = State(tmp_path / "data")
+    state = DataDirectory(tmp_path / "data")
     (state.platform / "git").mkdir(parents=True)
     (state.platform / "git" / "config").write_text("")
     elsewhere = tmp_path / "elsewhere"

@@ -21,7 +21,7 @@ from sandyard.cli.errors import CommandError
 from sandyard.cli.main import cli
 from sandyard.cli.up import command, lifeline
 from sandyard.cli.up.command import Plan
-from sandyard.cli.up.state import State
+from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.engine.app import Ready
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.python import python_command
@@ -96,14 +96,14 @@ PLAN = Plan("127.0.0.1", 8700, True, 8701, ("--pool-size", "2"), None, None)
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Iterator[State]:
-    taken = State(tmp_path / "data")
-    taken.take()
+def state(tmp_path: Path) -> Iterator[DataDirectory]:
+    taken = DataDirectory(tmp_path / "data")
+    taken.acquire_lock()
     yield taken
-    os.close(taken.lock)
+    os.close(taken.lock_fd)
 
 
-def test_engine_and_platform_get_their_own_environment(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_and_platform_get_their_own_environment(state: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "E2B_API_KEY": "e2b_cloud",
         "E2B_DOMAIN": "e2b.example",
@@ -114,7 +114,7 @@ def test_engine_and_platform_get_their_own_environment(state: State, monkeypatch
     }.items():
         monkeypatch.setenv(name, value)
     engine, platform = command.make_children(PLAN, state)
-    key = state.key().reveal()
+    key = state.get_engine_key().reveal()
     assert engine.command[4:9] == ["engine", "--host", "127.0.0.1", "--port", "8701"]
     assert engine.command[-2:] == ["--pool-size", "2"]
     assert engine.environment["SANDYARD_API_KEYS"] == f"e2b_more,{key}"
@@ -149,7 +149,7 @@ def test_domain_and_tls_options_go_to_the_engine(tmp_path: Path, monkeypatch: py
 
 
 def test_the_sign_in_url_is_printed_with_the_token(
-    state: State, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    state: DataDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command.make_children(PLAN, state)[1].heard("admin token: sy_first")
     monkeypatch.setenv("SANDYARD_PUBLIC_URL", "https://yard.example.org/")
@@ -164,7 +164,7 @@ def test_the_sign_in_url_is_printed_with_the_token(
     ]
 
 
-def test_the_tls_message_of_the_engine_is_passed_on(state: State, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tls_message_of_the_engine_is_passed_on(state: DataDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     """The lines about TLS are passed on, and no other lines of the start."""
     settings = EngineSettings(tls_port=443, domain="example.com", data_dir=state.engine)
     authority = state.engine / "tls/example.com/ca.pem"
@@ -179,7 +179,7 @@ def test_the_tls_message_of_the_engine_is_passed_on(state: State, capsys: pytest
     assert "E2B_API_URL" not in "\n".join(passed_on)
 
 
-def test_the_platform_runs_without_its_own_engine(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_platform_runs_without_its_own_engine(state: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("E2B_API_KEY", "e2b_cloud")
     alone = Plan("127.0.0.1", 8700, False, 8701, (), None, "warning")
     (platform,) = command.make_children(alone, state)
@@ -194,7 +194,7 @@ def test_the_platform_runs_without_its_own_engine(state: State, monkeypatch: pyt
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="switches to another user")
-def test_the_platform_runs_as_another_user(state: State) -> None:
+def test_the_platform_runs_as_another_user(state: DataDirectory) -> None:
     nobody = pwd.getpwnam("nobody")
     state.platform.mkdir()
     (state.platform / "platform.db").write_text("")

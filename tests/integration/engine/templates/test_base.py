@@ -14,7 +14,7 @@ import pytest
 
 from sandyard.engine.templates import base, node, sources
 from sandyard.engine.templates.base import BuildError, Recipe
-from sandyard.engine.templates.folder import Folder
+from sandyard.engine.templates.folder import TemplateFolder
 from sandyard.engine.templates.progress import Lines
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="base is built by root only")
@@ -72,7 +72,9 @@ def test_different_recipes_have_different_digests() -> None:
 
 
 @as_root
-def test_the_published_version_has_no_passwords_and_no_files_of_the_build(mmdebstrap: Install, folder: Folder) -> None:
+def test_the_published_version_has_no_passwords_and_no_files_of_the_build(
+    mmdebstrap: Install, folder: TemplateFolder
+) -> None:
     mmdebstrap(WORKING)
     version = base.build(folder, SilentReport())
     apt = version.rootfs / "etc/apt"
@@ -84,7 +86,7 @@ def test_the_published_version_has_no_passwords_and_no_files_of_the_build(mmdebs
 
 
 @as_root
-def test_base_is_built_once_unless_forced(mmdebstrap: Install, folder: Folder) -> None:
+def test_base_is_built_once_unless_forced(mmdebstrap: Install, folder: TemplateFolder) -> None:
     mmdebstrap(WORKING)
     first = base.build(folder, SilentReport())
     mmdebstrap("exit 1")
@@ -96,7 +98,7 @@ def test_base_is_built_once_unless_forced(mmdebstrap: Install, folder: Folder) -
 
 @as_root
 def test_a_failed_build_reports_the_end_of_its_log_and_leaves_nothing_behind(
-    mmdebstrap: Install, folder: Folder
+    mmdebstrap: Install, folder: TemplateFolder
 ) -> None:
     mmdebstrap('for n in $(seq 100); do echo "line $n"; done\necho "E: Unable to locate package nonsense" >&2\nexit 25')
     with pytest.raises(BuildError) as failure:
@@ -111,12 +113,12 @@ BUILDER = """
 import sys
 from pathlib import Path
 from sandyard.engine.templates import base, node, sources
-from sandyard.engine.templates.folder import Folder
+from sandyard.engine.templates.folder import TemplateFolder
 from sandyard.engine.templates.progress import Lines
 sources.read_release = lambda: sources.Release("debian", "bookworm", "Debian 12")
 sources.read_sources = lambda _: []
 node.fetch_node = lambda work: work / "node"
-base.build(Folder(Path(sys.argv[1])), Lines("base", sys.stderr))
+base.build(TemplateFolder(Path(sys.argv[1])), Lines("base", sys.stderr))
 """
 
 
@@ -139,7 +141,9 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 
 @as_root
-def test_a_killed_builder_leaves_no_process_and_no_mount(mmdebstrap: Install, folder: Folder, tmp_path: Path) -> None:
+def test_a_killed_builder_leaves_no_process_and_no_mount(
+    mmdebstrap: Install, folder: TemplateFolder, tmp_path: Path
+) -> None:
     started = tmp_path / "begun"
     mmdebstrap(f"mkdir -p {tmp_path}/mnt\nmount -t tmpfs none {tmp_path}/mnt\ntouch {started}\nsleep 3600 & wait")
     builder = subprocess.Popen([sys.executable, "-c", BUILDER, str(folder.directory)], stderr=subprocess.DEVNULL)
@@ -149,7 +153,7 @@ def test_a_killed_builder_leaves_no_process_and_no_mount(mmdebstrap: Install, fo
     builder.wait()
     wait_until(lambda: not find_processes(str(folder.directory)))
     assert f"{tmp_path}/mnt" not in Path("/proc/self/mountinfo").read_text()
-    assert not folder.versions("base")
+    assert not folder.list_versions("base")
 
 
 def test_progress_is_printed_as_lines(capsys: pytest.CaptureFixture[str]) -> None:

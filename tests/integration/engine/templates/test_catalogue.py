@@ -9,14 +9,14 @@ import pytest
 
 from sandyard.engine.templates import base, catalogue, host
 from sandyard.engine.templates.catalogue import Catalogue, template_id
-from sandyard.engine.templates.folder import ROOTFS, Folder, Version
+from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
 from sandyard.engine.templates.trust import Trust
 
 
-def publish(folder: Folder, name: str, digest: str) -> Version:
+def publish(folder: TemplateFolder, name: str, digest: str) -> TemplateVersion:
     with folder.open_build_directory(name) as work:
         (work / ROOTFS / "etc").mkdir(parents=True)
-        return folder.publish(work, folder.new_version(name, digest, "a test", {}))
+        return folder.publish(work, folder.make_version(name, digest, "a test", {}))
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def fake_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def templates(folder: Folder) -> Catalogue:
+def templates(folder: TemplateFolder) -> Catalogue:
     return Catalogue(folder.directory)
 
 
@@ -40,7 +40,7 @@ def layers(templates: Catalogue, name: str) -> tuple[str, ...]:
     return found.layers
 
 
-def test_a_template_is_found_by_name_id_alias_and_tag(folder: Folder, templates: Catalogue) -> None:
+def test_a_template_is_found_by_name_id_alias_and_tag(folder: TemplateFolder, templates: Catalogue) -> None:
     built = publish(folder, "base", "b1")
     templates.open()
     found = templates.resolve("base")
@@ -58,7 +58,7 @@ def test_ids_look_like_those_of_e2b_and_never_change() -> None:
     assert template_id("base") != template_id("host")
 
 
-def test_host_is_served_as_base_until_base_is_built(folder: Folder, templates: Catalogue) -> None:
+def test_host_is_served_as_base_until_base_is_built(folder: TemplateFolder, templates: Catalogue) -> None:
     templates.open()
     stand_in = templates.resolve("base")
     assert stand_in is not None
@@ -71,14 +71,14 @@ def test_host_is_served_as_base_until_base_is_built(folder: Folder, templates: C
     assert {one.id for one in templates.list() if one.ready} == {template_id("base"), template_id("host")}
 
 
-def test_an_older_base_is_preferred_to_the_stand_in(folder: Folder, templates: Catalogue) -> None:
+def test_an_older_base_is_preferred_to_the_stand_in(folder: TemplateFolder, templates: Catalogue) -> None:
     old = publish(folder, "base", "b0")
     templates.open()
     assert layers(templates, "base") == (str(old.rootfs),)
 
 
 def test_trust_is_the_top_layer_and_is_written_once(
-    folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
+    folder: TemplateFolder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue, "read_trust", lambda: Trust(pip=(("timeout", "5"),), env={"SSL_CERT_FILE": "/x"}))
     built = publish(folder, "base", "b1")
@@ -91,7 +91,7 @@ def test_trust_is_the_top_layer_and_is_written_once(
     assert found.env["SSL_CERT_FILE"] == "/x"
     templates.refresh()
     assert layers(templates, "base") == (top, below)
-    assert len(folder.versions("trust")) == 1
+    assert len(folder.list_versions("trust")) == 1
 
     plain = Catalogue(folder.directory, carry_host_trust=False)
     plain.open()
@@ -99,7 +99,7 @@ def test_trust_is_the_top_layer_and_is_written_once(
 
 
 async def test_a_missing_base_is_built_in_the_background_and_then_used(
-    folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: TemplateFolder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     finish = asyncio.Event()
@@ -135,7 +135,7 @@ async def test_a_base_that_cannot_be_built_is_logged_as_a_warning(
 
 
 async def test_a_failed_build_is_logged_and_the_stand_in_stays(
-    folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: TemplateFolder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sandyard.kit.python.PYTHON", "/bin/false")
     templates.open()

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from sandyard.engine.sandboxes.model import TemplateStatus
 from sandyard.engine.templates import catalogue, commands, desktop
 from sandyard.engine.templates.catalogue import Catalogue
-from sandyard.engine.templates.folder import ROOTFS, Folder, Version
+from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
 from tests.integration.engine.templates.test_catalogue import fake_machine, layers, publish, templates
 
 __all__ = ["fake_machine", "templates"]  # fixtures
@@ -21,10 +21,10 @@ __all__ = ["fake_machine", "templates"]  # fixtures
 COMMAND = "`sandyard template build desktop` on the engine's machine"
 
 
-def publish_desktop(folder: Folder, base_version: Version, digest: str) -> Version:
+def publish_desktop(folder: TemplateFolder, base_version: TemplateVersion, digest: str) -> TemplateVersion:
     with folder.open_build_directory(desktop.NAME) as work:
         (work / ROOTFS).mkdir()
-        return folder.publish(work, folder.new_version(desktop.NAME, digest, "a test", {"base": base_version.version}))
+        return folder.publish(work, folder.make_version(desktop.NAME, digest, "a test", {"base": base_version.version}))
 
 
 def status(templates: Catalogue) -> TemplateStatus:
@@ -54,7 +54,7 @@ def slow_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
 
 
 async def test_the_desktop_is_built_on_the_first_request(
-    folder: Folder, templates: Catalogue, slow_builder: Path
+    folder: TemplateFolder, templates: Catalogue, slow_builder: Path
 ) -> None:
     base_version = publish(folder, "base", "b1")
     templates.open()
@@ -83,7 +83,7 @@ async def test_the_desktop_is_built_on_the_first_request(
 
 
 async def test_a_failed_build_is_reported_and_not_repeated_by_every_request(
-    folder: Folder, templates: Catalogue, slow_builder: Path
+    folder: TemplateFolder, templates: Catalogue, slow_builder: Path
 ) -> None:
     base_version = publish(folder, "base", "b1")
     templates.open()
@@ -101,7 +101,7 @@ async def test_a_failed_build_is_reported_and_not_repeated_by_every_request(
 
 
 async def test_a_build_that_cannot_start_is_reported(
-    folder: Folder, templates: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: TemplateFolder, templates: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(folder, "base", "b1")
     templates.open()
@@ -114,7 +114,7 @@ async def test_a_build_that_cannot_start_is_reported(
 
 
 async def test_a_desktop_that_cannot_or_must_not_be_built_is_explained(
-    folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
+    folder: TemplateFolder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     templates.open()
     with monkeypatch.context() as patch:
@@ -132,7 +132,9 @@ async def test_a_desktop_that_cannot_or_must_not_be_built_is_explained(
     assert not await manual_only._is_out_of_date(desktop.NAME), "it is only built by hand"
 
 
-async def test_close_cancels_a_requested_build(folder: Folder, templates: Catalogue, slow_builder: Path) -> None:
+async def test_close_cancels_a_requested_build(
+    folder: TemplateFolder, templates: Catalogue, slow_builder: Path
+) -> None:
     publish(folder, "base", "b1")
     templates.open()
     request_desktop(templates)
@@ -144,7 +146,7 @@ async def test_close_cancels_a_requested_build(folder: Folder, templates: Catalo
     assert templates._desktop_builder.cancelled()
 
 
-def test_only_a_desktop_that_was_built_can_be_stale(folder: Folder) -> None:
+def test_only_a_desktop_that_was_built_can_be_stale(folder: TemplateFolder) -> None:
     assert not desktop.is_stale(folder)
     base_version = publish(folder, "base", "b1")
     assert not desktop.is_stale(folder), "nobody has requested it"
@@ -154,7 +156,7 @@ def test_only_a_desktop_that_was_built_can_be_stale(folder: Folder) -> None:
     assert desktop.is_stale(folder)
 
 
-def test_the_build_command_reports_what_is_missing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_build_command_reports_what_is_missing(folder: TemplateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["--templates-dir", str(folder.directory), "build", "desktop"]
     run = CliRunner().invoke
     with monkeypatch.context() as patch:

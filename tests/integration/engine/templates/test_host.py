@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.templates import host
-from sandyard.engine.templates.folder import Folder
+from sandyard.engine.templates.folder import TemplateFolder
 from tests.unit.engine.templates.conftest import Put
 
 
@@ -41,7 +41,7 @@ def host_root(machine: Path, put: Put) -> Path:
 
 
 @pytest.fixture
-def tree(host_root: Path, folder: Folder) -> Path:
+def tree(host_root: Path, folder: TemplateFolder) -> Path:
     return host.build(folder, host_root).rootfs
 
 
@@ -79,7 +79,7 @@ def test_the_template_has_its_own_accounts(tree: Path) -> None:
         assert (tree / "home/user").stat().st_uid == 1000
 
 
-def test_pip_and_npm_can_install_without_sudo(host_root: Path, folder: Folder, put: Put) -> None:
+def test_pip_and_npm_can_install_without_sudo(host_root: Path, folder: TemplateFolder, put: Put) -> None:
     put("usr/local/bin/mine", "#!/bin/sh\n", 0o755)
     put("usr/lib/python3.11/EXTERNALLY-MANAGED", "[externally-managed]\n")
     tree = host.build(folder, host_root).rootfs
@@ -91,14 +91,14 @@ def test_pip_and_npm_can_install_without_sudo(host_root: Path, folder: Folder, p
     assert (host_root / "usr/local/bin").stat().st_uid == os.geteuid(), "the machine's own directory is unchanged"
 
 
-def test_files_are_linked_not_copied_on_one_file_system(host_root: Path, folder: Folder) -> None:
+def test_files_are_linked_not_copied_on_one_file_system(host_root: Path, folder: TemplateFolder) -> None:
     version = host.build(folder, host_root)
     assert version.details["made of"] == "hard links"
     assert (version.rootfs / "usr/bin/tool").samefile(host_root / "usr/bin/tool")
 
 
 def test_files_are_copied_with_owner_and_mode_where_hard_links_are_impossible(
-    host_root: Path, folder: Folder, put: Put, monkeypatch: pytest.MonkeyPatch
+    host_root: Path, folder: TemplateFolder, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put("usr/share/doc/tool/readme", "long")
     (host_root / "usr/bin/alias").hardlink_to(host_root / "usr/bin/tool")
@@ -120,7 +120,9 @@ def test_files_are_copied_with_owner_and_mode_where_hard_links_are_impossible(
     assert not (version.rootfs / "usr/share/doc").exists(), "documentation is not copied"
 
 
-def test_the_template_is_built_again_only_when_the_machine_changes(host_root: Path, folder: Folder, put: Put) -> None:
+def test_the_template_is_built_again_only_when_the_machine_changes(
+    host_root: Path, folder: TemplateFolder, put: Put
+) -> None:
     first = host.build(folder, host_root)
     assert host.build(folder, host_root) == first
     put("usr/bin/new", "#!/bin/sh\n", 0o755)
@@ -130,7 +132,7 @@ def test_the_template_is_built_again_only_when_the_machine_changes(host_root: Pa
     assert (first.rootfs / "usr/bin/tool").exists(), "sandboxes may still use the old version"
 
 
-def test_a_strict_umask_does_not_affect_the_template(host_root: Path, folder: Folder) -> None:
+def test_a_strict_umask_does_not_affect_the_template(host_root: Path, folder: TemplateFolder) -> None:
     before = os.umask(0o077)
     try:
         tree = host.build(folder, host_root).rootfs

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from sandyard.engine.templates import catalogue, commands, interpreter, interpreter_program
 from sandyard.engine.templates.catalogue import Catalogue
-from sandyard.engine.templates.folder import ROOTFS, Folder, Version
+from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
 from sandyard.engine.templates.trust import Trust
 from sandyard.kit.errors import InvalidInputError
 from tests.integration.engine.templates.test_catalogue import fake_machine, layers, publish, templates
@@ -17,20 +17,24 @@ from tests.integration.engine.templates.test_catalogue import fake_machine, laye
 __all__ = ["fake_machine", "templates"]  # fixtures
 
 
-def add_python(version: Version) -> Version:
+def add_python(version: TemplateVersion) -> TemplateVersion:
     (version.rootfs / "usr/bin").mkdir(parents=True)
     (version.rootfs / "usr/bin/python3").symlink_to("python3.11")
     return version
 
 
-def publish_interpreter(folder: Folder, base_version: Version, digest: str, extras: str = "") -> Version:
+def publish_interpreter(
+    folder: TemplateFolder, base_version: TemplateVersion, digest: str, extras: str = ""
+) -> TemplateVersion:
     with folder.open_build_directory(interpreter.NAME) as work:
         (work / ROOTFS).mkdir()
         details = {"base": base_version.version, "with": extras}
-        return folder.publish(work, folder.new_version(interpreter.NAME, digest, "a test", details))
+        return folder.publish(work, folder.make_version(interpreter.NAME, digest, "a test", details))
 
 
-def test_the_interpreter_stays_on_its_own_base_with_our_program_on_top(folder: Folder, templates: Catalogue) -> None:
+def test_the_interpreter_stays_on_its_own_base_with_our_program_on_top(
+    folder: TemplateFolder, templates: Catalogue
+) -> None:
     base_version = add_python(publish(folder, "base", "b1"))
     templates.open()
     assert layers(templates, "code-interpreter-v1") == layers(templates, "base")
@@ -52,10 +56,10 @@ def test_the_interpreter_stays_on_its_own_base_with_our_program_on_top(folder: F
     spec = json.loads((program / "usr/local/share/jupyter/kernels/python3/kernel.json").read_text())
     assert spec["metadata"] == {"forked": "python"}
     templates.refresh()
-    assert len(folder.versions(interpreter_program.NAME)) == 1
+    assert len(folder.list_versions(interpreter_program.NAME)) == 1
 
 
-def test_trust_is_the_top_layer(folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trust_is_the_top_layer(folder: TemplateFolder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "read_trust", lambda: Trust(pip=(("timeout", "5"),)))
     base_version = add_python(publish(folder, "base", "b1"))
     publish_interpreter(folder, base_version, "i1")
@@ -65,7 +69,7 @@ def test_trust_is_the_top_layer(folder: Folder, templates: Catalogue, monkeypatc
     assert (Path(found[0]) / "etc/pip.conf").is_file()
 
 
-def test_the_interpreter_is_stale_when_the_base_changes(folder: Folder) -> None:
+def test_the_interpreter_is_stale_when_the_base_changes(folder: TemplateFolder) -> None:
     assert not interpreter.is_stale(folder), "without a base there is nothing to build on"
     base_version = publish(folder, "base", "b1")
     assert interpreter.is_stale(folder)
@@ -84,7 +88,9 @@ def test_languages_are_parsed_and_unknown_ones_rejected() -> None:
         interpreter.parse_languages("cobol")
 
 
-def test_the_build_command_reports_errors_and_finished_builds(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_build_command_reports_errors_and_finished_builds(
+    folder: TemplateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(commands, "missing_for_base", list)
     arguments = ["--templates-dir", str(folder.directory), "build"]
     run = CliRunner().invoke
@@ -100,10 +106,12 @@ def test_the_build_command_reports_errors_and_finished_builds(folder: Folder, mo
     assert (result.exit_code, result.output) == (0, "")
 
 
-def test_new_languages_are_added_to_the_existing_ones(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_languages_are_added_to_the_existing_ones(folder: TemplateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     requested: list[tuple[str, ...] | None] = []
 
-    def build(folder: Folder, report: object, extras: tuple[str, ...] | None, *, force: bool) -> Version:
+    def build(
+        folder: TemplateFolder, report: object, extras: tuple[str, ...] | None, *, force: bool
+    ) -> TemplateVersion:
         requested.append(extras)
         return publish_interpreter(folder, base_version, f"i{len(requested)}", ",".join(extras or ()))
 
@@ -118,7 +126,7 @@ def test_new_languages_are_added_to_the_existing_ones(folder: Folder, monkeypatc
 
 
 async def test_a_language_is_added_on_the_first_request(
-    folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
+    folder: TemplateFolder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base_version = add_python(publish(folder, "base", "b1"))
     publish_interpreter(folder, base_version, interpreter.Recipe(base_version).digest)
@@ -157,7 +165,7 @@ async def test_a_language_is_added_on_the_first_request(
 
 
 async def test_versions_built_by_others_are_served_without_a_restart(
-    folder: Folder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
+    folder: TemplateFolder, templates: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base_version = add_python(publish(folder, "base", "b1"))
     publish_interpreter(folder, base_version, interpreter.Recipe(base_version).digest)

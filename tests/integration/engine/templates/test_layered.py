@@ -9,7 +9,7 @@ import pytest
 
 from sandyard.engine.templates import layered
 from sandyard.engine.templates.base import BuildError
-from sandyard.engine.templates.folder import ROOTFS, Folder, Version
+from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
 from tests.integration.engine.templates.test_catalogue import publish
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
@@ -34,7 +34,7 @@ class RecordingReport:
 
 
 @pytest.fixture
-def base_version(folder: Folder) -> Version:
+def base_version(folder: TemplateFolder) -> TemplateVersion:
     version = publish(folder, "base", "b1")
     for name in ("dev", "proc", "tmp"):
         (version.rootfs / name).mkdir()
@@ -42,7 +42,7 @@ def base_version(folder: Folder) -> Version:
     return version
 
 
-def build_layer(base_version: Version, tmp_path: Path, script: str) -> tuple[Path, RecordingReport]:
+def build_layer(base_version: TemplateVersion, tmp_path: Path, script: str) -> tuple[Path, RecordingReport]:
     work, report = tmp_path / "work", RecordingReport()
     work.mkdir()
     (tmp_path / "script.sh").write_text(SCRIPT_START + script)
@@ -50,7 +50,9 @@ def build_layer(base_version: Version, tmp_path: Path, script: str) -> tuple[Pat
     return work, report
 
 
-def test_the_layer_has_the_files_of_the_script_and_the_base_is_unchanged(base_version: Version, tmp_path: Path) -> None:
+def test_the_layer_has_the_files_of_the_script_and_the_base_is_unchanged(
+    base_version: TemplateVersion, tmp_path: Path
+) -> None:
     script = """
     echo "step 0.5 writing"
     open_archives "$2"
@@ -67,7 +69,9 @@ def test_the_layer_has_the_files_of_the_script_and_the_base_is_unchanged(base_ve
     assert not (work / "merged").exists()
 
 
-def test_files_of_the_machine_cannot_be_removed_through_the_new_root(base_version: Version, tmp_path: Path) -> None:
+def test_files_of_the_machine_cannot_be_removed_through_the_new_root(
+    base_version: TemplateVersion, tmp_path: Path
+) -> None:
     """A broken script may remove everything below the new root."""
     script = """
     open_archives "$2"
@@ -82,7 +86,7 @@ def test_files_of_the_machine_cannot_be_removed_through_the_new_root(base_versio
         assert identity != f"{host.st_dev}:{host.st_ino}", name
 
 
-def test_a_root_that_is_in_use_is_not_removed(base_version: Version, tmp_path: Path) -> None:
+def test_a_root_that_is_in_use_is_not_removed(base_version: TemplateVersion, tmp_path: Path) -> None:
     script = """
     echo kept >"$root/etc/kept"
     exec 9<"$root/dev/null"

@@ -10,8 +10,8 @@ from tests.unit.cli.tasks.answers import ScriptedTask
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(sse, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(sse, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(sse, "MAX_PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(feed, "BREATH_SECONDS", 0.02)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.engine.templates.folder import Folder
+from sandyard.engine.templates.folder import TemplateFolder
 
 Put = Callable[..., Path]
 
@@ -34,5 +34,5 @@ def put(machine: Path) -> Put:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path / "templates")
+def folder(tmp_path: Path) -> TemplateFolder:
+    return TemplateFolder(tmp_path / "templates")

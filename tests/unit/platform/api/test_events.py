@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from sandyard.kit.clock import SystemClock
 from sandyard.platform.api import events as module
 from sandyard.platform.api import login, problems
-from sandyard.platform.api.large_responses import LargeResponses
+from sandyard.platform.api.large_responses import LargeResponseMiddleware
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Setting
 from sandyard.platform.domain.events import Feed
@@ -109,7 +109,7 @@ async def yard(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     assert admin is not None
     await feed.open()
     app = FastAPI()
-    app.add_middleware(LargeResponses)
+    app.add_middleware(LargeResponseMiddleware)
     problems.install(app)
     app.router.routes.extend([*module.router.routes, *login.router.routes])
     app.state.services = SimpleNamespace(settings=settings, clock=clock, database=database, events=feed, users=users)

@@ -45,7 +45,7 @@ async def test_database_is_unavailable(tmp_path: Path) -> None:
 async def test_reports_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(tmp_path, e2b_api_key="e2b_x") as world, client(world.app()) as web:
         assert (await web.get("/ready")).status_code == 200
-        monkeypatch.setattr(health, "_LEAST_FREE", 1 << 60)
+        monkeypatch.setattr(health, "_MIN_FREE_BYTES", 1 << 60)
         answer = await web.get("/ready")
         assert answer.status_code == 503 and "disk is full" in answer.json()["reasons"][0]
 

@@ -22,7 +22,7 @@ export interface Actions {
   /** Open the card's menu at the button. */
   menu: (task: TaskCard, button: HTMLElement) => void;
   /** Handle keyboard navigation between cards. */
-  key: (task: TaskCard, event: React.KeyboardEvent) => void;
+  handleKey: (task: TaskCard, event: React.KeyboardEvent) => void;
 }
 
 export const ActionsContext = createContext<Actions | null>(null);
@@ -40,15 +40,15 @@ export type CardDialog =
   | { kind: "delete"; task: TaskCard }
   | { kind: "cancel"; task: TaskCard; run: () => void };
 
-export type FollowedCard = RefObject<{ id: string; column: Column } | null>;
+export type FocusRequest = RefObject<{ id: string; column: Column } | null>;
 
-/** `follow`: the card that gets the focus as soon as it appears in that column. */
-export function useBoardActions(announce: (words: string) => void, follow: FollowedCard) {
+/** `focusRequest`: the card that gets the focus as soon as it appears in that column. */
+export function useBoardActions(announce: (text: string) => void, focusRequest: FocusRequest) {
   const [dialog, setDialog] = useState<CardDialog | null>(null);
   const { mutate } = useMoveCard({
     onError: (error, move) => {
       showError(`Could not move “${move.task.title}”`)(error);
-      if (move.keepFocus) follow.current = { id: move.task.id, column: move.task.status };
+      if (move.keepFocus) focusRequest.current = { id: move.task.id, column: move.task.status };
       announce(`${move.task.title} is back in ${COLUMNS[move.task.status].text}. ${error.message}`);
     },
   });
@@ -67,7 +67,7 @@ export function useBoardActions(announce: (words: string) => void, follow: Follo
 
   const run = useCallback(
     (move: Move) => {
-      if (move.keepFocus) follow.current = { id: move.task.id, column: move.to };
+      if (move.keepFocus) focusRequest.current = { id: move.task.id, column: move.to };
       mutate(move);
       const same = move.to === move.task.status;
       announce(
@@ -76,10 +76,10 @@ export function useBoardActions(announce: (words: string) => void, follow: Follo
           : `${move.task.title} moved to ${COLUMNS[move.to].text}`,
       );
     },
-    [mutate, announce, follow],
+    [mutate, announce, focusRequest],
   );
 
-  const actions = useMemo<Omit<Actions, "key" | "menu" | "open">>(() => {
+  const actions = useMemo<Omit<Actions, "handleKey" | "menu" | "open">>(() => {
     /** Send a request unless the same one is under way. */
     const sendOnce = (verb: "stop" | "retry", task: TaskCard, send: () => void) => {
       const name = `${verb} ${task.id}`;

@@ -22,7 +22,6 @@ import { formatCost, pluralize } from "@/lib/format";
 import { safeHref } from "@/lib/links";
 import { CHECKS, PULLS, SANDBOXES } from "@/model/status-labels";
 import {
-  clockOf,
   currentAttempts,
   hasFailed,
   isRunning,
@@ -30,6 +29,7 @@ import {
   modelOf,
   spentOn,
   taskStatus,
+  timedAttempt,
   wasStopped,
 } from "@/model/task-facts";
 import { Badge } from "@/ui/badge";
@@ -48,13 +48,13 @@ export interface CardProps {
   /** Titles of the tasks that block it. */
   blockers: string | undefined;
   /** The position in the queue. */
-  place: number | undefined;
+  queuePosition: number | undefined;
   /** Whether the card is a tab stop: one card per column is. */
   tabStop: boolean;
 }
 
 const META = "inline-flex min-w-0 items-center gap-1";
-const SMALL = "size-3 shrink-0";
+const ICON = "size-3 shrink-0";
 
 /** A task. Memoized, so that it re-renders only when its own data changes; the elapsed time updates separately. */
 export const Card = memo(function Card({
@@ -64,12 +64,12 @@ export const Card = memo(function Card({
   sandbox,
   needsYou,
   blockers,
-  place,
+  queuePosition,
   tabStop,
 }: CardProps) {
   const element = useRef<HTMLElement>(null);
   const [dragging, setDragging] = useState(false);
-  const { key, open } = useActions();
+  const { handleKey, open } = useActions();
   useEffect(() => {
     if (!element.current) return;
     return draggable({
@@ -79,7 +79,7 @@ export const Card = memo(function Card({
       onDrop: () => setDragging(false),
     });
   }, [task.id]);
-  const word = taskStatus(task, place);
+  const status = taskStatus(task, queuePosition);
   const failed = hasFailed(task) && !wasStopped(leadingAttempt(task));
   return (
     <article
@@ -100,7 +100,7 @@ export const Card = memo(function Card({
             data-card={task.id}
             tabIndex={tabStop ? 0 : -1}
             aria-keyshortcuts="Alt+ArrowUp Alt+ArrowDown Alt+ArrowLeft Alt+ArrowRight"
-            onKeyDown={(event) => key(task, event)}
+            onKeyDown={(event) => handleKey(task, event)}
             onClick={(event) => {
               if (opensElsewhere(event)) return;
               event.preventDefault();
@@ -113,17 +113,17 @@ export const Card = memo(function Card({
         </h3>
         <CardMenuButton task={task} tabStop={tabStop} />
       </div>
-      {(word || needsYou || task.priority !== 0) && (
+      {(status || needsYou || task.priority !== 0) && (
         <div className="flex flex-wrap items-center gap-1">
           {needsYou && (
             <Badge tone="warn">
-              <Hand className={SMALL} aria-hidden /> Needs you
+              <Hand className={ICON} aria-hidden /> Needs you
             </Badge>
           )}
-          {word && !(needsYou && word.busy) && <Status word={word} />}
+          {status && !(needsYou && status.busy) && <Status word={status} />}
           {task.priority !== 0 && (
             <Badge title="Higher priorities start first">
-              <ChevronsUp className={clsx(SMALL, task.priority < 0 && "rotate-180")} aria-hidden />
+              <ChevronsUp className={clsx(ICON, task.priority < 0 && "rotate-180")} aria-hidden />
               <span className="sr-only">Priority</span> {task.priority}
             </Badge>
           )}
@@ -132,7 +132,7 @@ export const Card = memo(function Card({
       {failed && task.error && <p className="line-clamp-6 break-words text-bad">{plainText(task.error)}</p>}
       {blockers && (
         <p className={clsx(META, "text-soft")}>
-          <Ban className={SMALL} aria-hidden />
+          <Ban className={ICON} aria-hidden />
           <span className="truncate">Blocked by {blockers}</span>
         </p>
       )}
@@ -144,7 +144,7 @@ export const Card = memo(function Card({
 
 /** Project, agent, sandbox, duration, diff size and cost. */
 function Facts({ task, project, agent, sandbox }: Pick<CardProps, "task" | "project" | "agent" | "sandbox">) {
-  const clock = clockOf(task);
+  const timed = timedAttempt(task);
   const spent = spentOn(task);
   const model = modelOf(task);
   const attempts = currentAttempts(task).length || task.wanted.length;
@@ -158,28 +158,28 @@ function Facts({ task, project, agent, sandbox }: Pick<CardProps, "task" | "proj
   if (agent) {
     shown.push(
       <span key="agent" className={META}>
-        <Bot className={SMALL} aria-hidden />
+        <Bot className={ICON} aria-hidden />
         <span className="truncate">{model ? `${agent}, ${model}` : agent}</span>
       </span>,
     );
   }
   if (attempts > 1)
     shown.push(
-      <Fact key="attempts" icon={<Layers className={SMALL} aria-hidden />}>
+      <Fact key="attempts" icon={<Layers className={ICON} aria-hidden />}>
         {pluralize(attempts, "attempt")}
       </Fact>,
     );
   if (sandbox && sandbox !== "destroyed") {
     shown.push(
-      <Fact key="sandbox" icon={<Box className={SMALL} aria-hidden />}>
+      <Fact key="sandbox" icon={<Box className={ICON} aria-hidden />}>
         sandbox {SANDBOXES[sandbox].text.toLowerCase()}
       </Fact>,
     );
   }
-  if (clock) {
+  if (timed) {
     shown.push(
-      <Fact key="clock" icon={<Clock className={SMALL} aria-hidden />} label="Elapsed">
-        <WorkTime attempt={clock} />
+      <Fact key="clock" icon={<Clock className={ICON} aria-hidden />} label="Elapsed">
+        <WorkTime attempt={timed} />
       </Fact>,
     );
   }
@@ -195,7 +195,7 @@ function Facts({ task, project, agent, sandbox }: Pick<CardProps, "task" | "proj
     shown.push(
       <Fact key="spent" label="Cost">
         {formatCost(spent.usd)}
-        {spent.more && "+"}
+        {spent.hasUnpriced && "+"}
       </Fact>,
     );
   shown.push(
@@ -229,17 +229,17 @@ function Outcome({ task, tabStop }: { task: TaskCard; tabStop: boolean }) {
   const pull = task.pullRequest;
   const verified = isRunning(task) ? null : (leadingAttempt(task)?.verified ?? null);
   if (!pull && verified === null) return null;
-  const numbered = pull?.number ? `#${pull.number}` : undefined;
-  const forge = numbered && /^https?:/.test(pull?.url ?? "") ? safeHref(pull?.url) : undefined;
-  const Icon = numbered ? GitPullRequest : GitBranch;
+  const numberText = pull?.number ? `#${pull.number}` : undefined;
+  const forgeUrl = numberText && /^https?:/.test(pull?.url ?? "") ? safeHref(pull?.url) : undefined;
+  const Icon = numberText ? GitPullRequest : GitBranch;
   const label = pull && (
     <Badge
       tone={pull.draft ? "idle" : PULLS[pull.state].tone}
       title={`${PULLS[pull.state].text}${pull.draft ? ", draft" : ""}`}
     >
-      <Icon className={SMALL} aria-hidden />
-      <span className="sr-only">{numbered ? "Pull request" : "Branch"}</span>
-      <span className="truncate">{numbered ?? pull.headBranch}</span>
+      <Icon className={ICON} aria-hidden />
+      <span className="sr-only">{numberText ? "Pull request" : "Branch"}</span>
+      <span className="truncate">{numberText ?? pull.headBranch}</span>
       {pull.state !== "pushed" && <span>{pull.draft ? "draft" : PULLS[pull.state].text.toLowerCase()}</span>}
     </Badge>
   );
@@ -247,8 +247,8 @@ function Outcome({ task, tabStop }: { task: TaskCard; tabStop: boolean }) {
     <div className="flex min-w-0 flex-wrap items-center gap-1">
       {label && (
         <a
-          {...(forge
-            ? { href: forge, target: "_blank", rel: "noreferrer noopener" }
+          {...(forgeUrl
+            ? { href: forgeUrl, target: "_blank", rel: "noreferrer noopener" }
             : {
                 href: `/tasks/${encodeURIComponent(task.id)}?tab=changes`,
                 onClick: (event: MouseEvent) => {
@@ -276,7 +276,7 @@ function Check({ tone, text }: { tone: "ok" | "bad" | "warn" | "info" | "accent"
   const Icon = tone === "ok" ? CircleCheck : tone === "bad" ? CircleX : CircleAlert;
   return (
     <Badge tone={tone}>
-      <Icon className={SMALL} aria-hidden /> {text}
+      <Icon className={ICON} aria-hidden /> {text}
     </Badge>
   );
 }

@@ -3,42 +3,43 @@ import clsx from "clsx";
 import { ChevronsLeftRight, ChevronsRightLeft } from "lucide-react";
 import { memo, useCallback, useEffect, useRef, useState } from "react";
 import type { ColumnCount } from "@/api/board-data";
-import type { Column as Name, TaskCard } from "@/api/types";
+import type { Column as ColumnName, TaskCard } from "@/api/types";
 import { COLUMNS } from "@/model/status-labels";
 import { countStopped } from "@/model/task-facts";
 import { Badge, Dot } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
-import type { FollowedCard } from "./actions";
+import type { FocusRequest } from "./actions";
 import { Card } from "./card";
 import { useDrop } from "./use-drop";
 import { type BoardView, cardProps } from "./view";
 
 const GAP = 8;
-/** Load more when this many loaded cards are left below. */
-const AHEAD = 8;
+/** Load more when fewer than this many loaded cards are left below. */
+const LOAD_AHEAD = 8;
 
 export interface ColumnProps {
-  column: Name;
+  column: ColumnName;
   /** The loaded cards that match the filters. */
   shown: TaskCard[];
   count: ColumnCount;
   /** Load more cards. */
-  onMore: (column: Name) => Promise<void>;
+  onMore: (column: ColumnName) => Promise<void>;
   /** The column's limit; only if a single project is shown. */
   limit: number | undefined;
-  folded: boolean;
-  onFold: (column: Name, folded: boolean) => void;
+  collapsed: boolean;
+  onCollapse: (column: ColumnName, collapsed: boolean) => void;
   view: BoardView;
   find: (id: unknown) => TaskCard | undefined;
   /** The card being dragged cannot be dropped here. */
-  closed: boolean;
+  rejectsDrop: boolean;
   /** Register a function that focuses a card of this column. */
-  register: (column: Name, focus: ((index: number) => void) | null) => void;
-  follow: FollowedCard;
+  register: (column: ColumnName, focus: ((index: number) => void) | null) => void;
+  /** The card that gets the focus as soon as it appears. */
+  focusRequest: FocusRequest;
 }
 
 export const BoardColumn = memo(function BoardColumn(props: ColumnProps) {
-  return props.folded ? <CollapsedColumn {...props} /> : <ExpandedColumn {...props} />;
+  return props.collapsed ? <CollapsedColumn {...props} /> : <ExpandedColumn {...props} />;
 });
 
 function ExpandedColumn({
@@ -47,19 +48,19 @@ function ExpandedColumn({
   count,
   onMore,
   limit,
-  onFold,
+  onCollapse,
   view,
   find,
-  closed,
+  rejectsDrop,
   register,
-  follow,
+  focusRequest,
 }: ColumnProps) {
   const section = useRef<HTMLElement>(null);
   const scroller = useRef<HTMLDivElement>(null);
   const [active, setActive] = useState<string | null>(null);
-  const known = active !== null && shown.some((one) => one.id === active);
-  const stop = known ? active : (shown[0]?.id ?? null);
-  const kept = known ? shown.findIndex((one) => one.id === active) : -1;
+  const isActiveShown = active !== null && shown.some((card) => card.id === active);
+  const tabStopId = isActiveShown ? active : (shown[0]?.id ?? null);
+  const activeIndex = isActiveShown ? shown.findIndex((card) => card.id === active) : -1;
   const list = useVirtualizer({
     count: shown.length,
     getScrollElement: () => scroller.current,
@@ -70,16 +71,18 @@ function ExpandedColumn({
     paddingEnd: 24,
     overscan: 4,
     useFlushSync: false,
-    // Keep the focused card, which is also the dragged one, mounted while it is out of view.
+    // Keep the focused card, which is also the dragged card, mounted while it is out of view.
     rangeExtractor: useCallback(
       (range: Range) => {
         const indexes = defaultRangeExtractor(range);
-        return kept < 0 || indexes.includes(kept) ? indexes : [...indexes, kept].sort((a, b) => a - b);
+        return activeIndex < 0 || indexes.includes(activeIndex)
+          ? indexes
+          : [...indexes, activeIndex].sort((a, b) => a - b);
       },
-      [kept],
+      [activeIndex],
     ),
   });
-  const place = useDrop(section, scroller, { column, shown, find, items: () => list.measurementsCache });
+  const dropPlace = useDrop(section, scroller, { column, shown, find, items: () => list.measurementsCache });
 
   const current = useRef({ shown, list });
   current.current = { shown, list };
@@ -98,29 +101,29 @@ function ExpandedColumn({
     return () => register(column, null);
   }, [register, column, focus]);
   useEffect(() => {
-    const wanted = follow.current;
-    const index = wanted?.column === column ? shown.findIndex((one) => one.id === wanted.id) : -1;
+    const request = focusRequest.current;
+    const index = request?.column === column ? shown.findIndex((card) => card.id === request.id) : -1;
     if (index < 0) return;
-    follow.current = null;
+    focusRequest.current = null;
     focus(index);
-  }, [shown, column, focus, follow]);
+  }, [shown, column, focus, focusRequest]);
 
   const rest = count.matching - shown.length;
-  const seen = list.getVirtualItems().at(-1)?.index ?? 0;
-  const near = rest > 0 && seen >= shown.length - AHEAD;
-  const [reading, read] = useLoadMore(column, onMore);
-  // Load once per end that comes into view; after a failure, the button loads again.
-  const asked = useRef(0);
+  const lastRendered = list.getVirtualItems().at(-1)?.index ?? 0;
+  const isNearEnd = rest > 0 && lastRendered >= shown.length - LOAD_AHEAD;
+  const [loading, load] = useLoadMore(column, onMore);
+  // Load once each time the end comes into view. After a failure, the button loads again.
+  const requestedAt = useRef(0);
   useEffect(() => {
-    if (shown.length < asked.current) asked.current = 0;
-    if (!near || asked.current === shown.length) return;
-    asked.current = shown.length;
-    read();
-  }, [near, shown.length, read]);
+    if (shown.length < requestedAt.current) requestedAt.current = 0;
+    if (!isNearEnd || requestedAt.current === shown.length) return;
+    requestedAt.current = shown.length;
+    load();
+  }, [isNearEnd, shown.length, load]);
 
-  const held = count.total - count.failed;
+  const occupied = count.total - count.failed;
   const stopped = countStopped(shown);
-  const over = limit !== undefined && held > limit;
+  const over = limit !== undefined && occupied > limit;
   const end = list.measurementsCache.at(-1);
   return (
     <section
@@ -134,15 +137,15 @@ function ExpandedColumn({
       onDragStart={(event) => setActive((event.target as HTMLElement).closest("li")?.dataset.id ?? null)}
       className={clsx(
         "flex min-h-0 w-[86vw] max-w-96 shrink-0 snap-center flex-col rounded-lg border bg-sunken sm:w-auto sm:max-w-none sm:min-w-54 sm:flex-1 sm:basis-0",
-        place && "border-accent",
-        closed && "opacity-50",
+        dropPlace && "border-accent",
+        rejectsDrop && "opacity-50",
       )}
     >
       <div className="flex h-10 shrink-0 items-center gap-2 px-2.5">
         <Dot tone={COLUMNS[column].tone} />
         <h2 className="truncate text-[13px] font-semibold">{COLUMNS[column].text}</h2>
         <span className="text-xs text-faint tabular-nums">
-          {count.matching === count.total ? held : `${count.matching} of ${count.total}`}
+          {count.matching === count.total ? occupied : `${count.matching} of ${count.total}`}
         </span>
         {count.failed > stopped && (
           <Badge tone="bad" className="tabular-nums">
@@ -151,15 +154,15 @@ function ExpandedColumn({
         )}
         {stopped > 0 && <Badge className="tabular-nums">{stopped} stopped</Badge>}
         {limit !== undefined && (
-          <Badge tone={over ? "bad" : held === limit ? "warn" : "idle"} className="tabular-nums">
-            {over ? `over the limit of ${limit}` : held === limit ? `full, limit ${limit}` : `limit ${limit}`}
+          <Badge tone={over ? "bad" : occupied === limit ? "warn" : "idle"} className="tabular-nums">
+            {over ? `over the limit of ${limit}` : occupied === limit ? `full, limit ${limit}` : `limit ${limit}`}
           </Badge>
         )}
         <IconButton
           label={`Collapse ${COLUMNS[column].text}`}
           size="sm"
           className="ml-auto"
-          onClick={() => onFold(column, true)}
+          onClick={() => onCollapse(column, true)}
         >
           <ChevronsRightLeft className="size-3.5" aria-hidden />
         </IconButton>
@@ -169,7 +172,7 @@ function ExpandedColumn({
         data-scrolls
         className="min-h-0 flex-1 overflow-x-hidden overflow-y-auto px-2 [overflow-anchor:none]"
       >
-        {shown.length === 0 && !place && (
+        {shown.length === 0 && !dropPlace && (
           <p className="px-1 py-2 text-xs text-faint">{count.total ? "No matching tasks." : EMPTY[column]}</p>
         )}
         {/* biome-ignore lint/a11y/noRedundantRoles: without bullets, some browsers no longer expose it as a list */}
@@ -188,23 +191,23 @@ function ExpandedColumn({
                 className="absolute inset-x-0 top-0"
                 style={{ transform: `translateY(${item.start}px)` }}
               >
-                <Card task={task} {...cardProps(task, view)} tabStop={task.id === stop} />
+                <Card task={task} {...cardProps(task, view)} tabStop={task.id === tabStopId} />
               </li>
             );
           })}
-          {place && (
+          {dropPlace && (
             <div
               aria-hidden
               data-testid="drop-line"
               className="pointer-events-none absolute inset-x-0 top-0 h-0.5 rounded bg-accent"
               style={{
-                transform: `translateY(${(list.measurementsCache[place.gap]?.start ?? (end ? end.end + GAP : 4)) - GAP / 2 - 1}px)`,
+                transform: `translateY(${(list.measurementsCache[dropPlace.gap]?.start ?? (end ? end.end + GAP : 4)) - GAP / 2 - 1}px)`,
               }}
             />
           )}
         </ul>
         {rest > 0 && (
-          <Button size="sm" look="plain" busy={reading} onClick={read} className="mb-3 w-full">
+          <Button size="sm" look="plain" busy={loading} onClick={load} className="mb-3 w-full">
             Show more of {count.matching}
           </Button>
         )}
@@ -214,16 +217,16 @@ function ExpandedColumn({
 }
 
 /** Return whether more cards are being loaded, and a function that loads them. */
-function useLoadMore(column: Name, onMore: ColumnProps["onMore"]): [boolean, () => void] {
-  const [reading, setReading] = useState(false);
-  const read = useCallback(() => {
-    setReading(true);
-    void onMore(column).finally(() => setReading(false));
+function useLoadMore(column: ColumnName, onMore: ColumnProps["onMore"]): [boolean, () => void] {
+  const [loading, setLoading] = useState(false);
+  const load = useCallback(() => {
+    setLoading(true);
+    void onMore(column).finally(() => setLoading(false));
   }, [column, onMore]);
-  return [reading, read];
+  return [loading, load];
 }
 
-const EMPTY: Record<Name, string> = {
+const EMPTY: Record<ColumnName, string> = {
   backlog: "Tasks that have not started.",
   in_progress: "Move a card here to start it.",
   in_review: "Finished work appears here for review.",
@@ -232,17 +235,17 @@ const EMPTY: Record<Name, string> = {
 };
 
 /** A collapsed column: a narrow strip that still accepts cards. */
-function CollapsedColumn({ column, shown, count, onFold, find, closed, follow }: ColumnProps) {
+function CollapsedColumn({ column, shown, count, onCollapse, find, rejectsDrop, focusRequest }: ColumnProps) {
   const section = useRef<HTMLElement>(null);
   const button = useRef<HTMLButtonElement>(null);
-  const place = useDrop(section, section, { column, shown, find });
+  const dropPlace = useDrop(section, section, { column, shown, find });
   const failed = count.failed - countStopped(shown);
   useEffect(() => {
-    const wanted = follow.current;
-    if (wanted?.column !== column || !shown.some((one) => one.id === wanted.id)) return;
-    follow.current = null;
+    const request = focusRequest.current;
+    if (request?.column !== column || !shown.some((card) => card.id === request.id)) return;
+    focusRequest.current = null;
     button.current?.focus();
-  }, [shown, column, follow]);
+  }, [shown, column, focusRequest]);
   return (
     <section
       ref={section}
@@ -250,15 +253,15 @@ function CollapsedColumn({ column, shown, count, onFold, find, closed, follow }:
       data-column={column}
       className={clsx(
         "flex w-10 shrink-0 snap-center flex-col rounded-lg border bg-sunken",
-        place && "border-accent",
-        closed && "opacity-50",
+        dropPlace && "border-accent",
+        rejectsDrop && "opacity-50",
       )}
     >
       <button
         ref={button}
         type="button"
         aria-expanded={false}
-        onClick={() => onFold(column, false)}
+        onClick={() => onCollapse(column, false)}
         className="flex flex-1 flex-col items-center gap-2 rounded-lg py-3 text-soft hover:bg-hover"
       >
         <ChevronsLeftRight className="size-3.5" aria-hidden />

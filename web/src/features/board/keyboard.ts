@@ -3,15 +3,20 @@
 import { COLUMN_ORDER, type Columns } from "@/api/card-order";
 import type { Column, TaskCard } from "@/api/types";
 
-export interface Spot {
+export interface CardPosition {
   column: Column;
   index: number;
 }
 
 /** Return the next card: up and down in a column, left and right to the next column with cards, at the same index. Null if there is none. */
-export function findNextCard(key: string, columns: Columns, folded: readonly string[], task: TaskCard): Spot | null {
+export function findNextCard(
+  key: string,
+  columns: Columns,
+  collapsed: readonly string[],
+  task: TaskCard,
+): CardPosition | null {
   const cards = columns[task.status];
-  const index = cards.findIndex((one) => one.id === task.id);
+  const index = cards.findIndex((card) => card.id === task.id);
   const last = cards.length - 1;
   if (index < 0) return null;
   switch (key) {
@@ -29,7 +34,7 @@ export function findNextCard(key: string, columns: Columns, folded: readonly str
       for (let at = COLUMN_ORDER.indexOf(task.status) + step; COLUMN_ORDER[at]; at += step) {
         const column = COLUMN_ORDER[at] as Column;
         const count = columns[column].length;
-        if (count && !folded.includes(column)) return { column, index: Math.min(index, count - 1) };
+        if (count && !collapsed.includes(column)) return { column, index: Math.min(index, count - 1) };
       }
       return null;
     }

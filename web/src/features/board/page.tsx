@@ -12,7 +12,7 @@ import { Button } from "@/ui/button";
 import { useTitle } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { showError } from "@/ui/toast";
-import { type Actions, ActionsContext, type FollowedCard, useBoardActions } from "./actions";
+import { type Actions, ActionsContext, type FocusRequest, useBoardActions } from "./actions";
 import { AutoScroll } from "./auto-scroll";
 import { CardDialogs } from "./card-dialogs";
 import { CardMenu, type OpenMenu } from "./card-menu";
@@ -81,7 +81,7 @@ function Board({
   const search = route.useSearch();
   const board = useRef<HTMLDivElement>(null);
   const said = useRef<HTMLDivElement>(null);
-  const follow: FollowedCard = useRef(null);
+  const focusRequest: FocusRequest = useRef(null);
   const [stored, setFolded] = useStored<Column[]>("board.folded", FOLDED);
   const folded = useMemo(() => COLUMN_ORDER.filter((one) => stored.includes(one)), [stored]);
   const navigate = useNavigate();
@@ -98,7 +98,7 @@ function Board({
   const announce = useCallback((words: string) => {
     if (said.current) said.current.textContent = words;
   }, []);
-  const { actions, dialog, setDialog, run } = useBoardActions(announce, follow);
+  const { actions, dialog, setDialog, run } = useBoardActions(announce, focusRequest);
 
   const latest = useRef({ shown, byId, folded });
   latest.current = { shown, byId, folded };
@@ -115,14 +115,14 @@ function Board({
   );
 
   const value = useMemo<Actions>(() => {
-    const key = (task: TaskCard, event: KeyboardEvent) => {
+    const handleKey = (task: TaskCard, event: KeyboardEvent) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       const now = latest.current;
       if (!event.altKey) {
         const spot = findNextCard(event.key, now.shown, now.folded, task);
         if (spot) {
           event.preventDefault();
-          follow.current = null;
+          focusRequest.current = null;
           places.current.get(spot.column)?.(spot.index);
         }
         return;
@@ -140,10 +140,10 @@ function Board({
     };
     return {
       ...actions,
-      key,
+      handleKey,
       open: (task, tab) => navigate({ to: "/tasks/$taskId", params: { taskId: task.id }, search: tab ? { tab } : {} }),
       menu: (task, button) => {
-        follow.current = null; // A card that returns later must not take the focus from the menu, which would close it.
+        focusRequest.current = null; // A card that returns later must not take the focus from the menu, which would close it.
         setMenu({ task, button });
       },
     };
@@ -154,7 +154,7 @@ function Board({
     return monitorForElements({
       canMonitor: ({ source }) => source.data.kind === "card",
       onDragStart: ({ source }) => setHeld(find(source.data.id)?.status ?? null),
-      onDrag: ({ location }) => scrolling?.point(location.current.input.clientX, location.current.input.clientY),
+      onDrag: ({ location }) => scrolling?.update(location.current.input.clientX, location.current.input.clientY),
       onDrop: () => {
         scrolling?.stop();
         setHeld(null);
@@ -187,13 +187,13 @@ function Board({
             count={data.counts[column]}
             onMore={more}
             limit={limits[column as keyof typeof limits]}
-            folded={folded.includes(column)}
-            onFold={fold}
+            collapsed={folded.includes(column)}
+            onCollapse={fold}
             view={view}
             find={find}
-            closed={held !== null && held !== column && !TARGET_COLUMNS[held].includes(column)}
+            rejectsDrop={held !== null && held !== column && !TARGET_COLUMNS[held].includes(column)}
             register={register}
-            follow={follow}
+            focusRequest={focusRequest}
           />
         ))}
       </div>

@@ -60,7 +60,7 @@ export function useDrop(
       onDrag: ({ location, source }) => {
         ({ clientY: y } = location.current.input);
         id = source.data.id;
-        scrolling?.point(location.current.input.clientX, y);
+        scrolling?.update(location.current.input.clientX, y);
         update();
       },
       onDragLeave: end,

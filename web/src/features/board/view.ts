@@ -20,7 +20,7 @@ export interface BoardView {
   sandboxes: ReadonlyMap<string, Sandbox["status"]>;
   titles: ReadonlyMap<string, string>;
   /** Queue positions by task. Newer than the position on the card, which does not change when others leave the queue. */
-  places: ReadonlyMap<string, number>;
+  queuePositions: ReadonlyMap<string, number>;
   /** More than one project is shown. */
   several: boolean;
 }
@@ -45,10 +45,10 @@ export function useBoardView(board: BoardData | undefined, chosen: string | unde
       ]),
     [board],
   );
-  const places = useMemo(() => new Map(queue?.toReversed().map((one) => [one.taskId, one.position])), [queue]);
+  const queuePositions = useMemo(() => new Map(queue?.toReversed().map((one) => [one.taskId, one.position])), [queue]);
   return useMemo(
     () => ({
-      places,
+      queuePositions,
       projects: projectsById,
       agents: agentsByName,
       asked,
@@ -57,7 +57,7 @@ export function useBoardView(board: BoardData | undefined, chosen: string | unde
       titles,
       several: !chosen && projectsById.size > 1,
     }),
-    [projectsById, agentsByName, asked, asksPending, states, titles, places, chosen],
+    [projectsById, agentsByName, asked, asksPending, states, titles, queuePositions, chosen],
   );
 }
 
@@ -74,6 +74,6 @@ export function cardProps(task: TaskCard, view: BoardView): Omit<CardProps, "tas
     sandbox: sandboxId ? view.sandboxes.get(sandboxId) : undefined,
     needsYou: needsPerson(task, view.asked),
     blockers: blockers || undefined,
-    place: view.places.get(task.id),
+    queuePosition: view.queuePositions.get(task.id),
   };
 }

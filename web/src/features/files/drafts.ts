@@ -10,43 +10,43 @@ export interface Draft {
 
 const drafts = new Map<string, Draft>();
 const listeners = new Set<() => void>();
-let paths: readonly string[] = [];
+let keys: readonly string[] = [];
 
-const key = (sandboxId: string, path: string) => `${sandboxId}:${path}`;
+const makeKey = (sandboxId: string, path: string) => `${sandboxId}:${path}`;
 
-function warn(event: BeforeUnloadEvent): void {
+function warnBeforeUnload(event: BeforeUnloadEvent): void {
   event.preventDefault();
 }
 
-function changed(): void {
-  paths = [...drafts.keys()];
-  if (drafts.size) addEventListener("beforeunload", warn);
-  else removeEventListener("beforeunload", warn);
+function notifyListeners(): void {
+  keys = [...drafts.keys()];
+  if (drafts.size) addEventListener("beforeunload", warnBeforeUnload);
+  else removeEventListener("beforeunload", warnBeforeUnload);
   for (const listener of listeners) listener();
 }
 
-export function draftOf(sandboxId: string, path: string): Draft | undefined {
-  return drafts.get(key(sandboxId, path));
+export function getDraft(sandboxId: string, path: string): Draft | undefined {
+  return drafts.get(makeKey(sandboxId, path));
 }
 
-export function keepDraft(sandboxId: string, path: string, draft: Draft): void {
-  const fresh = !drafts.has(key(sandboxId, path));
-  drafts.set(key(sandboxId, path), draft);
-  if (fresh) changed();
+export function storeDraft(sandboxId: string, path: string, draft: Draft): void {
+  const isNew = !drafts.has(makeKey(sandboxId, path));
+  drafts.set(makeKey(sandboxId, path), draft);
+  if (isNew) notifyListeners();
 }
 
 export function deleteDraft(sandboxId: string, path: string): void {
-  if (drafts.delete(key(sandboxId, path))) changed();
+  if (drafts.delete(makeKey(sandboxId, path))) notifyListeners();
 }
 
 /** Return a function that tells whether a path has unsaved text. Updates when drafts change. */
 export function useUnsaved(sandboxId: string): (path: string) => boolean {
-  const now = useSyncExternalStore(
+  const current = useSyncExternalStore(
     (listener) => {
       listeners.add(listener);
       return () => listeners.delete(listener);
     },
-    () => paths,
+    () => keys,
   );
-  return (path) => now.includes(key(sandboxId, path));
+  return (path) => current.includes(makeKey(sandboxId, path));
 }

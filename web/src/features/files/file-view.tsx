@@ -7,7 +7,7 @@ import { Confirm } from "@/ui/dialog";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { showError } from "@/ui/toast";
-import { deleteDraft, draftOf } from "./drafts";
+import { deleteDraft, getDraft } from "./drafts";
 import { EDIT_BYTES, IMAGE_BYTES, imageType, nameOf, parentOf, textOf } from "./paths";
 import { TextFile } from "./text-file";
 
@@ -51,7 +51,7 @@ export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
             size="sm"
             label="Reload"
             busy={opened.isFetching}
-            disabled={draftOf(sandboxId, path) !== undefined}
+            disabled={getDraft(sandboxId, path) !== undefined}
             onClick={() => opened.refetch()}
           >
             {!opened.isFetching && <RefreshCw className="size-3.5" aria-hidden />}

@@ -12,7 +12,7 @@ import { showError } from "@/ui/toast";
 import { useUnsaved } from "./drafts";
 import { DeleteButton, FileView } from "./file-view";
 import { NewFileDialog } from "./new-file";
-import { crumbs, foldersBetween, HOME, isWithin, nameOf, parentOf } from "./paths";
+import { foldersBetween, HOME, isWithin, listCrumbs, nameOf, parentOf } from "./paths";
 import { Tree } from "./tree";
 import { UploadList, useUploads } from "./uploads";
 
@@ -49,43 +49,44 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
   const refreshFiles = useRefreshFiles(sandboxId);
   const isFolder = at?.endsWith("/") ?? false;
   const file = at && !isFolder ? at : undefined;
-  const [base, setBase] = useState(() =>
-    isFolder && at ? at.replace(/\/+$/, "") || "/" : file && !isWithin(file, root) ? parentOf(file) : root,
-  );
+  const [base, setBase] = useState(() => {
+    if (isFolder && at) return stripTrailingSlash(at);
+    return file && !isWithin(file, root) ? parentOf(file) : root;
+  });
   const [open, setOpen] = useState<ReadonlySet<string>>(() => new Set(file ? foldersBetween(base, file) : []));
-  const [last, setLast] = useState<string>(); // the folder opened last, the target of uploads
+  const [lastFolder, setLastFolder] = useState<string>(); // the folder opened last, the target of uploads
   const [creating, setCreating] = useState(false);
   const [dragging, setDragging] = useState(false);
   const [pending, setPending] = useState<File[] | null>(null);
   const picker = useRef<HTMLInputElement>(null);
   const unsaved = useUnsaved(sandboxId);
   const { uploads, start, dismiss } = useUploads(sandboxId);
-  const target = last && isWithin(last, base) ? last : base;
+  const target = lastFolder && isWithin(lastFolder, base) ? lastFolder : base;
 
   useEffect(() => {
-    if (isFolder && at) setBase(at.replace(/\/+$/, "") || "/");
+    if (isFolder && at) setBase(stripTrailingSlash(at));
   }, [at, isFolder]);
 
   const remove = useDeleteFile({
     onSuccess: (_, { path }) => {
-      setLast(parentOf(path));
-      setOpen(new Set([...open].filter((one) => !isWithin(one, path))));
+      setLastFolder(parentOf(path));
+      setOpen(new Set([...open].filter((folder) => !isWithin(folder, path))));
       if (file && isWithin(file, path)) onAt(undefined);
     },
     onError: showError("Could not delete"),
   });
   const toggle = (path: string) => {
     const next = new Set(open);
-    if (next.delete(path)) setLast(parentOf(path));
+    if (next.delete(path)) setLastFolder(parentOf(path));
     else {
       next.add(path);
-      setLast(path);
+      setLastFolder(path);
     }
     setOpen(next);
   };
   const openFolder = (path: string) => {
     setBase(path);
-    setLast(undefined);
+    setLastFolder(undefined);
     onAt(path === "/" ? "/" : `${path}/`);
   };
   const upload = async (files: File[]) => {
@@ -98,7 +99,7 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
       showError("Could not upload")(error);
     }
   };
-  const drag = {
+  const dropHandlers = {
     onDragOver: (event: DragEvent) => {
       if (!event.dataTransfer.types.includes("Files")) return;
       event.preventDefault();
@@ -115,7 +116,7 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
   };
 
   return (
-    <section aria-label="Files" {...drag} className="relative flex min-h-0 flex-1 flex-col md:flex-row">
+    <section aria-label="Files" {...dropHandlers} className="relative flex min-h-0 flex-1 flex-col md:flex-row">
       <div
         className={clsx(
           "min-h-0 flex-col md:flex md:w-64 md:shrink-0 md:border-r",
@@ -123,7 +124,7 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
         )}
       >
         <div className="flex shrink-0 items-start gap-0.5 border-b px-1.5 py-1">
-          <Crumbs folder={base} onGo={openFolder} />
+          <Crumbs folder={base} onOpen={openFolder} />
           <IconButton size="sm" label="New file" onClick={() => setCreating(true)}>
             <FilePlus className="size-3.5" aria-hidden />
           </IconButton>
@@ -209,21 +210,25 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
   );
 }
 
-function Crumbs({ folder, onGo }: { folder: string; onGo: (path: string) => void }) {
-  const all = crumbs(folder);
+function stripTrailingSlash(folder: string): string {
+  return folder.replace(/\/+$/, "") || "/";
+}
+
+function Crumbs({ folder, onOpen }: { folder: string; onOpen: (path: string) => void }) {
+  const folders = listCrumbs(folder);
   return (
     <nav aria-label="Current folder" className="mr-auto flex min-w-0 flex-wrap items-center py-1 text-xs">
-      {all.map((one, index) => (
-        <span key={one.path} className="flex min-w-0 items-center">
+      {folders.map((item, index) => (
+        <span key={item.path} className="flex min-w-0 items-center">
           <button
             type="button"
-            aria-current={index === all.length - 1 ? "page" : undefined}
-            onClick={() => onGo(one.path)}
+            aria-current={index === folders.length - 1 ? "page" : undefined}
+            onClick={() => onOpen(item.path)}
             className="max-w-32 truncate rounded px-1 text-soft hover:bg-hover hover:text-text aria-[current=page]:font-medium aria-[current=page]:text-text"
           >
-            {one.name}
+            {item.name}
           </button>
-          {index > 0 && index < all.length - 1 && <span className="text-faint">/</span>}
+          {index > 0 && index < folders.length - 1 && <span className="text-faint">/</span>}
         </span>
       ))}
     </nav>

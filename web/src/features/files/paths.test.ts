@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { crumbs, extensionOf, foldersBetween, imageType, isWithin, join, nameOf, parentOf, textOf } from "./paths";
+import { extensionOf, foldersBetween, imageType, isWithin, join, listCrumbs, nameOf, parentOf, textOf } from "./paths";
 
 describe("paths", () => {
   it("have names, parents and endings", () => {
@@ -20,7 +20,7 @@ describe("paths", () => {
       true,
       true,
     ]);
-    expect(crumbs("/a/b").map((one) => one.path)).toEqual(["/", "/a", "/a/b"]);
+    expect(listCrumbs("/a/b").map((one) => one.path)).toEqual(["/", "/a", "/a/b"]);
     expect(foldersBetween("/a", "/a/b/c/d.py")).toEqual(["/a/b/c", "/a/b"]);
     expect(foldersBetween("/", "/x/y")).toEqual(["/x"]);
   });

@@ -38,7 +38,7 @@ export function isWithin(path: string, folder: string): boolean {
 }
 
 /** Return every folder from the root down to this one. */
-export function crumbs(folder: string): { name: string; path: string }[] {
+export function listCrumbs(folder: string): { name: string; path: string }[] {
   const parts = folder.split("/").filter(Boolean);
   return [{ name: "/", path: "/" }, ...parts.map((name, i) => ({ name, path: `/${parts.slice(0, i + 1).join("/")}` }))];
 }

@@ -6,7 +6,7 @@ import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Loading } from "@/ui/states";
 import { showError, toast } from "@/ui/toast";
-import { deleteDraft, draftOf, keepDraft } from "./drafts";
+import { deleteDraft, getDraft, storeDraft } from "./drafts";
 import { nameOf } from "./paths";
 
 const Editor = lazy(() => import("./editor"));
@@ -21,34 +21,34 @@ interface Props {
 
 /** A text file in an editor. Unsaved text is kept until it is saved or discarded, also while another file is shown. */
 export function TextFile({ sandboxId, path, text, entry, reload }: Props) {
-  const [draft] = useState(() => draftOf(sandboxId, path));
+  const [draft] = useState(() => getDraft(sandboxId, path));
   const [base, setBase] = useState({ text, entry: draft?.entry ?? entry });
   const [dirty, setDirty] = useState(draft !== undefined);
   const [overwriting, setOverwriting] = useState(false);
-  const current = useRef<(() => string) | null>(null);
+  const readText = useRef<(() => string) | null>(null); // set by the editor: returns its text
 
   const handleChange = useCallback(
     (now: string) => {
       const differs = now !== base.text;
       setDirty(differs);
-      if (differs) keepDraft(sandboxId, path, { text: now, entry: base.entry });
+      if (differs) storeDraft(sandboxId, path, { text: now, entry: base.entry });
       else deleteDraft(sandboxId, path);
     },
     [sandboxId, path, base],
   );
-  const request = (overwrite: boolean) => ({
+  const makeRequest = (overwrite: boolean) => ({
     sandboxId,
     path,
-    text: current.current?.() ?? "",
+    text: readText.current?.() ?? "",
     expected: overwrite ? null : base.entry,
   });
   const save = useSaveFile({
     onSuccess: (entryNow, { text: saved }) => {
-      const typed = current.current?.() ?? saved; // more may have been typed in the meantime
+      const typed = readText.current?.() ?? saved; // more may have been typed in the meantime
       const next = { text: saved, entry: entryNow ?? base.entry };
       setBase(next);
       setDirty(typed !== saved);
-      if (typed !== saved) keepDraft(sandboxId, path, { text: typed, entry: next.entry });
+      if (typed !== saved) storeDraft(sandboxId, path, { text: typed, entry: next.entry });
       else deleteDraft(sandboxId, path);
       toast.success(`Saved ${nameOf(path)}`);
     },
@@ -75,7 +75,7 @@ export function TextFile({ sandboxId, path, text, entry, reload }: Props) {
           >
             The file is reloaded from the sandbox.
           </Confirm>
-          <Button size="sm" look="primary" busy={save.isPending} onClick={() => save.mutate(request(false))}>
+          <Button size="sm" look="primary" busy={save.isPending} onClick={() => save.mutate(makeRequest(false))}>
             {!save.isPending && <Save className="size-3.5" aria-hidden />}
             Save
           </Button>
@@ -86,8 +86,8 @@ export function TextFile({ sandboxId, path, text, entry, reload }: Props) {
           path={path}
           text={draft?.text ?? text}
           onChange={handleChange}
-          onSave={() => dirty && !save.isPending && save.mutate(request(false))}
-          current={current}
+          onSave={() => dirty && !save.isPending && save.mutate(makeRequest(false))}
+          current={readText}
         />
       </Suspense>
       <Confirm
@@ -95,7 +95,7 @@ export function TextFile({ sandboxId, path, text, entry, reload }: Props) {
         onOpenChange={setOverwriting}
         title="The file has changed in the sandbox"
         action="Overwrite"
-        onConfirm={() => save.mutateAsync(request(true))}
+        onConfirm={() => save.mutateAsync(makeRequest(true))}
       >
         {nameOf(path)} was changed or deleted after you opened it, possibly by the agent. Overwriting it loses that
         change. To see the change instead, cancel and choose Discard.

@@ -18,7 +18,7 @@ export function McpServers({ projectId, frozen }: { projectId: string; frozen: b
   return (
     <Section
       title="MCP servers"
-      description="Tools for this project's agents: a command that runs in the sandbox, or a URL. The keys of a URL stay with the platform."
+      description="Tools for this project's agents: a command that runs in the sandbox, or a URL. Headers of a URL are stored by the platform and not sent to the sandbox."
       actions={
         <Button size="sm" disabled={frozen} onClick={() => setEditing("new")}>
           <Plus className="size-3.5" aria-hidden /> Add a server
@@ -26,11 +26,11 @@ export function McpServers({ projectId, frozen }: { projectId: string; frozen: b
       }
     >
       <Loaded query={query}>
-        {(found) =>
-          found.length ? (
+        {(servers) =>
+          servers.length ? (
             <ul className="divide-y" aria-label="MCP servers">
-              {found.map((one) => (
-                <ServerRow key={one.id} server={one} frozen={frozen} onEdit={() => setEditing(one)} />
+              {servers.map((server) => (
+                <ServerRow key={server.id} server={server} frozen={frozen} onEdit={() => setEditing(server)} />
               ))}
             </ul>
           ) : (
@@ -129,7 +129,9 @@ function TestResult({ result }: { result: Schemas["McpServerTest"] }) {
 
 function describe(server: McpServer): string {
   if (server.type === "http")
-    return server.headers.length ? server.headers.map((one) => `${one.name} ${one.hint}`).join(" · ") : "no headers";
+    return server.headers.length
+      ? server.headers.map((header) => `${header.name} ${header.hint}`).join(" · ")
+      : "no headers";
   const names = Object.keys(server.env);
   return names.length ? `with ${names.join(", ")}` : "no variables";
 }

@@ -1,5 +1,5 @@
 import { ArrowDownToLine, Search, WrapText } from "lucide-react";
-import { type ReactNode, useCallback, useEffect, useMemo, useRef, useState } from "react";
+import { type ReactNode, useCallback, useEffect, useMemo, useReducer, useRef, useState } from "react";
 import { count, pluralize } from "@/lib/format";
 import { useStored } from "@/lib/stored";
 import { Button, IconButton } from "@/ui/button";
@@ -10,9 +10,9 @@ import { LogSearch, type Match } from "./log-search";
 import type { LogStore } from "./log-store";
 import { LogViewport, type Viewport } from "./log-viewport";
 
-const SEARCH_MS = 5;
-const GAP_MS = 50; // Minimum time between two renders; faster is not readable and blocks the page.
-const TOLD_MS = 400; // Minimum time between two updates of the line and match counts.
+const SEARCH_BUDGET_MS = 5; // Maximum time to search during one render.
+const RENDER_INTERVAL_MS = 50; // Minimum time between two renders; faster is not readable and blocks the page.
+const COUNT_INTERVAL_MS = 400; // Minimum time between two updates of the line and match counts.
 const FILTERS: [Filter, string][] = [
   ["both", "Both"],
   ["stdout", "stdout"],
@@ -40,7 +40,7 @@ export function LogViewer({ store, label, tools, note, empty, live }: Props) {
   const [query, setQuery] = useState("");
   const [exact, setExact] = useState(false);
   const [current, setCurrent] = useState<Match | null>(null);
-  const [, setTold] = useState(0);
+  const [, updateCounts] = useReducer((n: number) => n + 1, 0);
   const viewport = useRef<Viewport>(null);
   const panel = useRef<HTMLDivElement>(null);
 
@@ -54,78 +54,77 @@ export function LogViewer({ store, label, tools, note, empty, live }: Props) {
     [store, filter, finding, query, exact],
   );
 
+  const showMatch = useCallback((match: Match) => {
+    setCurrent(match);
+    setFollow(false);
+    viewport.current?.show(match.line, match.from);
+  }, []);
+
   useEffect(() => {
     let frame = 0;
     let pause: ReturnType<typeof setTimeout> | undefined;
-    let told = 0;
+    let countedAt = 0;
     let jump = search !== null; // Jump to the first match once.
-    const go = (match: Match | undefined) => {
-      setCurrent(match ?? null);
-      if (!match) return;
-      setFollow(false);
-      viewport.current?.show(match.line, match.from);
-    };
+    let drawn = -1; // The version of the store that was drawn last.
     const draw = () => {
       frame = 0;
-      const began = performance.now();
-      const gone = rows.sync();
-      const searched = search ? search.sync(SEARCH_MS) : true;
-      viewport.current?.draw(gone);
+      const startedAt = performance.now();
+      const removed = rows.sync();
+      const searched = search ? search.sync(SEARCH_BUDGET_MS) : true;
+      viewport.current?.draw(removed);
       if (jump && search && (searched || search.matches.length)) {
         jump = false;
-        go(search.matches[search.near(viewport.current?.top() ?? 0)]);
+        const first = search.matches[search.near(viewport.current?.top() ?? 0)];
+        if (first) showMatch(first);
+        else setCurrent(null);
       }
-      if (began - told > TOLD_MS) {
-        told = began;
-        setTold((n) => n + 1);
+      if (startedAt - countedAt > COUNT_INTERVAL_MS) {
+        countedAt = startedAt;
+        updateCounts();
       }
       pause = setTimeout(
         () => {
           pause = undefined;
-          if (drawn !== store.version || !searched) plan();
-          else if (told !== 0) setTold((n) => n + 1); // Show the final counts.
+          if (drawn !== store.version || !searched) schedule();
+          else if (countedAt !== 0) updateCounts(); // Show the final counts.
         },
-        Math.max(GAP_MS, 3 * (performance.now() - began)),
+        Math.max(RENDER_INTERVAL_MS, 3 * (performance.now() - startedAt)),
       );
       drawn = store.version;
     };
-    let drawn = -1;
-    const plan = () => {
+    const schedule = () => {
       if (!frame && !pause) frame = requestAnimationFrame(draw);
     };
-    plan();
-    const leave = store.subscribe(plan);
+    schedule();
+    const unsubscribe = store.subscribe(schedule);
     return () => {
-      leave();
+      unsubscribe();
       cancelAnimationFrame(frame);
       clearTimeout(pause);
     };
-  }, [store, rows, search]);
+  }, [store, rows, search, showMatch]);
 
   const step = useCallback(
     (by: 1 | -1) => {
       const matches = search?.matches ?? [];
       if (!matches.length) return;
       const at = current ? matches.findIndex((one) => one.line === current.line && one.from === current.from) : -1;
-      const next = matches[(at + by + matches.length) % matches.length] as Match;
-      setFollow(false);
-      setCurrent(next);
-      viewport.current?.show(next.line, next.from);
+      showMatch(matches[(at + by + matches.length) % matches.length] as Match);
     },
-    [search, current],
+    [search, current, showMatch],
   );
 
   useEffect(() => {
     const element = panel.current as HTMLElement;
-    const pressed = (event: KeyboardEvent) => {
+    const handleKeyDown = (event: KeyboardEvent) => {
       if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "f") {
         event.preventDefault();
         setFinding(true);
         element.querySelector<HTMLInputElement>("[data-find]")?.select();
       }
     };
-    element.addEventListener("keydown", pressed);
-    return () => element.removeEventListener("keydown", pressed);
+    element.addEventListener("keydown", handleKeyDown);
+    return () => element.removeEventListener("keydown", handleKeyDown);
   }, []);
 
   const close = () => {
@@ -134,7 +133,7 @@ export function LogViewer({ store, label, tools, note, empty, live }: Props) {
     viewport.current?.focus();
   };
   const total = search?.matches.length ?? 0;
-  const place = current
+  const matchNumber = current
     ? (search?.matches.findIndex((one) => one.line === current.line && one.from === current.from) ?? -1) + 1
     : 0;
 
@@ -182,7 +181,7 @@ export function LogViewer({ store, label, tools, note, empty, live }: Props) {
           onQuery={setQuery}
           exact={exact}
           onExact={setExact}
-          place={place}
+          place={matchNumber}
           total={total}
           more={search?.full ?? false}
           onStep={step}

@@ -13,13 +13,13 @@ import { formatCost } from "@/lib/format";
 import { COLUMNS, TURNS } from "@/model/status-labels";
 import {
   attemptStatus,
-  clockOf,
   hasFailed,
   isRunning,
   needsPerson,
   roundOf,
   spentOn,
   taskStatus,
+  timedAttempt,
   wasStopped,
 } from "@/model/task-facts";
 import { IconButton } from "@/ui/button";
@@ -46,7 +46,7 @@ export function TaskHeader({
   const word = isRunning(task) && needsPerson(task, asked) ? TURNS.waiting : taskStatus(task);
   const { retry } = useTaskActions();
   const spent = spentOn(task);
-  const clock = clockOf(task);
+  const clock = timedAttempt(task);
   const failure = task.error ?? (attempt?.status === "failed" ? attempt.error : null);
   const stopped = wasStopped(attempt);
   const round = attempt ? roundOf(attempt) : 1;
@@ -76,9 +76,12 @@ export function TaskHeader({
           </span>
         )}
         {spent && (
-          <span className="tabular-nums" title={spent.more ? "Some models have no known price." : "Spent on models"}>
+          <span
+            className="tabular-nums"
+            title={spent.hasUnpriced ? "Some models have no known price." : "Spent on models"}
+          >
             {formatCost(spent.usd)}
-            {spent.more && "+"}
+            {spent.hasUnpriced && "+"}
           </span>
         )}
         {task.pullRequest && <PullBadge pull={task.pullRequest} />}

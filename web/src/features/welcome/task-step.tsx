@@ -10,7 +10,7 @@ export interface Suggestion {
   description: string;
 }
 
-const FIRST: Suggestion = {
+const DEMO_EXAMPLE: Suggestion = {
   title: "Say hello",
   description: "create HELLO.md: Hello from my first task.\ncommit: docs: say hello",
 };
@@ -50,9 +50,9 @@ export function TaskStep({
   onBack: () => void;
   onDone: (task: Task) => void;
 }) {
-  const ideas = demo ? (suggestions.length ? suggestions : [FIRST]) : EXAMPLES;
-  const [title, setTitle] = useState(demo ? (ideas[0]?.title ?? "") : "");
-  const [description, setDescription] = useState(demo ? (ideas[0]?.description ?? "") : "");
+  const examples = demo ? (suggestions.length ? suggestions : [DEMO_EXAMPLE]) : EXAMPLES;
+  const [title, setTitle] = useState(demo ? (examples[0]?.title ?? "") : "");
+  const [description, setDescription] = useState(demo ? (examples[0]?.description ?? "") : "");
   const create = useSaveTask({ onSuccess: onDone });
   const submit = (event: FormEvent) => {
     event.preventDefault();
@@ -80,20 +80,20 @@ export function TaskStep({
           <span className="block font-mono text-xs break-all text-soft">{project.repository}</span>
         )}
       </p>
-      {ideas.length > 0 && (
+      {examples.length > 0 && (
         <div className="flex flex-wrap items-center gap-2">
           <span className="text-xs text-soft">Try:</span>
-          {ideas.map((idea) => (
+          {examples.map((example) => (
             <Button
-              key={idea.title}
+              key={example.title}
               size="sm"
-              aria-pressed={idea.title === title}
+              aria-pressed={example.title === title}
               onClick={() => {
-                setTitle(idea.title);
-                setDescription(idea.description);
+                setTitle(example.title);
+                setDescription(example.description);
               }}
             >
-              {idea.title}
+              {example.title}
             </Button>
           ))}
         </div>

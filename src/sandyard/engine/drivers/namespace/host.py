@@ -221,7 +221,7 @@ class Host:
             return PlainStore(path, self._ask, "it was created without btrfs; use a new data directory to get it")
         if btrfs.is_btrfs(path) and not path.is_mount() and not file.exists() and btrfs.quota_kind(path):
             return CowStore(path, name, None)
-        obstacle = image.obstacle()
+        obstacle = image.find_obstacle()
         try:
             if obstacle is None:
                 if not file.exists():

@@ -1,6 +1,6 @@
-"""Checks of what this machine offers for sandboxes, without changing anything. For `sandyard doctor`.
+"""Check what this machine offers for sandboxes, without changing anything. For `sandyard doctor`.
 
-`capabilities` of an open driver say what works; these findings say why, and what to do about what is missing.
+`capabilities` of an open driver say what works; these findings say why, and how to get what is missing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace import seccomp
-from sandyard.engine.drivers.namespace.cgroups.discovery import mounts
+from sandyard.engine.drivers.namespace.cgroups.discovery import parse_mounts
 from sandyard.engine.drivers.namespace.kernel import is_root
 from sandyard.engine.drivers.namespace.store import btrfs, image
 
@@ -41,17 +41,26 @@ def probe(data_dir: Path | None = None) -> list[Finding]:
     folder = data_dir or Path("/var/lib")
     while not folder.exists():
         folder = folder.parent
-    found = [_root(), _machine(), _kernel(), _user_namespaces(), *_cgroups(), _btrfs(folder), _criu(), _disk(folder)]
+    found = [
+        _check_root(),
+        _check_architecture(),
+        _check_kernel(),
+        _check_user_namespaces(),
+        *_check_cgroups(),
+        _check_store(folder),
+        _check_criu(),
+        _check_disk(folder),
+    ]
     return [replace(finding, help="") if finding.ok else finding for finding in found]
 
 
-def _version(text: str) -> tuple[int, ...]:
+def _parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
-def _root() -> Finding:
+def _check_root() -> Finding:
     if is_root():
-        return Finding("root", True, "the engine may use everything below")
+        return Finding("root", True, "the engine runs as root")
     if os.geteuid() == 0:
         return Finding(
             "root",
@@ -62,23 +71,23 @@ def _root() -> Finding:
     return Finding("root", False, "no limits, no disk quotas and no network for sandboxes", "run the engine as root")
 
 
-def _machine() -> Finding:
+def _check_architecture() -> Finding:
     machine = os.uname().machine
     known = " and ".join(seccomp.MACHINES)
     return Finding("architecture", machine in seccomp.MACHINES, machine, f"sandboxes run on {known}", vital=True)
 
 
-def _kernel() -> Finding:
+def _check_kernel() -> Finding:
     release = platform.release()
     oldest = OLDEST_ROOT if is_root() else OLDEST_ROOTLESS
-    overlay = _file_system("overlay")
+    overlay = _supports_file_system("overlay")
     needed = f"Linux {oldest[0]}.{oldest[1]} or newer with overlayfs"
-    ok = _version(release) >= oldest and overlay
+    ok = _parse_version(release) >= oldest and overlay
     detail = f"Linux {release}" + ("" if overlay else " without overlayfs")
     return Finding("kernel", ok, detail, f"{needed} is needed", vital=True)
 
 
-def _file_system(name: str) -> bool:
+def _supports_file_system(name: str) -> bool:
     """Return whether the kernel supports the file system; a module may not be loaded yet."""
     listed = Path("/proc/filesystems").read_text().split()
     modules = Path("/lib/modules", platform.release())
@@ -88,7 +97,7 @@ def _file_system(name: str) -> bool:
     return name in listed
 
 
-def _user_namespaces() -> Finding:
+def _check_user_namespaces() -> Finding:
     """Check the three settings with which distributions disable them."""
     checks = {
         "/proc/sys/user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=65536"),
@@ -106,61 +115,70 @@ def _user_namespaces() -> Finding:
             "use a kernel with CONFIG_USER_NS",
             vital=True,
         )
-    for path, (bad, remedy) in checks.items():
-        only_users = "unprivileged" in path
+    for path, (bad_value, remedy) in checks.items():
+        only_unprivileged = "unprivileged" in path
         with contextlib.suppress(OSError):
-            if Path(path).read_text().strip() == bad and not (only_users and is_root()):
+            if Path(path).read_text().strip() == bad_value and not (only_unprivileged and is_root()):
                 return Finding("user namespaces", False, f"turned off by {path}", remedy, vital=True)
-    return Finding("user namespaces", True, "they can be created", vital=True)
+    return Finding("user namespaces", True, "available", vital=True)
 
 
-def _cgroups() -> Iterator[Finding]:
-    found = mounts(Path("/proc/self/mountinfo").read_text())
+def _check_cgroups() -> Iterator[Finding]:
+    found = parse_mounts(Path("/proc/self/mountinfo").read_text())
     unified = next((mount for mount in found if mount.version == 2), None)
     offered: set[str] = {controller for mount in found if mount.version == 1 for controller in mount.controllers}
     if unified is not None:
         with contextlib.suppress(OSError):
             offered |= set((unified.path / "cgroup.controllers").read_text().split())
     versions = sorted({mount.version for mount in found})
-    said = " and ".join(f"version {version}" for version in versions) or "none"
-    yield Finding("cgroups", bool(found), said, "mount cgroup2 on /sys/fs/cgroup")
+    detail = " and ".join(f"version {version}" for version in versions) or "none"
+    yield Finding("cgroups", bool(found), detail, "mount cgroup2 on /sys/fs/cgroup")
     for controller in ("memory", "cpu", "pids"):
-        remedy = "boot with cgroup_enable=memory" if controller == "memory" else "a kernel with that controller"
+        remedy = "boot with cgroup_enable=memory" if controller == "memory" else "use a kernel with that controller"
         yield Finding(
-            f"{controller} controller", controller in offered, "there" if controller in offered else "missing", remedy
+            f"{controller} controller",
+            controller in offered,
+            "available" if controller in offered else "missing",
+            remedy,
         )
     freezer = unified is not None or "freezer" in offered
     yield Finding(
-        "freezer", freezer, "there" if freezer else "a pause would stop processes by signals", "mount cgroup2"
+        "freezer",
+        freezer,
+        "available" if freezer else "pausing sends stop signals to processes instead",
+        "mount cgroup2",
     )
 
 
-def _btrfs(folder: Path) -> Finding:
+def _check_store(folder: Path) -> Finding:
     with contextlib.suppress(OSError):
         if btrfs.is_btrfs(folder) and is_root() and btrfs.quota_kind(folder):
             return Finding("copy-on-write store", True, f"{folder} is on btrfs with quotas")
-    obstacle = image.obstacle()
+    obstacle = image.find_obstacle()
     if obstacle is None:
-        return Finding("copy-on-write store", True, "btrfs in a file of its own")
-    return Finding("copy-on-write store", False, "forks and snapshots copy, no disk limits", obstacle)
+        return Finding("copy-on-write store", True, "btrfs in an image file")
+    return Finding(
+        "copy-on-write store", False, "forks and snapshots copy every file, and disk limits are not enforced", obstacle
+    )
 
 
-def _criu() -> Finding:
-    path = next((str(p) for p in (Path("/var/lib/sandyard/criu/criu"),) if p.exists()), None) or shutil.which("criu")
+def _check_criu() -> Finding:
+    own = Path("/var/lib/sandyard/criu/criu")
+    path = str(own) if own.exists() else shutil.which("criu")
     remedy = "install CRIU 4.1 or newer"
     if path is None:
         return Finding("CRIU", False, "not installed: memory of paused sandboxes stays in RAM", remedy)
-    told = subprocess.run([path, "--version"], check=False, capture_output=True, text=True).stdout
-    found = re.search(r"Version:\s*([\d.]+)", told)
+    output = subprocess.run([path, "--version"], check=False, capture_output=True, text=True).stdout
+    found = re.search(r"Version:\s*([\d.]+)", output)
     version = found[1] if found else "unknown"
-    return Finding("CRIU", _version(version) >= OLDEST_CRIU, f"{path}, version {version}", remedy)
+    return Finding("CRIU", _parse_version(version) >= OLDEST_CRIU, f"{path}, version {version}", remedy)
 
 
-def _disk(folder: Path) -> Finding:
+def _check_disk(folder: Path) -> Finding:
     stat = os.statvfs(folder)
-    free, kept = stat.f_bavail * stat.f_frsize, image.reserve(folder)
-    enough = free - kept > image.SMALLEST
-    detail = f"{free >> 30} GiB free on the disk of {folder}, of which {kept >> 30} GiB are reserved"
+    free, reserved = stat.f_bavail * stat.f_frsize, image.get_reserve(folder)
+    enough = free - reserved > image.SMALLEST
+    detail = f"{free >> 30} GiB free on the disk of {folder}, of which {reserved >> 30} GiB are reserved"
     return Finding(
         "disk",
         enough,

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Boolean, Index, Integer, LargeBinary, String, Text, false
 from sqlalchemy.orm import Mapped, mapped_column
 
-from sandyard.platform.db.base import Base, Id, LongText, Name, Word, belongs_to, may_refer_to
+from sandyard.platform.db.base import Base, Id, LongText, Name, ShortText, belongs_to, may_refer_to
 from sandyard.platform.db.types import BigInt, Json
 
 
@@ -41,7 +41,7 @@ class AgentRun(Base):
     sandbox_id: Mapped[str] = mapped_column(belongs_to("sandboxes.id"), index=True)
     agent: Mapped[str] = mapped_column(String(100))
     model: Mapped[str | None] = mapped_column(String(200))
-    status: Mapped[Word]  # starting, ready, ended, lost
+    status: Mapped[ShortText]  # starting, ready, ended, lost
     acp_session: Mapped[str | None] = mapped_column(String(300))  # the agent's own id of the conversation
     capabilities: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # from its response to initialize
     options: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # its current modes, models and other options
@@ -87,10 +87,10 @@ class Ask(Base):
     turn_id: Mapped[str | None] = mapped_column(may_refer_to("turns.id"), index=True)
     run_id: Mapped[str | None] = mapped_column(belongs_to("agent_runs.id"))
     request: Mapped[str] = mapped_column(String(200))  # the agent's id of its request, as JSON
-    kind: Mapped[Word]  # permission, question
+    kind: Mapped[ShortText]  # permission, question
     title: Mapped[LongText]
     detail: Mapped[dict[str, Any]] = mapped_column(Json)  # the tool call, the options, the form
-    status: Mapped[Word]  # pending, answered, expired, cancelled
+    status: Mapped[ShortText]  # pending, answered, expired, cancelled
     answer: Mapped[dict[str, Any] | None] = mapped_column(Json)
     decided_by: Mapped[str | None] = mapped_column(String(40))  # person, policy, timeout, cancel
     user_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
@@ -108,7 +108,7 @@ class ModelProvider(Base):
     id: Mapped[Id]
     project_id: Mapped[str | None] = mapped_column(belongs_to("projects.id"))
     name: Mapped[str] = mapped_column(String(100))
-    kind: Mapped[Word]  # anthropic, openai, openai_chat, gemini
+    kind: Mapped[ShortText]  # anthropic, openai, openai_chat, gemini
     base_url: Mapped[str] = mapped_column(String(1000))
     named_by_admin: Mapped[bool] = mapped_column(
         default=False, server_default=false()
@@ -129,8 +129,8 @@ class McpServer(Base):
 
     id: Mapped[Id]
     project_id: Mapped[str] = mapped_column(belongs_to("projects.id"))
-    name: Mapped[Word]
-    type: Mapped[Word]  # stdio, http
+    name: Mapped[ShortText]
+    type: Mapped[ShortText]  # stdio, http
     command: Mapped[str | None] = mapped_column(Text)
     args: Mapped[list[str]] = mapped_column(Json, default=list)
     env: Mapped[dict[str, str]] = mapped_column(Json, default=dict)  # not secret: it is visible in the sandbox

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Boolean, Index, Integer, LargeBinary, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from sandyard.platform.db.base import Base, Id, Word, belongs_to, may_refer_to
+from sandyard.platform.db.base import Base, Id, ShortText, belongs_to, may_refer_to
 from sandyard.platform.db.types import Json
 
 Commit = String(64)
@@ -60,8 +60,8 @@ class GitOperation(Base):
     session_id: Mapped[str | None] = mapped_column(belongs_to("sessions.id"), index=True)
     sandbox_id: Mapped[str | None] = mapped_column(belongs_to("sandboxes.id"))
     user_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
-    kind: Mapped[Word]
-    status: Mapped[Word]  # queued, running, completed, failed
+    kind: Mapped[ShortText]
+    status: Mapped[ShortText]  # queued, running, completed, failed
     arguments: Mapped[dict[str, Any]] = mapped_column(Json)
     detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # its result
     attempts: Mapped[int] = mapped_column(Integer)
@@ -85,7 +85,7 @@ class Checkpoint(Base):
     project_id: Mapped[str] = mapped_column(belongs_to("projects.id"), index=True)
     session_id: Mapped[str | None] = mapped_column(belongs_to("sessions.id"))
     sandbox_id: Mapped[str] = mapped_column(String(40))
-    reason: Mapped[Word]  # asked, pause, destroy, push, turn, restore
+    reason: Mapped[ShortText]  # asked, pause, destroy, push, turn, restore
     commit: Mapped[str] = mapped_column(Commit)
     head: Mapped[str] = mapped_column(Commit)
     branch: Mapped[str] = mapped_column(String(250))
@@ -106,7 +106,7 @@ class PullRequest(Base):
     session_id: Mapped[str | None] = mapped_column(may_refer_to("sessions.id"), index=True)
     task_id: Mapped[str | None] = mapped_column(may_refer_to("tasks.id"), index=True)
     sandbox_id: Mapped[str | None] = mapped_column(String(40))
-    forge: Mapped[Word]  # github, plain
+    forge: Mapped[ShortText]  # github, plain
     number: Mapped[int | None] = mapped_column(Integer)
     url: Mapped[str] = mapped_column(String(2000))
     title: Mapped[str] = mapped_column(String(300))
@@ -116,8 +116,8 @@ class PullRequest(Base):
     base_branch: Mapped[str] = mapped_column(String(250))
     head_commit: Mapped[str | None] = mapped_column(Commit)
     mergeable: Mapped[bool | None] = mapped_column(Boolean)
-    review: Mapped[Word]  # none, commented, approved, changes_requested
-    checks: Mapped[Word]  # none, pending, passing, failing
+    review: Mapped[ShortText]  # none, commented, approved, changes_requested
+    checks: Mapped[ShortText]  # none, pending, passing, failing
     detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # runs, remarks, labels
     told: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what has been emitted as events already
     created_at: Mapped[datetime]

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Boolean, Float, Index, Integer, LargeBinary, String, Text, false
 from sqlalchemy.orm import Mapped, mapped_column
 
-from sandyard.platform.db.base import Base, Id, LongText, Word, belongs_to, may_refer_to
+from sandyard.platform.db.base import Base, Id, LongText, ShortText, belongs_to, may_refer_to
 from sandyard.platform.db.types import BigInt, Json
 
 
@@ -30,7 +30,7 @@ class Sandbox(Base):
     template: Mapped[str] = mapped_column(String(256))
     engine_id: Mapped[str | None] = mapped_column(String(100), unique=True)
     idempotency_key: Mapped[str] = mapped_column(String(100), unique=True)
-    status: Mapped[Word]  # provisioning, running, paused, error, destroyed
+    status: Mapped[ShortText]  # provisioning, running, paused, error, destroyed
     error: Mapped[str | None] = mapped_column(Text)
     error_code: Mapped[str | None] = mapped_column(String(40))
     idle_seconds: Mapped[int] = mapped_column(Integer)
@@ -65,7 +65,7 @@ class Command(Base):
     cwd: Mapped[str | None] = mapped_column(Text)
     background: Mapped[bool] = mapped_column(Boolean)
     timeout_s: Mapped[float] = mapped_column(Float)
-    status: Mapped[Word]  # starting, running, exited, timed_out, killed, lost, not_started
+    status: Mapped[ShortText]  # starting, running, exited, timed_out, killed, lost, not_started
     exit_code: Mapped[int | None] = mapped_column(Integer)
     signal: Mapped[int | None] = mapped_column(Integer)
     error: Mapped[str | None] = mapped_column(Text)

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Index, Integer, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from sandyard.platform.db.base import Base, Id, Word, belongs_to, may_refer_to
+from sandyard.platform.db.base import Base, Id, ShortText, belongs_to, may_refer_to
 from sandyard.platform.db.types import Json
 
 
@@ -45,14 +45,14 @@ class Turn(Base):
     session_id: Mapped[str] = mapped_column(belongs_to("sessions.id"))
     number: Mapped[int] = mapped_column(Integer)
     key: Mapped[str | None] = mapped_column(String(200), unique=True)  # idempotency key
-    origin: Mapped[Word]  # person, task, verify, feedback, test
+    origin: Mapped[ShortText]  # person, task, verify, feedback, test
     user_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
     prompt_id: Mapped[str | None] = mapped_column(String(40))  # the message that it responds to
     model: Mapped[str | None] = mapped_column(String(200))
     mode: Mapped[str | None] = mapped_column(String(100))
     run_id: Mapped[str | None] = mapped_column(may_refer_to("agent_runs.id"), index=True)
     request: Mapped[int | None] = mapped_column(Integer)  # number of the request whose response ends the turn
-    status: Mapped[Word]  # queued, running, waiting, completed, cancelled, failed, over_budget
+    status: Mapped[ShortText]  # queued, running, waiting, completed, cancelled, failed, over_budget
     stop_reason: Mapped[str | None] = mapped_column(String(100))
     error: Mapped[str | None] = mapped_column(Text)
     error_code: Mapped[str | None] = mapped_column(String(40))
@@ -73,7 +73,7 @@ class Message(Base):
     session_id: Mapped[str] = mapped_column(belongs_to("sessions.id"))
     turn_id: Mapped[str | None] = mapped_column(may_refer_to("turns.id"), index=True)
     author_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
-    role: Mapped[Word]  # user, agent or system
+    role: Mapped[ShortText]  # user, agent or system
     parts: Mapped[list[Any]] = mapped_column(Json)
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime | None]  # when it was last extended

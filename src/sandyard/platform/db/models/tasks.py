@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Boolean, Index, Integer, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from sandyard.platform.db.base import Base, Id, LongText, Name, Word, belongs_to, may_refer_to
+from sandyard.platform.db.base import Base, Id, LongText, Name, ShortText, belongs_to, may_refer_to
 from sandyard.platform.db.types import Json
 
 
@@ -24,7 +24,7 @@ class Task(Base):
     created_by: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
     title: Mapped[str] = mapped_column(String(300))
     description: Mapped[LongText]
-    status: Mapped[Word]  # backlog, in_progress, in_review, done, cancelled
+    status: Mapped[ShortText]  # backlog, in_progress, in_review, done, cancelled
     position: Mapped[int] = mapped_column(Integer)  # within its column
     priority: Mapped[int] = mapped_column(Integer)
     base_branch: Mapped[str | None] = mapped_column(String(250))
@@ -69,7 +69,7 @@ class Attempt(Base):
     session_id: Mapped[str] = mapped_column(String(40), index=True)  # chosen before the session exists
     agent: Mapped[str] = mapped_column(String(100))
     model: Mapped[str | None] = mapped_column(String(200))
-    status: Mapped[Word]  # queued, running, ready, in_review, failed, cancelled, merged, archived
+    status: Mapped[ShortText]  # queued, running, ready, in_review, failed, cancelled, merged, archived
     step: Mapped[str | None] = mapped_column(String(40))  # of the current round
     round: Mapped[int] = mapped_column(Integer)
     work: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # the round's work: its kind and its text
@@ -91,8 +91,8 @@ class Step(Base):
     attempt_id: Mapped[str] = mapped_column(belongs_to("attempts.id"), primary_key=True)
     round: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-    name: Mapped[Word]  # setup, provision, checkout, agent, verify, commit, push, pull_request
-    status: Mapped[Word]  # running, completed, failed
+    name: Mapped[ShortText]  # setup, provision, checkout, agent, verify, commit, push, pull_request
+    status: Mapped[ShortText]  # running, completed, failed
     tries: Mapped[int] = mapped_column(Integer, default=1)  # more than one: it was restarted after a crash
     detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
     error: Mapped[str | None] = mapped_column(Text)
@@ -120,7 +120,7 @@ class Preparation(Base):
     template: Mapped[str] = mapped_column(String(256))
     base_branch: Mapped[str] = mapped_column(String(250))
     base_commit: Mapped[str] = mapped_column(String(64))
-    status: Mapped[Word]  # a PreparationStatus
+    status: Mapped[ShortText]  # a PreparationStatus
     sandbox_id: Mapped[str | None] = mapped_column(String(40))  # where it is being prepared
     snapshot: Mapped[str | None] = mapped_column(String(256))
     detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what ran: commands, sources, shallow, warnings

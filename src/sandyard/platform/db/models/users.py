@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from sandyard.platform.db.base import Base, Id, Name, Word, belongs_to
+from sandyard.platform.db.base import Base, Id, Name, ShortText, belongs_to
 
 
 class User(Base):
@@ -15,7 +15,7 @@ class User(Base):
 
     id: Mapped[Id]
     name: Mapped[str] = mapped_column(String(200), unique=True)
-    role: Mapped[Word]  # admin or member
+    role: Mapped[ShortText]  # admin or member
     password: Mapped[str | None] = mapped_column(String(300))  # scrypt, with its parameters
     created_at: Mapped[datetime]
     disabled_at: Mapped[datetime | None]
@@ -52,7 +52,7 @@ class Login(Base):
 class Ticket(Base):
     """Opens one stream or terminal, once, within seconds.
 
-    `means` is the credential that its holder signed in with. When that becomes invalid, what the ticket has opened is
+    `means` is the credential that its holder signed in with. When that becomes invalid, the stream or terminal is
     closed.
     """
 

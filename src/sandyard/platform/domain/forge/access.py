@@ -86,7 +86,7 @@ class Access:
 
     async def remote(self, project: Project) -> Remote:
         """Return the remote for a connection. Raises RepositoryInvalidError if the project has none."""
-        return await self._projects.remote_of(project)
+        return await self._projects.get_remote(project)
 
     async def credential(self, project: Project) -> Credential | None:
         """Return the Git credential for the project's remote: over SSH its key; over HTTP its token, or else a token of its App.

@@ -47,7 +47,7 @@ class ConnectionTests:
         kinds = {info.kind for info in await self._credentials.list(caller, project_id)}
         findings = await ConnectionTest(self._access, self._mirrors.get(project_id), project, kinds).run()
         if project.repository is not None:
-            await self._projects.note_connection(project_id, describe_failure(findings))
+            await self._projects.record_connection_error(project_id, describe_failure(findings))
         return findings
 
     async def check_draft(self, project: Project, drafts: Sequence[Draft]) -> None:

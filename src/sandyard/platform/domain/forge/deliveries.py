@@ -16,15 +16,15 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.remote import parse
 
 Payload = dict[str, Any]
-LARGEST, MOST_VALUES = 5 << 20, 200_000
+MAX_BYTES, MAX_VALUES = 5 << 20, 200_000
 """Maximum bytes and JSON values of a delivery. A delivery with few values may have long texts, which cost little."""
 MAX_ISSUE = 50_000
-NAMES, _PLACES = 20, 60
-"""Maximum number of repositories a delivery may name, and of places searched for their names."""
-# cannot occur in a JSON string, where quotation marks are escaped
+MAX_REPOSITORIES, _MAX_MATCHES = 20, 60
+"""Maximum number of repositories a delivery may name, and of matches of the key that are examined."""
+# Keys are found by this text. It cannot occur inside a JSON string, where quotation marks are escaped.
 _KEY, _KEY_IN_FORM = b'full_name":', b"full_name%22%3A"
 _NAME = re.compile(rb'full_name":\s{0,20}"([!#-\[\]-~]{3,300})"')
-_UNFIT = re.compile("[\x00\ud800-\udfff]")
+_INVALID_CHARACTERS = re.compile("[\x00\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class LabelledIssue:
     author: str
     url: str | None
 
-    def is_for(self, project: Project) -> bool:
+    def is_wanted_by(self, project: Project) -> bool:
         """Return whether the project turns issues with this label into tasks. Case-insensitive, like on the forge."""
         wanted = ProjectSettings.of(project).tasks.issue_label
         return wanted is not None and wanted.casefold() == self.label.casefold()
@@ -65,8 +65,8 @@ class Sender:
         if get_slug(project) != self.slug:
             return False
         remote = parse(project.repository or "")
-        host = _host(f"//{remote.host}") if remote.host else None
-        return bool({host, _host(ProjectSettings.of(project).forge.api_url)} & self.hosts)
+        host = _get_host(f"//{remote.host}") if remote.host else None
+        return bool({host, _get_host(ProjectSettings.of(project).forge.api_url)} & self.hosts)
 
 
 def get_slug(project: Project) -> str | None:
@@ -85,9 +85,9 @@ def find_repository_names(content_type: str, body: bytes) -> frozenset[str]:
     """
     form, found, at = _is_form(content_type), set[str](), -1
     key = _KEY_IN_FORM if form else _KEY
-    for _ in range(_PLACES):
+    for _ in range(_MAX_MATCHES):
         at = body.find(key, at + 1)
-        if at < 0 or len(found) == NAMES:
+        if at < 0 or len(found) == MAX_REPOSITORIES:
             break
         piece = body[at : at + 1100]
         match = _NAME.match(unquote_to_bytes(piece.replace(b"+", b" ")) if form else piece)
@@ -102,7 +102,7 @@ def parse_payload(content_type: str, body: bytes) -> Payload:
         decoded = body.decode()
         if _is_form(content_type):
             decoded = parse_qs(decoded, strict_parsing=True, max_num_fields=10)["payload"][0]
-        payload = bounded_json.parse(decoded, largest=LARGEST, values=MOST_VALUES)
+        payload = bounded_json.parse(decoded, largest=MAX_BYTES, values=MAX_VALUES)
     except bounded_json.TooManyValuesError as error:
         raise InvalidInputError(f"The delivery cannot be parsed: {error}.") from None
     except (ValueError, KeyError):
@@ -114,93 +114,93 @@ def parse_payload(content_type: str, body: bytes) -> Payload:
 
 def parse_sender(payload: Payload) -> Sender:
     """Return the sending repository. Raises InvalidInputError if it is missing or invalid."""
-    name = _at(payload, "repository", "full_name")
-    if not isinstance(name, str) or not 3 <= len(name) <= 300 or _UNFIT.search(name):
+    name = _get(payload, "repository", "full_name")
+    if not isinstance(name, str) or not 3 <= len(name) <= 300 or _INVALID_CHARACTERS.search(name):
         raise InvalidInputError("The delivery names no repository.")
-    hosts = {_host(_at(payload, "repository", key)) for key in ("html_url", "url")}
+    hosts = {_get_host(_get(payload, "repository", key)) for key in ("html_url", "url")}
     return Sender(name.lower(), frozenset(host for host in hosts if host is not None))
 
 
 def parse_subject(event: str, payload: Payload) -> Subject | None:
     """Return what the delivery is about; None if it is not relevant."""
-    reader = _READERS.get(event)
-    return None if reader is None else reader(payload)
+    parse_event = _PARSERS.get(event)
+    return None if parse_event is None else parse_event(payload)
 
 
-def _push(payload: Payload) -> Subject:
-    ref = _at(payload, "ref")
-    return Subject(branches=_words([ref.removeprefix("refs/heads/")] if isinstance(ref, str) else []))
+def _parse_push(payload: Payload) -> Subject:
+    ref = _get(payload, "ref")
+    return Subject(branches=_keep_names([ref.removeprefix("refs/heads/")] if isinstance(ref, str) else []))
 
 
-def _pull_request(payload: Payload) -> Subject:
-    return Subject(numbers=_numbers([_at(payload, "pull_request", "number")]))
+def _parse_pull_request(payload: Payload) -> Subject:
+    return Subject(numbers=_keep_numbers([_get(payload, "pull_request", "number")]))
 
 
-def _issue_comment(payload: Payload) -> Subject | None:
-    if _at(payload, "issue", "pull_request") is None:
+def _parse_issue_comment(payload: Payload) -> Subject | None:
+    if _get(payload, "issue", "pull_request") is None:
         return None  # an issue that is not a pull request
-    return Subject(numbers=_numbers([_at(payload, "issue", "number")]))
+    return Subject(numbers=_keep_numbers([_get(payload, "issue", "number")]))
 
 
-def _issue(payload: Payload) -> Subject | None:
-    if _at(payload, "action") != "labeled":
+def _parse_issue(payload: Payload) -> Subject | None:
+    if _get(payload, "action") != "labeled":
         return None
-    found = parse_labelled_issue(_at(payload, "issue"), as_text(_at(payload, "label", "name"), 100))
+    found = parse_labelled_issue(_get(payload, "issue"), as_text(_get(payload, "label", "name"), 100))
     return None if found is None else Subject(issue=found)
 
 
-def parse_labelled_issue(said: Any, label: str) -> LabelledIssue | None:
+def parse_labelled_issue(issue: Any, label: str) -> LabelledIssue | None:
     """Return an open issue; None for anything else, including pull requests."""
-    number = as_number(_at(said, "number"))
-    if number is None or not label or _at(said, "pull_request") is not None or _at(said, "state") == "closed":
+    number = as_number(_get(issue, "number"))
+    if number is None or not label or _get(issue, "pull_request") is not None or _get(issue, "state") == "closed":
         return None
     return LabelledIssue(
         number=number,
         label=label,
-        title=as_text(_at(said, "title"), 1000),
-        body=as_text(_at(said, "body"), MAX_ISSUE),
-        author=get_login(_at(said, "user")),
-        url=as_url(_at(said, "html_url")),
+        title=as_text(_get(issue, "title"), 1000),
+        body=as_text(_get(issue, "body"), MAX_ISSUE),
+        author=get_login(_get(issue, "user")),
+        url=as_url(_get(issue, "html_url")),
     )
 
 
-def _check(key: str) -> Callable[[Payload], Subject]:
+def _make_check_parser(key: str) -> Callable[[Payload], Subject]:
     def read(payload: Payload) -> Subject:
-        pulls = _at(payload, key, "pull_requests")
-        numbers = [_at(pull, "number") for pull in pulls] if isinstance(pulls, list) else []
-        return Subject(numbers=_numbers(numbers), commits=_words([_at(payload, key, "head_sha")]))
+        pulls = _get(payload, key, "pull_requests")
+        numbers = [_get(pull, "number") for pull in pulls] if isinstance(pulls, list) else []
+        return Subject(numbers=_keep_numbers(numbers), commits=_keep_names([_get(payload, key, "head_sha")]))
 
     return read
 
 
-_READERS: Mapping[str, Callable[[Payload], Subject | None]] = {
+_PARSERS: Mapping[str, Callable[[Payload], Subject | None]] = {
     "ping": lambda payload: Subject(),
-    "issues": _issue,
-    "push": _push,
-    "pull_request": _pull_request,
-    "pull_request_review": _pull_request,
-    "pull_request_review_comment": _pull_request,
-    "issue_comment": _issue_comment,
-    "check_run": _check("check_run"),
-    "check_suite": _check("check_suite"),
-    "status": lambda payload: Subject(commits=_words([_at(payload, "sha")])),
+    "issues": _parse_issue,
+    "push": _parse_push,
+    "pull_request": _parse_pull_request,
+    "pull_request_review": _parse_pull_request,
+    "pull_request_review_comment": _parse_pull_request,
+    "issue_comment": _parse_issue_comment,
+    "check_run": _make_check_parser("check_run"),
+    "check_suite": _make_check_parser("check_suite"),
+    "status": lambda payload: Subject(commits=_keep_names([_get(payload, "sha")])),
 }
 
 
-def _at(value: Any, *keys: str) -> Any:
+def _get(value: Any, *keys: str) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
-def _numbers(values: list[Any]) -> frozenset[int]:
+def _keep_numbers(values: list[Any]) -> frozenset[int]:
     return frozenset(value for value in values if type(value) is int and 0 < value < 1 << 31)
 
 
-def _words(values: list[Any]) -> frozenset[str]:
-    """Return the strings. Raises InvalidInputError for invalid text. Strings too long for our columns are left out."""
+def _keep_names(values: list[Any]) -> frozenset[str]:
+    """Return the values that are strings and not too long for our columns. Raises InvalidInputError for invalid characters."""
     words = [value for value in values if isinstance(value, str)]
-    if any(_UNFIT.search(word) for word in words):
+    if any(_INVALID_CHARACTERS.search(word) for word in words):
         raise InvalidInputError("The delivery contains characters that are not allowed in names.")
     return frozenset(word for word in words if 0 < len(word) <= 250)
 
@@ -209,7 +209,7 @@ def _is_form(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
 
 
-def _host(url: Any) -> str | None:
+def _get_host(url: Any) -> str | None:
     try:
         return urlsplit(url).hostname if isinstance(url, str) else None
     except ValueError:

@@ -15,7 +15,7 @@ from sandyard.platform.db.models import Checkout, Project, PullRequest, Session,
 from sandyard.platform.domain.forge import description
 from sandyard.platform.domain.forge.model import ForgeKind, Pull, PullDraft, PullState
 from sandyard.platform.domain.forge.records import Provenance
-from sandyard.platform.domain.git.context import compare_url
+from sandyard.platform.domain.git.context import make_compare_url
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.diff import read_diff
 from sandyard.platform.domain.repositories.history import read_history
@@ -125,7 +125,7 @@ def make_pushed_pull(
     """Return a pushed branch in place of a pull request."""
     return Pull(
         number=None,
-        url=compare_url(settings, project_id, base, head),
+        url=make_compare_url(settings, project_id, base, head),
         title=title,
         state=PullState.PUSHED,
         draft=False,

@@ -215,7 +215,7 @@ class PullRequests:
             return None
         mirror = self._mirrors.get(project.id)
         try:
-            remote = await self._projects.remote_of(project)
+            remote = await self._projects.get_remote(project)
             credential = await self._access.credential(project)
             deleted = await mirror.delete_remote_branch(remote, credential, row.head_branch, row.head_commit)
             return deleted or await mirror.get_remote_branch(remote, credential, row.head_branch) is None

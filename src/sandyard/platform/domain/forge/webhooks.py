@@ -30,7 +30,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Credential, Delivery, Project, PullRequest
 from sandyard.platform.domain.forge.deliveries import (
-    LARGEST,
+    MAX_BYTES,
     LabelledIssue,
     Subject,
     find_repository_names,
@@ -135,8 +135,8 @@ class Webhooks:
         Raises WebhookSignatureError, WebhookUnconfiguredError (also for an unknown repository), TooMuchError, and InvalidInputError for an
         invalid delivery.
         """
-        if len(body) > LARGEST:
-            raise TooMuchError(f"The webhook is too large: the limit is {LARGEST >> 20} MiB.")
+        if len(body) > MAX_BYTES:
+            raise TooMuchError(f"The webhook is too large: the limit is {MAX_BYTES >> 20} MiB.")
         named = {name.lower(): value for name, value in headers.items()}
         signature = named.get("x-hub-signature-256", "")
         if not _SIGNATURE.fullmatch(signature):
@@ -153,7 +153,7 @@ class Webhooks:
             raise InvalidInputError("A delivery must have the headers X-GitHub-Event and X-GitHub-Delivery.")
         subject = parse_subject(event, payload)
         if subject is not None and subject.issue is not None:
-            projects = [project for project in projects if self._on_issue and subject.issue.is_for(project)]
+            projects = [project for project in projects if self._on_issue and subject.issue.is_wanted_by(project)]
         if subject is None or not projects:
             return Taken.IGNORED
         content = await self._worked(body, lambda: hashlib.sha256(event.encode() + b"\0" + body).hexdigest())

@@ -21,8 +21,8 @@ from sandyard.platform.domain.git.checkout.sandbox_git import SandboxGit
 from sandyard.platform.domain.git.errors import NoCheckoutError
 from sandyard.platform.domain.git.model import FOLDER
 from sandyard.platform.domain.projects.model import IdentitySettings, ProjectSettings
-from sandyard.platform.domain.projects.remotes import remote_of
-from sandyard.platform.domain.projects.service import note_connection
+from sandyard.platform.domain.projects.remotes import get_remote
+from sandyard.platform.domain.projects.service import record_connection_error
 from sandyard.platform.domain.repositories.errors import (
     RemoteMissingError,
     RemoteRefusedError,
@@ -35,7 +35,7 @@ from sandyard.platform.domain.sandboxes.e2b import SandboxNotFoundError, Sandbox
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.settings import PlatformSettings
 
-SANDYARD = Identity("Sandyard", "sandyard@localhost")
+DEFAULT_IDENTITY = Identity("Sandyard", "sandyard@localhost")
 CredentialSource = Callable[[Project], Awaitable[Credential | None]]
 """Returns the credential of a project's remote when it is needed; it may have to be created first."""
 
@@ -50,7 +50,7 @@ class Repository:
 
     @property
     def public_url(self) -> str:
-        return public_url(self.remote)
+        return get_public_url(self.remote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,17 @@ class GitContext:
             raise ConflictError(f"Project {project.name!r} has no repository. Add one in the project's settings.")
         credential = await self.credential_source(project)
         async with self.database.reading() as session:
-            remote = await remote_of(session, project)
+            remote = await get_remote(session, project)
         return Repository(remote, self.mirrors.get(project.id), credential)
 
     async def refresh(self, project: Project, repository: Repository, progress: Progress, *, since: float) -> None:
         """Update the mirror, unless a refresh that started after `since` (time.monotonic) has completed."""
         if self._refreshed.get(project.id, 0.0) > since:
             return
-        begun = time.monotonic()
+        started = time.monotonic()
         async with self.record_connection(project):
             await repository.mirror.refresh(repository.remote, repository.credential, progress)
-        self._refreshed[project.id] = begun
+        self._refreshed[project.id] = started
 
     @contextlib.asynccontextmanager
     async def record_connection(self, project: Project) -> AsyncIterator[None]:
@@ -95,10 +95,10 @@ class GitContext:
         try:
             yield
         except (RemoteRefusedError, RemoteMissingError, RemoteUnreachableError) as error:
-            await note_connection(self.database, project.id, error.message)
+            await record_connection_error(self.database, project.id, error.message)
             raise
         if project.connection_error is not None:
-            await note_connection(self.database, project.id, None)
+            await record_connection_error(self.database, project.id, None)
 
     async def get_checkout(self, sandbox_id: str) -> Checkout:
         async with self.database.reading() as session:
@@ -145,37 +145,37 @@ class GitContext:
                 raise
 
 
-def public_url(remote: Remote) -> str:
+def get_public_url(remote: Remote) -> str:
     """Return the remote's URL as a sandbox may see it."""
     return f"sandyard://{remote.name}" if remote.kind == "local" else remote.url
 
 
-def compare_url(settings: PlatformSettings, project_id: str, base: str, head: str) -> str:
+def make_compare_url(settings: PlatformSettings, project_id: str, base: str, head: str) -> str:
     """Return the platform's URL for comparing two branches."""
     return f"{settings.url}/api/v1/projects/{project_id}/compare?{urlencode({'base': base, 'head': head})}"
 
 
 def get_author(project: Project) -> Identity:
-    return _identity(ProjectSettings.of(project).git.author) or SANDYARD
+    return _to_identity(ProjectSettings.of(project).git.author) or DEFAULT_IDENTITY
 
 
 def get_committer(project: Project) -> Identity:
-    return _identity(ProjectSettings.of(project).git.committer) or get_author(project)
+    return _to_identity(ProjectSettings.of(project).git.committer) or get_author(project)
 
 
 def get_co_authors(project: Project, agent: str | None) -> tuple[Identity, ...]:
     """Return the configured co-author, else the sandbox's agent, if there is one."""
-    named = _identity(ProjectSettings.of(project).git.co_author)
+    named = _to_identity(ProjectSettings.of(project).git.co_author)
     if named is not None:
         return (named,)
-    return (Identity(agent, f"{_local_part(agent)}@sandyard.localhost"),) if agent else ()
+    return (Identity(agent, f"{_make_local_part(agent)}@sandyard.localhost"),) if agent else ()
 
 
-def _identity(settings: IdentitySettings | None) -> Identity | None:
+def _to_identity(settings: IdentitySettings | None) -> Identity | None:
     return None if settings is None else Identity(settings.name, settings.email)
 
 
-def _local_part(agent: str) -> str:
+def _make_local_part(agent: str) -> str:
     return (
         "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in agent.lower()).strip("-")
         or "agent"

@@ -11,10 +11,10 @@ from urllib.parse import SplitResult, urlsplit
 
 import httpx
 
-from sandyard.kit import names
+from sandyard.kit import dns_lookup
 from sandyard.kit.destinations import is_public
+from sandyard.kit.dns_lookup import Address
 from sandyard.kit.errors import ForbiddenError, InvalidInputError
-from sandyard.kit.names import Address
 from sandyard.platform.domain.users.model import Principal
 
 LONGEST = 1000
@@ -74,6 +74,6 @@ def _parsed(base_url: str) -> SplitResult:
 
 async def _addresses(host: str) -> list[Address]:
     try:
-        return await names.look_up(host)
+        return await dns_lookup.look_up(host)
     except OSError:
         raise InvalidInputError(f"The host {host[:200]} of this address was not found.") from None

@@ -28,7 +28,7 @@ from sandyard.platform.domain.preparations.builder import Install
 from sandyard.platform.domain.preparations.cleanup import SUPERSEDED_AFTER, end_sandbox
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import NewSandbox, about, utc_now
+from sandyard.platform.domain.sandboxes.model import NewSandbox, get_sandbox_event_fields, utc_now
 from sandyard.platform.domain.sandboxes.service import is_work_snapshot
 from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE
 from sandyard.platform.settings import PlatformSettings
@@ -157,7 +157,7 @@ class AgentSnapshots:
                 tx.add(row)
             row.sandbox_id, row.snapshot, row.engine_id, row.used_at = sandbox.id, None, None, utc_now()
             tx.add(sandbox)
-            tx.emit("sandbox.provisioning", **about(sandbox), template=sandbox.template)
+            tx.emit("sandbox.provisioning", **get_sandbox_event_fields(sandbox), template=sandbox.template)
         self._lifecycle.provision(sandbox.id)
         try:
             sandbox = await self._lifecycle.wait_until_provisioned(sandbox.id)

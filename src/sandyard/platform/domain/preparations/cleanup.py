@@ -12,7 +12,7 @@ from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Preparation, PreparationStatus, Sandbox
-from sandyard.platform.domain.preparations.model import about
+from sandyard.platform.domain.preparations.model import get_preparation_event_fields
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import LIVE, utc_now
 from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE
@@ -54,7 +54,7 @@ class Clearing:
             if known is None or known.used_at != row.used_at:
                 return  # it was used meanwhile, and is prepared again
             await tx.session.delete(known)
-            tx.emit("preparation.deleted", **about(row))
+            tx.emit("preparation.deleted", **get_preparation_event_fields(row))
         log.info("preparation_removed", preparation=row.id)
 
     async def interrupted(self) -> list[tuple[str, str]]:
@@ -65,7 +65,7 @@ class Clearing:
             for row in await tx.session.scalars(open_):
                 row.status, row.finished_at, row.error_code = PreparationStatus.FAILED, now, "interrupted"
                 row.error = "The platform stopped during the preparation. It is prepared again on the next request."
-                tx.emit("preparation.failed", **about(row), error=row.error, code=row.error_code)
+                tx.emit("preparation.failed", **get_preparation_event_fields(row), error=row.error, code=row.error_code)
         async with self._database.reading() as session:
             query = select(Preparation.id, Preparation.sandbox_id).where(Preparation.sandbox_id.is_not(None))
             return [(one, sandbox) for one, sandbox in (await session.execute(query)).all() if sandbox is not None]
@@ -81,7 +81,7 @@ class Clearing:
             for row in await tx.session.scalars(query):
                 row.status, row.snapshot, row.error_code = PreparationStatus.FAILED, None, "snapshot_lost"
                 row.error = "The engine no longer has the snapshot. It is prepared again on the next request."
-                tx.emit("preparation.failed", **about(row), error=row.error, code=row.error_code)
+                tx.emit("preparation.failed", **get_preparation_event_fields(row), error=row.error, code=row.error_code)
                 log.warning("preparation_lost", preparation=row.id, snapshot=sandbox.template, reason=sandbox.error)
 
     async def drop_unused(self, older_than: timedelta, busy: Collection[str]) -> None:

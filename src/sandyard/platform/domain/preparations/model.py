@@ -37,8 +37,8 @@ def make_error(row: Preparation) -> PreparationFailedError:
     return PreparationFailedError(row.error, {**told, "preparationId": row.id})
 
 
-def about(row: Preparation) -> dict[str, str | None]:
-    """Return the references of an event about it."""
+def get_preparation_event_fields(row: Preparation) -> dict[str, str | None]:
+    """Return the ids that every event about this preparation contains."""
     return {
         "owner_id": row.owner_id,
         "project_id": row.project_id,

@@ -32,14 +32,18 @@ from sandyard.platform.domain.preparations import recipe as recipes
 from sandyard.platform.domain.preparations.agent_snapshots import AgentSnapshots, Making
 from sandyard.platform.domain.preparations.builder import Builder, Install
 from sandyard.platform.domain.preparations.cleanup import BUILDER, Clearing
-from sandyard.platform.domain.preparations.model import PreparationFailedError, Progress, about, make_error
+from sandyard.platform.domain.preparations.model import (
+    PreparationFailedError,
+    Progress,
+    get_preparation_event_fields,
+    make_error,
+)
 from sandyard.platform.domain.preparations.recipe import Recipe, Wish
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.repositories.model import no_progress
 from sandyard.platform.domain.sandboxes.commands import Commands, StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import NewSandbox, utc_now
-from sandyard.platform.domain.sandboxes.model import about as about_sandbox
+from sandyard.platform.domain.sandboxes.model import NewSandbox, get_sandbox_event_fields, utc_now
 from sandyard.platform.domain.sandboxes.service import check_template
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
@@ -175,9 +179,13 @@ class Preparations:
             row.snapshot = row.error = row.error_code = row.finished_at = None
             row.used_at, row.detail = now, _detail(recipe)
             tx.add(sandbox)
-            tx.emit("sandbox.provisioning", **about_sandbox(sandbox), template=sandbox.template)
+            tx.emit("sandbox.provisioning", **get_sandbox_event_fields(sandbox), template=sandbox.template)
             tx.emit(
-                "preparation.started", **about(row), baseBranch=row.base_branch, commit=row.base_commit, agent=row.agent
+                "preparation.started",
+                **get_preparation_event_fields(row),
+                baseBranch=row.base_branch,
+                commit=row.base_commit,
+                agent=row.agent,
             )
         task = self._tasks.spawn(self._make(caller, project, row, sandbox, wished, recipe, left))
         self._flights[row.id] = _Flight(row, sandbox, task)
@@ -241,7 +249,7 @@ class Preparations:
             if row is None:
                 raise _none(preparation_id)
             row.detail = storable_json({**row.detail, **facts, "step": what})
-            tx.emit("preparation.progress", **about(row), what=what[:200])
+            tx.emit("preparation.progress", **get_preparation_event_fields(row), what=what[:200])
         if (flight := self._flights.get(preparation_id)) is not None:
             flight.step = what
 
@@ -252,7 +260,10 @@ class Preparations:
                 row.status, row.snapshot, row.finished_at = PreparationStatus.READY, snapshot, utc_now()
                 row.used_at, row.detail = row.finished_at, {**row.detail, "step": "ready", "seconds": seconds}
                 tx.emit(
-                    "preparation.ready", **about(row), seconds=seconds, warnings=row.detail.get("warnings", [])[:10]
+                    "preparation.ready",
+                    **get_preparation_event_fields(row),
+                    seconds=seconds,
+                    warnings=row.detail.get("warnings", [])[:10],
                 )
         if row is None:
             await self._lifecycle.engine.delete_snapshot(snapshot)
@@ -269,7 +280,7 @@ class Preparations:
             row.status, row.finished_at = PreparationStatus.FAILED, utc_now()
             row.error, row.error_code = message, error.code
             row.detail = storable_json({**row.detail, "failure": dict(error.extra)})
-            tx.emit("preparation.failed", **about(row), error=message[:2000], code=error.code)
+            tx.emit("preparation.failed", **get_preparation_event_fields(row), error=message[:2000], code=error.code)
         log.info("preparation_failed", preparation=preparation_id, code=error.code, reason=message[:500])
 
     # reading -----------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def check_private(destinations: Destinations, repository: str | None, settings: 
         destinations.check_entry(entry)
 
 
-async def remote_of(session: AsyncSession, project: Project) -> Remote:
+async def get_remote(session: AsyncSession, project: Project) -> Remote:
     """Return the project's remote, for a connection. Raises RepositoryInvalidError if it has none."""
     if not project.repository:
         raise RepositoryInvalidError("The project has no repository. Add one in its settings.")

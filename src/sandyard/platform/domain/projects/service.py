@@ -106,8 +106,8 @@ class Projects:
             tx.emit("project.created", owner_id=project.owner_id, project_id=project.id, name=project.name)
         return project
 
-    async def note_connection(self, project_id: str, error: str | None) -> None:
-        await note_connection(self._database, project_id, error)
+    async def record_connection_error(self, project_id: str, error: str | None) -> None:
+        await record_connection_error(self._database, project_id, error)
 
     async def list(self, caller: Principal, page: PageRequest, *, archived: bool = False) -> Listing[Project]:
         rows = select(Project).where(visible_to(caller))
@@ -124,10 +124,10 @@ class Projects:
         async with self._database.reading() as session:
             return await session.scalar(select(Project.owner_id).where(Project.id == project_id)) or project_id
 
-    async def remote_of(self, project: Project) -> Remote:
+    async def get_remote(self, project: Project) -> Remote:
         """Return the remote for a connection. Raises RepositoryInvalidError if the project has none."""
         async with self._database.reading() as session:
-            return await remotes.remote_of(session, project)
+            return await remotes.get_remote(session, project)
 
     async def is_vouched(self, project: Project) -> bool:
         """Return whether an administrator vouches for its repository and API."""
@@ -259,7 +259,7 @@ class Projects:
                 tx.emit("project.member_removed", owner_id=project.owner_id, project_id=project_id, userId=user_id)
 
 
-async def note_connection(database: Database, project_id: str, error: str | None) -> None:
+async def record_connection_error(database: Database, project_id: str, error: str | None) -> None:
     """Store why the project's repository could not be used, or None if it could. Idempotent."""
     async with database.transaction() as tx:
         project = await tx.session.get(Project, project_id, with_for_update={"key_share": True})

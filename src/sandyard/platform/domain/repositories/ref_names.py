@@ -30,7 +30,7 @@ _RULES = tuple(
 )
 
 
-def find_fault(name: str) -> str | None:
+def find_name_error(name: str) -> str | None:
     """Return what is wrong with the name of a branch or tag, as the end of a sentence. None if it is valid."""
     if not 0 < len(name) <= MAX_NAME:
         return f"must have 1 to {MAX_NAME} characters"
@@ -42,9 +42,9 @@ def find_fault(name: str) -> str | None:
     return None
 
 
-def find_revision_fault(name: str) -> str | None:
-    """Like `find_fault`, for the name of a commit: a branch, a tag or a commit id."""
-    return None if COMMIT.fullmatch(name) else find_fault(name)
+def find_revision_error(name: str) -> str | None:
+    """Like `find_name_error`, for the name of a commit: a branch, a tag or a commit id."""
+    return None if COMMIT.fullmatch(name) else find_name_error(name)
 
 
 def slugify(title: str) -> str:
@@ -76,7 +76,7 @@ def slugify(title: str) -> str:
 
 def check(name: str, what: str = "branch") -> str:
     """Return the name. Raises InvalidInputError if it is not valid."""
-    wrong = find_fault(name)
+    wrong = find_name_error(name)
     if wrong is not None:
         raise InvalidInputError(f"The name of a {what} {wrong}: {name[:60]!r}.")
     return name

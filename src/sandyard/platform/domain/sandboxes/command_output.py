@@ -23,7 +23,7 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command, Sandbox
-from sandyard.platform.domain.sandboxes.model import CommandStatus, about, utc_now
+from sandyard.platform.domain.sandboxes.model import CommandStatus, get_sandbox_event_fields, utc_now
 
 log = get_logger(__name__)
 
@@ -150,7 +150,7 @@ class OutputRecorder:
         self._cut: set[str] = set()
         self._database = database
         self._files = files
-        self._about = about(sandbox)
+        self._about = get_sandbox_event_fields(sandbox)
         self.command_id = command.id
         self.begun = False  # it is known to run, or to have run
         self._stored = {STDOUT: command.stdout_bytes, STDERR: command.stderr_bytes}

@@ -20,7 +20,13 @@ from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT, Ou
 from sandyard.platform.domain.sandboxes.command_policy import CommandPolicy
 from sandyard.platform.domain.sandboxes.command_runner import CommandRunner, command_not_found
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand, about, check_usable, utc_now
+from sandyard.platform.domain.sandboxes.model import (
+    CommandStatus,
+    NewCommand,
+    check_usable,
+    get_sandbox_event_fields,
+    utc_now,
+)
 from sandyard.platform.domain.users.model import Principal
 
 MAX_COMMAND = 1_000_000
@@ -95,7 +101,13 @@ class Commands:
             if await tx.session.get(Command, command.id) is not None:
                 return
             tx.add(command)
-            tx.emit("command.started", **about(row), commandId=command.id, command=command.command[:2000], by=by)
+            tx.emit(
+                "command.started",
+                **get_sandbox_event_fields(row),
+                commandId=command.id,
+                command=command.command[:2000],
+                by=by,
+            )
             counted = update(Sandbox).where(Sandbox.id == row.id).values(command_count=Sandbox.command_count + 1)
             await tx.session.execute(counted)
 

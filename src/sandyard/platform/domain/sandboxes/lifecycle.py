@@ -39,8 +39,8 @@ from sandyard.platform.domain.sandboxes.model import (
     LIVE,
     NewSandbox,
     Status,
-    about,
     check_usable,
+    get_sandbox_event_fields,
     utc_now,
 )
 from sandyard.platform.domain.sandboxes.repository import SandboxRepository, build_sandbox_row
@@ -139,7 +139,7 @@ class Lifecycle:
         row = self.draft(owner_id, wanted)
         async with self._database.transaction() as tx:
             tx.add(row)
-            tx.emit("sandbox.provisioning", **about(row), template=row.template)
+            tx.emit("sandbox.provisioning", **get_sandbox_event_fields(row), template=row.template)
         self.provision(row.id)
         return row
 
@@ -232,7 +232,7 @@ class Lifecycle:
                 await self.engine.set_network(made.id, row.network)
             async with self._database.transaction() as tx:
                 tx.add(row)
-                tx.emit("sandbox.running", **about(row), forkedFrom=parent.id)
+                tx.emit("sandbox.running", **get_sandbox_event_fields(row), forkedFrom=parent.id)
         except BaseException:
             await self.engine.kill(made.id)
             raise

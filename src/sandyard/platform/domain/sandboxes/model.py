@@ -91,8 +91,8 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def about(row: Sandbox) -> dict[str, str | None]:
-    """Return the references of an event about this sandbox."""
+def get_sandbox_event_fields(row: Sandbox) -> dict[str, str | None]:
+    """Return the ids that every event about this sandbox contains."""
     return {
         "owner_id": row.owner_id,
         "project_id": row.project_id,

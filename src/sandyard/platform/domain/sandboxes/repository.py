@@ -15,7 +15,7 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, Sandbox, Session
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects import service as projects
-from sandyard.platform.domain.sandboxes.model import Status, about, utc_now
+from sandyard.platform.domain.sandboxes.model import Status, get_sandbox_event_fields, utc_now
 from sandyard.platform.domain.users.model import Principal
 
 _TRIES = 5
@@ -112,7 +112,7 @@ class SandboxRepository:
                     for name, value in changes.items():
                         setattr(row, name, value)
                     if event is not None:
-                        tx.emit(event, **about(row), status=row.status, error=row.error)
+                        tx.emit(event, **get_sandbox_event_fields(row), status=row.status, error=row.error)
             except StaleDataError:  # another platform process was faster
                 if last:
                     raise ConflictError(

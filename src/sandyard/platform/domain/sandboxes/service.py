@@ -25,7 +25,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
     SandboxNotRunningError,
 )
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, about, check_usable
+from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, check_usable, get_sandbox_event_fields
 from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
@@ -193,7 +193,7 @@ class Sandboxes:
 
         size = await self._lifecycle.call(row, write)
         async with self._database.transaction() as tx:
-            tx.emit("file.uploaded", **about(row), path=path[:1000], size=size, by=principal.name)
+            tx.emit("file.uploaded", **get_sandbox_event_fields(row), path=path[:1000], size=size, by=principal.name)
         return size
 
     async def download_file(
@@ -231,7 +231,7 @@ class Sandboxes:
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.files.remove(engine_id, path))
         async with self._database.transaction() as tx:
-            tx.emit("file.removed", **about(row), path=path[:1000], by=principal.name)
+            tx.emit("file.removed", **get_sandbox_event_fields(row), path=path[:1000], by=principal.name)
 
 
 async def check_template(

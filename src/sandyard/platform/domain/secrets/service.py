@@ -38,8 +38,8 @@ class SecretInfo:
 
 
 class Secrets:
-    """A person's own secrets, or a project's. Those belong to its owner, and only people who may change the project can
-    write them."""
+    """A person's own secrets, or a project's. A project's secrets belong to its owner; only people who may change the
+    project can write them."""
 
     def __init__(self, database: Database, projects: Projects, vault: Vault, clock: Clock) -> None:
         self._database = database
@@ -52,7 +52,7 @@ class Secrets:
         check_name(name)
         if len(value.reveal().encode()) > MAX_SIZE:
             raise InvalidInputError(f"A secret can have at most {MAX_SIZE // 1024} KiB.")
-        owner = await self._owner(caller, project_id, change=True)
+        owner = await self._get_owner_id(caller, project_id, change=True)
         sealed = await asyncio.to_thread(self._vault.seal, value, owner, project_id or "", name)
         try:
             row = await self._store(owner, project_id, name, sealed)
@@ -80,7 +80,7 @@ class Secrets:
 
     async def list(self, caller: Principal, page: PageRequest, project_id: str | None = None) -> Listing[SecretInfo]:
         """List the secrets of the project, or the caller's own, without their values."""
-        owner = await self._owner(caller, project_id, change=False)
+        owner = await self._get_owner_id(caller, project_id, change=False)
         rows = select(StoredSecret).where(
             StoredSecret.owner_id == owner, StoredSecret.project_key == (project_id or "")
         )
@@ -90,7 +90,7 @@ class Secrets:
 
     async def delete(self, caller: Principal, name: str, project_id: str | None = None) -> None:
         """Delete a secret. Raises NotFoundError if there is none."""
-        owner = await self._owner(caller, project_id, change=True)
+        owner = await self._get_owner_id(caller, project_id, change=True)
         async with self._database.transaction() as tx:
             row = await _find(tx.session, owner, project_id, name)
             if row is None:
@@ -106,11 +106,11 @@ class Secrets:
             return None
         return await asyncio.to_thread(self._vault.open, row.value, owner_id, project_id or "", name)
 
-    async def _owner(self, caller: Principal, project_id: str | None, *, change: bool) -> str:
+    async def _get_owner_id(self, caller: Principal, project_id: str | None, *, change: bool) -> str:
         if project_id is None:
             return caller.user_id
-        look = self._projects.require_change if change else self._projects.get
-        return (await look(caller, project_id)).owner_id
+        get_project = self._projects.require_change if change else self._projects.get
+        return (await get_project(caller, project_id)).owner_id
 
 
 def check_name(name: str) -> None:

@@ -31,8 +31,7 @@ from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_fi
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, utc_now
-from sandyard.platform.domain.sandboxes.model import about as about_sandbox
+from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, get_sandbox_event_fields, utc_now
 from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.sandboxes.service import check_envs, check_template
 from sandyard.platform.domain.sessions.origins import (
@@ -42,7 +41,7 @@ from sandyard.platform.domain.sessions.origins import (
     select_first_checkout,
     select_preparation,
 )
-from sandyard.platform.domain.sessions.snapshots import Snapshots, about
+from sandyard.platform.domain.sessions.snapshots import Snapshots, get_session_event_fields
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
@@ -142,8 +141,8 @@ class Sessions:
                 tx.add(row)
                 await tx.session.flush()
                 tx.add(sandbox)
-                tx.emit("session.created", **about(row), title=row.title, sandboxId=sandbox.id)
-                tx.emit("sandbox.provisioning", **about_sandbox(sandbox), template=sandbox.template)
+                tx.emit("session.created", **get_session_event_fields(row), title=row.title, sandboxId=sandbox.id)
+                tx.emit("sandbox.provisioning", **get_sandbox_event_fields(sandbox), template=sandbox.template)
                 if project is not None and project.repository is not None:
                     await tx.session.flush()
                     checkout = self._git.draft_checkout(
@@ -280,7 +279,7 @@ class Sessions:
                     own.where(Sandbox.status != Status.DESTROYED).values(destroy_requested_at=utc_now())
                 )
                 await tx.session.delete(known)
-                tx.emit("session.deleted", **about(row))
+                tx.emit("session.deleted", **get_session_event_fields(row))
 
     async def provision(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox]:
         """Create a new sandbox for a session whose sandbox failed or was deleted. Raises ConflictError while the old one is usable.
@@ -358,7 +357,7 @@ class Sessions:
             tx.add(sandbox)
             tx.emit(
                 "sandbox.provisioning",
-                **about_sandbox(sandbox),
+                **get_sandbox_event_fields(sandbox),
                 template=sandbox.template,
                 fromCheckpoint=snapshot is not None,
             )
@@ -406,7 +405,13 @@ class Sessions:
         )
         async with self._database.transaction() as tx:
             tx.add(message)
-            tx.emit("message.created", **about(row), messageId=message.id, role=message.role, by=principal.name)
+            tx.emit(
+                "message.created",
+                **get_session_event_fields(row),
+                messageId=message.id,
+                role=message.role,
+                by=principal.name,
+            )
         return message
 
     async def messages(self, principal: Principal, session_id: str, page: PageRequest) -> Listing[Message]:
@@ -425,7 +430,7 @@ class Sessions:
             for name, value in changes.items():
                 setattr(row, name, value)
             row.updated_at = utc_now()
-            tx.emit(event, **about(row), title=row.title)
+            tx.emit(event, **get_session_event_fields(row), title=row.title)
         return row
 
 

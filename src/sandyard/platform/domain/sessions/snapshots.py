@@ -51,7 +51,7 @@ class Snapshots:
                 old = snapshot
             else:
                 old, row.checkpoint, row.checkpoint_at = row.checkpoint, snapshot, utc_now()
-                tx.emit("session.checkpointed", **about(row))
+                tx.emit("session.checkpointed", **get_session_event_fields(row))
         try:
             if old is not None:
                 await self._lifecycle.engine.delete_snapshot(old)
@@ -71,8 +71,8 @@ class Snapshots:
                     await self._lifecycle.engine.delete_snapshot(snapshot)
 
 
-def about(row: Session) -> dict[str, str | None]:
-    """Return the references of an event about this session."""
+def get_session_event_fields(row: Session) -> dict[str, str | None]:
+    """Return the ids that every event about this session contains."""
     return {
         "owner_id": row.owner_id,
         "project_id": row.project_id,

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pydantic.alias_generators import to_camel
 
 from sandyard.platform.domain.projects.model import BudgetSettings
-from sandyard.platform.domain.repositories.ref_names import MAX_NAME, find_fault
+from sandyard.platform.domain.repositories.ref_names import MAX_NAME, find_name_error
 
 MAX_TITLE, MAX_DESCRIPTION, MAX_ATTEMPTS, MAX_NEEDS, MAX_FEEDBACK = 300, 100_000, 8, 50, 50_000
 PRIORITIES = (-100, 100)
@@ -18,7 +18,7 @@ _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u20
 
 
 def _validate_branch(name: str) -> str:
-    if (fault := find_fault(name)) is not None:
+    if (fault := find_name_error(name)) is not None:
         raise ValueError(fault)
     return name
 

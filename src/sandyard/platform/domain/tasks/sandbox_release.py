@@ -14,7 +14,7 @@ from sandyard.platform.db.models import Attempt, Project, Sandbox, Session
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import LIVE, utc_now
-from sandyard.platform.domain.sessions.snapshots import about
+from sandyard.platform.domain.sessions.snapshots import get_session_event_fields
 from sandyard.platform.domain.tasks.model import AttemptStatus
 from sandyard.platform.domain.tasks.moves import ACTIVE_ATTEMPTS
 
@@ -49,7 +49,7 @@ class SandboxRelease:
                     return
                 if archive and session.archived_at is None:
                     session.archived_at = session.updated_at = utc_now()
-                    tx.emit("session.archived", **about(session), title=session.title)
+                    tx.emit("session.archived", **get_session_event_fields(session), title=session.title)
             row = await self._lifecycle.repository.get(session.sandbox_id)
             if row.status not in LIVE:
                 return

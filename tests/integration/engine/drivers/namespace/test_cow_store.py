@@ -17,7 +17,7 @@ from sandyard.engine.drivers.namespace.store import btrfs, guard, image
 from sandyard.engine.drivers.namespace.store.cow import CowStore
 from sandyard.kit.errors import FullError, SandyardError
 
-pytestmark = pytest.mark.skipif(image.obstacle() is not None, reason=str(image.obstacle()))
+pytestmark = pytest.mark.skipif(image.find_obstacle() is not None, reason=str(image.find_obstacle()))
 
 
 @pytest_asyncio.fixture
@@ -112,7 +112,7 @@ async def test_a_sparse_image_does_not_take_the_reserve_of_the_disk(
     before = guard.survey(store.path, file).free
     os.truncate(file, file.stat().st_size + (1 << 30))
     image.resize_to_file(file, store.path)
-    monkeypatch.setattr(image, "reserve", lambda _: 1 << 60)
+    monkeypatch.setattr(image, "get_reserve", lambda _: 1 << 60)
     with pytest.raises(OSError, match="No space left"):
         image.reserve_all(file)
     assert image.unreserved_bytes(file) > (1 << 30) - (1 << 20), "no blocks may be allocated"

@@ -97,7 +97,7 @@ class Sandbox:
     async def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
         self.thaw()
-        await asyncio.to_thread(probe.end_all, self.freezer)
+        await asyncio.to_thread(probe.kill_all, self.freezer)
 
     async def restore(self) -> None:
         holder = await probe.start(self.folder, "hold", self.freezer)
@@ -206,7 +206,7 @@ async def test_a_failed_restore_keeps_the_images(sandbox: Sandbox) -> None:
     moved = core.rename(core.with_suffix(".aside"))
     with pytest.raises(UnsupportedError, match="can't be restored"):
         await sandbox.restore()
-    await asyncio.to_thread(probe.end_all, sandbox.freezer)  # a helper of CRIU may take a moment longer to end
+    await asyncio.to_thread(probe.kill_all, sandbox.freezer)  # a helper of CRIU may take a moment longer to end
     moved.rename(core)
     await sandbox.restore()
     assert (await sandbox.state())["secret"] == before["secret"]

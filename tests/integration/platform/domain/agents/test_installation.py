@@ -44,7 +44,9 @@ async def target(yard: Yard) -> AsyncIterator[InstallTarget]:
 
 def create_profile(script: str, check: str = "test -e ~/there", timeout_s: float = 60) -> BuiltInProfile:
     install = Install("1", ("bash", "-c", check), script, timeout_s)
-    return BuiltInProfile(name="x", title="X", description="", start=lambda request: Launch(("x",)), install=install)
+    return BuiltInProfile(
+        name="x", title="X", description="", make_launch=lambda request: Launch(("x",)), install=install
+    )
 
 
 async def test_concurrent_installations_run_once(target: InstallTarget) -> None:

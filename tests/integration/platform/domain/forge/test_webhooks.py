@@ -21,7 +21,13 @@ from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Delivery, Project, PullRequest
 from sandyard.platform.domain.forge import webhooks
-from sandyard.platform.domain.forge.deliveries import LARGEST, NAMES, Payload, find_repository_names, parse_payload
+from sandyard.platform.domain.forge.deliveries import (
+    MAX_BYTES,
+    MAX_REPOSITORIES,
+    Payload,
+    find_repository_names,
+    parse_payload,
+)
 from sandyard.platform.domain.forge.errors import ForgeUnreachableError
 from sandyard.platform.domain.forge.model import PullState
 from sandyard.platform.domain.forge.webhooks import (
@@ -328,7 +334,7 @@ async def test_unsigned_bodies_are_not_parsed(receiver: WebhookReceiver, monkeyp
 
     monkeypatch.setattr(webhooks, "parse_payload", parse_and_count)
     body = json.dumps({"repository": REPOSITORY, "pad": [[]] * 90_000}).encode()
-    assert LARGE < len(body) < LARGEST
+    assert LARGE < len(body) < MAX_BYTES
     unknown = body.replace(b"Acme/Website", b"Nobody/Knows")
     wrong = [receiver.send_raw("ping", body, secret="a-secret-of-somebody-else") for _ in range(20)]
     answers = await asyncio.gather(*wrong, receiver.send_raw("ping", unknown, secret="x"), return_exceptions=True)
@@ -373,12 +379,12 @@ def test_repository_names_are_found_without_parsing() -> None:
     assert find_repository_names("application/json", body.replace(": ", ":").encode()) == found
     assert find_repository_names("application/x-www-form-urlencoded", urlencode({"payload": body}).encode()) == found
     many = ",".join(f'{{"full_name":"a/{n}"}}' for n in range(100_000)).encode()
-    assert len(find_repository_names("application/json", many)) == NAMES
+    assert len(find_repository_names("application/json", many)) == MAX_REPOSITORIES
 
 
 async def test_a_delivery_over_the_size_limit_is_rejected(receiver: WebhookReceiver) -> None:
     with pytest.raises(TooMuchError) as refused:
-        await receiver.send_raw("ping", b" " * (LARGEST + 1))
+        await receiver.send_raw("ping", b" " * (MAX_BYTES + 1))
     assert refused.value.status == 413
 
 

@@ -18,7 +18,9 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.users.model import Principal
 from tests.integration.platform.domain.sandboxes.yard import Yard
 
-BARE = BuiltInProfile(name="bare", title="Bare", description="Needs nothing.", start=lambda _: Launch(argv=("true",)))
+BARE = BuiltInProfile(
+    name="bare", title="Bare", description="Needs nothing.", make_launch=lambda _: Launch(argv=("true",))
+)
 
 
 def _start(request: LaunchRequest) -> Launch:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.kit import names
+from sandyard.kit import dns_lookup
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import NoSpaceError, SandyardError
 from sandyard.kit.secret import Secret
@@ -150,10 +150,10 @@ async def test_the_token_is_not_sent_to_the_target_of_a_redirect(
 def resolve_forge_to(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     """Resolve forge.example to this address in this process; git could not resolve it."""
 
-    async def answer(host: str) -> list[names.Address]:
+    async def answer(host: str) -> list[dns_lookup.Address]:
         return [ipaddress.ip_address(address)]
 
-    monkeypatch.setattr(names, "ask_name_servers", answer)
+    monkeypatch.setattr(dns_lookup, "query_name_servers", answer)
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 

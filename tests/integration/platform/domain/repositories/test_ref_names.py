@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from sandyard.kit.errors import InvalidInputError
-from sandyard.platform.domain.repositories.ref_names import check, find_fault, find_revision_fault, slugify
+from sandyard.platform.domain.repositories.ref_names import check, find_name_error, find_revision_error, slugify
 
 VALID = [
     *(
@@ -46,7 +46,7 @@ INVALID = [
 
 @pytest.mark.parametrize("name", VALID)
 def test_valid_names_are_accepted(name: str) -> None:
-    assert find_fault(name) is None and check(name) == name
+    assert find_name_error(name) is None and check(name) == name
     subprocess.run(["git", "check-ref-format", "--branch", name], check=True, capture_output=True)
     subprocess.run(["git", "check-ref-format", f"refs/tags/{name}"], check=True, capture_output=True)
 
@@ -61,7 +61,7 @@ def test_git_accepts_every_name_that_is_accepted() -> None:
     """Every character and every short combination of the special ones is checked with git itself."""
     odd = ["a", ".", "/", "-", "@", "{", "lock", "~", "..", "\\", " ", "\x01", "\x7f", "[", ":", "ü", "HEAD"]
     names = [chr(code) for code in range(1, 128)] + [x + y + z for x in odd for y in odd for z in odd]
-    accepted = [name for name in names if find_fault(name) is None]
+    accepted = [name for name in names if find_name_error(name) is None]
     assert len(accepted) > 200
     refused = [name for name in accepted if not _git_accepts(name)]
     assert refused == []
@@ -75,12 +75,12 @@ def _git_accepts(name: str) -> bool:
 
 def test_a_revision_may_be_a_commit_id() -> None:
     assert (
-        find_revision_fault("f" * 40) is None
-        and find_revision_fault("deadbeef") is None
-        and find_revision_fault("main") is None
+        find_revision_error("f" * 40) is None
+        and find_revision_error("deadbeef") is None
+        and find_revision_error("main") is None
     )
     for name in ("HEAD~1", "main..x", "-x", "", "F" * 40 + "^", "HEAD"):
-        assert find_revision_fault(name) is not None, name
+        assert find_revision_error(name) is not None, name
 
 
 @pytest.mark.parametrize(
@@ -104,5 +104,5 @@ def test_a_revision_may_be_a_commit_id() -> None:
 )
 def test_titles_become_slugs(title: str, words: str) -> None:
     assert slugify(title) == words
-    assert find_fault(f"task/{slugify(title)}-1a2b") is None
+    assert find_name_error(f"task/{slugify(title)}-1a2b") is None
     assert _git_accepts(f"task/{slugify(title)}-1a2b")

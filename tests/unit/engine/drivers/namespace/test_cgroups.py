@@ -9,7 +9,7 @@ import pytest
 
 from sandyard.engine.contract import Limits
 from sandyard.engine.drivers.namespace.cgroups import Cgroups, Hierarchy, IoLimits, SocketMemory, tree
-from sandyard.engine.drivers.namespace.cgroups.discovery import mounts
+from sandyard.engine.drivers.namespace.cgroups.discovery import parse_mounts
 from sandyard.engine.drivers.namespace.cgroups.io import disk_below
 
 HYBRID = """\
@@ -24,14 +24,14 @@ HYBRID = """\
 
 
 def test_hierarchies_are_read_from_mountinfo() -> None:
-    hierarchies_by_path = {str(mount.path): (mount.version, mount.controllers) for mount in mounts(HYBRID)}
+    hierarchies_by_path = {str(mount.path): (mount.version, mount.controllers) for mount in parse_mounts(HYBRID)}
     assert hierarchies_by_path == {
         "/sys/fs/cgroup/unified": (2, frozenset()),
         "/sys/fs/cgroup/cpu,cpuacct": (1, frozenset({"cpu", "cpuacct"})),
         "/sys/fs/cgroup/memory": (1, frozenset({"memory"})),
         "/sys/fs/cgroup/with space": (1, frozenset({"pids"})),
     }
-    assert mounts(HYBRID)[0].options == ("rw", "nsdelegate")
+    assert parse_mounts(HYBRID)[0].options == ("rw", "nsdelegate")
 
 
 class _FakeKernelFiles:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
 
-from sandyard.kit import names
+from sandyard.kit import dns_lookup
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.forge.app_tokens import FixedToken
@@ -57,13 +57,13 @@ def meant(monkeypatch: pytest.MonkeyPatch, **hosts: str) -> list[str]:
     """Define what names resolve to (underscores stand for dots), and return the list of names that were resolved."""
     asked: list[str] = []
 
-    async def told(host: str) -> list[names.Address]:
+    async def told(host: str) -> list[dns_lookup.Address]:
         asked.append(host)
         if (name := host.replace(".", "_")) in hosts:
             return [ipaddress.ip_address(hosts[name])]
         raise OSError("unknown")
 
-    monkeypatch.setattr(names, "ask_name_servers", told)
+    monkeypatch.setattr(dns_lookup, "query_name_servers", told)
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     return asked

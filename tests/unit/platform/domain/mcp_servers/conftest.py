@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sandyard.kit.destinations import Destinations
-from sandyard.kit.names import Address
+from sandyard.kit.dns_lookup import Address
 from sandyard.platform.domain.mcp_servers.clients import McpClients
 from sandyard.platform.domain.mcp_servers.service import McpServers
 from tests.unit.platform.domain.models.conftest import upstream
@@ -33,7 +33,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
             raise OSError("unknown")
         return [ipaddress.ip_address(known[host])]
 
-    monkeypatch.setattr("sandyard.kit.names.ask_name_servers", found)
+    monkeypatch.setattr("sandyard.kit.dns_lookup.query_name_servers", found)
     for proxy in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(proxy, raising=False)
         monkeypatch.delenv(proxy.upper(), raising=False)

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import select
 
 from sandyard.kit.destinations import Destinations, PrivateAddressError
+from sandyard.kit.dns_lookup import Address
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
-from sandyard.kit.names import Address
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import ModelProvider
 from sandyard.platform.domain.models.apis import Asked, build_url, filter_request_headers, parse_request
@@ -41,7 +41,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
             raise OSError("unknown")
         return [ipaddress.ip_address(known[host])]
 
-    monkeypatch.setattr("sandyard.kit.names.ask_name_servers", found)
+    monkeypatch.setattr("sandyard.kit.dns_lookup.query_name_servers", found)
     return known
 
 

@@ -39,9 +39,9 @@ async def test_private_addresses_require_administrator(world: World) -> None:
         mine = await projects.create(maria, "mine", repository="http://10.1.2.3/a/b")
         with pytest.raises(ForbiddenError, match="private network"):
             await projects.update(maria, mine.id, repository=repository, settings=settings)
-        assert not (await projects.remote_of(mine)).vouched
+        assert not (await projects.get_remote(mine)).vouched
         made = await projects.create(admin, "ours", repository=repository, settings=settings)
-        assert (await projects.remote_of(made)).vouched
+        assert (await projects.get_remote(made)).vouched
 
 
 async def test_visibility_and_permissions(world: World) -> None:

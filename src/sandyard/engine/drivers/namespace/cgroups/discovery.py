@@ -34,7 +34,7 @@ class Mount:
     options: tuple[str, ...] = ()  # of the file system, not of the mount
 
 
-def mounts(mountinfo: str) -> list[Mount]:
+def parse_mounts(mountinfo: str) -> list[Mount]:
     """Return the cgroup file systems in a `/proc/PID/mountinfo`."""
     found = []
     for line in mountinfo.splitlines():
@@ -55,7 +55,7 @@ def discover(folder: str, *, known: Mapping[str, str], rootless: bool) -> tuple[
     which are kept while they exist, because running sandboxes are in them. Also returns what is missing, and why."""
     found: list[Hierarchy] = []
     missing: dict[str, str] = {}
-    everything = mounts(Path("/proc/self/mountinfo").read_text())
+    everything = parse_mounts(Path("/proc/self/mountinfo").read_text())
     unified = next((m for m in everything if m.version == 2), None)
     if unified is not None:
         base = _own_group(unified.path) if rootless else unified.path

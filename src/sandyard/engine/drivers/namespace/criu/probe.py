@@ -1,4 +1,4 @@
-"""Tests that memory can be moved to disk and back on this machine, by doing it with a sandbox of one small process.
+"""Check that memory can be moved to disk and back on this machine, by doing it with a sandbox of one small process.
 
 Versions are not enough: whether CRIU works depends on the kernel, on the engine's environment, and on their
 combination. The sandbox here is created like the driver's: namespaces that belong to the host's root, the user
@@ -29,74 +29,74 @@ from sandyard.kit.errors import SandyardError, UnsupportedError
 _FIRST_ID = 1_910_000_000  # of the sandbox's users on the host; otherwise unused
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _BPF_RETURN, _SECCOMP_ALLOW = 6, 0x7FFF_0000
-_PATIENCE = 10.0
+_TIMEOUT_S = 10.0
 _CAP_SYS_RESOURCE = 24
-_NAME = "sandyard-probe-"
+_PREFIX = "sandyard-probe-"
 
-_known: dict[tuple[str, ...], Criu | UnsupportedError] = {}
+_results: dict[tuple[str, ...], Criu | UnsupportedError] = {}
 
 
 async def find_working() -> Criu:
-    """Return a CRIU that was tested successfully. UnsupportedError says why there is none. Takes half a second, the
-    first time."""
+    """Return a CRIU that was tested successfully. Raises UnsupportedError with the reason if there is none. Takes half a
+    second the first time; the result is cached."""
     criu = await Criu.find()
     if not kernel.effective_capabilities() >> _CAP_SYS_RESOURCE & 1:
         raise UnsupportedError(
             "CRIU reads the limits of processes that are not root's; run the engine with CAP_SYS_RESOURCE"
         )
-    if criu.command not in _known:
+    if criu.command not in _results:
         try:
-            async with asyncio.timeout(_PATIENCE * 3):
-                await _try(criu)
-            _known[criu.command] = criu
+            async with asyncio.timeout(_TIMEOUT_S * 3):
+                await _dump_and_restore(criu)
+            _results[criu.command] = criu
         except (SandyardError, OSError, TimeoutError) as error:
             version = ".".join(str(part) for part in criu.version)
-            _known[criu.command] = UnsupportedError(f"CRIU {version} does not work on this machine: {error}")
-    found = _known[criu.command]
+            _results[criu.command] = UnsupportedError(f"CRIU {version} does not work on this machine: {error}")
+    found = _results[criu.command]
     if isinstance(found, UnsupportedError):
         raise found
     return found
 
 
-async def _try(criu: Criu) -> None:
-    with tempfile.TemporaryDirectory(prefix=f"{_NAME}{os.getpid()}-") as name, freezer_group() as freezer:
+async def _dump_and_restore(criu: Criu) -> None:
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-") as name, freezer_group() as freezer:
         folder = Path(name)
-        os.chmod(folder, 0o711)  # noqa: S103, PTH101  the sandbox's root passes through, to the mounts it is handed
-        place = folder / "agent.sock"
+        os.chmod(folder, 0o711)  # noqa: S103, PTH101  the sandbox's root must traverse it to reach its mounts
+        agent_socket = folder / "agent.sock"
         agent = await start(folder, "live", freezer)
-        if await ask(place) != b"1":
+        if await read_reply(agent_socket) != b"1":
             raise UnsupportedError("the probe's process did not start")
         set_frozen(freezer, frozen=True)
         await criu.dump(Frozen(agent, freezer), folder / "images" / "probe")
         os.kill(agent, signal.SIGKILL)
         set_frozen(freezer, frozen=False)
-        await asyncio.to_thread(end_all, freezer)
+        await asyncio.to_thread(kill_all, freezer)
         holder = await start(folder, "hold", freezer)
         try:
             await criu.restore(
-                folder / "images" / "probe", RestoreTarget(holder, folder / "stage/root", (freezer,), place)
+                folder / "images" / "probe", RestoreTarget(holder, folder / "stage/root", (freezer,), agent_socket)
             )
         finally:
             os.kill(holder, signal.SIGKILL)
-        if await ask(place) != b"2":
-            raise UnsupportedError("the probe's process came back without its memory")
+        if await read_reply(agent_socket) != b"2":
+            raise UnsupportedError("the probe's process was restored without its memory")
 
 
 @contextlib.contextmanager
 def freezer_group() -> Iterator[Path]:
-    """Yield a cgroup that can be frozen, and is emptied and removed afterwards."""
+    """Yield a cgroup that can be frozen, and remove it with its processes afterwards."""
     sweep()
-    group = _freezer() / f"{_NAME}{os.getpid()}"
+    group = _find_freezer() / f"{_PREFIX}{os.getpid()}"
     group.mkdir(exist_ok=True)
     try:
         yield group
     finally:
         set_frozen(group, frozen=False)
-        end_all(group)
+        kill_all(group)
         group.rmdir()
 
 
-def _freezer() -> Path:
+def _find_freezer() -> Path:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         own, _, rest = line.partition(" - ")
         kind, *_, options = rest.split()
@@ -106,22 +106,23 @@ def _freezer() -> Path:
 
 
 def sweep() -> None:
-    """Remove what engines that were killed during a test have left. Its processes hold all its mounts."""
-    for group in _freezer().glob(f"{_NAME}*"):
+    """Remove the leftovers of engines that were killed during a test. Killing their processes also ends their mounts."""
+    for group in _find_freezer().glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError, UnsupportedError):
             inside = (group / "cgroup.procs").read_text().split()
-            if _is_dead(group) and "0" not in inside:  # 0: of another pid namespace, where its engine may be running
+            # 0: a process of another pid namespace, where its engine may be running
+            if _is_dead(group) and "0" not in inside:
                 set_frozen(group, frozen=False)
-                end_all(group)
+                kill_all(group)
                 group.rmdir()
-    for folder in Path(tempfile.gettempdir()).glob(f"{_NAME}*"):
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         if _is_dead(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_dead(path: Path) -> bool:
-    """Return whether the process that this is named after has ended."""
-    pid = path.name.removeprefix(_NAME).partition("-")[0]
+    """Return whether the process whose pid is in the name has ended."""
+    pid = path.name.removeprefix(_PREFIX).partition("-")[0]
     return pid.isdigit() and not Path("/proc", pid).exists()
 
 
@@ -135,40 +136,40 @@ def set_frozen(group: Path, *, frozen: bool) -> None:
     _wait_until(lambda: wanted in state.read_text())
 
 
-def end_all(group: Path) -> None:
+def kill_all(group: Path) -> None:
     """Kill the processes in that group, and wait until it is empty."""
 
-    def emptied() -> bool:
+    def kill_remaining() -> bool:
         pids = (group / "cgroup.procs").read_text().split()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         return not pids
 
-    _wait_until(emptied)
+    _wait_until(kill_remaining)
 
 
-def _wait_until(reached: Callable[[], bool]) -> None:
-    """Wait until it is reached, because the kernel needs a millisecond and does not report completion."""
-    deadline = time.monotonic() + _PATIENCE
-    while not reached():
+def _wait_until(condition: Callable[[], bool]) -> None:
+    """Poll until the condition is true, because the kernel needs a millisecond and does not report completion."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not condition():
         if time.monotonic() > deadline:
             raise UnsupportedError("the probe's processes could not be frozen or ended")
         time.sleep(0.0005)
 
 
-async def ask(place: Path) -> bytes:
-    async with asyncio.timeout(_PATIENCE):
-        reader, writer = await asyncio.open_unix_connection(place)
+async def read_reply(agent_socket: Path) -> bytes:
+    async with asyncio.timeout(_TIMEOUT_S):
+        reader, writer = await asyncio.open_unix_connection(agent_socket)
         try:
             return await reader.read()
         finally:
             writer.close()
 
 
-async def start(folder: Path, verb: str, freezer: Path, entry: str = f"from {__name__} import main; main()") -> int:
+async def start(folder: Path, mode: str, freezer: Path, entry: str = f"from {__name__} import main; main()") -> int:
     """Run `entry` with these arguments: see `main`. Return the pid it prints."""
-    command = [*bare_python(entry), verb, str(folder), str(freezer)]
+    command = [*bare_python(entry), mode, str(folder), str(freezer)]
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=pipe, stderr=pipe)
     output, errors = await process.communicate()
@@ -182,26 +183,26 @@ def main(serve: Callable[[socket.socket], None] | None = None) -> None:
 
     `serve` is what the sandbox does with its agent's listening socket; by default it counts the clients.
     """
-    kernel.close_range(3, 0x7FFF_FFFF)  # uvloop leaves the pipes of its children open in them
-    verb, folder, freezer = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    users = _user_namespace()
+    kernel.close_range(3, 0x7FFF_FFFF)  # children of a uvloop process inherit the pipes of other children
+    mode, folder, freezer = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    users = _create_user_namespace()
     ready, tell = os.pipe()
-    if verb == "live":
+    if mode == "live":
         kernel.unshare(kernel.CLONE_NEWPID)
     pid = os.fork()
     if pid == 0:
         try:
             os.setsid()
-            if verb == "live":
+            if mode == "live":
                 (freezer / "cgroup.procs").write_text("0")
             kinds = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
             kernel.unshare(kinds | kernel.CLONE_NEWNET)
-            _loopback_up()  # CRIU tries something there
-            root = _mount(folder)
-            if verb == "live":
-                listener = _enter(folder, root, users)
+            _enable_loopback()  # CRIU uses it
+            root = _mount_root(folder)
+            if mode == "live":
+                listener = _enter_sandbox(folder, root, users)
                 os.close(tell)
-                (serve or _count)(listener)
+                (serve or _serve_counter)(listener)
             for descriptor in (0, 1, 2, tell):
                 os.close(descriptor)
             signal.pause()
@@ -212,7 +213,7 @@ def main(serve: Callable[[socket.socket], None] | None = None) -> None:
     sys.stdout.write(str(pid))
 
 
-def _user_namespace() -> int:
+def _create_user_namespace() -> int:
     ready, tell = os.pipe()
     hold, release = os.pipe()
     pid = os.fork()
@@ -234,12 +235,12 @@ def _user_namespace() -> int:
     return users
 
 
-def _loopback_up() -> None:
+def _enable_loopback() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
 
 
-def _mount(folder: str) -> str:
+def _mount_root(folder: str) -> str:
     """Mount an overlay with a device node on it, like the driver's boot, but without proc."""
     stage = f"{folder}/stage"
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
@@ -257,11 +258,11 @@ def _mount(folder: str) -> str:
     return f"{stage}/root"
 
 
-def _enter(folder: str, root: str, users: int) -> socket.socket:
+def _enter_sandbox(folder: str, root: str, users: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{folder}/agent.sock")
     listener.listen()
-    listener.setblocking(False)  # like an agent's, and the one it gets back
+    listener.setblocking(False)  # like the sockets of real agents, before and after a restore
     kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     kernel.pivot_into(root)
     null = os.open("/dev/null", os.O_RDWR)
@@ -277,7 +278,7 @@ def _enter(folder: str, root: str, users: int) -> socket.socket:
     return listener
 
 
-def _count(listener: socket.socket) -> None:
+def _serve_counter(listener: socket.socket) -> None:
     with socket.create_server(("127.0.0.1", 0)):  # recent kernels and old versions of CRIU disagree about such sockets
         for count in range(1, 1_000):
             select.select([listener], [], [])

@@ -32,8 +32,8 @@ Limitations:
 """
 
 from sandyard.engine.drivers.namespace.net.network import NetSlot, Network
-from sandyard.engine.drivers.namespace.net.policy import read_policy
+from sandyard.engine.drivers.namespace.net.policy import parse_policy
 from sandyard.engine.drivers.namespace.net.probe import Finding, probe
 from sandyard.engine.drivers.namespace.net.settings import NetworkSettings
 
-__all__ = ["Finding", "NetSlot", "Network", "NetworkSettings", "probe", "read_policy"]
+__all__ = ["Finding", "NetSlot", "Network", "NetworkSettings", "parse_policy", "probe"]

@@ -189,7 +189,7 @@ class Firewall:
 
     def _translate_policy(self, egress: Egress) -> WrittenPolicy:
         private = self._private or ()
-        allow, ruled = egress.open_ranges(private), bool(egress.rules)
+        allow, ruled = egress.list_allowed_ranges(private), bool(egress.rules)
         if egress.closed:
             return WrittenPolicy(_CLOSED, _mark(egress.domains), allow, ruled=ruled)
         if egress.deny or any(ranges.subtract((item,), private) != (item,) for item in allow):

@@ -46,14 +46,14 @@ Admit = Callable[[IPv4Address, str, Mapping[IPv4Address, int]], Awaitable[None]]
 @dataclass(slots=True)
 class _Client:
     address: IPv4Address
-    answers: bool
+    resolves_names: bool
     domains: Domains
     questions: int = 0
     streams: int = 0
     refused: dict[str, None] = field(default_factory=dict)  # names, in order
 
     def may_ask(self, name: str) -> bool:
-        return self.answers and (not self.domains or self.domains.match(name))
+        return self.resolves_names and (not self.domains or self.domains.match(name))
 
 
 class Forwarder(asyncio.DatagramProtocol):
@@ -90,7 +90,7 @@ class Forwarder(asyncio.DatagramProtocol):
     def serve(self, address: IPv4Address, egress: Egress) -> None:
         """Answer this sandbox according to this policy, from the next query on."""
         client = self._clients.setdefault(str(address), _Client(address, False, Domains()))
-        client.answers, client.domains = egress.answers, egress.domains
+        client.resolves_names, client.domains = egress.resolves_names, egress.domains
 
     def forget(self, address: IPv4Address) -> None:
         self._clients.pop(str(address), None)

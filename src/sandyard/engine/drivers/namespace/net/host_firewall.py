@@ -21,7 +21,7 @@ _DOCKER = "ip filter DOCKER-USER"
 _OWN_TABLES = "sandyard_"
 _LEGACY = Path("/proc/net/ip_tables_names")
 
-LET_ASK = (
+ALLOW_DNS_COMMANDS = (
     f"iptables -I INPUT -i {ANY_CABLE}+ -p udp --dport 53 -j ACCEPT; "
     f"iptables -I INPUT -i {ANY_CABLE}+ -p tcp --dport 53 -j ACCEPT"
 )
@@ -59,7 +59,7 @@ def blockers(nft: Nft) -> list[Blocker]:
     return found
 
 
-def pass_docker(nft: Nft, names: Names) -> None:
+def allow_in_docker_chain(nft: Nft, names: Names) -> None:
     """Let our packets pass Docker's forward chain, if there is one. Idempotent.
 
     Uses only simple rules like those that the `iptables` command writes, so that it can still read its table. Our own
@@ -96,7 +96,7 @@ def list_problems(nft: Nft) -> dict[str, str]:
     if incoming:
         result["dns"] = (
             f"the host's firewall drops incoming packets ({', '.join(incoming)}), so that names may not resolve in "
-            f"sandboxes. Allow them: {LET_ASK}"
+            f"sandboxes. Allow them: {ALLOW_DNS_COMMANDS}"
         )
     if _has_legacy_rules() and "forward" not in result:
         result["legacy"] = (

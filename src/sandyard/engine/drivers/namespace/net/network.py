@@ -15,7 +15,7 @@ from sandyard.engine.contract import Denied, Hairpin, NetworkPolicy, Outbound
 from sandyard.engine.drivers.namespace.net.names import Names
 from sandyard.engine.drivers.namespace.net.namespaces import Cable, Namespaces
 from sandyard.engine.drivers.namespace.net.nft import NftError
-from sandyard.engine.drivers.namespace.net.policy import Egress, read_policy
+from sandyard.engine.drivers.namespace.net.policy import Egress, parse_policy
 from sandyard.engine.drivers.namespace.net.pool import Pool
 from sandyard.engine.drivers.namespace.net.settings import NetworkSettings
 from sandyard.engine.drivers.namespace.net.uplink import Uplink
@@ -168,7 +168,7 @@ class Network:
 
     async def set_policy(self, slot: int, policy: NetworkPolicy) -> None:
         """Replace the slot's policy, also for existing connections. Raises InvalidInputError and then changes nothing."""
-        egress = read_policy(policy)
+        egress = parse_policy(policy)
         if egress.rules and self._outbound is None:
             raise UnsupportedError("network rules are not supported by this engine")
         held = self._held.get(slot)

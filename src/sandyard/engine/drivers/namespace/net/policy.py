@@ -41,8 +41,8 @@ NEVER: Ranges = ranges.make_ranges(
 )
 PRIVATE: Ranges = ranges.make_ranges(("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.0.0.0/24", "192.168.0.0/16"))
 
-_ENTRIES = 1000
-_RULES = 100
+_MAX_ENTRIES = 1000
+_MAX_RULES = 100
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 NAMES_NEED_DENY_ALL = (
     "When specifying allowed domains in allow out, "
@@ -53,7 +53,7 @@ NAMES_NEED_DENY_ALL = (
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """Allowed names: exact ones, everything below others (without these themselves), or all."""
+    """Allowed names: those in `exact`, all subdomains of those in `below`, or `everything`."""
 
     exact: frozenset[str] = frozenset()
     below: frozenset[str] = frozenset()
@@ -75,8 +75,8 @@ class Domains:
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """The meaning of a policy. `closed`: only `allow` and `domains` are open. `deny` matters only otherwise. `rules`
-    open nothing; their hosts are in lower case."""
+    """A parsed policy. If `closed`, only `allow` and `domains` are reachable; otherwise everything but `deny`. `rules` change
+    requests and allow nothing; their hosts are in lower case."""
 
     closed: bool = False
     allow: tuple[IPv4Network, ...] = ()
@@ -85,11 +85,11 @@ class Egress:
     rules: tuple[HostRule, ...] = ()
 
     @property
-    def answers(self) -> bool:
-        """Whether names are resolved at all. Not if nothing can be reached by name, because queries can carry data out."""
+    def resolves_names(self) -> bool:
+        """Whether names are resolved at all. False if no name may be reached, because queries can leak data."""
         return not self.closed or bool(self.domains)
 
-    def rule_for(self, name: str) -> HostRule | None:
+    def find_rule(self, name: str) -> HostRule | None:
         """Return the rule for this name, otherwise the one for the nearest name above. `name` as in `Domains.match`."""
         by_host = {rule.host: rule for rule in self.rules}
         found = by_host.get(name)
@@ -98,25 +98,25 @@ class Egress:
             found = by_host.get(f"*.{name}")
         return found
 
-    def open_ranges(self, private: Ranges) -> Ranges:
+    def list_allowed_ranges(self, private: Ranges) -> Ranges:
         """Return the allowed addresses: entries inside a private range completely, others without their private parts."""
-        plain: list[ranges.Range] = []
-        named: list[ranges.Range] = []
+        other_entries: list[ranges.Range] = []
+        private_entries: list[ranges.Range] = []
         for network in self.allow:
             low, high = int(network.network_address), int(network.broadcast_address)
             inside = any(start <= low and high <= end for start, end in private)
-            (named if inside else plain).append((low, high))
-        reachable = ranges.merge([*ranges.subtract(ranges.merge(plain), private), *named])
+            (private_entries if inside else other_entries).append((low, high))
+        reachable = ranges.merge([*ranges.subtract(ranges.merge(other_entries), private), *private_entries])
         return ranges.subtract(reachable, NEVER)
 
 
-def read_policy(policy: NetworkPolicy) -> Egress:
+def parse_policy(policy: NetworkPolicy) -> Egress:
     """Parse a policy. Raises InvalidInputError, which names the wrong entry."""
-    if max(len(policy.allow_out), len(policy.deny_out)) > _ENTRIES:
-        raise InvalidInputError(f"a network policy has at most {_ENTRIES} entries in each list")
+    if max(len(policy.allow_out), len(policy.deny_out)) > _MAX_ENTRIES:
+        raise InvalidInputError(f"a network policy has at most {_MAX_ENTRIES} entries in each list")
     deny = []
     for entry in policy.deny_out:
-        network = _network(entry)
+        network = _parse_network(entry)
         if network is None:
             raise InvalidInputError(f"invalid denied CIDR {entry}")
         if isinstance(network, IPv4Network):
@@ -126,41 +126,41 @@ def read_policy(policy: NetworkPolicy) -> Egress:
 
     allow, exact, below, everything = [], set(), set(), False
     for entry in policy.allow_out:
-        network = _network(entry)
+        network = _parse_network(entry)
         if isinstance(network, IPv4Network):
             allow.append(network)
         elif network is None and entry.strip() == "*":
             everything = True
         elif network is None and entry.strip().startswith("*."):
-            below.add(_domain(entry.strip()[2:], entry))
+            below.add(_parse_domain(entry.strip()[2:], entry))
         elif network is None:
-            exact.add(_domain(entry.strip(), entry))
+            exact.add(_parse_domain(entry.strip(), entry))
     domains = Domains(frozenset(exact), frozenset(below), everything)
     if domains and not closed:
         raise InvalidInputError(NAMES_NEED_DENY_ALL)
-    return Egress(closed, tuple(allow), () if closed else denied, domains, _rules(policy))
+    return Egress(closed, tuple(allow), () if closed else denied, domains, _parse_rules(policy))
 
 
-def _rules(policy: NetworkPolicy) -> tuple[HostRule, ...]:
-    if len(policy.rules) > _RULES:
-        raise InvalidInputError(f"a network policy has rules for at most {_RULES} hosts")
+def _parse_rules(policy: NetworkPolicy) -> tuple[HostRule, ...]:
+    if len(policy.rules) > _MAX_RULES:
+        raise InvalidInputError(f"a network policy has rules for at most {_MAX_RULES} hosts")
     read = []
     for rule in policy.rules:
         star, dot, name = rule.host.rpartition("*.")
         if star:
             raise InvalidInputError(f"invalid host {rule.host} in network rules")
-        read.append(HostRule(f"{dot}{_domain(name, rule.host)}", rule.headers))
+        read.append(HostRule(f"{dot}{_parse_domain(name, rule.host)}", rule.headers))
     return tuple(read)
 
 
-def _network(entry: str) -> IPv4Network | IPv6Network | None:
+def _parse_network(entry: str) -> IPv4Network | IPv6Network | None:
     try:
         return ip_network(entry.strip(), strict=False)
     except (ValueError, AddressValueError, NetmaskValueError):
         return None
 
 
-def _domain(name: str, entry: str) -> str:
+def _parse_domain(name: str, entry: str) -> str:
     try:
         # The IDNA 2003 codec maps upper case and accepts plain names; others would need another dependency.
         plain = dns.name.from_text(name, idna_codec=dns.name.IDNA_2003).to_text(omit_final_dot=True).lower()

@@ -54,13 +54,14 @@ table {table} {{
   }}
 }}
 """
-_SELF_TEST = 0.25
+_DNS_TEST_TIMEOUT_S = 0.25
+_DNS_QUERY = bytes.fromhex("53590100000100000000000004746573740000010001")  # the A record of `test`
 _CROWDING_INTERVAL = 1.0
 
 
 class Uplink:
-    """Namespaces are identified by their index, and found at their `pin`. Without `outbound` no policy may have rules.
-    All methods belong to one event loop and none blocks it."""
+    """Connects network namespaces, identified by their index. `pin` returns the path of a namespace's bind mount. Without
+    `outbound` no policy may have rules. All methods belong to one event loop and none blocks it."""
 
     def __init__(
         self,
@@ -90,28 +91,29 @@ class Uplink:
         self.missing: dict[str, str] = {}
 
     async def open(self, keep: Collection[int], swept: Collection[int]) -> None:
-        """Open the uplink. `keep` continue to live, `swept` have just ended, and there are no others."""
+        """Open the uplink. `keep` are the indexes of the namespaces that stay, `swept` of those just removed; there are no
+        others."""
         try:
             await self._open(keep)
-            await self._do(self._forget_connections, swept)
+            await self._run_in_worker(self._forget_connections, swept)
         except (NftUnavailableError, NoSubnetError, _NoForwardingError, NftError, OSError) as error:
             log.warning("network_egress_missing error=%s", error)
             self.missing["egress"] = f"sandboxes have only a loopback and no network: {error}"
             if self._netlink is not None and not keep:
-                await self._do(subnets.release, self._netlink, self._names)
+                await self._run_in_worker(subnets.release, self._netlink, self._names)
             await self._close_services()
 
     async def _open(self, keep: Collection[int]) -> None:
         self._nft, self._netlink, self._conntrack = (
-            await self._do(Nft),
-            await self._do(Netlink),
-            await self._do(Conntrack),
+            await self._run_in_worker(Nft),
+            await self._run_in_worker(Netlink),
+            await self._run_in_worker(Conntrack),
         )
-        await self._do(_enable_forwarding, self._nft, self._netlink)
-        subnet = await self._do(
+        await self._run_in_worker(_enable_forwarding, self._nft, self._netlink)
+        subnet = await self._run_in_worker(
             subnets.reserve, self._netlink, self._names, self._state / "subnet", self._settings.subnet, bool(keep)
         )
-        self.mtu = await self._do(_uplink_mtu, self._netlink)
+        self.mtu = await self._run_in_worker(_get_uplink_mtu, self._netlink)
         public = self._settings.public_names
         own = GatewayNames(public, subnet.gateway) if public is not None else None
         self._forwarder = Forwarder(Upstream(self._settings.resolv_conf), self._admit, own)
@@ -127,10 +129,10 @@ class Uplink:
         )
         self._firewall = Firewall(self._nft, layout)
         kept = [subnet.address(index) for index in keep]
-        await self._do(self._firewall.open, kept, await self._do(self._list_private_ranges))
-        await self._do(host_firewall.pass_docker, self._nft, self._names)
-        self.missing.update(await self._do(host_firewall.list_problems, self._nft))
-        self._watches = [Watch(ADDRESS_CHANGED, self._readdress), Watch(RULES_CHANGED, self._restore)]
+        await self._run_in_worker(self._firewall.open, kept, await self._run_in_worker(self._list_private_ranges))
+        await self._run_in_worker(host_firewall.allow_in_docker_chain, self._nft, self._names)
+        self.missing.update(await self._run_in_worker(host_firewall.list_problems, self._nft))
+        self._watches = [Watch(ADDRESS_CHANGED, self._update_private_ranges), Watch(RULES_CHANGED, self._restore)]
         self._crowding = asyncio.get_running_loop().create_task(self._watch_crowding(self._firewall))
         self.subnet = subnet
 
@@ -140,14 +142,14 @@ class Uplink:
         if outbound is None:
             return 0
 
-        async def socket_in(index: int) -> socket.socket:
-            return await self._do(_socket_in, self._pin(index), socket.SOCK_STREAM)
+        async def open_socket(index: int) -> socket.socket:
+            return await self._run_in_worker(_open_socket_in, self._pin(index), socket.SOCK_STREAM)
 
-        def make() -> Proxy:
-            dialler = Dialler(socket_in, Upstream(settings.resolv_conf), self._admit, settings.egress_ca_file)
+        def make_proxy() -> Proxy:
+            dialler = Dialler(open_socket, Upstream(settings.resolv_conf), self._admit, settings.egress_ca_file)
             return Proxy(outbound, dialler)
 
-        self._proxy = ProxyThread(make)
+        self._proxy = ProxyThread(make_proxy)
         await self._proxy.open(gateway)
         return self._proxy.port
 
@@ -163,9 +165,9 @@ class Uplink:
         if remove and self.subnet is not None:
             assert self._firewall is not None
             await self._end_watches()
-            await self._do(self._firewall.remove)
-            await self._do(host_firewall.remove_docker_rules, self._nft, self._names)
-            await self._do(subnets.release, self._netlink, self._names)
+            await self._run_in_worker(self._firewall.remove)
+            await self._run_in_worker(host_firewall.remove_docker_rules, self._nft, self._names)
+            await self._run_in_worker(subnets.release, self._netlink, self._names)
         if remove:
             (self._state / "subnet").unlink(missing_ok=True)
         await self._close_services()
@@ -182,7 +184,7 @@ class Uplink:
         address = self.subnet.address(index)
         if self._proxy is not None:  # before the first connection is redirected to it
             await self._proxy.serve(index, address, egress)
-        await self._do(self._firewall.apply, address, egress)
+        await self._run_in_worker(self._firewall.apply, address, egress)
         self.serve(index, egress)
 
     async def take_denied(self, index: int) -> list[Denied]:
@@ -191,7 +193,7 @@ class Uplink:
             return []
         address = self.subnet.address(index)
         names = [Denied(name, "dns") for name in self._forwarder.take_refused(address)]
-        return names + await self._do(self._firewall.take_denied, address)
+        return names + await self._run_in_worker(self._firewall.take_denied, address)
 
     async def forget(self, index: int) -> None:
         if self._firewall is None or self._forwarder is None or self.subnet is None:
@@ -200,44 +202,44 @@ class Uplink:
         self._forwarder.forget(address)
         if self._proxy is not None:
             await self._proxy.forget(address)
-        await self._do(self._firewall.clear, address)
-        await self._do(self._forget_connections, [index])
+        await self._run_in_worker(self._firewall.clear, address)
+        await self._run_in_worker(self._forget_connections, [index])
 
     async def test_dns(self, index: int, pin: Path) -> None:
         """Record in `missing` if a DNS query from that namespace is not answered."""
         if self._forwarder is None or self.subnet is None:
             return
         self.serve(index, Egress(closed=True))
-        question = await self._do(_socket_in, pin, socket.SOCK_DGRAM)
+        client = await self._run_in_worker(_open_socket_in, pin, socket.SOCK_DGRAM)
         loop = asyncio.get_running_loop()
         try:
-            question.connect((str(self.subnet.gateway), 53))
-            await _query_until_answered(loop, question)
+            client.connect((str(self.subnet.gateway), 53))
+            await _query_until_answered(loop, client)
             self.missing.pop("dns", None)
         except OSError:
             self.missing.setdefault(
                 "dns",
                 "names do not resolve in sandboxes, because a firewall on this host drops their DNS queries. "
-                f"Allow them: {host_firewall.LET_ASK}",
+                f"Allow them: {host_firewall.ALLOW_DNS_COMMANDS}",
             )
         finally:
-            question.close()
+            client.close()
             self._forwarder.forget(self.subnet.address(index))
 
     async def _admit(self, address: IPv4Address, name: str, answers: Mapping[IPv4Address, int]) -> None:
         if self._firewall is not None:
-            await self._do(self._firewall.admit, address, name, answers)
+            await self._run_in_worker(self._firewall.admit, address, name, answers)
 
-    async def _readdress(self) -> None:
+    async def _update_private_ranges(self) -> None:
         if self._firewall is not None:
-            await self._do(self._firewall.set_private, await self._do(self._list_private_ranges))
+            await self._run_in_worker(self._firewall.set_private, await self._run_in_worker(self._list_private_ranges))
 
     async def _restore(self) -> None:
-        """Handle a change by others: they deleted a table, perhaps ours, or created a chain, perhaps Docker's."""
+        """Handle a change of the rules by other programs: a deleted table may be ours, a new chain may be Docker's."""
         if self._firewall is not None:
-            if await self._do(self._firewall.restore):
+            if await self._run_in_worker(self._firewall.restore):
                 log.warning("network_table_restored table=%s", self._names.table)
-            await self._do(host_firewall.pass_docker, self._nft, self._names)
+            await self._run_in_worker(host_firewall.allow_in_docker_chain, self._nft, self._names)
 
     async def _watch_crowding(self, firewall: Firewall) -> None:
         crowded = False
@@ -245,7 +247,7 @@ class Uplink:
             await asyncio.sleep(_CROWDING_INTERVAL)
             try:
                 if (now := is_crowded(crowded)) != crowded:
-                    await self._do(firewall.set_crowded, now)
+                    await self._run_in_worker(firewall.set_crowded, now)
                     crowded = now
                     log.warning("network_connection_table_crowded" if now else "network_connection_table_has_room")
             except (OSError, NftError):
@@ -271,7 +273,7 @@ class Uplink:
         ]
         return ranges.merge([*PRIVATE, *ranges.make_ranges(connected)])
 
-    async def _do(self, work: Callable[..., _T], *arguments: object) -> _T:
+    async def _run_in_worker(self, work: Callable[..., _T], *arguments: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
 
     async def _end_watches(self) -> None:
@@ -320,20 +322,20 @@ def _enable_forwarding(nft: Nft, netlink: Netlink) -> None:
         ) from error
 
 
-def _uplink_mtu(netlink: Netlink) -> int:
+def _get_uplink_mtu(netlink: Netlink) -> int:
     """Return the smallest MTU of the interfaces with a default route, so that no packet is too big for its next hop."""
-    ways_out = {route.index for route in links.list_routes(netlink) if route.network.prefixlen == 0}
-    sizes = [link.mtu for link in links.list_links(netlink) if link.index in ways_out and link.mtu >= 1280]
+    default_interfaces = {route.index for route in links.list_routes(netlink) if route.network.prefixlen == 0}
+    sizes = [link.mtu for link in links.list_links(netlink) if link.index in default_interfaces and link.mtu >= 1280]
     return min(sizes, default=1500)
 
 
-async def _query_until_answered(loop: asyncio.AbstractEventLoop, question: socket.socket) -> None:
-    """Send a query several times, because a new cable may lose the first packets on older kernels. Raises TimeoutError."""
+async def _query_until_answered(loop: asyncio.AbstractEventLoop, client: socket.socket) -> None:
+    """Send a query several times, because a new veth pair may lose the first packets on older kernels. Raises TimeoutError."""
     for last in (False, False, False, True):
         try:
-            async with asyncio.timeout(_SELF_TEST):
-                await loop.sock_sendall(question, bytes.fromhex("53590100000100000000000004746573740000010001"))
-                await loop.sock_recv(question, 512)
+            async with asyncio.timeout(_DNS_TEST_TIMEOUT_S):
+                await loop.sock_sendall(client, _DNS_QUERY)
+                await loop.sock_recv(client, 512)
         except TimeoutError:
             if last:
                 raise
@@ -341,8 +343,8 @@ async def _query_until_answered(loop: asyncio.AbstractEventLoop, question: socke
             return
 
 
-def _socket_in(pin: Path, kind: socket.SocketKind) -> socket.socket:
-    """Return a socket in another namespace."""
+def _open_socket_in(pin: Path, kind: socket.SocketKind) -> socket.socket:
+    """Return a socket of the network namespace that is mounted at `pin`."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     there = os.open(pin, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -86,7 +86,7 @@ class Store(Protocol):
         ...
 
 
-def open_up(volume: Path) -> None:
+def prepare_volume(volume: Path) -> None:
     """Make a new volume's directory usable for sandboxes. Without root it belongs to the user that is root in all
     sandboxes."""
     if os.geteuid() == 0:

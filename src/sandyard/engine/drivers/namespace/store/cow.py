@@ -18,7 +18,7 @@ from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.errors import from_os
 from sandyard.engine.drivers.namespace.store import btrfs, guard
 from sandyard.engine.drivers.namespace.store import image as images
-from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, VOLUMES, WORK, open_up
+from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, VOLUMES, WORK, prepare_volume
 from sandyard.engine.drivers.namespace.store.guard import Guard
 from sandyard.kit.errors import SandyardError
 
@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 
 class CowStore:
-    """`image`: the file that contains the btrfs, None if the data directory is on btrfs itself."""
+    """Keeps sandboxes, snapshots and volumes as btrfs subvolumes. `image` is the file that contains the btrfs; None if the
+    data directory is on btrfs itself."""
 
     live_copy = "cow"
 
@@ -42,13 +43,13 @@ class CowStore:
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="store")
 
     async def open(self) -> None:
-        kind = await self._call(self._open, "open the store")
+        kind = await self._run_in_thread(self._open, "open the store")
         if kind is None:
             self._group = None
             self.missing["disk"] = f"quotas are off on {self.path}: run `btrfs quota enable --simple {self.path}`"
             return
         self.limits = frozenset({"disk"})
-        if kind == "full":  # a common parent would make every snapshot a full recount
+        if kind == "full":  # in a common parent group, every snapshot would trigger a full quota rescan
             self._group = None
         self._guard = Guard(self.path, self._image, self._group)
         self._guard.start(self._threads)
@@ -57,7 +58,7 @@ class CowStore:
         for name in (SANDBOXES, SNAPSHOTS, VOLUMES):
             (self.path / name).mkdir(exist_ok=True)
         if self._image is not None:
-            self._fit(self._image)
+            self._repair_image(self._image)
         kind = btrfs.quota_kind(self.path)
         if kind is None and self._image is not None:
             kind = btrfs.enable_quota(self.path)
@@ -67,11 +68,12 @@ class CowStore:
             btrfs.drop_stale_groups(self.path)
         return kind
 
-    def _fit(self, image: Path) -> None:
+    def _repair_image(self, image: Path) -> None:
         """Finish what a crash interrupted. An image of an earlier version is as large as the disk and has no allocated
         blocks: it is converted to one that has them all."""
         if images.unreserved_bytes(image):
             space = guard.survey(self.path, image)
+            # the used space and 2 GiB more, rounded up to whole GiB
             small = -(-(space.used + (2 << 30)) // (1 << 30)) << 30
             if images.SMALLEST <= small < images.size(image):
                 with contextlib.suppress(OSError):  # the guard continues in steps
@@ -85,14 +87,14 @@ class CowStore:
             await self._guard.stop()
         self._threads.shutdown(wait=True)
         if unmount and self._image is not None:
-            with contextlib.suppress(OSError):  # it is in use: it stays, and is found again
+            with contextlib.suppress(OSError):  # still in use: it stays mounted and is reused at the next start
                 await asyncio.to_thread(kernel.unmount, str(self.path))
 
-    async def _call(self, function: Callable[[], T], doing: str) -> T:
+    async def _run_in_thread(self, function: Callable[[], T], action: str) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, function)
         except OSError as error:
-            raise from_os(error, f"The store could not {doing}") from error
+            raise from_os(error, f"The store could not {action}") from error
 
     def has(self, sandbox: str) -> bool:
         return (self.path / SANDBOXES / sandbox / UPPER).is_dir()
@@ -107,7 +109,7 @@ class CowStore:
                     if entry.name not in keep:
                         _delete(Path(entry.path))
 
-        await self._call(work, "remove what was left over")
+        await self._run_in_thread(work, "remove leftovers")
 
     def check_room(self) -> None:
         if self._guard is not None:
@@ -128,75 +130,79 @@ class CowStore:
 
         def work() -> None:
             group = btrfs.create(path, self._group)
-            self._limit(group, disk_mb)
+            self._set_limit(group, disk_mb)
             for name in (UPPER, WORK):
                 (path / name).mkdir(mode=0o755)
 
-        await self._call(work, "make a directory for the sandbox")
+        await self._run_in_thread(work, "create a directory for the sandbox")
 
     async def copy(self, sandbox: str, new: str, disk_mb: int, *, stopped: bool) -> None:
         source, target = self.path / SANDBOXES / sandbox, self.path / SANDBOXES / new
 
         def work() -> None:
-            self._limit(btrfs.snapshot(source, target, self._group, read_only=False), disk_mb)
-            _fresh_work(target)
+            self._set_limit(btrfs.snapshot(source, target, self._group, read_only=False), disk_mb)
+            _recreate_work_directory(target)
 
-        await self._call(work, "copy the sandbox")
+        await self._run_in_thread(work, "copy the sandbox")
 
     async def snapshot(self, sandbox: str, snapshot: str, *, stopped: bool) -> Layers:
         source, target = self.path / SANDBOXES / sandbox, self.path / SNAPSHOTS / snapshot
-        await self._call(lambda: btrfs.snapshot(source, target, self._group, read_only=True), "take a snapshot")
+        await self._run_in_thread(
+            lambda: btrfs.snapshot(source, target, self._group, read_only=True), "take a snapshot"
+        )
         return (str(target / UPPER),)
 
     async def renew(self, sandbox: str, disk_mb: int) -> None:
         path = self.path / SANDBOXES / sandbox
 
         def work() -> None:
-            self._limit(btrfs.subvolume_id(path), disk_mb)
-            _fresh_work(path)
+            self._set_limit(btrfs.subvolume_id(path), disk_mb)
+            _recreate_work_directory(path)
 
-        await self._call(work, "prepare the sandbox's directory")
+        await self._run_in_thread(work, "prepare the sandbox's directory")
 
     async def flush(self) -> None:
-        await self._call(lambda: kernel.syncfs(str(self.path)), "write everything to the disk")
+        await self._run_in_thread(lambda: kernel.syncfs(str(self.path)), "write everything to the disk")
 
-    def _limit(self, group: int, disk_mb: int) -> None:
+    def _set_limit(self, group: int, disk_mb: int) -> None:
         if self.limits:
             btrfs.set_limit(self.path, group, disk_mb << 20)
 
     async def remove(self, sandbox: str) -> None:
-        await self._call(lambda: _delete(self.path / SANDBOXES / sandbox), "remove the sandbox's directory")
+        await self._run_in_thread(lambda: _delete(self.path / SANDBOXES / sandbox), "remove the sandbox's directory")
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        await self._call(lambda: _delete(self.path / SNAPSHOTS / snapshot), "remove the snapshot")
+        await self._run_in_thread(lambda: _delete(self.path / SNAPSHOTS / snapshot), "remove the snapshot")
 
     async def create_volume(self, volume: str, size_mb: int) -> None:
         path = self.path / VOLUMES / volume
 
         def work() -> None:
             group = btrfs.subvolume_id(path) if path.is_dir() else btrfs.create(path, self._group)
-            self._limit(group, size_mb)
-            open_up(path)
+            self._set_limit(group, size_mb)
+            prepare_volume(path)
 
-        await self._call(work, "make a volume")
+        await self._run_in_thread(work, "create the volume")
 
     async def remove_volume(self, volume: str) -> None:
-        await self._call(lambda: _delete(self.path / VOLUMES / volume), "remove the volume")
+        await self._run_in_thread(lambda: _delete(self.path / VOLUMES / volume), "remove the volume")
 
     async def usage(self, sandbox: str) -> int:
         path = self.path / SANDBOXES / sandbox
         if not self.limits:
             return 0
         try:
-            return await self._call(lambda: btrfs.usage(self.path, btrfs.subvolume_id(path)), "tell how much is used")
+            return await self._run_in_thread(
+                lambda: btrfs.usage(self.path, btrfs.subvolume_id(path)), "read the disk usage"
+            )
         except SandyardError:
             if path.exists():
                 raise
             return 0
 
 
-def _fresh_work(path: Path) -> None:
-    """Recreate overlay's work directory, which still has the mark of its last mount."""
+def _recreate_work_directory(path: Path) -> None:
+    """Recreate overlay's work directory, which still contains state of its last mount."""
     shutil.rmtree(path / WORK, ignore_errors=True)
     (path / WORK).mkdir(mode=0o755)
 

@@ -75,7 +75,7 @@ def measure(store: Path, image: Path | None) -> Room:
     free = stat.f_bavail * stat.f_frsize
     rooms = (
         Room(free - _REST, f"the store {store}"),
-        Room(free - images.reserve(store), f"the disk of {store}"),
+        Room(free - images.get_reserve(store), f"the disk of {store}"),
     )
     return min(rooms, key=lambda room: room.left)
 
@@ -86,7 +86,7 @@ def survey(store: Path, image: Path) -> Space:
         used=(inside.f_blocks - inside.f_bfree) * inside.f_frsize,
         free=max(inside.f_bavail * inside.f_frsize - images.unreserved_bytes(image), 0),
         pending=btrfs.pending_bytes(store),
-        growth=outside.f_bavail * outside.f_frsize - images.reserve(image.parent),
+        growth=outside.f_bavail * outside.f_frsize - images.get_reserve(image.parent),
     )
 
 

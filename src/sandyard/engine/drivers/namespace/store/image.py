@@ -39,7 +39,7 @@ class ImageError(Exception):
     """A message for users: why there is no image, or why it can't be used."""
 
 
-def obstacle() -> str | None:
+def find_obstacle() -> str | None:
     """Return why no image can be created on this machine, or None."""
     if os.geteuid() != 0:
         return "making one needs root"
@@ -58,7 +58,7 @@ def _load_module() -> bool:
     return "\tbtrfs\n" in Path("/proc/filesystems").read_text()
 
 
-def reserve(folder: Path) -> int:
+def get_reserve(folder: Path) -> int:
     """Return the bytes of a file system that the store leaves to others: 5 %, but between 1 and 10 GiB."""
     stat = os.statvfs(folder)
     return min(max(stat.f_blocks * stat.f_frsize // 20, 1 << 30), 10 << 30)
@@ -67,7 +67,7 @@ def reserve(folder: Path) -> int:
 def make(image: Path, label: str) -> None:
     """Create an image of the smallest size. Blocks for about 0.1 s."""
     stat = os.statvfs(image.parent)
-    if stat.f_bavail * stat.f_frsize - reserve(image.parent) < SMALLEST:
+    if stat.f_bavail * stat.f_frsize - get_reserve(image.parent) < SMALLEST:
         raise ImageError(f"{image.parent} has no room for a store of at least {SMALLEST >> 30} GiB beside its reserve")
     partial = image.with_suffix(".partial")
     partial.unlink(missing_ok=True)
@@ -145,7 +145,7 @@ def reserve_all(image: Path) -> None:
     """Reserve missing blocks of an image from an earlier version. Raises OSError, and takes nothing, if the disk would
     not keep its reserve."""
     disk = os.statvfs(image.parent)
-    if unreserved_bytes(image) > disk.f_bavail * disk.f_frsize - reserve(image.parent):
+    if unreserved_bytes(image) > disk.f_bavail * disk.f_frsize - get_reserve(image.parent):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(image))
     with _open_image(image) as fd:
         _reserve(fd, 0, os.fstat(fd).st_size)

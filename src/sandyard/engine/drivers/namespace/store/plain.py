@@ -23,7 +23,7 @@ from typing import Any
 from sandyard.engine.contract import Layers
 from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.errors import from_os
-from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, VOLUMES, WORK, open_up
+from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, VOLUMES, WORK, prepare_volume
 from sandyard.engine.drivers.namespace.store.guard import measure
 from sandyard.engine.drivers.namespace.zygote.files import disk_usage
 from sandyard.kit.errors import FullError
@@ -174,7 +174,7 @@ class PlainStore:
         path = self.path / VOLUMES / volume
         try:
             path.mkdir(exist_ok=True)
-            open_up(path)
+            prepare_volume(path)
         except OSError as error:
             raise from_os(error, "The store could not make a volume") from error
 

@@ -30,8 +30,8 @@ _ADDRESS = struct.pack("H", socket.AF_UNIX) + b"agent.sock\0"
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 
 
-class Maker:
-    """Prepares the steps of first processes. One for all sandboxes."""
+class ChildFactory:
+    """Prepares the steps of each sandbox's first process. One instance serves all sandboxes."""
 
     def __init__(self, root: rootfs.RootFs, program: kernel.SeccompProgram) -> None:
         self.root = root
@@ -40,7 +40,7 @@ class Maker:
         self._confining = confine.drop_privileges(program)
         self._known: dict[tuple[Any, ...], list[script.Step]] = {}
 
-    def child(self, request: dict[str, Any], fds: dict[str, list[int]], userns_fd: int) -> Child:
+    def make_child(self, request: dict[str, Any], fds: dict[str, list[int]], userns_fd: int) -> Child:
         """Prepare a start. `fds` are the descriptors that came with the request, by purpose."""
         if "netns" in fds:
             network: script.Step = (libc.setns, (fds["netns"][0], kernel.CLONE_NEWNET), "join its network")

@@ -1,4 +1,4 @@
-"""The zygote's loop: handles one request after the other, with a fork for each that takes time. Started by the driver,
+"""The zygote's loop: handle requests one after the other, in a forked process if they take long. Started by the driver,
 ends with it.
 
 Standard input is the socket to the engine. It ends as soon as the engine's end is closed, even if requests are still
@@ -22,9 +22,9 @@ from typing import Any
 
 from sandyard.engine.drivers.namespace import kernel, seccomp
 from sandyard.engine.drivers.namespace.zygote import confine, files, protocol, userns, zygote_root
-from sandyard.engine.drivers.namespace.zygote.child import FIRST_FREE_FD, Maker
-from sandyard.engine.drivers.namespace.zygote.probe import working_root
-from sandyard.engine.drivers.namespace.zygote.rootfs import MOST_LAYERS
+from sandyard.engine.drivers.namespace.zygote.child import FIRST_FREE_FD, ChildFactory
+from sandyard.engine.drivers.namespace.zygote.probe import find_working_root
+from sandyard.engine.drivers.namespace.zygote.rootfs import MAX_LAYERS
 
 # OpenSSL, which asyncio and hashlib load if available: megabytes that every fork would copy.
 _NOT_NEEDED = ("ssl", "_ssl", "_hashlib")
@@ -33,13 +33,13 @@ _NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | k
 
 def main(guest_module: str, title: str) -> None:
     """Serve until the engine is gone. `title` is shown in process lists, also for the sandboxes' agents."""
-    control = _take_stdio()
+    control = _detach_stdio()
     for name in _NOT_NEEDED:
         sys.modules[name] = None  # type: ignore[assignment]
     try:
         guest = importlib.import_module(guest_module)
         guest.prepare()
-        _forget_the_disk()
+        _disable_file_imports()
         _set_title(title)
         kernel.set_name("sandyard")
         Zygote(control, guest).serve()
@@ -50,18 +50,18 @@ def main(guest_module: str, title: str) -> None:
     os._exit(0)
 
 
-def _take_stdio() -> socket.socket:
+def _detach_stdio() -> socket.socket:
     """Return the control socket from standard input, put /dev/null on all three descriptors, and keep those that
     children use free."""
-    control = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE_FD + MOST_LAYERS)
+    control = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE_FD + MAX_LAYERS)
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    for fd in range(FIRST_FREE_FD + MOST_LAYERS):
+    for fd in range(FIRST_FREE_FD + MAX_LAYERS):
         if fd != null:
             os.dup2(null, fd, inheritable=fd < 3)
     return socket.socket(fileno=control)
 
 
-def _forget_the_disk() -> None:
+def _disable_file_imports() -> None:
     """Disable imports from files, which in a sandbox would be the tenant's. Freeze all loaded objects, so that garbage
     collections do not write to memory that sandboxes share."""
     sys.path.clear()
@@ -89,7 +89,7 @@ class Zygote:
     def __init__(self, control: socket.socket, guest: Any) -> None:
         self._control = control
         self._guest = guest
-        self._maker: Maker | None = None
+        self._child_factory: ChildFactory | None = None
         self._userns: dict[int, int] = {}  # slot → descriptor
         self._children: dict[int, int] = {}  # pidfd → pid
         self._helpers: dict[int, int] = {}  # pid → number of the request it has to answer
@@ -109,10 +109,10 @@ class Zygote:
             for fd, events in self._epoll.poll():
                 if fd != self._control.fileno():
                     self._reap(fd)
-                elif events & select.EPOLLHUP or not self._answer():
+                elif events & select.EPOLLHUP or not self._handle_request():
                     return
 
-    def _answer(self) -> bool:
+    def _handle_request(self) -> bool:
         """Handle one request. Return False if there will be no more."""
         request, fds = protocol.receive(self._control)
         if request is None:
@@ -140,7 +140,7 @@ class Zygote:
         elif status:
             protocol.send(self._control, {"n": number, "error": "its helper process was killed", "errno": None})
 
-    # Operations: an answer, or None when somebody else will give it ---------------------------------------------------------
+    # Operations. They return the response, or None if they have sent it or a helper process will.
 
     def _unshare(self, _request: protocol.Message, _fds: list[int]) -> protocol.Message:
         """Rootless: become root of a new user namespace. The engine maps its ids before the next request."""
@@ -152,28 +152,28 @@ class Zygote:
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
         confine.limit_self()
-        root, problem = working_root(zygote_root.enter(request))
+        root, problem = find_working_root(zygote_root.enter(request))
         if root is not None:
-            self._maker = Maker(root, kernel.SeccompProgram(seccomp.program()))
+            self._child_factory = ChildFactory(root, kernel.SeccompProgram(seccomp.program()))
         return {"problem": problem}
 
     def _make_userns(self, request: protocol.Message, _fds: list[int]) -> protocol.Message:
         """Create a slot's user namespace in advance. Idempotent."""
-        self._userns_of(request)
+        self._get_or_create_userns(request)
         return {}
 
-    def _userns_of(self, request: protocol.Message) -> int:
+    def _get_or_create_userns(self, request: protocol.Message) -> int:
         slot = request["slot"]
         if slot not in self._userns:
             self._userns[slot] = userns.make(request["uid"], request["ids"])
         return self._userns[slot]
 
     def _start(self, request: protocol.Message, fds: list[int]) -> None:
-        assert self._maker is not None
+        assert self._child_factory is not None
         named: dict[str, list[int]] = {}
         for name, fd in zip(request["fds"], fds, strict=True):
             named.setdefault(name, []).append(fd)
-        child = self._maker.child(request, named, self._userns_of(request))
+        child = self._child_factory.make_child(request, named, self._get_or_create_userns(request))
         pid, pidfd = kernel.clone(_NAMESPACES, *named.get("cgroup", ()))
         if pid == 0:
             child.run(self._control, self._guest)

@@ -13,7 +13,7 @@ _PLACE = "/store/probe"
 _ANY_UID = 0x7000_0000
 
 
-def working_root(home: ZygoteRoot) -> tuple[RootFs | None, str | None]:
+def find_working_root(home: ZygoteRoot) -> tuple[RootFs | None, str | None]:
     """Return a root maker that works here, or the reason why there is none. Mounts in a separate namespace, and leaves
     nothing."""
     problem = None

@@ -19,7 +19,7 @@ from sandyard.engine.drivers.namespace.zygote.script import Step
 from sandyard.engine.drivers.namespace.zygote.zygote_root import DEVICES, ZygoteRoot
 
 ROOT = b"/root"
-FIRST_LAYER_FD, MOST_LAYERS = 4, 120  # descriptors that the zygote keeps free for its children
+FIRST_LAYER_FD, MAX_LAYERS = 4, 120  # descriptors that the zygote keeps free for its children
 _TTY_GROUP = 5
 _MOST_TERMINALS = 64  # per sandbox; the machine has 4096 for all, of which 1024 are reserved for itself
 # Files in /dev/shm: no cgroup accounts for their access lists, 4 KiB with the largest that seccomp allows.
@@ -28,7 +28,7 @@ _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 _READ_ONLY = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _QUIET
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _CLONE = kernel.OPEN_TREE_CLONE | os.O_CLOEXEC
-_LAST_LAYER_FD = FIRST_LAYER_FD + MOST_LAYERS - 1
+_LAST_LAYER_FD = FIRST_LAYER_FD + MAX_LAYERS - 1
 _MAKE, _DEVICES, _SYSTEM = "make its root file system", "make its devices", "mount its system directories"
 
 CLOSE_LAYERS: Step = (libc.syscall, (kernel.SYS_CLOSE_RANGE, FIRST_LAYER_FD, _LAST_LAYER_FD, 0), _MAKE)
@@ -82,8 +82,8 @@ class RootFs:
         ]
 
     def _overlay(self, layers: Sequence[str], uid: int, userns_fd: int) -> list[Step]:
-        if len(layers) >= MOST_LAYERS:
-            raise OSError(errno.E2BIG, f"stand on more than {MOST_LAYERS - 1} layers")
+        if len(layers) >= MAX_LAYERS:
+            raise OSError(errno.E2BIG, f"use more than {MAX_LAYERS - 1} layers")
         count = len(layers) + 1
         steps = [self._open_layer(path) for path in layers]  # each gets the lowest free descriptor
         names = [f"/proc/self/fd/{FIRST_LAYER_FD + number}" for number in range(count)]

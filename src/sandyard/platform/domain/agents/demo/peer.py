@@ -1,4 +1,4 @@
-"""JSON-RPC in lines over standard input and output, in both directions."""
+"""JSON-RPC over standard input and output, one message per line, in both directions."""
 
 # This code runs on old versions of Python.
 # ruff: noqa: UP037
@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import Any, Callable  # noqa: UP035
 
-LONGEST = 50 << 20
+MAX_LINE_BYTES = 50 << 20
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
 NOT_FOUND = -32002
 
@@ -25,7 +25,8 @@ class Peer:
     """Serve JSON-RPC methods and send requests.
 
     `quick` methods are answered before the next line is read. `slow` methods are called before it too, and return a
-    function that does the work in its own thread.
+    function that does the work in its own thread. `notified` handles notifications. After `frozen` is set, the peer
+    reads nothing more but stays alive, like an agent that hangs.
     """
 
     def __init__(self) -> None:
@@ -35,54 +36,54 @@ class Peer:
         self.frozen = threading.Event()
         self._input = os.fdopen(os.dup(0), "rb", 1 << 16)
         self._output = os.fdopen(os.dup(1), "wb", 0)
-        self._writing = threading.Lock()
-        self._news = threading.Condition()
-        self._next = 0
-        self._waiting: "dict[int, dict[str, Any] | None]" = {}
+        self._write_lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._next_id = 0
+        self._responses: "dict[int, dict[str, Any] | None]" = {}  # by request id; None until the response arrives
 
     def serve(self) -> None:
         """Read lines until the client closes its side."""
         while not self.frozen.is_set():
-            line = self._input.readline(LONGEST + 1)
+            line = self._input.readline(MAX_LINE_BYTES + 1)
             if not line:
                 return
             if self.frozen.is_set():
                 break
-            if len(line) > LONGEST:
+            if len(line) > MAX_LINE_BYTES:
                 while line and not line.endswith(b"\n"):
                     line = self._input.readline(1 << 20)
                 self._send_error(None, INVALID_REQUEST, "The line is longer than 50 MiB.")
             elif line.strip():
                 self._handle_line(line)
-        threading.Event().wait()
+        threading.Event().wait()  # frozen: hang forever
 
     def notify(self, method: str, params: "dict[str, Any]") -> None:
         self._send({"method": method, "params": params})
 
     def request(self, method: str, params: "dict[str, Any]", cancelled: threading.Event) -> "dict[str, Any] | None":
         """Send a request and return its result, or None if it was cancelled before the answer. Raises RpcError."""
-        with self._news:
-            number = self._next
-            self._next += 1
-            self._waiting[number] = None
-        self._send({"id": number, "method": method, "params": params})
-        with self._news:
-            while self._waiting[number] is None and not cancelled.is_set():
-                self._news.wait(60)
-            answer = self._waiting.pop(number)
+        with self._changed:
+            request_id = self._next_id
+            self._next_id += 1
+            self._responses[request_id] = None
+        self._send({"id": request_id, "method": method, "params": params})
+        with self._changed:
+            while self._responses[request_id] is None and not cancelled.is_set():
+                self._changed.wait(60)
+            answer = self._responses.pop(request_id)
         if answer is None:
             return None
         error = answer.get("error")
         if error is not None:
-            words = error.get("message") if isinstance(error, dict) else None
-            raise RpcError(INTERNAL_ERROR, str(words or "The client refused."))
+            text = error.get("message") if isinstance(error, dict) else None
+            raise RpcError(INTERNAL_ERROR, str(text or "The client refused."))
         result = answer.get("result")
         return result if isinstance(result, dict) else {}
 
     def wake(self) -> None:
         """Let all waiting requests check whether they are cancelled."""
-        with self._news:
-            self._news.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
     def _handle_line(self, line: bytes) -> None:
         try:
@@ -93,19 +94,19 @@ class Peer:
         if not isinstance(message, dict):
             self._send_error(None, INVALID_REQUEST, "This is not a JSON-RPC message.")
             return
-        method, number = message.get("method"), message.get("id")
+        method, request_id = message.get("method"), message.get("id")
         if method is None:
-            with self._news:
-                if isinstance(number, int) and number in self._waiting:
-                    self._waiting[number] = message
-                    self._news.notify_all()
+            with self._changed:
+                if isinstance(request_id, int) and request_id in self._responses:
+                    self._responses[request_id] = message
+                    self._changed.notify_all()
             return
         params = message.get("params")
         if params is None:
             params = {}
         if not isinstance(method, str) or not isinstance(params, dict):
             if "id" in message:
-                self._send_error(number, INVALID_PARAMS, "The method's name or its parameters are not valid.")
+                self._send_error(request_id, INVALID_PARAMS, "The method's name or its parameters are not valid.")
         elif "id" not in message:
             if method in self.notified:
                 self._run_guarded(None, lambda: self.notified[method](params))
@@ -114,7 +115,7 @@ class Peer:
         elif method in self.slow:
             self._run_guarded(message, lambda: self.slow[method](params), slow=True)
         else:
-            self._send_error(number, METHOD_NOT_FOUND, "There is no method " + repr(method[:100]) + ".")
+            self._send_error(request_id, METHOD_NOT_FOUND, "There is no method " + repr(method[:100]) + ".")
 
     def _run_guarded(self, request: "dict[str, Any] | None", work: "Callable[[], Any]", *, slow: bool = False) -> None:
         try:
@@ -133,14 +134,14 @@ class Peer:
         if request is not None:
             self._send_error(request["id"], failure.code, failure.message)
 
-    def _send_error(self, number: Any, code: int, words: str) -> None:
-        self._send({"id": number, "error": {"code": code, "message": words}})
+    def _send_error(self, request_id: Any, code: int, text: str) -> None:
+        self._send({"id": request_id, "error": {"code": code, "message": text}})
 
     def _send(self, message: "dict[str, Any]") -> None:
         message["jsonrpc"] = "2.0"
         data = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         try:
-            with self._writing:
+            with self._write_lock:
                 while data:
                     data = data[self._output.write(data) or 0 :]
         except OSError:

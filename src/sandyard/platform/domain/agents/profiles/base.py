@@ -19,12 +19,12 @@ NODE = "24.21.0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltInProfile:
-    """A profile that comes with the platform. `start` builds the command line."""
+    """A profile that comes with the platform. `make_launch` builds the command line."""
 
     name: str
     title: str
     description: str
-    start: Callable[[LaunchRequest], Launch]
+    make_launch: Callable[[LaunchRequest], Launch]
     demo: bool = False
     install: Install | None = None
     apis: tuple[ModelApi, ...] = ()
@@ -34,7 +34,7 @@ class BuiltInProfile:
     auth_method: str | None = None
 
     def launch(self, request: LaunchRequest) -> Launch:
-        return self.start(request)
+        return self.make_launch(request)
 
 
 def read_lock(name: str) -> str:

@@ -12,7 +12,7 @@ from sandyard.platform.domain.models.model import ModelApi
 PACKAGE, VERSION, BINARY = "@agentclientprotocol/claude-agent-acp", "0.99.1", "claude-agent-acp"
 NODE = 22
 MODEL = "claude-sonnet-5-5"
-QUIET = {
+ENVS = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION": "false",
     "CLAUDE_CODE_MAX_RETRIES": "4",
@@ -27,15 +27,15 @@ ASKED = (
 ).split()
 """Tools that read, change or run something. An "ask" rule overrides an "allow" rule, whatever the repository's settings
 say."""
-STRICT: dict[str, Any] = {
+ASK_ALWAYS: dict[str, Any] = {
     "permissions": {"ask": [*ASKED, "mcp__*"], "defaultMode": "default", "disableBypassPermissionsMode": "disable"}
 }
 
 
-def start(request: LaunchRequest) -> Launch:
+def make_launch(request: LaunchRequest) -> Launch:
     folder = f"{request.home}/.sandyard/agents/claude"
-    envs = {**QUIET, "CLAUDE_CONFIG_DIR": folder}
-    files = {f"{folder}/settings.json": json.dumps(STRICT if request.asks else {}, indent=2).encode()}
+    envs = {**ENVS, "CLAUDE_CONFIG_DIR": folder}
+    files = {f"{folder}/settings.json": json.dumps(ASK_ALWAYS if request.asks else {}, indent=2).encode()}
     if endpoint := request.endpoint:
         model = endpoint.model or request.model or MODEL
         envs |= {"ANTHROPIC_BASE_URL": endpoint.base_url, "ANTHROPIC_API_KEY": endpoint.capability.reveal()}
@@ -47,7 +47,7 @@ CLAUDE = BuiltInProfile(
     name="claude",
     title="Claude Code",
     description="Anthropic's coding agent.",
-    start=start,
+    make_launch=make_launch,
     install=npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("claude"), node=NODE),
     apis=(ModelApi.ANTHROPIC,),
     models=(MODEL, "claude-opus-5-5", "claude-haiku-5-5"),

@@ -51,7 +51,7 @@ RULES = f'prefix_rule(pattern=[{json.dumps(TRUSTED)}], decision="prompt")\n'
 """Ask before these programs too. The strictest rule of all rule files applies."""
 
 
-def start(request: LaunchRequest) -> Launch:
+def make_launch(request: LaunchRequest) -> Launch:
     home = f"{request.home}/.sandyard/agents/codex"
     envs = {"CODEX_HOME": home}
     files = {}
@@ -82,7 +82,7 @@ CODEX = BuiltInProfile(
     name="codex",
     title="Codex",
     description="OpenAI's coding agent.",
-    start=start,
+    make_launch=make_launch,
     install=npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("codex")),
     apis=(ModelApi.OPENAI,),
     models=(MODEL,),

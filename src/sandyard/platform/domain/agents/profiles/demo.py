@@ -30,7 +30,7 @@ def program() -> bytes:
     return made.getvalue()
 
 
-def _start(request: LaunchRequest) -> Launch:
+def _make_launch(request: LaunchRequest) -> Launch:
     content = program()
     path = f"{request.home}/.sandyard/demo-{hashlib.sha256(content).hexdigest()[:16]}.pyz"
     return Launch(argv=("python3", "-I", "-S", path), files={path: content})
@@ -43,5 +43,5 @@ DEMO = BuiltInProfile(
     demo=True,
     modes=("work", "ask"),
     unasked_modes=("work",),
-    start=_start,
+    make_launch=_make_launch,
 )

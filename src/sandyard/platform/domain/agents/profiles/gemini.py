@@ -19,7 +19,7 @@ SETTINGS = {
     # otherwise commands run in a terminal, whose output is not sent over ACP
     "tools": {"shell": {"enableInteractiveShell": False}},
 }
-STRICT = """\
+ASK_ALWAYS = """\
 [[rule]]
 toolName = "*"
 decision = "ask_user"
@@ -31,21 +31,21 @@ argsPattern = ".*"
 decision = "ask_user"
 priority = 999
 """
-"""At the user's tier, so that neither the repository's rules nor a mode override it. A rule without an arguments
-pattern would let commands pass that Gemini considers harmless."""
-QUIET = {"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_CLI_TRUST_WORKSPACE": "true", "GEMINI_TELEMETRY_ENABLED": "false"}
+"""Policy that asks before every tool call. It is stored at the user's tier, so that neither the repository's rules nor a
+mode override it. Without the rule with an arguments pattern, commands that Gemini considers harmless would run."""
+ENVS = {"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_CLI_TRUST_WORKSPACE": "true", "GEMINI_TELEMETRY_ENABLED": "false"}
 
 
-def start(request: LaunchRequest) -> Launch:
+def make_launch(request: LaunchRequest) -> Launch:
     home = f"{request.home}/.sandyard/agents/gemini"
-    envs = {**QUIET, "GEMINI_CLI_HOME": home}
+    envs = {**ENVS, "GEMINI_CLI_HOME": home}
     argv = [npm_program(request.home, PACKAGE, VERSION, BINARY), "--acp"]
     if endpoint := request.endpoint:
         envs |= {"GOOGLE_GEMINI_BASE_URL": endpoint.base_url, "GEMINI_API_KEY": endpoint.capability.reveal()}
         argv += ["--model", endpoint.model or request.model or MODEL]
     files = {
         f"{home}/.gemini/settings.json": json.dumps(SETTINGS, indent=2).encode(),
-        f"{home}/.gemini/policies/sandyard.toml": STRICT.encode() if request.asks else b"",
+        f"{home}/.gemini/policies/sandyard.toml": ASK_ALWAYS.encode() if request.asks else b"",
     }
     return Launch(tuple(argv), envs, files)
 
@@ -54,7 +54,7 @@ GEMINI = BuiltInProfile(
     name="gemini",
     title="Gemini CLI",
     description="Google's coding agent.",
-    start=start,
+    make_launch=make_launch,
     install=npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("gemini")),
     apis=(ModelApi.GEMINI,),
     models=(MODEL, "gemini-3-flash-preview", "gemini-2.5-pro"),

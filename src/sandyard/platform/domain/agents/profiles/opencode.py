@@ -24,7 +24,7 @@ SDKS = {
     ModelApi.GEMINI: ("@ai-sdk/google", "/v1beta"),
 }
 """The SDK in its binary for each API, and the path of that API below the base URL."""
-QUIET = {
+ENVS = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
     "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
     "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
@@ -37,22 +37,22 @@ LIMIT = {"context": 200_000, "output": 32_000}
 """In tokens. Without them it would never compact a long conversation."""
 ASKED = ("edit", "bash", "webfetch", "websearch", "external_directory", "doom_loop")
 """Actions that need permission, which the project's policy decides. Reading does not."""
-STRICT: dict[str, Any] = {"*": "ask"}
+ASK_ALWAYS: dict[str, Any] = {"*": "ask"}
 
 
-def start(request: LaunchRequest) -> Launch:
+def make_launch(request: LaunchRequest) -> Launch:
     folder = f"{request.home}/.sandyard/agents/opencode"
     config = f"{folder}/opencode.json"
     settings: dict[str, Any] = {
         "$schema": "https://opencode.ai/config.json",
         "autoupdate": False,
         "share": "disabled",
-        "permission": STRICT if request.asks else dict.fromkeys(ASKED, "ask"),
+        "permission": ASK_ALWAYS if request.asks else dict.fromkeys(ASKED, "ask"),
         **(_build_model_settings(request.endpoint, request.model) if request.endpoint else {}),
     }
-    envs = {**QUIET, "OPENCODE_CONFIG": config}
+    envs = {**ENVS, "OPENCODE_CONFIG": config}
     if request.asks:  # ignore the repository's own settings, which would take precedence
-        envs |= {"OPENCODE_DISABLE_PROJECT_CONFIG": "1", "OPENCODE_PERMISSION": json.dumps(STRICT)}
+        envs |= {"OPENCODE_DISABLE_PROJECT_CONFIG": "1", "OPENCODE_PERMISSION": json.dumps(ASK_ALWAYS)}
         settings["instructions"] = [f"{request.folder}/AGENTS.md"]
     files = {config: json.dumps(settings, indent=2).encode()}
     if request.endpoint:
@@ -78,7 +78,7 @@ OPENCODE = BuiltInProfile(
     name="opencode",
     title="OpenCode",
     description="The open source coding agent, with the models of any provider.",
-    start=start,
+    make_launch=make_launch,
     install=npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("opencode"), script=SCRIPT),
     apis=(ModelApi.ANTHROPIC, ModelApi.OPENAI, ModelApi.OPENAI_CHAT, ModelApi.GEMINI),
     models=("claude-sonnet-5-5", "gpt-5.5", "gemini-3.1-pro-preview"),

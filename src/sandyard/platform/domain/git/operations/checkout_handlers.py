@@ -22,7 +22,7 @@ from sandyard.platform.db.models import (
     Session,
     Task,
 )
-from sandyard.platform.domain.git.context import GitContext, get_author, public_url
+from sandyard.platform.domain.git.context import GitContext, get_author, get_public_url
 from sandyard.platform.domain.git.errors import NotInProjectError
 from sandyard.platform.domain.git.model import FOLDER, OperationKind, PreparedCheckout, Reason
 from sandyard.platform.domain.git.operations.checkpoints import Checkpoints
@@ -125,7 +125,7 @@ class CheckoutHandlers:
                     base_branch=base,
                     branch=branch,
                     identity=get_author(project),
-                    origin=public_url(parse(project.repository or "")),
+                    origin=get_public_url(parse(project.repository or "")),
                 )
         finally:
             if bundle is not None:
@@ -197,7 +197,7 @@ class CheckoutHandlers:
                         base_branch=kept.base_branch,
                         branch=kept.branch,
                         identity=get_author(project),
-                        origin=public_url(parse(project.repository or "")),
+                        origin=get_public_url(parse(project.repository or "")),
                     )
                     await git.receive(bundle, {ref: ref})
                     with contextlib.suppress(GitFailedError):  # a shallow history may lack the commit
@@ -209,7 +209,7 @@ class CheckoutHandlers:
                         base_branch=kept.base_branch,
                         branch=kept.branch,
                         identity=get_author(project),
-                        origin=public_url(parse(project.repository or "")),
+                        origin=get_public_url(parse(project.repository or "")),
                         tracked={kept.base_branch: kept.base_commit},
                     )
                 if there is not None and job.operation.attempts > 1:  # somebody may have worked in it since

@@ -18,7 +18,7 @@ from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.operations.runner import Detail, Job
 from sandyard.platform.domain.git.sandbox_commits import checkpoint_ref, head_ref, import_commits
 from sandyard.platform.domain.repositories.errors import UnsafeBundleError
-from sandyard.platform.domain.sandboxes.model import Status, about, utc_now
+from sandyard.platform.domain.sandboxes.model import Status, get_sandbox_event_fields, utc_now
 
 SAVE_TIMEOUT_S = 120.0
 """Time limit for saving the work of a sandbox that is about to be paused or destroyed."""
@@ -101,7 +101,7 @@ class Checkpoints:
             tx.add(kept)
             tx.emit(
                 "checkpoint.saved",
-                **about(sandbox),
+                **get_sandbox_event_fields(sandbox),
                 checkpointId=kept.id,
                 reason=reason,
                 commit=kept.head,

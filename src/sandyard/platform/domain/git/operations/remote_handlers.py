@@ -16,7 +16,7 @@ from sandyard.kit.logging import get_logger
 from sandyard.platform.db.models import Checkout, Message, Project
 from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.checkout.sandbox_git import SandboxGit
-from sandyard.platform.domain.git.context import GitContext, Repository, compare_url, get_author, get_committer
+from sandyard.platform.domain.git.context import GitContext, Repository, get_author, get_committer, make_compare_url
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.operations.checkpoints import Checkpoints
 from sandyard.platform.domain.git.operations.runner import Detail, Job
@@ -27,7 +27,7 @@ from sandyard.platform.domain.repositories.history import read_history
 from sandyard.platform.domain.repositories.merge_tree import find_conflicts
 from sandyard.platform.domain.repositories.mirror import Mirror
 from sandyard.platform.domain.repositories.model import Change, Conflict, Conflicts
-from sandyard.platform.domain.sandboxes.model import about, utc_now
+from sandyard.platform.domain.sandboxes.model import get_sandbox_event_fields, utc_now
 
 log = get_logger(__name__)
 MAX_REPORTED_CONFLICTS = 500
@@ -100,7 +100,7 @@ class RemoteHandlers:
             "branch": row.branch,
             "commit": commit,
             "commits": commits,
-            "compareUrl": compare_url(self._context.settings, row.project_id, row.base_branch, row.branch),
+            "compareUrl": make_compare_url(self._context.settings, row.project_id, row.base_branch, row.branch),
             "conflicts": _serialize_conflicts(conflicts.files),
             "conflictCount": conflicts.total,
             "upToDate": commit == row.pushed,
@@ -255,10 +255,16 @@ class RemoteHandlers:
                     created_at=utc_now(),
                 )
                 tx.add(message)
-                tx.emit("message.created", **about(sandbox), messageId=message.id, role=message.role, by="git")
+                tx.emit(
+                    "message.created",
+                    **get_sandbox_event_fields(sandbox),
+                    messageId=message.id,
+                    role=message.role,
+                    by="git",
+                )
             tx.emit(
                 "git.conflicts_handed_over",
-                **about(sandbox),
+                **get_sandbox_event_fields(sandbox),
                 files=[one.path for one in conflicts[:MAX_REPORTED_CONFLICTS]],
                 text=text,
             )

@@ -31,7 +31,7 @@ from sandyard.platform.domain.git.repository_queue import RepositoryQueue
 from sandyard.platform.domain.repositories.errors import GitTimeoutError
 from sandyard.platform.domain.repositories.model import Progress
 from sandyard.platform.domain.sandboxes.e2b import EngineError, SandboxNotRunningError
-from sandyard.platform.domain.sandboxes.model import about, utc_now
+from sandyard.platform.domain.sandboxes.model import get_sandbox_event_fields, utc_now
 
 log = get_logger(__name__)
 OPEN_STATUSES = (OperationStatus.QUEUED, OperationStatus.RUNNING)
@@ -398,4 +398,9 @@ class _Reporter:
 
 
 def _about(row: GitOperation, sandbox: Sandbox) -> dict[str, Any]:
-    return {**about(sandbox), "project_id": row.project_id, "operationId": row.id, "operation": row.kind}
+    return {
+        **get_sandbox_event_fields(sandbox),
+        "project_id": row.project_id,
+        "operationId": row.id,
+        "operation": row.kind,
+    }

@@ -18,7 +18,7 @@ from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.contract import HostRule, NetworkPolicy
 from sandyard.engine.drivers.namespace.net import NetSlot, Network, NetworkSettings, links
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
-from sandyard.engine.drivers.namespace.net.policy import read_policy
+from sandyard.engine.drivers.namespace.net.policy import parse_policy
 from sandyard.engine.drivers.namespace.net.proxy import host_detection, listener
 from sandyard.kit.errors import NotFoundError, UnsupportedError
 from tests.integration.engine.drivers.namespace.net import topology as topologies
@@ -444,10 +444,10 @@ def test_hostile_requests_are_parsed_quickly() -> None:
 
 def test_the_most_specific_rule_applies() -> None:
     rules = tuple(HostRule(host, (("X", host),)) for host in ("a.b.test", "*.b.test", "*.x.b.test", "Upper.Test"))
-    egress = read_policy(NetworkPolicy(rules=rules))
+    egress = parse_policy(NetworkPolicy(rules=rules))
 
     def matching_host(name: str) -> str | None:
-        rule = egress.rule_for(name)
+        rule = egress.find_rule(name)
         return rule and rule.host
 
     assert matching_host("a.b.test") == "a.b.test"

@@ -11,56 +11,56 @@ from sandyard.engine.drivers.namespace.net.policy import (
     PRIVATE,
     Domains,
     Egress,
-    read_policy,
+    parse_policy,
 )
 from sandyard.kit.errors import InvalidInputError
 
 
 def is_reachable(egress: Egress, address: str) -> bool:
-    return ranges.contains(egress.open_ranges(PRIVATE), int(IPv4Address(address)))
+    return ranges.contains(egress.list_allowed_ranges(PRIVATE), int(IPv4Address(address)))
 
 
 def test_the_default_policy_allows_everything() -> None:
-    assert read_policy(NetworkPolicy()) == Egress()
-    assert read_policy(NetworkPolicy()).answers
+    assert parse_policy(NetworkPolicy()) == Egress()
+    assert parse_policy(NetworkPolicy()).resolves_names
 
 
 @pytest.mark.parametrize("deny", [("0.0.0.0/0",), ("0.0.0.0/1", "128.0.0.0/1"), ("1.2.3.4/0",)])
 def test_denying_every_address_closes_the_network(deny: tuple[str, ...]) -> None:
-    assert read_policy(NetworkPolicy(deny_out=deny)).closed
-    assert not read_policy(NetworkPolicy(deny_out=deny)).answers
+    assert parse_policy(NetworkPolicy(deny_out=deny)).closed
+    assert not parse_policy(NetworkPolicy(deny_out=deny)).resolves_names
 
 
 def test_private_ranges_are_reachable_only_when_listed_explicitly() -> None:
-    everything = read_policy(NetworkPolicy(allow_internet=False, allow_out=("0.0.0.0/0",)))
+    everything = parse_policy(NetworkPolicy(allow_internet=False, allow_out=("0.0.0.0/0",)))
     assert is_reachable(everything, "8.8.8.8")
     assert not is_reachable(everything, "10.1.2.3")
     assert not is_reachable(everything, "169.254.169.254")
-    named = read_policy(NetworkPolicy(allow_internet=False, allow_out=("0.0.0.0/0", "10.0.0.0/8")))
+    named = parse_policy(NetworkPolicy(allow_internet=False, allow_out=("0.0.0.0/0", "10.0.0.0/8")))
     assert is_reachable(named, "10.1.2.3")
     assert not is_reachable(named, "192.168.0.1")
-    across = read_policy(NetworkPolicy(allow_internet=False, allow_out=("8.0.0.0/6",)))
+    across = parse_policy(NetworkPolicy(allow_internet=False, allow_out=("8.0.0.0/6",)))
     assert is_reachable(across, "11.0.0.1")
     assert not is_reachable(across, "10.0.0.1"), "a range that only overlaps a private range does not open it"
-    metadata = read_policy(NetworkPolicy(allow_internet=False, allow_out=("169.254.169.254", "100.64.0.0/10")))
+    metadata = parse_policy(NetworkPolicy(allow_internet=False, allow_out=("169.254.169.254", "100.64.0.0/10")))
     assert not is_reachable(metadata, "169.254.169.254")
     assert not is_reachable(metadata, "100.100.100.200")
 
 
 def test_names_are_matched_completely_and_case_insensitively() -> None:
-    names = read_policy(
+    names = parse_policy(
         NetworkPolicy(deny_out=("0.0.0.0/0",), allow_out=("API.Example.com.", "*.pypi.org", "bücher.example"))
     ).domains
     for name in ("api.example.com", "a.pypi.org", "a.b.pypi.org", "xn--bcher-kva.example"):
         assert names.match(name)
     for name in ("example.com", "x.api.example.com", "pypi.org", "evilpypi.org", "pypi.org.evil.example", "", "org"):
         assert not names.match(name)
-    assert read_policy(NetworkPolicy(allow_internet=False, allow_out=("*",))).domains.match("any.thing")
+    assert parse_policy(NetworkPolicy(allow_internet=False, allow_out=("*",))).domains.match("any.thing")
     assert not Domains().match("any.thing")
 
 
 def test_ipv6_entries_are_accepted_and_have_no_effect() -> None:
-    assert read_policy(NetworkPolicy(deny_out=("::/0", "2001:db8::1"), allow_out=("2001:db8::/32",))) == Egress()
+    assert parse_policy(NetworkPolicy(deny_out=("::/0", "2001:db8::1"), allow_out=("2001:db8::/32",))) == Egress()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_ipv6_entries_are_accepted_and_have_no_effect() -> None:
 )
 def test_invalid_entries_are_named_in_the_error(policy: NetworkPolicy, part: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        read_policy(policy)
+        parse_policy(policy)
     assert part in caught.value.message
 
 

@@ -46,7 +46,7 @@ class _Client:
     links: set[_Link] = field(default_factory=set)
 
     def rule(self, host: str) -> HostRule | None:
-        return self.egress.rule_for(host)
+        return self.egress.find_rule(host)
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,7 @@ import dns.rdatatype
 import dns.rrset
 import pytest
 
-from sandyard.kit import names
+from sandyard.kit import dns_lookup
 
 RECORDS = {"both.example.": [("AAAA", "2001:db8::1"), ("A", "192.0.2.1")], "four.example.": [("A", "192.0.2.2")]}
 
@@ -48,7 +48,7 @@ async def name_server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
 
 
 async def look_up(host: str) -> list[str]:
-    return [str(address) for address in await names.look_up(host)]
+    return [str(address) for address in await dns_lookup.look_up(host)]
 
 
 async def test_a_name_is_resolved_to_its_addresses(name_server: None) -> None:
@@ -59,7 +59,7 @@ async def test_a_name_is_resolved_to_its_addresses(name_server: None) -> None:
 
 
 async def test_unanswered_lookups_do_not_delay_others(name_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "LOOKUP_SECONDS", 1.0)
+    monkeypatch.setattr(dns_lookup, "LOOKUP_SECONDS", 1.0)
     silent = [asyncio.create_task(look_up(f"silent-{number}.example")) for number in range(100)]
     await asyncio.sleep(0)
     assert await look_up("four.example") == ["192.0.2.2"]
@@ -72,7 +72,7 @@ async def test_the_hosts_file_localhost_and_addresses_need_no_name_server(
 ) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("# comment\n192.0.2.7 box box.lan # the box\n2001:db8::7 box\nnonsense\n")
-    monkeypatch.setattr(names, "_HOSTS", hosts)
+    monkeypatch.setattr(dns_lookup, "_HOSTS", hosts)
     assert await look_up("Box") == ["192.0.2.7", "2001:db8::7"]
     assert await look_up("box.lan") == ["192.0.2.7"]
     assert await look_up("api.localhost") == ["127.0.0.1", "::1"]

@@ -25,7 +25,7 @@ async def look_up(host: str) -> list[Address]:
     Uses /etc/hosts and the name servers of /etc/resolv.conf, but no other sources that the system may be configured with.
     """
     host = host.rstrip(".")
-    return _parse_address(host) or _look_up_local(host) or await ask_name_servers(host)
+    return _parse_address(host) or _look_up_local(host) or await query_name_servers(host)
 
 
 def _parse_address(host: str) -> list[Address]:
@@ -52,7 +52,7 @@ def _look_up_local(host: str) -> list[Address]:
     return [found for words in entries if name in words[1:] for found in _parse_address(words[0])]
 
 
-async def ask_name_servers(host: str) -> list[Address]:
+async def query_name_servers(host: str) -> list[Address]:
     try:
         resolver = dns.asyncresolver.Resolver()
         resolver.use_search_by_default = True

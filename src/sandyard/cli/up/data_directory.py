@@ -1,4 +1,4 @@
-"""The data directory of `sandyard up`: the engine's part, the platform's part and the key between them. Locked by one process at a time.
+"""The data directory of `sandyard up`: the engine's part, the platform's part and the key between them. One process locks it at a time.
 
 up.lock · engine.key (mode 0600) · engine/ (root only) · platform/
 """
@@ -29,12 +29,12 @@ def get_default_data_dir() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "sandyard"
 
 
-class State:
-    """The data directory. Creating the object does not touch the disk; `take` creates the directory and locks it."""
+class DataDirectory:
+    """The data directory. Creating the object does not touch the disk; `acquire_lock` creates the directory and locks it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.lock = -1
+        self.lock_fd = -1
 
     @property
     def engine(self) -> Path:
@@ -44,54 +44,55 @@ class State:
     def platform(self) -> Path:
         return self.path / "platform"
 
-    def take(self) -> None:
+    def acquire_lock(self) -> None:
         """Lock the directory until this process and all processes that inherited the lock are gone.
 
         Raises ConflictError if another supervisor holds it. Waits for the children of a killed supervisor to end.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.lock = os.open(self.path / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self.lock_fd = os.open(self.path / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise CommandError(f"Cannot use the data directory {self.path}: {error.strerror}.") from None
         deadline = time.monotonic() + ORPHAN_SECONDS
-        while not self._locked():
-            holder = os.pread(self.lock, 32, 0).decode(errors="replace").strip()
-            if _alive(holder) or time.monotonic() > deadline:
+        while not self._try_lock():
+            holder = os.pread(self.lock_fd, 32, 0).decode(errors="replace").strip()
+            if _is_supervisor_running(holder) or time.monotonic() > deadline:
                 raise ConflictError(
                     f"`sandyard up` is already running on {self.path} (process {holder or 'unknown'}). "
                     "Stop it, or choose another --data-dir and --port."
                 )
             time.sleep(0.1)
-        os.ftruncate(self.lock, 0)
-        os.pwrite(self.lock, f"{os.getpid()}\n".encode(), 0)
+        os.ftruncate(self.lock_fd, 0)
+        os.pwrite(self.lock_fd, f"{os.getpid()}\n".encode(), 0)
 
-    def key(self) -> Secret:
+    def get_engine_key(self) -> Secret:
         """Return the engine's key. It is created once, readable only by the directory's owner."""
         file = self.path / "engine.key"
         with contextlib.suppress(FileNotFoundError):
             if text := file.read_text().strip():
                 file.chmod(0o600)
                 return Secret(text)
-        made = random_secret("e2b_", 20)
-        fresh = file.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        key = random_secret("e2b_", 20)
+        temporary = file.with_suffix(".new")
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as stream:
-            stream.write(f"{made.reveal()}\n")
+            stream.write(f"{key.reveal()}\n")
             stream.flush()
             os.fsync(stream.fileno())
-        fresh.replace(file)
-        return made
+        temporary.replace(file)
+        return key
 
     def give_platform_to(self, user: pwd.struct_passwd) -> None:
-        """Make `user` the owner of the platform's part, with no access to anything else in here."""
+        """Make `user` the owner of the platform's part, without access to the rest of the data directory."""
         self.path.chmod(0o711)
         self.platform.mkdir(exist_ok=True, mode=0o700)
         before = self.platform.stat().st_uid
         if before == user.pw_uid:
             return
-        # the top directory last, so that an interrupted run is repeated; files of other owners are hard links from elsewhere
+        # The top directory comes last, so that an interrupted run is repeated. Files of other owners are skipped: they may be hard links to
+        # files outside.
         for _, _, files, folder in os.fwalk(self.platform, topdown=False, follow_symlinks=False):
             for name in files:
                 if os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid == before:
@@ -104,9 +105,9 @@ class State:
         if self.platform.exists() and self.platform.stat().st_uid != 0:
             os.chown(self.platform, 0, 0)
 
-    def _locked(self) -> bool:
+    def _try_lock(self) -> bool:
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
                 raise CommandError(f"Could not lock {self.path}: {error.strerror}.") from None
@@ -114,7 +115,7 @@ class State:
         return True
 
 
-def _alive(holder: str) -> bool:
+def _is_supervisor_running(holder: str) -> bool:
     """Return whether that supervisor itself is running, and not only a child of it. Its process id may have been reused."""
     try:
         return b"up" in Path(f"/proc/{int(holder)}/cmdline").read_bytes().split(b"\0")
