@@ -183,7 +183,7 @@ def main(serve: Callable[[socket.socket], None] | None = None) -> None:
 
     `serve` is what the sandbox does with its agent's listening socket; by default it counts the clients.
     """
-    kernel.close_range(3, 0x7FFF_FFFF)  # children of a uvloop process inherit the pipes of other children
+    kernel.close_range(3, 0x7FFF_FFFF)  # children of a process that runs uvloop inherit its pipes
     mode, folder, freezer = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     users = _create_user_namespace()
     ready, tell = os.pipe()
@@ -197,7 +197,7 @@ def main(serve: Callable[[socket.socket], None] | None = None) -> None:
                 (freezer / "cgroup.procs").write_text("0")
             kinds = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
             kernel.unshare(kinds | kernel.CLONE_NEWNET)
-            _enable_loopback()  # CRIU uses it
+            _enable_loopback()  # CRIU accesses this interface
             root = _mount_root(folder)
             if mode == "live":
                 listener = _enter_sandbox(folder, root, users)
@@ -262,7 +262,7 @@ def _enter_sandbox(folder: str, root: str, users: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{folder}/agent.sock")
     listener.listen()
-    listener.setblocking(False)  # like the sockets of real agents, before and after a restore
+    listener.setblocking(False)  # like an agent's socket, and the one that a restored agent gets
     kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     kernel.pivot_into(root)
     null = os.open("/dev/null", os.O_RDWR)
