@@ -386,7 +386,7 @@ async def test_layers_are_checked_against_their_digest_and_broken_downloads_are_
     def cut_layer(request: Asked, reply: Reply) -> Reply:
         if reply.body.startswith(b"\x1f\x8b") and len(cuts) < 2:
             cuts.append(request)
-            return Reply(body=reply.body, cut_layer=100)
+            return Reply(body=reply.body, cut=100)
         return reply
 
     registry.change_reply = replace_layer

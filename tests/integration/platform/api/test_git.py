@@ -46,7 +46,7 @@ class GitApi:
         assert response.headers["location"] == f"/api/v1/git/operations/{view['id']}"
         return view
 
-    async def get(self, path: str, **query: Any) -> dict[str, Any]:
+    async def get(self, path: str, /, **query: Any) -> dict[str, Any]:
         response = await self.web.get(f"/api/v1/{path}", params=query, timeout=60)
         assert response.status_code == 200, response.text
         body: dict[str, Any] = response.json()

@@ -31,7 +31,7 @@ TOOL = BuiltInProfile(
     name="tool",
     title="Tool",
     description="Is installed.",
-    start=_start,
+    make_launch=_start,
     install=Install("1", ("test", "-e", "/home/user/.tool/there"), "mkdir -p ~/.tool && echo 1 >~/.tool/there"),
 )
 
