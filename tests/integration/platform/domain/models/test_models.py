@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from sandyard.kit.destinations import Destinations
+from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import ModelCall, Sandbox
 from sandyard.platform.domain.models import gateway
@@ -347,7 +348,10 @@ async def test_whoever_waits_for_one_that_is_ended_before_it_begins_is_told(yard
     async def nobody(asking: Asking, answer: Answering) -> None:
         raise AssertionError
 
-    keeper = TunnelKeeper(yard.services.lifecycle, "sbx_none", "usr_none", nobody, Room(1))
+    async def never(error: SandyardError) -> None:
+        raise AssertionError
+
+    keeper = TunnelKeeper(yard.services.lifecycle, "sbx_none", "usr_none", nobody, Room(1), given_up=never)
     stopping = asyncio.create_task(stopped(keeper))  # begins before the keeper's own
     keeper.start()
     with pytest.raises(TunnelError):

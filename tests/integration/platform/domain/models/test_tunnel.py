@@ -235,6 +235,9 @@ class Hostile:
     def say(self, line: str) -> None:
         self.heard.append(json.loads(line))
 
+    async def drain(self) -> None:
+        pass
+
 
 REQUEST = {"t": "req", "id": 1, "method": "POST", "target": "/", "headers": [], "size": 100}
 
@@ -253,6 +256,7 @@ REQUEST = {"t": "req", "id": 1, "method": "POST", "target": "/", "headers": [], 
         [REQUEST, {"t": "body", "id": 1, "d": "####"}],
         [REQUEST, {"t": "body", "id": 1, "d": "QUFB" * 100}],
         [REQUEST, {"t": "ack", "id": 1, "n": -5}],
+        [REQUEST, {"t": "ack", "id": 1, "n": 1}],
     ],
 )
 async def test_what_makes_no_sense_ends_the_line(frames: list[object]) -> None:
