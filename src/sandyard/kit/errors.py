@@ -6,7 +6,9 @@ An error's docstring is its default message. Each transport maps `status` and `c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 
 class SandyardError(Exception):
@@ -83,3 +85,10 @@ class UnsupportedError(SandyardError):
     """This engine does not support that."""
 
     code, status = "unsupported", 501
+
+
+def drop_traceback(error: E) -> E:
+    """Return the error without its traceback, cause and context. For errors that are kept: frames keep their variables alive, and an
+    object that keeps an error from its own method is only freed by a full garbage collection."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

@@ -114,6 +114,9 @@ class Script:
     def say(self, line: str) -> None:
         pass
 
+    async def drain(self) -> None:
+        pass
+
 
 async def test_ends_tunnel() -> None:
     async def serve(*_: object) -> None: ...

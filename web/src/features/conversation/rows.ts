@@ -162,6 +162,7 @@ const ADVICE: Record<string, string> = {
   model_unknown: "Choose another model, or change the provider's list of models.",
   model_address_wrong: "Check the address in the model provider's settings.",
   model_unreachable: "Check the address in the model provider's settings, and that the provider is running.",
+  tunnel_failed: "Retry, or start a new session if it fails again.",
   model_failed: "Retry, or use another model.",
 };
 

@@ -24,6 +24,7 @@ class Cause(StrEnum):
     MODEL = "model"  # unknown model
     ADDRESS = "address"  # the address does not serve the API
     UNREACHABLE = "unreachable"
+    TUNNEL = "tunnel"  # the sandbox violated the tunnel's protocol
     ERROR = "error"
 
 
@@ -34,6 +35,7 @@ CODES: Mapping[Cause, str] = {
     Cause.MODEL: "model_unknown",
     Cause.ADDRESS: "model_address_wrong",
     Cause.UNREACHABLE: "model_unreachable",
+    Cause.TUNNEL: "tunnel_failed",
     Cause.ERROR: "model_failed",
 }
 _RATE_LIMITS = ("perminute", "per minute", "try again later")

@@ -40,7 +40,7 @@ from sandyard.platform.domain.models.presets import list_presets
 from sandyard.platform.domain.models.provider_check import check_provider
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.tunnel import Answering, Asking, Room
-from sandyard.platform.domain.models.tunnel_keeper import TunnelKeeper
+from sandyard.platform.domain.models.tunnel_keeper import VIOLATIONS, TunnelKeeper
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.users.model import Principal
@@ -167,7 +167,8 @@ class Models:
         if keeper is None or keeper.over:
             place = Place(sandbox.id, session.id, functools.partial(self._turn_of, sandbox.id))
             serve = functools.partial(self._serve, place)
-            keeper = TunnelKeeper(self._lifecycle, sandbox.id, sandbox.owner_id, serve, self._room)
+            given_up = functools.partial(self._fail_tunnel, sandbox.id)
+            keeper = TunnelKeeper(self._lifecycle, sandbox.id, sandbox.owner_id, serve, self._room, given_up=given_up)
             self._keepers[sandbox.id] = keeper
             keeper.start()
         try:
@@ -187,6 +188,15 @@ class Models:
         if keeper is not None:
             await keeper.stop()
 
+    async def _fail_tunnel(self, sandbox_id: str, error: SandyardError) -> None:
+        """Fail the sandbox's turns, because their requests would wait until the tunnel is tried again."""
+        sentence = (
+            f"The connection between the sandbox and the model was given up after {VIOLATIONS} errors. {error.message}"
+            " A program in the sandbox may interfere with it."
+        )
+        for turn_id in list(self._turns.get(sandbox_id, ())):
+            await self._fail(turn_id, Fault(Cause.TUNNEL, sentence, final=True))
+
     async def after_resume(self, row: Sandbox) -> None:
         """Connect the tunnel again without waiting for its next attempt."""
         self._nudge(row)
@@ -203,7 +213,9 @@ class Models:
 
     @contextlib.contextmanager
     def counted(self, sandbox_id: str, turn: Turn) -> Iterator[None]:
-        """Count requests of agents in this sandbox for this turn."""
+        """Count requests of agents in this sandbox for this turn. Tries a tunnel again that was given up."""
+        if (keeper := self._keepers.get(sandbox_id)) is not None:
+            keeper.retry()
         turns = self._turns.setdefault(sandbox_id, [])
         turns.append(turn.id)
         try:

@@ -53,6 +53,10 @@ class TunnelError(SandyardError):
     code, status = "tunnel_failed", 502
 
 
+class TunnelProtocolError(TunnelError):
+    """Protocol error: the tunnel program in the sandbox sent an invalid line."""
+
+
 class BodyLateError(TunnelError):
     """The sandbox did not send the rest of a request."""
 
@@ -102,6 +106,7 @@ class Lines(Protocol):
 
     def lines(self) -> AsyncIterator[str]: ...
     def say(self, line: str) -> None: ...
+    async def drain(self) -> None: ...
 
 
 class Room:
@@ -185,7 +190,7 @@ class Tunnel:
     async def run(self) -> None:
         """Serve until the program in the sandbox has ended. Requests in progress are cancelled.
 
-        Raises EngineError if the connection broke, and TunnelError for invalid lines from the sandbox.
+        Raises EngineError if the connection broke, TunnelError if the sandbox can't run the tunnel, and TunnelProtocolError.
         """
         beat = asyncio.get_running_loop().create_task(self._beat())
         try:
@@ -193,9 +198,7 @@ class Tunnel:
                 try:
                     self._hear(bounded_json.parse(line, largest=_LINE, values=_LINE_VALUES))
                 except (ValueError, KeyError, TypeError):
-                    raise TunnelError(
-                        "Protocol error: the tunnel program in the sandbox sent an invalid line."
-                    ) from None
+                    raise TunnelProtocolError from None
         finally:
             self._broken = True  # from here on the sandbox decides: unanswered requests wait for the next platform
             await end_tasks(
@@ -207,6 +210,10 @@ class Tunnel:
             return
         frame = {"t": kind, **({} if number is None else {"id": number}), **fields}
         self._stream.say(json.dumps(frame, separators=(",", ":")))
+
+    async def drain(self) -> None:
+        """Wait until the stream can take a long line."""
+        await self._stream.drain()
 
     def _hear(self, frame: dict[str, Any]) -> None:
         match frame["t"]:
@@ -282,7 +289,7 @@ class _Exchange:
         if kind == "body":
             self._add(binascii.a2b_base64(frame["d"], strict_mode=True))
         elif kind == "ack":
-            self._under_way = max(0, self._under_way - _bounded(frame["n"]))
+            self._under_way -= _bounded(frame["n"], self._under_way)
             self._taken.set()
         elif kind == "cancel":
             self.gone = True
@@ -323,6 +330,7 @@ class _Exchange:
             self._tunnel.say("want", self.number, n=more)
 
     async def head(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        await self._tunnel.drain()
         self._tunnel.say("head", self.number, status=status, headers=list(headers))
 
     async def data(self, data: bytes) -> None:
@@ -331,6 +339,7 @@ class _Exchange:
             while self._under_way > WINDOW:
                 self._taken.clear()
                 await self._taken.wait()
+            await self._tunnel.drain()  # the sandbox may acknowledge what was not sent yet
             self._under_way += len(piece)
             self._tunnel.say("data", self.number, d=base64.b64encode(piece).decode())
 

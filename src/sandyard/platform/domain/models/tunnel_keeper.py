@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 
-from sandyard.kit.errors import SandyardError
+from sandyard.kit.errors import SandyardError, drop_traceback
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.models import Sandbox
-from sandyard.platform.db.retry import TEMPORARY_ERRORS
-from sandyard.platform.domain.models.tunnel import PORT, PROGRAM, Room, Serve, Tunnel, TunnelError
+from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
+from sandyard.platform.domain.models.tunnel import (
+    PORT,
+    PROGRAM,
+    Room,
+    Serve,
+    Tunnel,
+    TunnelError,
+    TunnelProtocolError,
+)
 from sandyard.platform.domain.sandboxes.e2b import (
     EngineError,
     NoPythonError,
+    ProgramProtocolError,
     SandboxNotFoundError,
     SandboxNotRunningError,
 )
@@ -25,18 +35,27 @@ log = get_logger(__name__)
 UP_S = 60.0
 """How long a caller waits for a tunnel while it fails in ways that may be temporary."""
 LOOK_AGAIN_S = 30.0
+VIOLATIONS = 5
+"""Protocol errors in a row after which the tunnel is given up until the next turn, or for GIVEN_UP_S."""
+GIVEN_UP_S = 600.0
 _PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+GivenUp = Callable[[SandyardError], Awaitable[None]]
 
 
 class TunnelKeeper:
-    """Keeps the tunnel of one attached sandbox up."""
+    """Keeps the tunnel of one attached sandbox up. `given_up` is called with the reason when the tunnel is given up."""
 
-    def __init__(self, lifecycle: Lifecycle, sandbox_id: str, owner_id: str, serve: Serve, room: Room) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, sandbox_id: str, owner_id: str, serve: Serve, room: Room, *, given_up: GivenUp
+    ) -> None:
         self._lifecycle = lifecycle
         self._sandbox_id = sandbox_id
         self._owner_id = owner_id
         self._serve = serve
         self._room = room
+        self._given_up = given_up
+        self._violations = 0
         self._news = asyncio.Event()
         self._nudged = asyncio.Event()
         self._failure: SandyardError | None = None
@@ -67,6 +86,12 @@ class TunnelKeeper:
     def nudge(self) -> None:
         """Check again now, because the sandbox was resumed or has ended."""
         self._nudged.set()
+
+    def retry(self) -> None:
+        """Try again now if the tunnel was given up, because a turn begins."""
+        if self._violations >= VIOLATIONS:
+            self._violations, self._failure = 0, None
+            self._nudged.set()
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -100,7 +125,8 @@ class TunnelKeeper:
                     self._failed(error)
                 lasted = asyncio.get_running_loop().time() - began
                 failures = 0 if lasted > LOOK_AGAIN_S else failures + 1
-                await self._wait(_PAUSES[min(failures, len(_PAUSES) - 1)])
+                given_up = self._violations >= VIOLATIONS
+                await self._wait(GIVEN_UP_S if given_up else _PAUSES[min(failures, len(_PAUSES) - 1)])
         except SandyardError as error:
             self._failed(error)
 
@@ -111,6 +137,7 @@ class TunnelKeeper:
     async def _once(self, row: Sandbox, engine_id: str) -> None:
         """Serve until the line breaks or `nudge` is called."""
         loop = asyncio.get_running_loop()
+        began = loop.time()
         line, nudge = loop.create_task(self._line(engine_id)), loop.create_task(self._nudged.wait())
         try:
             await asyncio.wait((line, nudge), return_when=asyncio.FIRST_COMPLETED)
@@ -132,6 +159,16 @@ class TunnelKeeper:
         except SandyardError as error:
             log.info("tunnel_broken", sandbox=row.id, reason=error.message)
             self._failed(error)
+            await self._count_violation(error, lasted=loop.time() - began)
+
+    async def _count_violation(self, error: SandyardError, *, lasted: float) -> None:
+        if lasted > LOOK_AGAIN_S:
+            self._violations = 0
+        if isinstance(error, TunnelProtocolError | ProgramProtocolError):
+            self._violations += 1
+        if self._violations >= VIOLATIONS:
+            log.warning("tunnel_given_up", sandbox=self._sandbox_id, reason=error.message)
+            await retry_while_database_unavailable(lambda: self._given_up(error), "tunnel", sandbox=self._sandbox_id)
 
     async def _line(self, engine_id: str) -> None:
         stream = await self._lifecycle.engine.streams.open(engine_id, PROGRAM, str(PORT))
@@ -145,7 +182,7 @@ class TunnelKeeper:
         self._news.set()
 
     def _failed(self, error: SandyardError) -> None:
-        self._failure = error
+        self._failure = drop_traceback(error)
         self._news.set()
 
     async def _wait(self, seconds: float) -> None:

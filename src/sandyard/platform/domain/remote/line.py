@@ -150,7 +150,7 @@ class Line:
             case "hello":
                 self._host_key = _key(frame["key"])
             case "ack":
-                self._under_way = max(0, self._under_way - _number(frame["n"]))
+                self._under_way -= _number(frame["n"], self._under_way)
             case "end":
                 self.reason = str(frame["text"])[:_REASON] or None
             case "error":
@@ -167,8 +167,8 @@ class Line:
             self._tell("ping")
 
 
-def _number(value: Any) -> int:
-    if not isinstance(value, int) or not 0 <= value <= HELD:
+def _number(value: Any, most: int) -> int:
+    if not isinstance(value, int) or not 0 <= value <= most:
         raise ValueError("not a number")
     return value
 

@@ -32,6 +32,10 @@ class LocalLines:
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
 
+    async def drain(self) -> None:
+        assert self.process.stdin is not None
+        await self.process.stdin.drain()
+
 
 class TunnelDaemon:
     """A daemon that outlives the bridges attached to it."""

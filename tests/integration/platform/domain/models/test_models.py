@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from sandyard.kit.destinations import Destinations
+from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import ModelCall, Sandbox
 from sandyard.platform.domain.models import gateway
@@ -354,7 +355,10 @@ async def test_waiting_fails_for_a_tunnel_that_is_stopped_before_it_starts(yard:
     async def serve_nothing(asking: Asking, answer: Answering) -> None:
         raise AssertionError
 
-    keeper = TunnelKeeper(yard.services.lifecycle, "sbx_none", "usr_none", serve_nothing, Room(1))
+    async def never(error: SandyardError) -> None:
+        raise AssertionError
+
+    keeper = TunnelKeeper(yard.services.lifecycle, "sbx_none", "usr_none", serve_nothing, Room(1), given_up=never)
     stopping = asyncio.create_task(stop(keeper))  # starts before the keeper's own task
     keeper.start()
     with pytest.raises(TunnelError):

@@ -237,6 +237,9 @@ class HostileLines:
     def say(self, line: str) -> None:
         self.sent.append(json.loads(line))
 
+    async def drain(self) -> None:
+        pass
+
 
 REQUEST = {"t": "req", "id": 1, "method": "POST", "target": "/", "headers": [], "size": 100}
 
@@ -255,6 +258,7 @@ REQUEST = {"t": "req", "id": 1, "method": "POST", "target": "/", "headers": [], 
         [REQUEST, {"t": "body", "id": 1, "d": "####"}],
         [REQUEST, {"t": "body", "id": 1, "d": "QUFB" * 100}],
         [REQUEST, {"t": "ack", "id": 1, "n": -5}],
+        [REQUEST, {"t": "ack", "id": 1, "n": 1}],
     ],
 )
 async def test_invalid_frames_end_the_tunnel(frames: list[object]) -> None:

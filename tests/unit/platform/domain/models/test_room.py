@@ -119,6 +119,9 @@ class Sandbox:
         elif frame["t"] in ("fin", "cut"):
             self._over[number].set()
 
+    async def drain(self) -> None:
+        pass
+
 
 @contextlib.asynccontextmanager
 async def served(serve: Serve, room: Room, owner_id: str = "usr_1") -> AsyncIterator[Sandbox]:

@@ -111,6 +111,7 @@ async def test_limits_unacknowledged_bytes_to_window(pair: tuple[Script, Line]) 
         [HELLO, "=not base64"],
         [HELLO, "="],
         [HELLO, '{"t":"ack","n":-1}'],
+        [HELLO, '{"t":"ack","n":1}'],
         [HELLO, '{"t":"ack","n":"1"}'],
         [HELLO, *[data(b"x" * 65536)] * (HELD // 65536 + 1)],
         ["[" * 100_000],

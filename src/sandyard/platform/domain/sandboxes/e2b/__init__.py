@@ -43,7 +43,7 @@ from sandyard.platform.domain.sandboxes.e2b.relay import (
     EndReason,
     Stream,
 )
-from sandyard.platform.domain.sandboxes.e2b.streams import GuestProgram, LineStream, NoPythonError
+from sandyard.platform.domain.sandboxes.e2b.streams import GuestProgram, LineStream, NoPythonError, ProgramProtocolError
 from sandyard.platform.domain.sandboxes.e2b.terminals import Terminal, Terminals
 from sandyard.platform.domain.sandboxes.e2b.transport import CircuitBreaker, CircuitState, EngineConfig
 
@@ -80,6 +80,7 @@ __all__ = [
     "NotEnoughSpaceError",
     "Ports",
     "ProcessesFullError",
+    "ProgramProtocolError",
     "ProgramResult",
     "ProgramTimeoutError",
     "Route",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from e2b import AsyncCommandHandle, CommandExitException
 
+from sandyard.kit.errors import drop_traceback
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.sandboxes.e2b.errors import SandboxUnreachableError
 from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
@@ -72,8 +73,12 @@ class GuestProcess:
         except TimeoutError:
             raise SandboxUnreachableError("The sandbox did not respond in time.") from None
         if text is None and self._error is not None:
-            with self._transport.translate_errors():
-                raise self._error
+            error, self._error = self._error, None
+            try:
+                with self._transport.translate_errors():
+                    raise error
+            finally:
+                del error  # its traceback refers to this frame
         return text
 
     async def write(self, text: str, timeout_s: float) -> None:
@@ -83,18 +88,20 @@ class GuestProcess:
 
     async def fail(self, error: BaseException) -> None:
         """Make `read` raise this error after the output received so far."""
-        self._error = self._error or error
+        self._error = self._error or drop_traceback(error)
         await self._output.put(None)
 
     async def disconnect(self, *, patience_s: float = 0.0) -> None:
-        """Stop reading. If the process ends within `patience_s`, its connection can be reused."""
-        if self._watcher is not None:
-            await asyncio.wait([self._watcher], timeout=patience_s)
-            await end_tasks(self._watcher)
+        """Stop reading, and drop unread output. If the process ends within `patience_s`, its connection can be reused."""
+        watcher, self._watcher = self._watcher, None  # a cancelled task keeps its frames
+        if watcher is not None:
+            await asyncio.wait([watcher], timeout=patience_s)
+            await end_tasks(watcher)
         if self._command is not None:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_END_S):
                     await self._command.disconnect()
+        self._output = asyncio.Queue(_QUEUE)
 
     async def kill(self) -> None:
         """End the shell with SIGKILL, if it is running."""

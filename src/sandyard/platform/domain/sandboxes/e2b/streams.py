@@ -22,13 +22,21 @@ PACE_S = 0.02
 """Lines sent within this time are combined, because each message to a sandbox costs the same, whatever its length."""
 LONGEST = 256 << 10
 """Maximum length of a line. A tenant may replace our program, but only in their own sandbox."""
-UNSENT = 48 << 20
+QUEUED = 1 << 20
+"""Number of unsent characters above which `drain` waits: a few batches, so that sending never pauses."""
+UNSENT = 4 << 20
 """Maximum number of unsent characters. A program that never reads its input is given up."""
 LINES_AT_ONCE = 100
 _BATCH_SIZE = 256 << 10
 _SEND_S = 30.0
 _MAX_NOISE = 4 << 20
 _LINE = read_script("start_program.sh").replace("@INSTALL@", read_script("install_program.py"))
+
+
+class ProgramProtocolError(EngineError):
+    """A program in the sandbox violated the protocol."""
+
+    code = "program_protocol"
 
 
 class NoPythonError(EngineError):
@@ -67,6 +75,8 @@ class LineStream:
         self._unsent: deque[str] = deque()
         self._waiting = 0
         self._to_send = asyncio.Event()
+        self._sent = asyncio.Event()
+        self._turn = asyncio.Lock()
         self._sender: asyncio.Task[None] | None = None
 
     async def start(self, handle: SandboxHandle, program: GuestProgram, arguments: str) -> None:
@@ -78,17 +88,17 @@ class LineStream:
     async def lines(self) -> AsyncIterator[str]:
         """Yield the program's lines until it ends.
 
-        Raises EngineError if the connection breaks, if the program is silent for too long or violates the protocol, and
+        Raises EngineError if the connection breaks or the program is silent for too long, ProgramProtocolError and
         NoPythonError.
         """
         rest, heard, noise = "", False, 0
         now = asyncio.get_running_loop().time
         while (chunk := await self.process.read(SILENCE_S)) is not None:
             if self._waiting > UNSENT:
-                raise EngineError("A program in the sandbox does not read its input.")
+                raise ProgramProtocolError("A program in the sandbox does not read its input.")
             *lines, rest = (rest + chunk).split("\n")
             if len(rest) > LONGEST:
-                raise EngineError("Protocol error: a line from the sandbox is too long.")
+                raise ProgramProtocolError("Protocol error: a line from the sandbox is too long.")
             begun = now()
             for count, line in enumerate(lines, 1):
                 if heard and line == ":n":
@@ -101,7 +111,7 @@ class LineStream:
                     begun = now()
             noise += 0 if heard else len(chunk)
             if noise > _MAX_NOISE:
-                raise EngineError("The sandbox's login shell writes too much output.")
+                raise ProgramProtocolError("The sandbox's login shell writes too much output.")
 
     def say(self, line: str) -> None:
         """Send a line soon, in the order of the calls. If that fails, `lines` ends."""
@@ -110,9 +120,18 @@ class LineStream:
             self._waiting += len(line)
         self._to_send.set()
 
+    async def drain(self) -> None:
+        """Wait until few lines are unsent, first come, first served. Call it before `say` for everything that is long."""
+        async with self._turn:
+            while self._waiting >= QUEUED:
+                self._sent.clear()
+                await self._sent.wait()
+
     async def close(self) -> None:
-        if self._sender is not None:
-            await end_tasks(self._sender)
+        sender, self._sender = self._sender, None  # a cancelled task keeps its frames
+        if sender is not None:
+            await end_tasks(sender)
+        self._unsent.clear()
         await self.process.disconnect()
         await self.process.kill()
 
@@ -134,6 +153,7 @@ class LineStream:
             parts.append(self._unsent.popleft() + "\n")
             size += len(parts[-1])
         self._waiting -= size - len(parts)
+        self._sent.set()
         if not self._unsent:
             self._to_send.clear()
         return "".join(parts)

@@ -319,7 +319,10 @@ class EngineTransport:
             ours = translate(error, self.config.api_key)
             if ours is error:
                 raise
-            raise ours from error
+            try:
+                raise ours from error
+            finally:
+                del ours  # its traceback refers to this frame
 
     async def get_handle(self, engine_id: str) -> SandboxHandle:
         handle = self._handles.get(engine_id)
