@@ -70,7 +70,7 @@ class _PacedStream(httpcore.AsyncNetworkStream):
         else:
             data = await self._inner.read(min(max_bytes, _HEAD_READ_BYTES), head.remaining_seconds())
             head.add(data)
-        await take_turn()
+        await take_turn("http")
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109

@@ -2,14 +2,18 @@
 
 An HTTP chunk or a WebSocket frame costs the same whether it carries one byte or a million. A single read may contain tens of
 thousands of them, which is more work than the event loop should do at once.
+
+Forwarding takes turns too (`take_turn`). They are shared equally between users and sandboxes, not between connections.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from weakref import WeakKeyDictionary
 
 PARTS = 128
@@ -17,7 +21,7 @@ PARTS = 128
 TURN_SECONDS, REST_SECONDS = 0.002, 0.002
 """How long connections with work left are served at a time, and how long the loop is then free for everything else."""
 PIECES = 16
-"""How many pieces all connections together may forward between two pauses."""
+"""How many pieces all owners together may forward between two pauses."""
 
 
 class Inflow:
@@ -153,41 +157,96 @@ class _Turns:
 
 
 class _Turnstile:
-    """Lets PIECES pass, then none for REST_SECONDS, then continues with the waiting ones in order."""
+    """Lets PIECES pass, then none for REST_SECONDS. All owners with pieces have an equal share of PIECES.
+
+    A share is kept for its owner until the end of the period, because a single connection asks for its next turn only after it has forwarded
+    the last piece. What is left then is given to those who wait.
+    """
 
     def __init__(self) -> None:
-        self._left = PIECES
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._left = self._share = PIECES
+        self._passed: Counter[str] = Counter()  # by owner, in this period
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by owner, the next to be served first
         self._resting = False
 
-    async def enter(self) -> None:
-        if self._left and not self._waiting:
-            self._pass_one()
+    async def enter(self, owner: str) -> None:
+        if self._left and owner not in self._waiting and self._passed[owner] < self._share:
+            self._count(owner)
             return
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self._waiting.setdefault(owner, deque()).append(turn)
         await turn
 
-    def _pass_one(self) -> None:
+    def _count(self, owner: str) -> None:
         self._left -= 1
+        self._passed[owner] += 1
         if not self._resting:
             self._resting = True
-            asyncio.get_running_loop().call_later(REST_SECONDS, self._open)
+            asyncio.get_running_loop().call_soon(self._rest)
 
-    def _open(self) -> None:
-        self._resting, self._left = False, PIECES
-        while self._waiting and self._left:
-            turn = self._waiting.popleft()
+    def _rest(self) -> None:
+        """End the period in REST_SECONDS. Called after the first pieces were forwarded: on a busy machine this may have taken longer."""
+        asyncio.get_running_loop().call_later(REST_SECONDS, self._begin_period)
+
+    def _begin_period(self) -> None:
+        owners = self._passed.keys() | self._waiting.keys()
+        for _ in self._serve_waiting(self._left, each=self._left):
+            pass  # belongs to the last period
+        self._left, self._share = PIECES, max(1, PIECES // len(owners))
+        self._passed.clear()
+        for owner in self._serve_waiting(PIECES, each=self._share):
+            self._count(owner)
+        self._resting = bool(self._passed)
+        if self._resting:
+            asyncio.get_running_loop().call_soon(self._rest)
+
+    def _serve_waiting(self, turns: int, *, each: int) -> Iterator[str]:
+        """Let at most `turns` waiting pieces pass, `each` of an owner, round-robin. Yield the owner of each."""
+        for _ in range(each):
+            for owner in list(self._waiting):
+                if not turns:
+                    return
+                if self._serve_next(owner):
+                    turns -= 1
+                    yield owner
+
+    def _serve_next(self, owner: str) -> bool:
+        """Let the owner's next piece pass and move the owner to the end. Return False if nobody waits any more."""
+        queue = self._waiting.pop(owner)
+        while queue:
+            turn = queue.popleft()
             if not turn.done():  # otherwise the waiter was cancelled
                 turn.set_result(None)
-                self._pass_one()
+                if queue:
+                    self._waiting[owner] = queue
+                return True
+        return False
 
 
-async def take_turn() -> None:
-    """Call before forwarding a piece of a stream. Returns immediately unless very many pieces are being forwarded."""
-    await _TURNSTILES.setdefault(asyncio.get_running_loop(), _Turnstile()).enter()
+def set_turn_owner(owner: str) -> None:
+    """Count the turns of this task, and of tasks that it starts, for this owner: the id of a user or of a sandbox."""
+    _OWNER.set(owner)
 
 
+@contextlib.contextmanager
+def turns_for(owner: str) -> Iterator[None]:
+    """Count the turns in this block, and in tasks started in it, for this owner: the id of a user or of a sandbox."""
+    before = _OWNER.set(owner)
+    try:
+        yield
+    finally:
+        _OWNER.reset(before)
+
+
+async def take_turn(kind: str = "other") -> None:
+    """Call before forwarding a piece of a stream. Returns immediately unless very many pieces are being forwarded.
+
+    Owners (see `turns_for`) share the turns equally, however many each of them asks for. Work without an owner is counted by its kind.
+    """
+    await _TURNSTILES.setdefault(asyncio.get_running_loop(), _Turnstile()).enter(_OWNER.get() or kind)
+
+
+_OWNER: ContextVar[str | None] = ContextVar("turn_owner", default=None)
 _TURNSTILES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turnstile] = WeakKeyDictionary()
 _TURNS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
 

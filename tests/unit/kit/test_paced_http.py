@@ -103,10 +103,10 @@ async def test_body_may_take_longer_than_head(client: httpx.AsyncClient) -> None
 async def test_reads_take_turns(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     turns, take_turn = 0, paced_http.take_turn
 
-    async def counted() -> None:
+    async def counted(kind: str) -> None:
         nonlocal turns
         turns += 1
-        await take_turn()
+        await take_turn(kind)
 
     monkeypatch.setattr(paced_http, "take_turn", counted)
     size = 40 * READ_BYTES

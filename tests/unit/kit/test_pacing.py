@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sandyard.kit import pacing
-from sandyard.kit.pacing import PARTS, PIECES, Inflow, take_turn
+from sandyard.kit.pacing import PARTS, PIECES, Inflow, set_turn_owner, take_turn, turns_for
 
 
 class FakeTransport(asyncio.Transport):
@@ -134,3 +136,108 @@ async def test_pieces_are_passed_on_in_the_order_of_arrival(monkeypatch: pytest.
     tasks[PIECES].cancel()
     await asyncio.wait(tasks, timeout=10)
     assert passed == [number for number in range(PIECES * 3) if number != PIECES]
+
+
+class Periods:
+    """Turns by owner in each period. A period lasts until `end` is called."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.turns: Counter[str] = Counter()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._begin: list[Callable[[], None]] = []
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda _, callback: self._begin.append(callback))
+
+    def open(self, owner: str, connections: int = 1) -> None:
+        """Open connections of the owner that forward their next piece as soon as they have forwarded one."""
+        with turns_for(owner):
+            self._tasks += [asyncio.ensure_future(self._forward(owner)) for _ in range(connections)]
+
+    async def _forward(self, owner: str) -> None:
+        while True:
+            await take_turn()
+            self.turns[owner] += 1
+
+    async def end(self) -> Counter[str]:
+        """Return the turns in this period, and begin the next one."""
+        for _ in range(10 * PIECES):
+            await asyncio.sleep(0)
+        turns, self.turns = self.turns, Counter()
+        (begin,) = self._begin
+        self._begin.clear()
+        begin()
+        return turns
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+async def test_an_owner_with_many_connections_gets_no_more_turns_than_one_with_a_single_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    periods = Periods(monkeypatch)
+    periods.open("greedy", 120)
+    assert await periods.end() == {"greedy": PIECES}, "nobody else is there"
+    periods.open("modest")
+    await periods.end()  # the turns of this period are taken
+    for _ in range(3):
+        assert await periods.end() == {"greedy": PIECES // 2, "modest": PIECES // 2}
+    periods.close()
+
+
+async def test_turns_that_an_owner_does_not_use_are_used_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    periods = Periods(monkeypatch)
+    periods.open("greedy", 120)
+    total = 0
+    for _ in range(10):
+        with turns_for("modest"):
+            turn = asyncio.ensure_future(take_turn())
+        total += (await periods.end())["greedy"]
+        await asyncio.sleep(0)
+        assert turn.done(), "who asks for one turn gets it in the next period at the latest"
+    assert total >= 9 * (PIECES - 1)
+    periods.close()
+
+
+async def test_more_owners_than_turns_are_served_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    periods = Periods(monkeypatch)
+    periods.open("greedy", 120)
+    await periods.end()
+    names = [f"user-{number}" for number in range(2 * PIECES - 1)]
+    for name in names:
+        periods.open(name)
+    await periods.end()
+    for _ in range(3):
+        both = await periods.end() + await periods.end()
+        assert both == dict.fromkeys(("greedy", *names), 1)
+    periods.close()
+
+
+async def test_a_connection_that_is_closed_while_it_waits_costs_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    periods = Periods(monkeypatch)
+    periods.open("greedy", 120)
+    periods.open("gone")
+    await asyncio.sleep(0)
+    periods._tasks.pop().cancel()
+    assert sum([(await periods.end())["greedy"] for _ in range(3)]) == 3 * PIECES
+    periods.close()
+
+
+async def test_tasks_count_for_the_owner_of_the_task_that_started_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    owners: list[str] = []
+
+    async def enter(_: object, owner: str) -> None:
+        owners.append(owner)
+
+    monkeypatch.setattr(pacing._Turnstile, "enter", enter)
+
+    async def request() -> None:
+        set_turn_owner("someone")
+        with turns_for("sandbox"):
+            await asyncio.ensure_future(take_turn("git"))
+        await take_turn()
+
+    await asyncio.ensure_future(request())
+    await take_turn("git")
+    await take_turn()
+    assert owners == ["sandbox", "someone", "git", "other"]

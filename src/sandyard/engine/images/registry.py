@@ -156,7 +156,7 @@ class Registry:
 
         size = 0
         async for chunk in response.aiter_raw():
-            await take_turn()
+            await take_turn("images")
             size += len(chunk)
             if size > blob.size:
                 break

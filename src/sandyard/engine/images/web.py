@@ -129,7 +129,7 @@ class Web:
 async def _read(response: httpx.Response, most: int, url: str) -> bytes:
     parts, size = [], 0
     async for chunk in response.aiter_bytes():
-        await take_turn()
+        await take_turn("images")
         size += len(chunk)
         if size > most:
             raise InvalidInputError(f"The response of {httpx.URL(url).host} exceeds the limit of {most >> 20} MiB.")

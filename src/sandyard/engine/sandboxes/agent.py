@@ -26,7 +26,7 @@ from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.model import Defaults
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import NoSpaceError, UnreachableError
-from sandyard.kit.pacing import take_turn
+from sandyard.kit.pacing import take_turn, turns_for
 
 Output = Callable[[str, bytes], None]
 """Called with the stream ("stdout" or "stderr") and the data written to it, as it arrives."""
@@ -66,9 +66,10 @@ class Agent:
             async for event in events:
                 data, end = event.get("data"), event.get("end")
                 if isinstance(data, dict) and output is not None:
-                    for stream, piece in _split_output(data):
-                        await take_turn()
-                        output(stream, piece)
+                    with turns_for(self._handle.id):
+                        for stream, piece in _split_output(data):
+                            await take_turn()
+                            output(stream, piece)
                 elif isinstance(end, dict):
                     return _exit_code(end)
         raise UnreachableError(f"Sandbox {self._handle.id} did not report how a command ended.")

@@ -14,6 +14,7 @@ from fastapi.security.base import SecurityBase
 from starlette.requests import HTTPConnection
 
 from sandyard.kit.errors import SandyardError, UnauthenticatedError
+from sandyard.kit.pacing import set_turn_owner
 from sandyard.kit.server import mark_authenticated
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.service import Users
@@ -92,8 +93,7 @@ async def authenticate(connection: HTTPConnection, bearer: Bearer, cookie: Cooki
         check_origin(connection)
     else:
         raise UnauthenticatedError("Sign in, or send an API token in the header: Authorization: Bearer sy_…")
-    connection.state.principal = found
-    mark_authenticated(connection.scope)
+    _note_caller(connection, found)
     return found
 
 
@@ -104,8 +104,7 @@ async def stream_caller(connection: HTTPConnection, bearer: Bearer, cookie: Cook
     found = await _users(connection).by_ticket(ticket)
     if found is None:
         raise UnauthenticatedError("The ticket is invalid: it was already used or is older than 30 seconds.")
-    connection.state.principal = found
-    mark_authenticated(connection.scope)
+    _note_caller(connection, found)
     return found
 
 
@@ -141,6 +140,12 @@ def is_same_origin(connection: HTTPConnection) -> bool:
     public = connection.app.state.services.settings.public_url
     allowed = {connection.headers.get("host", ""), urlsplit(public).netloc if public else ""} - {""}
     return urlsplit(origin).netloc in allowed
+
+
+def _note_caller(connection: HTTPConnection, principal: Principal) -> None:
+    connection.state.principal = principal
+    mark_authenticated(connection.scope)
+    set_turn_owner(principal.user_id)
 
 
 def _users(connection: HTTPConnection) -> Users:

@@ -26,6 +26,7 @@ from sandyard.platform.domain.previews.addresses import Addresses, Place
 from sandyard.platform.domain.previews.model import PortClosedError, SleepingError
 from sandyard.platform.domain.previews.service import TICKET, Previews
 from sandyard.platform.domain.sandboxes.model import SandboxDestroyedError
+from sandyard.platform.domain.users.model import Principal
 
 if TYPE_CHECKING:
     from sandyard.platform.domain.services import Services
@@ -87,14 +88,15 @@ class _Visit:
         known = await self._known(place)
         if known is None:
             return pages.render_not_allowed()
+        value, holder = known
         mark_authenticated(self._scope)
         if self._foreign(place):
             return pages.render_page(
                 403, "Access denied", "A page of another origin may not use this preview on your behalf."
             )
-        await self._note_shown(place, known)
-        with self._previews.entering(place):
-            return await self._pass_through(place, known)
+        self._note_shown(place, holder)
+        with self._previews.entering(place, holder.user_id):
+            return await self._pass_through(place, value)
 
     async def _pass_through(self, place: Place, known: str) -> Response | None:
         refused: list[Response] = []
@@ -169,13 +171,13 @@ class _Visit:
             made.append(f"{PLAIN_COOKIE}={value}; {common}; SameSite=Lax")
         return made
 
-    async def _known(self, place: Place) -> str | None:
-        """Return the browser's pass if it is valid."""
+    async def _known(self, place: Place) -> tuple[str, Principal] | None:
+        """Return the browser's pass and its holder if it is valid."""
         names = (SECURE_COOKIE, PLAIN_COOKIE) if self._addresses.scheme != "https" else (SECURE_COOKIE,)
         for name in names:
             value = self._connection.cookies.get(name)
-            if value and await self._previews.passes.holder(place, value) is not None:
-                return value
+            if value and (holder := await self._previews.passes.holder(place, value)) is not None:
+                return value, holder
         return None
 
     def _foreign(self, place: Place) -> bool:
@@ -188,7 +190,7 @@ class _Visit:
             return not self._addresses.of_same_sandbox(origin, place)
         return site is not None and headers.get("sec-fetch-mode") != "navigate"
 
-    async def _note_shown(self, place: Place, known: str) -> None:
+    def _note_shown(self, place: Place, holder: Principal) -> None:
         """Remember the path shown in a frame of the platform's page, because that page cannot ask the frame.
 
         Frames within the preview's own pages load without user action and are ignored.
@@ -197,11 +199,9 @@ class _Visit:
         by_person = headers.get("sec-fetch-user") == "?1" or headers.get("sec-fetch-site") != "same-origin"
         if headers.get("sec-fetch-dest") != "iframe" or not by_person:
             return
-        holder = await self._previews.passes.holder(place, known)
-        if holder is not None:
-            query = self._scope["query_string"]
-            path = self._scope["raw_path"] + (b"?" + query if query else b"")
-            self._previews.note_shown(place, holder.user_id, path.decode("latin-1"))
+        query = self._scope["query_string"]
+        path = self._scope["raw_path"] + (b"?" + query if query else b"")
+        self._previews.note_shown(place, holder.user_id, path.decode("latin-1"))
 
     def _opened_by_person(self) -> bool:
         """Return whether a person navigated here. Scripts that poll do not send navigate; other programs send no such header."""

@@ -289,7 +289,7 @@ class _LimitedStream(httpx.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
         async for chunk in self._stream:
-            await take_turn()
+            await take_turn("forge")
             size += len(chunk)
             if size > _ANSWER_LIMIT:
                 raise ForgeUnreachableError("The forge's response is too large to be one of GitHub's.")

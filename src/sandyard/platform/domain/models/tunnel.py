@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.pacing import turns_for
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.sandboxes.e2b import GuestProgram
 
@@ -249,7 +250,8 @@ class Tunnel:
         try:
             asking.room = await self._room.take(self._owner_id, exchange.size)
             asking.body = await exchange.body()
-            await self._serve(asking, exchange)
+            with turns_for(self._owner_id):
+                await self._serve(asking, exchange)
         except asyncio.CancelledError:
             pass  # the agent disconnected, or the connection broke
         except NoRoomError as error:

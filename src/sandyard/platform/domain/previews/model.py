@@ -41,7 +41,7 @@ class SleepingError(SandyardError):
 
 
 class CrowdedError(SandyardError):
-    """Too many connections to this sandbox are open. Close some tabs of its previews, then try again."""
+    """Too many connections to previews are open. Close some of their tabs, then try again."""
 
     code, status = "too_many_connections", 503
 

@@ -14,6 +14,7 @@ from sandyard.kit.clock import Clock
 from sandyard.kit.http_clients import discard_cookies
 from sandyard.kit.listen import is_loopback
 from sandyard.kit.paced_http import limit_responses
+from sandyard.kit.pacing import turns_for
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Sandbox
@@ -37,6 +38,8 @@ FRESH_S = 2.0
 """How long a list of ports is cached, so that ten open tabs cost no more than one."""
 CONNECTIONS = 128
 """Maximum number of concurrent connections to one sandbox."""
+CONNECTIONS_PER_USER = 256
+"""Maximum number of concurrent connections of one user to all sandboxes."""
 _MAX_RETRY_S, _RETRY_GAP_S = 120.0, 15.0
 _MAX_SHOWN = 1000
 
@@ -66,7 +69,7 @@ class Previews:
         )
         self.http = limit_responses(discard_cookies(client))  # browsers keep cookies
         self._looks: dict[str, tuple[float, asyncio.Task[list[Listener]]]] = {}
-        self._connections: Counter[str] = Counter()
+        self._connections: Counter[str] = Counter()  # by sandbox, and by user
         self._closed: dict[Place, tuple[float, float]] = {}
         self._shown_paths: dict[tuple[Place, str], str] = {}
 
@@ -125,17 +128,23 @@ class Previews:
     # for requests of browsers -----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def entering(self, place: Place) -> Iterator[None]:
-        """Count a connection to the sandbox. Raises CrowdedError if there are too many."""
-        if self._connections[place.sandbox_id] >= CONNECTIONS:
+    def entering(self, place: Place, user_id: str) -> Iterator[None]:
+        """Count a connection of the user to the sandbox. Raises CrowdedError if one of them has too many.
+
+        Its data is forwarded in the user's turns (see `pacing`).
+        """
+        limits = {place.sandbox_id: CONNECTIONS, user_id: CONNECTIONS_PER_USER}
+        if any(self._connections[key] >= limit for key, limit in limits.items()):
             raise CrowdedError
-        self._connections[place.sandbox_id] += 1
+        self._connections.update(limits.keys())
         try:
-            yield
+            with turns_for(user_id):
+                yield
         finally:
-            self._connections[place.sandbox_id] -= 1
-            if not self._connections[place.sandbox_id]:
-                del self._connections[place.sandbox_id]
+            self._connections.subtract(limits.keys())
+            for key in limits:
+                if not self._connections[key]:
+                    del self._connections[key]
 
     @contextlib.asynccontextmanager
     async def reaching(self, place: Place, *, wake: bool) -> AsyncIterator[Route]:

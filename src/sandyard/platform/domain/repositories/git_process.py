@@ -260,7 +260,7 @@ async def _read_stderr(stream: Output, mask: Callable[[str], str], progress: Pro
         if left < 0:
             await _drain(stream)
             return "\n".join(kept)
-        await take_turn()
+        await take_turn("git")
         *lines, rest = _LINE_END.split(rest + chunk) if chunk else [rest, b""]
         if len(rest) > _LINE_LIMIT:
             lines, rest = [*lines, rest], b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -11,7 +12,7 @@ from sandyard.platform.db.models import Sandbox
 from sandyard.platform.domain.previews.addresses import Place
 from sandyard.platform.domain.previews.model import CrowdedError, SleepingError
 from sandyard.platform.domain.previews.passes import LOOK_S
-from sandyard.platform.domain.previews.service import CONNECTIONS, FRESH_S, TICKET, Previews
+from sandyard.platform.domain.previews.service import CONNECTIONS, CONNECTIONS_PER_USER, FRESH_S, TICKET, Previews
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotFoundError
 from sandyard.platform.domain.sandboxes.model import SandboxDestroyedError, SandboxFailedError
 from sandyard.platform.domain.users.model import Principal
@@ -171,17 +172,20 @@ async def test_invalid_ports_and_paths_are_rejected(yard: Yard) -> None:
 
 async def test_connections_and_reloads_are_bounded(yard: Yard) -> None:
     previews, place = yard.services.previews, Place("sbx_crowded", 3000)
-    inside = [previews.entering(place) for _ in range(CONNECTIONS)]
-    for one in inside:
-        one.__enter__()
-    with pytest.raises(CrowdedError), previews.entering(place):
+    with contextlib.ExitStack() as inside:
+        for _ in range(CONNECTIONS):
+            inside.enter_context(previews.entering(place, "usr_one"))
+        with pytest.raises(CrowdedError), previews.entering(place, "usr_other"):
+            pass
+        for number in range(CONNECTIONS_PER_USER - CONNECTIONS):
+            inside.enter_context(previews.entering(Place(f"sbx_{number}", 3000), "usr_one"))
+        with pytest.raises(CrowdedError), previews.entering(Place("sbx_other", 3000), "usr_one"):
+            pass
+        with previews.entering(Place("sbx_other", 3000), "usr_other"):
+            pass
+    with previews.entering(place, "usr_one"):
         pass
-    with previews.entering(Place("sbx_other", 3000)):
-        pass
-    for one in inside:
-        one.__exit__(None, None, None)
-    with previews.entering(place):
-        pass
+    assert not previews._connections
 
     assert previews.closed(place)
     for _ in range(20):

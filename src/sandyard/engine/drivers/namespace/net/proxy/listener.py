@@ -26,6 +26,7 @@ from sandyard.engine.drivers.namespace.net.proxy.sockets import (
     splice,
 )
 from sandyard.kit.errors import SandyardError
+from sandyard.kit.pacing import turns_for
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +197,8 @@ class Proxy:
             outbound=self._outbound,
             dial=dial,
         )
-        await exchange.run()
+        with turns_for(str(client.address)):
+            await exchange.run()
 
 
 async def _streams(connection: socket.socket, context: ssl.SSLContext | None) -> Streams:
