@@ -93,14 +93,14 @@ async def test_the_demo_agent_can_complete_each_sample_task(world: World, task: 
         if step.verb == "append":
             file.write_text(file.read_text() + step.text)
             if file.suffix == ".py":
-                assert not tests_pass(work), "the new test detects the fault"
+                assert not suite_passes(work), "the new test detects the fault"
         elif step.verb == "replace":
             assert file.read_text().count(step.old) == 1
             file.write_text(file.read_text().replace(step.old, step.text, 1))
-    assert tests_pass(work)
+    assert suite_passes(work)
     assert "__pycache__" not in git(work, "status", "--porcelain", "--untracked-files=all")
 
 
-def tests_pass(work: Path) -> bool:
+def suite_passes(work: Path) -> bool:
     command = [sys.executable, "-m", "unittest", "-q"]  # the project's verification command, with this Python
     return subprocess.run(command, cwd=work, capture_output=True, check=False).returncode == 0
