@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -89,15 +90,19 @@ async def test_whole_head_must_arrive_in_time(client: httpx.AsyncClient) -> None
             await client.get(url, timeout=0.2)
 
 
-async def test_body_may_take_longer_than_head(client: httpx.AsyncClient) -> None:
+async def test_body_may_take_longer_than_head(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, head_received = 0.0, asyncio.Event()
+    monkeypatch.setattr(paced_http, "time", SimpleNamespace(monotonic=lambda: now))
+
     async def slow(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")
-        for _ in range(5):
-            await asyncio.sleep(0.1)
-            writer.write(b"x")
+        await head_received.wait()
+        writer.write(b"xxxxx")
 
-    async with serving(slow) as url:
-        assert (await client.get(url, timeout=0.3)).text == "xxxxx"
+    async with serving(slow) as url, client.stream("GET", url, timeout=30) as response:
+        now += 3600
+        head_received.set()
+        assert await response.aread() == b"xxxxx"
 
 
 async def test_reads_take_turns(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
