@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 from playwright.sync_api import Page
-from tests.web.browser import chromium, signed_in
+from tests.web.browser import chromium, signed_in_page
 
 from bench.platform import platform
 from bench.processes import engine
@@ -49,9 +49,9 @@ def measure(_rounds: int) -> list[Row]:
             base_url=f"{served.url}/api/v1", headers={"Authorization": f"Bearer {served.token}"}, timeout=60
         )
         project = client.post("/projects/sample").raise_for_status().json()["project"]["id"]
-        with signed_in(browser, served.url, served.token) as page:
+        with signed_in_page(browser, served.url, served.token) as page:
             weight = _weight(page)
-        with signed_in(browser, served.url, served.token) as page:
+        with signed_in_page(browser, served.url, served.token) as page:
             page.goto("/usage")
             page.wait_for_timeout(1000)
             still = _frames(page, None)
