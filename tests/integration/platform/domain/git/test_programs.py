@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from importlib import resources
 from pathlib import Path
@@ -14,6 +13,7 @@ from sandyard.platform.domain.git.checkout.program_runner import GIT, load_progr
 PROGRAMS = sorted(
     Path(str(path)) for path in (resources.files("sandyard.platform.domain.git.checkout") / "programs").iterdir()
 )
+GUEST_PROGRAMS = sorted(Path(str(resources.files("sandyard.platform.domain.sandboxes.e2b.guest"))).glob("*.sh"))
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
@@ -24,11 +24,11 @@ def test_a_program_is_complete_and_valid(path: Path) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_programs_pass_shellcheck() -> None:
+@pytest.mark.parametrize("path", [*PROGRAMS, *GUEST_PROGRAMS], ids=lambda path: path.stem)
+def test_programs_pass_shellcheck(path: Path) -> None:
     checked = subprocess.run(
-        ["shellcheck", "--severity=error", "--external-sources", *(path.name for path in PROGRAMS)],
-        cwd=PROGRAMS[0].parent,
+        ["shellcheck", "--shell=bash", "--severity=error", path.name],
+        cwd=path.parent,
         capture_output=True,
         text=True,
         check=False,
