@@ -1,4 +1,4 @@
-"""Periodic work for all sandboxes: reconcile with the engine, pause idle ones, delete stale ones.
+"""Periodic work for all sandboxes: reconcile with the engine, pause idle ones and those whose owner lost access, delete stale ones.
 
 The database holds the desired state, the engine the actual state. Differences are resolved here in both directions, at
 start and every half minute. While the engine is unavailable, nothing is concluded from missing responses.
