@@ -131,7 +131,7 @@ class Hub:
         self._follow(number)
         return self.pulls[number]
 
-    async def check_authors(self, pull: Pull, told: Collection[str]) -> Pull:
+    async def check_authors(self, pull: Pull, known: Collection[str]) -> Pull:
         remarks = (replace(one, may_write=one.author in self.writers) for one in pull.remarks)
         return replace(pull, remarks=tuple(remarks))
 
@@ -167,16 +167,16 @@ class Doors:
     refused: SandyardError | None = None
     waits: list[float] = field(default_factory=list)
 
-    def forge(self, project: Project) -> ForgeKind:
+    def get_forge(self, project: Project) -> ForgeKind:
         return self.kind
 
-    async def github(self, project: Project, *, max_wait_s: float = 60) -> Hub:
+    async def get_github_repository(self, project: Project, *, max_wait_s: float = 60) -> Hub:
         self.waits.append(max_wait_s)
         if self.refused is not None:
             raise self.refused
         return self.hub
 
-    async def credential(self, project: Project) -> None:
+    async def get_credential(self, project: Project) -> None:
         return None
 
     async def get_budget(self, project: Project) -> Budget | None:
