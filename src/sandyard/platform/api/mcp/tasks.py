@@ -242,7 +242,7 @@ async def task_diff(call: Call, given: TaskDiff) -> DiffView:
     one = await _attempt(call, given.task_id, given.attempt)
     if one.sandbox_id is None:
         raise ConflictError(f"Attempt {one.number} has no sandbox yet, so there are no changes to show.")
-    made = await call.services.git.diff(
+    made = await call.services.git.get_diff(
         call.caller, one.sandbox_id, against="base", paths=given.paths, patches=given.patches
     )
     return git.limit_size(made)

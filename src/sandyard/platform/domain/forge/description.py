@@ -97,7 +97,7 @@ def generate_title(
         return format_line(own[0].subject, MAX_TITLE)
     if origin.task_title and origin.task_title.strip():
         title = " ".join(origin.task_title.split())
-        return truncate(commit_messages.suggest(title) if conventional else title, MAX_TITLE)
+        return truncate(commit_messages.suggest_subject(title) if conventional else title, MAX_TITLE)
     return format_line(min(reversed(own), key=_get_rank).subject, MAX_TITLE)
 
 
@@ -148,7 +148,7 @@ def describe_squash(commits: Sequence[Commit]) -> str:
     """Return the message of the squashed commit: one line per commit, and the authors. Does not close mentioned issues."""
     own = _remove_merges(commits)
     lines = [f"* {format_line(commit.subject, MAX_TITLE)}" for commit in reversed(own)] if len(own) > 1 else []
-    return commit_messages.with_trailers("\n".join(lines[:MAX_COMMITS]), _list_co_authors(own)).strip()
+    return commit_messages.add_trailers("\n".join(lines[:MAX_COMMITS]), _list_co_authors(own)).strip()
 
 
 def _remove_merges(commits: Sequence[Commit]) -> list[Commit]:
@@ -246,7 +246,7 @@ def _list_co_authors(commits: Sequence[Commit]) -> list[Identity]:
     """Return the co-authors named in the commits, each once."""
     found: dict[str, Identity] = {}
     for commit in reversed(commits):
-        for person in commit_messages.co_authors(commit.body):
+        for person in commit_messages.parse_co_authors(commit.body):
             found.setdefault(person.email.lower(), person)
     return list(found.values())
 

@@ -253,7 +253,7 @@ class BareRepository:
         done = await self.run("merge-base", "--end-of-options", a, b, ok=(0, 1))
         return done.stdout.decode().strip() or None
 
-    async def tree_of(self, commit: str) -> str:
+    async def get_tree(self, commit: str) -> str:
         return (
             (await self.run("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}")).stdout.decode().strip()
         )

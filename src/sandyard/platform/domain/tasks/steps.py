@@ -42,7 +42,7 @@ from sandyard.platform.domain.agents.runner.turns import AgentTurns
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.errors import CommitMessageError
-from sandyard.platform.domain.git.model import FOLDER, OperationKind, OperationStatus, Undone
+from sandyard.platform.domain.git.model import CHECKOUT_FOLDER, OperationKind, OperationStatus, UndoneChanges
 from sandyard.platform.domain.git.operations.runner import OPEN_STATUSES
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.models.service import Models
@@ -340,7 +340,9 @@ class Steps:
                 lambda: self._git.record_work_tree(context.caller, sandbox.id)
             )
             await self._save_detail(step_key, tree=tree)
-        new = NewCommand(command=verify.command, timeout_s=verify.timeout_seconds, cwd=FOLDER, envs={"CI": "true"})
+        new = NewCommand(
+            command=verify.command, timeout_s=verify.timeout_seconds, cwd=CHECKOUT_FOLDER, envs={"CI": "true"}
+        )
         for _ in range(MAX_RESTARTS + 1):
             if command_id is None:
                 command_id = (
@@ -391,7 +393,7 @@ class Steps:
         )
         return {"ok": False, "words": prompt, "message": message, "shown": shown}
 
-    async def _undo_check(self, context: StepContext, sandbox_id: str, tree: str | None) -> Undone | None:
+    async def _undo_check(self, context: StepContext, sandbox_id: str, tree: str | None) -> UndoneChanges | None:
         if tree is None:  # the step was started by a version without this
             return None
         await self._ensure_running(sandbox_id)
@@ -434,18 +436,21 @@ class Steps:
         sandbox = await self._sessions.sandbox(context.caller, context.attempt.session_id)
         await self._wait_for_git_operations(context, sandbox.id)
         await self._ensure_running(sandbox.id)
-        status = await self._retry_while_engine_unavailable(lambda: self._git.status(context.caller, sandbox.id))
+        status = await self._retry_while_engine_unavailable(lambda: self._git.get_status(context.caller, sandbox.id))
         if not status.clean:
-            subject = commit_messages.suggest(context.task.title)
+            subject = commit_messages.suggest_subject(context.task.title)
             wanted = await self._git.commit(context.caller, sandbox.id, message=subject)
             done = await self._git.operations.wait(wanted.id)
-            if done.status == OperationStatus.FAILED and (await self._git.status(context.caller, sandbox.id)).entries:
+            if (
+                done.status == OperationStatus.FAILED
+                and (await self._git.get_status(context.caller, sandbox.id)).entries
+            ):
                 self._git.operations.raise_failure(done)
         diff = await self._retry_while_engine_unavailable(
-            lambda: self._git.diff(context.caller, sandbox.id, patches=False)
+            lambda: self._git.get_diff(context.caller, sandbox.id, patches=False)
         )
         commits = await self._retry_while_engine_unavailable(
-            lambda: self._git.history(context.caller, sandbox.id, limit=1)
+            lambda: self._git.list_commits(context.caller, sandbox.id, limit=1)
         )
         if not commits:
             turns = select(Turn.id).where(

@@ -10,7 +10,7 @@ import pytest
 from sandyard.kit.errors import ForbiddenError
 from sandyard.platform.domain.agents.demo import instructions
 from sandyard.platform.domain.agents.demo.turn import HELP
-from sandyard.platform.domain.git.commit_messages import check as check_message
+from sandyard.platform.domain.git.commit_messages import check_message
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.sample import TASKS, SampleTask
 from tests.unit.platform.world import World
