@@ -146,7 +146,7 @@ def _create_services(
         destinations=destinations,
         local=settings.local_git,
     )
-    mirrors = Mirrors(host_git, settings, owner_of=projects.owner_of)
+    mirrors = Mirrors(host_git, settings, get_owner_id=projects.get_owner_id)
     access = ForgeAccess(credentials, projects, mirrors, clock, destinations)
     stack.push_async_callback(access.close)
     git = GitService(GitContext(database, lifecycle, mirrors, access.get_credential, settings), projects)
@@ -263,7 +263,7 @@ def _register_hooks(services: Services, mcp: McpGateway) -> None:
         sessions.after_end,
         services.terminals.after_end,
     ]
-    services.projects.changed.append(lambda project_id: lifecycle.tasks.spawn(lifecycle.apply_network(project_id)))
+    services.projects.on_change.append(lambda project_id: lifecycle.tasks.spawn(lifecycle.apply_network(project_id)))
     models.over_budget.append(turns.stop_over_budget)
     models.refused.append(turns.stop_failed)
     mcp.note_failure.append(turns.add_notice)

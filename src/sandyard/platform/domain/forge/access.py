@@ -18,7 +18,7 @@ from sandyard.platform.domain.forge.errors import ForgeUnsupportedError
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.github_connection import GitHubConnection, ResponseCache, TokenSource
 from sandyard.platform.domain.forge.model import Budget, ForgeKind
-from sandyard.platform.domain.projects.credentials import CredentialInfo, CredentialKind, Draft
+from sandyard.platform.domain.projects.credentials import CredentialDraft, CredentialInfo, CredentialKind
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.repositories.mirror import Mirrors
 from sandyard.platform.domain.repositories.model import Credential
@@ -42,7 +42,7 @@ class CredentialStore(Protocol):
 class _DraftCredentials:
     """A project's credentials, overridden by some that are not stored yet."""
 
-    def __init__(self, stored: CredentialStore, drafts: Sequence[Draft]) -> None:
+    def __init__(self, stored: CredentialStore, drafts: Sequence[CredentialDraft]) -> None:
         self._drafts = {draft.kind: draft for draft in drafts}
         self.list = stored.list
         self._stored = stored
@@ -68,7 +68,7 @@ class ForgeAccess:
         clock: Clock,
         destinations: Destinations | None = None,
     ) -> None:
-        """`destinations`: the allowed API hosts of projects that no administrator vouches for. None means any."""
+        """`destinations`: the allowed API hosts of projects whose owner is not an administrator. None means any."""
         self._credentials = credentials
         self._projects = projects
         self._mirrors = mirrors
@@ -129,7 +129,7 @@ class ForgeAccess:
             return None
         return (await self._get_connection(project)).rate_limit.budget
 
-    def with_drafts(self, drafts: Sequence[Draft]) -> ForgeAccess:
+    def with_drafts(self, drafts: Sequence[CredentialDraft]) -> ForgeAccess:
         """Return a copy that uses `drafts`, which are not stored yet, in place of stored credentials. `close` it at the end."""
         credentials = _DraftCredentials(self._credentials, drafts)
         return ForgeAccess(credentials, self._projects, self._mirrors, self._clock, self._destinations)
@@ -141,7 +141,7 @@ class ForgeAccess:
     async def _get_connection(self, project: Project) -> GitHubConnection:
         api = addresses.get_api_url(project)
         stored = await self._credentials.reveal(project.id, CredentialKind.TOKEN)
-        destinations = None if await self._projects.is_vouched(project) else self._destinations
+        destinations = None if await self._projects.is_trusted(project) else self._destinations
         if stored is not None:
             token = Secret(json.loads(stored.reveal())["token"])
             return await self._open_connection(

@@ -9,9 +9,8 @@ from sandyard.platform.db.models import Project
 from sandyard.platform.domain.forge.errors import ForgeUnsupportedError
 from sandyard.platform.domain.forge.model import ForgeKind
 from sandyard.platform.domain.projects.model import ProjectSettings
-from sandyard.platform.domain.repositories import remote as remotes
 from sandyard.platform.domain.repositories.errors import RepositoryInvalidError
-from sandyard.platform.domain.repositories.remote import Remote
+from sandyard.platform.domain.repositories.remote import Remote, parse_remote
 
 GITHUB_API = "https://api.github.com"
 _GITHUB_HOSTS = ("github.com", "www.github.com", "ssh.github.com")
@@ -21,7 +20,7 @@ def get_remote(project: Project) -> Remote:
     """Return the project's remote. Raises RepositoryInvalidError if it has none."""
     if not project.repository:
         raise RepositoryInvalidError("The project has no repository. Add one in its settings.")
-    return remotes.parse(project.repository)
+    return parse_remote(project.repository)
 
 
 def get_forge(project: Project) -> ForgeKind:

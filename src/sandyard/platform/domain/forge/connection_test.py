@@ -18,7 +18,7 @@ from sandyard.platform.domain.forge.errors import (
 )
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind, Permissions
-from sandyard.platform.domain.projects.credentials import CredentialKind, Draft
+from sandyard.platform.domain.projects.credentials import CredentialDraft, CredentialKind
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.repositories.errors import RemoteRefusedError
@@ -50,7 +50,7 @@ class ConnectionTests:
             await self._projects.record_connection_error(project_id, describe_failure(findings))
         return findings
 
-    async def check_draft(self, project: Project, drafts: Sequence[Draft]) -> None:
+    async def check_draft(self, project: Project, drafts: Sequence[CredentialDraft]) -> None:
         """Test a project and credentials that need not be stored yet. Raises ConnectionTestFailedError."""
         kinds = {draft.kind for draft in drafts}
         for kind in set(CredentialKind) - kinds:

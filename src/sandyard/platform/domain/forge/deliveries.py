@@ -13,7 +13,7 @@ from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.forge.github_responses import as_number, as_text, as_url, get_login
 from sandyard.platform.domain.projects.model import ProjectSettings
-from sandyard.platform.domain.repositories.remote import parse
+from sandyard.platform.domain.repositories.remote import parse_remote
 
 Payload = dict[str, Any]
 MAX_BYTES, MAX_VALUES = 5 << 20, 200_000
@@ -65,7 +65,7 @@ class Sender:
         """Return whether this is the project's repository. Some host must match too, because other forges may have the same name."""
         if get_slug(project) != self.slug:
             return False
-        remote = parse(project.repository or "")
+        remote = parse_remote(project.repository or "")
         host = _get_host(f"//{remote.host}") if remote.host else None
         return bool({host, _get_host(ProjectSettings.of(project).forge.api_url)} & self.hosts)
 
@@ -73,7 +73,7 @@ class Sender:
 def get_slug(project: Project) -> str | None:
     """Return the repository's slug in lowercase."""
     try:
-        slug = parse(project.repository or "").slug
+        slug = parse_remote(project.repository or "").slug
     except SandyardError:
         return None
     return None if slug is None else slug.lower()

@@ -97,7 +97,7 @@ async def load_pushed_branch(database: Database, mirror: Mirror, checkout: Check
             f"There is nothing to open a pull request for: branch {checkout.branch} has no commits that are not in {base}. "
             "Commit something first."
         )
-    fork_point = await mirror.merge_base(base_commit, head) or base_commit
+    fork_point = await mirror.find_merge_base(base_commit, head) or base_commit
     origin = description.Origin(
         session_id=checkout.session_id,
         task_id=task.id if task else None,

@@ -296,7 +296,7 @@ class PullRequests:
         mirror = self._mirrors.get(row.project_id)
         title = row.title if row.number is None else f"{row.title} (#{row.number})"
         base_commit = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") if mirror.exists else None
-        if base_commit is None or row.head_commit is None or not await mirror.has(row.head_commit):
+        if base_commit is None or row.head_commit is None or not await mirror.has_commit(row.head_commit):
             return title, None
         commits = await read_history(mirror, f"{base_commit}..{row.head_commit}", limit=MAX_COMMITS)
         return title, description.describe_squash(commits)

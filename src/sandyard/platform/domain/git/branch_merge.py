@@ -44,7 +44,7 @@ class BranchMerges:
         async with self._fetch_repository(project) as repository:
             mirror = repository.mirror
             base_commit = await mirror.resolve(f"refs/remotes/origin/{base}")
-            if base_commit is None or not await mirror.has(head_commit):
+            if base_commit is None or not await mirror.has_commit(head_commit):
                 return False
             return await self._adds_nothing(mirror, base_commit, head_commit)
 
@@ -60,7 +60,7 @@ class BranchMerges:
             if base_commit is None:
                 raise ConflictError(f"The remote has no branch {request.base!r} to merge into.")
             head = await mirror.resolve(f"refs/remotes/origin/{request.head}")
-            unmoved = head in (None, request.head_commit) and await mirror.has(request.head_commit)
+            unmoved = head in (None, request.head_commit) and await mirror.has_commit(request.head_commit)
             if unmoved and await self._adds_nothing(mirror, base_commit, request.head_commit):
                 return base_commit
             if head != request.head_commit:
@@ -85,7 +85,7 @@ class BranchMerges:
         """Return whether merging `head` would not change the files of the base."""
         if await mirror.is_ancestor(head, base_commit):
             return True
-        if await mirror.merge_base(base_commit, head) is None:
+        if await mirror.find_merge_base(base_commit, head) is None:
             return False
         tree = await merge_tree.write_merged_tree(mirror, base_commit, head)
         return isinstance(tree, str) and tree == await mirror.get_tree(base_commit)
@@ -94,7 +94,7 @@ class BranchMerges:
         self, mirror: Mirror, project: Project, base_commit: str, request: BranchMerge
     ) -> str:
         head = request.head_commit
-        if await mirror.merge_base(base_commit, head) is None:
+        if await mirror.find_merge_base(base_commit, head) is None:
             raise ConflictError(f"{request.head} and {request.base} have no common history.")
         if request.method == "rebase":
             if not await mirror.is_ancestor(base_commit, head):

@@ -66,4 +66,4 @@ async def list_own_refs(context: GitContext, row: Checkout) -> list[str]:
 
 async def is_own_commit(mirror: Mirror, commit: str, own_refs: Sequence[str]) -> bool:
     """Return whether the commit is reachable from one of these refs or from a branch of the remote."""
-    return await mirror.reaches(commit, own_refs) or await mirror.is_on_remote(commit)
+    return await mirror.is_reachable(commit, own_refs) or await mirror.is_on_remote(commit)

@@ -311,7 +311,7 @@ class GitService:
         if not mirror.exists:
             raise ConflictError("This repository has not been fetched yet.")
         old, new = [await self._resolve_on_remote(mirror, name) for name in (base, head)]
-        fork_point = await mirror.merge_base(old, new)
+        fork_point = await mirror.find_merge_base(old, new)
         commits = await read_history(mirror, f"{old}..{new}", limit=250)
         return commits, await read_diff(mirror, fork_point or old, new, patches=patches)
 
@@ -435,7 +435,7 @@ class GitService:
         for project_id in self._context.mirrors.list_project_ids():
             mirror = self._context.mirrors.get(project_id)
             for ref in {**await mirror.list_refs(CHECKPOINT_REFS), **await mirror.list_refs(HEAD_REFS)}.keys() - used:
-                await mirror.drop_ref(ref)
+                await mirror.delete_ref(ref)
         return await self.operations.recover()
 
     async def tidy(self, older_than: timedelta) -> None:

@@ -66,7 +66,7 @@ async def test_the_poller_runs_in_the_background_and_survives_errors(
         if (fault := next(faults)) is not None:
             raise fault
 
-    monkeypatch.setattr(poller, "round", fail_or_return)
+    monkeypatch.setattr(poller, "poll", fail_or_return)
     started = desk.world.clock.now()
     poller.start()
     await desk.world.clock.advance(3 * POLL / 6)

@@ -16,7 +16,7 @@ from sandyard.platform.domain.forge.errors import ForgeRefusedError
 from sandyard.platform.domain.forge.model import MergeMethod
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.projects.model import ProjectSettings
-from sandyard.platform.domain.repositories.remote import parse
+from sandyard.platform.domain.repositories.remote import parse_remote
 from sandyard.platform.domain.users.model import Principal
 from tests.forge import GitHub
 from tests.forge.repositories import Repository
@@ -35,7 +35,7 @@ class FinishedPush:
 
     async def push(self, caller: Principal, sandbox_id: str) -> GitOperation:
         credential = await self._access.get_credential(self._desk.project)
-        await self._desk.mirrors.get(self._desk.project.id).refresh(parse(self._site.url), credential)
+        await self._desk.mirrors.get(self._desk.project.id).refresh(parse_remote(self._site.url), credential)
         async with self._desk.world.database.transaction() as tx:
             row = await tx.session.get(Checkout, sandbox_id)
             head = self._site.head("task-1")

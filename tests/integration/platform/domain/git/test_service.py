@@ -249,7 +249,7 @@ async def test_conflicts_can_be_left_to_the_agent_or_given_up(harness: GitHarnes
     remaining = await harness.update(sandbox, "agent")
     assert [one["path"] for one in remaining["conflicts"]] == ["readme.txt"]
     assert "<<<<<<<" in await harness.run(sandbox, "cat readme.txt")
-    message = (await harness.yard.services.sessions.messages(harness.owner, row.id, PageRequest())).items[0]
+    message = (await harness.yard.services.sessions.list_messages(harness.owner, row.id, PageRequest())).items[0]
     assert message.role == "system" and "readme.txt" in message.parts[0]["text"]
     assert (await harness.yard.services.git.get_status(harness.owner, sandbox.id)).under_way == "merge"
 
@@ -303,7 +303,7 @@ async def test_a_checkpoint_is_restored_into_a_new_sandbox(harness: GitHarness) 
     await harness.run(sandbox, "git reset -q --hard; git clean -fdq; echo worse > a.txt")
     done = await harness.complete(await services.sessions.restore(harness.owner, saved["checkpointId"]))
     assert done["commit"] == commit
-    restored = await services.sessions.sandbox(harness.owner, row.id)
+    restored = await services.sessions.get_sandbox(harness.owner, row.id)
     assert restored.id != sandbox.id and (await harness.yard.reload(sandbox)).status == "destroyed"
     assert await harness.run(restored, "git status --porcelain=v2 --branch") == before
     assert await harness.run(restored, "cat a.txt s.txt l.txt") == "xstaged\nloose\n"
@@ -425,13 +425,13 @@ async def test_a_checkout_outside_its_project_is_not_synchronized(harness: GitHa
         with pytest.raises(NotInProjectError):
             await verb
     assert (await services.git.get_status(harness.owner, sandbox.id)).clean
-    assert (await services.sessions.sandbox(harness.owner, row.id)).id == sandbox.id
+    assert (await services.sessions.get_sandbox(harness.owner, row.id)).id == sandbox.id
 
 
 async def test_a_snapshot_of_a_project_is_not_a_template_for_others(harness: GitHarness) -> None:
     services = harness.yard.services
     row, _ = await harness.create_session()
-    snapshot = str((await services.sessions.checkpoint(harness.owner, row.id)).checkpoint)
+    snapshot = str((await services.sessions.save_snapshot(harness.owner, row.id)).checkpoint)
     other = await services.projects.create(harness.owner, "other", settings=ProjectSettings(template=snapshot))
     sandboxes, sessions = services.sandboxes, services.sessions
     for creating in (
@@ -521,7 +521,7 @@ async def test_discarded_work_can_be_restored(harness: GitHarness) -> None:
     done = await harness.complete(await services.git.discard(harness.owner, sandbox.id, everything=True))
     assert done["discarded"] == ["l.txt"]
     await harness.complete(await services.sessions.restore(harness.owner, done["checkpointId"]))
-    assert await harness.run(await services.sessions.sandbox(harness.owner, row.id), "cat l.txt") == "loose\n"
+    assert await harness.run(await services.sessions.get_sandbox(harness.owner, row.id), "cat l.txt") == "loose\n"
 
 
 async def test_a_checkpoint_is_restored_after_the_checkout_was_deleted(harness: GitHarness) -> None:
@@ -530,7 +530,7 @@ async def test_a_checkpoint_is_restored_after_the_checkout_was_deleted(harness: 
     saved = await harness.complete(await services.git.checkpoint(harness.owner, sandbox.id))
     await harness.run(sandbox, "rm -rf .git")
     await harness.complete(await services.sessions.restore(harness.owner, saved["checkpointId"]))
-    assert await harness.run(await services.sessions.sandbox(harness.owner, row.id), "cat readme.txt") == "hello\n"
+    assert await harness.run(await services.sessions.get_sandbox(harness.owner, row.id), "cat readme.txt") == "hello\n"
 
 
 async def test_commits_on_no_branch_are_not_pushed(harness: GitHarness) -> None:

@@ -53,7 +53,7 @@ from sandyard.platform.domain.git.repository_queue import RepositoryQueue
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.git_process import Git
 from sandyard.platform.domain.repositories.mirror import Mirrors
-from sandyard.platform.domain.repositories.remote import parse
+from sandyard.platform.domain.repositories.remote import parse_remote
 from sandyard.platform.domain.sandboxes.repository import SandboxRepository, build_sandbox_row
 from sandyard.platform.domain.users.model import Principal
 from tests.unit.platform.world import ROOT, World
@@ -190,7 +190,7 @@ class Repositories:
         self._mirrors = mirrors
 
     async def get_repository(self, project: Project) -> Repository:
-        return Repository(parse(project.repository or ""), self._mirrors.get(project.id), None)
+        return Repository(parse_remote(project.repository or ""), self._mirrors.get(project.id), None)
 
     async def refresh(self, project: Project, repository: Repository, *_: Any, **__: Any) -> None:
         await repository.mirror.refresh(repository.remote, repository.credential)
@@ -218,7 +218,7 @@ class Pushes:
         row = await self.get_checkout(caller, sandbox_id)
         if self.failure is None:
             git(self._work, "push", "-q", "origin", f"HEAD:refs/heads/{row.branch}")
-            await self._mirrors.get(row.project_id).refresh(parse(str(self._bare)), None)
+            await self._mirrors.get(row.project_id).refresh(parse_remote(str(self._bare)), None)
             async with self._world.database.transaction() as tx:
                 known = await tx.session.get(Checkout, sandbox_id)
                 assert known is not None

@@ -32,7 +32,7 @@ from sandyard.platform.domain.git.sandbox_commits import make_checkpoint_ref, ma
 from sandyard.platform.domain.repositories import ref_names
 from sandyard.platform.domain.repositories.errors import GitFailedError
 from sandyard.platform.domain.repositories.mirror import Mirror
-from sandyard.platform.domain.repositories.remote import parse
+from sandyard.platform.domain.repositories.remote import parse_remote
 from sandyard.platform.domain.sandboxes.model import utc_now
 
 
@@ -125,7 +125,7 @@ class CheckoutHandlers:
                     base_branch=base,
                     branch=branch,
                     identity=get_author(project),
-                    origin=get_public_url(parse(project.repository or "")),
+                    origin=get_public_url(parse_remote(project.repository or "")),
                 )
         finally:
             if bundle is not None:
@@ -204,7 +204,7 @@ class CheckoutHandlers:
                         base_branch=checkpoint.base_branch,
                         branch=checkpoint.branch,
                         identity=get_author(project),
-                        origin=get_public_url(parse(project.repository or "")),
+                        origin=get_public_url(parse_remote(project.repository or "")),
                     )
                     await git.receive(bundle, {ref: ref})
                     with contextlib.suppress(GitFailedError):  # a shallow history may lack the commit
@@ -216,7 +216,7 @@ class CheckoutHandlers:
                         base_branch=checkpoint.base_branch,
                         branch=checkpoint.branch,
                         identity=get_author(project),
-                        origin=get_public_url(parse(project.repository or "")),
+                        origin=get_public_url(parse_remote(project.repository or "")),
                         tracked={checkpoint.base_branch: checkpoint.base_commit},
                     )
                 if existing is not None and job.operation.attempts > 1:  # somebody may have worked in it since

@@ -127,7 +127,7 @@ class Checkpoints:
             await tx.session.execute(delete(Checkout).where(Checkout.session_id == session_id))
         await self._delete(checkpoints)
         for row in checkouts:
-            await self._context.mirrors.get(row.project_id).drop_ref(make_head_ref(row.sandbox_id))
+            await self._context.mirrors.get(row.project_id).delete_ref(make_head_ref(row.sandbox_id))
 
     async def _delete_oldest(self, sandbox: Sandbox, project_id: str) -> None:
         """Delete the oldest checkpoints of a session, or of a sandbox without one, beyond the configured number."""
@@ -147,4 +147,4 @@ class Checkpoints:
         async with self._context.database.transaction() as tx:
             await tx.session.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in rows])))
         for row in rows:
-            await self._context.mirrors.get(row.project_id).drop_ref(make_checkpoint_ref(row.id))
+            await self._context.mirrors.get(row.project_id).delete_ref(make_checkpoint_ref(row.id))

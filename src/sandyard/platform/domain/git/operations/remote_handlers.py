@@ -92,7 +92,7 @@ class RemoteHandlers:
                     base=base,
                     progress=job.progress,
                 )
-            fork_point = await mirror.merge_base(commit, base) or row.base_commit
+            fork_point = await mirror.find_merge_base(commit, base) or row.base_commit
             await self._update_checkout(row.sandbox_id, head=commit, pushed=commit, base_commit=fork_point)
             await self._track(checkout, commit)
         conflicts = await self._predict_conflicts(mirror, commit, base)
@@ -297,7 +297,7 @@ class RemoteHandlers:
                         tagged_commit = sent.commit
                         await mirror.set_ref(into, tagged_commit)
                     if not await mirror.is_ancestor(tagged_commit, row.pushed or ""):
-                        await mirror.drop_ref(into)
+                        await mirror.delete_ref(into)
                         raise UnsafeBundleError("The tag in the sandbox is not on a pushed commit.")
                     await mirror.push_tag(repository.remote, repository.credential, name, progress=job.progress)
         return {"tag": name, "commit": commit, "pushed": True}
