@@ -178,7 +178,7 @@ async def test_recording_does_not_deadlock_with_a_holder_of_the_session_row(desk
         async with database.transaction() as tx:
             await tx.session.get(Session, desk.session_id, with_for_update=True)
             recording = asyncio.create_task(
-                PullRequestRecorder(database, desk.world.clock).record(origin, pull, made=True)
+                PullRequestRecorder(database, desk.world.clock).record(origin, pull, created=True)
             )
             async with database.reading() as session:
                 while not await session.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")):

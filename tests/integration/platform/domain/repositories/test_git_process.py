@@ -491,11 +491,11 @@ async def test_the_size_of_a_file_written_by_git_is_bounded(git: Git) -> None:
     content = bytes(hashlib.shake_256(b"x").digest(300_000))
     hashing = ("hash-object", "-w", "--stdin")
     with pytest.raises(TooMuchError, match="git_repository_limit"):
-        await git.run(*hashing, cwd=repository, stdin=content, writes=200_000)
-    done = await git.run(*hashing, cwd=repository, stdin=content, writes=400_000)
+        await git.run(*hashing, cwd=repository, stdin=content, max_file_size=200_000)
+    done = await git.run(*hashing, cwd=repository, stdin=content, max_file_size=400_000)
     assert (await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=repository)).stdout == content
     with pytest.raises(GitFailedError, match="nothing-like-it"):
-        await git.run("nothing-like-it", cwd=repository, writes=1)
+        await git.run("nothing-like-it", cwd=repository, max_file_size=1)
 
 
 @pytest.mark.parametrize(
