@@ -192,9 +192,8 @@ class ConnectionTest:
         try:
             heads = await self._mirror.list_remote_branches(remote, credential)
         except SandyardError as error:
-            refused = (
-                isinstance(error, RemoteRefusedError) and remote.kind != "http"
-            )  # the SSH key or this machine was refused
+            # the SSH key or the path was refused, which is entered with the repository
+            refused = isinstance(error, RemoteRefusedError) and remote.kind != "http"
             self._add("repository", False, error.message, _REPOSITORY if refused else _get_field(error))
             return
         self._add(

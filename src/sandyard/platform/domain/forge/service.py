@@ -113,9 +113,8 @@ class PullRequests:
         pushed last, if anything.
         """
         checkout = await self._git.get_checkout(caller, sandbox_id)
-        async with self._get_lock(
-            checkout.project_id, f"refs/heads/{checkout.branch}"
-        ):  # the prefix distinguishes a branch called #1
+        # the prefix distinguishes a branch called #1 from pull request 1
+        async with self._get_lock(checkout.project_id, f"refs/heads/{checkout.branch}"):
             await self._require_write(await self._get_project(checkout.project_id))
             if push or checkout.pushed is None:
                 operation = await self._git.push(caller, sandbox_id)
