@@ -24,7 +24,7 @@ from sandyard.platform.domain.agents.runner.turns import AgentTurns
 from sandyard.platform.domain.agents.trials import Trials
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events.feed import Feed
-from sandyard.platform.domain.forge.access import Access
+from sandyard.platform.domain.forge.access import ForgeAccess
 from sandyard.platform.domain.forge.connection_test import ConnectionTests
 from sandyard.platform.domain.forge.pollers import IssuePoller, PullRequestPoller
 from sandyard.platform.domain.forge.service import PullRequests
@@ -146,10 +146,10 @@ def _create_services(
         destinations=destinations,
         local=settings.local_git,
     )
-    mirrors = Mirrors(host_git, settings, owner_of=projects.owner_of)
-    access = Access(credentials, projects, mirrors, clock, destinations)
+    mirrors = Mirrors(host_git, settings, get_owner_id=projects.get_owner_id)
+    access = ForgeAccess(credentials, projects, mirrors, clock, destinations)
     stack.push_async_callback(access.close)
-    git = GitService(GitContext(database, lifecycle, mirrors, access.credential, settings), projects)
+    git = GitService(GitContext(database, lifecycle, mirrors, access.get_credential, settings), projects)
     stack.push_async_callback(git.operations.close)
     preparations = Preparations(
         database,
@@ -263,7 +263,7 @@ def _register_hooks(services: Services, mcp: McpGateway) -> None:
         sessions.after_end,
         services.terminals.after_end,
     ]
-    services.projects.changed.append(lambda project_id: lifecycle.tasks.spawn(lifecycle.apply_network(project_id)))
+    services.projects.on_change.append(lambda project_id: lifecycle.tasks.spawn(lifecycle.apply_network(project_id)))
     models.over_budget.append(turns.stop_over_budget)
     models.refused.append(turns.stop_failed)
     mcp.note_failure.append(turns.add_notice)

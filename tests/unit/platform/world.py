@@ -22,7 +22,7 @@ from sandyard.platform.db.models import Event
 from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events import Feed
-from sandyard.platform.domain.forge.access import Access
+from sandyard.platform.domain.forge.access import ForgeAccess
 from sandyard.platform.domain.forge.connection_test import ConnectionTests
 from sandyard.platform.domain.projects.credentials import Credentials
 from sandyard.platform.domain.projects.sample import Samples
@@ -51,7 +51,7 @@ class World:
     samples: Samples
     secrets: Secrets
     credentials: Credentials
-    access: Access
+    access: ForgeAccess
     connection_tests: ConnectionTests
     vault: Vault
     engine: SandboxEngine
@@ -96,7 +96,7 @@ async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
     projects, vault = Projects(database, clock), Vault(folder / "secret.key")
     git, credentials = Git(configured.git_dir, timeout_s=60), Credentials(database, projects, vault, clock)
     mirrors = Mirrors(git, configured)
-    access = Access(credentials, projects, mirrors, clock, Destinations())
+    access = ForgeAccess(credentials, projects, mirrors, clock, Destinations())
     world = World(
         settings=configured,
         clock=clock,

@@ -24,7 +24,7 @@ from sandyard.platform.domain.projects.credentials import CredentialInfo
 
 router = api_router("projects")
 Credentials = Annotated[domain.Credentials, inject("credentials")]
-Access = Annotated[forge.Access, inject("access")]
+Access = Annotated[forge.ForgeAccess, inject("access")]
 ConnectionTests = Annotated[connection_test.ConnectionTests, inject("connection_tests")]
 Kind = Annotated[str, Path(max_length=40, examples=["token"], description="token, ssh_key, app or webhook_secret.")]
 

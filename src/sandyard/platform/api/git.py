@@ -152,7 +152,7 @@ async def branch(
     request: Request, caller: Caller, git: Git, body: NewBranch, wait: Wait = WAIT_SECONDS
 ) -> JSONResponse:
     """Create a branch and switch to it."""
-    return await _done(request, git, git.branch(caller, body.sandbox_id, name=body.name, start=body.start), wait)
+    return await _done(request, git, git.create_branch(caller, body.sandbox_id, name=body.name, start=body.start), wait)
 
 
 @router.post("/git/stage", name="git.stage", **_DOES)
@@ -196,7 +196,7 @@ async def update(request: Request, caller: Caller, git: Git, body: Update, wait:
 
 @router.post("/git/tag", name="git.tag", **_DOES)
 async def tag(request: Request, caller: Caller, git: Git, body: NewTag, wait: Wait = WAIT_SECONDS) -> JSONResponse:
-    asked = git.tag(caller, body.sandbox_id, name=body.name, message=body.message, push=body.push)
+    asked = git.create_tag(caller, body.sandbox_id, name=body.name, message=body.message, push=body.push)
     return await _done(request, git, asked, wait)
 
 

@@ -38,7 +38,7 @@ IdQuery = Annotated[str | None, Query(max_length=40)]
 
 def operation_view(git: service.GitService, row: models.GitOperation) -> OperationView:
     fields = {name: getattr(row, name) for name in OperationView.model_fields if name != "position"}
-    return OperationView(**fields, position=git.operations.position(row.id))
+    return OperationView(**fields, position=git.operations.get_position(row.id))
 
 
 @router.get("/git/operations", name="git.operations")
@@ -76,9 +76,9 @@ async def history(
     base: Annotated[bool, Query(description="Also return commits of the base branch.")] = False,
 ) -> History:
     """List commits, newest first."""
-    found = await git.history(caller, sandbox_id, limit=limit, skip=skip)
+    found = await git.list_commits(caller, sandbox_id, limit=limit, skip=skip)
     room = limit - len(found)
-    earlier = await git.base_history(caller, sandbox_id, limit=room) if base and room else []
+    earlier = await git.list_base_commits(caller, sandbox_id, limit=room) if base and room else []
     return History(
         items=[CommitView.model_validate(one) for one in found],
         base=[CommitView.model_validate(one) for one in earlier],
@@ -88,7 +88,7 @@ async def history(
 @router.get("/git/{sandbox_id}/status", name="git.status", dependencies=[large_response(slow=True)])
 async def status(caller: Caller, git: Git, sandbox_id: SandboxId) -> StatusView:
     """List changes since the last commit."""
-    return StatusView.model_validate(await git.status(caller, sandbox_id))
+    return StatusView.model_validate(await git.get_status(caller, sandbox_id))
 
 
 @router.get("/git/{sandbox_id}/diff", name="git.diff", dependencies=[large_response(slow=True)])
@@ -103,7 +103,7 @@ async def diff(
     patches: Patches = True,
 ) -> DiffView:
     """Return the diff, file by file. Files that are too large to show are marked as truncated."""
-    return DiffView.model_validate(await git.diff(caller, sandbox_id, against=against, paths=path, patches=patches))
+    return DiffView.model_validate(await git.get_diff(caller, sandbox_id, against=against, paths=path, patches=patches))
 
 
 @router.get("/sessions/{session_id}/checkpoints", name="checkpoint.list")

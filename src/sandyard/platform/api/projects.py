@@ -188,7 +188,7 @@ async def sample_project(
     """Create a sample project for the caller: a small repository and tasks for it. Idempotent."""
     found = await samples.ensure(caller)
     note(request, target=found.project.id)
-    if not found.made:
+    if not found.created:
         response.status_code = 200
     project = await make_view(agents, found.project)
     return SampleProject(project=project, tasks=[SampleTask.model_validate(one) for one in sample.TASKS])
@@ -233,7 +233,7 @@ async def delete_project(caller: Caller, project_id: ProjectId, projects: Projec
 @router.get("/projects/{project_id}/members", name="project.members", dependencies=[large_response()])
 async def list_members(caller: Caller, project_id: ProjectId, projects: Projects) -> Members:
     """List the project's members, without the owner."""
-    return Members(items=[Member.model_validate(user) for user in await projects.members(caller, project_id)])
+    return Members(items=[Member.model_validate(user) for user in await projects.list_members(caller, project_id)])
 
 
 @router.put("/projects/{project_id}/members/{user_id}", name="project.add_member", status_code=204)

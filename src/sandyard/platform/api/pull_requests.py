@@ -242,13 +242,13 @@ async def refresh_by_id(
 @router.get("/tasks/{task_id}/pull-request", name="task.pull_request", dependencies=[large_response()])
 async def of_task(caller: Caller, pulls: PullRequests, task_id: TaskId) -> PullRequestView:
     """Get the task's newest pull request."""
-    return PullRequestView.model_validate(await pulls.of_task(caller, task_id))
+    return PullRequestView.model_validate(await pulls.get_of_task(caller, task_id))
 
 
 @router.get("/sessions/{session_id}/pull-request", name="session.pull_request", dependencies=[large_response()])
 async def of_session(caller: Caller, pulls: PullRequests, session_id: SessionId) -> PullRequestView:
     """Get the session's newest pull request."""
-    return PullRequestView.model_validate(await pulls.of_session(caller, session_id))
+    return PullRequestView.model_validate(await pulls.get_of_session(caller, session_id))
 
 
 async def _one(

@@ -7,7 +7,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from sandyard.platform.domain.repositories.ref_names import COMMIT, MAX_NAME, find_name_error, find_revision_error
+from sandyard.platform.domain.repositories.ref_names import (
+    COMMIT_ID,
+    MAX_NAME_LENGTH,
+    find_name_error,
+    find_revision_error,
+)
 
 MAX_PATHS, MAX_PATH = 10_000, 4096
 
@@ -22,11 +27,11 @@ def _by(rule: Callable[[str], str | None]) -> AfterValidator:
     return AfterValidator(check)
 
 
-Branch = Annotated[str, Field(min_length=1, max_length=MAX_NAME, examples=["main"]), _by(find_name_error)]
-Tag = Annotated[str, Field(min_length=1, max_length=MAX_NAME, examples=["v1.2.0"]), _by(find_name_error)]
-Revision = Annotated[str, Field(min_length=1, max_length=MAX_NAME, examples=["main"]), _by(find_revision_error)]
+Branch = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH, examples=["main"]), _by(find_name_error)]
+Tag = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH, examples=["v1.2.0"]), _by(find_name_error)]
+Revision = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH, examples=["main"]), _by(find_revision_error)]
 """A branch, a tag or a commit."""
-Against = Annotated[str, Field(max_length=64, pattern=rf"^(base|head|{COMMIT.pattern})$", examples=["base"])]
+Against = Annotated[str, Field(max_length=64, pattern=rf"^(base|head|{COMMIT_ID.pattern})$", examples=["base"])]
 """`base`, `head` or a commit."""
 RepositoryPath = Annotated[str, Field(min_length=1, max_length=MAX_PATH)]
 RepositoryPaths = Annotated[list[RepositoryPath], Field(max_length=MAX_PATHS, fail_fast=True)]

@@ -97,7 +97,7 @@ async def list_(
 ) -> Page[SessionView]:
     """List sessions you may see, newest first."""
     found = await sessions.list_sessions(caller, page, project_id=project_id, archived=archived)
-    sandboxes = await sessions.sandboxes_of(found)
+    sandboxes = await sessions.get_sandboxes(found)
     return Page.of(found, lambda row: SessionView.of(row, sandboxes.get(row.sandbox_id or "")))
 
 
@@ -127,18 +127,18 @@ async def archive(caller: Caller, sessions: Sessions, session_id: SessionId) -> 
 @router.get("/sessions/{session_id}/sandbox", name="session.sandbox")
 async def sandbox(caller: Caller, sessions: Sessions, session_id: SessionId) -> SandboxView:
     """Get the session's sandbox. Does not resume it."""
-    return SandboxView.of(await sessions.sandbox(caller, session_id))
+    return SandboxView.of(await sessions.get_sandbox(caller, session_id))
 
 
 @router.post("/sessions/{session_id}/pause", name="session.pause")
 async def pause(caller: Caller, sessions: Sessions, sandboxes: Sandboxes, session_id: SessionId) -> SandboxView:
-    row = await sessions.sandbox(caller, session_id)
+    row = await sessions.get_sandbox(caller, session_id)
     return SandboxView.of(await sandboxes.pause(caller, row.id))
 
 
 @router.post("/sessions/{session_id}/resume", name="session.resume")
 async def resume(caller: Caller, sessions: Sessions, sandboxes: Sandboxes, session_id: SessionId) -> SandboxView:
-    row = await sessions.sandbox(caller, session_id)
+    row = await sessions.get_sandbox(caller, session_id)
     return SandboxView.of(await sandboxes.resume(caller, row.id))
 
 
@@ -153,7 +153,7 @@ async def provision(caller: Caller, sessions: Sessions, session_id: SessionId) -
 @router.post("/sessions/{session_id}/checkpoint", name="session.checkpoint")
 async def checkpoint(caller: Caller, sessions: Sessions, session_id: SessionId) -> SessionView:
     """Save the current state of the sandbox's files. This happens automatically before every pause."""
-    return SessionView.of(await sessions.checkpoint(caller, session_id))
+    return SessionView.of(await sessions.save_snapshot(caller, session_id))
 
 
 class TextPart(Input):
@@ -186,7 +186,7 @@ class MessageView(Model):
 @router.get("/sessions/{session_id}/messages", name="message.list")
 async def messages(caller: Caller, sessions: Sessions, session_id: SessionId, page: Paging) -> Page[MessageView]:
     """List messages, newest first."""
-    return Page.of(await sessions.messages(caller, session_id, page), MessageView.of)
+    return Page.of(await sessions.list_messages(caller, session_id, page), MessageView.of)
 
 
 @router.post(

@@ -44,9 +44,9 @@ class Taken(Model):
 @streams_body
 async def github(request: Request, webhooks: Webhooks) -> Taken:
     """Receive a GitHub webhook. `known`: already received. `ignored`: not relevant."""
-    taken = await webhooks.take(request.headers, await _body(request))
+    result = await webhooks.receive(request.headers, await _body(request))
     note(request, event=request.headers.get("x-github-event"), delivery=request.headers.get("x-github-delivery"))
-    return Taken(status=taken.value)
+    return Taken(status=result.value)
 
 
 async def _body(request: Request) -> bytes:

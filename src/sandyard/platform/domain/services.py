@@ -13,7 +13,7 @@ from sandyard.platform.domain.agents.runner.turns import AgentTurns
 from sandyard.platform.domain.agents.trials import Trials
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events.feed import Feed
-from sandyard.platform.domain.forge.access import Access
+from sandyard.platform.domain.forge.access import ForgeAccess
 from sandyard.platform.domain.forge.connection_test import ConnectionTests
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.forge.webhooks import Webhooks
@@ -74,7 +74,7 @@ class Services:
     credentials: Credentials
     models: Models
     mcp_servers: McpServers
-    access: Access
+    access: ForgeAccess
     connection_tests: ConnectionTests
     git: GitService
     pull_requests: PullRequests

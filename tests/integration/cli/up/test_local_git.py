@@ -15,7 +15,7 @@ from sandyard.cli.up import local_git
 from sandyard.cli.up.local_git import LocalGit, RefusedError, find
 from sandyard.platform.domain.repositories.errors import RemoteMissingError, RemoteRefusedError
 from sandyard.platform.domain.repositories.git_process import Git
-from sandyard.platform.domain.repositories.remote import parse
+from sandyard.platform.domain.repositories.remote import parse_remote
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="switches to the owner of a repository")
 NOBODY = pwd.getpwnam("nobody")
@@ -83,7 +83,7 @@ def platform_git(tmp_path: Path) -> Iterator[Git]:
 async def test_fetch_and_push_run_no_program_of_the_repository(
     platform_git: Git, repository: Path, tmp_path: Path
 ) -> None:
-    remote = parse(str(repository))
+    remote = parse_remote(str(repository))
     head = git(repository, "rev-parse", "main")
     listing = await platform_git.run("ls-remote", "--", remote.url, cwd=None, remote=remote)
     assert f"{head}\trefs/heads/main".encode() in listing.stdout
@@ -109,7 +109,7 @@ async def test_git_runs_as_the_owner_and_writes_only_to_the_repository(platform_
     (folder / "refs" / "heads").rmdir()
     (folder / "refs" / "heads").symlink_to(elsewhere)
     made = git(mirror, "commit-tree", git(mirror, "mktree", "--missing"), "-m", "first")
-    remote = parse(str(folder))
+    remote = parse_remote(str(folder))
     words = ("push", "--porcelain", "--", remote.url, f"{made}:refs/heads/work")
     await platform_git.run(*words, cwd=mirror, remote=remote, ok=(0, 1))
     assert not list(elsewhere.iterdir()), "a link in a repository of root must not lead to other files of root"
@@ -124,7 +124,7 @@ async def test_requests_of_other_users_are_rejected(repository: Path, tmp_path: 
     server = LocalGit(NOBODY.pw_uid)
     server.start()
     client = Git(tmp_path / "platform" / "git", timeout_s=60, local=server.name)
-    remote = parse(str(repository))
+    remote = parse_remote(str(repository))
     try:
         with pytest.raises(RemoteRefusedError, match="did not respond"):
             await client.run("ls-remote", "--", remote.url, cwd=None, remote=remote)
@@ -137,7 +137,7 @@ async def test_a_missing_repository_is_reported(platform_git: Git, tmp_path: Pat
         (tmp_path, RemoteMissingError, "does not appear to be"),
         (tmp_path / "none", RemoteRefusedError, "No such file"),
     ]:
-        remote = parse(str(path))
+        remote = parse_remote(str(path))
         with pytest.raises(kind, match=words):
             await platform_git.run("ls-remote", "--", remote.url, cwd=None, remote=remote)
 

@@ -41,7 +41,7 @@ async def git_status(call: Call, given: GitStatus) -> StatusView:
 
     Does not resume the sandbox: for a paused one, returns the last saved state.
     """
-    found = StatusView.model_validate(await call.services.git.status(call.caller, given.sandbox_id))
+    found = StatusView.model_validate(await call.services.git.get_status(call.caller, given.sandbox_id))
     if len(found.entries) > MAX_ENTRIES:
         found.entries, found.truncated = found.entries[:MAX_ENTRIES], True
     return found
@@ -53,7 +53,7 @@ async def git_diff(call: Call, given: GitDiff) -> DiffView:
 
     Does not resume the sandbox. Files that are too large to show are marked as truncated: request single paths then.
     """
-    made = await call.services.git.diff(
+    made = await call.services.git.get_diff(
         call.caller, given.sandbox_id, against=given.against, paths=given.paths, patches=given.patches
     )
     return limit_size(made)

@@ -97,7 +97,7 @@ async def list_sessions(call: Call, given: ListSessions) -> SessionList:
     """List the sessions you may see, newest first, each with its sandbox."""
     sessions = call.services.sessions
     found = await sessions.list_sessions(call.caller, given.page, project_id=given.project_id, archived=given.archived)
-    boxes = await sessions.sandboxes_of(found)
+    boxes = await sessions.get_sandboxes(found)
     return SessionList(
         items=[SessionState.of(row, boxes.get(row.sandbox_id or "")) for row in found.items],
         next_cursor=found.next_cursor,

@@ -242,7 +242,7 @@ async def task_diff(call: Call, given: TaskDiff) -> DiffView:
     one = await _attempt(call, given.task_id, given.attempt)
     if one.sandbox_id is None:
         raise ConflictError(f"Attempt {one.number} has no sandbox yet, so there are no changes to show.")
-    made = await call.services.git.diff(
+    made = await call.services.git.get_diff(
         call.caller, one.sandbox_id, against="base", paths=given.paths, patches=given.patches
     )
     return git.limit_size(made)
@@ -253,7 +253,7 @@ async def task_transcript(call: Call, given: TaskTranscript) -> Transcript:
     """Read an attempt's transcript, newest first: prompts, answers, thoughts, plans and tool calls."""
     one = await _attempt(call, given.task_id, given.attempt)
     try:
-        return transcript.get_page(await call.services.sessions.messages(call.caller, one.session_id, given.page))
+        return transcript.get_page(await call.services.sessions.list_messages(call.caller, one.session_id, given.page))
     except NotFoundError:
         raise ConflictError(
             f"Attempt {one.number} has no session: it has not started, or its session was deleted."

@@ -119,7 +119,7 @@ async def cancel_turn(call: Call, given: OneTurn) -> TurnMoved:
 @tools.add("session_transcript", title="Read a session", reads=True)
 async def session_transcript(call: Call, given: ReadSession) -> Transcript:
     """Read a session's transcript, newest first."""
-    return transcript.get_page(await call.services.sessions.messages(call.caller, given.session_id, given.page))
+    return transcript.get_page(await call.services.sessions.list_messages(call.caller, given.session_id, given.page))
 
 
 async def _waited(call: Call, turn: models.Turn, seconds: float) -> TurnState:
@@ -136,7 +136,7 @@ async def _waited(call: Call, turn: models.Turn, seconds: float) -> TurnState:
 
 
 async def _state(call: Call, turn: models.Turn) -> TurnState:
-    rows = await call.services.sessions.messages(call.caller, turn.session_id, PageRequest(MESSAGES))
+    rows = await call.services.sessions.list_messages(call.caller, turn.session_id, PageRequest(MESSAGES))
     asks = await pending(call, session_id=turn.session_id) if turn.status == TurnStatus.WAITING else []
     return TurnState(
         turn_id=turn.id,

@@ -43,7 +43,7 @@ class TrialSessions(Protocol):
         self, principal: Principal, *, title: str, agent: str | None, model: str | None, session_id: str | None
     ) -> tuple[Session, object]: ...
     async def get(self, principal: Principal, session_id: str) -> Session: ...
-    async def messages(self, principal: Principal, session_id: str, page: PageRequest) -> Listing[Message]: ...
+    async def list_messages(self, principal: Principal, session_id: str, page: PageRequest) -> Listing[Message]: ...
     async def delete(self, principal: Principal, session_id: str) -> object: ...
 
 
@@ -206,7 +206,7 @@ class Trials:
 
     async def _read_answer(self, caller: Principal, session_id: str) -> str | None:
         with contextlib.suppress(NotFoundError):
-            page = await self._sessions.messages(caller, session_id, PageRequest(limit=100))
+            page = await self._sessions.list_messages(caller, session_id, PageRequest(limit=100))
             texts = [
                 part["text"]
                 for message in reversed(page.items)

@@ -18,21 +18,21 @@ from sandyard.platform.domain.forge.errors import ForgeUnsupportedError
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.github_connection import GitHubConnection, ResponseCache, TokenSource
 from sandyard.platform.domain.forge.model import Budget, ForgeKind
-from sandyard.platform.domain.projects.credentials import CredentialInfo, CredentialKind, Draft
+from sandyard.platform.domain.projects.credentials import CredentialDraft, CredentialInfo, CredentialKind
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.repositories.mirror import Mirrors
 from sandyard.platform.domain.repositories.model import Credential
 from sandyard.platform.domain.repositories.remote import Remote
 from sandyard.platform.domain.users.model import Principal
 
-INTERACTIVE_S = 60.0
+INTERACTIVE_WAIT_S = 60.0
 """How long a request may wait for the forge's rate limit to reset while a person waits for it."""
 
 _MAX_CONNECTIONS = 64
 
 
 class CredentialStore(Protocol):
-    """The part of `Credentials` that `Access` uses."""
+    """The part of `Credentials` that `ForgeAccess` uses."""
 
     async def reveal(self, project_id: str, kind: CredentialKind | str) -> Secret | None: ...
 
@@ -42,7 +42,7 @@ class CredentialStore(Protocol):
 class _DraftCredentials:
     """A project's credentials, overridden by some that are not stored yet."""
 
-    def __init__(self, stored: CredentialStore, drafts: Sequence[Draft]) -> None:
+    def __init__(self, stored: CredentialStore, drafts: Sequence[CredentialDraft]) -> None:
         self._drafts = {draft.kind: draft for draft in drafts}
         self.list = stored.list
         self._stored = stored
@@ -52,8 +52,10 @@ class _DraftCredentials:
         return await self._stored.reveal(project_id, kind) if draft is None else draft.value
 
 
-class Access:
-    """Keeps an API connection per credential and closes the least recently used ones. `close` it at the end.
+class ForgeAccess:
+    """Access to the remotes and forges of projects, with one API connection per credential.
+
+    Closes the least recently used connections. `close` it at the end.
 
     Credentials are read at each use, so that a new one applies immediately.
     """
@@ -66,7 +68,7 @@ class Access:
         clock: Clock,
         destinations: Destinations | None = None,
     ) -> None:
-        """`destinations`: the allowed API hosts of projects that no administrator vouches for. None means any."""
+        """`destinations`: the allowed API hosts of projects whose owner is not an administrator. None means any."""
         self._credentials = credentials
         self._projects = projects
         self._mirrors = mirrors
@@ -80,15 +82,15 @@ class Access:
             _, connection = self._connections.popitem()
             await connection.close()
 
-    def forge(self, project: Project) -> ForgeKind:
+    def get_forge(self, project: Project) -> ForgeKind:
         """Return the project's forge. Raises RepositoryInvalidError if it has no repository."""
         return addresses.get_forge(project)
 
-    async def remote(self, project: Project) -> Remote:
+    async def get_remote(self, project: Project) -> Remote:
         """Return the remote for a connection. Raises RepositoryInvalidError if the project has none."""
         return await self._projects.get_remote(project)
 
-    async def credential(self, project: Project) -> Credential | None:
+    async def get_credential(self, project: Project) -> Credential | None:
         """Return the Git credential for the project's remote: over SSH its key; over HTTP its token, or else a token of its App.
 
         None if it has or needs none. Raises ForgeError if GitHub issues no token for the App.
@@ -101,18 +103,20 @@ class Access:
             return None if key is None else Credential(ssh_key=key)
         stored = await self._credentials.reveal(project.id, CredentialKind.TOKEN)
         if stored is not None:
-            said = json.loads(stored.reveal())
-            return Credential(token=Secret(said["token"]), username=said["username"])
+            fields = json.loads(stored.reveal())
+            return Credential(token=Secret(fields["token"]), username=fields["username"])
         if await self._credentials.reveal(project.id, CredentialKind.APP) is None:
             return None
         return Credential(token=await (await self._get_connection(project)).tokens.get_token())
 
-    async def github(self, project: Project, *, max_wait_s: float = INTERACTIVE_S) -> GitHubRepository:
+    async def get_github_repository(
+        self, project: Project, *, max_wait_s: float = INTERACTIVE_WAIT_S
+    ) -> GitHubRepository:
         """Return the repository on GitHub, for one operation with the current credential.
 
         Raises ForgeUnsupportedError if the project is not on GitHub.
         """
-        if self.forge(project) is not ForgeKind.GITHUB:
+        if self.get_forge(project) is not ForgeKind.GITHUB:
             raise ForgeUnsupportedError(
                 "The project's repository is on a plain Git remote, which has no pull requests. Compare its branches instead."
             )
@@ -121,59 +125,65 @@ class Access:
 
     async def get_budget(self, project: Project) -> Budget | None:
         """Return the remaining rate limit as last reported by GitHub, without a request. None for a plain remote."""
-        if not project.repository or self.forge(project) is not ForgeKind.GITHUB:
+        if not project.repository or self.get_forge(project) is not ForgeKind.GITHUB:
             return None
         return (await self._get_connection(project)).rate_limit.budget
 
-    def with_drafts(self, drafts: Sequence[Draft]) -> Access:
-        """Return the access with credentials that are not stored yet in place of stored ones. `close` it at the end."""
-        drafted = _DraftCredentials(self._credentials, drafts)
-        return Access(drafted, self._projects, self._mirrors, self._clock, self._destinations)
+    def with_drafts(self, drafts: Sequence[CredentialDraft]) -> ForgeAccess:
+        """Return a copy that uses `drafts`, which are not stored yet, in place of stored credentials. `close` it at the end."""
+        credentials = _DraftCredentials(self._credentials, drafts)
+        return ForgeAccess(credentials, self._projects, self._mirrors, self._clock, self._destinations)
 
-    async def token_expires(self, project: Project) -> str | None:
+    async def get_token_expiry(self, project: Project) -> str | None:
         """Return when the project's token expires, as last reported by GitHub; None if unknown."""
         return (await self._get_connection(project)).token_expires
 
     async def _get_connection(self, project: Project) -> GitHubConnection:
-        api, stored = addresses.get_api_url(project), await self._credentials.reveal(project.id, CredentialKind.TOKEN)
-        guard = None if await self._projects.is_vouched(project) else self._destinations
+        api = addresses.get_api_url(project)
+        stored = await self._credentials.reveal(project.id, CredentialKind.TOKEN)
+        destinations = None if await self._projects.is_trusted(project) else self._destinations
         if stored is not None:
             token = Secret(json.loads(stored.reveal())["token"])
             return await self._open_connection(
-                _key(api, "token", token.reveal()), api, lambda: FixedToken(token), guard
+                _make_key(api, "token", token.reveal()), api, lambda: FixedToken(token), destinations
             )
         app = await self._credentials.reveal(project.id, CredentialKind.APP)
         if app is None:
-            return await self._open_connection(_key(api, "nobody"), api, lambda: FixedToken(None), guard)
-        said, slug = json.loads(app.reveal()), addresses.get_slug(project)
+            return await self._open_connection(_make_key(api, "nobody"), api, lambda: FixedToken(None), destinations)
+        fields, slug = json.loads(app.reveal()), addresses.get_slug(project)
         installation = InstallationTokens(
             api,
-            app_id=said["appId"],
-            installation_id=said["installationId"],
-            private_key=Secret(said["privateKey"]),
+            app_id=fields["appId"],
+            installation_id=fields["installationId"],
+            private_key=Secret(fields["privateKey"]),
             repository=slug.partition("/")[2],
             clock=self._clock,
-            destinations=guard,
+            destinations=destinations,
         )
-        return await self._open_connection(_key(api, "app", app.reveal(), slug), api, lambda: installation, guard)
+        return await self._open_connection(
+            _make_key(api, "app", app.reveal(), slug), api, lambda: installation, destinations
+        )
 
     async def _open_connection(
-        self, key: str, api: str, source: Callable[[], TokenSource], guard: Destinations | None
+        self, key: str, api: str, make_tokens: Callable[[], TokenSource], destinations: Destinations | None
     ) -> GitHubConnection:
-        """Return a cached connection. Connections with and without a destination check are kept apart."""
-        key = key if guard is None else f"guarded:{key}"
+        """Return the cached connection of this key, or a new one. Connections with and without a destination check are kept apart."""
+        key = key if destinations is None else f"guarded:{key}"
         connection = self._connections.get(key)
         if connection is None:
-            connection = self._connections[key] = GitHubConnection(api, source(), self._clock, self._cache, key, guard)
+            connection = self._connections[key] = GitHubConnection(
+                api, make_tokens(), self._clock, self._cache, key, destinations
+            )
         self._connections.move_to_end(key)
-        unused = [name for name, other in self._connections.items() if not other.busy and other is not connection]
-        for old in [
-            self._connections.pop(name) for name in unused[: max(0, len(self._connections) - _MAX_CONNECTIONS)]
-        ]:
+        unused = [
+            name for name, other in self._connections.items() if not other.active_requests and other is not connection
+        ]
+        excess = max(0, len(self._connections) - _MAX_CONNECTIONS)
+        for old in [self._connections.pop(name) for name in unused[:excess]]:
             await old.close()
         return connection
 
 
-def _key(*parts: str) -> str:
+def _make_key(*parts: str) -> str:
     """Return an identifier of a credential that does not contain it."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

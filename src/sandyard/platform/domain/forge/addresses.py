@@ -9,19 +9,18 @@ from sandyard.platform.db.models import Project
 from sandyard.platform.domain.forge.errors import ForgeUnsupportedError
 from sandyard.platform.domain.forge.model import ForgeKind
 from sandyard.platform.domain.projects.model import ProjectSettings
-from sandyard.platform.domain.repositories import remote as remotes
 from sandyard.platform.domain.repositories.errors import RepositoryInvalidError
-from sandyard.platform.domain.repositories.remote import Remote
+from sandyard.platform.domain.repositories.remote import Remote, parse_remote
 
 GITHUB_API = "https://api.github.com"
-_GITHUB = ("github.com", "www.github.com", "ssh.github.com")
+_GITHUB_HOSTS = ("github.com", "www.github.com", "ssh.github.com")
 
 
 def get_remote(project: Project) -> Remote:
     """Return the project's remote. Raises RepositoryInvalidError if it has none."""
     if not project.repository:
         raise RepositoryInvalidError("The project has no repository. Add one in its settings.")
-    return remotes.parse(project.repository)
+    return parse_remote(project.repository)
 
 
 def get_forge(project: Project) -> ForgeKind:
@@ -32,7 +31,7 @@ def get_forge(project: Project) -> ForgeKind:
     remote = get_remote(project)
     if remote.kind == "local":
         return ForgeKind.PLAIN
-    return ForgeKind.GITHUB if settings.api_url or _on_github(remote) else ForgeKind.PLAIN
+    return ForgeKind.GITHUB if settings.api_url or _is_on_github(remote) else ForgeKind.PLAIN
 
 
 def explain_missing_pull_requests(project: Project) -> str | None:
@@ -56,14 +55,14 @@ def get_api_url(project: Project) -> str:
 
     Raises ForgeUnsupportedError if neither is known.
     """
-    remote, given = get_remote(project), ProjectSettings.of(project).forge.api_url
-    if given:
-        if not _private(given):
+    remote, configured = get_remote(project), ProjectSettings.of(project).forge.api_url
+    if configured:
+        if not _is_safe_from_interception(configured):
             raise ForgeUnsupportedError(
                 "The project's forge.apiUrl starts with http://, so the project's token could be intercepted. Use https://."
             )
-        return given
-    if not _on_github(remote):
+        return configured
+    if not _is_on_github(remote):
         raise ForgeUnsupportedError(
             f"The repository is on {remote.host or 'this machine'}, not on github.com, so the project's token is not sent "
             "there. If it is a GitHub Enterprise Server, set forge.apiUrl of the project (https://HOST/api/v3)."
@@ -81,11 +80,11 @@ def get_slug(project: Project) -> str:
     return remote.slug
 
 
-def _on_github(remote: Remote) -> bool:
-    return remote.host is not None and remote.host.lower() in _GITHUB
+def _is_on_github(remote: Remote) -> bool:
+    return remote.host is not None and remote.host.lower() in _GITHUB_HOSTS
 
 
-def _private(url: str) -> bool:
+def _is_safe_from_interception(url: str) -> bool:
     """Return whether the connection cannot be intercepted."""
     parts = urlsplit(url)
     host = parts.hostname or ""

@@ -24,9 +24,9 @@ from sandyard.platform.domain.forge.github_responses import JsonObject, as_objec
 
 log = get_logger(__name__)
 
-MARGIN_S = 300.0
+EXPIRY_MARGIN_S = 300.0
 """A token that expires sooner than this is no longer used, because operations may take a while."""
-_PATIENCE_S = 60.0
+_MAX_WAIT_S = 60.0
 
 
 class FixedToken:
@@ -48,8 +48,8 @@ class FixedToken:
 @dataclass(frozen=True, slots=True)
 class _IssuedToken:
     token: Secret
-    ends: float
-    granted: Mapping[str, str]
+    expires_at: float
+    permissions: Mapping[str, str]
 
 
 class InstallationTokens:
@@ -88,22 +88,22 @@ class InstallationTokens:
         return True
 
     async def get_permissions(self) -> Mapping[str, str] | None:
-        return (await self._get_current()).granted or None
+        return (await self._get_current()).permissions or None
 
     async def _get_current(self) -> _IssuedToken:
         async with self._lock:
-            if self._issued is None or self._issued.ends - MARGIN_S <= self._clock.now():
-                self._issued = await self._issue()
+            if self._issued is None or self._issued.expires_at - EXPIRY_MARGIN_S <= self._clock.now():
+                self._issued = await self._issue_token()
             return self._issued
 
-    async def _issue(self) -> _IssuedToken:
+    async def _issue_token(self) -> _IssuedToken:
         signed = FixedToken(_sign_jwt(self._app_id, self._private_key))
         connection = GitHubConnection(self._api_url, signed, self._clock, ResponseCache(0), "", self._destinations)
         path = f"/app/installations/{self._installation_id}/access_tokens"
         try:
             # creating it twice after a broken connection does no harm: the first one expires unused
-            answer = await connection.request(
-                "POST", path, body={"repositories": [self._repository]}, max_wait_s=_PATIENCE_S, repeat=True
+            response = await connection.request(
+                "POST", path, body={"repositories": [self._repository]}, max_wait_s=_MAX_WAIT_S, repeat=True
             )
         except ForgeUnauthorizedError:
             raise ForgeUnauthorizedError(
@@ -122,21 +122,23 @@ class InstallationTokens:
             ) from None
         finally:
             await connection.close()
-        return self._parse(as_object(answer.json))
+        return self._parse_token(as_object(response.json))
 
-    def _parse(self, said: JsonObject) -> _IssuedToken:
-        token, ends = said.get("token"), parse_time(said.get("expires_at"))
-        if not isinstance(token, str) or not token or ends is None:
+    def _parse_token(self, body: JsonObject) -> _IssuedToken:
+        token, expires_at = body.get("token"), parse_time(body.get("expires_at"))
+        if not isinstance(token, str) or not token or expires_at is None:
             raise ForgeUnreachableError("GitHub's response contains no token for the App's installation.")
-        log.info("forge_token_issued", installation=self._installation_id, repository=self._repository, until=str(ends))
-        granted = {str(name): str(level) for name, level in as_object(said.get("permissions")).items()}
-        return _IssuedToken(Secret(token), ends.timestamp(), granted)
+        log.info(
+            "forge_token_issued", installation=self._installation_id, repository=self._repository, until=str(expires_at)
+        )
+        permissions = {str(name): str(level) for name, level in as_object(body.get("permissions")).items()}
+        return _IssuedToken(Secret(token), expires_at.timestamp(), permissions)
 
 
 def _sign_jwt(app_id: str, private_key: Secret) -> Secret:
     """Return a JWT signed by the App, valid for a few minutes and useful only to request tokens."""
-    issued = datetime.now(UTC) - timedelta(minutes=1)  # GitHub's clock may be behind ours
-    claims = {"iss": app_id, "iat": issued, "exp": issued + timedelta(minutes=10)}
+    issued_at = datetime.now(UTC) - timedelta(minutes=1)  # GitHub's clock may be behind ours
+    claims = {"iss": app_id, "iat": issued_at, "exp": issued_at + timedelta(minutes=10)}
     try:
         return Secret(jwt.encode(claims, private_key.reveal(), algorithm="RS256"))
     except Exception:  # the libraries raise many kinds of errors, and none of their messages is needed

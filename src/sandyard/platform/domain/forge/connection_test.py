@@ -1,4 +1,4 @@
-"""The connection test of a project: everything from its repository's URL to a pull request, in order."""
+"""The connection test of a project. Checks, in order, everything that a pull request needs, beginning with the repository's URL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.models import Project
-from sandyard.platform.domain.forge.access import Access, CredentialStore
+from sandyard.platform.domain.forge.access import CredentialStore, ForgeAccess
 from sandyard.platform.domain.forge.addresses import explain_missing_pull_requests
 from sandyard.platform.domain.forge.errors import (
     ConnectionTestFailedError,
@@ -18,7 +18,7 @@ from sandyard.platform.domain.forge.errors import (
 )
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind, Permissions
-from sandyard.platform.domain.projects.credentials import CredentialKind, Draft
+from sandyard.platform.domain.projects.credentials import CredentialDraft, CredentialKind
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.repositories.errors import RemoteRefusedError
@@ -35,7 +35,7 @@ _DRAFT = "draft"
 class ConnectionTests:
     """Tests stored projects and drafts. Changes nothing on the remote."""
 
-    def __init__(self, access: Access, credentials: CredentialStore, projects: Projects, mirrors: Mirrors) -> None:
+    def __init__(self, access: ForgeAccess, credentials: CredentialStore, projects: Projects, mirrors: Mirrors) -> None:
         self._access = access
         self._credentials = credentials
         self._projects = projects
@@ -50,7 +50,7 @@ class ConnectionTests:
             await self._projects.record_connection_error(project_id, describe_failure(findings))
         return findings
 
-    async def check_draft(self, project: Project, drafts: Sequence[Draft]) -> None:
+    async def check_draft(self, project: Project, drafts: Sequence[CredentialDraft]) -> None:
         """Test a project and credentials that need not be stored yet. Raises ConnectionTestFailedError."""
         kinds = {draft.kind for draft in drafts}
         for kind in set(CredentialKind) - kinds:
@@ -69,23 +69,25 @@ class ConnectionTests:
 
         Raises ConnectionTestFailedError.
         """
-        if project.repository is None or self._access.forge(project) is not ForgeKind.GITHUB:
+        if project.repository is None or self._access.get_forge(project) is not ForgeKind.GITHUB:
             return
         test = ConnectionTest(self._access, self._mirrors.get(_DRAFT), project, ())
-        findings = [one for one in await test.run_api() if not one.ok]
+        findings = [finding for finding in await test.run_api() if not finding.ok]
         if findings:
             raise ConnectionTestFailedError(findings)
 
 
 def describe_failure(findings: Sequence[Finding]) -> str | None:
     """Return why the project cannot be used, in sentences; None if it can. A low rate limit at the forge is not a failure."""
-    return " ".join(one.detail for one in findings if not one.ok and one.what != "budget") or None
+    return " ".join(finding.detail for finding in findings if not finding.ok and finding.what != "budget") or None
 
 
 class ConnectionTest:
     """Queries the remote and the forge and changes nothing. Never waits for rate limits, but reports them."""
 
-    def __init__(self, access: Access, mirror: Mirror, project: Project, kinds: Collection[CredentialKind]) -> None:
+    def __init__(
+        self, access: ForgeAccess, mirror: Mirror, project: Project, kinds: Collection[CredentialKind]
+    ) -> None:
         self._access = access
         self._mirror = mirror
         self._project = project
@@ -95,46 +97,46 @@ class ConnectionTest:
     async def run(self) -> list[Finding]:
         """Return the findings in the order in which to fix them. Checks that depend on a failed one are left out."""
         try:
-            remote = await self._access.remote(self._project)
-            forge = self._access.forge(self._project)
+            remote = await self._access.get_remote(self._project)
+            forge = self._access.get_forge(self._project)
         except SandyardError as error:
             return [Finding("repository", False, error.message, _REPOSITORY)]
-        credential = await self._credential(remote)
-        default = await self._forge() if forge is ForgeKind.GITHUB else None
+        credential = await self._check_credential(remote)
+        default = await self._check_forge() if forge is ForgeKind.GITHUB else None
         if forge is ForgeKind.PLAIN:
             note = explain_missing_pull_requests(self._project)
-            self._say("forge", True, note or "A plain Git remote: branches are pushed without pull requests.")
-        await self._repository(remote, credential, default)
+            self._add("forge", True, note or "A plain Git remote: branches are pushed without pull requests.")
+        await self._check_repository(remote, credential, default)
         return self._findings
 
     async def run_api(self) -> list[Finding]:
         """Test only whether the forge's API responds for the repository."""
         try:
-            await self._permissions()
+            await self._get_permissions()
         except SandyardError as error:
-            self._fail_api(error)
+            self._add_api_error(error)
         return self._findings
 
-    async def _credential(self, remote: Remote) -> Credential | None:
+    async def _check_credential(self, remote: Remote) -> Credential | None:
         if remote.kind == "local":
-            self._say("credential", True, "A repository on this machine needs no credential.")
+            self._add("credential", True, "A repository on this machine needs no credential.")
             return None
         try:
-            credential = await self._access.credential(self._project)
+            credential = await self._access.get_credential(self._project)
         except SandyardError as error:
-            self._say("credential", False, error.message, _TOKEN)
+            self._add("credential", False, error.message, _TOKEN)
             return None
         if credential is not None:
-            self._say("credential", True, f"{self._named(credential)} is stored.")
+            self._add("credential", True, f"{self._get_credential_name(credential)} is stored.")
         elif remote.kind == "ssh":
-            self._say(
+            self._add(
                 "credential",
                 False,
                 "The remote uses SSH, but there is no SSH key. Add one.",
                 _REPOSITORY,
             )
         else:
-            self._say(
+            self._add(
                 "credential",
                 False,
                 "There is no token and no GitHub App: a public repository can be read, but nothing can be pushed. Enter a token.",
@@ -142,92 +144,91 @@ class ConnectionTest:
             )
         return credential
 
-    def _named(self, credential: Credential) -> str:
+    def _get_credential_name(self, credential: Credential) -> str:
         if credential.ssh_key is not None:
             return "An SSH key"
         return "A token" if CredentialKind.TOKEN in self._kinds else "A GitHub App"
 
-    async def _forge(self) -> str | None:
+    async def _check_forge(self) -> str | None:
         """Check the forge. Returns the default branch, if GitHub reports it."""
         try:
-            github, allowed = await self._permissions()
+            github, permissions = await self._get_permissions()
         except SandyardError as error:
-            self._fail_api(error)
+            self._add_api_error(error)
             return None
-        expires = await self._access.token_expires(self._project)
-        self._say("api", True, "GitHub responds." + (f" The token expires at {expires[:40]}." if expires else ""))
-        may_push, detail = _may_push(github, allowed)
-        self._say("push", may_push, detail, None if may_push or allowed.archived else _TOKEN)
+        expires = await self._access.get_token_expiry(self._project)
+        self._add("api", True, "GitHub responds." + (f" The token expires at {expires[:40]}." if expires else ""))
+        can_push, detail = _check_push(github, permissions)
+        self._add("push", can_push, detail, None if can_push or permissions.archived else _TOKEN)
         budget = await github.get_budget()
         if budget is not None:
-            self._say("budget", not budget.low, _left(budget))
+            self._add("budget", not budget.low, _describe_budget(budget))
         if CredentialKind.WEBHOOK_SECRET in self._kinds:
-            self._say("webhook", True, "A webhook secret is set.")
+            self._add("webhook", True, "A webhook secret is set.")
         else:
-            self._say("webhook", True, "No webhook secret is set: pull requests are polled instead.")
-        return allowed.default_branch
+            self._add("webhook", True, "No webhook secret is set: pull requests are polled instead.")
+        return permissions.default_branch
 
-    async def _permissions(self) -> tuple[GitHubRepository, Permissions]:
-        github = await self._access.github(self._project, max_wait_s=0)
+    async def _get_permissions(self) -> tuple[GitHubRepository, Permissions]:
+        github = await self._access.get_github_repository(self._project, max_wait_s=0)
         return github, await github.get_permissions()
 
-    def _fail_api(self, error: SandyardError) -> None:
-        """Report an API error. If an API URL was entered, it is named, because it may be wrong."""
-        given, field = ProjectSettings.of(self._project).forge.api_url, _field_of(error)
-        if given is None:
-            self._say("api", False, error.message, field)
+    def _add_api_error(self, error: SandyardError) -> None:
+        """Add a finding about an API error. If an API URL was entered, the finding names it, because it may be wrong."""
+        api_url, field = ProjectSettings.of(self._project).forge.api_url, _get_field(error)
+        if api_url is None:
+            self._add("api", False, error.message, field)
             return
-        words = f"{given} did not respond like GitHub's API: {error.message}"
+        message = f"{api_url} did not respond like GitHub's API: {error.message}"
         if isinstance(error, ForgeUnsupportedError):  # no request was sent
-            words = error.message
+            message = error.message
         elif isinstance(error, (ForgeUnauthorizedError, ForgeForbiddenError, ForgeRateLimitedError)):
-            words = f"{error.message} The API address is {given}."
+            message = f"{error.message} The API address is {api_url}."
         elif isinstance(error, ForgeNotFoundError):
-            words = (
-                f"{given} has no such repository. Check the API address, the repository's URL, and the token's access."
-            )
-        self._say("api", False, words, _API_URL if field != _TOKEN else field)
+            message = f"{api_url} has no such repository. Check the API address, the repository's URL, and the token's access."
+        self._add("api", False, message, _API_URL if field != _TOKEN else field)
 
-    async def _repository(self, remote: Remote, credential: Credential | None, default: str | None) -> None:
+    async def _check_repository(self, remote: Remote, credential: Credential | None, default: str | None) -> None:
         try:
             heads = await self._mirror.list_remote_branches(remote, credential)
         except SandyardError as error:
-            refused = isinstance(error, RemoteRefusedError) and remote.kind != "http"  # by a key, or by this machine
-            self._say("repository", False, error.message, _REPOSITORY if refused else _field_of(error))
+            # the SSH key or the path was refused, which is entered with the repository
+            refused = isinstance(error, RemoteRefusedError) and remote.kind != "http"
+            self._add("repository", False, error.message, _REPOSITORY if refused else _get_field(error))
             return
-        self._say(
+        self._add(
             "repository", True, f"{remote.url} responds and has {len(heads)} branch{'' if len(heads) == 1 else 'es'}."
         )
         base = self._project.base_branch or default
         if base is None and heads:
-            self._say("base_branch", True, "None is set: the repository's default branch is used.")
+            self._add("base_branch", True, "None is set: the repository's default branch is used.")
         elif base in heads:
-            self._say("base_branch", True, f"{base} exists.")
+            self._add("base_branch", True, f"{base} exists.")
         else:
             missing = f"There is no branch {base}." if base else "The repository has no branches. Push a first commit."
-            some = f" Available: {', '.join(sorted(heads)[:10])}." if heads else ""
-            self._say("base_branch", False, missing + some, "baseBranch")
+            available = f" Available: {', '.join(sorted(heads)[:10])}." if heads else ""
+            self._add("base_branch", False, missing + available, "baseBranch")
 
-    def _say(self, what: str, ok: bool, detail: str, field: str | None = None) -> None:
+    def _add(self, what: str, ok: bool, detail: str, field: str | None = None) -> None:
         self._findings.append(Finding(what, ok, detail, field))
 
 
-def _field_of(error: SandyardError) -> str | None:
+def _get_field(error: SandyardError) -> str | None:
     """Return the field to correct; None if the forge or the connection to it failed."""
     if isinstance(error, (ForgeUnauthorizedError, ForgeForbiddenError, RemoteRefusedError)):
         return _TOKEN
     return None if isinstance(error, ForgeRateLimitedError) or error.status >= 500 else _REPOSITORY
 
 
-def _may_push(github: GitHubRepository, allowed: Permissions) -> tuple[bool, str]:
+def _check_push(github: GitHubRepository, permissions: Permissions) -> tuple[bool, str]:
     try:
-        github.require_write(allowed)
+        github.require_write(permissions)
     except SandyardError as error:
         return False, error.message
     return True, f"The credential can push to {github.slug} and open pull requests."
 
 
-def _left(budget: Budget) -> str:
+def _describe_budget(budget: Budget) -> str:
     until = f"until {budget.resets_at:%H:%M:%S} UTC"
     if budget.low:
         return f"Only {budget.remaining} of {budget.limit} requests are left {until}. After that the platform waits."

@@ -75,8 +75,8 @@ class ConnectionTestFailedError(ConflictError):
     code = "connection_test_failed"
 
     def __init__(self, findings: Sequence[Finding]) -> None:
-        wrong = " ".join(finding.detail for finding in findings if not finding.ok)
-        super().__init__(f"The connection test failed, and nothing was saved. {wrong}")
+        failures = " ".join(finding.detail for finding in findings if not finding.ok)
+        super().__init__(f"The connection test failed, and nothing was saved. {failures}")
         self.findings = tuple(findings)
 
     @property

@@ -15,84 +15,88 @@ from sandyard.kit.times import rfc3339
 from sandyard.platform.domain.forge.markdown import truncate
 from sandyard.platform.domain.forge.model import Checks, Pull, PullState, Remark, Review
 
-TEXT, GLIMPSE, RUNS = 20_000, 1_000, 20
+MAX_TEXT, MAX_EVENT_TEXT, MAX_EVENT_RUNS = 20_000, 1_000, 20
 """Maximum characters of a remark in the session and in an event; runs named in one event."""
-REMEMBERED = 5_000
-_SAID = {
+MAX_REMEMBERED = 5_000
+_REMARK_EVENTS = {
     "review": "pull_request.reviewed",
     "comment": "pull_request.commented",
     "line_comment": "pull_request.commented",
 }
-_BECAME = {PullState.MERGED: "merged", PullState.CLOSED: "closed", PullState.OPEN: "reopened"}
+_STATE_EVENTS = {PullState.MERGED: "merged", PullState.CLOSED: "closed", PullState.OPEN: "reopened"}
 
 
 @dataclass(slots=True)
 class News:
-    """`events`: kind and data of each. `parts`: one message to the session; empty if it need not be woken. `told`: what was reported."""
+    """What is new on a pull request.
 
-    told: dict[str, Any]
+    `events`: kind and data of each. `parts`: one message to the session; empty if it need not be woken. `reported`: what was reported
+    until now, including this.
+    """
+
+    reported: dict[str, Any]
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     parts: list[dict[str, Any]] = field(default_factory=list)
 
 
-def find_news(told: Mapping[str, Any], state: str, review: str, pull: Pull) -> News:
+def find_news(reported: Mapping[str, Any], state: str, review: str, pull: Pull) -> News:
     """Compare with what was reported. `state` and `review` are the previous values."""
-    found = News(dict(told))
-    known: list[str] = list(told.get("remarks", []))
+    news = News(dict(reported))
+    known: list[str] = list(reported.get("remarks", []))
     seen, new = set(known), []
     for remark in sorted(pull.remarks, key=lambda remark: (remark.at, remark.kind, remark.id)):
         key = f"{remark.kind}:{remark.id}"
         if key not in seen:
             seen.add(key)
             new.append((key, remark))
-    found.told["remarks"] = [*known, *(key for key, _ in new)][-REMEMBERED:]
-    _add_remarks(found, [remark for _, remark in new if remark.kind in _SAID])
-    _add_verdict(found, review, pull)
-    _add_checks(found, [remark for _, remark in new if remark.kind == "check"], pull)
-    if state not in (pull.state, PullState.MERGED) and pull.state in _BECAME:
-        found.events.append((f"pull_request.{_BECAME[pull.state]}", {}))
-    return found
+    news.reported["remarks"] = [*known, *(key for key, _ in new)][-MAX_REMEMBERED:]
+    _add_remarks(news, [remark for _, remark in new if remark.kind in _REMARK_EVENTS])
+    _add_verdict(news, review, pull)
+    _add_checks(news, [remark for _, remark in new if remark.kind == "check"], pull)
+    if state not in (pull.state, PullState.MERGED) and pull.state in _STATE_EVENTS:
+        news.events.append((f"pull_request.{_STATE_EVENTS[pull.state]}", {}))
+    return news
 
 
-def _add_remarks(found: News, new: list[Remark]) -> None:
+def _add_remarks(news: News, new: list[Remark]) -> None:
     for remark in new:
-        said = _to_json(remark)
-        found.events.append((_SAID[remark.kind], _shorten(said)))
-        found.parts.append({"type": "feedback", "source": "github", **said})
+        fields = _to_json(remark)
+        news.events.append((_REMARK_EVENTS[remark.kind], _shorten(fields)))
+        news.parts.append({"type": "feedback", "source": "github", **fields})
 
 
-def _add_verdict(found: News, before: str, pull: Pull) -> None:
+def _add_verdict(news: News, before: str, pull: Pull) -> None:
     """Add an event for an approval without a comment."""
-    told = any(kind == "pull_request.reviewed" for kind, _ in found.events)
-    if not told and pull.review != before and pull.review in (Review.APPROVED, Review.CHANGES_REQUESTED):
-        found.events.append(("pull_request.reviewed", {}))
+    reviewed = any(kind == "pull_request.reviewed" for kind, _ in news.events)
+    if not reviewed and pull.review != before and pull.review in (Review.APPROVED, Review.CHANGES_REQUESTED):
+        news.events.append(("pull_request.reviewed", {}))
 
 
-def _add_checks(found: News, failed: list[Remark], pull: Pull) -> None:
+def _add_checks(news: News, failed: list[Remark], pull: Pull) -> None:
     commit = pull.head_commit
     if failed:
         runs = [_to_json(remark) for remark in failed]
-        found.events.append(
-            ("pull_request.checks_failed", {"commit": commit, "runs": [_shorten(run) for run in runs[:RUNS]]})
+        news.events.append(
+            ("pull_request.checks_failed", {"commit": commit, "runs": [_shorten(run) for run in runs[:MAX_EVENT_RUNS]]})
         )
-        found.parts += [{"type": "feedback", "source": "github", "commit": commit, **run} for run in runs]
-    if pull.checks == Checks.PASSING and found.told.get("passed") != commit:
-        found.told["passed"] = commit
-        found.events.append(("pull_request.checks_passed", {"commit": commit}))
+        news.parts += [{"type": "feedback", "source": "github", "commit": commit, **run} for run in runs]
+    if pull.checks == Checks.PASSING and news.reported.get("passed") != commit:
+        news.reported["passed"] = commit
+        news.events.append(("pull_request.checks_passed", {"commit": commit}))
     elif pull.checks == Checks.FAILING:
-        found.told.pop("passed", None)
+        news.reported.pop("passed", None)
 
 
-def _shorten(said: dict[str, Any]) -> dict[str, Any]:
-    return {**said, "text": truncate(said["text"], GLIMPSE)}
+def _shorten(fields: dict[str, Any]) -> dict[str, Any]:
+    return {**fields, "text": truncate(fields["text"], MAX_EVENT_TEXT)}
 
 
 def _to_json(remark: Remark) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "kind": remark.kind,
         "remarkId": remark.id,
         "author": storable(remark.author),
-        "text": truncate(storable(remark.text), TEXT),
+        "text": truncate(storable(remark.text), MAX_TEXT),
         "at": rfc3339(remark.at),
         "state": remark.state,
         "path": remark.path and storable(remark.path),
@@ -100,4 +104,4 @@ def _to_json(remark: Remark) -> dict[str, Any]:
         "url": remark.url,
         "mayWrite": remark.may_write,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -18,7 +18,7 @@ from sandyard.platform.domain.forge.errors import (
     ForgeUnreachableError,
     ForgeUnsupportedError,
 )
-from sandyard.platform.domain.forge.github_connection import TRIES, GitHubConnection
+from sandyard.platform.domain.forge.github_connection import MAX_ATTEMPTS, GitHubConnection
 from sandyard.platform.domain.forge.github_errors import extract_graphql_error
 from sandyard.platform.domain.forge.github_responses import (
     JsonObject,
@@ -50,12 +50,16 @@ from sandyard.platform.domain.forge.model import (
     Remark,
 )
 
-_PAGE, _PAGES = 100, 10
-AUTHORS = 20
+_PAGE_SIZE, _MAX_PAGES = 100, 10
+MAX_AUTHORS = 20
 """Maximum number of authors of new remarks whose access is checked per poll."""
-_INSIDE = ("OWNER", "MEMBER", "COLLABORATOR")
-_READY = "mutation($id: ID!) { markPullRequestReadyForReview(input: {pullRequestId: $id}) { pullRequest { isDraft } } }"
-_DRAFT = "mutation($id: ID!) { convertPullRequestToDraft(input: {pullRequestId: $id}) { pullRequest { isDraft } } }"
+_ASSOCIATED = ("OWNER", "MEMBER", "COLLABORATOR")
+_MARK_READY = (
+    "mutation($id: ID!) { markPullRequestReadyForReview(input: {pullRequestId: $id}) { pullRequest { isDraft } } }"
+)
+_CONVERT_TO_DRAFT = (
+    "mutation($id: ID!) { convertPullRequestToDraft(input: {pullRequestId: $id}) { pullRequest { isDraft } } }"
+)
 
 
 class RepositoryRequests:
@@ -69,13 +73,14 @@ class RepositoryRequests:
         self._root = f"/repos/{quote(self.owner, safe='')}/{quote(self.name, safe='')}"
         self._max_wait_s = max_wait_s
 
-    async def get(self, path: str) -> JsonObject:
-        answer = await self.connection.request("GET", self._root + path, max_wait_s=self._max_wait_s)
-        return self._require_object(answer.json)
+    async def get_object(self, path: str) -> JsonObject:
+        response = await self.connection.request("GET", self._root + path, max_wait_s=self._max_wait_s)
+        return self._require_object(response.json)
 
     async def send(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, repeat: bool | None = None
     ) -> Any:
+        """Send a request and return the JSON of its response, whatever it is."""
         path = self._root + path
         return (await self.connection.request(method, path, body=body, max_wait_s=self._max_wait_s, repeat=repeat)).json
 
@@ -93,36 +98,40 @@ class RepositoryRequests:
         found: list[JsonObject] = []
         page: int | None = 1
         read = 0
-        while page is not None and read < _PAGES:
-            query = {**params, "per_page": str(_PAGE), "page": str(page)}
-            answer = await self.connection.request("GET", self._root + path, params=query, max_wait_s=self._max_wait_s)
-            found += as_objects(answer.json if key is None else as_object(answer.json).get(key))
+        while page is not None and read < _MAX_PAGES:
+            query = {**params, "per_page": str(_PAGE_SIZE), "page": str(page)}
+            response = await self.connection.request(
+                "GET", self._root + path, params=query, max_wait_s=self._max_wait_s
+            )
+            found += as_objects(response.json if key is None else as_object(response.json).get(key))
             read += 1
-            page = answer.next
-            if read == 1 and answer.last is not None and answer.last > _PAGES:
-                page = answer.last - _PAGES + 2
+            page = response.next
+            if read == 1 and response.last is not None and response.last > _MAX_PAGES:
+                page = response.last - _MAX_PAGES + 2
         return found
 
-    async def graphql(self, query: str, variables: Mapping[str, Any]) -> JsonObject:
-        return as_object((await self.connection.graphql(query, variables, max_wait_s=self._max_wait_s)).json)
+    async def query_graphql(self, query: str, variables: Mapping[str, Any]) -> JsonObject:
+        return as_object((await self.connection.query_graphql(query, variables, max_wait_s=self._max_wait_s)).json)
 
     @staticmethod
-    def _require_object(said: Any) -> JsonObject:
-        if not isinstance(said, dict):
+    def _require_object(value: Any) -> JsonObject:
+        if not isinstance(value, dict):
             raise ForgeUnreachableError("The forge did not respond like GitHub. Check that forge.apiUrl is correct.")
-        return said
+        return value
 
 
 async def list_open_pulls(requests: RepositoryRequests, head: str) -> list[JsonObject]:
     """Return the open pull requests of a branch of this repository. The server's filter is checked again."""
-    said = await requests.list_all("/pulls", state="open", head=f"{requests.owner}:{head}")
-    return [item for item in said if as_number(item.get("number")) is not None and _is_of_branch(item, requests, head)]
+    items = await requests.list_all("/pulls", state="open", head=f"{requests.owner}:{head}")
+    return [item for item in items if as_number(item.get("number")) is not None and _is_of_branch(item, requests, head)]
 
 
-def _is_of_branch(said: JsonObject, requests: RepositoryRequests, head: str) -> bool:
-    of = as_object(said.get("head"))
-    owner = as_text(as_object(of.get("user")).get("login"), 200) or as_text(of.get("label"), 500).partition(":")[0]
-    return of.get("ref") == head and owner.lower() in ("", requests.owner.lower())
+def _is_of_branch(pull: JsonObject, requests: RepositoryRequests, head: str) -> bool:
+    source = as_object(pull.get("head"))
+    owner = (
+        as_text(as_object(source.get("user")).get("login"), 200) or as_text(source.get("label"), 500).partition(":")[0]
+    )
+    return source.get("ref") == head and owner.lower() in ("", requests.owner.lower())
 
 
 def choose_pull(found: Sequence[JsonObject], base: str | None) -> JsonObject | None:
@@ -143,21 +152,21 @@ class PullRequestOpener:
     async def run(self) -> tuple[Pull, bool]:
         """Open or update. Idempotent: safe to retry after any failure. Returns True if it was created now."""
         found = choose_pull(await list_open_pulls(self._requests, self._draft.head), self._draft.base)
-        made = found is None
+        created = found is None
         if found is None:
-            found, made = await self._create()
+            found, created = await self._create()
         number = get_number(found)
-        if not made:
+        if not created:
             found = {**await self._update(found), "number": number}
         base = as_text(as_object(found.get("base")).get("ref"), 250)
         if base != self._draft.base:
             self._warn(f"Pull request {number} is against {base}, not {self._draft.base}. Its base was not changed.")
         labels = await self._add_labels(found)
         await self._add_assignees(found)
-        await self._add_reviewers(found, new=made)
+        await self._add_reviewers(found, new=created)
         return replace(
             parse_pull({**found, "labels": labels}, self._requests.web_url), warnings=tuple(self.warnings)
-        ), made
+        ), created
 
     async def _create(self) -> tuple[JsonObject, bool]:
         draft = self._draft
@@ -168,14 +177,14 @@ class PullRequestOpener:
             "body": draft.body or "",
             "draft": bool(draft.draft),
         }
-        for attempt in range(TRIES):
+        for attempt in range(MAX_ATTEMPTS):
             try:
                 return await self._requests.change("POST", "/pulls", body, repeat=False), True
             except ForgeInvalidError as error:
-                said = error.message.lower()
-                if "already exists" in said and (found := await self._find_existing()) is not None:
+                message = error.message.lower()
+                if "already exists" in message and (found := await self._find_existing()) is not None:
                     return found, False
-                if "draft" not in said or not body["draft"]:
+                if "draft" not in message or not body["draft"]:
                     raise self._explain(error) from None
                 body["draft"] = False
                 self._warn(
@@ -185,7 +194,7 @@ class PullRequestOpener:
                 # it may have arrived before the connection broke: check before creating it again
                 if (found := await self._find_existing()) is not None:
                     return found, True
-                if attempt == TRIES - 1:
+                if attempt == MAX_ATTEMPTS - 1:
                     raise
                 await self._clock.sleep(2.0**attempt)
         raise ForgeUnreachableError  # the last attempt has raised its error
@@ -194,23 +203,23 @@ class PullRequestOpener:
         return choose_pull(await list_open_pulls(self._requests, self._draft.head), self._draft.base)
 
     def _explain(self, error: ForgeInvalidError) -> ForgeInvalidError:
-        said = error.message.lower()
+        message = error.message.lower()
         for field, branch in (("head", self._draft.head), ("base", self._draft.base)):
-            if f"{field} invalid" in said or f"{field} missing" in said:
+            if f"{field} invalid" in message or f"{field} missing" in message:
                 return ForgeInvalidError(
                     f"{error.message} The branch {branch} does not exist in {self._requests.owner}/{self._requests.name}."
                 )
         return error
 
     async def _update(self, found: JsonObject) -> JsonObject:
-        wanted: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         if self._draft.title is not None and self._draft.title != found.get("title"):
-            wanted["title"] = self._draft.title
+            changes["title"] = self._draft.title
         if self._draft.body is not None and _normalize_lines(self._draft.body) != _normalize_lines(
             as_text(found.get("body"), 1 << 20)
         ):
-            wanted["body"] = self._draft.body
-        return await self._requests.change("PATCH", f"/pulls/{found['number']}", wanted) if wanted else found
+            changes["body"] = self._draft.body
+        return await self._requests.change("PATCH", f"/pulls/{found['number']}", changes) if changes else found
 
     async def _add_labels(self, found: JsonObject) -> list[JsonObject]:
         """Add missing labels. GitHub creates labels that the repository does not have."""
@@ -234,13 +243,13 @@ class PullRequestOpener:
         if not missing:
             return
         try:
-            said = await self._requests.send(
+            assigned_issue = await self._requests.send(
                 "POST", f"/issues/{found['number']}/assignees", {"assignees": missing}, repeat=True
             )
         except ForgeError as error:
             self._warn(f"Could not assign {', '.join(missing)}. {error.message}")
             return
-        assigned = {get_login(person).lower() for person in as_objects(as_object(said).get("assignees"))}
+        assigned = {get_login(person).lower() for person in as_objects(as_object(assigned_issue).get("assignees"))}
         refused = [name for name in missing if name.lower() not in assigned]
         if refused:  # GitHub silently leaves out unknown users
             self._warn(
@@ -249,20 +258,20 @@ class PullRequestOpener:
 
     async def _add_reviewers(self, found: JsonObject, *, new: bool) -> None:
         """Request reviews, from nobody twice. `organisation/team` requests a team."""
-        asked = {get_login(person).lower() for person in as_objects(found.get("requested_reviewers"))}
-        asked |= {as_text(team.get("slug"), 200).lower() for team in as_objects(found.get("requested_teams"))}
-        missing = [name for name in self._draft.reviewers if name.rpartition("/")[2].lower() not in asked]
+        requested = {get_login(person).lower() for person in as_objects(found.get("requested_reviewers"))}
+        requested |= {as_text(team.get("slug"), 200).lower() for team in as_objects(found.get("requested_teams"))}
+        missing = [name for name in self._draft.reviewers if name.rpartition("/")[2].lower() not in requested]
         if missing and not new:
             reviews = await self._requests.list_all(f"/pulls/{found['number']}/reviews")
-            done = {get_login(review.get("user")).lower() for review in reviews}
-            missing = [name for name in missing if name.lower() not in done]
-        if not missing or not await self._request_reviews(found, missing, tell=len(missing) == 1):
+            reviewers = {get_login(review.get("user")).lower() for review in reviews}
+            missing = [name for name in missing if name.lower() not in reviewers]
+        if not missing or not await self._request_reviews(found, missing, warn=len(missing) == 1):
             return
         for name in missing if len(missing) > 1 else ():  # one invalid reviewer makes GitHub reject all of them
-            await self._request_reviews(found, [name], tell=True)
+            await self._request_reviews(found, [name], warn=True)
 
-    async def _request_reviews(self, found: JsonObject, names: Sequence[str], *, tell: bool) -> bool:
-        """Request reviews. Returns True if GitHub rejects one of them."""
+    async def _request_reviews(self, found: JsonObject, names: Sequence[str], *, warn: bool) -> bool:
+        """Request reviews. Returns True if GitHub rejects one of them, which is added to the warnings if `warn`."""
         body = {
             "reviewers": [name for name in names if "/" not in name],
             "team_reviewers": [name.rpartition("/")[2] for name in names if "/" in name],
@@ -270,15 +279,15 @@ class PullRequestOpener:
         try:
             await self._requests.send("POST", f"/pulls/{found['number']}/requested_reviewers", body, repeat=True)
         except ForgeInvalidError as error:
-            if tell:
+            if warn:
                 self._warn(f"Could not request a review from {names[0]}. {error.message}")
             return True
         except ForgeError as error:
             self._warn(f"Could not request a review from {', '.join(names)}. {error.message}")
         return False
 
-    def _warn(self, sentence: str) -> None:
-        self.warnings.append(sentence)
+    def _warn(self, warning: str) -> None:
+        self.warnings.append(warning)
 
 
 def _normalize_lines(body: str) -> str:
@@ -295,19 +304,19 @@ class GitHubRepository:
         self._requests = RepositoryRequests(connection, slug, max_wait_s)
 
     async def get_permissions(self) -> Permissions:
-        repository = await self._requests.get("")
+        repository = await self._requests.get_object("")
         return parse_permissions(repository, await self._connection.tokens.get_permissions())
 
-    def require_write(self, allowed: Permissions) -> None:
+    def require_write(self, permissions: Permissions) -> None:
         """Raise ForgeForbiddenError, which says what is missing for a push and a pull request."""
-        if allowed.archived:
+        if permissions.archived:
             raise ForgeForbiddenError(f"The repository {self.slug} is archived and read-only.")
-        if not allowed.push:
+        if not permissions.push:
             raise ForgeForbiddenError(
                 f"The credential can read {self.slug} but not push to it. It needs 'Contents: read and write', from an account "
                 "with write access to the repository."
             )
-        if not allowed.pull_requests:
+        if not permissions.pull_requests:
             raise ForgeForbiddenError(
                 f"The credential cannot open pull requests in {self.slug}. It needs 'Pull requests: read and write'."
             )
@@ -320,19 +329,19 @@ class GitHubRepository:
         """Return the open pull request of `draft.head`, created if there is none (True), otherwise updated with the fields of `draft`.
 
         Idempotent: there is never a second one. Additional changes that failed (a label, a reviewer, a draft) are in its `warnings`. Without
-        review, checks and remarks: use `pull` for those.
+        review, checks and remarks: use `get_pull` for those.
         """
         self.require_write(await self.get_permissions())
-        found, made = await PullRequestOpener(self._requests, draft, self._clock).run()
-        if found.number is None or draft.draft is None or made or draft.draft == found.draft:
-            return found, made
+        found, created = await PullRequestOpener(self._requests, draft, self._clock).run()
+        if found.number is None or draft.draft is None or created or draft.draft == found.draft:
+            return found, created
         try:
             await self.set_draft(found.number, draft.draft)
         except ForgeError as error:
-            wish = "a draft" if draft.draft else "ready for review"
-            warning = f"The pull request could not be marked as {wish}. {error.message}"
-            return replace(found, warnings=(*found.warnings, warning)), made
-        return replace(found, draft=draft.draft), made
+            state = "a draft" if draft.draft else "ready for review"
+            warning = f"The pull request could not be marked as {state}. {error.message}"
+            return replace(found, warnings=(*found.warnings, warning)), created
+        return replace(found, draft=draft.draft), created
 
     async def find(self, head: str, base: str | None = None) -> Pull | None:
         """Return the branch's open pull request, preferably against `base`, without review, checks and remarks."""
@@ -341,8 +350,7 @@ class GitHubRepository:
 
     async def get_pull(self, number: int) -> Pull:
         """Return a pull request with its review, checks, and all remarks in order."""
-        said = await self._requests.get(f"/pulls/{number}")
-        found = parse_pull(said, self._requests.web_url)
+        found = parse_pull(await self._requests.get_object(f"/pulls/{number}"), self._requests.web_url)
         reviews = await self._requests.list_all(f"/pulls/{number}/reviews")
         remarks = [
             *parse_review_remarks(reviews),
@@ -359,32 +367,34 @@ class GitHubRepository:
             warnings=tuple(warnings),
         )
 
-    async def check_authors(self, pull: Pull, told: Collection[str]) -> Pull:
-        """Return `pull` with `may_write` set for each remark that is not in `told` (`kind:id`).
+    async def check_authors(self, pull: Pull, known: Collection[str]) -> Pull:
+        """Return `pull` with `may_write` set for each remark that is not in `known` (`kind:id`).
 
-        Authors associated with the repository are checked first; beyond AUTHORS, the others count as having no access.
+        Authors associated with the repository are checked first; beyond MAX_AUTHORS, the others count as having no access.
         """
-        new = [one for one in pull.remarks if one.kind != "check" and f"{one.kind}:{one.id}" not in told]
-        new.sort(key=lambda one: one.association not in _INSIDE)
-        authors = list(dict.fromkeys(one.author for one in new))[:AUTHORS]
-        writers = {author for author in authors if await self.may_write(author)}
-        asked = {(one.kind, one.id) for one in new}
+        new = [
+            remark for remark in pull.remarks if remark.kind != "check" and f"{remark.kind}:{remark.id}" not in known
+        ]
+        new.sort(key=lambda remark: remark.association not in _ASSOCIATED)
+        authors = list(dict.fromkeys(remark.author for remark in new))[:MAX_AUTHORS]
+        writers = {author for author in authors if await self.can_write(author)}
+        new_keys = {(remark.kind, remark.id) for remark in new}
         remarks = (
-            replace(one, may_write=one.author in writers) if (one.kind, one.id) in asked else one
-            for one in pull.remarks
+            replace(remark, may_write=remark.author in writers) if (remark.kind, remark.id) in new_keys else remark
+            for remark in pull.remarks
         )
         return replace(pull, remarks=tuple(remarks))
 
-    async def may_write(self, login: str) -> bool:
+    async def can_write(self, login: str) -> bool:
         """Return whether this account may write to the repository, as the forge reports now.
 
         Bots have no access by default, because an App is not a collaborator. False if the project's credential may not ask.
         """
         try:
-            said = await self._requests.get(f"/collaborators/{quote(login, safe='')}/permission")
+            access = await self._requests.get_object(f"/collaborators/{quote(login, safe='')}/permission")
         except (ForgeNotFoundError, ForgeForbiddenError, ForgeInvalidError, ForgeRefusedError):
             return False
-        return said.get("permission") in ("admin", "maintain", "write")
+        return access.get("permission") in ("admin", "maintain", "write")
 
     async def list_issues(self, label: str) -> list[JsonObject]:
         """Return the open issues with this label as reported by GitHub, including pull requests."""
@@ -404,20 +414,20 @@ class GitHubRepository:
         Raises ForgeRefusedError with GitHub's reason, also if its branch is no longer at `head_commit`.
         """
         body = {"merge_method": method.value, "sha": head_commit, "commit_title": title, "commit_message": message}
-        given = {name: value for name, value in body.items() if value is not None}
-        for attempt in range(TRIES):
+        fields = {name: value for name, value in body.items() if value is not None}
+        for attempt in range(MAX_ATTEMPTS):
             try:
-                said = await self._requests.change("PUT", f"/pulls/{number}/merge", given, repeat=False)
-                return as_text(said.get("sha"), 64)
+                merged = await self._requests.change("PUT", f"/pulls/{number}/merge", fields, repeat=False)
+                return as_text(merged.get("sha"), 64)
             except (ForgeUnreachableError, ForgeRefusedError) as error:
                 # the connection may have broken after the merge, and "not mergeable" is also reported for a merged one
-                now = await self._requests.get(f"/pulls/{number}")
+                now = await self._requests.get_object(f"/pulls/{number}")
                 if parse_pull(now, self._requests.web_url).state is PullState.MERGED:
                     return as_text(now.get("merge_commit_sha"), 64)
-                passing = (
+                is_transient = (
                     isinstance(error, ForgeUnreachableError) or "base branch was modified" in error.message.lower()
                 )
-                if not passing or attempt == TRIES - 1:
+                if not is_transient or attempt == MAX_ATTEMPTS - 1:
                     raise
             await self._clock.sleep(2.0**attempt)
         raise ForgeUnreachableError  # the last attempt has raised its error
@@ -430,31 +440,33 @@ class GitHubRepository:
 
         Raises ForgeUnsupportedError if a server does not have it.
         """
-        said = await self._requests.get(f"/pulls/{number}")
-        if (said.get("draft") is True) == draft:
+        pull = await self._requests.get_object(f"/pulls/{number}")
+        if (pull.get("draft") is True) == draft:
             return
         try:
-            answer = await self._requests.graphql(_DRAFT if draft else _READY, {"id": said.get("node_id")})
+            response = await self._requests.query_graphql(
+                _CONVERT_TO_DRAFT if draft else _MARK_READY, {"id": pull.get("node_id")}
+            )
         except (ForgeNotFoundError, ForgeRefusedError):
             raise ForgeUnsupportedError(
                 "This server has no GraphQL API, which is needed to change the draft state of a pull request. Change it on "
                 "the pull request's page."
             ) from None
-        kind, words = extract_graphql_error(answer)
+        kind, message = extract_graphql_error(response)
         if kind in ("RATE_LIMIT", "RATE_LIMITED"):
-            raise ForgeRateLimitedError(f"GitHub is rate-limiting GraphQL requests: {words}.")
+            raise ForgeRateLimitedError(f"GitHub is rate-limiting GraphQL requests: {message}.")
         if kind in ("FORBIDDEN", "INSUFFICIENT_SCOPES"):
             raise ForgeForbiddenError(
-                f"The credential may not change the draft state of a pull request: {words}. It needs 'Pull requests: read and "
+                f"The credential may not change the draft state of a pull request: {message}. It needs 'Pull requests: read and "
                 "write' and 'Contents: read and write'."
             )
         if kind:
-            raise ForgeRefusedError(f"GitHub rejected the request: {words}.")
+            raise ForgeRefusedError(f"GitHub rejected the request: {message}.")
 
     async def close(self, number: int) -> None:
         """Close a pull request without merging. Idempotent; a merged one is left alone."""
-        said = await self._requests.get(f"/pulls/{number}")
-        if parse_pull(said, self._requests.web_url).state is PullState.OPEN:
+        pull = await self._requests.get_object(f"/pulls/{number}")
+        if parse_pull(pull, self._requests.web_url).state is PullState.OPEN:
             await self._requests.change("PATCH", f"/pulls/{number}", {"state": "closed"})
 
     async def _list_checks(self, commit: str) -> tuple[list[CheckRun], list[Remark], list[str]]:

@@ -23,17 +23,17 @@ from sandyard.platform.domain.forge.errors import ForgeForbiddenError, ForgeUnre
 from sandyard.platform.domain.forge.github_errors import extract_message, translate_error
 from sandyard.platform.domain.forge.rate_limit import CORE, RateLimit, parse_retry_after
 
-_OVERHEAD = 1000  # of an entry: its key, ETag and Python objects
+_ENTRY_OVERHEAD_BYTES = 1000  # key, ETag and Python objects of a cached response
 log = get_logger(__name__)
-TRIES = 3
-_GITHUBS = "x-github-request-id"
+MAX_ATTEMPTS = 3
+_GITHUB_HEADER = "x-github-request-id"
 """Present in every response of GitHub. Messages of other servers are not shown, because they are not meant for the project's owner."""
-_LINK_LIMIT = 4096
-_ANSWER_LIMIT, _ANSWER_VALUES = 16 << 20, 200_000
+_MAX_LINK_LENGTH = 4096
+_MAX_RESPONSE_BYTES, _MAX_RESPONSE_VALUES = 16 << 20, 200_000
 """A page of a hundred pull requests, the largest response, has a fifth of these values."""
 _TIMEOUT = httpx.Timeout(30, connect=10)
-_REPEATABLE = ("GET", "PUT", "PATCH", "DELETE")
-_CONCURRENT_REQUESTS = 100
+_IDEMPOTENT_METHODS = ("GET", "PUT", "PATCH", "DELETE")
+_MAX_CONCURRENT_REQUESTS = 100
 """Maximum number of requests at once that GitHub allows."""
 
 
@@ -50,27 +50,27 @@ class ResponseCache:
     def __init__(self, limit: int = 32 << 20) -> None:
         self._limit = limit
         self._size = 0
-        self._answers: OrderedDict[tuple[str, str], CachedResponse] = OrderedDict()
+        self._responses: OrderedDict[tuple[str, str], CachedResponse] = OrderedDict()
 
     def get(self, credential: str, url: str) -> CachedResponse | None:
-        kept = self._answers.get((credential, url))
-        if kept is not None:
-            self._answers.move_to_end((credential, url))
-        return kept
+        cached = self._responses.get((credential, url))
+        if cached is not None:
+            self._responses.move_to_end((credential, url))
+        return cached
 
-    def put(self, credential: str, url: str, kept: CachedResponse) -> None:
+    def put(self, credential: str, url: str, cached: CachedResponse) -> None:
         """Store a response, unless it takes more than an eighth of the space."""
-        self._drop((credential, url))
-        if len(kept.content) > self._limit // 8:
+        self._remove((credential, url))
+        if len(cached.content) > self._limit // 8:
             return
-        self._answers[credential, url] = kept
-        self._size += len(kept.content) + _OVERHEAD
+        self._responses[credential, url] = cached
+        self._size += len(cached.content) + _ENTRY_OVERHEAD_BYTES
         while self._size > self._limit:
-            self._drop(next(iter(self._answers)))
+            self._remove(next(iter(self._responses)))
 
-    def _drop(self, key: tuple[str, str]) -> None:
-        if (kept := self._answers.pop(key, None)) is not None:
-            self._size -= len(kept.content) + _OVERHEAD
+    def _remove(self, key: tuple[str, str]) -> None:
+        if (cached := self._responses.pop(key, None)) is not None:
+            self._size -= len(cached.content) + _ENTRY_OVERHEAD_BYTES
 
 
 class TokenSource(Protocol):
@@ -79,7 +79,7 @@ class TokenSource(Protocol):
     async def get_token(self) -> Secret | None: ...
 
     def discard(self, token: Secret) -> bool:
-        """Report that the forge rejected this token. Returns True if `token` will return another one."""
+        """Report that the forge rejected this token. Returns True if `get_token` will return another one."""
         ...
 
     async def get_permissions(self) -> Mapping[str, str] | None:
@@ -98,7 +98,7 @@ class ApiResponse:
 class GitHubConnection:
     """A connection. Its methods raise only ForgeError and its subclasses. Safe for concurrent use; `close` it at the end."""
 
-    def __init__(  # noqa: PLR0917 - the parts it stands on
+    def __init__(  # noqa: PLR0917 - its dependencies
         self,
         api_url: str,
         tokens: TokenSource,
@@ -117,7 +117,7 @@ class GitHubConnection:
         self.web_url = _derive_web_url(httpx.URL(api_url))
         self.rate_limit = RateLimit(self.host, clock)
         self.token_expires: str | None = None
-        self.busy = 0
+        self.active_requests = 0
         self._closed = False
 
     @property
@@ -138,17 +138,19 @@ class GitHubConnection:
 
         If `repeat`, also retries after a connection or server error. `repeat` None means every method except POST.
         """
-        self.busy += 1
+        self.active_requests += 1
         try:
             url = str(httpx.URL(path, params=params)) if params else path
-            repeat = method in _REPEATABLE if repeat is None else repeat
-            return await self._request(method, url, body, patience=self._clock.now() + max_wait_s, repeat=repeat)
+            repeat = method in _IDEMPOTENT_METHODS if repeat is None else repeat
+            return await self._send_with_retries(
+                method, url, body, wait_until=self._clock.now() + max_wait_s, repeat=repeat
+            )
         finally:
-            self.busy -= 1
-            if self._closed and not self.busy:
+            self.active_requests -= 1
+            if self._closed and not self.active_requests:
                 await self._client.close()
 
-    async def graphql(self, query: str, variables: Mapping[str, Any], *, max_wait_s: float) -> ApiResponse:
+    async def query_graphql(self, query: str, variables: Mapping[str, Any], *, max_wait_s: float) -> ApiResponse:
         """Send a GraphQL request, for what the REST API does not support. A GHES has it next to /api/v3."""
         base = self._client.base_url
         path = re.sub(r"/api/v3/?$", "/api/", base.path) + "graphql"
@@ -158,29 +160,29 @@ class GitHubConnection:
     async def close(self) -> None:
         """Close the connection. Idempotent. It can still be used, but keeps nothing open between requests."""
         self._closed = True
-        if not self.busy:
+        if not self.active_requests:
             await self._client.close()
 
-    async def _request(
-        self, method: str, url: str, body: Mapping[str, Any] | None, *, patience: float, repeat: bool
+    async def _send_with_retries(
+        self, method: str, url: str, body: Mapping[str, Any] | None, *, wait_until: float, repeat: bool
     ) -> ApiResponse:
         resource = "graphql" if url.endswith("/graphql") else CORE
-        faults, rounds, renewed = 0, 0, False
+        failures, rate_limits, renewed = 0, 0, False
         while True:
-            await self.rate_limit.wait(resource, patience)
+            await self.rate_limit.wait(resource, wait_until)
             token = await self._tokens.get_token()
-            kept = self._cache.get(self._key, url) if method == "GET" else None
+            cached = self._cache.get(self._key, url) if method == "GET" else None
             try:
-                response = await self._send(method, url, body, token, kept)
+                response = await self._send(method, url, body, token, cached)
             except ForgeUnreachableError:
-                faults += 1
-                if not repeat or faults >= TRIES:
+                failures += 1
+                if not repeat or failures >= MAX_ATTEMPTS:
                     raise
-                await self._clock.sleep(2.0 ** (faults - 1))
+                await self._clock.sleep(2.0 ** (failures - 1))
                 continue
-            self._note(response)
-            if response.status_code == 304 and kept is not None:
-                return await asyncio.to_thread(_parse_response, kept)
+            self._record_headers(response)
+            if response.status_code == 304 and cached is not None:
+                return await asyncio.to_thread(_parse_response, cached)
             if response.is_success:
                 found = CachedResponse(
                     response.headers.get("etag", ""), response.content, response.headers.get("link", "")
@@ -188,30 +190,34 @@ class GitHubConnection:
                 if method == "GET" and found.etag:
                     self._cache.put(self._key, url, found)
                 return await asyncio.to_thread(_parse_response, found)
-            said = extract_message(response.content, token) if _GITHUBS in response.headers else ""
-            if self.rate_limit.is_limited(response.status_code, response.headers, said, rounds):
-                rounds += 1
+            message = extract_message(response.content, token) if _GITHUB_HEADER in response.headers else ""
+            if self.rate_limit.is_limited(response.status_code, response.headers, message, rate_limits):
+                rate_limits += 1
                 continue
             if response.status_code == 401 and token and not renewed and self._tokens.discard(token):
                 renewed = True
                 continue
-            error = translate_error(response.status_code, response.headers, said)
+            error = translate_error(response.status_code, response.headers, message)
             if not isinstance(error, ForgeUnreachableError):
                 raise error
-            faults += 1
-            wait = parse_retry_after(response.headers, self._clock.now()) or 2.0 ** (faults - 1)
-            if not repeat or faults >= TRIES or self._clock.now() + wait > max(patience, self._clock.now() + 4):
+            failures += 1
+            wait = parse_retry_after(response.headers, self._clock.now()) or 2.0 ** (failures - 1)
+            if (
+                not repeat
+                or failures >= MAX_ATTEMPTS
+                or self._clock.now() + wait > max(wait_until, self._clock.now() + 4)
+            ):
                 raise error
             await self._clock.sleep(wait)
 
     async def _send(
-        self, method: str, url: str, body: Mapping[str, Any] | None, token: Secret | None, kept: CachedResponse | None
+        self, method: str, url: str, body: Mapping[str, Any] | None, token: Secret | None, cached: CachedResponse | None
     ) -> httpx.Response:
         headers = {"Accept-Encoding": "identity", "X-GitHub-Api-Version": "2022-11-28"}
         if token:
             headers["Authorization"] = f"Bearer {token.reveal()}"
-        if kept is not None:
-            headers["If-None-Match"] = kept.etag
+        if cached is not None:
+            headers["If-None-Match"] = cached.etag
         try:
             return await self._client.send(method, url, body, headers)
         except httpx.TimeoutException:
@@ -219,9 +225,9 @@ class GitHubConnection:
         except PrivateAddressError as error:
             raise ForgeForbiddenError(error.message) from None
         except Exception as error:  # of the transport, the TLS library or the parser
-            raise self._unreachable(error) from None
+            raise self._make_unreachable_error(error) from None
 
-    def _unreachable(self, cause: BaseException) -> ForgeUnreachableError:
+    def _make_unreachable_error(self, cause: BaseException) -> ForgeUnreachableError:
         if isinstance(cause, ForgeUnreachableError):
             return cause
         log.info("forge_unreachable", forge=self.host, cause=type(cause).__name__)
@@ -229,7 +235,7 @@ class GitHubConnection:
             f"{self.host} could not be reached, or the connection broke ({type(cause).__name__}). Nothing was lost; try again."
         )
 
-    def _note(self, response: httpx.Response) -> None:
+    def _record_headers(self, response: httpx.Response) -> None:
         self.rate_limit.update(response.headers)
         self.token_expires = response.headers.get("github-authentication-token-expiration", self.token_expires)
 
@@ -242,23 +248,23 @@ class _Client:
         path = url.raw_path if url.raw_path.endswith(b"/") else url.raw_path + b"/"
         self.base_url = url.copy_with(raw_path=path)
         self._transport = None if destinations is None else GuardedTransport(destinations)
-        self._slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
-        self._opened: httpx.AsyncClient | None = None
+        self._slots = asyncio.Semaphore(_MAX_CONCURRENT_REQUESTS)
+        self._client: httpx.AsyncClient | None = None
 
     async def send(
         self, method: str, url: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
     ) -> httpx.Response:
         """Send a request and return the response, whatever its status."""
-        self._opened = client = self._opened or self._open()
+        self._client = client = self._client or self._create_client()
         async with self._slots:
             return await client.request(method, url, json=body, headers=headers)
 
     async def close(self) -> None:
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            await opened.aclose()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
 
-    def _open(self) -> httpx.AsyncClient:
+    def _create_client(self) -> httpx.AsyncClient:
         client = httpx.AsyncClient(
             base_url=self.base_url,
             headers={
@@ -291,7 +297,7 @@ class _LimitedStream(httpx.AsyncByteStream):
         async for chunk in self._stream:
             await take_turn("forge")
             size += len(chunk)
-            if size > _ANSWER_LIMIT:
+            if size > _MAX_RESPONSE_BYTES:
                 raise ForgeUnreachableError("The forge's response is too large to be one of GitHub's.")
             yield chunk
 
@@ -305,24 +311,28 @@ def _derive_web_url(api: httpx.URL) -> str:
     return str(api.copy_with(host=host, raw_path=b"/")).rstrip("/")
 
 
-def _parse_response(kept: CachedResponse) -> ApiResponse:
+def _parse_response(cached: CachedResponse) -> ApiResponse:
     try:
-        body = bounded_json.parse(kept.content, largest=_ANSWER_LIMIT, values=_ANSWER_VALUES) if kept.content else None
+        body = (
+            bounded_json.parse(cached.content, largest=_MAX_RESPONSE_BYTES, values=_MAX_RESPONSE_VALUES)
+            if cached.content
+            else None
+        )
     except ValueError:
         raise ForgeUnreachableError(
             "The forge did not respond like GitHub. Check that the project's forge.apiUrl is the URL of a GitHub API."
         ) from None
-    pages = _parse_linked_pages(kept.link)
+    pages = _parse_linked_pages(cached.link)
     return ApiResponse(body, pages.get("next"), pages.get("last"))
 
 
 def _parse_linked_pages(link: str) -> dict[str, int]:
     """Return the page numbers of a Link header by relation. Runs in linear time, because the header may be hostile."""
     pages: dict[str, int] = {}
-    for part in link[:_LINK_LIMIT].split(","):
+    for part in link[:_MAX_LINK_LENGTH].split(","):
         url, _, parameters = part.strip().partition(">;")
         query = url.partition("?")[2]
-        page = next((one.removeprefix("page=") for one in query.split("&") if one.startswith("page=")), "")
+        page = next((item.removeprefix("page=") for item in query.split("&") if item.startswith("page=")), "")
         name, _, relation = parameters.strip().partition("=")
         if name == "rel" and page.isascii() and page.isdigit() and len(page) <= 6:
             pages[relation.partition(";")[0].strip().strip('"')] = int(page)

@@ -18,24 +18,26 @@ from sandyard.platform.domain.forge.errors import (
     ForgeUnreachableError,
 )
 
-_WORDS = 600
-_LARGEST, _VALUES = 1 << 20, 10_000
-_NEEDED = "'Contents: read and write' and 'Pull requests: read and write'"
+_MAX_MESSAGE_LENGTH = 600
+_MAX_BYTES, _MAX_VALUES = 1 << 20, 10_000
+_DEFAULT_PERMISSIONS = "'Contents: read and write' and 'Pull requests: read and write'"
 
 
 def extract_message(content: bytes, token: Secret | None = None) -> str:
-    """Return GitHub's message on one line, without the token; empty if there is none. Anything
-    but JSON comes from another server and is not shown."""
+    """Return GitHub's message on one line, without the token; empty if there is none.
+
+    Anything but JSON comes from another server and is not shown.
+    """
     try:
-        said = bounded_json.parse(content, largest=_LARGEST, values=_VALUES)
+        body = bounded_json.parse(content, largest=_MAX_BYTES, values=_MAX_VALUES)
     except ValueError:
         return ""
-    if not isinstance(said, dict):
+    if not isinstance(body, dict):
         return ""
-    found = [_clean_text(said.get("message"), token), *_extract_details(said.get("errors"), token)]
+    found = [_clean_text(body.get("message"), token), *_extract_details(body.get("errors"), token)]
     if found[0].lower() in ("validation failed", "") and len(found) > 1:
         found = found[1:]
-    return "; ".join(dict.fromkeys(part for part in found if part))[:_WORDS]
+    return "; ".join(dict.fromkeys(part for part in found if part))[:_MAX_MESSAGE_LENGTH]
 
 
 def _extract_details(errors: Any, token: Secret | None) -> list[str]:
@@ -59,20 +61,20 @@ def _clean_text(value: Any, token: Secret | None) -> str:
         return ""
     # before the text is cut, because that could leave a part of the token
     text = value.replace(token.reveal(), "***") if token else value
-    return " ".join(text.split()).rstrip(".")[:_WORDS]
+    return " ".join(text.split()).rstrip(".")[:_MAX_MESSAGE_LENGTH]
 
 
-def translate_error(status: int, headers: Mapping[str, str], said: str) -> ForgeError:
-    """Return the error for a response of this status that is not a rate limit. `said` is its message."""
-    quoted = f' GitHub says: "{said}".' if said else ""
-    reason = said or "no reason given"
+def translate_error(status: int, headers: Mapping[str, str], message: str) -> ForgeError:
+    """Return the error for a response of this status that is not a rate limit. `message` is the one in its body."""
+    quoted = f' GitHub says: "{message}".' if message else ""
+    reason = message or "no reason given"
     match status:
         case 401:
             error: ForgeError = ForgeUnauthorizedError(
                 "GitHub rejected the credential: it is expired, revoked or mistyped. Enter a new one." + quoted
             )
         case 403:
-            error = ForgeForbiddenError(_explain_forbidden(headers, said) + quoted)
+            error = ForgeForbiddenError(_explain_forbidden(headers, message) + quoted)
         case 404:
             error = ForgeNotFoundError(
                 "GitHub has no such repository or pull request, or the credential may not see it. Check the repository's URL "
@@ -89,25 +91,25 @@ def translate_error(status: int, headers: Mapping[str, str], said: str) -> Forge
     return error
 
 
-def _explain_forbidden(headers: Mapping[str, str], said: str) -> str:
+def _explain_forbidden(headers: Mapping[str, str], message: str) -> str:
     if "x-github-sso" in headers:
         return (
             "The organization requires single sign-on, and the project's token is not authorized for it. Open the token in "
             "GitHub's settings, choose 'Configure SSO' and authorize it for the organization."
         )
-    if "archived" in said.lower():
+    if "archived" in message.lower():
         return "The repository is archived and read-only."
-    needed = _name_permissions(headers.get("x-accepted-github-permissions", "")) or _NEEDED
+    needed = _format_permissions(headers.get("x-accepted-github-permissions", "")) or _DEFAULT_PERMISSIONS
     return f"The credential does not have permission for this. It needs {needed} on this repository."
 
 
-def _name_permissions(header: str) -> str:
+def _format_permissions(header: str) -> str:
     """Return the permissions of a header like `pull_requests=write,contents=read; issues=write` as named in GitHub's settings.
 
     Alternatives follow a semicolon.
     """
     choices = []
-    for choice in header[:_WORDS].split(";")[:3]:
+    for choice in header[:_MAX_MESSAGE_LENGTH].split(";")[:3]:
         pairs = re.findall(r"([a-z_]+)=([a-z]+)", choice)
         named = [f"'{name.replace('_', ' ').capitalize()}: {level}'" for name, level in pairs]
         if named:
@@ -115,10 +117,10 @@ def _name_permissions(header: str) -> str:
     return ", or ".join(choices)
 
 
-def extract_graphql_error(said: Mapping[str, Any]) -> tuple[str, str]:
+def extract_graphql_error(response: Mapping[str, Any]) -> tuple[str, str]:
     """Return type and message of the errors in a GraphQL response, which is a 200 even if it failed; empty if there are none."""
-    errors = said.get("errors")
+    errors = response.get("errors")
     if not isinstance(errors, list) or not errors:
         return "", ""
     first = errors[0] if isinstance(errors[0], dict) else {}
-    return str(first.get("type") or "UNKNOWN")[:60], "; ".join(_extract_details(errors, None))[:_WORDS]
+    return str(first.get("type") or "UNKNOWN")[:60], "; ".join(_extract_details(errors, None))[:_MAX_MESSAGE_LENGTH]

@@ -21,12 +21,12 @@ from sandyard.platform.domain.forge.model import (
 
 JsonObject = dict[str, Any]
 
-_TEXT = 20_000
-_LABELS = 100
-_LARGEST = (1 << 31) - 1
+_MAX_TEXT = 20_000
+_MAX_LABELS = 100
+_MAX_NUMBER = (1 << 31) - 1
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
-_ADDRESS = re.compile(r"https?://[!-~]+", re.IGNORECASE)
+_WEB_URL = re.compile(r"https?://[!-~]+", re.IGNORECASE)
 _PASSED = ("success", "neutral", "skipped", "stale")
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -39,19 +39,19 @@ def as_objects(value: Any) -> list[JsonObject]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def as_text(value: Any, limit: int = _TEXT) -> str:
+def as_text(value: Any, limit: int = _MAX_TEXT) -> str:
     """Return the text without characters that a database rejects: NUL and lone surrogates."""
     return _UNSTORABLE.sub("", value[:limit]) if isinstance(value, str) else ""
 
 
 def as_number(value: Any) -> int | None:
     """Return a positive number within limits, or None."""
-    return value if type(value) is int and 0 < value <= _LARGEST else None
+    return value if type(value) is int and 0 < value <= _MAX_NUMBER else None
 
 
-def get_number(said: JsonObject) -> int:
+def get_number(pull: JsonObject) -> int:
     """Return the number of a pull request. Raises ForgeUnreachableError for another response."""
-    number = as_number(said.get("number"))
+    number = as_number(pull.get("number"))
     if number is None:
         raise ForgeUnreachableError(
             "The forge's response is not a pull request. Check that the project's forge.apiUrl is correct."
@@ -60,19 +60,19 @@ def get_number(said: JsonObject) -> int:
 
 
 def as_url(value: Any) -> str | None:
-    """Return the URL of a web page, or None. Those of checks may be anywhere."""
+    """Return the URL of a web page, or None. Pages of checks may be on any host."""
     found = as_text(value, 2000)
-    return found if _ADDRESS.fullmatch(found) else None
+    return found if _WEB_URL.fullmatch(found) else None
 
 
-def _choose_page(value: Any, web_url: str, number: int) -> str:
+def _choose_page_url(value: Any, web_url: str, number: int) -> str:
     """Return the page of a pull request: the forge's URL if it is on the forge's host, otherwise the expected one."""
-    said = as_url(value)
+    url = as_url(value)
     try:
-        here = said is not None and urlsplit(said).netloc.lower() == urlsplit(web_url).netloc.lower()
+        on_forge = url is not None and urlsplit(url).netloc.lower() == urlsplit(web_url).netloc.lower()
     except ValueError:
-        here = False
-    return said if said is not None and here else f"{web_url}/pull/{number}"
+        on_forge = False
+    return url if url is not None and on_forge else f"{web_url}/pull/{number}"
 
 
 def _parse_id(value: Any) -> str:
@@ -89,8 +89,8 @@ def parse_time(value: Any) -> datetime | None:
         return None
 
 
-def get_login(of: Any) -> str:
-    return as_text(as_object(of).get("login"), 200) or "ghost"  # GitHub's name for deleted accounts
+def get_login(user: Any) -> str:
+    return as_text(as_object(user).get("login"), 200) or "ghost"  # GitHub's name for deleted accounts
 
 
 def parse_permissions(repository: JsonObject, granted: Mapping[str, str] | None) -> Permissions:
@@ -104,38 +104,43 @@ def parse_permissions(repository: JsonObject, granted: Mapping[str, str] | None)
     )
 
 
-def parse_pull(said: JsonObject, web_url: str) -> Pull:
-    """Parse a pull request, without reviews, checks and remarks, which are other responses.
+def parse_pull(fields: JsonObject, web_url: str) -> Pull:
+    """Parse a pull request. Its reviews, checks and remarks are not included, because GitHub returns them in other responses.
 
     `web_url`: the repository's page. Raises ForgeUnreachableError for another response.
     """
-    number, commit = get_number(said), as_text(as_object(said.get("head")).get("sha"), 64)
-    merged_at, head = parse_time(said.get("merged_at")), as_object(said.get("head"))
-    merged = merged_at is not None or said.get("merged") is True
-    closed = merged or said.get("state") == "closed"
-    mergeable = said.get("mergeable")
+    number, commit = get_number(fields), as_text(as_object(fields.get("head")).get("sha"), 64)
+    merged_at, head = parse_time(fields.get("merged_at")), as_object(fields.get("head"))
+    merged = merged_at is not None or fields.get("merged") is True
+    closed = merged or fields.get("state") == "closed"
+    mergeable = fields.get("mergeable")
     return Pull(
         number=number,
-        url=_choose_page(said.get("html_url"), web_url, number),
-        title=as_text(said.get("title"), 300),
+        url=_choose_page_url(fields.get("html_url"), web_url, number),
+        title=as_text(fields.get("title"), 300),
         state=PullState.MERGED if merged else PullState.CLOSED if closed else PullState.OPEN,
-        draft=said.get("draft") is True,
+        draft=fields.get("draft") is True,
         head=as_text(head.get("ref"), 250),
-        base=as_text(as_object(said.get("base")).get("ref"), 250),
+        base=as_text(as_object(fields.get("base")).get("ref"), 250),
         head_commit=commit if _COMMIT.fullmatch(commit) else None,
         mergeable=mergeable if isinstance(mergeable, bool) else None,
         labels=tuple(
-            name for label in as_objects(said.get("labels"))[:_LABELS] if (name := as_text(label.get("name"), 100))
+            name
+            for label in as_objects(fields.get("labels"))[:_MAX_LABELS]
+            if (name := as_text(label.get("name"), 100))
         ),
         merged_at=merged_at,
-        closed_at=parse_time(said.get("closed_at")),
-        updated_at=parse_time(said.get("updated_at")),
-        body=as_text(said.get("body"), 1 << 20),
+        closed_at=parse_time(fields.get("closed_at")),
+        updated_at=parse_time(fields.get("updated_at")),
+        body=as_text(fields.get("body"), 1 << 20),
     )
 
 
 def summarize_reviews(reviews: Sequence[JsonObject]) -> Review:
-    """Return the overall review: the last verdict of each reviewer counts, and requested changes outweigh approvals. Oldest first."""
+    """Return the overall review. `reviews` are oldest first.
+
+    The last verdict of each reviewer counts, and requested changes outweigh approvals.
+    """
     last: dict[str, str] = {}
     commented = False
     for review in reviews:
@@ -153,10 +158,10 @@ def summarize_reviews(reviews: Sequence[JsonObject]) -> Review:
 # checks -------------------------------------------------------------------------------------------------------------------
 
 
-def parse_check_runs(said: Iterable[JsonObject]) -> list[tuple[CheckRun, Remark | None]]:
+def parse_check_runs(runs: Iterable[JsonObject]) -> list[tuple[CheckRun, Remark | None]]:
     """Return check runs, each with a remark if it failed."""
     found = []
-    for run in said:
+    for run in runs:
         output = as_object(run.get("output"))
         summary = "\n\n".join(
             part for name in ("title", "summary", "text") if (part := as_text(output.get(name)).strip())
@@ -165,13 +170,13 @@ def parse_check_runs(said: Iterable[JsonObject]) -> list[tuple[CheckRun, Remark 
     return found
 
 
-def parse_workflow_runs(said: Iterable[JsonObject], slug: str) -> list[tuple[CheckRun, Remark | None]]:
+def parse_workflow_runs(runs: Iterable[JsonObject], slug: str) -> list[tuple[CheckRun, Remark | None]]:
     """Return runs of GitHub Actions. A rerun keeps its id.
 
     Runs of forks are left out: anyone can open a pull request with the same commit, and its title would be the run's.
     """
     found = []
-    for run in said:
+    for run in runs:
         if as_text(as_object(run.get("head_repository")).get("full_name"), 300).lower() != slug.lower():
             continue
         summary = as_text(run.get("display_title"), 300)
@@ -186,16 +191,16 @@ def parse_workflow_runs(said: Iterable[JsonObject], slug: str) -> list[tuple[Che
     return found
 
 
-def parse_statuses(said: Iterable[JsonObject]) -> list[tuple[CheckRun, Remark | None]]:
+def parse_statuses(statuses: Iterable[JsonObject]) -> list[tuple[CheckRun, Remark | None]]:
     """Return commit statuses, which are older and less detailed than check runs."""
     found = []
-    for status in said:
+    for status in statuses:
         state = as_text(status.get("state"), 40)
-        over = state in ("success", "failure", "error")
+        finished = state in ("success", "failure", "error")
         as_run = {
             "name": status.get("context"),
-            "status": "completed" if over else "in_progress",
-            "conclusion": state if over else None,
+            "status": "completed" if finished else "in_progress",
+            "conclusion": state if finished else None,
             "html_url": status.get("target_url"),
         }
         summary, at = as_text(status.get("description")), parse_time(status.get("updated_at"))
@@ -203,18 +208,18 @@ def parse_statuses(said: Iterable[JsonObject]) -> list[tuple[CheckRun, Remark | 
     return found
 
 
-def _parse_check(said: JsonObject, key: str, summary: str, at: datetime | None) -> tuple[CheckRun, Remark | None]:
+def _parse_check(fields: JsonObject, key: str, summary: str, at: datetime | None) -> tuple[CheckRun, Remark | None]:
     run = CheckRun(
-        name=as_text(said.get("name"), 300) or "check",
-        status=as_text(said.get("status"), 40) or "queued",
-        conclusion=as_text(said.get("conclusion"), 40) or None,
-        url=as_url(said.get("html_url")) or as_url(said.get("details_url")),
-        summary=summary[:_TEXT] or None,
+        name=as_text(fields.get("name"), 300) or "check",
+        status=as_text(fields.get("status"), 40) or "queued",
+        conclusion=as_text(fields.get("conclusion"), 40) or None,
+        url=as_url(fields.get("html_url")) or as_url(fields.get("details_url")),
+        summary=summary[:_MAX_TEXT] or None,
     )
     if not is_failed(run):
         return run, None
-    words = f"{run.name}: {run.conclusion}" + (f"\n\n{summary}" if summary else "")
-    return run, Remark("check", key, run.name, words[:_TEXT], at or _EPOCH, state=run.conclusion, url=run.url)
+    text = f"{run.name}: {run.conclusion}" + (f"\n\n{summary}" if summary else "")
+    return run, Remark("check", key, run.name, text[:_MAX_TEXT], at or _EPOCH, state=run.conclusion, url=run.url)
 
 
 def is_failed(run: CheckRun) -> bool:
@@ -236,8 +241,8 @@ def summarize_checks(runs: Sequence[CheckRun]) -> Checks:
 def parse_review_remarks(reviews: Iterable[JsonObject]) -> list[Remark]:
     found = []
     for review in reviews:
-        state, words = as_text(review.get("state"), 40).lower(), as_text(review.get("body"))
-        if state in ("pending", "dismissed") or not (words.strip() or state == "changes_requested"):
+        state, body = as_text(review.get("state"), 40).lower(), as_text(review.get("body"))
+        if state in ("pending", "dismissed") or not (body.strip() or state == "changes_requested"):
             continue
         found.append(_parse_remark("review", review, "submitted_at", state=state))
     return found
@@ -259,17 +264,23 @@ def parse_line_remarks(comments: Iterable[JsonObject]) -> list[Remark]:
 
 
 def _parse_remark(
-    kind: str, said: JsonObject, at: str, *, state: str | None = None, path: str | None = None, line: int | None = None
+    kind: str,
+    fields: JsonObject,
+    time_field: str,
+    *,
+    state: str | None = None,
+    path: str | None = None,
+    line: int | None = None,
 ) -> Remark:
     return Remark(
         kind,
-        _parse_id(said.get("id")),
-        get_login(said.get("user")),
-        as_text(said.get("body")),
-        parse_time(said.get(at)) or _EPOCH,
+        _parse_id(fields.get("id")),
+        get_login(fields.get("user")),
+        as_text(fields.get("body")),
+        parse_time(fields.get(time_field)) or _EPOCH,
         state=state,
         path=path,
         line=line,
-        url=as_url(said.get("html_url")),
-        association=as_text(said.get("author_association"), 40).upper() or None,
+        url=as_url(fields.get("html_url")),
+        association=as_text(fields.get("author_association"), 40).upper() or None,
     )

@@ -10,43 +10,48 @@ import re
 import unicodedata
 
 GAP = "\u200b"
+"""A zero-width space."""
 
 # characters that are invisible or change the text's direction, except tabs and line breaks
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-_ACTIVE = re.compile(
+_CONTROL_CHARACTERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+_TRIGGERS = re.compile(
     r"""
       (?<=@)(?=[A-Za-z0-9])                              # a mention
     | (?<=\#)(?=[0-9])                                   # an issue or a pull request
     | (?<=\bGH-)(?=[0-9])
     | (?<=/issues/)(?=[0-9]) | (?<=/pull/)(?=[0-9]) | (?<=/discussions/)(?=[0-9])
-    | (?<=<)(?=[A-Za-z/!?])                              # HTML, comments among it
-    | (?<=&)(?=[A-Za-z\#])                               # an entity, which is none of the above until it is shown
-    | (?<=!)(?=\[)                                       # an image, loaded by everybody who looks
-    | (?<=``)(?=`) | (?<=~~)(?=~)                        # a fence, which could swallow what comes after it
-    | (?<=\])(?=[:(])                                    # where a link of somebody else's goes
-    | (?<!\S)(?=\#{1,6}(?:\s|$))                         # a heading, in a list or a quotation too
-    | ^(?=[ \t>]*(?:=+|-+)[ \t]*$)                       # what makes a heading of the line before
+    | (?<=<)(?=[A-Za-z/!?])                              # HTML, including comments
+    | (?<=&)(?=[A-Za-z\#])                               # an entity, which could be rendered as one of the above
+    | (?<=!)(?=\[)                                       # an image, loaded by every reader
+    | (?<=``)(?=`) | (?<=~~)(?=~)                        # a code fence, which could include what follows
+    | (?<=\])(?=[:(])                                    # the target of a link
+    | (?<!\S)(?=\#{1,6}(?:\s|$))                         # a heading, also in a list or a quotation
+    | ^(?=[ \t>]*(?:=+|-+)[ \t]*$)                       # an underline, which makes a heading of the line before
     """,
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
-_INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
+_INVISIBLE_CATEGORIES = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
 _TAG = re.compile(r"(?<=<)(?=[A-Za-z/!?])")
 
 
 def neutralize(text: str) -> str:
     """Neutralize the text. Idempotent."""
-    return _ACTIVE.sub(GAP, _UNSEEN.sub("", text.replace("\r\n", "\n")))
+    return _TRIGGERS.sub(GAP, _CONTROL_CHARACTERS.sub("", text.replace("\r\n", "\n")))
 
 
-def remove_tags(text: str) -> str:
-    """Remove HTML, which could end the surrounding quotation or hide what follows. Everything else is kept."""
+def disable_tags(text: str) -> str:
+    """Disable HTML tags, which could end the surrounding quotation or hide what follows. Everything else is kept."""
     return _TAG.sub(GAP, text)
 
 
 def remove_invisible(text: str) -> str:
     """Remove invisible characters, so that people read what the agent reads."""
     plain = text.replace("\r\n", "\n").replace("\r", "\n")
-    return "".join(letter for letter in plain if letter in "\n\t" or unicodedata.category(letter) not in _INVISIBLE)
+    return "".join(
+        letter for letter in plain if letter in "\n\t" or unicodedata.category(letter) not in _INVISIBLE_CATEGORIES
+    )
 
 
 def quote(text: str) -> str:
@@ -54,18 +59,18 @@ def quote(text: str) -> str:
     return "\n".join(f"> {line}".rstrip() for line in text.splitlines())
 
 
-def format_line(text: str, longest: int) -> str:
+def format_line(text: str, limit: int) -> str:
     """Return the text neutralized, on one line, cut with an ellipsis."""
-    return truncate(neutralize(" ".join(text.split())), longest)
+    return truncate(neutralize(" ".join(text.split())), limit)
 
 
 def format_code(text: str) -> str:
     """Return the text as a code span, whatever backticks it contains."""
-    plain = " ".join(_UNSEEN.sub("", text).split())
+    plain = " ".join(_CONTROL_CHARACTERS.sub("", text).split())
     fence = "`" * (max((len(run) for run in re.findall("`+", plain)), default=0) + 1)
     pad = " " if plain.startswith("`") or plain.endswith("`") else ""
     return f"{fence}{pad}{plain}{pad}{fence}" if plain else "` `"
 
 
-def truncate(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
+def truncate(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"

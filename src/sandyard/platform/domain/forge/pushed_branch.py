@@ -23,7 +23,7 @@ from sandyard.platform.domain.repositories.mirror import Mirror
 from sandyard.platform.domain.repositories.model import Commit, Diff
 from sandyard.platform.settings import PlatformSettings
 
-COMMITS = 250
+MAX_COMMITS = 250
 """Maximum number of commits read for the description."""
 
 
@@ -79,23 +79,25 @@ async def load_pushed_branch(database: Database, mirror: Mirror, checkout: Check
     """
     async with database.reading() as session:
         project = await session.get(Project, checkout.project_id)
-        of = await session.get(Session, checkout.session_id) if checkout.session_id is not None else None
-        task = await session.get(Task, of.task_id) if of is not None and of.task_id is not None else None
+        work_session = await session.get(Session, checkout.session_id) if checkout.session_id is not None else None
+        task = (
+            await session.get(Task, work_session.task_id) if work_session and work_session.task_id is not None else None
+        )
     if project is None:
         raise NotFoundError("The project of this checkout no longer exists.")
     base, head = base or checkout.base_branch, checkout.pushed or checkout.head
     if base == checkout.branch:
         raise InvalidInputError(f"A branch cannot be merged into itself: {base!r}.")
-    onto = await mirror.resolve(f"refs/remotes/origin/{base}")
-    if onto is None:
+    base_commit = await mirror.resolve(f"refs/remotes/origin/{base}")
+    if base_commit is None:
         raise InvalidInputError(f"The repository has no branch {base[:100]!r} to merge into.")
-    commits = await read_history(mirror, f"{onto}..{head}", limit=COMMITS)
+    commits = await read_history(mirror, f"{base_commit}..{head}", limit=MAX_COMMITS)
     if not commits:
         raise ConflictError(
             f"There is nothing to open a pull request for: branch {checkout.branch} has no commits that are not in {base}. "
             "Commit something first."
         )
-    fork = await mirror.merge_base(onto, head) or onto
+    fork_point = await mirror.find_merge_base(base_commit, head) or base_commit
     origin = description.Origin(
         session_id=checkout.session_id,
         task_id=task.id if task else None,
@@ -109,7 +111,7 @@ async def load_pushed_branch(database: Database, mirror: Mirror, checkout: Check
         base=base,
         head_commit=head,
         commits=commits,
-        diff=await read_diff(mirror, fork, head, patches=False),
+        diff=await read_diff(mirror, fork_point, head, patches=False),
         origin=origin,
         checks=await description.list_checks(database, checkout.sandbox_id),
     )

@@ -1,4 +1,4 @@
-"""Track a credential's rate limit from the forge's headers, and when the next request may be sent."""
+"""The rate limit of a credential, read from the forge's headers, and when the next request may be sent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sandyard.platform.domain.forge.model import Budget
 log = get_logger(__name__)
 
 CORE = "core"
-_UNSAID_S = 60.0  # what GitHub asks for when it sets a limit without a duration
-_SLACK_S = 1.0  # the reset time has a resolution of one second
+_DEFAULT_WAIT_S = 60.0  # the wait that GitHub documents for a limit without a duration
+_MARGIN_S = 1.0  # the reset time has a resolution of one second
 
 
 class RateLimit:
@@ -42,7 +42,7 @@ class RateLimit:
             return
         resource = headers.get("x-ratelimit-resource", CORE)[:40]
         # the forge's clock and ours may differ: only the duration until then counts
-        resets_at = datetime.fromtimestamp(round(self._clock.now() + reset - self._said_at(headers)), UTC)
+        resets_at = datetime.fromtimestamp(round(self._clock.now() + reset - self._get_sent_at(headers)), UTC)
         known = self._budgets.get(resource)
         if known is not None and abs((known.resets_at - resets_at).total_seconds()) <= 5:
             # the same window: responses may arrive out of order
@@ -53,25 +53,25 @@ class RateLimit:
                 self._warned = now.resets_at
                 log.warning("forge_budget_low", forge=self._name, remaining=remaining, resets_at=str(resets_at))
 
-    def is_limited(self, status: int, headers: Mapping[str, str], words: str, rounds: int) -> bool:
-        """Return whether this response means "not now". Then `wait` waits as long as requested; `rounds`: how often it has happened."""
-        wait = parse_retry_after(headers, self._said_at(headers))
+    def is_limited(self, status: int, headers: Mapping[str, str], message: str, previous: int) -> bool:
+        """Return whether this response is a rate limit. If so, `wait` waits as long as it says. `previous`: how often it happened before."""
+        wait = parse_retry_after(headers, self._get_sent_at(headers))
         exhausted = _parse_number(headers, "x-ratelimit-remaining") == 0
-        named = "rate limit" in words.lower() or "abuse detection" in words.lower()
-        if status not in (403, 429) or not (status == 429 or wait is not None or exhausted or named):
+        mentioned = "rate limit" in message.lower() or "abuse detection" in message.lower()
+        if status not in (403, 429) or not (status == 429 or wait is not None or exhausted or mentioned):
             return False
         if wait is None and exhausted and self.budget is not None and self.budget.remaining == 0:
             return True  # the end of the window is recorded
-        # at least a second, so that a forge that always says "in 0 seconds" is not polled without pause
-        hold = max(_SLACK_S, wait if wait is not None else _UNSAID_S * 2 ** min(rounds, 5))
+        # at least a second: a forge may always respond "in 0 seconds"
+        hold = max(_MARGIN_S, wait if wait is not None else _DEFAULT_WAIT_S * 2 ** min(previous, 5))
         self._hold_until = max(self._hold_until, self._clock.now() + hold)
         return True
 
-    async def wait(self, resource: str, patience: float) -> None:
-        """Wait until the forge accepts requests again. Raises ForgeRateLimitedError if that is later than `patience` (an instant)."""
-        while (until := self._free_at(resource)) > self._clock.now():
+    async def wait(self, resource: str, latest: float) -> None:
+        """Wait until the forge accepts requests again. Raises ForgeRateLimitedError if that is later than `latest`, a time of the clock."""
+        while (until := self._get_free_time(resource)) > self._clock.now():
             moment = datetime.fromtimestamp(until, UTC)
-            if until > patience:
+            if until > latest:
                 raise ForgeRateLimitedError(
                     f"{self._name} is rate-limiting this credential until {moment:%Y-%m-%d %H:%M:%S} UTC. Try again then.",
                     until=moment,
@@ -80,19 +80,19 @@ class RateLimit:
             log.info("forge_limit_awaited", forge=self._name, until=str(moment))
             await self._clock.sleep(until - self._clock.now())
 
-    def _free_at(self, resource: str) -> float:
+    def _get_free_time(self, resource: str) -> float:
         known = self._budgets.get(resource)
         exhausted = known is not None and known.remaining == 0
-        return max(self._hold_until, known.resets_at.timestamp() + _SLACK_S if known and exhausted else 0.0)
+        return max(self._hold_until, known.resets_at.timestamp() + _MARGIN_S if known and exhausted else 0.0)
 
-    def _said_at(self, headers: Mapping[str, str]) -> float:
+    def _get_sent_at(self, headers: Mapping[str, str]) -> float:
         try:
             return parsedate_to_datetime(headers["date"]).timestamp()
         except (KeyError, ValueError, TypeError):
             return self._clock.now()
 
 
-def parse_retry_after(headers: Mapping[str, str], said_at: float) -> float | None:
+def parse_retry_after(headers: Mapping[str, str], sent_at: float) -> float | None:
     """Return the seconds to wait. The header contains them, or a date."""
     value = headers.get("retry-after")
     if value is None:
@@ -100,7 +100,7 @@ def parse_retry_after(headers: Mapping[str, str], said_at: float) -> float | Non
     if value.strip().isdecimal():
         return min(float(value), 24 * 3600.0)
     try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - said_at)
+        return max(0.0, parsedate_to_datetime(value).timestamp() - sent_at)
     except (ValueError, TypeError):
         return None
 

@@ -16,18 +16,18 @@ from sandyard.kit.text import storable
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Message, Project, PullRequest, Session
-from sandyard.platform.domain.forge.feedback import TEXT, find_news
+from sandyard.platform.domain.forge.feedback import MAX_TEXT, find_news
 from sandyard.platform.domain.forge.markdown import truncate
 from sandyard.platform.domain.forge.model import ForgeKind, Pull, PullState
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.users.model import Principal
 
-PARTS = 50
+MAX_PARTS = 50
 """Maximum number of parts of one message."""
-SHOWN = 100
+MAX_SHOWN = 100
 """Maximum number of remarks and runs stored for display, newest first."""
-_VISIBLE = ("title", "state", "draft", "base_branch", "head_commit", "mergeable", "review", "checks")
+_VISIBLE_FIELDS = ("title", "state", "draft", "base_branch", "head_commit", "mergeable", "review", "checks")
 
 
 def visible_to(caller: Principal) -> ColumnElement[bool]:
@@ -43,7 +43,7 @@ class PullRequestReader:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def get_for(self, caller: Principal, pull_id: str) -> PullRequest:
+    async def get_by_id(self, caller: Principal, pull_id: str) -> PullRequest:
         found = await self._list_newest(caller, PullRequest.id == pull_id)
         if not found:
             raise NotFoundError(f"There is no pull request {pull_id[:60]!r}.")
@@ -51,24 +51,25 @@ class PullRequestReader:
 
     async def get_by_number(self, caller: Principal, project_id: str | None, number: int) -> PullRequest:
         """Return a pull request by number. Raises ConflictError if several of the user's projects have it and none is named."""
-        wanted = [PullRequest.number == number]
+        conditions = [PullRequest.number == number]
         if project_id is not None:
-            wanted.append(PullRequest.project_id == project_id)
-        found = await self._list_newest(caller, *wanted)
+            conditions.append(PullRequest.project_id == project_id)
+        found = await self._list_newest(caller, *conditions)
         if not found:
             raise NotFoundError(f"There is no pull request {number}.")
         if len(found) > 1:
             raise ConflictError(f"Several of your projects have a pull request {number}. Set projectId.")
         return found[0]
 
-    async def get_newest(self, caller: Principal, condition: ColumnElement[bool], of: str) -> PullRequest:
+    async def get_newest(self, caller: Principal, condition: ColumnElement[bool], subject: str) -> PullRequest:
         found = await self._list_newest(caller, condition)
         if not found:
-            raise NotFoundError(f"{of} has no pull request.")
+            raise NotFoundError(f"{subject} has no pull request.")
         return found[0]
 
-    async def _list_newest(self, caller: Principal, *wanted: ColumnElement[bool]) -> list[PullRequest]:
-        query = select(PullRequest).where(visible_to(caller), *wanted).order_by(PullRequest.id.desc()).limit(2)
+    async def _list_newest(self, caller: Principal, *conditions: ColumnElement[bool]) -> list[PullRequest]:
+        """Return the newest match, and a second one if there are several."""
+        query = select(PullRequest).where(visible_to(caller), *conditions).order_by(PullRequest.id.desc()).limit(2)
         async with self._database.reading() as session:
             return list(await session.scalars(query))
 
@@ -102,7 +103,7 @@ class PullRequestReader:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a pull request came from."""
+    """The project, branch, sandbox, session and task that a pull request came from."""
 
     project_id: str
     forge: ForgeKind
@@ -117,23 +118,25 @@ class PullRequestRecorder:
         self._database = database
         self._clock = clock
 
-    async def record(self, origin: Provenance, pull: Pull, *, made: bool, words: str | None = None) -> PullRequest:
-        """Create or update the row of a pull request. `words`: the opener's text in place of ours, kept for the next update.
+    async def record(
+        self, origin: Provenance, pull: Pull, *, created: bool, given_body: str | None = None
+    ) -> PullRequest:
+        """Create or update the row of a pull request. `given_body`: the opener's text in place of ours, kept for the next update.
 
         Idempotent; a platform that records it at the same time creates no second row.
         """
         try:
-            return await self._record(origin, pull, made=made, words=words)
+            return await self._record(origin, pull, created=created, given_body=given_body)
         except IntegrityError:
-            return await self._record(origin, pull, made=made, words=words)
+            return await self._record(origin, pull, created=created, given_body=given_body)
 
-    async def _record(self, origin: Provenance, pull: Pull, *, made: bool, words: str | None) -> PullRequest:
+    async def _record(self, origin: Provenance, pull: Pull, *, created: bool, given_body: str | None) -> PullRequest:
         now = get_time(self._clock)
         async with self._database.transaction() as tx:
             # Another platform must not record the same branch of a plain remote, which no index prevents. Transactions that only refer to
             # the project do not wait for this lock.
             await tx.session.get(Project, origin.project_id, with_for_update={"key_share": True})
-            row = await tx.session.scalar(_select_same(origin, pull).with_for_update())
+            row = await tx.session.scalar(_select_recorded(origin, pull).with_for_update())
             if row is None:
                 row = PullRequest(
                     id=ordered_id("pul_"),
@@ -152,10 +155,10 @@ class PullRequestRecorder:
             row.sandbox_id = origin.sandbox_id or row.sandbox_id
             row.head_branch = origin.branch  # what was pushed here, whatever the forge calls it
             row.updated_at = now
-            if words is not None:
-                row.told = {**row.told, "words": storable(words)}
+            if given_body is not None:
+                row.told = {**row.told, "words": storable(given_body)}
             _set_description(row, pull)
-            await _emit(tx, row, "pull_request.opened" if made else "pull_request.updated", {})
+            await _emit(tx, row, "pull_request.opened" if created else "pull_request.updated", {})
         return row
 
     async def apply(self, pull_id: str, pull: Pull) -> PullRequest:
@@ -168,21 +171,21 @@ class PullRequestRecorder:
             row.looked_at = now
             if _is_outdated(row, pull):
                 return row
-            found = find_news(row.told, row.state, row.review, pull)
+            news = find_news(row.told, row.state, row.review, pull)
             if pull.updated_at is not None:
-                found.told["updatedAt"] = rfc3339(pull.updated_at)
-            before = [getattr(row, name) for name in _VISIBLE]
+                news.reported["updatedAt"] = rfc3339(pull.updated_at)
+            before = [getattr(row, name) for name in _VISIBLE_FIELDS]
             _set_description(row, pull)
             _set_status(row, pull, now)
-            row.told = found.told
-            for kind, data in found.events:
+            row.told = news.reported
+            for kind, data in news.events:
                 await _emit(tx, row, kind, data)
-            if before != [getattr(row, name) for name in _VISIBLE]:
+            if before != [getattr(row, name) for name in _VISIBLE_FIELDS]:
                 row.updated_at = now
-                if not found.events:
+                if not news.events:
                     await _emit(tx, row, "pull_request.updated", {})
-            for first in range(0, len(found.parts), PARTS):
-                await _add_message(tx, row, found.parts[first : first + PARTS], now)
+            for first in range(0, len(news.parts), MAX_PARTS):
+                await _add_message(tx, row, news.parts[first : first + MAX_PARTS], now)
         return row
 
     async def record_branch_end(self, pull_id: str, *, deleted: bool) -> PullRequest:
@@ -201,12 +204,12 @@ class PullRequestRecorder:
         return row
 
 
-def _select_same(origin: Provenance, pull: Pull) -> Select[PullRequest]:
+def _select_recorded(origin: Provenance, pull: Pull) -> Select[PullRequest]:
     query = select(PullRequest).where(PullRequest.project_id == origin.project_id)
     if pull.number is not None:
         return query.where(PullRequest.number == pull.number)
-    pushed = PullRequest.state != PullState.MERGED  # a push after a merge is a new one
-    return query.where(PullRequest.number.is_(None), PullRequest.head_branch == origin.branch, pushed)
+    not_merged = PullRequest.state != PullState.MERGED  # a push after a merge is a new one
+    return query.where(PullRequest.number.is_(None), PullRequest.head_branch == origin.branch, not_merged)
 
 
 def _is_outdated(row: PullRequest, pull: Pull) -> bool:
@@ -221,7 +224,7 @@ def _set_description(row: PullRequest, pull: Pull) -> None:
     row.draft, row.base_branch, row.head_commit = pull.draft, pull.base, pull.head_commit
     row.mergeable = pull.mergeable
     row.review, row.checks = row.review or pull.review, row.checks or pull.checks
-    warnings = [truncate(storable(warning), TEXT) for warning in pull.warnings]
+    warnings = [truncate(storable(warning), MAX_TEXT) for warning in pull.warnings]
     row.detail = {**row.detail, "labels": [storable(label) for label in pull.labels], "warnings": warnings}
 
 
@@ -229,25 +232,25 @@ def _set_status(row: PullRequest, pull: Pull, now: datetime) -> None:
     row.state, row.review, row.checks = pull.state, pull.review, pull.checks
     row.merged_at = pull.merged_at or (now if pull.state == PullState.MERGED else None)
     row.closed_at = pull.closed_at or (now if pull.state in (PullState.CLOSED, PullState.MERGED) else None)
-    remarks = sorted(pull.remarks, key=lambda remark: remark.at)[-SHOWN:]
+    remarks = sorted(pull.remarks, key=lambda remark: remark.at)[-MAX_SHOWN:]
     row.detail = {
         **row.detail,
-        "runs": [_to_json(asdict(run)) for run in pull.runs[:SHOWN]],
+        "runs": [_to_json(asdict(run)) for run in pull.runs[:MAX_SHOWN]],
         "remarks": [_to_json(asdict(remark)) for remark in remarks],
     }
 
 
 def _to_json(fields: dict[str, Any]) -> dict[str, Any]:
     """Convert the values to JSON types."""
-    said: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     for name, value in fields.items():
         if isinstance(value, datetime):
-            said[name] = rfc3339(value)
+            converted[name] = rfc3339(value)
         elif isinstance(value, str):
-            said[name] = truncate(storable(value), TEXT)
+            converted[name] = truncate(storable(value), MAX_TEXT)
         else:
-            said[name] = value
-    return said
+            converted[name] = value
+    return converted
 
 
 async def _get_owner(tx: Transaction, row: PullRequest) -> str | None:
@@ -259,8 +262,8 @@ async def _get_owner(tx: Transaction, row: PullRequest) -> str | None:
 
 
 async def _emit(tx: Transaction, row: PullRequest, kind: str, data: dict[str, Any]) -> None:
-    about = {"pullRequestId": row.id, "number": row.number, "url": row.url, "title": row.title}
-    now = {"state": row.state, "review": row.review, "checks": row.checks}
+    pull_request = {"pullRequestId": row.id, "number": row.number, "url": row.url, "title": row.title}
+    status = {"state": row.state, "review": row.review, "checks": row.checks}
     names = {"kind": "remark", "url": "remarkUrl", "state": "verdict"}  # a remark's own fields are renamed
     tx.emit(
         kind,
@@ -269,8 +272,8 @@ async def _emit(tx: Transaction, row: PullRequest, kind: str, data: dict[str, An
         task_id=row.task_id,
         session_id=row.session_id,
         sandbox_id=row.sandbox_id,
-        **about,
-        **now,
+        **pull_request,
+        **status,
         **{names.get(name, name): value for name, value in data.items()},
     )
 
@@ -280,12 +283,12 @@ async def _add_message(tx: Transaction, row: PullRequest, parts: list[dict[str, 
     session = await tx.session.get(Session, row.session_id) if row.session_id is not None else None
     if session is None:
         return
-    which = {"pullRequestId": row.id, "number": row.number}
+    pull_request = {"pullRequestId": row.id, "number": row.number}
     message = Message(
         id=ordered_id("msg_"),
         session_id=session.id,
         role="system",
-        parts=[{**part, **which} for part in parts],
+        parts=[{**part, **pull_request} for part in parts],
         created_at=now,
     )
     tx.add(message)

@@ -18,11 +18,11 @@ from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, PullRequest, Session
 from sandyard.platform.domain.forge import description, pushed_branch
-from sandyard.platform.domain.forge.access import INTERACTIVE_S, Access
+from sandyard.platform.domain.forge.access import INTERACTIVE_WAIT_S, ForgeAccess
 from sandyard.platform.domain.forge.errors import ForgeUnsupportedError
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.model import ForgeKind, MergeMethod, PullDraft, PullState
-from sandyard.platform.domain.forge.pushed_branch import COMMITS, PushedBranch, load_pushed_branch
+from sandyard.platform.domain.forge.pushed_branch import MAX_COMMITS, PushedBranch, load_pushed_branch
 from sandyard.platform.domain.forge.records import PullRequestReader, PullRequestRecorder
 from sandyard.platform.domain.git.branch_merge import BranchMerge
 from sandyard.platform.domain.git.service import GitService
@@ -45,11 +45,11 @@ class PullRequests:
     merge and close it.
     """
 
-    def __init__(  # noqa: PLR0917 - the parts it stands on
+    def __init__(  # noqa: PLR0917 - its dependencies
         self,
         database: Database,
         git: GitService,
-        access: Access,
+        access: ForgeAccess,
         mirrors: Mirrors,
         projects: Projects,
         settings: PlatformSettings,
@@ -76,14 +76,14 @@ class PullRequests:
         return await self.refresh(row) if refresh else row
 
     async def get_by_id(self, caller: Principal, pull_id: str) -> PullRequest:
-        return await self._reader.get_for(caller, pull_id)
+        return await self._reader.get_by_id(caller, pull_id)
 
-    async def of_task(self, caller: Principal, task_id: str) -> PullRequest:
-        """Return the newest. Raises NotFoundError if there is none."""
+    async def get_of_task(self, caller: Principal, task_id: str) -> PullRequest:
+        """Return the newest pull request of a task. Raises NotFoundError if there is none."""
         return await self._reader.get_newest(caller, PullRequest.task_id == task_id, f"Task {task_id[:60]}")
 
-    async def of_session(self, caller: Principal, session_id: str) -> PullRequest:
-        """Return the newest. Raises NotFoundError if there is none."""
+    async def get_of_session(self, caller: Principal, session_id: str) -> PullRequest:
+        """Return the newest pull request of a session. Raises NotFoundError if there is none."""
         return await self._reader.get_newest(caller, PullRequest.session_id == session_id, f"Session {session_id[:60]}")
 
     async def list(
@@ -113,22 +113,23 @@ class PullRequests:
         pushed last, if anything.
         """
         checkout = await self._git.get_checkout(caller, sandbox_id)
-        async with self._lock(checkout.project_id, f"refs/heads/{checkout.branch}"):  # a branch may be called #1
-            await self._require_write(await self._project(checkout.project_id))
+        # the prefix distinguishes a branch called #1 from pull request 1
+        async with self._get_lock(checkout.project_id, f"refs/heads/{checkout.branch}"):
+            await self._require_write(await self._get_project(checkout.project_id))
             if push or checkout.pushed is None:
                 operation = await self._git.push(caller, sandbox_id)
                 self._git.operations.raise_failure(await self._git.operations.wait(operation.id))
                 checkout = await self._git.get_checkout(caller, sandbox_id)
             pushed = await load_pushed_branch(self._database, self._mirrors.get(checkout.project_id), checkout, base)
             given = PullDraft(pushed.checkout.branch, pushed.base, title, body, draft, labels, reviewers, assignees)
-            if self._access.forge(pushed.project) == ForgeKind.PLAIN:
+            if self._access.get_forge(pushed.project) == ForgeKind.PLAIN:
                 return await self._open_plain(pushed, given)
             return await self._open_on_github(pushed, given)
 
     async def _require_write(self, project: Project) -> None:
         """Check permissions before the push: a branch whose pull request cannot be opened would be left on the remote."""
-        if self._access.forge(project) == ForgeKind.GITHUB:
-            github = await self._access.github(project)
+        if self._access.get_forge(project) == ForgeKind.GITHUB:
+            github = await self._access.get_github_repository(project)
             github.require_write(await github.get_permissions())
 
     async def _open_plain(self, pushed: PushedBranch, given: PullDraft) -> tuple[PullRequest, bool]:
@@ -144,8 +145,8 @@ class PullRequests:
         for row in known:
             if row.state == PullState.MERGED and row.head_commit == pushed.head_commit:
                 raise ConflictError(f"{row.head_branch} was already merged, and nothing was added since.")
-        made = not any(row.number is None and row.state != PullState.MERGED for row in known)
-        return await self._recorder.record(pushed.get_provenance(ForgeKind.PLAIN), pull, made=made), made
+        created = not any(row.number is None and row.state != PullState.MERGED for row in known)
+        return await self._recorder.record(pushed.get_provenance(ForgeKind.PLAIN), pull, created=created), created
 
     async def _open_on_github(self, pushed: PushedBranch, given: PullDraft) -> tuple[PullRequest, bool]:
         known = await self._reader.list_by_branch(pushed.project.id, pushed.checkout.branch)
@@ -156,39 +157,42 @@ class PullRequests:
                 raise ConflictError(
                     f"Pull request {row.number} has already merged this branch, and nothing was added since."
                 )
-        github = await self._access.github(pushed.project)
+        github = await self._access.get_github_repository(pushed.project)
         existing = await github.find(pushed.checkout.branch, pushed.base)
-        mine = next((row for row in known if existing is not None and row.number == existing.number), None)
-        if given.body is None and mine is not None:
-            given = replace(given, body=mine.told.get("words"))  # keep the text from the first time
-        draft = pushed.make_draft(given, existing, recorded=mine is not None, web_url=self._settings.public_url)
-        pull, made = await github.open_or_update(draft)
-        row = await self._recorder.record(pushed.get_provenance(ForgeKind.GITHUB), pull, made=made, words=given.body)
-        if not made:
-            row = await self._look(row, github)
-        return row, made
+        recorded = next((row for row in known if existing is not None and row.number == existing.number), None)
+        if given.body is None and recorded is not None:
+            given = replace(given, body=recorded.told.get("words"))  # keep the text from the first time
+        draft = pushed.make_draft(given, existing, recorded=recorded is not None, web_url=self._settings.public_url)
+        pull, created = await github.open_or_update(draft)
+        row = await self._recorder.record(
+            pushed.get_provenance(ForgeKind.GITHUB), pull, created=created, given_body=given.body
+        )
+        if not created:
+            row = await self._refresh_from_github(row, github)
+        return row, created
 
     # following ---------------------------------------------------------------------------------------------------------
 
-    async def refresh(self, row: PullRequest, *, max_wait_s: float = INTERACTIVE_S) -> PullRequest:
+    async def refresh(self, row: PullRequest, *, max_wait_s: float = INTERACTIVE_WAIT_S) -> PullRequest:
         """Refresh from the forge and report what is new; for a plain remote, check whether the branch was merged there.
 
         If it was merged, its branch is deleted if the project's settings say so.
         """
-        project = await self._project(row.project_id)
+        project = await self._get_project(row.project_id)
         if row.forge != ForgeKind.GITHUB or row.number is None:
             if row.state != PullState.PUSHED or row.head_commit is None:
                 return row
             if not await self._git.branch_merges.is_merged(project, row.base_branch, row.head_commit):
                 return row
-            return await self._note_merged(row)
-        return await self._look(row, await self._access.github(project, max_wait_s=max_wait_s))
+            return await self._record_merge(row)
+        return await self._refresh_from_github(
+            row, await self._access.get_github_repository(project, max_wait_s=max_wait_s)
+        )
 
-    async def _look(self, row: PullRequest, github: GitHubRepository) -> PullRequest:
+    async def _refresh_from_github(self, row: PullRequest, github: GitHubRepository) -> PullRequest:
         assert row.number is not None
-        async with self._lock(
-            row.project_id, f"#{row.number}"
-        ):  # otherwise an older response could be applied after a newer one
+        # without the lock, an older response could be applied after a newer one
+        async with self._get_lock(row.project_id, f"#{row.number}"):
             pull = await github.check_authors(await github.get_pull(row.number), row.told.get("remarks", ()))
             row = await self._recorder.apply(row.id, pull)
         return await self.finish(row)
@@ -201,13 +205,13 @@ class PullRequests:
         done = row.branch_deleted_at is not None or row.told.get("branch") == "kept"
         if row.state != PullState.MERGED or done:
             return row
-        project = await self._project(row.project_id)
+        project = await self._get_project(row.project_id)
         if not ProjectSettings.of(project).forge.delete_branch or row.head_branch == project.base_branch:
             return row
         if await self._reader.is_merge_target(row.project_id, row.head_branch):
             return row
-        gone = await self._delete_branch(project, row)
-        return row if gone is None else await self._recorder.record_branch_end(row.id, deleted=gone)
+        deleted = await self._delete_branch(project, row)
+        return row if deleted is None else await self._recorder.record_branch_end(row.id, deleted=deleted)
 
     async def _delete_branch(self, project: Project, row: PullRequest) -> bool | None:
         """Delete the branch. Returns False if it has moved since the merge and was kept, None if the remote could not be reached."""
@@ -216,7 +220,7 @@ class PullRequests:
         mirror = self._mirrors.get(project.id)
         try:
             remote = await self._projects.get_remote(project)
-            credential = await self._access.credential(project)
+            credential = await self._access.get_credential(project)
             deleted = await mirror.delete_remote_branch(remote, credential, row.head_branch, row.head_commit)
             return deleted or await mirror.get_remote_branch(remote, credential, row.head_branch) is None
         except SandyardError as error:
@@ -237,7 +241,7 @@ class PullRequests:
 
         Does nothing if it is already merged.
         """
-        row, project = await self._for_ending(caller, pull_id)
+        row, project = await self._get_changeable(caller, pull_id)
         if row.state == PullState.MERGED:
             return await self.finish(row)
         if row.number is None:
@@ -247,11 +251,11 @@ class PullRequests:
         if row.draft:
             raise ConflictError(f"Pull request {row.number} is a draft. Mark it as ready first.")
         assert row.number is not None
-        github = await self._access.github(project)
+        github = await self._access.get_github_repository(project)
         method = method or MergeMethod(ProjectSettings.of(project).forge.merge_method)
-        title, message = await self._squash(row) if method == MergeMethod.SQUASH else (None, None)
-        seen = head_commit or row.head_commit
-        await github.merge(row.number, method, head_commit=seen, title=title, message=message)
+        title, message = await self._make_squash_message(row) if method == MergeMethod.SQUASH else (None, None)
+        head_commit = head_commit or row.head_commit
+        await github.merge(row.number, method, head_commit=head_commit, title=title, message=message)
         now = get_time(self._clock)
         pull = await github.get_pull(row.number)
         if pull.state != PullState.MERGED:  # the forge has confirmed it; its reads may lag behind
@@ -265,78 +269,79 @@ class PullRequests:
         if head_commit is None:
             raise ConflictError("Nothing has been pushed to this branch yet.")
         method = method or MergeMethod(ProjectSettings.of(project).forge.merge_method)
-        title, details = await self._squash(row)
+        title, details = await self._make_squash_message(row)
         if method == MergeMethod.MERGE:
             details = f"Merge branch {row.head_branch} into {row.base_branch}."
         message = f"{title}\n\n{details}" if details else title
-        wanted = BranchMerge(row.base_branch, row.head_branch, head_commit, method.value, message)
-        async with self._lock(row.project_id, f"refs/heads/{row.head_branch}"):
+        branch_merge = BranchMerge(row.base_branch, row.head_branch, head_commit, method.value, message)
+        async with self._get_lock(row.project_id, f"refs/heads/{row.head_branch}"):
             try:
-                await self._git.branch_merges.merge(project, wanted)
+                await self._git.branch_merges.merge(project, branch_merge)
             except BranchCheckedOutError:
                 command = shlex.join(["git", "-C", project.repository or ".", "merge", row.head_branch])
                 raise BranchCheckedOutError(
                     f"{row.base_branch} is checked out in {project.repository}, and pushed trees on the host are not changed "
                     f"from here. Merge it there, then refresh: {command}"
                 ) from None
-            return await self._note_merged(row)
+            return await self._record_merge(row)
 
-    async def _note_merged(self, row: PullRequest) -> PullRequest:
+    async def _record_merge(self, row: PullRequest) -> PullRequest:
         return await self.finish(
             await self._recorder.apply(row.id, pushed_branch.make_merged_pull(row, get_time(self._clock)))
         )
 
-    async def _squash(self, row: PullRequest) -> tuple[str, str | None]:
-        """Return the message of the squashed commit, without the list of commits if the mirror does not have them."""
+    async def _make_squash_message(self, row: PullRequest) -> tuple[str, str | None]:
+        """Return title and details of the squashed commit's message. Details are None if the mirror does not have the commits."""
         mirror = self._mirrors.get(row.project_id)
         title = row.title if row.number is None else f"{row.title} (#{row.number})"
-        onto = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") if mirror.exists else None
-        if onto is None or row.head_commit is None or not await mirror.has(row.head_commit):
+        base_commit = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") if mirror.exists else None
+        if base_commit is None or row.head_commit is None or not await mirror.has_commit(row.head_commit):
             return title, None
-        commits = await read_history(mirror, f"{onto}..{row.head_commit}", limit=COMMITS)
+        commits = await read_history(mirror, f"{base_commit}..{row.head_commit}", limit=MAX_COMMITS)
         return title, description.describe_squash(commits)
 
     async def mark_ready(self, caller: Principal, pull_id: str) -> PullRequest:
         """Mark as ready for review. Idempotent."""
-        row, project = await self._for_ending(caller, pull_id)
+        row, project = await self._get_changeable(caller, pull_id)
         _require_forge(row)
-        github = await self._access.github(project)
+        github = await self._access.get_github_repository(project)
         assert row.number is not None
         if row.draft:
             await github.mark_ready(row.number)
-        return await self._look(row, github)
+        return await self._refresh_from_github(row, github)
 
     async def close(self, caller: Principal, pull_id: str) -> PullRequest:
         """Close without merging; its branch is kept. Idempotent."""
-        row, project = await self._for_ending(caller, pull_id)
+        row, project = await self._get_changeable(caller, pull_id)
         if row.state == PullState.MERGED:
             raise ConflictError(f"Pull request {row.number} is already merged and cannot be closed.")
         _require_forge(row)
-        github = await self._access.github(project)
+        github = await self._access.get_github_repository(project)
         assert row.number is not None
         if row.state == PullState.OPEN:
             await github.close(row.number)
-        return await self._look(row, github)
+        return await self._refresh_from_github(row, github)
 
-    async def _for_ending(self, caller: Principal, pull_id: str) -> tuple[PullRequest, Project]:
-        row = await self._reader.get_for(caller, pull_id)
-        project = await self._project(row.project_id)
+    async def _get_changeable(self, caller: Principal, pull_id: str) -> tuple[PullRequest, Project]:
+        """Return a pull request that the caller may merge and close, and its project."""
+        row = await self._reader.get_by_id(caller, pull_id)
+        project = await self._get_project(row.project_id)
         async with self._database.reading() as session:
-            of = await session.get(Session, row.session_id) if row.session_id is not None else None
-        if of is None or of.owner_id != caller.user_id:
+            work_session = await session.get(Session, row.session_id) if row.session_id is not None else None
+        if work_session is None or work_session.owner_id != caller.user_id:
             await self._projects.require_change(caller, project.id)
         else:
             await self._projects.get(caller, project.id)  # an owner who has left the project has no access
         return row, project
 
-    async def _project(self, project_id: str) -> Project:
+    async def _get_project(self, project_id: str) -> Project:
         async with self._database.reading() as session:
             project = await session.get(Project, project_id)
         if project is None:
             raise NotFoundError("The project of this pull request no longer exists.")
         return project
 
-    def _lock(self, project_id: str, what: str) -> asyncio.Lock:
+    def _get_lock(self, project_id: str, what: str) -> asyncio.Lock:
         lock = self._locks.get((project_id, what))
         if lock is None:
             lock = self._locks[project_id, what] = asyncio.Lock()

@@ -33,21 +33,22 @@ class BranchMerge:
 
 
 class BranchMerges:
+    """Merges branches in the mirror and pushes the result."""
+
     def __init__(self, context: GitContext, queue: RepositoryQueue) -> None:
         self._context = context
         self._queue = queue
 
     async def is_merged(self, project: Project, base: str, head_commit: str) -> bool:
-        """Return whether the remote's base branch contains everything of this commit. False if one of them does not
-        exist."""
+        """Return whether the remote's base branch contains everything of this commit. False if one of them does not exist."""
         async with self._fetch_repository(project) as repository:
             mirror = repository.mirror
-            onto = await mirror.resolve(f"refs/remotes/origin/{base}")
-            if onto is None or not await mirror.has(head_commit):
+            base_commit = await mirror.resolve(f"refs/remotes/origin/{base}")
+            if base_commit is None or not await mirror.has_commit(head_commit):
                 return False
-            return await self._adds_nothing(mirror, onto, head_commit)
+            return await self._adds_nothing(mirror, base_commit, head_commit)
 
-    async def merge(self, project: Project, wanted: BranchMerge) -> str:
+    async def merge(self, project: Project, request: BranchMerge) -> str:
         """Merge the branch, push the base branch, and return the new commit of the base branch.
 
         Idempotent: a branch that is merged already is left alone. Raises BranchMovedError if the head has moved,
@@ -55,54 +56,57 @@ class BranchMerges:
         """
         async with self._fetch_repository(project) as repository:
             mirror = repository.mirror
-            onto = await mirror.resolve(f"refs/remotes/origin/{wanted.base}")
-            if onto is None:
-                raise ConflictError(f"The remote has no branch {wanted.base!r} to merge into.")
-            head = await mirror.resolve(f"refs/remotes/origin/{wanted.head}")
-            unmoved = head in (None, wanted.head_commit) and await mirror.has(wanted.head_commit)
-            if unmoved and await self._adds_nothing(mirror, onto, wanted.head_commit):
-                return onto
-            if head != wanted.head_commit:
+            base_commit = await mirror.resolve(f"refs/remotes/origin/{request.base}")
+            if base_commit is None:
+                raise ConflictError(f"The remote has no branch {request.base!r} to merge into.")
+            head = await mirror.resolve(f"refs/remotes/origin/{request.head}")
+            unmoved = head in (None, request.head_commit) and await mirror.has_commit(request.head_commit)
+            if unmoved and await self._adds_nothing(mirror, base_commit, request.head_commit):
+                return base_commit
+            if head != request.head_commit:
                 raise BranchMovedError(
-                    f"The branch {wanted.head} on the remote is not what was shown here: it was pushed to or deleted. Nothing "
+                    f"The branch {request.head} on the remote is not what was shown here: it was pushed to or deleted. Nothing "
                     "was merged. Refresh and review it again."
                 )
-            commit = await self._create_merge(mirror, project, onto, wanted)
-            await mirror.push(repository.remote, repository.credential, commit, wanted.base, expected=onto)
+            commit = await self._create_merge_commit(mirror, project, base_commit, request)
+            await mirror.push(repository.remote, repository.credential, commit, request.base, expected=base_commit)
             return commit
 
     @contextlib.asynccontextmanager
     async def _fetch_repository(self, project: Project) -> AsyncIterator[Repository]:
         """Wait for this repository's turn, fetch it, and yield it."""
-        begun, turn_id = time.monotonic(), random_id("merge-")
+        started, turn_id = time.monotonic(), random_id("merge-")
         repository = await self._context.get_repository(project)
-        async with self._queue.wait_turn(repository.remote.key, id=turn_id, who=project.id):
-            await self._context.refresh(project, repository, no_progress, since=begun)
+        async with self._queue.wait_turn(repository.remote.key, id=turn_id, requester=project.id):
+            await self._context.refresh(project, repository, no_progress, since=started)
             yield repository
 
-    async def _adds_nothing(self, mirror: Mirror, onto: str, head: str) -> bool:
-        if await mirror.is_ancestor(head, onto):
+    async def _adds_nothing(self, mirror: Mirror, base_commit: str, head: str) -> bool:
+        """Return whether merging `head` would not change the files of the base."""
+        if await mirror.is_ancestor(head, base_commit):
             return True
-        if await mirror.merge_base(onto, head) is None:
+        if await mirror.find_merge_base(base_commit, head) is None:
             return False
-        tree = await merge_tree.write_merged_tree(mirror, onto, head)
-        return isinstance(tree, str) and tree == await mirror.tree_of(onto)
+        tree = await merge_tree.write_merged_tree(mirror, base_commit, head)
+        return isinstance(tree, str) and tree == await mirror.get_tree(base_commit)
 
-    async def _create_merge(self, mirror: Mirror, project: Project, onto: str, wanted: BranchMerge) -> str:
-        head = wanted.head_commit
-        if await mirror.merge_base(onto, head) is None:
-            raise ConflictError(f"{wanted.head} and {wanted.base} have no common history.")
-        if wanted.method == "rebase":
-            if not await mirror.is_ancestor(onto, head):
+    async def _create_merge_commit(
+        self, mirror: Mirror, project: Project, base_commit: str, request: BranchMerge
+    ) -> str:
+        head = request.head_commit
+        if await mirror.find_merge_base(base_commit, head) is None:
+            raise ConflictError(f"{request.head} and {request.base} have no common history.")
+        if request.method == "rebase":
+            if not await mirror.is_ancestor(base_commit, head):
                 raise ConflictError(
-                    f"{wanted.base} has new commits, and a pushed branch is not rebased. Choose another way to merge, or "
+                    f"{request.base} has new commits, and a pushed branch is not rebased. Choose another merge method, or "
                     "update the branch first."
                 )
             return head
-        tree = await merge_tree.write_merged_tree(mirror, onto, head)
+        tree = await merge_tree.write_merged_tree(mirror, base_commit, head)
         if not isinstance(tree, str):
             raise ConflictsError(tree.files, total=tree.total)
-        parents = [onto] if wanted.method == "squash" else [onto, head]
+        parents = [base_commit] if request.method == "squash" else [base_commit, head]
         return await mirror.commit_tree(
-            tree, parents, wanted.message, author=get_author(project), committer=get_committer(project)
+            tree, parents, request.message, author=get_author(project), committer=get_committer(project)
         )

@@ -14,17 +14,17 @@ from sandyard.platform.domain.repositories.model import Commit, Identity
 
 TYPES = ("feat", "fix", "docs", "style", "refactor", "perf", "test", "build", "ci", "chore", "revert")
 _MAX_TRAILER_LENGTH = 500
-LONGEST = 100
+MAX_DESCRIPTION_LENGTH = 100
 """Maximum length of the description, in characters."""
 
-CONVENTIONAL = re.compile(rf"^({'|'.join(TYPES)})(\(.+\))?!?: .{{1,{LONGEST}}}$")
+CONVENTIONAL = re.compile(rf"^({'|'.join(TYPES)})(\(.+\))?!?: .{{1,{MAX_DESCRIPTION_LENGTH}}}$")
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_LOOSE = re.compile(
+_LOOSE_SUBJECT = re.compile(
     r"\[?\s*(?P<type>[A-Za-z]{2,20})\s*\]?\s*(?:\((?P<scope>[^()]*)\))?\s*(?P<breaking>!?)\s*(?P<end>[:\u2013\u2014-]|\])?\s*(?P<rest>.*)"
 )
 _TRAILER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*: \S.*")
-_MAX_NAMED = 10
+_MAX_NAMED_COMMITS = 10
 _PLACEHOLDER = "update"
 
 # other names that people use for the types
@@ -56,7 +56,7 @@ _VERBS = {
 }
 
 
-def subject_of(message: str) -> str:
+def get_subject(message: str) -> str:
     """Return the subject as `git log --format=%s` shows it."""
     lines = [line.rstrip(" \t\r") for line in message.split("\n")]
     while lines and not lines[0]:
@@ -65,59 +65,61 @@ def subject_of(message: str) -> str:
     return " ".join(paragraph)
 
 
-def check(message: str) -> None:
+def check_message(message: str) -> None:
     """Raise CommitMessageError with the problem and the whole corrected message, which keeps all of the text."""
-    subject = subject_of(message)
+    subject = get_subject(message)
     if CONVENTIONAL.fullmatch(subject) and not _UNPRINTABLE.search(message.replace("\r\n", "\n")):
         return
     corrected = _correct_message(message)
-    raise CommitMessageError(f"{_describe_problem(subject)} Example: {subject_of(corrected)}", corrected)
+    raise CommitMessageError(f"{_describe_problem(subject)} Example: {get_subject(corrected)}", corrected)
 
 
-def check_pushed(commits: Sequence[Commit]) -> None:
+def check_commits(commits: Sequence[Commit]) -> None:
     """Raise CommitMessageError that names each commit with a non-conventional subject. Merge commits are exempt."""
     bad = [commit for commit in commits if len(commit.parents) < 2 and not CONVENTIONAL.fullmatch(commit.subject)]
     if not bad:
         return
     named = "; ".join(
-        f"{commit.id[:10]} “{_shorten(commit.subject)}” → {suggest(commit.subject)}" for commit in bad[:_MAX_NAMED]
+        f"{commit.id[:10]} “{_shorten(commit.subject)}” → {suggest_subject(commit.subject)}"
+        for commit in bad[:_MAX_NAMED_COMMITS]
     )
-    more = f"; and {len(bad) - _MAX_NAMED} more" if len(bad) > _MAX_NAMED else ""
-    which = "One commit does not follow" if len(bad) == 1 else f"{len(bad)} commits do not follow"
+    more = f"; and {len(bad) - _MAX_NAMED_COMMITS} more" if len(bad) > _MAX_NAMED_COMMITS else ""
+    count = "One commit does not follow" if len(bad) == 1 else f"{len(bad)} commits do not follow"
     raise CommitMessageError(
-        f"{which} the message convention, and nothing was pushed. Reword: {named}{more}.", suggest(bad[0].subject)
+        f"{count} the message convention, and nothing was pushed. Reword: {named}{more}.",
+        suggest_subject(bad[0].subject),
     )
 
 
-def suggest(subject: str) -> str:
+def suggest_subject(subject: str) -> str:
     """Return the corrected subject, or the same one if it is valid. The result always passes the check."""
     plain = _normalize(subject)
     if CONVENTIONAL.fullmatch(plain):
         return plain
-    kind, scope, breaking, rest = _parse_loosely(plain)
+    type_, scope, breaking, rest = _parse_loosely(plain)
     scope = f"({scope})" if scope else ""
-    return f"{kind}{scope}{breaking}: {_truncate(_tidy(rest)) or _PLACEHOLDER}"
+    return f"{type_}{scope}{breaking}: {_truncate(_clean_description(rest)) or _PLACEHOLDER}"
 
 
-def with_trailers(message: str, co_authors: Iterable[Identity]) -> str:
+def add_trailers(message: str, co_authors: Iterable[Identity]) -> str:
     """Append a trailer for each co-author who is not yet named in the message."""
     text = message.replace("\r\n", "\n").rstrip()
-    there = text.lower()
+    named = text.lower()
     lines: list[str] = []
     for person in co_authors:
         name, email = _strip_brackets(person.name), _strip_brackets(person.email)
-        if f"<{email.lower()}>" not in "".join(_co_author_lines(there)):
+        if f"<{email.lower()}>" not in "".join(_find_co_author_lines(named)):
             lines.append(f"Co-authored-by: {name} <{email}>")
-            there += "\n" + lines[-1].lower()
+            named += "\n" + lines[-1].lower()
     if not lines:
         return text
     return text + ("\n" if _ends_with_trailers(text) else "\n\n") + "\n".join(lines)
 
 
-def co_authors(message: str) -> list[Identity]:
+def parse_co_authors(message: str) -> list[Identity]:
     """Return the co-authors named in the trailers, in order."""
     found = []
-    for line in _co_author_lines(message):
+    for line in _find_co_author_lines(message):
         person = line[:_MAX_TRAILER_LENGTH].partition(":")[2]
         name, _, email = person[:-1].partition("<") if person.endswith(">") else ("", "", "")
         if name.strip() and email.split() == [email] and not {"<", ">"} & set(name + email):
@@ -125,7 +127,7 @@ def co_authors(message: str) -> list[Identity]:
     return found
 
 
-def _co_author_lines(message: str) -> list[str]:
+def _find_co_author_lines(message: str) -> list[str]:
     return [line.strip() for line in message.splitlines() if line.lower().startswith("co-authored-by:")]
 
 
@@ -134,22 +136,27 @@ def _describe_problem(subject: str) -> str:
         return "The commit has no message."
     kind, colon, _ = subject.partition(": ")
     if colon and CONVENTIONAL.fullmatch(f"{kind}: x"):
-        if len(subject) > len(kind) + 2 + LONGEST:
-            return f"The description after “{_shorten(kind)}:” has more than {LONGEST} characters. Put the rest into the message body."
+        if len(subject) > len(kind) + 2 + MAX_DESCRIPTION_LENGTH:
+            return (
+                f"The description after “{_shorten(kind)}:” has more than {MAX_DESCRIPTION_LENGTH} characters. Put the rest into the "
+                "message body."
+            )
         return "The commit message contains unprintable characters."
     return (
         f"The commit subject “{_shorten(subject)}” does not follow the convention: a type ({', '.join(TYPES)}), an optional "
-        f"scope in parentheses, a colon, a space, and a description of at most {LONGEST} characters."
+        f"scope in parentheses, a colon, a space, and a description of at most {MAX_DESCRIPTION_LENGTH} characters."
     )
 
 
 def _correct_message(message: str) -> str:
-    subject = subject_of(message)
-    better = suggest(subject)
+    subject = get_subject(message)
+    corrected = suggest_subject(subject)
     body = _UNPRINTABLE.sub("", _extract_body(message).replace("\r\n", "\n")).strip("\n").rstrip()
     whole = _normalize(subject)
-    kept = [whole] if len(whole) > LONGEST and not better.endswith(_parse_loosely(whole)[3]) else []
-    return "\n\n".join([better, *kept, *([body] if body else [])])
+    full_subject = (
+        [whole] if len(whole) > MAX_DESCRIPTION_LENGTH and not corrected.endswith(_parse_loosely(whole)[3]) else []
+    )
+    return "\n\n".join([corrected, *full_subject, *([body] if body else [])])
 
 
 def _extract_body(message: str) -> str:
@@ -165,7 +172,7 @@ def _normalize(text: str) -> str:
 
 def _parse_loosely(plain: str) -> tuple[str, str, str, str]:
     """Return the type, scope, "!" and description, as far as they can be recognized."""
-    match = _LOOSE.fullmatch(plain)
+    match = _LOOSE_SUBJECT.fullmatch(plain)
     if match is None:
         return _guess_type(plain), "", "", plain
     word = match["type"].lower()
@@ -188,7 +195,7 @@ def _guess_type(plain: str) -> str:
     return _ALIASES.get(first, "chore")
 
 
-def _tidy(rest: str) -> str:
+def _clean_description(rest: str) -> str:
     text = rest.strip().lstrip(":-\u2013\u2014] ").rstrip(" .")
     first, space, others = text.partition(" ")
     if first[:1].isupper() and first[1:].islower():  # not a name such as API or GitHub
@@ -197,10 +204,10 @@ def _tidy(rest: str) -> str:
 
 
 def _truncate(text: str) -> str:
-    if len(text) <= LONGEST:
+    if len(text) <= MAX_DESCRIPTION_LENGTH:
         return text
-    whole = text[: LONGEST + 1].rpartition(" ")[0]
-    return (whole if len(whole) > LONGEST // 2 else text[:LONGEST]).rstrip(" ,;:.-")
+    whole = text[: MAX_DESCRIPTION_LENGTH + 1].rpartition(" ")[0]
+    return (whole if len(whole) > MAX_DESCRIPTION_LENGTH // 2 else text[:MAX_DESCRIPTION_LENGTH]).rstrip(" ,;:.-")
 
 
 def _shorten(text: str) -> str:

@@ -19,7 +19,7 @@ from sandyard.platform.db.models import Checkout, Project, Sandbox
 from sandyard.platform.domain.git.checkout.program_runner import ProgramRunner
 from sandyard.platform.domain.git.checkout.sandbox_git import SandboxGit
 from sandyard.platform.domain.git.errors import NoCheckoutError
-from sandyard.platform.domain.git.model import FOLDER
+from sandyard.platform.domain.git.model import CHECKOUT_FOLDER
 from sandyard.platform.domain.projects.model import IdentitySettings, ProjectSettings
 from sandyard.platform.domain.projects.remotes import get_remote
 from sandyard.platform.domain.projects.service import record_connection_error
@@ -62,7 +62,7 @@ class GitContext:
     mirrors: Mirrors
     credential_source: CredentialSource
     settings: PlatformSettings
-    _refreshed: dict[str, float] = field(default_factory=dict)
+    _refresh_started_at: dict[str, float] = field(default_factory=dict)
 
     async def get_project(self, project_id: str | None) -> Project:
         async with self.database.reading() as session:
@@ -82,12 +82,12 @@ class GitContext:
 
     async def refresh(self, project: Project, repository: Repository, progress: Progress, *, since: float) -> None:
         """Update the mirror, unless a refresh that started after `since` (time.monotonic) has completed."""
-        if self._refreshed.get(project.id, 0.0) > since:
+        if self._refresh_started_at.get(project.id, 0.0) > since:
             return
         started = time.monotonic()
         async with self.record_connection(project):
             await repository.mirror.refresh(repository.remote, repository.credential, progress)
-        self._refreshed[project.id] = started
+        self._refresh_started_at[project.id] = started
 
     @contextlib.asynccontextmanager
     async def record_connection(self, project: Project) -> AsyncIterator[None]:
@@ -115,8 +115,8 @@ class GitContext:
             raise NoCheckoutError
         return found[0], found[1]
 
-    def create_git(self, engine_id: str, folder: str = FOLDER) -> SandboxGit:
-        """Return git in a running sandbox."""
+    def create_git(self, engine_id: str, folder: str = CHECKOUT_FOLDER) -> SandboxGit:
+        """Return the git of a running sandbox."""
         runner = ProgramRunner(self.lifecycle.engine, engine_id, folder)
         return SandboxGit(runner, limit=self.settings.git_transfer_limit)
 
@@ -126,14 +126,14 @@ class GitContext:
         with tempfile.TemporaryDirectory(prefix="transfer-", dir=self.settings.git_dir) as folder:
             yield Path(folder) / "bundle"
 
-    def sweep_transfer_files(self) -> None:
+    def delete_transfer_files(self) -> None:
         """Delete transfer files that a crash left behind. Blocks briefly; call only while no transfer is in progress."""
         for folder in self.settings.git_dir.glob("transfer-*"):
             shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.asynccontextmanager
-    async def open_git(self, sandbox: Sandbox, folder: str = FOLDER) -> AsyncIterator[SandboxGit]:
-        """Yield git in the sandbox, which is resumed if necessary."""
+    async def open_git(self, sandbox: Sandbox, folder: str = CHECKOUT_FOLDER) -> AsyncIterator[SandboxGit]:
+        """Yield the git of a sandbox, which is resumed if necessary."""
         async with self.lifecycle.using(sandbox) as engine_id:
             try:
                 yield self.create_git(engine_id, folder)
@@ -165,9 +165,9 @@ def get_committer(project: Project) -> Identity:
 
 def get_co_authors(project: Project, agent: str | None) -> tuple[Identity, ...]:
     """Return the configured co-author, else the sandbox's agent, if there is one."""
-    named = _to_identity(ProjectSettings.of(project).git.co_author)
-    if named is not None:
-        return (named,)
+    configured = _to_identity(ProjectSettings.of(project).git.co_author)
+    if configured is not None:
+        return (configured,)
     return (Identity(agent, f"{_make_local_part(agent)}@sandyard.localhost"),) if agent else ()
 
 

@@ -8,9 +8,9 @@ from enum import StrEnum
 
 from sandyard.platform.domain.repositories.model import Identity
 
-FOLDER = "/home/user/workspace"
+CHECKOUT_FOLDER = "/home/user/workspace"
 """Path of the session's checkout inside its sandbox."""
-PREPARED = "sandyard-prepared"
+PREPARED_BRANCH = "sandyard-prepared"
 """Branch of a checkout while it is being prepared. It has no database row and is never pushed."""
 
 
@@ -83,7 +83,7 @@ class WorkTree:
 
 
 @dataclass(frozen=True, slots=True)
-class Undone:
+class UndoneChanges:
     """Changes of a program in a work tree that were reverted.
 
     `commit` is the work tree with those changes. `count` is the number of changed files; `paths` names some of them.

@@ -12,13 +12,13 @@ from sandyard.kit.ids import random_id
 from sandyard.platform.db.models import Project, Sandbox
 from sandyard.platform.domain.git.checkout.sandbox_git import SealedCheckout
 from sandyard.platform.domain.git.context import GitContext, get_author
-from sandyard.platform.domain.git.model import PREPARED, PreparedCheckout
+from sandyard.platform.domain.git.model import PREPARED_BRANCH, PreparedCheckout
 from sandyard.platform.domain.git.repository_queue import RepositoryQueue
 from sandyard.platform.domain.repositories.mirror import Mirror
 from sandyard.platform.domain.repositories.model import Progress
 
-_ENTRY = re.compile(rb"(?P<mode>[0-7]{6}) blob (?P<id>[0-9a-f]{40,64}) +(?P<size>[0-9]+)\t(?P<path>.+)", re.DOTALL)
-_LINK = b"120000"
+_TREE_ENTRY = re.compile(rb"(?P<mode>[0-7]{6}) blob (?P<id>[0-9a-f]{40,64}) +(?P<size>[0-9]+)\t(?P<path>.+)", re.DOTALL)
+_SYMLINK_MODE = b"120000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,27 +31,29 @@ class TreeFile:
 
 
 class PreparedCheckouts:
+    """Git operations for preparing snapshots."""
+
     def __init__(self, context: GitContext, queue: RepositoryQueue) -> None:
         self._context = context
         self._queue = queue
 
     async def fetch_newest(self, project: Project, base_branch: str | None, progress: Progress) -> tuple[str, str]:
         """Fetch and return the base branch and its newest commit. Raises ConflictError if there is no such branch."""
-        context, begun = self._context, time.monotonic()
+        context, started = self._context, time.monotonic()
         repository = await context.get_repository(project)
-        async with self._queue.wait_turn(repository.remote.key, id=random_id("prepare-"), who=project.id):
-            await context.refresh(project, repository, progress, since=begun)
+        async with self._queue.wait_turn(repository.remote.key, id=random_id("prepare-"), requester=project.id):
+            await context.refresh(project, repository, progress, since=started)
         return await resolve_base(repository.mirror, project, base_branch)
 
     async def find_files(self, project_id: str, commit: str, paths: Sequence[str]) -> dict[str, TreeFile]:
         """Return those of the paths that exist in the commit as files, by path. Symbolic links are omitted."""
         mirror = self._context.mirrors.get(project_id)
         output, _ = await mirror.read("ls-tree", "-z", "--long", "--full-tree", commit, "--", *paths)
-        found = [match for entry in output.split(b"\0") if (match := _ENTRY.fullmatch(entry)) is not None]
+        found = [match for entry in output.split(b"\0") if (match := _TREE_ENTRY.fullmatch(entry)) is not None]
         files = [
             TreeFile(match["path"].decode(errors="replace"), match["id"].decode(), int(match["size"]))
             for match in found
-            if match["mode"] != _LINK
+            if match["mode"] != _SYMLINK_MODE
         ]
         return {file.path: file for file in files}
 
@@ -63,7 +65,7 @@ class PreparedCheckouts:
     async def create(
         self, project: Project, sandbox: Sandbox, base: str, commit: str, progress: Progress
     ) -> PreparedCheckout:
-        """Create a checkout of the commit on the branch PREPARED, without a database row. Idempotent."""
+        """Create a checkout of the commit on the branch PREPARED_BRANCH, without a database row. Idempotent."""
         context = self._context
         repository = await context.get_repository(project)
         mirror = repository.mirror
@@ -77,7 +79,7 @@ class PreparedCheckouts:
                     bundle,
                     commit=commit,
                     base_branch=base,
-                    branch=PREPARED,
+                    branch=PREPARED_BRANCH,
                     identity=get_author(project),
                     origin=repository.public_url,
                 )
@@ -91,11 +93,11 @@ class PreparedCheckouts:
             return await git.seal(commit)
 
 
-async def resolve_base(mirror: Mirror, project: Project, wanted: str | None) -> tuple[str, str]:
-    """Return the base branch and its newest commit: the wanted branch, else the project's, else the remote's default."""
+async def resolve_base(mirror: Mirror, project: Project, requested: str | None) -> tuple[str, str]:
+    """Return the base branch and its newest commit: the requested branch, else the project's, else the remote's default."""
     branches = await mirror.list_branches()
-    name = wanted or project.base_branch or await mirror.get_default_branch()
+    name = requested or project.base_branch or await mirror.get_default_branch()
     if name is None or name not in branches:
-        some = ", ".join(sorted(branches)[:5]) or "none at all"
-        raise ConflictError(f"The repository has no branch {name!r} to start from. Available: {some}.")
+        available = ", ".join(sorted(branches)[:5]) or "none at all"
+        raise ConflictError(f"The repository has no branch {name!r} to start from. Available: {available}.")
     return name, branches[name]

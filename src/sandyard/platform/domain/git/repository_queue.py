@@ -1,6 +1,6 @@
 """Fair queue with one writer per repository at a time.
 
-Whoever was served least recently comes first, then whoever asked first, according to the id.
+The requester that was served least recently comes first. Entries of equal rank are served in the order of their ids.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from dataclasses import dataclass, field
 @dataclass(slots=True)
 class _Entry:
     id: str
-    who: str
+    requester: str
     turn: asyncio.Future[None]
 
 
 @dataclass(slots=True)
 class _Queue:
-    busy: str | None = None
+    current_id: str | None = None
     waiting: list[_Entry] = field(default_factory=list)
     served: dict[str, int] = field(default_factory=dict)
-    """When each one was served last, as an increasing number."""
+    """When each requester was served last, as an increasing number."""
 
 
 class RepositoryQueue:
-    """SavedCheckpoint in memory. Only the operations survive a restart, and they queue again in their original order."""
+    """The queues of all repositories, in memory. Only the operations survive a restart, and they queue again in their original order."""
 
     def __init__(self) -> None:
         self._queues: dict[str, _Queue] = {}
         self._count = itertools.count(1)
 
-    def enter(self, repository: str, *, id: str, who: str) -> asyncio.Future[None]:
+    def enter(self, repository: str, *, id: str, requester: str) -> asyncio.Future[None]:
         """Join the queue. The future completes when it is this entry's turn, at once if the queue is empty.
 
-        Call `leave` afterwards, also if the turn is no longer wanted. Each `who` is served in turn, however many
+        Call `leave` afterwards, also if the turn is no longer wanted. Each requester is served in turn, however many
         entries the others have.
         """
         queue = self._queues.setdefault(repository, _Queue())
-        entry = _Entry(id, who, asyncio.get_running_loop().create_future())
+        entry = _Entry(id, requester, asyncio.get_running_loop().create_future())
         queue.waiting.append(entry)
-        if queue.busy is None:
+        if queue.current_id is None:
             self._serve_next(repository, queue)
         return entry.turn
 
     def leave(self, repository: str, id: str) -> None:
         """End the turn, or leave the queue before it."""
         queue = self._queues[repository]
-        if queue.busy == id:
+        if queue.current_id == id:
             self._serve_next(repository, queue)
         else:
             queue.waiting = [entry for entry in queue.waiting if entry.id != id]
 
     @contextlib.asynccontextmanager
-    async def wait_turn(self, repository: str, *, id: str, who: str) -> AsyncIterator[None]:
+    async def wait_turn(self, repository: str, *, id: str, requester: str) -> AsyncIterator[None]:
         """Wait for the turn, and end it with the context. See `enter`."""
-        turn = self.enter(repository, id=id, who=who)
+        turn = self.enter(repository, id=id, requester=requester)
         try:
             await turn
             yield
@@ -66,36 +66,36 @@ class RepositoryQueue:
             self.leave(repository, id)
 
     def _serve_next(self, repository: str, queue: _Queue) -> None:
-        queue.busy = None
+        queue.current_id = None
         if not queue.waiting:
             del self._queues[repository]
             return
-        entry = next(iter(_serving_order(queue)))
+        entry = next(iter(_iterate_in_serving_order(queue)))
         queue.waiting.remove(entry)
-        queue.busy, queue.served[entry.who] = entry.id, next(self._count)
+        queue.current_id, queue.served[entry.requester] = entry.id, next(self._count)
         if not entry.turn.done():  # otherwise the waiter was cancelled and is about to leave
             entry.turn.set_result(None)
 
-    def position(self, repository: str, id: str) -> int | None:
+    def get_position(self, repository: str, id: str) -> int | None:
         """Return 0 if it is its turn, 1 if it is next, and None if it is not in the queue."""
         queue = self._queues.get(repository)
         if queue is None:
             return None
-        if queue.busy == id:
+        if queue.current_id == id:
             return 0
-        for place, entry in enumerate(_serving_order(queue), 1):
+        for position, entry in enumerate(_iterate_in_serving_order(queue), 1):
             if entry.id == id:
-                return place
+                return position
         return None
 
 
-def _serving_order(queue: _Queue) -> Iterable[_Entry]:
+def _iterate_in_serving_order(queue: _Queue) -> Iterable[_Entry]:
     """Yield the entries in the order in which they will be served if no others join."""
-    served, left = dict(queue.served), list(queue.waiting)
+    served, waiting = dict(queue.served), list(queue.waiting)
     now = max(served.values(), default=0)
-    while left:
-        first = min(left, key=lambda entry: (served.get(entry.who, 0), entry.id))
-        left.remove(first)
+    while waiting:
+        first = min(waiting, key=lambda entry: (served.get(entry.requester, 0), entry.id))
+        waiting.remove(first)
         now += 1
-        served[first.who] = now
+        served[first.requester] = now
         yield first

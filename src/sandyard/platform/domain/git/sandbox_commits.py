@@ -16,18 +16,18 @@ from sandyard.platform.domain.git.context import GitContext
 from sandyard.platform.domain.repositories.errors import UnsafeBundleError
 from sandyard.platform.domain.repositories.mirror import Mirror
 
-HEADS = "refs/sandyard/sandboxes/"
-CHECKPOINTS = "refs/sandyard/checkpoints/"
-_FOREIGN = "The sandbox sent a commit of another sandbox, which was rejected."
+HEAD_REFS = "refs/sandyard/sandboxes/"
+CHECKPOINT_REFS = "refs/sandyard/checkpoints/"
+_FOREIGN_COMMIT = "The sandbox sent a commit of another sandbox, which was rejected."
 
 
-def head_ref(sandbox_id: str) -> str:
+def make_head_ref(sandbox_id: str) -> str:
     """Return the mirror's ref for the newest commit that came from a sandbox."""
-    return f"{HEADS}{sandbox_id}/head"
+    return f"{HEAD_REFS}{sandbox_id}/head"
 
 
-def checkpoint_ref(checkpoint_id: str) -> str:
-    return CHECKPOINTS + checkpoint_id
+def make_checkpoint_ref(checkpoint_id: str) -> str:
+    return CHECKPOINT_REFS + checkpoint_id
 
 
 async def import_commits(
@@ -38,32 +38,32 @@ async def import_commits(
     Returns the commit. Raises UnsafeBundleError if it is not the sandbox's own.
     """
     mirror = context.mirrors.get(row.project_id)
-    mine = await list_own_refs(context, row)
+    own_refs = await list_own_refs(context, row)
     with context.create_transfer_file() as path:
         sent = await git.send(path, ref=ref, have=[row.head, row.base_commit, *known])
         if path.exists():
             commit = (await mirror.import_bundle(path, {sent.ref: into}))[into]
-        elif await is_own_commit(mirror, sent.commit, mine):
+        elif await is_own_commit(mirror, sent.commit, own_refs):
             commit = sent.commit
             await mirror.set_ref(into, commit)
         else:
-            raise UnsafeBundleError(_FOREIGN)
+            raise UnsafeBundleError(_FOREIGN_COMMIT)
     return commit
 
 
 async def list_own_refs(context: GitContext, row: Checkout) -> list[str]:
-    """Return the refs of everything that came from the sandboxes of this session, or from this sandbox if it has no
-    session."""
-    same = [Checkout.sandbox_id == row.sandbox_id]
-    kept = [Checkpoint.sandbox_id == row.sandbox_id]
+    """Return the refs of everything that came from the sandboxes of this session, or from this sandbox if it has no session."""
+    own_checkouts = [Checkout.sandbox_id == row.sandbox_id]
+    own_checkpoints = [Checkpoint.sandbox_id == row.sandbox_id]
     if row.session_id is not None:
-        same.append(Checkout.session_id == row.session_id)
-        kept.append(Checkpoint.session_id == row.session_id)
+        own_checkouts.append(Checkout.session_id == row.session_id)
+        own_checkpoints.append(Checkpoint.session_id == row.session_id)
     async with context.database.reading() as session:
-        sandboxes = await session.scalars(select(Checkout.sandbox_id).where(or_(*same)))
-        checkpoints = await session.scalars(select(Checkpoint.id).where(or_(*kept)))
-        return [*(head_ref(one) for one in sandboxes), *(checkpoint_ref(one) for one in checkpoints)]
+        sandboxes = await session.scalars(select(Checkout.sandbox_id).where(or_(*own_checkouts)))
+        checkpoints = await session.scalars(select(Checkpoint.id).where(or_(*own_checkpoints)))
+        return [*map(make_head_ref, sandboxes), *map(make_checkpoint_ref, checkpoints)]
 
 
-async def is_own_commit(mirror: Mirror, commit: str, mine: Sequence[str]) -> bool:
-    return await mirror.reaches(commit, mine) or await mirror.is_on_remote(commit)
+async def is_own_commit(mirror: Mirror, commit: str, own_refs: Sequence[str]) -> bool:
+    """Return whether the commit is reachable from one of these refs or from a branch of the remote."""
+    return await mirror.is_reachable(commit, own_refs) or await mirror.is_on_remote(commit)

@@ -1,9 +1,7 @@
-"""Git operations on behalf of users. Every method takes the caller and treats what the caller may not see as
-nonexistent.
+"""Git operations on behalf of users. Every method takes the caller and treats what the caller may not see as nonexistent.
 
-Methods that change something submit an operation and return at once; `operations.wait` returns its
-outcome. Methods that only read
-never resume a sandbox: if it is paused, they read its last checkpoint.
+Methods that change something submit an operation and return at once; `operations.wait` returns its outcome. Methods that only read never
+resume a sandbox: if it is paused, they read its last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.branch_merge import BranchMerges
 from sandyard.platform.domain.git.context import GitContext
 from sandyard.platform.domain.git.errors import NoCheckoutError, NotInProjectError
-from sandyard.platform.domain.git.model import OperationKind, OperationStatus, PreparedCheckout, Reason, Undone
+from sandyard.platform.domain.git.model import OperationKind, OperationStatus, PreparedCheckout, Reason, UndoneChanges
 from sandyard.platform.domain.git.operations.change_handlers import ChangeHandlers
 from sandyard.platform.domain.git.operations.checkout_handlers import CheckoutHandlers, require_in_project
 from sandyard.platform.domain.git.operations.checkpoints import SAVE_TIMEOUT_S, Checkpoints
@@ -32,12 +30,12 @@ from sandyard.platform.domain.git.operations.runner import OperationRunner
 from sandyard.platform.domain.git.prepared_checkouts import PreparedCheckouts
 from sandyard.platform.domain.git.repository_queue import RepositoryQueue
 from sandyard.platform.domain.git.sandbox_commits import (
-    CHECKPOINTS,
-    HEADS,
-    checkpoint_ref,
-    head_ref,
+    CHECKPOINT_REFS,
+    HEAD_REFS,
     is_own_commit,
     list_own_refs,
+    make_checkpoint_ref,
+    make_head_ref,
 )
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects import service as projects
@@ -55,13 +53,15 @@ from sandyard.platform.domain.sandboxes.model import Status as SandboxStatus
 from sandyard.platform.domain.sandboxes.model import check_usable
 from sandyard.platform.domain.users.model import Principal
 
-How = Literal["rebase", "merge", "check", "agent", "give_up"]
+UpdateMethod = Literal["rebase", "merge", "check", "agent", "give_up"]
 _STALE_AFTER = timedelta(minutes=1)
-_WITH_REMOTE = (OperationKind.PUSH, OperationKind.UPDATE, OperationKind.TAG)
+_REMOTE_OPERATIONS = (OperationKind.PUSH, OperationKind.UPDATE, OperationKind.TAG)
 """Operations that fetch the project's code or use its credential."""
 
 
 class GitService:
+    """Submits git operations and reads checkouts."""
+
     def __init__(self, context: GitContext, projects: projects.Projects) -> None:
         self._context = context
         self._database: Database = context.database
@@ -77,14 +77,14 @@ class GitService:
             {
                 OperationKind.CLONE: checkouts.clone,
                 OperationKind.RESTORE: checkouts.restore,
-                OperationKind.BRANCH: checkouts.branch,
+                OperationKind.BRANCH: checkouts.create_branch,
                 OperationKind.STAGE: changes.stage,
                 OperationKind.DISCARD: changes.discard,
                 OperationKind.COMMIT: changes.commit,
                 OperationKind.PUSH: remote.push,
                 OperationKind.UPDATE: remote.update,
-                OperationKind.TAG: remote.tag,
-                OperationKind.CHECKPOINT: self.checkpoints.checkpoint,
+                OperationKind.TAG: remote.create_tag,
+                OperationKind.CHECKPOINT: self.checkpoints.handle_checkpoint,
             },
         )
         self.prepared_checkouts = PreparedCheckouts(context, queue)
@@ -108,10 +108,10 @@ class GitService:
         """
         row = await self._context.lifecycle.repository.get_for(caller, sandbox_id)
         check_usable(row)
-        wanted = project_id or row.project_id
-        if wanted is None:
+        project_id = project_id or row.project_id
+        if project_id is None:
             raise NotInProjectError
-        project = await self._projects.get(caller, wanted)
+        project = await self._projects.get(caller, project_id)
         require_in_project(row, project.id)
         if project.repository is None:
             raise ConflictError(f"Project {project.name!r} has no repository. Add one in the project's settings.")
@@ -147,7 +147,9 @@ class GitService:
             arguments["prepared"] = asdict(prepared)
         return self.operations.draft(tx, kind, sandbox, project_id=project.id, user_id=user_id, arguments=arguments)
 
-    async def branch(self, caller: Principal, sandbox_id: str, *, name: str, start: str | None = None) -> GitOperation:
+    async def create_branch(
+        self, caller: Principal, sandbox_id: str, *, name: str, start: str | None = None
+    ) -> GitOperation:
         return await self._submit(caller, sandbox_id, OperationKind.BRANCH, name=name, start=start)
 
     async def stage(
@@ -176,7 +178,7 @@ class GitService:
         row = await self.get_checkout(caller, sandbox_id)
         project = await self._context.get_project(row.project_id)
         if ProjectSettings.of(project).git.commit_messages == "conventional":
-            commit_messages.check(message)
+            commit_messages.check_message(message)
         return await self._submit(
             caller, sandbox_id, OperationKind.COMMIT, message=message, paths=list(paths), everything=everything
         )
@@ -185,11 +187,11 @@ class GitService:
         return await self._submit(caller, sandbox_id, OperationKind.PUSH)
 
     async def update(
-        self, caller: Principal, sandbox_id: str, *, how: How, source: Literal["base", "branch"] = "base"
+        self, caller: Principal, sandbox_id: str, *, how: UpdateMethod, source: Literal["base", "branch"] = "base"
     ) -> GitOperation:
         return await self._submit(caller, sandbox_id, OperationKind.UPDATE, how=how, source=source)
 
-    async def tag(
+    async def create_tag(
         self, caller: Principal, sandbox_id: str, *, name: str, message: str | None = None, push: bool = False
     ) -> GitOperation:
         return await self._submit(caller, sandbox_id, OperationKind.TAG, name=name, message=message, push=push)
@@ -198,8 +200,9 @@ class GitService:
         return await self._submit(caller, sandbox_id, OperationKind.CHECKPOINT, reason=reason)
 
     async def _submit(self, caller: Principal, sandbox_id: str, kind: OperationKind, **arguments: Any) -> GitOperation:
-        checkout, row = await self._checkout_and_sandbox(caller, sandbox_id, to_use=True)
-        if kind in _WITH_REMOTE:  # the checkout may be older than the rule that the sandbox must belong to the project
+        checkout, row = await self._get_checkout_and_sandbox(caller, sandbox_id, check_use=True)
+        # the checkout may be older than the rule that the sandbox must belong to the project
+        if kind in _REMOTE_OPERATIONS:
             require_in_project(row, checkout.project_id)
         return await self.operations.submit(
             kind, row, project_id=checkout.project_id, user_id=caller.user_id, **arguments
@@ -209,61 +212,62 @@ class GitService:
 
     async def record_work_tree(self, caller: Principal, sandbox_id: str) -> str:
         """Store the work tree in the checkout as a commit that is on no branch, and return its id."""
-        row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
+        row, sandbox = await self._get_checkout_and_sandbox(caller, sandbox_id)
         async with self._context.open_git(sandbox, row.folder) as git:
             return (await git.save_work_tree()).commit
 
-    async def undo_changes(self, caller: Principal, sandbox_id: str, before: str) -> Undone | None:
+    async def undo_changes(self, caller: Principal, sandbox_id: str, before: str) -> UndoneChanges | None:
         """Restore the work tree that `record_work_tree` returned. See `SandboxGit.undo_changes`."""
-        row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
+        row, sandbox = await self._get_checkout_and_sandbox(caller, sandbox_id)
         async with self._context.open_git(sandbox, row.folder) as git:
             return await git.undo_changes(before)
 
     # reads ------------------------------------------------------------------------------------------------------------
 
     async def get_checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
-        return (await self._checkout_and_sandbox(caller, sandbox_id))[0]
+        return (await self._get_checkout_and_sandbox(caller, sandbox_id))[0]
 
-    async def status(self, caller: Principal, sandbox_id: str) -> Status:
-        row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
+    async def get_status(self, caller: Principal, sandbox_id: str) -> Status:
+        row, sandbox = await self._get_checkout_and_sandbox(caller, sandbox_id)
         if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
             try:
-                return await self._context.create_git(sandbox.engine_id, row.folder).status()
+                return await self._context.create_git(sandbox.engine_id, row.folder).get_status()
             except SandboxNotRunningError:
                 pass  # it was paused at this moment
-        kept = await self._latest_checkpoint(row)
+        checkpoint = await self._get_latest_checkpoint(row)
         mirror = self._context.mirrors.get(row.project_id)
-        return await read_stored_status(mirror, kept.commit, branch=kept.branch, as_of=kept.created_at)
+        return await read_stored_status(
+            mirror, checkpoint.commit, branch=checkpoint.branch, as_of=checkpoint.created_at
+        )
 
-    async def history(self, caller: Principal, sandbox_id: str, *, limit: int = 50, skip: int = 0) -> list[Commit]:
+    async def list_commits(self, caller: Principal, sandbox_id: str, *, limit: int = 50, skip: int = 0) -> list[Commit]:
         """Return the commits of the checkout that are not in its base, newest first."""
-        row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
+        row, sandbox = await self._get_checkout_and_sandbox(caller, sandbox_id)
         if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
             git = self._context.create_git(sandbox.engine_id, row.folder)
             try:
                 return await read_history(
-                    git, f"{await _comparison_base(git, row, 'HEAD')}..HEAD", limit=limit, skip=skip
+                    git, f"{await _find_comparison_base(git, row, 'HEAD')}..HEAD", limit=limit, skip=skip
                 )
             except SandboxNotRunningError:
                 pass
-        kept, mirror = await self._latest_checkpoint(row), self._context.mirrors.get(row.project_id)
-        base = await _comparison_base(mirror, row, kept.head)
-        return await read_history(mirror, f"{base}..{kept.head}", limit=limit, skip=skip)
+        checkpoint, mirror = await self._get_latest_checkpoint(row), self._context.mirrors.get(row.project_id)
+        base = await _find_comparison_base(mirror, row, checkpoint.head)
+        return await read_history(mirror, f"{base}..{checkpoint.head}", limit=limit, skip=skip)
 
-    async def base_history(self, caller: Principal, sandbox_id: str, *, limit: int = 50) -> list[Commit]:
-        """Return the commits that the checkout started from, newest first. A large repository has only those it was
-        given."""
-        row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
+    async def list_base_commits(self, caller: Principal, sandbox_id: str, *, limit: int = 50) -> list[Commit]:
+        """Return the commits that the checkout started from, newest first. A checkout of a large repository has only some."""
+        row, sandbox = await self._get_checkout_and_sandbox(caller, sandbox_id)
         if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
             git = self._context.create_git(sandbox.engine_id, row.folder)
             try:
-                return await read_history(git, await _comparison_base(git, row, "HEAD"), limit=limit)
+                return await read_history(git, await _find_comparison_base(git, row, "HEAD"), limit=limit)
             except SandboxNotRunningError:
                 pass
-        kept, mirror = await self._latest_checkpoint(row), self._context.mirrors.get(row.project_id)
-        return await read_history(mirror, await _comparison_base(mirror, row, kept.head), limit=limit)
+        checkpoint, mirror = await self._get_latest_checkpoint(row), self._context.mirrors.get(row.project_id)
+        return await read_history(mirror, await _find_comparison_base(mirror, row, checkpoint.head), limit=limit)
 
-    async def diff(
+    async def get_diff(
         self,
         caller: Principal,
         sandbox_id: str,
@@ -273,25 +277,27 @@ class GitService:
         patches: bool = True,
     ) -> Diff:
         """Return the changes in the work tree since the base, the newest commit (`head`) or another commit."""
-        row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
+        row, sandbox = await self._get_checkout_and_sandbox(caller, sandbox_id)
         reader: RepositoryReader
         if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
             git = reader = self._context.create_git(sandbox.engine_id, row.folder)
             try:
                 tree = await git.save_work_tree()
-                base = await _comparison_base(reader, row, tree.head, against)
+                base = await _find_comparison_base(reader, row, tree.head, against)
                 return await read_diff(reader, base, tree.commit, paths=paths, patches=patches)
             except SandboxNotRunningError:
                 pass
-        kept, reader = await self._latest_checkpoint(row), self._context.mirrors.get(row.project_id)
-        base = await self._checkpoint_base(row, kept, against)
-        return await read_diff(reader, base, kept.commit, paths=paths, patches=patches)
+        checkpoint, reader = await self._get_latest_checkpoint(row), self._context.mirrors.get(row.project_id)
+        base = await self._find_checkpoint_base(row, checkpoint, against)
+        return await read_diff(reader, base, checkpoint.commit, paths=paths, patches=patches)
 
-    async def _checkpoint_base(self, row: Checkout, kept: Checkpoint, against: str) -> str:
-        """Return the commit to compare with. The mirror also holds the work of others, so it must be the sandbox's own
-        or on the remote."""
+    async def _find_checkpoint_base(self, row: Checkout, checkpoint: Checkpoint, against: str) -> str:
+        """Return the commit to compare with.
+
+        It must be the sandbox's own or on the remote, because the mirror also has the work of others.
+        """
         mirror = self._context.mirrors.get(row.project_id)
-        base = await _comparison_base(mirror, row, kept.head, against)
+        base = await _find_comparison_base(mirror, row, checkpoint.head, against)
         if base == against and not await is_own_commit(mirror, base, await list_own_refs(self._context, row)):
             raise NotFoundError(f"The checkout has no commit {against!r}. Use a full commit id.")
         return base
@@ -299,16 +305,15 @@ class GitService:
     async def compare(
         self, caller: Principal, project_id: str, base: str, head: str, *, patches: bool = True
     ) -> tuple[list[Commit], Diff]:
-        """Return the commits and changes of the branch or commit `head` since it diverged from `base`, as of the last
-        fetch."""
+        """Return the commits and changes of the branch or commit `head` since it diverged from `base`, as of the last fetch."""
         project = await self._projects.get(caller, project_id)
         mirror = self._context.mirrors.get(project.id)
         if not mirror.exists:
             raise ConflictError("This repository has not been fetched yet.")
         old, new = [await self._resolve_on_remote(mirror, name) for name in (base, head)]
-        forked = await mirror.merge_base(old, new)
+        fork_point = await mirror.find_merge_base(old, new)
         commits = await read_history(mirror, f"{old}..{new}", limit=250)
-        return commits, await read_diff(mirror, forked or old, new, patches=patches)
+        return commits, await read_diff(mirror, fork_point or old, new, patches=patches)
 
     async def _resolve_on_remote(self, mirror: Mirror, name: str) -> str:
         """Resolve a branch or tag of the remote, or a commit that one of them contains."""
@@ -319,8 +324,8 @@ class GitService:
             raise NotFoundError(f"The repository has no branch or commit {name[:100]!r}, as of the last fetch.")
         return found
 
-    async def _checkout_and_sandbox(
-        self, caller: Principal, sandbox_id: str, *, to_use: bool = False
+    async def _get_checkout_and_sandbox(
+        self, caller: Principal, sandbox_id: str, *, check_use: bool = False
     ) -> tuple[Checkout, Sandbox]:
         """Return the checkout and its sandbox.
 
@@ -338,7 +343,7 @@ class GitService:
         if found is None:
             raise NotFoundError(f"There is no sandbox {sandbox_id[:60]!r}.")
         sandbox, row, project_id = found
-        if to_use:
+        if check_use:
             check_usable(sandbox)
         if row is None:
             raise NoCheckoutError
@@ -346,11 +351,11 @@ class GitService:
             raise NotFoundError(f"There is no project {row.project_id[:60]}.")
         return row, sandbox
 
-    async def _latest_checkpoint(self, row: Checkout) -> Checkpoint:
-        kept = await self.checkpoints.get_newest(row.sandbox_id)
-        if kept is None:
-            raise NoCheckoutError("The sandbox is not running, and nothing was saved of it. Resume it to look inside.")
-        return kept
+    async def _get_latest_checkpoint(self, row: Checkout) -> Checkpoint:
+        checkpoint = await self.checkpoints.get_newest(row.sandbox_id)
+        if checkpoint is None:
+            raise NoCheckoutError("The sandbox is not running, and it has no checkpoint. Resume it to see its files.")
+        return checkpoint
 
     async def list_checkpoints(self, caller: Principal, session_id: str, page: PageRequest) -> Listing[Checkpoint]:
         """List the session's checkpoints. The caller must have been authorized to see the session."""
@@ -389,13 +394,13 @@ class GitService:
 
     async def before_pause(self, sandbox: Sandbox) -> None:
         """Save uncommitted work as a checkpoint."""
-        await self._save_before(sandbox, Reason.PAUSE)
+        await self._save_checkpoint(sandbox, Reason.PAUSE)
 
     async def before_destroy(self, sandbox: Sandbox) -> None:
         """Save uncommitted work as a checkpoint. A paused sandbox is saved too: the engine may have paused it without a checkpoint."""
-        await self._save_before(sandbox, Reason.DESTROY)
+        await self._save_checkpoint(sandbox, Reason.DESTROY)
 
-    async def _save_before(self, sandbox: Sandbox, reason: Reason) -> None:
+    async def _save_checkpoint(self, sandbox: Sandbox, reason: Reason) -> None:
         async with self._database.transaction() as tx:
             checkout = await tx.session.get(Checkout, sandbox.id)
             if checkout is None or sandbox.engine_id is None:
@@ -409,7 +414,7 @@ class GitService:
                 arguments={"reason": reason},
                 status=OperationStatus.RUNNING,
             )
-        await self.operations.carry_out(row, sandbox, timeout_s=SAVE_TIMEOUT_S)
+        await self.operations.execute(row, sandbox, timeout_s=SAVE_TIMEOUT_S)
 
     # maintenance ------------------------------------------------------------------------------------------------------
 
@@ -420,16 +425,17 @@ class GitService:
             await self._context.refresh(project, repository, no_progress, since=float("inf"))
 
     async def recover(self) -> int:
-        """After a start, before anything else: delete what a crash left incomplete, then continue the pending
-        operations."""
+        """Delete what a crash left incomplete, then continue the pending operations. Call it after a start, before anything else."""
         async with self._database.reading() as session:
-            kept = {checkpoint_ref(one) for one in await session.scalars(select(Checkpoint.id))}
-            kept |= {head_ref(one) for one in await session.scalars(select(Checkout.sandbox_id))}
-        await asyncio.to_thread(self._context.sweep_transfer_files)
+            used = {
+                make_checkpoint_ref(checkpoint_id) for checkpoint_id in await session.scalars(select(Checkpoint.id))
+            }
+            used |= {make_head_ref(sandbox_id) for sandbox_id in await session.scalars(select(Checkout.sandbox_id))}
+        await asyncio.to_thread(self._context.delete_transfer_files)
         for project_id in self._context.mirrors.list_project_ids():
             mirror = self._context.mirrors.get(project_id)
-            for ref in {**await mirror.list_refs(CHECKPOINTS), **await mirror.list_refs(HEADS)}.keys() - kept:
-                await mirror.drop_ref(ref)
+            for ref in {**await mirror.list_refs(CHECKPOINT_REFS), **await mirror.list_refs(HEAD_REFS)}.keys() - used:
+                await mirror.delete_ref(ref)
         return await self.operations.recover()
 
     async def tidy(self, older_than: timedelta) -> None:
@@ -440,19 +446,18 @@ class GitService:
         await self.operations.trim(older_than)
         await self.operations.recover(_STALE_AFTER)
         # read before the projects, so that a project created meanwhile is among them
-        known = self._context.mirrors.list_project_ids()
+        mirrored = self._context.mirrors.list_project_ids()
         async with self._database.reading() as session:
-            there = set((await session.scalars(select(Project.id))).all())
-        for project_id in known:
-            if project_id in there:
+            existing = set((await session.scalars(select(Project.id))).all())
+        for project_id in mirrored:
+            if project_id in existing:
                 await self._context.mirrors.get(project_id).tidy()
             else:
                 await self._context.mirrors.remove(project_id)
 
 
-async def _comparison_base(reader: RepositoryReader, row: Checkout, head: str, against: str = "base") -> str:
-    """Return the commit to compare with. `base` is the merge base: what was merged from the base branch since is not
-    counted."""
+async def _find_comparison_base(reader: RepositoryReader, row: Checkout, head: str, against: str = "base") -> str:
+    """Return the commit to compare with. `base` is the merge base, so that what was merged from the base branch is not counted."""
     if against != "base":
         return head if against == "head" else against
     try:

@@ -30,7 +30,7 @@ from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, get_sandbox_event_fields, utc_now
 from sandyard.platform.domain.sandboxes.service import is_work_snapshot
-from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE
+from sandyard.platform.domain.sessions.snapshots import TEMPLATE_MISSING_CODES
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
@@ -200,7 +200,7 @@ class AgentSnapshots:
 
     async def after_end(self, sandbox: Sandbox) -> None:
         """Lifecycle hook: forget a snapshot from which the engine could not create a sandbox."""
-        if sandbox.engine_id is None and sandbox.error_code in NO_TEMPLATE:
+        if sandbox.engine_id is None and sandbox.error_code in TEMPLATE_MISSING_CODES:
             async with self._database.transaction() as tx:
                 lost = update(AgentSnapshot).where(AgentSnapshot.snapshot == sandbox.template)
                 await tx.session.execute(lost.values(snapshot=None, engine_id=None))

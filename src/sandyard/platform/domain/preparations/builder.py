@@ -16,7 +16,7 @@ from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.agents.installation import put_files
 from sandyard.platform.domain.agents.profiles.model import LaunchRequest, Profile
 from sandyard.platform.domain.git.checkout.sandbox_git import SealedCheckout
-from sandyard.platform.domain.git.model import FOLDER
+from sandyard.platform.domain.git.model import CHECKOUT_FOLDER
 from sandyard.platform.domain.git.prepared_checkouts import PreparedCheckouts
 from sandyard.platform.domain.preparations.devcontainer import Command
 from sandyard.platform.domain.preparations.model import PreparationFailedError
@@ -30,7 +30,7 @@ from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
 TAIL, SHOWN = 4000, 2000
-HOME = FOLDER.rpartition("/")[0]
+HOME = CHECKOUT_FOLDER.rpartition("/")[0]
 ENVS = {"CI": "true", "DEBIAN_FRONTEND": "noninteractive"}
 """Setup runs without a person to answer prompts."""
 Install = Callable[[SandboxEngine, str, Profile, PlatformSettings, Callable[[str], None]], Awaitable[bool]]
@@ -65,12 +65,14 @@ class Builder:
             async with self.lifecycle.using(sandbox) as engine_id:
                 await self.install(self.lifecycle.engine, engine_id, wished.profile, self.settings, lambda _: None)
         if not wished.profile.apis:  # otherwise its files depend on the session's model
-            launch = wished.profile.launch(LaunchRequest(HOME, FOLDER))
+            launch = wished.profile.launch(LaunchRequest(HOME, CHECKOUT_FOLDER))
             async with self.lifecycle.using(sandbox) as engine_id:
                 await put_files(self.lifecycle.engine, engine_id, launch)
         ran: list[dict[str, Any]] = []
         for command in recipe.commands:
-            new = NewCommand(command.command, timeout_s=wished.timeout_s, cwd=FOLDER, envs={**ENVS, **recipe.envs})
+            new = NewCommand(
+                command.command, timeout_s=wished.timeout_s, cwd=CHECKOUT_FOLDER, envs={**ENVS, **recipe.envs}
+            )
             begun = await self._start(caller, sandbox, command, new)
             told = {"source": command.source, "command": storable(command.command[:SHOWN]), "commandId": begun.id}
             await tell(f"running {command.source}", commands=[*ran, {**told, "exitCode": None, "seconds": 0}])

@@ -15,7 +15,7 @@ from sandyard.platform.db.models import Preparation, PreparationStatus, Sandbox
 from sandyard.platform.domain.preparations.model import get_preparation_event_fields
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import LIVE, utc_now
-from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE
+from sandyard.platform.domain.sessions.snapshots import TEMPLATE_MISSING_CODES
 
 log = get_logger(__name__)
 BUILDER = "sandyard/preparing"
@@ -72,7 +72,7 @@ class Clearing:
 
     async def distrust(self, sandbox: Sandbox) -> None:
         """Lifecycle hook: mark a preparation as failed if no sandbox can be created from its snapshot."""
-        if sandbox.engine_id is not None or sandbox.error_code not in NO_TEMPLATE:
+        if sandbox.engine_id is not None or sandbox.error_code not in TEMPLATE_MISSING_CODES:
             return
         async with self._database.transaction() as tx:
             query = select(Preparation).where(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandyard.platform.domain.git.model import FOLDER
+from sandyard.platform.domain.git.model import CHECKOUT_FOLDER
 from sandyard.platform.domain.preparations import jsonc
 
 CREATING = ("onCreateCommand", "updateContentCommand", "postCreateCommand")
@@ -103,8 +103,10 @@ def _line(name: str, value: object) -> str:
 
 
 def _placed(text: str) -> str:
-    folder = FOLDER.rpartition("/")[2]
-    return text.replace("${containerWorkspaceFolder}", FOLDER).replace("${containerWorkspaceFolderBasename}", folder)
+    folder = CHECKOUT_FOLDER.rpartition("/")[2]
+    return text.replace("${containerWorkspaceFolder}", CHECKOUT_FOLDER).replace(
+        "${containerWorkspaceFolderBasename}", folder
+    )
 
 
 def _add_envs(path: str, name: str, value: object, envs: dict[str, str]) -> Iterator[str]:

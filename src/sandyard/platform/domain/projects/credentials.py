@@ -23,15 +23,15 @@ from sandyard.platform.domain.projects.keys import parse_app_key, parse_ssh_key
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.users.model import Principal
 
-USERNAME = "x-access-token"
+DEFAULT_USERNAME = "x-access-token"
 """The username GitHub expects with a token. Most others accept any name."""
-MAX_TOKEN = 1000
-MIN_WEBHOOK_SECRET = 16
-_SHOWN = 4  # characters of a token
-_PLAIN = re.compile(r"[!-~]+")
-_NAME = re.compile(r"[!-9;-~]{1,200}")  # a colon would end the username in an Authorization header
-_APP = re.compile(r"[A-Za-z0-9._-]{1,40}")
-_INSTALLATION = re.compile(r"[0-9]{1,20}")
+MAX_TOKEN_LENGTH = 1000
+MIN_WEBHOOK_SECRET_LENGTH = 16
+_HINT_LENGTH = 4
+_PRINTABLE = re.compile(r"[!-~]+")
+_USERNAME_PATTERN = re.compile(r"[!-9;-~]{1,200}")  # a colon would end the username in an Authorization header
+_APP_ID = re.compile(r"[A-Za-z0-9._-]{1,40}")
+_INSTALLATION_ID = re.compile(r"[0-9]{1,20}")
 
 
 class CredentialKind(StrEnum):
@@ -61,7 +61,7 @@ class CredentialInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class CredentialDraft:
     """A validated credential that can be stored."""
 
     kind: CredentialKind
@@ -94,24 +94,28 @@ class Credentials:
         Each replaces the one of its kind; others of the project are kept. Returns all stored credentials.
         """
         await self._projects.require_change(caller, project_id)
-        drafts = await asyncio.to_thread(checked, token, username, ssh_key, app, webhook_secret)
+        drafts = await asyncio.to_thread(validate_credentials, token, username, ssh_key, app, webhook_secret)
         if not drafts:
             raise InvalidInputError("Enter at least one credential: a token, an SSH key, an app or a webhook secret.")
         await self.store(project_id, drafts)
         return await self.list(caller, project_id)
 
-    async def store(self, project_id: str, drafts: Sequence[Draft]) -> None:
+    async def store(self, project_id: str, drafts: Sequence[CredentialDraft]) -> None:
         """Store credentials for a caller who is already authorized. Raises NotFoundError if the project was deleted."""
         sealed = {
-            draft.kind: await asyncio.to_thread(self._vault.seal, draft.value, *_place(project_id, draft.kind))
+            draft.kind: await asyncio.to_thread(
+                self._vault.seal, draft.value, *_make_vault_context(project_id, draft.kind)
+            )
             for draft in drafts
         }
         try:
-            await self._write(project_id, drafts, sealed)
+            await self._write_rows(project_id, drafts, sealed)
         except IntegrityError:  # a concurrent request created the first one of its kind: now it exists
-            await self._write(project_id, drafts, sealed)
+            await self._write_rows(project_id, drafts, sealed)
 
-    async def _write(self, project_id: str, drafts: Sequence[Draft], sealed: dict[CredentialKind, bytes]) -> None:
+    async def _write_rows(
+        self, project_id: str, drafts: Sequence[CredentialDraft], sealed: dict[CredentialKind, bytes]
+    ) -> None:
         now = get_time(self._clock)
         async with self._database.transaction() as tx:
             project = await tx.session.get(Project, project_id)
@@ -143,11 +147,11 @@ class Credentials:
     async def list(self, caller: Principal, project_id: str) -> list[CredentialInfo]:
         """List credentials by kind, without values."""
         await self._projects.get(caller, project_id)
-        rows = select(Credential).where(Credential.project_id == project_id).order_by(Credential.kind)
+        query = select(Credential).where(Credential.project_id == project_id).order_by(Credential.kind)
         async with self._database.reading() as session:
             return [
                 CredentialInfo(CredentialKind(row.kind), row.hint, row.created_at, row.updated_at)
-                for row in await session.scalars(rows)
+                for row in await session.scalars(query)
             ]
 
     async def reveal(self, project_id: str, kind: CredentialKind | str) -> Secret | None:
@@ -159,71 +163,71 @@ class Credentials:
             row = await session.get(Credential, (project_id, str(kind)))
         if row is None:
             return None
-        return await asyncio.to_thread(self._vault.open, row.value, *_place(project_id, kind))
+        return await asyncio.to_thread(self._vault.open, row.value, *_make_vault_context(project_id, kind))
 
 
-def checked(
+def validate_credentials(
     token: Secret | None = None,
     username: str | None = None,
     key: Secret | None = None,
     app: AppKey | None = None,
     webhook_secret: Secret | None = None,
-) -> list[Draft]:
+) -> list[CredentialDraft]:
     """Validate credentials. Raises InvalidInputError, which quotes nothing secret. Blocks for a few milliseconds if there are keys."""
     if username is not None and token is None:
         raise InvalidInputError("A username requires a token. Enter both.")
     drafts = []
     if token is not None:
-        drafts.append(_token(token, username or USERNAME))
+        drafts.append(_draft_token(token, username or DEFAULT_USERNAME))
     if key is not None:
         clean, hint = parse_ssh_key(key)
-        drafts.append(Draft(CredentialKind.SSH_KEY, clean, hint))
+        drafts.append(CredentialDraft(CredentialKind.SSH_KEY, clean, hint))
     if app is not None:
-        drafts.append(_app(app))
+        drafts.append(_draft_app(app))
     if webhook_secret is not None:
-        drafts.append(_webhook(webhook_secret))
+        drafts.append(_draft_webhook_secret(webhook_secret))
     return drafts
 
 
-def _token(token: Secret, username: str) -> Draft:
+def _draft_token(token: Secret, username: str) -> CredentialDraft:
     value = token.reveal()
-    if len(value) > MAX_TOKEN:
-        raise InvalidInputError(f"The token is longer than {MAX_TOKEN} characters.")
-    if not _PLAIN.fullmatch(value):
+    if len(value) > MAX_TOKEN_LENGTH:
+        raise InvalidInputError(f"The token is longer than {MAX_TOKEN_LENGTH} characters.")
+    if not _PRINTABLE.fullmatch(value):
         raise InvalidInputError(
             "The token is empty, or contains spaces, line breaks or other invalid characters. Copy it again."
         )
-    if not _NAME.fullmatch(username):
+    if not _USERNAME_PATTERN.fullmatch(username):
         raise InvalidInputError("The username must have at most 200 characters, without spaces and colons.")
-    # four characters of a short one would reveal too much
-    hint = f"…{value[-_SHOWN:]}" if len(value) >= 4 * _SHOWN else "…"
-    return Draft(CredentialKind.TOKEN, _json(token=value, username=username), hint)
+    # the last characters of a short token would reveal too much of it
+    hint = f"…{value[-_HINT_LENGTH:]}" if len(value) >= 4 * _HINT_LENGTH else "…"
+    return CredentialDraft(CredentialKind.TOKEN, _to_secret_json(token=value, username=username), hint)
 
 
-def _app(app: AppKey) -> Draft:
-    if not _APP.fullmatch(app.app_id):
+def _draft_app(app: AppKey) -> CredentialDraft:
+    if not _APP_ID.fullmatch(app.app_id):
         raise InvalidInputError("The app id must be the app's id or client id: letters, digits, dots and hyphens.")
-    if not _INSTALLATION.fullmatch(app.installation_id):
+    if not _INSTALLATION_ID.fullmatch(app.installation_id):
         raise InvalidInputError("The installation id must be a number: the last part of the URL of its settings page.")
     key, fingerprint = parse_app_key(app.private_key)
-    value = _json(appId=app.app_id, installationId=app.installation_id, privateKey=key.reveal())
-    return Draft(CredentialKind.APP, value, f"{app.app_id} {fingerprint}")
+    value = _to_secret_json(appId=app.app_id, installationId=app.installation_id, privateKey=key.reveal())
+    return CredentialDraft(CredentialKind.APP, value, f"{app.app_id} {fingerprint}")
 
 
-def _webhook(secret: Secret) -> Draft:
+def _draft_webhook_secret(secret: Secret) -> CredentialDraft:
     value = secret.reveal()
-    if not MIN_WEBHOOK_SECRET <= len(value) <= MAX_TOKEN or not _PLAIN.fullmatch(value):
+    if not MIN_WEBHOOK_SECRET_LENGTH <= len(value) <= MAX_TOKEN_LENGTH or not _PRINTABLE.fullmatch(value):
         raise InvalidInputError(
-            f"The webhook secret must have {MIN_WEBHOOK_SECRET} to {MAX_TOKEN} characters and no spaces. Generate one with: "
+            f"The webhook secret must have {MIN_WEBHOOK_SECRET_LENGTH} to {MAX_TOKEN_LENGTH} characters and no spaces. Generate one with: "
             "openssl rand -hex 32"
         )
-    return Draft(CredentialKind.WEBHOOK_SECRET, secret, "set")
+    return CredentialDraft(CredentialKind.WEBHOOK_SECRET, secret, "set")
 
 
-def _json(**values: str) -> Secret:
+def _to_secret_json(**values: str) -> Secret:
     return Secret(json.dumps(values))
 
 
-def _place(project_id: str, kind: str) -> tuple[str, ...]:
-    """Return the context a sealed value is bound to. It cannot be opened in another row."""
+def _make_vault_context(project_id: str, kind: str) -> tuple[str, ...]:
+    """Return the context that a sealed value is bound to, so that it cannot be opened in another row."""
     return "credential", project_id, str(kind)

@@ -29,10 +29,10 @@ PRESETS: dict[Preset, tuple[str, ...]] = {
     "maven": ("repo.maven.apache.org", "repo1.maven.org", "plugins.gradle.org", "services.gradle.org"),
     "rubygems": ("rubygems.org", "index.rubygems.org"),
 }
-GITHUB = ("github.com", "api.github.com", "codeload.github.com", "*.githubusercontent.com")
+GITHUB_HOSTS = ("github.com", "api.github.com", "codeload.github.com", "*.githubusercontent.com")
 
 
-def allowed_of(project: Project, default: Allowed, destinations: Destinations | None = None) -> Allowed:
+def get_allowed(project: Project, default: Allowed, destinations: Destinations | None = None) -> Allowed:
     """Return what the project's sandboxes may connect to; `default` if the project does not set it.
 
     With `destinations`, entries in private networks are left out, because the owner may no longer be an administrator.
@@ -40,13 +40,13 @@ def allowed_of(project: Project, default: Allowed, destinations: Destinations | 
     settings = ProjectSettings.of(project)
     if settings.network.mode is None:
         return default
-    allowed = _allowed(settings.network, remotes.servers(project.repository, settings))
+    allowed = _list_allowed(settings.network, remotes.list_servers(project.repository, settings))
     if allowed is None or destinations is None:
         return allowed
-    return [entry for entry in allowed if _may_be_reached(destinations, entry)]
+    return [entry for entry in allowed if _is_reachable(destinations, entry)]
 
 
-def _may_be_reached(destinations: Destinations, entry: str) -> bool:
+def _is_reachable(destinations: Destinations, entry: str) -> bool:
     try:
         destinations.check_entry(entry)
     except PrivateAddressError:
@@ -56,25 +56,25 @@ def _may_be_reached(destinations: Destinations, entry: str) -> bool:
 
 def parse_operator_default(mode: str, entries: Iterable[str]) -> Allowed:
     """Return the default from SANDYARD_NETWORK and SANDYARD_NETWORK_ALLOW, whose entries are presets and hosts. Raises ValueError."""
-    words = [entry.strip() for entry in entries if entry.strip()]
-    presets = [word for word in words if word in get_args(Preset)]
-    hosts = [word for word in words if word not in presets]
-    return _allowed(NetworkSettings.model_validate({"mode": mode, "presets": presets, "allow": hosts}), ())
+    names = [entry.strip() for entry in entries if entry.strip()]
+    presets = [name for name in names if name in get_args(Preset)]
+    hosts = [name for name in names if name not in presets]
+    return _list_allowed(NetworkSettings.model_validate({"mode": mode, "presets": presets, "allow": hosts}), ())
 
 
-def _allowed(settings: NetworkSettings, servers: Iterable[str]) -> Allowed:
+def _list_allowed(settings: NetworkSettings, servers: Iterable[str]) -> Allowed:
     if settings.mode == "all":
         return None
     if settings.mode == "none":
         return []
     hosts = dict.fromkeys(host for preset in settings.presets for host in PRESETS[preset])
     if "forge" in settings.presets:
-        hosts |= dict.fromkeys(host for server in sorted(servers) for host in _forge(server))
+        hosts |= dict.fromkeys(host for server in sorted(servers) for host in _list_forge_hosts(server))
     return list(hosts | dict.fromkeys(settings.allow))
 
 
-def _forge(server: str) -> tuple[str, ...]:
+def _list_forge_hosts(server: str) -> tuple[str, ...]:
     host = urlsplit(server if "://" in server else f"ssh://{server}").hostname or ""
-    if host in GITHUB:
-        return GITHUB
+    if host in GITHUB_HOSTS:
+        return GITHUB_HOSTS
     return (host,) if host else ()

@@ -11,36 +11,36 @@ from pydantic.alias_generators import to_camel
 
 from sandyard.platform.db.models import Project
 
-MAX_PATTERNS, MAX_PATTERN = 100, 300
-_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-_HOST = re.compile(rf"(?:\*\.)?(?:{_LABEL}\.)*{_LABEL}")
+MAX_PATTERNS, MAX_PATTERN_LENGTH = 100, 300
+_HOST_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST = re.compile(rf"(?:\*\.)?(?:{_HOST_LABEL}\.)*{_HOST_LABEL}")
 _STORED = object()
 """Validation context for stored settings, which were validated before: they are read far more often than written."""
 
-Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
+Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_LENGTH)]
 """Not compiled here: `check_patterns` is called before they are stored."""
 Patterns = Annotated[list[Pattern], Field(max_length=MAX_PATTERNS)]
 
 
-class _Part(BaseModel):
+class _SettingsModel(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
 
-class CommandPolicySettings(_Part):
+class CommandPolicySettings(_SettingsModel):
     """Regular expressions (RE2 syntax), matched anywhere in the command. `deny` takes precedence. With `allow`, all else is denied."""
 
     allow: Patterns = Field(default_factory=list, examples=[["^git ", "^npm (ci|test)$"]])
     deny: Patterns = Field(default_factory=list, examples=[["\\bsudo\\b"]])
 
 
-class IdentitySettings(_Part):
+class IdentitySettings(_SettingsModel):
     """A name and email address for commits."""
 
     name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^<>\r\n\x00]+$")]
     email: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^<>\s\x00]+$")]
 
 
-class GitSettings(_Part):
+class GitSettings(_SettingsModel):
     author: IdentitySettings | None = Field(default=None, description="Author of commits. Null means Sandyard.")
     committer: IdentitySettings | None = Field(default=None, description="Committer of commits. Null means the author.")
     co_author: IdentitySettings | None = Field(
@@ -51,7 +51,7 @@ class GitSettings(_Part):
     )
 
 
-class ForgeSettings(_Part):
+class ForgeSettings(_SettingsModel):
     kind: Literal["auto", "github", "plain"] = Field(
         default="auto",
         description="auto: GitHub for repositories on github.com or with an apiUrl, otherwise a plain remote.",
@@ -77,7 +77,7 @@ class ForgeSettings(_Part):
     delete_branch: bool = Field(default=True, description="Delete the branch after its pull request is merged.")
 
 
-class PermissionSettings(_Part):
+class PermissionSettings(_SettingsModel):
     """What agents may do without asking. `deny` takes precedence over everything."""
 
     mode: Literal["ask", "allow_reads", "allow_all"] = Field(
@@ -96,18 +96,18 @@ class PermissionSettings(_Part):
 
     @property
     def strictness(self) -> Literal["none", "ask", "deny"]:
-        """ask: agents must ask before everything they do. deny: and they cannot be told to stop asking."""
+        """How strictly agents must ask. ask: before everything they do. deny: also, and they cannot be told to stop asking."""
         return "deny" if self.deny else "none" if self.mode == "allow_all" else "ask"
 
 
-class BudgetSettings(_Part):
+class BudgetSettings(_SettingsModel):
     """A limit on model usage. Null means no limit."""
 
     usd: float | None = Field(default=None, gt=0, le=1_000_000)
     tokens: int | None = Field(default=None, gt=0, le=10**13)
 
 
-class AgentSettings(_Part):
+class AgentSettings(_SettingsModel):
     default: str | None = Field(
         default=None, min_length=1, max_length=100, description="The agent of tasks that name none."
     )
@@ -135,7 +135,7 @@ class AgentSettings(_Part):
     )
 
 
-class VerifySettings(_Part):
+class VerifySettings(_SettingsModel):
     """The check that must pass before work is committed and pushed."""
 
     command: str | None = Field(default=None, min_length=1, max_length=10_000, examples=["make test"])
@@ -143,14 +143,14 @@ class VerifySettings(_Part):
     fixes: int = Field(default=2, ge=0, le=20, description="How many times the agent is asked to fix a failed check.")
 
 
-class SetupSettings(_Part):
+class SetupSettings(_SettingsModel):
     """Prepares a checkout, once per base commit. Null means `.sandyard/setup.sh`, or else devcontainer.json."""
 
     command: str | None = Field(default=None, min_length=1, max_length=10_000, examples=["npm ci"])
     timeout_seconds: int = Field(default=1800, ge=1, le=24 * 3600)
 
 
-class TaskSettings(_Part):
+class TaskSettings(_SettingsModel):
     parallel: int = Field(
         default=4, ge=1, le=200, description="Maximum number of attempts of this project that run at once."
     )
@@ -218,7 +218,7 @@ def _check_host(entry: str, info: ValidationInfo) -> str:
 Preset = Literal["forge", "debian", "pypi", "npm", "crates", "go", "maven", "rubygems"]
 
 
-class NetworkSettings(_Part):
+class NetworkSettings(_SettingsModel):
     """What the project's sandboxes may connect to. Models need no entry: they are reached through the platform's tunnel."""
 
     mode: Literal["none", "listed", "all"] | None = Field(
@@ -235,7 +235,7 @@ class NetworkSettings(_Part):
     ] = Field(default_factory=list, examples=[["api.example.org", "*.example.net", "192.0.2.0/24"]])
 
 
-class ProjectSettings(_Part):
+class ProjectSettings(_SettingsModel):
     command_policy: CommandPolicySettings = Field(default_factory=CommandPolicySettings)
     idle_seconds: int | None = Field(
         default=None,
@@ -256,6 +256,7 @@ class ProjectSettings(_Part):
 
     @classmethod
     def of(cls, row: Project) -> ProjectSettings:
+        """Return the stored settings of a project."""
         return cls.model_validate({**row.settings, "template": row.template}, context=_STORED)
 
     @property
@@ -266,8 +267,12 @@ class ProjectSettings(_Part):
             "commandPolicy.allow": self.command_policy.allow,
             "agent.permissions.deny": self.agent.permissions.deny,
         }
-        return {f"settings.{name}.{at}": pattern for name, given in lists.items() for at, pattern in enumerate(given)}
+        return {
+            f"settings.{name}.{index}": pattern
+            for name, patterns in lists.items()
+            for index, pattern in enumerate(patterns)
+        }
 
-    def stored(self) -> dict[str, Any]:
+    def to_column(self) -> dict[str, Any]:
         """Return the value of the column `settings`. The template has its own column."""
         return self.model_dump(by_alias=True, exclude={"template"}, exclude_none=True)

@@ -20,9 +20,9 @@ import re2
 from sandyard.kit.errors import InvalidInputError
 
 T = TypeVar("T")
-MAX_TOTAL = 10_000
+MAX_TOTAL_LENGTH = 10_000
 """Maximum characters of all patterns of a project. Compiling them takes less than a second in the worst case."""
-MAX_PROGRAM = 2000
+MAX_PROGRAM_SIZE = 2000
 """Maximum instructions of one compiled pattern. Typical ones have 10 to 200."""
 MAX_WORK = 4_000_000
 """Maximum instructions times bytes of text in one search: about 50 ms in the worst case. 40 instructions: 100 kB of text."""
@@ -34,7 +34,7 @@ _OPTIONS.never_capture = True
 _OPTIONS.max_mem = 256 << 10
 _TOO_COMPLEX = "it is too complex. Simplify it: use fewer or smaller repetitions and fewer Unicode classes"
 _TOO_LARGE = "pattern too large"
-_TOO_MANY = f"the project's patterns have more than {MAX_TOTAL:,} characters in total. Remove or shorten some"
+_TOO_MANY = f"the project's patterns have more than {MAX_TOTAL_LENGTH:,} characters in total. Remove or shorten some"
 _TOO_LONG = "a text of more than {:,} bytes takes too long with it. Shorten the text or simplify the pattern"
 _TOO_SLOW = "the project's patterns take too long with this text. Shorten the text or simplify the patterns"
 _threads = ThreadPoolExecutor(2, "patterns")
@@ -76,7 +76,10 @@ class Unchecked:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """`match`: the first matching pattern. `unchecked`: the first one that may have been missed; None means the result is complete."""
+    """The result of a search.
+
+    `match`: the first matching pattern. `unchecked`: the first one that may have been missed; None means the result is complete.
+    """
 
     match: str | None = None
     unchecked: Unchecked | None = None
@@ -89,22 +92,22 @@ async def run_in_thread(function: Callable[..., T], *args: object) -> T:
 
 def compile_pattern(pattern: str) -> Pattern:
     """Compile a pattern. Raises PatternError, which says what is wrong."""
-    found = _compile(pattern)
-    if isinstance(found, str):
-        raise PatternError(found)
-    return found
+    compiled = _compile(pattern)
+    if isinstance(compiled, str):
+        raise PatternError(compiled)
+    return compiled
 
 
 @lru_cache(maxsize=512)
 def _compile(pattern: str) -> Pattern | str:
     """Return the compiled pattern, or what is wrong with it."""
     try:
-        found = cast("Pattern", re2.compile(pattern, _OPTIONS))
+        compiled = cast("Pattern", re2.compile(pattern, _OPTIONS))
     except re2.error as error:
-        words = error.args[0] if error.args else "it cannot be parsed"
-        words = words.decode(errors="replace") if isinstance(words, bytes) else str(words)
-        return _TOO_COMPLEX if words.startswith(_TOO_LARGE) else words
-    return found if found.programsize <= MAX_PROGRAM else _TOO_COMPLEX
+        message = error.args[0] if error.args else "it cannot be parsed"
+        message = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
+        return _TOO_COMPLEX if message.startswith(_TOO_LARGE) else message
+    return compiled if compiled.programsize <= MAX_PROGRAM_SIZE else _TOO_COMPLEX
 
 
 def check_pattern(pattern: str) -> str:
@@ -112,17 +115,17 @@ def check_pattern(pattern: str) -> str:
     try:
         compile_pattern(pattern)
     except PatternError as error:
-        what = "cannot be used" if str(error) == _TOO_COMPLEX else "is not a valid regular expression"
-        raise PatternError(f"The pattern {pattern[:60]!r} {what}: {error}.") from None
+        problem = "cannot be used" if str(error) == _TOO_COMPLEX else "is not a valid regular expression"
+        raise PatternError(f"The pattern {pattern[:60]!r} {problem}: {error}.") from None
     return pattern
 
 
 def check_patterns(patterns: Mapping[str, str]) -> None:
     """Check all patterns of a project, by field, before they are stored. Raises InvalidPatternError for the first problem."""
     total = sum(map(len, patterns.values()))
-    if total > MAX_TOTAL:
+    if total > MAX_TOTAL_LENGTH:
         raise InvalidPatternError(
-            f"The patterns of the project have {total:,} characters in total; the limit is {MAX_TOTAL:,}. Remove or shorten some.",
+            f"The patterns of the project have {total:,} characters in total; the limit is {MAX_TOTAL_LENGTH:,}. Remove or shorten some.",
             list(patterns)[-1],
         )
     for field, pattern in patterns.items():
@@ -132,31 +135,31 @@ def check_patterns(patterns: Mapping[str, str]) -> None:
             raise InvalidPatternError(str(error), field) from None
 
 
-def search_pattern(patterns: Sequence[str], texts: Sequence[str]) -> SearchResult:
+def search_patterns(patterns: Sequence[str], texts: Sequence[str]) -> SearchResult:
     """Search the texts for the patterns and stop at the first match.
 
     The result is `unchecked` if the search would take too long, or if a pattern stored under older limits can no longer be used.
     """
     encoded = [text.encode(errors="replace") for text in texts]
     unchecked: Unchecked | None = None
-    room, deadline = MAX_TOTAL, time.thread_time() + MAX_SEARCH_S
+    remaining, deadline = MAX_TOTAL_LENGTH, time.thread_time() + MAX_SEARCH_S
     for pattern in patterns:
-        room -= len(pattern)
-        began = time.thread_time()
+        remaining -= len(pattern)
+        started = time.thread_time()
         try:
-            if room < 0:
+            if remaining < 0:
                 raise PatternError(_TOO_MANY)  # noqa: TRY301
             regex = compile_pattern(pattern)
         except PatternError as error:
             unchecked = unchecked or Unchecked(pattern, str(error))
             continue
-        deadline += time.thread_time() - began  # compiling happens once and has its own limits
-        longest = MAX_WORK // regex.programsize
+        deadline += time.thread_time() - started  # compiling happens once and has its own limits
+        max_bytes = MAX_WORK // regex.programsize
         for text in encoded:
             if time.thread_time() > deadline:
                 return SearchResult(None, unchecked or Unchecked(pattern, _TOO_SLOW))
-            if len(text) > longest:
-                unchecked = unchecked or Unchecked(pattern, _TOO_LONG.format(longest))
+            if len(text) > max_bytes:
+                unchecked = unchecked or Unchecked(pattern, _TOO_LONG.format(max_bytes))
             elif regex.search(text):
                 return SearchResult(pattern)
     return SearchResult(None, unchecked)

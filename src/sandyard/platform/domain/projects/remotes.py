@@ -13,26 +13,26 @@ from sandyard.kit.errors import ConflictError, ForbiddenError
 from sandyard.platform.db.models import Project, User
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.errors import RepositoryInvalidError
-from sandyard.platform.domain.repositories.remote import Remote, parse
+from sandyard.platform.domain.repositories.remote import Remote, parse_remote
 from sandyard.platform.domain.users.model import Principal
 
 
-def normalize(caller: Principal, repository: str, *, vouched: bool = False) -> str:
+def normalize_repository(caller: Principal, repository: str, *, trusted: bool = False) -> str:
     """Return the URL as it is stored. Raises RepositoryInvalidError.
 
     Raises ForbiddenError for a path on this machine, because every member could read it: only administrators or the platform itself
-    (`vouched`) may set one.
+    (`trusted`) may set one.
     """
-    remote = parse(repository)
-    if remote.kind == "local" and not (caller.is_admin or vouched):
+    remote = parse_remote(repository)
+    if remote.kind == "local" and not (caller.is_admin or trusted):
         raise ForbiddenError(
             "Only an administrator may use a path on the platform's own machine. Use an https or ssh URL."
         )
     return remote.url
 
 
-async def is_vouched(session: AsyncSession, project: Project) -> bool:
-    """Return whether the project's owner is an administrator, who vouches for its repository and API.
+async def is_trusted(session: AsyncSession, project: Project) -> bool:
+    """Return whether the project's repository and API may be in private networks, because its owner is an administrator.
 
     Only the owner and administrators can change them.
     """
@@ -40,11 +40,11 @@ async def is_vouched(session: AsyncSession, project: Project) -> bool:
     return owner is not None and owner.role == "admin"
 
 
-def check_private(destinations: Destinations, repository: str | None, settings: ProjectSettings) -> None:
+def check_not_private(destinations: Destinations, repository: str | None, settings: ProjectSettings) -> None:
     """Raise PrivateAddressError for URLs that are private by their address alone. Names are resolved when they are used."""
-    hosts = [urlsplit(url).hostname for url in (settings.forge.api_url,) if url]
+    hosts = [urlsplit(settings.forge.api_url).hostname] if settings.forge.api_url else []
     if repository is not None:
-        hosts.append(parse(repository).host)
+        hosts.append(parse_remote(repository).host)
     for host in hosts:
         if host:
             destinations.check_name(host)
@@ -56,17 +56,19 @@ async def get_remote(session: AsyncSession, project: Project) -> Remote:
     """Return the project's remote, for a connection. Raises RepositoryInvalidError if it has none."""
     if not project.repository:
         raise RepositoryInvalidError("The project has no repository. Add one in its settings.")
-    return replace(parse(project.repository), vouched=await is_vouched(session, project))
+    return replace(parse_remote(project.repository), trusted=await is_trusted(session, project))
 
 
-def servers(repository: str | None, settings: ProjectSettings) -> frozenset[str]:
+def list_servers(repository: str | None, settings: ProjectSettings) -> frozenset[str]:
     """Return the servers that the project's credentials are sent to, in addition to GitHub's API."""
     return frozenset(
-        server for server in (_of_repository(repository), _server(settings.forge.api_url)) if server is not None
+        server
+        for server in (_get_repository_server(repository), _get_server(settings.forge.api_url))
+        if server is not None
     )
 
 
-def check_move(before: frozenset[str], after: frozenset[str]) -> None:
+def check_server_change(before: frozenset[str], after: frozenset[str]) -> None:
     """Raise ConflictError if stored credentials could be sent to another server.
 
     Otherwise somebody could read them by pointing the project at their own server, directly or through an empty URL in between.
@@ -78,19 +80,19 @@ def check_move(before: frozenset[str], after: frozenset[str]) -> None:
         )
 
 
-def _of_repository(repository: str | None) -> str | None:
+def _get_repository_server(repository: str | None) -> str | None:
     if repository is None:
         return None
     try:
-        remote = parse(repository)
+        remote = parse_remote(repository)
     except RepositoryInvalidError:  # stored by a version without this check
         return None
     if remote.kind == "local":
         return None
-    return _server(remote.url if "://" in remote.url else f"ssh://{remote.host}")
+    return _get_server(remote.url if "://" in remote.url else f"ssh://{remote.host}")
 
 
-def _server(url: str | None) -> str | None:
+def _get_server(url: str | None) -> str | None:
     """Return scheme, host and port. Another port is another server, because anyone with access to the machine can listen there.
 
     Https and ssh on their default ports count as the same host; http never does, because it can be intercepted.
@@ -102,8 +104,8 @@ def _server(url: str | None) -> str | None:
     except ValueError:  # brackets without an address
         return url.lower()
     host = parts.netloc.rpartition("@")[2].lower()
-    usual = {"https": ":443", "ssh": ":22"}.get(parts.scheme.lower())
-    if usual is None:
+    default_port = {"https": ":443", "ssh": ":22"}.get(parts.scheme.lower())
+    if default_port is None:
         return f"{parts.scheme.lower()}://{host.removesuffix(':80')}"
-    host = host.removesuffix(usual)
+    host = host.removesuffix(default_port)
     return f"{parts.scheme.lower()}://{host}" if re.search(r":\d*$", host) else host

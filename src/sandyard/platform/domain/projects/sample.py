@@ -1,4 +1,4 @@
-"""A sample project: a small repository created by the platform, and tasks that the demo agent can do in it."""
+"""The sample project: a small repository created by the platform, and tasks that the demo agent can do in it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.repositories.git_process import Git
 from sandyard.platform.domain.users.model import Principal
 
-NAME, BRANCH = "Sample", "main"
-FILES = Path(__file__).parent / "sample-repository"
+PROJECT_NAME, BRANCH = "Sample", "main"
+SOURCE_FOLDER = Path(__file__).parent / "sample-repository"
 _MESSAGE = b"feat: small functions for text\n"
-_WHO_AND_WHEN = b"Sandyard <sandyard@localhost> 1767225600 +0000"  # constant, so that the commit id is too
+_COMMITTER = b"Sandyard <sandyard@localhost> 1767225600 +0000"  # constant, so that the commit id is too
 _SETTINGS = ProjectSettings(
     agent=AgentSettings(default="demo"), verify=VerifySettings(command="python3 -m unittest", timeout_seconds=120)
 )
@@ -101,8 +101,10 @@ fix: commit: fix(text): keep underscores in slugs
 
 @dataclass(frozen=True, slots=True)
 class Sample:
+    """A user's sample project, and whether it was created just now."""
+
     project: Project
-    made: bool
+    created: bool
 
 
 class Samples:
@@ -113,7 +115,7 @@ class Samples:
         self._projects = projects
         self._git = git
         self._folder = folder
-        self._making = asyncio.Lock()
+        self._creation_lock = asyncio.Lock()
 
     async def ensure(self, caller: Principal) -> Sample:
         """Return the caller's sample project. Creates it, or restores it from the archive, if needed.
@@ -121,42 +123,47 @@ class Samples:
         Idempotent; an interrupted creation is restarted. Raises GitFailedError if Git is not installed.
         """
         repository = self._folder.absolute() / f"{caller.user_id}.git"
-        async with self._making:
-            if (known := await self._known(caller, repository)) is None:
-                await self._make(repository)
+        async with self._creation_lock:
+            if (project := await self._find_project(caller, repository)) is None:
+                await self._create_repository(repository)
                 project = await self._projects.create(
-                    caller, NAME, repository=str(repository), base_branch=BRANCH, settings=_SETTINGS, vouched=True
+                    caller,
+                    PROJECT_NAME,
+                    repository=str(repository),
+                    base_branch=BRANCH,
+                    settings=_SETTINGS,
+                    trusted=True,
                 )
-                return Sample(project, made=True)
-            if known.archived_at is not None:
-                known = await self._projects.update(caller, known.id, archived=False)
-            return Sample(known, made=False)
+                return Sample(project, created=True)
+            if project.archived_at is not None:
+                project = await self._projects.update(caller, project.id, archived=False)
+            return Sample(project, created=False)
 
-    async def _known(self, caller: Principal, repository: Path) -> Project | None:
-        rows = select(Project).where(Project.owner_id == caller.user_id, Project.repository == str(repository))
+    async def _find_project(self, caller: Principal, repository: Path) -> Project | None:
+        query = select(Project).where(Project.owner_id == caller.user_id, Project.repository == str(repository))
         async with self._database.reading() as session:
-            found: Project | None = await session.scalar(rows.order_by(Project.id).limit(1))
+            found: Project | None = await session.scalar(query.order_by(Project.id).limit(1))
             return found
 
-    async def _make(self, repository: Path) -> None:
+    async def _create_repository(self, repository: Path) -> None:
         """Create the repository with one commit, atomically."""
-        fresh = repository.with_suffix(".new")
-        for left in (repository, fresh):
-            await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
+        temporary = repository.with_suffix(".new")
+        for leftover in (repository, temporary):
+            await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        bare = ("init", "--quiet", "--bare", "--template=", f"--initial-branch={BRANCH}")
-        await self._git.run(*bare, str(fresh), cwd=self._folder)
-        commit = await asyncio.to_thread(lambda: b"".join(_stream()))
-        await self._git.run(f"--git-dir={fresh}", "fast-import", "--quiet", cwd=fresh, stdin=commit)
-        fresh.rename(repository)
+        init = ("init", "--quiet", "--bare", "--template=", f"--initial-branch={BRANCH}")
+        await self._git.run(*init, str(temporary), cwd=self._folder)
+        commit = await asyncio.to_thread(lambda: b"".join(_generate_commit()))
+        await self._git.run(f"--git-dir={temporary}", "fast-import", "--quiet", cwd=temporary, stdin=commit)
+        temporary.rename(repository)
 
 
-def _stream() -> Iterator[bytes]:
+def _generate_commit() -> Iterator[bytes]:
     """Yield the commit in the format of `git fast-import`."""
-    yield b"commit refs/heads/%s\ncommitter %s\n" % (BRANCH.encode(), _WHO_AND_WHEN)
+    yield b"commit refs/heads/%s\ncommitter %s\n" % (BRANCH.encode(), _COMMITTER)
     yield b"data %d\n%s" % (len(_MESSAGE), _MESSAGE)
-    for file in sorted(FILES.rglob("*")):
+    for file in sorted(SOURCE_FOLDER.rglob("*")):
         if file.is_file() and "__pycache__" not in file.parts:
             content = file.read_bytes()
-            yield b"M 100644 inline %s\n" % file.relative_to(FILES).as_posix().encode()
+            yield b"M 100644 inline %s\n" % file.relative_to(SOURCE_FOLDER).as_posix().encode()
             yield b"data %d\n%s\n" % (len(content), content)

@@ -37,18 +37,19 @@ from sandyard.platform.domain.repositories.remote import Remote
 from sandyard.platform.domain.users.model import Principal
 
 UNCHANGED: Any = object()
+"""Default of parameters of `update` for which None is a value."""
 
 
 class Projects:
     """Operations on projects. Raises NotFoundError if the caller may not see it, ForbiddenError if only its owner may do it."""
 
     def __init__(self, database: Database, clock: Clock, destinations: Destinations | None = None) -> None:
-        """`destinations`: the hosts that repositories not vouched for by an administrator may use. None means any."""
+        """`destinations`: the hosts that projects may use whose owner is not an administrator. None means any."""
         self._database = database
         self._clock = clock
         self._destinations = destinations
-        self.changed: list[Callable[[str], object]] = []
-        """Called with the id of a project whose settings changed."""
+        self.on_change: list[Callable[[str], object]] = []
+        """Callbacks, called with the id of a project whose settings changed."""
 
     async def create(
         self,
@@ -58,15 +59,15 @@ class Projects:
         repository: str | None = None,
         base_branch: str | None = None,
         settings: ProjectSettings | None = None,
-        vouched: bool = False,
+        trusted: bool = False,
     ) -> Project:
         """Create a project. Without `base_branch`, the remote's default branch is used.
 
         Raises InvalidPatternError, RepositoryInvalidError, and ForbiddenError for a path on this machine, which only an administrator may
-        set, unless it is `vouched` for because the platform created it.
+        set, unless it is `trusted` because the platform created it.
         """
         project = await self.draft(
-            caller, name, repository=repository, base_branch=base_branch, settings=settings, vouched=vouched
+            caller, name, repository=repository, base_branch=base_branch, settings=settings, trusted=trusted
         )
         return await self.store(project)
 
@@ -78,7 +79,7 @@ class Projects:
         repository: str | None = None,
         base_branch: str | None = None,
         settings: ProjectSettings | None = None,
-        vouched: bool = False,
+        trusted: bool = False,
     ) -> Project:
         """Return a project that is not stored yet. Raises like `create`."""
         now, settings = get_time(self._clock), settings or ProjectSettings()
@@ -87,21 +88,23 @@ class Projects:
             id=ordered_id("prj_"),
             owner_id=caller.user_id,
             name=name,
-            repository=None if repository is None else remotes.normalize(caller, repository, vouched=vouched),
-            base_branch=None if base_branch is None else ref_names.check(base_branch),
+            repository=None
+            if repository is None
+            else remotes.normalize_repository(caller, repository, trusted=trusted),
+            base_branch=None if base_branch is None else ref_names.check_name(base_branch),
             template=settings.template,
-            settings=settings.stored(),
+            settings=settings.to_column(),
             created_at=now,
             updated_at=now,
         )
         async with self._database.reading() as session:
-            await self._check(session, project)
+            await self._check_destinations(session, project)
         return project
 
     async def store(self, project: Project) -> Project:
         """Store a draft."""
         async with self._database.transaction() as tx:
-            await self._check(tx.session, project)
+            await self._check_destinations(tx.session, project)
             tx.add(project)
             tx.emit("project.created", owner_id=project.owner_id, project_id=project.id, name=project.name)
         return project
@@ -110,16 +113,16 @@ class Projects:
         await record_connection_error(self._database, project_id, error)
 
     async def list(self, caller: Principal, page: PageRequest, *, archived: bool = False) -> Listing[Project]:
-        rows = select(Project).where(visible_to(caller))
-        rows = rows.where(Project.archived_at.is_not(None) if archived else Project.archived_at.is_(None))
+        query = select(Project).where(visible_to(caller))
+        query = query.where(Project.archived_at.is_not(None) if archived else Project.archived_at.is_(None))
         async with self._database.reading() as session:
-            return await list_newest_first(session, rows, Project.id, page)
+            return await list_newest_first(session, query, Project.id, page)
 
     async def get(self, caller: Principal, project_id: str) -> Project:
         async with self._database.reading() as session:
             return await _load(session, caller, project_id)
 
-    async def owner_of(self, project_id: str) -> str:
+    async def get_owner_id(self, project_id: str) -> str:
         """Return the id of the project's owner, or `project_id` itself if the project is deleted or not stored yet."""
         async with self._database.reading() as session:
             return await session.scalar(select(Project.owner_id).where(Project.id == project_id)) or project_id
@@ -129,14 +132,15 @@ class Projects:
         async with self._database.reading() as session:
             return await remotes.get_remote(session, project)
 
-    async def is_vouched(self, project: Project) -> bool:
-        """Return whether an administrator vouches for its repository and API."""
+    async def is_trusted(self, project: Project) -> bool:
+        """Return whether the project may use private networks. See `remotes.is_trusted`."""
         async with self._database.reading() as session:
-            return await remotes.is_vouched(session, project)
+            return await remotes.is_trusted(session, project)
 
-    async def _check(self, session: AsyncSession, project: Project) -> None:
-        if self._destinations is not None and not await remotes.is_vouched(session, project):
-            remotes.check_private(self._destinations, project.repository, ProjectSettings.of(project))
+    async def _check_destinations(self, session: AsyncSession, project: Project) -> None:
+        """Raise PrivateAddressError if the project uses private addresses that it may not use."""
+        if self._destinations is not None and not await remotes.is_trusted(session, project):
+            remotes.check_not_private(self._destinations, project.repository, ProjectSettings.of(project))
 
     async def require_change(self, caller: Principal, project_id: str) -> Project:
         """Return the project if the caller may change it."""
@@ -169,8 +173,8 @@ class Projects:
                 project.archived_at = get_time(self._clock) if archived else None
             project.updated_at = get_time(self._clock)
             tx.emit("project.updated", owner_id=project.owner_id, project_id=project.id, name=project.name)
-        for hook in self.changed:
-            hook(project.id)
+        for callback in self.on_change:
+            callback(project.id)
         return project
 
     async def draft_update(
@@ -189,7 +193,7 @@ class Projects:
             await self._change(session, caller, project, None, repository, base_branch, settings)
         return project
 
-    async def _change(  # noqa: PLR0917 - what `update` takes
+    async def _change(  # noqa: PLR0917 - the parameters of `update`
         self,
         session: AsyncSession,
         caller: Principal,
@@ -200,20 +204,20 @@ class Projects:
         settings: ProjectSettings | None,
     ) -> None:
         require_owner(caller, project)
-        before = remotes.servers(project.repository, ProjectSettings.of(project))
+        before = remotes.list_servers(project.repository, ProjectSettings.of(project))
         if name is not None:
             project.name = name
         if repository is not UNCHANGED and repository != project.repository:
-            project.repository = None if repository is None else remotes.normalize(caller, repository)
+            project.repository = None if repository is None else remotes.normalize_repository(caller, repository)
             project.connection_error = None
         if base_branch is not UNCHANGED:
-            project.base_branch = None if base_branch is None else ref_names.check(base_branch)
+            project.base_branch = None if base_branch is None else ref_names.check_name(base_branch)
         if settings is not None:
-            project.settings, project.template = settings.stored(), settings.template
+            project.settings, project.template = settings.to_column(), settings.template
         if repository is not UNCHANGED or settings is not None:
-            await self._check(session, project)
+            await self._check_destinations(session, project)
         if await _has_credentials(session, project.id):
-            remotes.check_move(before, remotes.servers(project.repository, ProjectSettings.of(project)))
+            remotes.check_server_change(before, remotes.list_servers(project.repository, ProjectSettings.of(project)))
 
     async def delete(self, caller: Principal, project_id: str) -> None:
         """Delete the project with its tasks and secrets. Its sessions and sandboxes are kept by their owners."""
@@ -223,12 +227,12 @@ class Projects:
             await tx.session.execute(delete(Project).where(Project.id == project.id))
             tx.emit("project.deleted", owner_id=project.owner_id, project_id=project.id, name=project.name)
 
-    async def members(self, caller: Principal, project_id: str) -> Sequence[User]:
+    async def list_members(self, caller: Principal, project_id: str) -> Sequence[User]:
         """List members by name, without the owner."""
         async with self._database.reading() as session:
             await _load(session, caller, project_id)
-            rows = select(User).join(ProjectMember).where(ProjectMember.project_id == project_id).order_by(User.name)
-            return list(await session.scalars(rows))
+            query = select(User).join(ProjectMember).where(ProjectMember.project_id == project_id).order_by(User.name)
+            return list(await session.scalars(query))
 
     async def add_member(self, caller: Principal, project_id: str, user_id: str) -> None:
         """Add a member. Idempotent. Raises NotFoundError for unknown and disabled users alike."""
@@ -278,10 +282,10 @@ def visible_to(caller: Principal) -> ColumnElement[bool]:
     return or_(Project.owner_id == caller.user_id, Project.id.in_(shared))
 
 
-async def owner_has_access(reading: AsyncSession, session: Session) -> bool:
+async def owner_has_access(database_session: AsyncSession, session: Session) -> bool:
     """Return whether the session's owner is enabled and may still use the session's project, if it has one."""
     lost = has_lost_access(literal(session.owner_id), literal(session.project_id, String()))
-    return not await reading.scalar(select(lost))
+    return not await database_session.scalar(select(lost))
 
 
 def has_lost_access(
@@ -310,8 +314,8 @@ async def _check_patterns(settings: ProjectSettings) -> None:
 
 async def _has_credentials(session: AsyncSession, project_id: str) -> bool:
     """Return whether the project has credentials that are sent to servers."""
-    shown = select(Credential.kind).where(Credential.project_id == project_id, Credential.kind != "webhook_secret")
-    return await session.scalar(shown.limit(1)) is not None
+    sent = select(Credential.kind).where(Credential.project_id == project_id, Credential.kind != "webhook_secret")
+    return await session.scalar(sent.limit(1)) is not None
 
 
 def require_owner(caller: Principal, project: Project) -> None:

@@ -85,7 +85,7 @@ class Remotes:
 
         Does not resume the sandbox and does not count as activity.
         """
-        row = await self._sessions.sandbox(caller, session_id)
+        row = await self._sessions.get_sandbox(caller, session_id)
         ssh, editor = await self._look(row)
         return Remote(row.id, f"{session_id}{SUFFIX}", await self._folder(row), ssh, editor)
 

@@ -16,20 +16,19 @@ from sandyard.platform.domain.repositories.git_process import OUTPUT_LIMIT, Git,
 from sandyard.platform.domain.repositories.model import Credential, Identity
 from sandyard.platform.domain.repositories.remote import Remote
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT_ID = re.compile(r"[0-9a-f]{40}")
 OBJECT_LIMIT = 1 << 30
 """Maximum size of one allocation by git: a few bytes of a delta, or of zeros, can expand to any size."""
-MEMORY = 1 << 30
-"""Memory of one git process that reads. A few bytes of trees can expand to any number of paths, which git keeps in
-memory."""
+READ_MEMORY_BYTES = 1 << 30
+"""Memory of one git process that reads. A few bytes of trees can expand to any number of paths, which git keeps in memory."""
 REFS_LIMIT = 16 << 20
 """Maximum size of the list of a remote's branches and tags, which is enough for about 200,000 of them."""
 READ_TIMEOUT_S = 120.0
-AT_ONCE = 4
+MAX_PROCESSES = 4
 """Maximum number of concurrent git processes in all repositories of one user, so that others can run theirs."""
-TAKEN_AT_ONCE = 2
+MAX_IMPORTS = 2
 """Maximum number of bundles from sandboxes that are read concurrently for one user."""
-_BIG_FILE = "8m"
+_BINARY_ABOVE = "8m"
 """Larger files are treated as binary: nobody reads their diffs, which cost memory."""
 
 
@@ -37,13 +36,12 @@ class ConcurrencyLimits:
     """Concurrency limits for the repositories of one user."""
 
     def __init__(self) -> None:
-        self.processes = asyncio.Semaphore(AT_ONCE)
-        self.imports = asyncio.Semaphore(TAKEN_AT_ONCE)
+        self.processes = asyncio.Semaphore(MAX_PROCESSES)
+        self.imports = asyncio.Semaphore(MAX_IMPORTS)
 
 
 class BareRepository:
-    """A bare repository with any number of readers and writers, since git locks each ref while it writes it. `exclusive`
-    excludes writers.
+    """A bare repository with any number of readers and writers: git locks each ref while it writes it. `exclusive` excludes writers.
 
     There must be only one object of this class per folder in a process, and no other process may write there. The
     constructor removes what a killed process has left behind.
@@ -53,16 +51,16 @@ class BareRepository:
         """`get_limits` returns the limits of the repository's owner."""
         self.git = git
         self.folder = folder
-        self.own = folder / "sandyard"  # our own files, next to git's
-        self._scratch = self.own / "scratch"
-        self._exclusive = asyncio.Lock()
+        self.own_folder = folder / "sandyard"  # the platform's files, next to git's
+        self._scratch = self.own_folder / "scratch"
+        self._exclusive_lock = asyncio.Lock()
         self.tree_paths: dict[bytes, int] = {}  # path counts of trees; see tree_paths.py
         self.get_limits = get_limits
         self._writers = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._needs_sweep = False  # a git process has failed or was stopped, and may have left files behind
-        self._sweep()
+        self._may_have_leftovers = False  # a git process has failed or was stopped, and may have left files behind
+        self._delete_leftovers()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     @property
@@ -77,11 +75,10 @@ class BareRepository:
         stdin: Stdin = None,
         objects: Path | None = None,
         timeout_s: float | None = None,
-        largest: int = OBJECT_LIMIT,
+        max_allocation: int = OBJECT_LIMIT,
         memory: int | None = None,
     ) -> GitResult:
-        """Run git in this repository, without a remote and with bounded memory (MEMORY if None) whatever the objects
-        are."""
+        """Run git in this repository, without a remote and with bounded memory (READ_MEMORY_BYTES if None), whatever the objects are."""
         async with (await self.get_limits()).processes:
             return await self.git.run(
                 f"--git-dir={self.folder}",
@@ -92,15 +89,15 @@ class BareRepository:
                 stdin=stdin,
                 objects=objects,
                 timeout_s=timeout_s,
-                largest=largest,
-                memory=MEMORY if memory is None else memory,
+                max_allocation=max_allocation,
+                memory=READ_MEMORY_BYTES if memory is None else memory,
             )
 
     async def read(self, *arguments: str, limit: int = OUTPUT_LIMIT) -> tuple[bytes, bool]:
         """Run a read-only command. Return its output and whether it was cut off at `limit`."""
-        big = ("-c", f"core.bigFileThreshold={_BIG_FILE}")
-        done = await self.run(*big, *arguments, limit=limit, timeout_s=READ_TIMEOUT_S)
-        return done.stdout, done.truncated
+        options = ("-c", f"core.bigFileThreshold={_BINARY_ABOVE}")
+        result = await self.run(*options, *arguments, limit=limit, timeout_s=READ_TIMEOUT_S)
+        return result.stdout, result.truncated
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
@@ -109,43 +106,44 @@ class BareRepository:
         What a failed or stopped git process left behind (locks, partial packs) is removed as soon as there are no
         writers.
         """
-        async with self._exclusive:
+        async with self._exclusive_lock:
             self._writers += 1
             self._idle.clear()
         try:
             yield
         except BaseException:
-            self._needs_sweep = True
+            self._may_have_leftovers = True
             raise
         finally:
             self._writers -= 1
             if not self._writers:
-                self._sweep_if_needed()
+                self._delete_leftovers_if_needed()
                 self._idle.set()
 
     @property
-    def busy(self) -> bool:
+    def has_writers(self) -> bool:
         return self._writers > 0
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
         """Wait until there are no writers, and block all others meanwhile."""
-        async with self._exclusive:
+        async with self._exclusive_lock:
             await self._idle.wait()
             try:
                 yield
             except BaseException:
-                self._needs_sweep = True
+                self._may_have_leftovers = True
                 raise
             finally:
-                self._sweep_if_needed()
+                self._delete_leftovers_if_needed()
 
-    def _sweep_if_needed(self) -> None:
-        if self._needs_sweep:
-            self._needs_sweep = False
-            self._sweep()
+    def _delete_leftovers_if_needed(self) -> None:
+        if self._may_have_leftovers:
+            self._may_have_leftovers = False
+            self._delete_leftovers()
 
-    def _sweep(self) -> None:
+    def _delete_leftovers(self) -> None:
+        """Delete locks, temporary files and quarantines of git processes that no longer run."""
         for lock in (
             *self.folder.glob("*.lock"),
             *self.folder.glob("refs/**/*.lock"),
@@ -164,7 +162,7 @@ class BareRepository:
             shutil.rmtree(quarantine, ignore_errors=True)
 
     @contextmanager
-    def scratch(self) -> Iterator[Path]:
+    def create_scratch_folder(self) -> Iterator[Path]:
         """Create a folder on the same disk and remove it at the end."""
         folder = self._scratch / secrets.token_hex(8)
         folder.mkdir(parents=True, mode=0o700)
@@ -174,10 +172,9 @@ class BareRepository:
             shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
-    def quarantine(self) -> Iterator[Path]:
-        """Create a temporary object folder that only git processes see that are given its path. It is removed at the
-        end."""
-        with self.scratch() as folder:
+    def create_quarantine(self) -> Iterator[Path]:
+        """Create a temporary object folder, which is used only by git processes that get its path, and remove it at the end."""
+        with self.create_scratch_folder() as folder:
             (folder / "info").mkdir()
             (folder / "pack").mkdir()
             (folder / "info" / "alternates").write_text(f"{self.objects}\n")
@@ -187,41 +184,40 @@ class BareRepository:
 
     async def resolve(self, rev: str) -> str | None:
         """Return the commit that a ref, an id or a git expression names. None if there is none."""
-        done = await self.run(
+        result = await self.run(
             "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}", ok=(0, 1, 128)
         )
-        found = done.stdout.decode(errors="replace").strip()
-        return found if done.code == 0 and COMMIT.fullmatch(found) else None
+        found = result.stdout.decode(errors="replace").strip()
+        return found if result.code == 0 and COMMIT_ID.fullmatch(found) else None
 
-    async def has(self, commit: str) -> bool:
+    async def has_commit(self, commit: str) -> bool:
         return bool(await self.filter_known((commit,)))
 
     async def filter_known(self, commits: Sequence[str]) -> list[str]:
         """Return those of the commits that exist in this repository, in the same order."""
-        asked = [commit for commit in commits if COMMIT.fullmatch(commit)]
-        if not asked:
+        ids = [commit for commit in commits if COMMIT_ID.fullmatch(commit)]
+        if not ids:
             return []
-        done = await self.run(
-            "cat-file", "--batch-check=%(objectname) %(objecttype)", stdin="".join(f"{c}\n" for c in asked).encode()
+        result = await self.run(
+            "cat-file", "--batch-check=%(objectname) %(objecttype)", stdin="".join(f"{c}\n" for c in ids).encode()
         )
-        there = {line.split()[0] for line in done.stdout.decode().splitlines() if line.endswith(" commit")}
-        return [commit for commit in asked if commit in there]
+        existing = {line.split()[0] for line in result.stdout.decode().splitlines() if line.endswith(" commit")}
+        return [commit for commit in ids if commit in existing]
 
     async def list_refs(self, prefix: str) -> dict[str, str]:
-        """Return the full names of refs at or below `prefix` and the objects they point at (for an annotated tag, the
-        tag object).
+        """Return the full names of refs at or below `prefix` and the objects they point at (for an annotated tag, the tag object).
 
         Refs whose names are not UTF-8 are omitted.
         """
-        done = await self.run("for-each-ref", "--format=%(objectname)%09%(refname)", prefix.rstrip("/"))
-        return await asyncio.to_thread(lambda: {name: commit for commit, name in parse_refs(done.stdout)})
+        result = await self.run("for-each-ref", "--format=%(objectname)%09%(refname)", prefix.rstrip("/"))
+        return await asyncio.to_thread(lambda: {name: commit for commit, name in parse_refs(result.stdout)})
 
     async def set_ref(self, name: str, commit: str) -> None:
         """Set a ref. Idempotent. The object must exist."""
         async with self.writing():
             await self.set_refs({name: commit})
 
-    async def drop_ref(self, name: str) -> None:
+    async def delete_ref(self, name: str) -> None:
         """Delete a ref. Idempotent."""
         async with self.writing():
             await self.run("update-ref", "-d", name)
@@ -237,47 +233,49 @@ class BareRepository:
             return False
         return (await self.run("merge-base", "--is-ancestor", a, b, ok=(0, 1))).code == 0
 
-    async def reaches(self, commit: str, refs: Sequence[str]) -> bool:
+    async def is_reachable(self, commit: str, refs: Sequence[str]) -> bool:
         """Return whether one of these refs, given by full name, contains `commit` in its history.
 
         Refs that do not exist are ignored. False if `commit` is not a full commit id or does not exist here.
         """
-        named = {name for name in refs if name.startswith("refs/")}
-        if not named or not await self.has(commit):
+        names = {name for name in refs if name.startswith("refs/")}
+        if not names or not await self.has_commit(commit):
             return False
-        done = await self.run("for-each-ref", f"--contains={commit}", "--format=%(refname)", *sorted(named))
+        result = await self.run("for-each-ref", f"--contains={commit}", "--format=%(refname)", *sorted(names))
         # git treats a name as a pattern, which also matches refs below it
-        return not named.isdisjoint(done.stdout.decode(errors="replace").splitlines())
+        return not names.isdisjoint(result.stdout.decode(errors="replace").splitlines())
 
-    async def merge_base(self, a: str, b: str) -> str | None:
-        done = await self.run("merge-base", "--end-of-options", a, b, ok=(0, 1))
-        return done.stdout.decode().strip() or None
+    async def find_merge_base(self, a: str, b: str) -> str | None:
+        """Return the best common ancestor of two commits; None if they have none."""
+        result = await self.run("merge-base", "--end-of-options", a, b, ok=(0, 1))
+        return result.stdout.decode().strip() or None
 
-    async def tree_of(self, commit: str) -> str:
-        return (
-            (await self.run("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}")).stdout.decode().strip()
-        )
+    async def get_tree(self, commit: str) -> str:
+        result = await self.run("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}")
+        return result.stdout.decode().strip()
 
     async def commit_tree(
         self, tree: str, parents: Sequence[str], message: str, *, author: Identity, committer: Identity
     ) -> str:
         """Create a commit that no ref names, and return its id."""
-        named = {
+        settings = {
             "author.name": author.name,
             "author.email": author.email,
             "committer.name": committer.name,
             "committer.email": committer.email,
         }
-        who = [word for name, value in named.items() for word in ("-c", f"{name}={value}")]
-        onto = [word for parent in parents for word in ("-p", parent)]
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        parent_options = [word for parent in parents for word in ("-p", parent)]
         async with self.writing():
-            done = await self.run(*who, "commit-tree", "--no-gpg-sign", *onto, "-F", "-", tree, stdin=message.encode())
-        return done.stdout.decode().strip()
+            result = await self.run(
+                *options, "commit-tree", "--no-gpg-sign", *parent_options, "-F", "-", tree, stdin=message.encode()
+            )
+        return result.stdout.decode().strip()
 
     async def count_commits(self, range: str) -> int:
         return int((await self.run("rev-list", "--count", "--end-of-options", range)).stdout)
 
-    def packs_size(self) -> int:
+    def get_packs_size(self) -> int:
         size = 0
         for pack in self.objects.glob("pack/*.pack"):
             with suppress(FileNotFoundError):
@@ -286,8 +284,7 @@ class BareRepository:
 
 
 def parse_refs(listing: bytes) -> Iterator[tuple[str, str]]:
-    """Parse lines of a value, a tab and a ref name. Skips names that are not UTF-8, because they cannot be stored or
-    shown.
+    """Parse lines of a value, a tab and a ref name. Skips names that are not UTF-8, because they cannot be stored or shown.
 
     Only a newline ends a line: names may contain other characters that Python treats as line ends.
     """
@@ -306,13 +303,13 @@ async def list_remote_refs(
     Raises the errors of remotes that Git.run raises, and TooMuchError.
     """
     options = ("--symref",) if symref else ()
-    done = await git.run(
+    result = await git.run(
         *("ls-remote", *options, "--", remote.url, *patterns),
         cwd=None, remote=remote, credential=credential, limit=REFS_LIMIT,
     )  # fmt: skip
-    if done.truncated:
+    if result.truncated:
         raise TooMuchError(
             f"The repository has too many branches and tags: their list is larger than {REFS_LIMIT >> 20} MiB. Delete unused "
             "ones, then try again."
         )
-    return done.stdout
+    return result.stdout

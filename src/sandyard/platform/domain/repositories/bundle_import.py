@@ -1,4 +1,4 @@
-"""Take commits from a sandbox into a mirror, so that nothing unsound gets in.
+"""Import commits from a sandbox into a mirror, after all of them were checked.
 
 The pack is indexed in a quarantine beside the mirror's objects, and each object is checked as a server checks a push
 from an untrusted client. Every object that the new refs need must exist, and no commit may have more files than git can
@@ -24,20 +24,19 @@ from sandyard.platform.domain.repositories.errors import (
     TooMuchError,
     UnsafeBundleError,
 )
-from sandyard.platform.domain.repositories.git_environment import HARMLESS
+from sandyard.platform.domain.repositories.git_environment import HARMLESS_DEFECTS
 from sandyard.platform.domain.repositories.tree_paths import check_paths
 
 _SANDBOX_REFS = "refs/sandyard/"
 _MAX_ALLOCATION = 200 << 20
-"""Maximum size of one allocation by git. A few bytes of deltas can expand to any size, and again for each delta on top
-of them."""
+"""Maximum size of one allocation by git. A few bytes of deltas can expand to any size, and again for each delta on top of them."""
 _MAX_MEMORY = 2 << 30
 """Maximum memory of the git process that checks the data. It needs about a hundred bytes per object."""
 _STREAM_ABOVE = "128m"
 """Larger files that are not deltas are checked as a stream, without loading them into memory."""
 _TIMEOUT_S = 120.0
-_HEADER_LIMIT = 1 << 20
-_LINE_LIMIT = 4 << 10
+_MAX_HEADER_BYTES = 1 << 20
+_MAX_LINE_BYTES = 4 << 10
 _SIGNATURES = (b"# v2 git bundle\n", b"# v3 git bundle\n")
 _PREREQUISITE = re.compile(rb"-([0-9a-f]{40})(?: .*)?\n")
 _REF = re.compile(rb"([0-9a-f]{40}) (\S+)\n")
@@ -45,14 +44,14 @@ _REF = re.compile(rb"([0-9a-f]{40}) (\S+)\n")
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    needed: tuple[str, ...]
+    prerequisites: tuple[str, ...]
     refs: dict[str, str]
 
 
 async def import_bundle(
     repository: BareRepository, path: Path, refs: Mapping[str, str], *, limit: int
 ) -> dict[str, str]:
-    """Take the commits of the bundle at `path`, with ref names translated by `refs`. The caller must be in `writing`.
+    """Import the commits of the bundle at `path`, with ref names translated by `refs`. The caller must be in `writing`.
 
     Returns the refs in the mirror and the commits they name (for a tag, the tagged commit). Raises UnsafeBundleError,
     and TooMuchError for more than `limit` bytes; the mirror is then unchanged. Idempotent.
@@ -60,22 +59,22 @@ async def import_bundle(
     if any(not name.startswith(_SANDBOX_REFS) for name in refs.values()):
         raise ValueError("data from a sandbox may only be stored below refs/sandyard/")
     _check_file(path, limit)
-    with path.open("rb", buffering=0) as file, repository.quarantine() as objects:
-        header = _parse(file)
+    with path.open("rb", buffering=0) as file, repository.create_quarantine() as objects:
+        header = _parse_header(file)
         _check_refs(header, refs)
-        missing = set(header.needed) - set(await repository.filter_known(header.needed))
+        missing = set(header.prerequisites) - set(await repository.filter_known(header.prerequisites))
         if missing:
             raise UnsafeBundleError(
                 "The commits from the sandbox are based on commits that the platform has never seen."
             )
         try:
-            await _index(repository, file, objects, limit)
+            await _index_pack(repository, file, objects, limit)
             commits = await _check_connected(repository, header, objects)
             await check_paths(repository, tuple(commits), objects)
         except (GitTimeoutError, NoSpaceError):
             raise
-        except SandyardError as fault:
-            raise UnsafeBundleError(f"The data from the sandbox was rejected. {fault.message}") from fault
+        except SandyardError as error:
+            raise UnsafeBundleError(f"The data from the sandbox was rejected. {error.message}") from error
         _move_pack(objects / "pack", repository.objects / "pack")
         await repository.set_refs({refs[name]: tip for name, tip in header.refs.items()})
         return {refs[name]: commits[tip] for name, tip in header.refs.items()}
@@ -90,30 +89,29 @@ def _check_file(path: Path, limit: int) -> None:
         )
 
 
-def _parse(file: IO[bytes]) -> _Header:
-    """Read the header and leave the file at the start of the pack. The file must be unbuffered, so that git continues
-    there."""
-    start = file.read(_HEADER_LIMIT) or b""
+def _parse_header(file: IO[bytes]) -> _Header:
+    """Read the header and leave the file at the start of the pack. The file must be unbuffered, so that git continues there."""
+    start = file.read(_MAX_HEADER_BYTES) or b""
     end = start.find(b"\n\n")
     if not start.startswith(_SIGNATURES):
         raise UnsafeBundleError("The data from the sandbox is not a Git bundle.")
     if end < 0:
         raise UnsafeBundleError("The Git bundle from the sandbox has an incomplete list of refs.")
-    needed: list[str] = []
+    prerequisites: list[str] = []
     refs: dict[str, str] = {}
     for line in start[: end + 1].splitlines(keepends=True)[1:]:
         if line == b"@object-format=sha1\n":
             continue
-        if len(line) > _LINE_LIMIT:
+        if len(line) > _MAX_LINE_BYTES:
             raise UnsafeBundleError("The Git bundle from the sandbox has a header line that is too long.")
         if match := _PREREQUISITE.fullmatch(line):
-            needed.append(match[1].decode())
+            prerequisites.append(match[1].decode())
         elif (match := _REF.fullmatch(line)) and match[2].decode(errors="replace") not in refs:
             refs[match[2].decode(errors="replace")] = match[1].decode()
         else:
             raise UnsafeBundleError("The Git bundle from the sandbox has an invalid header.")
     file.seek(end + 2)
-    return _Header(tuple(dict.fromkeys(needed)), refs)
+    return _Header(tuple(dict.fromkeys(prerequisites)), refs)
 
 
 def _check_refs(header: _Header, refs: Mapping[str, str]) -> None:
@@ -124,18 +122,18 @@ def _check_refs(header: _Header, refs: Mapping[str, str]) -> None:
         )
 
 
-async def _index(repository: BareRepository, file: IO[bytes], objects: Path, limit: int) -> None:
-    forgiven = ",".join(f"{name}=ignore" for name in HARMLESS)
+async def _index_pack(repository: BareRepository, file: IO[bytes], objects: Path, limit: int) -> None:
+    ignored_defects = ",".join(f"{name}=ignore" for name in HARMLESS_DEFECTS)
     await repository.run(
         *("-c", "pack.threads=1", "-c", f"core.bigFileThreshold={_STREAM_ABOVE}"),
         "index-pack",
         "--stdin",
         "--fix-thin",
-        f"--strict={forgiven}",
+        f"--strict={ignored_defects}",
         f"--max-input-size={limit}",
         stdin=file,
         objects=objects,
-        largest=_MAX_ALLOCATION,
+        max_allocation=_MAX_ALLOCATION,
         memory=_MAX_MEMORY,
         timeout_s=_TIMEOUT_S,
         limit=1 << 20,
@@ -153,7 +151,7 @@ async def _check_connected(repository: BareRepository, header: _Header, objects:
         "--batch-check=%(objectname) %(objecttype)",
         stdin="".join(f"{tip}^{{commit}}\n" for tip in tips).encode(),
         objects=objects,
-        largest=_MAX_ALLOCATION,
+        max_allocation=_MAX_ALLOCATION,
         timeout_s=_TIMEOUT_S,
     )
     found = [line.partition(" ") for line in peeled.stdout.decode(errors="replace").splitlines()]
@@ -164,17 +162,17 @@ async def _check_connected(repository: BareRepository, header: _Header, objects:
         *("rev-list", "--objects", "--quiet", "--stdin", "--not", "--all"),
         stdin=stdin,
         objects=objects,
-        largest=_MAX_ALLOCATION,
+        max_allocation=_MAX_ALLOCATION,
         memory=_MAX_MEMORY,
         timeout_s=_TIMEOUT_S,
     )
     return {tip: commit for tip, (commit, _, _) in zip(tips, found, strict=True)}
 
 
-def _move_pack(found: Path, packs: Path) -> None:
+def _move_pack(source: Path, packs: Path) -> None:
     """Move the index last: git does not see the pack without it."""
     packs.mkdir(parents=True, exist_ok=True)
     for suffix in (".pack", ".rev", ".idx"):
-        for path in found.glob(f"*{suffix}"):
+        for path in source.glob(f"*{suffix}"):
             if not (packs / path.name).exists():
                 path.replace(packs / path.name)

@@ -21,7 +21,7 @@ from sandyard.platform.domain.repositories.model import Credential
 
 _PREFIX = re.compile(r"^(fatal|error|remote|warning|hint): ?")
 _NOISE = re.compile(r"^(hint:|warning:|To |Cloning into|From |Everything up-to-date|Warning: Permanently added)")
-_LOCAL = re.compile(r"(?m)^fatal: local repository: (.+)$")  # see local_client.py
+_LOCAL_REPOSITORY_ERROR = re.compile(r"(?m)^fatal: local repository: (.+)$")  # see local_client.py
 _MAX_LENGTH = 500
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _UNSTORABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -33,10 +33,10 @@ _HOST_CHANGED = (
     "The remote's host key has changed. If that is expected, remove its line from `known_hosts` in the platform's git folder; "
     "if not, the connection may be intercepted."
 )
-NO_HOST = "The remote's host was not found: its name is wrong, or there is no network."
+HOST_NOT_FOUND = "The remote's host was not found: its name is wrong, or there is no network."
 _SERVER_ERROR = "The remote failed internally. Nothing was lost; try again."
 _UNTRUSTED = "The remote's certificate is not trusted by this machine."
-_TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
+_RULE_TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
     # the platform's own machine
     (
         r"(?m)^(?!remote:).*(No space left on device|Disk quota exceeded)",
@@ -72,7 +72,7 @@ _TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
         "The remote redirects to another URL. Use the repository's current URL, with .git at its end if the server requires it.",
     ),
     # the connection
-    (r"[Cc]ould not resolve (host|proxy)", RemoteUnreachableError, NO_HOST),
+    (r"[Cc]ould not resolve (host|proxy)", RemoteUnreachableError, HOST_NOT_FOUND),
     (
         r"requested URL returned error: 429",
         RemoteUnreachableError,
@@ -98,16 +98,14 @@ _TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
     (r"Network is unreachable|SSL_|GnuTLS|TLS connection|invalid index-pack output", RemoteUnreachableError, None),
     (r"Could not read from remote repository", RemoteUnreachableError, None),
 )
-_RULES = tuple((re.compile(pattern), kind, sentence) for pattern, kind, sentence in _TABLE)
+_RULES = tuple((re.compile(pattern), kind, sentence) for pattern, kind, sentence in _RULE_TABLE)
 
 
-def translate_error(stderr: str, doing: str) -> SandyardError:
-    """Return the error for git's output after it failed at `doing` ("fetch", "push", …). `stderr` must not contain
-    credentials."""
-    if refused := _LOCAL.search(stderr):
-        return (RemoteMissingError if "does not appear to be" in refused[1] else RemoteRefusedError)(
-            _truncate(refused[1])
-        )
+def translate_error(stderr: str, action: str) -> SandyardError:
+    """Return the error for git's output after it failed at `action` ("fetch", "push", …). `stderr` must not contain credentials."""
+    if refused := _LOCAL_REPOSITORY_ERROR.search(stderr):
+        missing = "does not appear to be" in refused[1]
+        return (RemoteMissingError if missing else RemoteRefusedError)(_truncate(refused[1]))
     for pattern, kind, sentence in _RULES:
         if pattern.search(stderr):
             if kind is RemoteRejectedError:
@@ -115,29 +113,28 @@ def translate_error(stderr: str, doing: str) -> SandyardError:
                     f"The remote rejected the push. It said: {extract_server_message(stderr) or summarize(stderr)}"
                 )
             return kind(sentence)
-    said = summarize(stderr)
+    summary = summarize(stderr)
     return GitFailedError(
-        f"Git could not do this ({doing}). It said: {said}" if said else f"Git could not do this ({doing})."
+        f"Git could not do this ({action}). It said: {summary}" if summary else f"Git could not do this ({action})."
     )
 
 
 def extract_server_message(stderr: str) -> str:
-    """Return what the server said, without git's own messages."""
-    said = [line.removeprefix("remote:").strip() for line in stderr.splitlines() if line.startswith("remote:")]
-    return _truncate(" ".join(line for line in said if line and not set(line) <= set("=-* ")))
+    """Return the server's messages, without git's own."""
+    lines = [line.removeprefix("remote:").strip() for line in stderr.splitlines() if line.startswith("remote:")]
+    return _truncate(" ".join(line for line in lines if line and not set(line) <= set("=-* ")))
 
 
 def summarize(stderr: str) -> str:
     """Return the lines that say what went wrong."""
     lines = [line.strip() for line in stderr.splitlines()]
     fatal = [line for line in lines if line.startswith(("fatal:", "error:", "remote: ", "ssh: ", "!"))]
-    said = fatal or [line for line in lines if line and not _NOISE.match(line)]
-    return _truncate(" ".join(_PREFIX.sub("", line).strip() for line in said))
+    relevant = fatal or [line for line in lines if line and not _NOISE.match(line)]
+    return _truncate(" ".join(_PREFIX.sub("", line).strip() for line in relevant))
 
 
 def clean_line(text: str) -> str:
-    """Return the text as one line that any database, log and terminal accepts: no control characters, surrogates or
-    line breaks."""
+    """Return the text as one line that any database, log and terminal accepts: no control characters, surrogates or line breaks."""
     return _UNSTORABLE.sub(" ", _ESCAPE.sub("", text))
 
 
@@ -148,21 +145,21 @@ def _truncate(text: str) -> str:
 
 def create_mask(credential: Credential | None) -> Callable[[str], str]:
     """Return a function that removes every form of the credential that git or a server could repeat from a text."""
-    forms = sorted({form for form in _credential_forms(credential) if len(form) >= 4}, key=len, reverse=True)
+    forms = sorted({form for form in _iterate_credential_forms(credential) if len(form) >= 4}, key=len, reverse=True)
     if not forms:
         return lambda text: text
     pattern = re.compile("|".join(re.escape(form) for form in forms))
     return lambda text: pattern.sub("***", text)
 
 
-def _credential_forms(credential: Credential | None) -> Iterable[str]:
+def _iterate_credential_forms(credential: Credential | None) -> Iterable[str]:
     if credential is None:
         return
     if credential.token:
         token = credential.token.reveal()
         yield from (token, quote(token, safe=""))
         for text in (token, f"{credential.username}:{token}"):
-            coded = base64.b64encode(text.encode()).decode()
-            yield from (coded, coded.rstrip("="))
+            encoded = base64.b64encode(text.encode()).decode()
+            yield from (encoded, encoded.rstrip("="))
     if credential.ssh_key:
         yield from (line for line in credential.ssh_key.reveal().splitlines() if not line.startswith("-----"))

@@ -21,7 +21,7 @@ from sandyard.kit.pacing import take_turn
 from sandyard.kit.processes import Output, Process
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.repositories.error_translation import (
-    NO_HOST,
+    HOST_NOT_FOUND,
     clean_line,
     create_mask,
     translate_error,
@@ -37,16 +37,16 @@ from sandyard.platform.domain.repositories.model import Credential, Progress, no
 from sandyard.platform.domain.repositories.remote import Remote
 
 OUTPUT_LIMIT = 64 << 20
-MEMORY = 4 << 30
+DEFAULT_MEMORY_BYTES = 4 << 30
 """Memory limit of one git process, in bytes. Fetching and packing need about a hundred bytes per object of a repository."""
-AT_ONCE = 8
+MAX_PROCESSES = 8
 """Maximum number of concurrent git processes of one platform, not counting those that talk to a remote."""
-_STDERR_LIMIT = 64 << 10
-_LINE_LIMIT = 4 << 10
-_CHUNK = 64 << 10
-_STDERR_CHUNK = 4 << 10  # lines cost more than bytes, and a remote may send empty ones
-_STDERR_READ = 4 << 20  # output beyond this is ignored
-_BLOCK = 512  # unit of `ulimit -f`
+_KEPT_STDERR_LENGTH = 64 << 10
+_MAX_LINE_BYTES = 4 << 10
+_CHUNK_BYTES = 64 << 10
+_STDERR_CHUNK_BYTES = 4 << 10  # lines cost more than bytes, and a remote may send empty ones
+_MAX_STDERR_BYTES = 4 << 20  # output beyond this is ignored
+_FILE_SIZE_UNIT = 512  # unit of `ulimit -f`
 _NOT_FOUND = 127  # exit code of a shell if there is no such program
 _GRACE_S = 2.0  # for git to remove its lock files after SIGTERM
 
@@ -65,7 +65,7 @@ Stdin = bytes | Path | IO[bytes] | None
 class GitResult:
     """Result of a git process.
 
-    `truncated`: stdout exceeded the limit and git was stopped; `code` is then meaningless. `took_s` is the run time of
+    `truncated`: stdout exceeded the limit and git was stopped; `code` is then meaningless. `duration_s` is the run time of
     git without the time spent waiting for a slot.
     """
 
@@ -73,7 +73,7 @@ class GitResult:
     stdout: bytes
     stderr: str
     truncated: bool = False
-    took_s: float = 0.0
+    duration_s: float = 0.0
 
 
 class Git:
@@ -91,7 +91,7 @@ class Git:
         self._timeout_s = timeout_s
         self._destinations = destinations
         self._local = local
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_PROCESSES)
 
     async def run(
         self,
@@ -105,8 +105,8 @@ class Git:
         limit: int = OUTPUT_LIMIT,
         ok: Container[int] = (0,),
         objects: Path | None = None,
-        largest: int | None = None,
-        writes: int | None = None,
+        max_allocation: int | None = None,
+        max_file_size: int | None = None,
         memory: int | None = None,
     ) -> GitResult:
         """Run `git arguments…` in `cwd` (the git folder if None) until it exits.
@@ -114,12 +114,12 @@ class Git:
         Git can connect only to `remote`, or to none if that is None. Limits and options:
 
         - `objects`: folder for new objects, instead of the repository.
-        - `largest`: maximum size of one memory allocation by git.
-        - `writes`: maximum size of a file that git writes. Raises TooMuchError if exceeded.
-        - `memory`: maximum memory of git and of each process it starts (MEMORY if None). Raises TooMuchError if exceeded. Packs do not
-          count, because they are mapped from disk.
+        - `max_allocation`: maximum size of one memory allocation by git.
+        - `max_file_size`: maximum size of a file that git writes. Raises TooMuchError if exceeded.
+        - `memory`: maximum memory of git and of each process it starts (DEFAULT_MEMORY_BYTES if None). Packs do not count, because they are
+          mapped from disk. Raises TooMuchError if exceeded.
 
-        Waits while AT_ONCE others run, which does not count towards the timeout. Commands with a remote do not wait,
+        Waits while MAX_PROCESSES other processes run, which does not count towards the timeout. Commands with a remote do not wait,
         because a remote decides how long they take and could block everyone else.
 
         Raises RepositoryInvalidError if the remote is in a private network and may not be, GitFailedError or a more
@@ -128,61 +128,61 @@ class Git:
         contains the credential.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        where = cwd or self.folder
+        folder = cwd or self.folder
         mask = create_mask(credential)
-        only = await self._allowed_addresses(remote) if remote is not None else None
+        addresses = await self._list_allowed_addresses(remote) if remote is not None else None
         async with AsyncExitStack() as stack:
             if remote is None:
                 await stack.enter_async_context(self._slots)
-            around = stack.enter_context(
-                prepare_environment(self.folder, credential, remote, only=only, local=self._local)
+            prepared = stack.enter_context(
+                prepare_environment(self.folder, credential, remote, addresses=addresses, local=self._local)
             )
-            environment = around.environment | {"GIT_CEILING_DIRECTORIES": str(where.parent)}
+            environment = prepared.environment | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
             if objects is not None:
                 environment["GIT_OBJECT_DIRECTORY"] = str(objects)
-            if largest is not None:
-                environment["GIT_ALLOC_LIMIT"] = str(largest)
+            if max_allocation is not None:
+                environment["GIT_ALLOC_LIMIT"] = str(max_allocation)
             try:
-                limits = _limit_command(MEMORY if memory is None else memory, writes)
+                limits = _make_limit_command(DEFAULT_MEMORY_BYTES if memory is None else memory, max_file_size)
                 # not in the configuration: hooks of a local remote are its own rules and must run
                 process = processes.start(
                     [*limits, "git", "-c", "core.hooksPath=/dev/null", *arguments],
-                    cwd=where,
+                    cwd=folder,
                     env=environment,
                     stdin=_open_stdin(stdin, stack),
-                    pass_fds=around.descriptors,
+                    pass_fds=prepared.descriptors,
                 )
-            except FileNotFoundError as missing:
-                raise GitFailedError(f"The folder {where} no longer exists.") from missing
-            patience = self._timeout_s if timeout_s is None else timeout_s
+            except FileNotFoundError as error:
+                raise GitFailedError(f"The folder {folder} no longer exists.") from error
+            timeout = self._timeout_s if timeout_s is None else timeout_s
             started = time.monotonic()
             try:
-                async with asyncio.timeout(patience):
-                    listening = asyncio.create_task(_read_stderr(process.stderr, mask, progress))
+                async with asyncio.timeout(timeout):
+                    reading_stderr = asyncio.create_task(_read_stderr(process.stderr, mask, progress))
                     try:
-                        stdout, truncated = await _collect(process.stdout, limit)
+                        stdout, truncated = await _read_stdout(process.stdout, limit)
                         if truncated:
                             process.signal_all(signal.SIGTERM)
                             await _drain(process.stdout)
                         code = await process.wait()
-                        stderr = await listening
+                        stderr = await reading_stderr
                     finally:
-                        await end_tasks(listening)
+                        await end_tasks(reading_stderr)
             except TimeoutError:
                 raise GitTimeoutError(
-                    f"Git took longer than {patience:g} seconds ({_subcommand(arguments)}) and was stopped. Try again."
+                    f"Git took longer than {timeout:g} seconds ({_get_subcommand(arguments)}) and was stopped. Try again."
                 ) from None
             finally:
                 await _terminate(process)
         if code == _NOT_FOUND:
             raise GitFailedError("Git is not installed on the platform's machine.")
         if code not in ok and not truncated:
-            raise translate_error(stderr, _subcommand(arguments))
+            raise translate_error(stderr, _get_subcommand(arguments))
         return GitResult(code, stdout, stderr, truncated, time.monotonic() - started)
 
-    async def _allowed_addresses(self, remote: Remote) -> Sequence[str] | None:
+    async def _list_allowed_addresses(self, remote: Remote) -> Sequence[str] | None:
         """Return the addresses that git may connect to. Empty: connect through a proxy. None: any address."""
-        if self._destinations is None or remote.vouched or remote.host is None:
+        if self._destinations is None or remote.trusted or remote.host is None:
             return None
         try:
             self._destinations.check_name(remote.host)
@@ -192,21 +192,21 @@ class Git:
         except PrivateAddressError as error:
             raise RepositoryInvalidError(error.message) from None
         except OSError:
-            raise RemoteUnreachableError(NO_HOST) from None
+            raise RemoteUnreachableError(HOST_NOT_FOUND) from None
 
 
-def _limit_command(memory: int, writes: int | None) -> tuple[str, ...]:
+def _make_limit_command(memory: int, max_file_size: int | None) -> tuple[str, ...]:
     """Return a command prefix that limits the memory and the file size of a command and of everything it starts.
 
-    Uses a shell, because it sets the limits before git starts; set from outside, they would come after git has started
-    others. The signal is ignored, so that git can report the problem instead of being killed. The memory limit is
+    Uses a shell, because it sets the limits before git starts. Limits set from outside could come too late for processes that git starts.
+    The signal is ignored, so that git can report the problem instead of being killed. The memory limit is
     RLIMIT_DATA, which counts allocations but not the packs that git maps.
     """
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    memory = memory if most == resource.RLIM_INFINITY else min(memory, most)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
+    memory = memory if hard_limit == resource.RLIM_INFINITY else min(memory, hard_limit)
     limits = f"ulimit -d {memory >> 10}"
-    if writes is not None:
-        limits += f" && trap '' XFSZ && ulimit -f {-(-writes // _BLOCK)}"
+    if max_file_size is not None:
+        limits += f" && trap '' XFSZ && ulimit -f {-(-max_file_size // _FILE_SIZE_UNIT)}"
     return ("/bin/sh", "-c", f'{limits} && exec "$@"', "sh")
 
 
@@ -220,7 +220,7 @@ def _open_stdin(stdin: Stdin, stack: AsyncExitStack) -> int | IO[bytes]:
     return stack.enter_context(stdin.open("rb")) if isinstance(stdin, Path) else stdin
 
 
-def _subcommand(arguments: tuple[str, ...]) -> str:
+def _get_subcommand(arguments: tuple[str, ...]) -> str:
     """Return the git subcommand: the first argument that is neither an option nor the value of `-c`."""
     previous = ""
     for argument in arguments:
@@ -230,55 +230,54 @@ def _subcommand(arguments: tuple[str, ...]) -> str:
     return "git"
 
 
-async def _collect(stream: Output, limit: int) -> tuple[bytes, bool]:
+async def _read_stdout(stream: Output, limit: int) -> tuple[bytes, bool]:
     """Read stdout up to `limit` bytes. Return it and whether there was more."""
-    held = bytearray()
-    while chunk := await stream.read(_CHUNK):
-        held += chunk
-        if len(held) > limit:
-            return bytes(held[:limit]), True
-    return bytes(held), False
+    output = bytearray()
+    while chunk := await stream.read(_CHUNK_BYTES):
+        output += chunk
+        if len(output) > limit:
+            return bytes(output[:limit]), True
+    return bytes(output), False
 
 
 async def _drain(stream: Output) -> None:
     """Discard the rest of the stream. Its end shows that every process that could write to it has ended."""
-    while await stream.read(_CHUNK):
+    while await stream.read(_CHUNK_BYTES):
         pass
 
 
 async def _read_stderr(stream: Output, mask: Callable[[str], str], progress: Progress) -> str:
-    """Return the last lines of stderr that are not progress, out of its first _STDERR_READ bytes. Reports progress as
-    it arrives."""
-    kept: list[str] = []
+    """Return the last lines of stderr that are not progress, out of its first _MAX_STDERR_BYTES. Reports progress as it arrives."""
+    last_lines: list[str] = []
     size = 0
-    told: tuple[str, int] | None = None
+    reported: tuple[str, int] | None = None
     rest = b""
-    left = _STDERR_READ
+    remaining = _MAX_STDERR_BYTES
     while True:
-        chunk = await stream.read(_STDERR_CHUNK)
-        left -= len(chunk)
-        if left < 0:
+        chunk = await stream.read(_STDERR_CHUNK_BYTES)
+        remaining -= len(chunk)
+        if remaining < 0:
             await _drain(stream)
-            return "\n".join(kept)
+            return "\n".join(last_lines)
         await take_turn("git")
         *lines, rest = _LINE_END.split(rest + chunk) if chunk else [rest, b""]
-        if len(rest) > _LINE_LIMIT:
+        if len(rest) > _MAX_LINE_BYTES:
             lines, rest = [*lines, rest], b""
         for raw in lines:
             # cleaned first: control characters could hide a token from the mask
-            line = mask(clean_line(raw.decode(errors="replace"))).rstrip()[:_LINE_LIMIT]
+            line = mask(clean_line(raw.decode(errors="replace"))).rstrip()[:_MAX_LINE_BYTES]
             if match := _PERCENT.match(line):
                 now = (match["what"], min(100, int(match["percent"])))
-                if now != told:
-                    told = now
+                if now != reported:
+                    reported = now
                     progress(*now)
             elif line and not _COUNTED.match(line):
-                kept.append(line)
+                last_lines.append(line)
                 size += len(line)
-                while size > _STDERR_LIMIT:
-                    size -= len(kept.pop(0))
+                while size > _KEPT_STDERR_LENGTH:
+                    size -= len(last_lines.pop(0))
         if not chunk:
-            return "\n".join(kept)
+            return "\n".join(last_lines)
 
 
 async def _terminate(process: Process) -> None:
@@ -304,12 +303,14 @@ async def _wait_until_closed(process: Process) -> None:
 
 def find_git_problem() -> str | None:
     """Return what is wrong with this machine's git, as a sentence, or None. Blocks briefly."""
-    wanted = ".".join(str(number) for number in MINIMUM_VERSION)
+    minimum = ".".join(str(number) for number in MINIMUM_VERSION)
     try:
-        told = subprocess.run(["git", "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+        version = subprocess.run(["git", "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return f"Git is not installed on this machine. Install Git {wanted} or newer to use projects with a repository."
-    found = re.search(r"(\d+)\.(\d+)", told)
+        return (
+            f"Git is not installed on this machine. Install Git {minimum} or newer to use projects with a repository."
+        )
+    found = re.search(r"(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) < MINIMUM_VERSION:
-        return f"{told.strip()} is too old for projects with a repository. Install Git {wanted} or newer."
+        return f"{version.strip()} is too old for projects with a repository. Install Git {minimum} or newer."
     return None

@@ -13,9 +13,9 @@ from sandyard.platform.domain.repositories.model import Commit, Identity, Reposi
 from sandyard.platform.domain.repositories.output import parse_output
 
 _MAX_LISTING_BYTES = 8 << 20
-_FIELDS = 10
+_FIELD_COUNT = 10
 _FORMAT = "%H%x00%P%x00%an%x00%ae%x00%at%x00%cn%x00%ce%x00%ct%x00%s%x00%b"
-_ID, _PARENTS, _PERSON, _DATE, _SUBJECT, _BODY = 64, 6500, 300, 20, 1000, 20_000
+_MAX_ID, _MAX_PARENTS, _MAX_PERSON, _MAX_DATE, _MAX_SUBJECT, _MAX_BODY = 64, 6500, 300, 20, 1000, 20_000
 """Maximum number of characters of each field to return, because a commit may have any number."""
 
 
@@ -46,11 +46,11 @@ async def read_history(repository: RepositoryReader, rev_range: str, *, limit: i
 
 
 def _parse_commits(output: bytes, limit: int, truncated: bool) -> list[Commit]:
-    fields = output.split(b"\0", max(limit, 0) * _FIELDS)
-    whole = len(fields) // _FIELDS
-    if truncated and whole and len(fields) == whole * _FIELDS:
-        whole -= 1  # the body of the last commit may be cut off
-    return [_parse_commit(fields[at : at + _FIELDS]) for at in range(0, whole * _FIELDS, _FIELDS)]
+    fields = output.split(b"\0", max(limit, 0) * _FIELD_COUNT)
+    complete = len(fields) // _FIELD_COUNT
+    if truncated and complete and len(fields) == complete * _FIELD_COUNT:
+        complete -= 1  # the body of the last commit may be cut off
+    return [_parse_commit(fields[at : at + _FIELD_COUNT]) for at in range(0, complete * _FIELD_COUNT, _FIELD_COUNT)]
 
 
 async def _has_commits(repository: RepositoryReader) -> bool:
@@ -63,19 +63,19 @@ async def _has_commits(repository: RepositoryReader) -> bool:
 
 def _parse_commit(fields: Sequence[bytes]) -> Commit:
     return Commit(
-        id=_decode(fields[0], _ID),
-        parents=tuple(_decode(fields[1], _PARENTS).split()),
-        author=Identity(_decode(fields[2], _PERSON), _decode(fields[3], _PERSON)),
-        committer=Identity(_decode(fields[5], _PERSON), _decode(fields[6], _PERSON)),
-        authored_at=_parse_date(_decode(fields[4], _DATE)),
-        committed_at=_parse_date(_decode(fields[7], _DATE)),
-        subject=_decode(fields[8], _SUBJECT),
-        body=_decode(fields[9].strip(b"\n"), _BODY),
+        id=_decode(fields[0], _MAX_ID),
+        parents=tuple(_decode(fields[1], _MAX_PARENTS).split()),
+        author=Identity(_decode(fields[2], _MAX_PERSON), _decode(fields[3], _MAX_PERSON)),
+        committer=Identity(_decode(fields[5], _MAX_PERSON), _decode(fields[6], _MAX_PERSON)),
+        authored_at=_parse_date(_decode(fields[4], _MAX_DATE)),
+        committed_at=_parse_date(_decode(fields[7], _MAX_DATE)),
+        subject=_decode(fields[8], _MAX_SUBJECT),
+        body=_decode(fields[9].strip(b"\n"), _MAX_BODY),
     )
 
 
-def _decode(field: bytes, most: int) -> str:
-    return field[: most * 4].decode(errors="replace")[:most]
+def _decode(field: bytes, limit: int) -> str:
+    return field[: limit * 4].decode(errors="replace")[:limit]
 
 
 def _parse_date(text: str) -> datetime:

@@ -16,26 +16,26 @@ import shlex
 import socket
 import sys
 
-LONGEST = 8192
+MAX_RESPONSE_BYTES = 8192
 
 
 def main() -> int:
-    words = shlex.split(sys.argv[-1])
-    if len(words) != 2 or words[0] not in ("git-upload-pack", "git-receive-pack"):
-        sys.stderr.write(f"fatal: local repository: {words[0][:80]} is not served.\n")
+    command = shlex.split(sys.argv[-1])
+    if len(command) != 2 or command[0] not in ("git-upload-pack", "git-receive-pack"):
+        sys.stderr.write(f"fatal: local repository: {command[0][:80]} is not served.\n")
         return 128
-    order = {"service": words[0], "path": words[1], "protocol": os.environ.get("GIT_PROTOCOL", "")}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+    request = {"service": command[0], "path": command[1], "protocol": os.environ.get("GIT_PROTOCOL", "")}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         try:
-            line.connect("\0" + sys.argv[1])
-            socket.send_fds(line, [json.dumps(order).encode()], [0, 1, 2])
-            answer = json.loads(line.recv(LONGEST))
+            connection.connect("\0" + sys.argv[1])
+            socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
+            response = json.loads(connection.recv(MAX_RESPONSE_BYTES))
         except (OSError, ValueError) as error:
-            answer = {"refused": f"`sandyard up` did not respond ({error})."}
-    if "refused" in answer:
-        sys.stderr.write(f"fatal: local repository: {answer['refused']}\n")
+            response = {"refused": f"`sandyard up` did not respond ({error})."}
+    if "refused" in response:
+        sys.stderr.write(f"fatal: local repository: {response['refused']}\n")
         return 128
-    return int(answer["code"])
+    return int(response["code"])
 
 
 if __name__ == "__main__":

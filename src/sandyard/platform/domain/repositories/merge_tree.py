@@ -10,7 +10,7 @@ from sandyard.platform.domain.repositories.model import Conflict, Conflicts
 
 MAX_CONFLICTS = 1000
 """Maximum number of conflicting files in a result. Two small packs can produce several hundred thousand."""
-_FIELDS = 20 * MAX_CONFLICTS
+_MAX_MESSAGE_FIELDS = 20 * MAX_CONFLICTS
 """Maximum number of message fields to parse. A message about one file in conflict has four."""
 _KIND = re.compile(r"CONFLICT \(([^)]+)\)")
 
@@ -20,20 +20,20 @@ async def find_conflicts(repository: BareRepository, ours: str, theirs: str) -> 
 
     Raises GitFailedError if the histories are unrelated.
     """
-    with repository.quarantine() as objects:
+    with repository.create_quarantine() as objects:
         arguments = ("merge-tree", "--write-tree", "--messages", "--name-only", "-z", ours, theirs)
-        done = await repository.run(*arguments, ok=(0, 1), objects=objects, timeout_s=READ_TIMEOUT_S)
-    return parse_conflicts(done.stdout) if done.code == 1 else Conflicts()
+        result = await repository.run(*arguments, ok=(0, 1), objects=objects, timeout_s=READ_TIMEOUT_S)
+    return parse_conflicts(result.stdout) if result.code == 1 else Conflicts()
 
 
 async def write_merged_tree(repository: BareRepository, ours: str, theirs: str) -> str | Conflicts:
     """Write the merged tree to the repository and return its id, or return the conflicts."""
     async with repository.writing():
         arguments = ("merge-tree", "--write-tree", "--messages", "--name-only", "-z", ours, theirs)
-        done = await repository.run(*arguments, ok=(0, 1), timeout_s=READ_TIMEOUT_S)
-    if done.code == 1:
-        return parse_conflicts(done.stdout)
-    return done.stdout.partition(b"\0")[0].decode()
+        result = await repository.run(*arguments, ok=(0, 1), timeout_s=READ_TIMEOUT_S)
+    if result.code == 1:
+        return parse_conflicts(result.stdout)
+    return result.stdout.partition(b"\0")[0].decode()
 
 
 def parse_conflicts(listing: bytes) -> Conflicts:
@@ -47,7 +47,7 @@ def parse_conflicts(listing: bytes) -> Conflicts:
     found: dict[str, Conflict | None] = dict.fromkeys(
         _decode_fields(listing[:end].split(b"\0", MAX_CONFLICTS + 1)[1 : MAX_CONFLICTS + 1])
     )
-    fields = iter(_decode_fields(listing[end + 2 :].split(b"\0", _FIELDS)[:_FIELDS]))
+    fields = iter(_decode_fields(listing[end + 2 :].split(b"\0", _MAX_MESSAGE_FIELDS)[:_MAX_MESSAGE_FIELDS]))
     for number in fields:
         if not number.strip():
             break
@@ -57,11 +57,11 @@ def parse_conflicts(listing: bytes) -> Conflicts:
         *files, kind, detail = message
         if not kind.startswith("CONFLICT"):
             continue
-        named = _KIND.match(detail) or _KIND.match(kind)  # the sentence is more precise: it distinguishes add/add
+        reported = _KIND.match(detail) or _KIND.match(kind)  # the sentence is more precise: it distinguishes add/add
         for file in files:
             is_listed = file in found or (file == files[0] and total <= MAX_CONFLICTS)
             if is_listed and found.get(file) is None:
-                found[file] = Conflict(file, named[1] if named else "content", detail.strip())
+                found[file] = Conflict(file, reported[1] if reported else "content", detail.strip())
     shown = tuple(conflict or Conflict(path, "content") for path, conflict in found.items())
     return Conflicts(shown[:MAX_CONFLICTS], max(total, len(shown)))
 

@@ -1,5 +1,4 @@
-"""Mirrors: the platform's full copy of each project's repository. Sandboxes get their commits from it and send commits
-to it.
+"""Mirrors: the platform's full copy of each project's repository. Sandboxes get commits from it and send commits to it.
 
 `refs/remotes/origin/*` and `refs/tags/*` mirror the remote; `refs/sandyard/…` holds what came from sandboxes.
 """
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from sandyard.platform.domain.repositories import push
 from sandyard.platform.domain.repositories.bare_repository import (
-    COMMIT,
+    COMMIT_ID,
     OBJECT_LIMIT,
     READ_TIMEOUT_S,
     BareRepository,
@@ -27,7 +26,7 @@ from sandyard.platform.domain.repositories.bundle_import import import_bundle
 from sandyard.platform.domain.repositories.bundles import BundleStore
 from sandyard.platform.domain.repositories.error_translation import TOO_LARGE
 from sandyard.platform.domain.repositories.errors import RemoteMissingError, TooMuchError
-from sandyard.platform.domain.repositories.git_process import MEMORY, Git
+from sandyard.platform.domain.repositories.git_process import DEFAULT_MEMORY_BYTES, Git
 from sandyard.platform.domain.repositories.model import Credential, Progress, no_progress
 from sandyard.platform.domain.repositories.push import RemoteConnection, RetryPolicy
 from sandyard.platform.domain.repositories.remote import Remote
@@ -38,7 +37,7 @@ OWN_TAGS = "refs/sandyard/tags/"
 _MAX_PACKS = 20
 _MAX_CONCURRENT_IMPORTS = 4
 """Limit across all mirrors: data from a sandbox may use all the time and memory it is allowed."""
-_PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_PROJECT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SUBMODULES = "The repository has submodules, which are not checked out: their folders are empty."
 _LFS = "The repository uses Git LFS: large files are not fetched, only their pointer files."
 
@@ -52,12 +51,11 @@ class Mirrors:
         settings: PlatformSettings,
         *,
         retry_policy: RetryPolicy | None = None,
-        owner_of: Callable[[str], Awaitable[str]] | None = None,
+        get_owner_id: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
-        """`owner_of` returns the owner whose share of git resources a project uses. None: each project has its own
-        share."""
+        """`get_owner_id` returns the user whose share of git resources a project uses. None: each project has its own share."""
         self._git = git
-        self._owner_of = owner_of
+        self._get_owner_id = get_owner_id
         self._limits: dict[str, ConcurrencyLimits] = {}
         self._settings = settings
         self._retry_policy = retry_policy or RetryPolicy()
@@ -67,34 +65,36 @@ class Mirrors:
     def get(self, project_id: str) -> Mirror:
         """Return the project's mirror, whether or not it exists on disk."""
         if project_id not in self._mirrors:
-            if not _PROJECT.fullmatch(project_id):
+            if not _PROJECT_ID.fullmatch(project_id):
                 raise ValueError(f"{project_id!r} is not a project's id")
             folder = self._settings.git_dir / f"{project_id}.git"
             self._mirrors[project_id] = Mirror(
                 self._git,
                 folder,
-                self._limits_getter(project_id),
+                self._make_limits_getter(project_id),
                 self._settings,
                 retry_policy=self._retry_policy,
                 importing=self._importing,
             )
         return self._mirrors[project_id]
 
-    def _limits_getter(self, project_id: str) -> Callable[[], Awaitable[ConcurrencyLimits]]:
-        found: ConcurrencyLimits | None = None
+    def _make_limits_getter(self, project_id: str) -> Callable[[], Awaitable[ConcurrencyLimits]]:
+        limits: ConcurrencyLimits | None = None
 
         async def get_limits() -> ConcurrencyLimits:
-            nonlocal found
-            if found is None:
-                owner = project_id if self._owner_of is None else await self._owner_of(project_id)
-                found = self._limits.setdefault(owner, ConcurrencyLimits())
-            return found
+            nonlocal limits
+            if limits is None:
+                owner = project_id if self._get_owner_id is None else await self._get_owner_id(project_id)
+                limits = self._limits.setdefault(owner, ConcurrencyLimits())
+            return limits
 
         return get_limits
 
     def list_project_ids(self) -> list[str]:
         """Return the ids of projects that have a complete or partial mirror on disk."""
-        return sorted(folder.stem for folder in self._settings.git_dir.glob("*.git") if _PROJECT.fullmatch(folder.stem))
+        return sorted(
+            folder.stem for folder in self._settings.git_dir.glob("*.git") if _PROJECT_ID.fullmatch(folder.stem)
+        )
 
     async def remove(self, project_id: str) -> None:
         """Delete the mirror and everything in it. Idempotent; the next call completes an interrupted one."""
@@ -126,9 +126,9 @@ class Mirror(BareRepository):
         self._retry_policy = retry_policy
         self._importing = importing
         self.bundles = BundleStore(self, limit=settings.git_transfer_limit)
-        self.bundles.sweep()
-        self._complete = self.own / "complete"
-        self._refreshing = asyncio.Lock()
+        self.bundles.remove_temporary_files()
+        self._complete = self.own_folder / "complete"
+        self._refresh_lock = asyncio.Lock()
 
     @property
     def exists(self) -> bool:
@@ -148,15 +148,15 @@ class Mirror(BareRepository):
         """
 
         async def attempt() -> None:
-            async with self._refreshing, self.writing():
+            async with self._refresh_lock, self.writing():
                 await self._refresh(remote, credential, progress)
 
         await self._retry_policy.run(attempt, "fetch")
 
     async def _refresh(self, remote: Remote, credential: Credential | None, progress: Progress) -> None:
         progress("Contacting the remote")
-        default, wanted = await self._list_refs(remote, credential, "HEAD", f"{HEADS}*", f"{TAGS}*")
-        if not any(name.startswith(ORIGIN) for name in wanted):
+        default, refs = await self._list_remote_refs(remote, credential, "HEAD", f"{HEADS}*", f"{TAGS}*")
+        if not any(name.startswith(ORIGIN) for name in refs):
             raise RemoteMissingError(
                 "The repository is empty: it has no branches yet. Push a first commit to it, then try again."
             )
@@ -164,31 +164,31 @@ class Mirror(BareRepository):
             # an earlier fetch was interrupted before the mirror was complete, so nothing of value is stored in it
             await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
             await self.git.run("init", "--quiet", "--bare", "--template=", str(self.folder), cwd=None)
-        if not self.exists or await self.list_refs(ORIGIN) | await self.list_refs(TAGS) != wanted:
+        if not self.exists or await self.list_refs(ORIGIN) | await self.list_refs(TAGS) != refs:
             await self.git.run(
                 f"--git-dir={self.folder}",
                 *("fetch", "--prune", "--no-tags", "--no-write-fetch-head", "--progress", "--", remote.url),
                 *(f"+{HEADS}*:{ORIGIN}*", f"+{TAGS}*:{TAGS}*"),
                 cwd=self.folder, remote=remote, credential=credential, progress=progress,
-                largest=OBJECT_LIMIT, writes=await self._remaining_space(),
+                max_allocation=OBJECT_LIMIT, max_file_size=await self._get_remaining_space(),
             )  # fmt: skip
-        self.own.mkdir(exist_ok=True)
-        (self.own / "default-branch").write_text(default or "", encoding="utf-8")
+        self.own_folder.mkdir(exist_ok=True)
+        (self.own_folder / "default-branch").write_text(default or "", encoding="utf-8")
         self._complete.touch()
 
-    async def _remaining_space(self) -> int:
+    async def _get_remaining_space(self) -> int:
         """Return how many bytes may be fetched. A fetch writes one pack, so this is also the file size limit."""
-        room = self._settings.git_repository_limit - await asyncio.to_thread(self.packs_size)
-        if room <= 0:
+        remaining = self._settings.git_repository_limit - await asyncio.to_thread(self.get_packs_size)
+        if remaining <= 0:
             raise TooMuchError(TOO_LARGE)
-        return room
+        return remaining
 
     async def list_remote_branches(self, remote: Remote, credential: Credential | None) -> dict[str, str]:
         """Return the remote's current branches. Writes nothing and needs no mirror."""
-        _, found = await self._list_refs(remote, credential, f"{HEADS}*")
+        _, found = await self._list_remote_refs(remote, credential, f"{HEADS}*")
         return {name.removeprefix(ORIGIN): commit for name, commit in found.items()}
 
-    async def _list_refs(
+    async def _list_remote_refs(
         self, remote: Remote, credential: Credential | None, *patterns: str
     ) -> tuple[str | None, dict[str, str]]:
         """List the remote's refs. See `_parse_listing`."""
@@ -230,12 +230,12 @@ class Mirror(BareRepository):
     ) -> bool:
         """Delete a branch on the remote and in the mirror. See `push.delete_branch`."""
         connection = RemoteConnection(self, remote, credential)
-        gone = await push.delete_branch(
+        deleted = await push.delete_branch(
             connection, branch, expected, progress=no_progress, retry_policy=self._retry_policy
         )
-        if gone:
-            await self.drop_ref(ORIGIN + branch)
-        return gone
+        if deleted:
+            await self.delete_ref(ORIGIN + branch)
+        return deleted
 
     # contents ---------------------------------------------------------------------------------------------------------
 
@@ -244,38 +244,37 @@ class Mirror(BareRepository):
         return {name.removeprefix(ORIGIN): commit for name, commit in (await self.list_refs(ORIGIN)).items()}
 
     async def get_default_branch(self) -> str | None:
-        """Return the remote's default branch as of the last refresh. None if the remote names none or one that does not
-        exist."""
+        """Return the remote's default branch as of the last refresh. None if the remote names none or one that does not exist."""
         try:
-            return (self.own / "default-branch").read_text(encoding="utf-8") or None
+            return (self.own_folder / "default-branch").read_text(encoding="utf-8") or None
         except FileNotFoundError:
             return None
 
     async def is_on_remote(self, commit: str) -> bool:
         """Return whether a branch or tag of the remote contains this commit. If not, it came from a sandbox."""
-        if not await self.has(commit):
+        if not await self.has_commit(commit):
             return False
-        done = await self.run("for-each-ref", f"--contains={commit}", "--count=1", "--format=x", ORIGIN, TAGS)
-        return bool(done.stdout)
+        result = await self.run("for-each-ref", f"--contains={commit}", "--count=1", "--format=x", ORIGIN, TAGS)
+        return bool(result.stdout)
 
     async def list_limitations(self, commit: str) -> list[str]:
         """Return what a checkout of this commit will lack, one sentence each."""
         found = []
         if (await self.run("ls-tree", commit, "--", ".gitmodules")).stdout:
             found.append(_SUBMODULES)
-        where = ("--", ":(top,glob)**/.gitattributes")
-        grep = ("grep", "--quiet", "--fixed-strings", "filter=lfs", commit, *where)
+        pathspec = ("--", ":(top,glob)**/.gitattributes")
+        grep = ("grep", "--quiet", "--fixed-strings", "filter=lfs", commit, *pathspec)
         if (await self.run(*grep, ok=(0, 1), timeout_s=READ_TIMEOUT_S)).code == 0:
             found.append(_LFS)
         return found
 
     async def is_large(self) -> bool:
-        return await asyncio.to_thread(self.packs_size) > self._settings.git_shallow_over
+        return await asyncio.to_thread(self.get_packs_size) > self._settings.git_shallow_over
 
     # transfer to and from sandboxes -----------------------------------------------------------------------------------
 
     async def import_bundle(self, path: Path, refs: Mapping[str, str]) -> dict[str, str]:
-        """Take commits from a bundle. See `bundle_import.import_bundle`.
+        """Import commits from a bundle. See `bundle_import.import_bundle`.
 
         `refs` maps refs in the bundle to refs below refs/sandyard/ in the mirror. Returns the latter with their new
         commits.
@@ -289,12 +288,12 @@ class Mirror(BareRepository):
         Unreferenced objects are deleted after two weeks. Does nothing while someone is writing; a later call will do
         the work.
         """
-        if not self.exists or self.busy:
+        if not self.exists or self.has_writers:
             return
         await self.bundles.remove_unused()
         async with self.exclusive():
             if sum(1 for _ in self.objects.glob("pack/*.pack")) > _MAX_PACKS:
-                await self.run("gc", "--quiet", "--cruft", "--prune=2.weeks.ago", memory=MEMORY)
+                await self.run("gc", "--quiet", "--cruft", "--prune=2.weeks.ago", memory=DEFAULT_MEMORY_BYTES)
 
 
 def _parse_listing(listing: bytes) -> tuple[str | None, dict[str, str]]:
@@ -303,7 +302,7 @@ def _parse_listing(listing: bytes) -> tuple[str | None, dict[str, str]]:
     for value, name in parse_refs(listing):
         if name == "HEAD" and value.startswith(f"ref: {HEADS}"):
             default = value.removeprefix(f"ref: {HEADS}")
-        elif name.endswith("^{}") or not COMMIT.fullmatch(value):
+        elif name.endswith("^{}") or not COMMIT_ID.fullmatch(value):
             continue
         elif name.startswith(HEADS):
             refs[ORIGIN + name.removeprefix(HEADS)] = value

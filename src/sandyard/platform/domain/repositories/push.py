@@ -1,4 +1,4 @@
-"""Push to a remote: never forced, and certain of what arrived if the connection broke."""
+"""Push to a remote. Never forces, and finds out what arrived if the connection broke."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from sandyard.platform.domain.repositories.model import Credential, Progress
 from sandyard.platform.domain.repositories.remote import Remote
 
 _log = get_logger(__name__)
-_REJECTED = re.compile(r"^!\t[^\t]*\t\[(?P<by>[^\]]+)\](?: \((?P<why>.*)\))?$", re.MULTILINE)
-_RACE = ("failed to update ref", "cannot lock ref", "reference already exists", "failed to lock")
+_REJECTION = re.compile(r"^!\t[^\t]*\t\[(?P<by>[^\]]+)\](?: \((?P<why>.*)\))?$", re.MULTILINE)
+_RACE_REASONS = ("failed to update ref", "cannot lock ref", "reference already exists", "failed to lock")
 _PAUSES = (1.0, 4.0)
 _MAX_REASON_LENGTH = 500
 T = TypeVar("T")
@@ -40,13 +40,13 @@ class RetryPolicy:
     pauses: Sequence[float] = _PAUSES
     sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep)
 
-    async def run(self, attempt: Callable[[], Awaitable[T]], what: str) -> T:
+    async def run(self, attempt: Callable[[], Awaitable[T]], action: str) -> T:
         """Retry until it succeeds, fails for another reason than the connection, or all retries are used."""
         for pause in self.pauses:
             try:
                 return await attempt()
-            except RemoteUnreachableError as fault:
-                _log.info("git_remote_faulty", what=what, reason=fault.message, pause_s=pause)
+            except RemoteUnreachableError as error:
+                _log.info("git_remote_faulty", what=action, reason=error.message, pause_s=pause)
                 await self.sleep(pause)
         return await attempt()
 
@@ -71,7 +71,7 @@ class RemoteConnection:
 
     async def push_once(self, refspec: str, ref: str, progress: Progress, *options: str) -> None:
         """Push once. Raises BranchMovedError, RemoteRejectedError, and the errors of Git.run."""
-        done = await self.repository.git.run(
+        result = await self.repository.git.run(
             f"--git-dir={self.repository.folder}",
             "push",
             "--porcelain",
@@ -86,20 +86,22 @@ class RemoteConnection:
             progress=progress,
             ok=(0, 1),
         )
-        if done.code == 0:
+        if result.code == 0:
             return
-        rejected = _REJECTED.search(done.stdout.decode(errors="replace"))
+        rejected = _REJECTION.search(result.stdout.decode(errors="replace"))
         if rejected is None or rejected["by"] == "remote failure":
-            raise translate_error(done.stderr, "push")
+            raise translate_error(result.stderr, "push")
         if rejected["by"] != "remote rejected":
             raise BranchMovedError
-        why = clean_line(rejected["why"] or "it does not say why")[:_MAX_REASON_LENGTH]
-        if why.startswith(_RACE):
+        reason = clean_line(rejected["why"] or "it does not say why")[:_MAX_REASON_LENGTH]
+        if reason.startswith(_RACE_REASONS):
             raise RemoteUnreachableError(f"{ref} was changed by somebody else at the same time. Try again.")
-        if why == "branch is currently checked out":
+        if reason == "branch is currently checked out":
             raise BranchCheckedOutError
-        words = extract_server_message(done.stderr)
-        raise RemoteRejectedError(f"The remote rejected the push ({why}).{f' It said: {words}' if words else ''}")
+        message = extract_server_message(result.stderr)
+        raise RemoteRejectedError(
+            f"The remote rejected the push ({reason}).{f' It said: {message}' if message else ''}"
+        )
 
 
 async def push(
@@ -122,10 +124,10 @@ async def push(
     ref = f"refs/heads/{branch}"
 
     async def attempt() -> None:
-        now = await connection.get_ref(ref)
-        if now == commit:
+        current = await connection.get_ref(ref)
+        if current == commit:
             return
-        if now is None and expected is not None:
+        if current is None and expected is not None:
             raise BranchGoneError(
                 f"The branch {branch} was pushed before, but was deleted on the remote. Nothing was pushed. Create a new "
                 "branch to push this work."
@@ -133,13 +135,13 @@ async def push(
         if (
             expected is None
             and base is not None
-            and now is not None
-            and await connection.repository.is_ancestor(now, base)
+            and current is not None
+            and await connection.repository.is_ancestor(current, base)
         ):
             raise BranchMovedError(
                 f"The remote already has a branch {branch} that is somebody else's. Create a new branch to push this work."
             )
-        if now is not None and not await connection.repository.is_ancestor(now, commit):
+        if current is not None and not await connection.repository.is_ancestor(current, commit):
             raise BranchMovedError(
                 f"The branch {branch} on the remote has commits that are not in this checkout. Update the branch first, then push again."
             )
@@ -155,10 +157,10 @@ async def push_tag(
     ref = f"refs/tags/{name}"
 
     async def attempt() -> None:
-        now = await connection.get_ref(ref)
-        if now == tag:
+        current = await connection.get_ref(ref)
+        if current == tag:
             return
-        if now is not None:
+        if current is not None:
             raise RemoteRejectedError(
                 f"The remote has a different tag {name}. Tags are not moved; choose another name."
             )
@@ -174,10 +176,10 @@ async def delete_branch(
     ref = f"refs/heads/{branch}"
 
     async def attempt() -> bool:
-        now = await connection.get_ref(ref)
-        if now is None:
+        current = await connection.get_ref(ref)
+        if current is None:
             return True
-        if now != expected:
+        if current != expected:
             return False
         try:
             # the lease makes the server compare again while it deletes

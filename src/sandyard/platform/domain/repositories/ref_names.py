@@ -7,16 +7,16 @@ import unicodedata
 
 from sandyard.kit.errors import InvalidInputError
 
-MAX_NAME = 250
-_MAX_PART = 240
+MAX_NAME_LENGTH = 250
+_MAX_PART_BYTES = 240
 """In bytes: git stores each part as a file name, and appends `.lock` while it writes."""
 _MAX_SLUG_LENGTH, _MAX_SLUG_BYTES = 40, 120
-COMMIT = re.compile(r"[0-9a-f]{4,64}")
+COMMIT_ID = re.compile(r"[0-9a-f]{4,64}")
 """A commit id or a prefix of one."""
 
 _RULES = tuple(
-    (re.compile(pattern), words)
-    for pattern, words in (
+    (re.compile(pattern), message)
+    for pattern, message in (
         (
             r"[\x00-\x20\x7f~^:?*\[\\\ud800-\udfff]",
             "must not contain spaces, control characters or any of ~ ^ : ? * [ \\",
@@ -32,19 +32,19 @@ _RULES = tuple(
 
 def find_name_error(name: str) -> str | None:
     """Return what is wrong with the name of a branch or tag, as the end of a sentence. None if it is valid."""
-    if not 0 < len(name) <= MAX_NAME:
-        return f"must have 1 to {MAX_NAME} characters"
-    for rule, words in _RULES:
+    if not 0 < len(name) <= MAX_NAME_LENGTH:
+        return f"must have 1 to {MAX_NAME_LENGTH} characters"
+    for rule, message in _RULES:
         if rule.search(name):
-            return words
-    if any(len(part.encode()) > _MAX_PART for part in name.split("/")):
-        return f"must have at most {_MAX_PART} bytes between slashes"
+            return message
+    if any(len(part.encode()) > _MAX_PART_BYTES for part in name.split("/")):
+        return f"must have at most {_MAX_PART_BYTES} bytes between slashes"
     return None
 
 
 def find_revision_error(name: str) -> str | None:
     """Like `find_name_error`, for the name of a commit: a branch, a tag or a commit id."""
-    return None if COMMIT.fullmatch(name) else find_name_error(name)
+    return None if COMMIT_ID.fullmatch(name) else find_name_error(name)
 
 
 def slugify(title: str) -> str:
@@ -55,28 +55,30 @@ def slugify(title: str) -> str:
     """
     letters = []
     for letter in unicodedata.normalize("NFKC", title).casefold():
-        apart = unicodedata.normalize("NFKD", letter)
+        decomposed = unicodedata.normalize("NFKD", letter)
         letters.append(
-            "".join(one for one in apart if not unicodedata.combining(one)) if apart[0].isascii() else letter
+            "".join(part for part in decomposed if not unicodedata.combining(part))
+            if decomposed[0].isascii()
+            else letter
         )
-    kept = (
+    spaced = (
         letter if unicodedata.category(letter)[0] in "LMN" else "" if letter in "'\u2019" else " "
         for letter in "".join(letters)
     )
-    found = ""
-    for word in "".join(kept).split():
-        longer = f"{found}-{word}" if found else word
+    slug = ""
+    for word in "".join(spaced).split():
+        longer = f"{slug}-{word}" if slug else word
         if len(longer) > _MAX_SLUG_LENGTH or len(longer.encode()) > _MAX_SLUG_BYTES:
             break
-        found = longer
+        slug = longer
     else:
-        return found
-    return found or word[:_MAX_SLUG_LENGTH].encode()[:_MAX_SLUG_BYTES].decode(errors="ignore")
+        return slug
+    return slug or word[:_MAX_SLUG_LENGTH].encode()[:_MAX_SLUG_BYTES].decode(errors="ignore")
 
 
-def check(name: str, what: str = "branch") -> str:
+def check_name(name: str, kind: str = "branch") -> str:
     """Return the name. Raises InvalidInputError if it is not valid."""
-    wrong = find_name_error(name)
-    if wrong is not None:
-        raise InvalidInputError(f"The name of a {what} {wrong}: {name[:60]!r}.")
+    error = find_name_error(name)
+    if error is not None:
+        raise InvalidInputError(f"The name of a {kind} {error}: {name[:60]!r}.")
     return name

@@ -1,4 +1,4 @@
-"""Repository URLs: parse them and derive where the repository is."""
+"""Repository URLs, and what they say about the location of a repository."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ class Remote:
     name: str
     key: str
     web_url: str | None
-    vouched: bool = False
-    """Whether an administrator has approved it, which allows addresses in private networks."""
+    trusted: bool = False
+    """Whether an administrator is responsible for it, which allows addresses in private networks."""
 
     @property
     def port(self) -> int:
-        """Return the port of an HTTP or SSH remote."""
-        usual = {"http": 80, "https": 443}.get(self.scheme, 22)
-        return (urlsplit(self.url).port or usual) if "://" in self.url else usual
+        """The port of an HTTP or SSH remote."""
+        default_port = {"http": 80, "https": 443}.get(self.scheme, 22)
+        return (urlsplit(self.url).port or default_port) if "://" in self.url else default_port
 
     @property
     def scheme(self) -> str:
-        """Return git's name of the protocol."""
+        """Git's name of the protocol."""
         if self.kind == "http":
             return self.url.partition(":")[0]
         return "file" if self.kind == "local" else "ssh"
 
     @property
     def origin(self) -> str:
-        """Return the scheme, host and port that a credential is limited to."""
+        """The scheme, host and port that a credential is limited to."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
 
     @property
-    def private_line(self) -> bool:
-        """Return whether nobody can intercept the connection to this remote."""
+    def is_safe_from_interception(self) -> bool:
+        """Whether nobody can intercept the connection to this remote."""
         return self.scheme != "http" or (self.host is not None and _is_loopback(self.host))
 
 
-def parse(repository: str) -> Remote:
+def parse_remote(repository: str) -> Remote:
     """Parse an http(s)://, ssh://, git@host:path or file:// URL or an absolute path. Examines only the text.
 
     Raises RepositoryInvalidError, whose message never repeats a password from the URL.
@@ -103,18 +103,18 @@ def _parse_http(address: str) -> Remote:
         )
     if parts.query or parts.fragment:
         raise RepositoryInvalidError("The repository URL must not contain '?' or '#'.")
-    host, port = _host_and_port(parts.netloc, {"http": 80, "https": 443}[parts.scheme.lower()])
+    host, port = _parse_host_and_port(parts.netloc, {"http": 80, "https": 443}[parts.scheme.lower()])
     path = _normalize_path(parts.path)
-    scheme, where = parts.scheme.lower(), host + (f":{port}" if port else "")
+    scheme, location = parts.scheme.lower(), host + (f":{port}" if port else "")
     return Remote(
         kind="http",
-        url=f"{scheme}://{where}/{path}",
+        url=f"{scheme}://{location}/{path}",
         host=host.strip("[]"),
         path=path,
-        slug=_owner_and_name(path),
-        name=_repository_name(path),
-        key=f"{where}/{_strip_git_suffix(path).lower()}",
-        web_url=f"{scheme}://{where}/{_strip_git_suffix(path)}",
+        slug=_get_slug(path),
+        name=_get_repository_name(path),
+        key=f"{location}/{_strip_git_suffix(path).lower()}",
+        web_url=f"{scheme}://{location}/{_strip_git_suffix(path)}",
     )
 
 
@@ -125,10 +125,10 @@ def _parse_ssh(address: str) -> Remote:
         raise RepositoryInvalidError("Remove the password from the URL. Add an SSH key instead.")
     if parts.query or parts.fragment:
         raise RepositoryInvalidError("The repository URL must not contain '?' or '#'.")
-    host, port = _host_and_port(netloc, 22)
+    host, port = _parse_host_and_port(netloc, 22)
     path = _normalize_path(parts.path)
-    who = _format_user(user) if at else ""
-    return _ssh_remote(f"ssh://{who}{host}{f':{port}' if port else ''}/{path}", host, path, port)
+    user_prefix = _format_user(user) if at else ""
+    return _make_ssh_remote(f"ssh://{user_prefix}{host}{f':{port}' if port else ''}/{path}", host, path, port)
 
 
 def _parse_scp_like(address: str) -> Remote:
@@ -137,25 +137,24 @@ def _parse_scp_like(address: str) -> Remote:
         raise RepositoryInvalidError(
             "This is not a valid repository URL. Examples: https://host/owner/name.git, git@host:owner/name.git or /absolute/path."
         )
-    host, _ = _host_and_port(match["host"], 22)
+    host, _ = _parse_host_and_port(match["host"], 22)
     absolute = "/" if match["path"].startswith("/") else ""
     path = _normalize_path(match["path"])
-    who = _format_user(match["user"]) if match["user"] else ""
-    return _ssh_remote(f"{who}{host}:{absolute}{path}", host, path)
+    user_prefix = _format_user(match["user"]) if match["user"] else ""
+    return _make_ssh_remote(f"{user_prefix}{host}:{absolute}{path}", host, path)
 
 
-def _ssh_remote(url: str, host: str, path: str, port: int | None = None) -> Remote:
-    """Build an SSH remote. `port` is None for the default. Another port is a different server, unrelated to the default
-    and the web one."""
-    where = f"ssh:{host}:{port}" if port else host
+def _make_ssh_remote(url: str, host: str, path: str, port: int | None = None) -> Remote:
+    """Build an SSH remote. `port` is None for the default. Another port is a different server, unrelated to the default and the web one."""
+    location = f"ssh:{host}:{port}" if port else host
     return Remote(
         kind="ssh",
         url=url,
         host=host.strip("[]"),
         path=path,
-        slug=_owner_and_name(path),
-        name=_repository_name(path),
-        key=f"{where}/{_strip_git_suffix(path).lower()}",
+        slug=_get_slug(path),
+        name=_get_repository_name(path),
+        key=f"{location}/{_strip_git_suffix(path).lower()}",
         web_url=f"https://{host}/{_strip_git_suffix(path)}",
     )
 
@@ -172,23 +171,23 @@ def _parse_local(path: str) -> Remote:
         host=None,
         path=clean,
         slug=None,
-        name=_repository_name(clean),
+        name=_get_repository_name(clean),
         key=f"local:{_strip_git_suffix(clean)}",
         web_url=None,
     )
 
 
-def _host_and_port(netloc: str, usual: int) -> tuple[str, int | None]:
+def _parse_host_and_port(netloc: str, default_port: int) -> tuple[str, int | None]:
     """Return the host in lower case, and its port unless it is the default."""
     host, port = netloc, None
     match = re.fullmatch(r"(.*):(\d*)", netloc)
     if match and not netloc.endswith("]"):
-        host, port = match[1], int(match[2] or usual)
+        host, port = match[1], int(match[2] or default_port)
         if not 0 < port < 65536:
             raise RepositoryInvalidError(f"{port} is not a valid port.")
     if not _HOST.fullmatch(host) or ".." in host:
         raise RepositoryInvalidError("The URL has no host, or an invalid host name.")
-    return host.lower(), None if port == usual else port
+    return host.lower(), None if port == default_port else port
 
 
 def _format_user(name: str) -> str:
@@ -209,12 +208,12 @@ def _strip_git_suffix(path: str) -> str:
     return path.removesuffix(".git")
 
 
-def _repository_name(path: str) -> str:
+def _get_repository_name(path: str) -> str:
     """Return the last part, or the part before it if the path is a work tree's `.git`."""
     return _strip_git_suffix(path).rstrip("/").rpartition("/")[2] or "repository"
 
 
-def _owner_and_name(path: str) -> str | None:
+def _get_slug(path: str) -> str | None:
     bare = _strip_git_suffix(path)
     return bare if re.fullmatch(r"[^/~]+/[^/]+", bare) else None
 

@@ -29,8 +29,8 @@ def parse_status(porcelain_v2_z: bytes, *, under_way: str | None = None, truncat
     time is bounded, however long the output is.
     """
     # an entry has at most two fields
-    *output, left = porcelain_v2_z[:_MAX_STATUS_BYTES].split(b"\0", MAX_ENTRIES * 2 + _MAX_HEADERS)
-    truncated = truncated or len(porcelain_v2_z) > _MAX_STATUS_BYTES or b"\0" in left
+    *output, remainder = porcelain_v2_z[:_MAX_STATUS_BYTES].split(b"\0", MAX_ENTRIES * 2 + _MAX_HEADERS)
+    truncated = truncated or len(porcelain_v2_z) > _MAX_STATUS_BYTES or b"\0" in remainder
     fields = iter(output)
     branch = head = None
     entries: list[StatusEntry] = []
@@ -57,11 +57,11 @@ def parse_status(porcelain_v2_z: bytes, *, under_way: str | None = None, truncat
 
 
 def _parse_entry(kind: bytes, rest: bytes, fields: Iterator[bytes]) -> StatusEntry | None:
-    before = {b"1": 7, b"2": 8, b"u": 9}[kind]
-    parts = rest.split(b" ", before)
-    if len(parts) <= before:
+    path_index = {b"1": 7, b"2": 8, b"u": 9}[kind]
+    parts = rest.split(b" ", path_index)
+    if len(parts) <= path_index:
         return None
-    path, letters = decode_name(parts[before]), parts[0].decode("ascii", "replace")
+    path, letters = decode_name(parts[path_index]), parts[0].decode("ascii", "replace")
     if kind == b"u":
         return StatusEntry(path, index=Change.CONFLICTED, worktree=Change.CONFLICTED)
     old = next(fields, None) if kind == b"2" else None
@@ -87,32 +87,38 @@ async def read_stored_status(
     files. Equals the output of `git status`, except for conflicts.
     """
     output, _ = await repository.read("rev-parse", "--verify", "--end-of-options", f"{commit}^1")
-    staged, cut = await repository.read(*DIFF, "-z", "--raw", "-M", f"{commit}^1", f"{commit}^2", "--", limit=limit)
-    loose, cut_too = await repository.read(
+    staged_output, staged_truncated = await repository.read(
+        *DIFF, "-z", "--raw", "-M", f"{commit}^1", f"{commit}^2", "--", limit=limit
+    )
+    unstaged_output, unstaged_truncated = await repository.read(
         *DIFF, "-z", "--raw", "--no-renames", f"{commit}^2", commit, "--", limit=limit
     )
-    staged_ones = await parse_output(staged, lambda output: parse_raw(output, MAX_ENTRIES))
-    loose_ones = await parse_output(loose, lambda output: parse_raw(output, MAX_ENTRIES))
+    staged = await parse_output(staged_output, lambda output: parse_raw(output, MAX_ENTRIES))
+    unstaged = await parse_output(unstaged_output, lambda output: parse_raw(output, MAX_ENTRIES))
     entries: dict[bytes, StatusEntry] = {}
-    for found in staged_ones.found:
-        old = None if found.old is None else decode_name(found.old)
-        entries[found.path] = StatusEntry(decode_name(found.path), index=found.change, old_path=old)
-    for found in loose_ones.found:
-        untracked = found.change is Change.ADDED
-        change = Change.UNTRACKED if untracked else found.change
-        known = entries.get(found.path)
+    for raw in staged.changes:
+        old = None if raw.old is None else decode_name(raw.old)
+        entries[raw.path] = StatusEntry(decode_name(raw.path), index=raw.change, old_path=old)
+    for raw in unstaged.changes:
+        untracked = raw.change is Change.ADDED
+        change = Change.UNTRACKED if untracked else raw.change
+        known = entries.get(raw.path)
         if known is None or (untracked and known.index is not None):
             # a file that was removed from the index and still exists is listed twice, as in git
-            key = found.path if known is None else found.path + b"\0"
-            entries[key] = StatusEntry(decode_name(found.path), worktree=change)
+            key = raw.path if known is None else raw.path + b"\0"
+            entries[key] = StatusEntry(decode_name(raw.path), worktree=change)
         else:
-            entries[found.path] = replace(known, worktree=change)
+            entries[raw.path] = replace(known, worktree=change)
     ordered = sorted(entries.values(), key=lambda entry: (entry.worktree is Change.UNTRACKED, entry.path))
     return Status(
         branch=branch,
         head=output.decode("ascii", "replace").strip(),
         entries=tuple(ordered[:MAX_ENTRIES]),
-        truncated=cut or cut_too or staged_ones.cut or loose_ones.cut or len(ordered) > MAX_ENTRIES,
+        truncated=staged_truncated
+        or unstaged_truncated
+        or staged.is_truncated
+        or unstaged.is_truncated
+        or len(ordered) > MAX_ENTRIES,
         live=False,
         as_of=as_of,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sandyard.platform.domain.projects.patterns import search_pattern
+from sandyard.platform.domain.projects.patterns import search_patterns
 from sandyard.platform.domain.sandboxes.model import CommandRefusedError
 
 
@@ -37,14 +37,14 @@ class CommandPolicy:
 
         May take long: call it with `run_in_thread`.
         """
-        denied = search_pattern(self.deny, [command])
+        denied = search_patterns(self.deny, [command])
         if denied.match is not None:
             raise CommandRefusedError(f"The project's policy denies this command: it matches {denied.match!r}.")
         if denied.unchecked is not None:
             raise CommandRefusedError(f"The project's policy denies this command: {denied.unchecked}")
         if not self.allow:
             return
-        allowed = search_pattern(self.allow, [command])
+        allowed = search_patterns(self.allow, [command])
         if allowed.match is None:
             why = "" if allowed.unchecked is None else f". Also, {allowed.unchecked}"
             raise CommandRefusedError(

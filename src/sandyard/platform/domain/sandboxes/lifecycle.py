@@ -25,8 +25,8 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, Sandbox
 from sandyard.platform.db.retry import retry_while_database_unavailable
-from sandyard.platform.domain.projects.egress import Allowed, allowed_of
-from sandyard.platform.domain.projects.remotes import is_vouched
+from sandyard.platform.domain.projects.egress import Allowed, get_allowed
+from sandyard.platform.domain.projects.remotes import is_trusted
 from sandyard.platform.domain.sandboxes.activity import Activity
 from sandyard.platform.domain.sandboxes.e2b import (
     EngineError,
@@ -309,8 +309,8 @@ class Lifecycle:
             project = await session.get(Project, project_id) if project_id is not None else None
             if project is None:
                 return self._default_allowed
-            destinations = None if await is_vouched(session, project) else self._destinations
-        return allowed_of(project, self._default_allowed, destinations)
+            destinations = None if await is_trusted(session, project) else self._destinations
+        return get_allowed(project, self._default_allowed, destinations)
 
     async def _update_network(self, row: Sandbox) -> Allowed:
         """Apply network settings that changed while the sandbox was paused. If that fails, pause it again."""

@@ -1,4 +1,4 @@
-"""What a session's sandbox is created from, and which of its work that already contains."""
+"""What a session's sandbox is created from, and which part of the session's work it already contains."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from sandyard.platform.domain.git.model import OperationKind, PreparedCheckout
 from sandyard.platform.domain.sandboxes.model import utc_now
 
 
-def is_newer(kept: Checkpoint | None, row: Session) -> bool:
-    """Return whether Git has newer work than the snapshot."""
-    return kept is not None and (row.checkpoint_at is None or kept.created_at > row.checkpoint_at)
+def is_newer(checkpoint: Checkpoint | None, row: Session) -> bool:
+    """Return whether the checkpoint in Git is newer than the session's snapshot."""
+    return checkpoint is not None and (row.checkpoint_at is None or checkpoint.created_at > row.checkpoint_at)
 
 
 def get_prepared_checkout(preparation: Preparation) -> PreparedCheckout:
+    """Return the checkout that the snapshot of a preparation contains."""
     return PreparedCheckout(
         base=preparation.base_branch,
         commit=preparation.base_commit,
@@ -35,14 +36,14 @@ def get_prepared_checkout(preparation: Preparation) -> PreparedCheckout:
 
 
 def select_preparation(row: Session, project: Project) -> Select[Preparation]:
-    """Return the preparation that one of its sandboxes was created from, if it still exists."""
-    made_of = select(Sandbox.template).where(Sandbox.session_id == row.id)
-    query = select(Preparation).where(Preparation.project_id == project.id, Preparation.snapshot.in_(made_of))
+    """Return a query of the preparation that one of the session's sandboxes was created from, if it still exists."""
+    templates = select(Sandbox.template).where(Sandbox.session_id == row.id)
+    query = select(Preparation).where(Preparation.project_id == project.id, Preparation.snapshot.in_(templates))
     return query.where(Preparation.status == PreparationStatus.READY).limit(1)
 
 
 def select_first_checkout(row: Session) -> Select[dict[str, Any]]:
-    """Return the arguments of the first clone."""
+    """Return a query of the arguments of the session's first clone."""
     query = select(GitOperation.arguments).where(
         GitOperation.session_id == row.id, GitOperation.kind == OperationKind.CLONE
     )
@@ -50,6 +51,6 @@ def select_first_checkout(row: Session) -> Select[dict[str, Any]]:
 
 
 def move_checkout(checkout: Checkout, sandbox_id: str) -> Checkout:
-    """Return the same checkout for a sandbox that was created from a snapshot of its own."""
+    """Return a copy of the checkout for a new sandbox that was created from a snapshot of its sandbox."""
     columns = {column.key: getattr(checkout, column.key) for column in Checkout.__table__.columns}
     return Checkout(**{**columns, "sandbox_id": sandbox_id, "updated_at": utc_now()})

@@ -50,6 +50,8 @@ FindAgentSnapshot = Callable[[str, str, str], Awaitable[str]]
 
 
 class Sessions:
+    """Operations on sessions. Raises NotFoundError for what the caller may not see."""
+
     def __init__(
         self,
         database: Database,
@@ -63,7 +65,9 @@ class Sessions:
         before_delete: Sequence[Callable[[str], Awaitable[None]]] = (),
     ) -> None:
         """`find_agent_snapshot` is called with an owner's id, an agent and a template, and returns what to create the agent's sandbox from.
-        `before_delete` are called with the id of a session before it is deleted."""
+
+        `before_delete` are called with the id of a session before it is deleted.
+        """
         self._database = database
         self._commands = commands
         self._git = git
@@ -73,12 +77,12 @@ class Sessions:
         self._snapshots = Snapshots(database, lifecycle)
         self._find_agent_snapshot = find_agent_snapshot
         self._before_delete = before_delete
-        self.after_end = self._snapshots.distrust
+        self.after_end = self._snapshots.forget_unusable
 
     async def before_pause(self, sandbox: Sandbox) -> None:
         """Save the sandbox's files as a snapshot, if the settings ask for it."""
         if self._settings.checkpoint_on_pause and sandbox.session_id is not None and sandbox.engine_id is not None:
-            await self._snapshots.keep(sandbox.session_id, sandbox.engine_id)
+            await self._snapshots.save(sandbox.session_id, sandbox.engine_id)
 
     async def create(
         self,
@@ -101,7 +105,7 @@ class Sessions:
         If `session_id` already exists, that session is returned, whatever else is given. With a `preparation`, the sandbox is created from
         it and the checkout only gets its branch.
         """
-        if session_id is not None and (known := await self._again(principal, session_id)) is not None:
+        if session_id is not None and (known := await self._find_existing(principal, session_id)) is not None:
             return known
         project = await self._projects.get(principal, project_id) if project_id is not None else None
         template = template or (project.template if project else None)
@@ -110,7 +114,7 @@ class Sessions:
         if preparation is not None and (project is None or preparation.project_id != project.id):
             raise InvalidInputError("preparation: it belongs to another project.")
         await self._check_task(task_id, project_id)
-        now, wished = utc_now(), dict(envs or {})
+        now, variables = utc_now(), dict(envs or {})
         row = Session(
             id=session_id or ordered_id("ses_"),
             owner_id=principal.user_id,
@@ -125,16 +129,16 @@ class Sessions:
             updated_at=now,
         )
         idle = (project.settings if project else {}).get("idleSeconds")
-        made_of, prepared = row.template, None
+        prepared = None
         if preparation is not None:
             if preparation.snapshot is None:
                 raise ConflictError("The preparation is not ready.")
-            made_of, row.template = preparation.snapshot, preparation.template
+            source, row.template = preparation.snapshot, preparation.template
             prepared, base_branch = get_prepared_checkout(preparation), preparation.base_branch
-            wished = {**preparation.detail.get("envs", {}), **wished}
+            variables = {**preparation.detail.get("envs", {}), **variables}
         else:
-            made_of = await self._with_agent(row)
-        sandbox = self._lifecycle.draft(principal.user_id, self._wanted(row, made_of, wished, idle))
+            source = await self._find_template(row)
+        sandbox = self._lifecycle.draft(principal.user_id, self._make_sandbox_request(row, source, variables, idle))
         row.sandbox_id, checkout = sandbox.id, None
         try:
             async with self._database.transaction() as tx:
@@ -149,7 +153,7 @@ class Sessions:
                         tx, sandbox, project, principal.user_id, base_branch=base_branch, prepared=prepared
                     )
         except IntegrityError:
-            if session_id is not None and (known := await self._again(principal, session_id)) is not None:
+            if session_id is not None and (known := await self._find_existing(principal, session_id)) is not None:
                 return known  # a concurrent request created it
             raise
         self._lifecycle.provision(sandbox.id)
@@ -157,13 +161,13 @@ class Sessions:
             self._git.operations.begin(checkout)
         return row, sandbox
 
-    async def _with_agent(self, row: Session) -> str:
-        """Return the session's template, or a snapshot of it with its agent installed."""
+    async def _find_template(self, row: Session) -> str:
+        """Return the session's template, or a snapshot of it with the session's agent installed."""
         if row.agent is None or self._find_agent_snapshot is None:
             return row.template
         return await self._find_agent_snapshot(row.owner_id, row.agent, row.template)
 
-    async def _again(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox] | None:
+    async def _find_existing(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox] | None:
         """Return the existing session; None if there is none. Raises ConflictError if it is another user's or has no sandbox."""
         async with self._database.reading() as session:
             row = await session.get(Session, session_id)
@@ -184,7 +188,9 @@ class Sessions:
         if task is None or task.project_id != project_id:
             raise InvalidInputError(f"taskId: there is no task {task_id[:60]!r} in the project.")
 
-    def _wanted(self, row: Session, template: str, envs: Mapping[str, str], idle_seconds: int | None) -> NewSandbox:
+    def _make_sandbox_request(
+        self, row: Session, template: str, envs: Mapping[str, str], idle_seconds: int | None
+    ) -> NewSandbox:
         return NewSandbox(
             template=template,
             idle_seconds=idle_seconds or self._settings.idle_seconds,
@@ -213,14 +219,14 @@ class Sessions:
             raise NotFoundError(f"There is no session {session_id[:60]!r}.")
         return found[0], found[1]
 
-    async def sandbox(self, principal: Principal, session_id: str) -> Sandbox:
+    async def get_sandbox(self, principal: Principal, session_id: str) -> Sandbox:
         """Return the session's sandbox. Does not resume it."""
         _, sandbox = await self.get_with_sandbox(principal, session_id)
         if sandbox is None:
             raise NotFoundError(f"Session {session_id} has no sandbox. Create a new sandbox for it.")
         return sandbox
 
-    async def sandboxes_of(self, rows: Listing[Session]) -> dict[str, Sandbox]:
+    async def get_sandboxes(self, rows: Listing[Session]) -> dict[str, Sandbox]:
         """Return sandboxes by id, for a page of sessions."""
         ids = [row.sandbox_id for row in rows.items if row.sandbox_id]
         async with self._database.reading() as session:
@@ -257,26 +263,26 @@ class Sessions:
     async def delete(self, principal: Principal, session_id: str) -> None:
         """Delete the session with its sandboxes, messages and checkpoint."""
         row = await self.get(principal, session_id)
-        for hook in self._before_delete:
-            await hook(row.id)
+        for callback in self._before_delete:
+            await callback(row.id)
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.session_id == row.id, Sandbox.status != Status.DESTROYED)
             sandboxes = list((await session.execute(query)).scalars())
         for sandbox in sandboxes:
             await self._lifecycle.destroy(sandbox, keep_work=False)
         await self._git.checkpoints.delete_of_session(row.id)
-        await self._snapshots.sweep(row.id, keep=None)
+        await self._snapshots.delete_unrecorded(row.id, keep=None)
         await self._commands.purge(row.id)
         if row.checkpoint is not None:
             await self._lifecycle.engine.delete_snapshot(row.checkpoint)
         async with self._database.transaction() as tx:
             known = await tx.session.get(Session, row.id)
             if known is not None:
-                own = update(Sandbox).where(Sandbox.session_id == row.id)
-                await tx.session.execute(own.values(envs=None))
+                sandboxes_update = update(Sandbox).where(Sandbox.session_id == row.id)
+                await tx.session.execute(sandboxes_update.values(envs=None))
                 # a sandbox provisioned at this moment is orphaned: the next sync with the engine deletes it
                 await tx.session.execute(
-                    own.where(Sandbox.status != Status.DESTROYED).values(destroy_requested_at=utc_now())
+                    sandboxes_update.where(Sandbox.status != Status.DESTROYED).values(destroy_requested_at=utc_now())
                 )
                 await tx.session.delete(known)
                 tx.emit("session.deleted", **get_session_event_fields(row))
@@ -289,10 +295,12 @@ class Sessions:
         row = await self.get(principal, session_id)
         async with self._database.reading() as session:
             query = select(Checkpoint).where(Checkpoint.session_id == row.id, Checkpoint.project_id == row.project_id)
-            kept = (await session.scalars(query.order_by(Checkpoint.id.desc()).limit(1))).first()
-        return await self._provide(row, row.checkpoint, kept, fresh=await self._sees_project(principal, row.project_id))
+            checkpoint = (await session.scalars(query.order_by(Checkpoint.id.desc()).limit(1))).first()
+        return await self._create_sandbox(
+            row, row.checkpoint, checkpoint, may_clone=await self._can_see_project(principal, row.project_id)
+        )
 
-    async def _sees_project(self, principal: Principal, project_id: str | None) -> bool:
+    async def _can_see_project(self, principal: Principal, project_id: str | None) -> bool:
         """Return whether the user still sees the project. Otherwise they get back their own work, but nothing new of the project."""
         with contextlib.suppress(NotFoundError):
             return project_id is not None and bool(await self._projects.get(principal, project_id))
@@ -304,20 +312,20 @@ class Sessions:
         The existing sandbox is deleted after its work was saved; if saving fails, nothing is changed.
         """
         async with self._database.reading() as session:
-            kept = await session.get(Checkpoint, checkpoint_id)
-        if kept is None or kept.session_id is None:
-            raise _no_checkpoint(checkpoint_id)
+            checkpoint = await session.get(Checkpoint, checkpoint_id)
+        if checkpoint is None or checkpoint.session_id is None:
+            raise _make_no_checkpoint_error(checkpoint_id)
         try:
-            row, old = await self.get_with_sandbox(principal, kept.session_id)
-            await self._projects.get(principal, kept.project_id)
+            row, old = await self.get_with_sandbox(principal, checkpoint.session_id)
+            await self._projects.get(principal, checkpoint.project_id)
         except NotFoundError:
-            raise _no_checkpoint(checkpoint_id) from None
-        if row.project_id != kept.project_id:
+            raise _make_no_checkpoint_error(checkpoint_id) from None
+        if row.project_id != checkpoint.project_id:
             raise NotInProjectError(
                 "The checkpoint belongs to a project that this session is not in. Start a session in that project and restore it there."
             )
         async with self._database.reading() as session:
-            project = await session.get(Project, kept.project_id)
+            project = await session.get(Project, checkpoint.project_id)
         if project is None or project.repository is None:
             raise ConflictError("The checkpoint's project no longer has a repository. Add one first.")
         if old is not None and old.status not in (Status.ERROR, Status.DESTROYED):
@@ -325,24 +333,24 @@ class Sessions:
             if saved.error_code != NoCheckoutError.code:  # otherwise it has nothing left to save
                 self._git.operations.raise_failure(saved)
             await self._lifecycle.destroy(old, keep_work=False)
-        _, sandbox = await self._provide(row, None, kept, fresh=True)
+        _, sandbox = await self._create_sandbox(row, None, checkpoint, may_clone=True)
         page = await self._git.list_operations(principal, PageRequest(limit=1), sandbox_id=sandbox.id)
         return page.items[0]
 
-    async def _provide(
-        self, row: Session, snapshot: str | None, kept: Checkpoint | None, *, fresh: bool
+    async def _create_sandbox(
+        self, row: Session, snapshot: str | None, checkpoint: Checkpoint | None, *, may_clone: bool
     ) -> tuple[Session, Sandbox]:
-        """Create the sandbox. With `fresh` and nothing saved, the project's repository is checked out again."""
+        """Create the sandbox. If nothing was saved and `may_clone`, the project's repository is checked out again."""
         async with self._database.reading() as session:  # also if its owner has left the project since
             project = await session.get(Project, row.project_id) if row.project_id is not None else None
-            source = project if kept is None else await session.get(Project, kept.project_id)
+            source = project if checkpoint is None else await session.get(Project, checkpoint.project_id)
             prepared = None
-            if fresh and snapshot is None and source is not None and source.repository is not None:
+            if may_clone and snapshot is None and source is not None and source.repository is not None:
                 prepared = await session.scalar(select_preparation(row, source))
-            base = await session.scalar(select_first_checkout(row)) or {}
+            clone_arguments = await session.scalar(select_first_checkout(row)) or {}
         idle = (project.settings if project else {}).get("idleSeconds")
-        made_of = snapshot or (prepared and prepared.snapshot) or await self._with_agent(row)
-        sandbox = self._lifecycle.draft(row.owner_id, self._wanted(row, made_of, {}, idle))
+        template = snapshot or (prepared and prepared.snapshot) or await self._find_template(row)
+        sandbox = self._lifecycle.draft(row.owner_id, self._make_sandbox_request(row, template, {}, idle))
         checkout = None
         async with self._database.transaction() as tx:
             known = await tx.session.get(Session, row.id, with_for_update=True)
@@ -363,18 +371,18 @@ class Sessions:
             )
             await tx.session.flush()
             if source is not None and source.repository is not None:
-                worked = await tx.session.get(Checkout, old.id) if old is not None else None
-                inside = snapshot is not None and worked is not None
-                if inside and worked is not None:
-                    tx.add(move_checkout(worked, sandbox.id))
-                if (kept is not None or fresh) and (not inside or is_newer(kept, known)):
+                old_checkout = await tx.session.get(Checkout, old.id) if old is not None else None
+                has_work = snapshot is not None and old_checkout is not None
+                if has_work and old_checkout is not None:
+                    tx.add(move_checkout(old_checkout, sandbox.id))
+                if (checkpoint is not None or may_clone) and (not has_work or is_newer(checkpoint, known)):
                     checkout = self._git.draft_checkout(
                         tx,
                         sandbox,
                         source,
                         row.owner_id,
-                        kept,
-                        base_branch=base.get("baseBranch"),
+                        checkpoint,
+                        base_branch=clone_arguments.get("baseBranch"),
                         prepared=None if prepared is None else get_prepared_checkout(prepared),
                     )
         self._lifecycle.provision(sandbox.id)
@@ -382,13 +390,13 @@ class Sessions:
             self._git.operations.begin(checkout)
         return known, sandbox
 
-    # checkpoints -------------------------------------------------------------------------------------------------------
+    # snapshots ---------------------------------------------------------------------------------------------------------
 
-    async def checkpoint(self, principal: Principal, session_id: str) -> Session:
-        """Save the files of the session's sandbox."""
+    async def save_snapshot(self, principal: Principal, session_id: str) -> Session:
+        """Save the files of the session's sandbox as its snapshot."""
         row = await self.get(principal, session_id)
-        sandbox = await self.sandbox(principal, session_id)
-        await self._lifecycle.call(sandbox, lambda engine_id: self._snapshots.keep(row.id, engine_id))
+        sandbox = await self.get_sandbox(principal, session_id)
+        await self._lifecycle.call(sandbox, lambda engine_id: self._snapshots.save(row.id, engine_id))
         return await self.get(principal, session_id)
 
     # messages ----------------------------------------------------------------------------------------------------------
@@ -414,7 +422,7 @@ class Sessions:
             )
         return message
 
-    async def messages(self, principal: Principal, session_id: str, page: PageRequest) -> Listing[Message]:
+    async def list_messages(self, principal: Principal, session_id: str, page: PageRequest) -> Listing[Message]:
         row = await self.get(principal, session_id)
         async with self._database.reading() as session:
             return await list_newest_first(
@@ -434,5 +442,5 @@ class Sessions:
         return row
 
 
-def _no_checkpoint(checkpoint_id: str) -> NotFoundError:
+def _make_no_checkpoint_error(checkpoint_id: str) -> NotFoundError:
     return NotFoundError(f"There is no checkpoint {checkpoint_id[:60]!r}.")

@@ -15,19 +15,25 @@ from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import utc_now
 
 log = get_logger(__name__)
-NO_TEMPLATE = frozenset(("engine_invalid", "sandbox_not_found"))
+TEMPLATE_MISSING_CODES = frozenset(("engine_invalid", "sandbox_not_found"))
 """Error codes of a sandbox whose template or snapshot does not exist."""
 
 
 class Snapshots:
+    """The newest snapshot of each session. In the database it is called checkpoint."""
+
     def __init__(self, database: Database, lifecycle: Lifecycle) -> None:
         self._database = database
         self._lifecycle = lifecycle
-        self._keeping: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def distrust(self, sandbox: Sandbox) -> None:
-        """Forget a checkpoint from which no sandbox can be created, so that the next try starts with the session's template."""
-        if sandbox.session_id is None or sandbox.engine_id is not None or sandbox.error_code not in NO_TEMPLATE:
+    async def forget_unusable(self, sandbox: Sandbox) -> None:
+        """Forget the session's snapshot if no sandbox can be created from it. The next try starts with the session's template."""
+        if (
+            sandbox.session_id is None
+            or sandbox.engine_id is not None
+            or sandbox.error_code not in TEMPLATE_MISSING_CODES
+        ):
             return
         async with self._database.transaction() as tx:
             row = await tx.session.get(Session, sandbox.session_id)
@@ -35,14 +41,15 @@ class Snapshots:
                 row.checkpoint = row.checkpoint_at = None
                 log.warning("checkpoint_lost", session=row.id, snapshot=sandbox.template, reason=sandbox.error)
 
-    async def keep(self, session_id: str, engine_id: str) -> None:
-        lock = self._keeping.get(session_id)
+    async def save(self, session_id: str, engine_id: str) -> None:
+        """Take a snapshot of the sandbox and delete the session's previous one."""
+        lock = self._locks.get(session_id)
         if lock is None:
-            lock = self._keeping[session_id] = asyncio.Lock()
-        async with lock:  # otherwise one would delete what the other has just saved
-            await self._keep_one(session_id, engine_id)
+            lock = self._locks[session_id] = asyncio.Lock()
+        async with lock:  # without it, one save could delete what another has just saved
+            await self._save_snapshot(session_id, engine_id)
 
-    async def _keep_one(self, session_id: str, engine_id: str) -> None:
+    async def _save_snapshot(self, session_id: str, engine_id: str) -> None:
         snapshot = await self._lifecycle.engine.create_snapshot(engine_id)
         old: str | None = None
         async with self._database.transaction() as tx:
@@ -55,11 +62,11 @@ class Snapshots:
         try:
             if old is not None:
                 await self._lifecycle.engine.delete_snapshot(old)
-            await self.sweep(session_id, keep=snapshot)
+            await self.delete_unrecorded(session_id, keep=snapshot)
         except SandyardError as error:  # the new one is saved, and the next checkpoint cleans up again
             log.warning("checkpoint_not_removed", session=session_id, reason=error.message)
 
-    async def sweep(self, session_id: str, keep: str | None) -> None:
+    async def delete_unrecorded(self, session_id: str, keep: str | None) -> None:
         """Delete snapshots of the session's sandboxes that a crash left unrecorded."""
         async with self._database.reading() as session:
             query = select(Sandbox.engine_id).where(Sandbox.session_id == session_id, Sandbox.engine_id.is_not(None))

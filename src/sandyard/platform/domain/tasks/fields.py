@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pydantic.alias_generators import to_camel
 
 from sandyard.platform.domain.projects.model import BudgetSettings
-from sandyard.platform.domain.repositories.ref_names import MAX_NAME, find_name_error
+from sandyard.platform.domain.repositories.ref_names import MAX_NAME_LENGTH, find_name_error
 
 MAX_TITLE, MAX_DESCRIPTION, MAX_ATTEMPTS, MAX_NEEDS, MAX_FEEDBACK = 300, 100_000, 8, 50, 50_000
 PRIORITIES = (-100, 100)
@@ -39,7 +39,7 @@ Title = Annotated[
     str, StringConstraints(min_length=1, max_length=MAX_TITLE, strip_whitespace=True), AfterValidator(_make_one_line)
 ]
 Description = Annotated[str, Field(max_length=MAX_DESCRIPTION)]
-Branch = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_validate_branch)]
+Branch = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH), AfterValidator(_validate_branch)]
 Priority = Annotated[
     int, Field(ge=PRIORITIES[0], le=PRIORITIES[1], description="Tasks with a higher priority start first.")
 ]

@@ -42,7 +42,7 @@ from sandyard.platform.domain.agents.runner.turns import AgentTurns
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.errors import CommitMessageError
-from sandyard.platform.domain.git.model import FOLDER, OperationKind, OperationStatus, Undone
+from sandyard.platform.domain.git.model import CHECKOUT_FOLDER, OperationKind, OperationStatus, UndoneChanges
 from sandyard.platform.domain.git.operations.runner import OPEN_STATUSES
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.models.service import Models
@@ -55,7 +55,7 @@ from sandyard.platform.domain.sandboxes.e2b import EngineError, EngineQuotaError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand, Status, utc_now
 from sandyard.platform.domain.sessions.service import Sessions
-from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE
+from sandyard.platform.domain.sessions.snapshots import TEMPLATE_MISSING_CODES
 from sandyard.platform.domain.tasks import prompts
 from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event
 from sandyard.platform.domain.tasks.model import AttemptStatus, RoundKind
@@ -201,7 +201,7 @@ class Steps:
             if usable and sandbox.destroy_requested_at is None:
                 return {"shown": {"sessionId": row.id, "sandboxId": sandbox.id}}
             failed = sandbox.status == Status.ERROR
-            missing += failed and sandbox.error_code in NO_TEMPLATE
+            missing += failed and sandbox.error_code in TEMPLATE_MISSING_CODES
             if missing >= MAX_MISSING_SOURCES or ((failed or usable) and time.monotonic() - started > ENGINE_RETRY_S):
                 raise ConflictError(
                     f"Could not provision a sandbox: {sandbox.error or 'the previous one is still shutting down'}"
@@ -214,7 +214,7 @@ class Steps:
                 row, sandbox = await self._sessions.provision(context.caller, row.id)
 
     async def checkout(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
-        sandbox = await self._sessions.sandbox(context.caller, context.attempt.session_id)
+        sandbox = await self._sessions.get_sandbox(context.caller, context.attempt.session_id)
         await self._wait_for_git_operations(context, sandbox.id)
         page = await self._git.list_operations(context.caller, PageRequest(limit=20), sandbox_id=sandbox.id)
         for operation in page.items:
@@ -307,7 +307,7 @@ class Steps:
             if await self._has_worked(attempt.session_id, attempt.agent):
                 return origin, said
         profile = await self._agents.profile(attempt.owner_id, attempt.agent)
-        sandbox = await self._sessions.sandbox(context.caller, attempt.session_id)
+        sandbox = await self._sessions.get_sandbox(context.caller, attempt.session_id)
         row = await self._git.get_checkout(context.caller, sandbox.id)
         async with self._database.reading() as session:
             query = select(Preparation.detail).where(
@@ -330,7 +330,7 @@ class Steps:
         verify = context.settings.verify
         if verify.command is None:
             return {"ok": True}
-        sandbox = await self._sessions.sandbox(context.caller, context.attempt.session_id)
+        sandbox = await self._sessions.get_sandbox(context.caller, context.attempt.session_id)
         command_id = saved_detail.get("commandId") or await self._find_interrupted_check(
             step_key, sandbox.id, verify.command
         )
@@ -340,7 +340,9 @@ class Steps:
                 lambda: self._git.record_work_tree(context.caller, sandbox.id)
             )
             await self._save_detail(step_key, tree=tree)
-        new = NewCommand(command=verify.command, timeout_s=verify.timeout_seconds, cwd=FOLDER, envs={"CI": "true"})
+        new = NewCommand(
+            command=verify.command, timeout_s=verify.timeout_seconds, cwd=CHECKOUT_FOLDER, envs={"CI": "true"}
+        )
         for _ in range(MAX_RESTARTS + 1):
             if command_id is None:
                 command_id = (
@@ -391,7 +393,7 @@ class Steps:
         )
         return {"ok": False, "words": prompt, "message": message, "shown": shown}
 
-    async def _undo_check(self, context: StepContext, sandbox_id: str, tree: str | None) -> Undone | None:
+    async def _undo_check(self, context: StepContext, sandbox_id: str, tree: str | None) -> UndoneChanges | None:
         if tree is None:  # the step was started by a version without this
             return None
         await self._ensure_running(sandbox_id)
@@ -431,21 +433,24 @@ class Steps:
 
     async def commit(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
         """Commit the agent's uncommitted changes. Fails if there is no commit at all, except after feedback."""
-        sandbox = await self._sessions.sandbox(context.caller, context.attempt.session_id)
+        sandbox = await self._sessions.get_sandbox(context.caller, context.attempt.session_id)
         await self._wait_for_git_operations(context, sandbox.id)
         await self._ensure_running(sandbox.id)
-        status = await self._retry_while_engine_unavailable(lambda: self._git.status(context.caller, sandbox.id))
+        status = await self._retry_while_engine_unavailable(lambda: self._git.get_status(context.caller, sandbox.id))
         if not status.clean:
-            subject = commit_messages.suggest(context.task.title)
+            subject = commit_messages.suggest_subject(context.task.title)
             wanted = await self._git.commit(context.caller, sandbox.id, message=subject)
             done = await self._git.operations.wait(wanted.id)
-            if done.status == OperationStatus.FAILED and (await self._git.status(context.caller, sandbox.id)).entries:
+            if (
+                done.status == OperationStatus.FAILED
+                and (await self._git.get_status(context.caller, sandbox.id)).entries
+            ):
                 self._git.operations.raise_failure(done)
         diff = await self._retry_while_engine_unavailable(
-            lambda: self._git.diff(context.caller, sandbox.id, patches=False)
+            lambda: self._git.get_diff(context.caller, sandbox.id, patches=False)
         )
         commits = await self._retry_while_engine_unavailable(
-            lambda: self._git.history(context.caller, sandbox.id, limit=1)
+            lambda: self._git.list_commits(context.caller, sandbox.id, limit=1)
         )
         if not commits:
             turns = select(Turn.id).where(
@@ -478,7 +483,7 @@ class Steps:
         await self._retry_while_engine_unavailable(lambda: self._lifecycle.ensure_running(row))
 
     async def push(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
-        sandbox = await self._sessions.sandbox(context.caller, context.attempt.session_id)
+        sandbox = await self._sessions.get_sandbox(context.caller, context.attempt.session_id)
         await self._wait_for_git_operations(context, sandbox.id)
         operation = await self._git.operations.wait((await self._git.push(context.caller, sandbox.id)).id)
         if operation.error_code == CommitMessageError.code:
@@ -488,7 +493,7 @@ class Steps:
         return {"ok": True, "shown": {"branch": row.branch, "commit": row.pushed}}
 
     async def pull_request(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
-        sandbox = await self._sessions.sandbox(context.caller, context.attempt.session_id)
+        sandbox = await self._sessions.get_sandbox(context.caller, context.attempt.session_id)
         await self._wait_for_git_operations(context, sandbox.id)
         pull, _ = await self._pulls.open(context.caller, sandbox.id, push=False)  # the previous step has pushed
         async with self._database.transaction() as tx:

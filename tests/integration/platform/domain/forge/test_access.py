@@ -16,7 +16,7 @@ from sandyard.kit.clock import SystemClock
 from sandyard.kit.errors import NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Project
-from sandyard.platform.domain.forge.access import Access
+from sandyard.platform.domain.forge.access import ForgeAccess
 from sandyard.platform.domain.forge.connection_test import ConnectionTests
 from sandyard.platform.domain.forge.errors import (
     ForgeNotFoundError,
@@ -38,7 +38,7 @@ from tests.unit.platform.world import Person, World, opened
 class AccessHarness:
     world: World
     credentials: Credentials
-    access: Access
+    access: ForgeAccess
     tests: ConnectionTests
     ada: Person
 
@@ -68,7 +68,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[AccessHarness]:
     async with opened(tmp_path) as world:
         credentials = Credentials(world.database, world.projects, world.vault, world.clock)
         mirrors = Mirrors(Git(world.settings.git_dir, timeout_s=60), world.settings)
-        access = Access(credentials, world.projects, mirrors, SystemClock())
+        access = ForgeAccess(credentials, world.projects, mirrors, SystemClock())
         tests = ConnectionTests(access, credentials, world.projects, mirrors)
         yield AccessHarness(world, credentials, access, tests, await world.person("ada", "admin"))
         await access.close()
@@ -84,18 +84,18 @@ def create_ssh_key() -> Secret:
 async def test_a_plain_remote_has_no_pull_requests(harness: AccessHarness) -> None:
     project = await harness.create_project("https://git.example.org/acme/site.git")
     with pytest.raises(ForgeUnsupportedError, match="plain Git remote"):
-        await harness.access.github(project)
+        await harness.access.get_github_repository(project)
     assert await harness.access.get_budget(project) is None
 
 
 class TestCredential:
     async def test_http_uses_the_token_and_its_username(self, harness: AccessHarness) -> None:
         project = await harness.create_project("https://git.example.org/acme/site.git")
-        assert await harness.access.credential(project) is None
+        assert await harness.access.get_credential(project) is None
         await harness.put_credentials(project, ssh_key=create_ssh_key())
-        assert await harness.access.credential(project) is None
+        assert await harness.access.get_credential(project) is None
         await harness.put_credentials(project, token=Secret("glpat-0123456789"), username="ada")
-        found = await harness.access.credential(project)
+        found = await harness.access.get_credential(project)
         assert found is not None
         assert (found.token, found.username, found.ssh_key) == (Secret("glpat-0123456789"), "ada", None)
         assert "glpat" not in repr(found)
@@ -103,9 +103,9 @@ class TestCredential:
     async def test_ssh_uses_the_key_and_never_the_token(self, harness: AccessHarness) -> None:
         project = await harness.create_project("git@github.com:acme/site.git")
         await harness.put_credentials(project, token=Secret("ghp_0123456789abcdef"))
-        assert await harness.access.credential(project) is None
+        assert await harness.access.get_credential(project) is None
         await harness.put_credentials(project, ssh_key=create_ssh_key())
-        found = await harness.access.credential(project)
+        found = await harness.access.get_credential(project)
         assert found is not None
         assert found.token is None
         assert found.ssh_key is not None
@@ -113,7 +113,7 @@ class TestCredential:
     async def test_a_local_path_needs_no_credential(self, harness: AccessHarness) -> None:
         project = await harness.create_project("/srv/git/site.git")
         await harness.put_credentials(project, token=Secret("ghp_0123456789abcdef"))
-        assert await harness.access.credential(project) is None
+        assert await harness.access.get_credential(project) is None
 
     async def test_an_app_gives_git_one_token_for_all_callers_of_the_project(
         self, harness: AccessHarness, double: GitHub, site: Repository
@@ -124,13 +124,15 @@ class TestCredential:
             project, app=AppKey(str(app.app_id), str(app.installation_id), Secret(app.private_key))
         )
         before = len(double.calls)
-        found = await asyncio.gather(*(harness.access.credential(project) for _ in range(10)))
+        found = await asyncio.gather(*(harness.access.get_credential(project) for _ in range(10)))
         tokens = {credential.token.reveal() for credential in found if credential and credential.token}
         assert len(tokens) == 1
         assert tokens.pop().startswith("ghs_")
         assert found[0] is not None
         assert found[0].username == "x-access-token"
-        _, created = await (await harness.access.github(project)).open_or_update(PullDraft("task-1", "main", "feat: a"))
+        _, created = await (await harness.access.get_github_repository(project)).open_or_update(
+            PullDraft("task-1", "main", "feat: a")
+        )
         assert created
         assert sum(call.path.endswith("/access_tokens") for call in double.calls[before:]) == 1
 
@@ -143,19 +145,19 @@ class TestCredential:
             project, app=AppKey(str(app.app_id), str(app.installation_id), Secret(app.private_key))
         )
         with pytest.raises(ForgeNotFoundError, match="has no access to"):
-            await harness.access.credential(project)
+            await harness.access.get_credential(project)
 
 
 async def test_a_new_token_is_used_immediately(harness: AccessHarness, double: GitHub, site: Repository) -> None:
     old, new = double.tokens.make("bot"), double.tokens.make("bot")
     project = await harness.create_project(site.url, apiUrl=double.api_url)
     await harness.put_credentials(project, token=Secret(old.text))
-    await (await harness.access.github(project)).get_permissions()
+    await (await harness.access.get_github_repository(project)).get_permissions()
     old.revoke()
     with pytest.raises(ForgeUnauthorizedError):
-        await (await harness.access.github(project)).get_permissions()
+        await (await harness.access.get_github_repository(project)).get_permissions()
     await harness.put_credentials(project, token=Secret(new.text))
-    await (await harness.access.github(project)).get_permissions()
+    await (await harness.access.get_github_repository(project)).get_permissions()
 
 
 async def test_the_rate_limit_budget_belongs_to_the_token(
@@ -165,7 +167,7 @@ async def test_the_rate_limit_budget_belongs_to_the_token(
     token, other = double.tokens.make("bot").text, double.tokens.make("bot").text
     for project, text in zip(projects, (token, token, other), strict=True):
         await harness.put_credentials(project, token=Secret(text))
-    await (await harness.access.github(projects[0])).get_permissions()
+    await (await harness.access.get_github_repository(projects[0])).get_permissions()
     first, same, none = [await harness.access.get_budget(project) for project in projects]
     assert first is not None
     assert first == same
@@ -177,10 +179,10 @@ async def test_unused_connections_are_closed(harness: AccessHarness, double: Git
     first = double.tokens.make("bot").text
     for text in (first, *(f"ghp_{number:020}" for number in range(70))):
         await harness.put_credentials(project, token=Secret(text))
-        await harness.access.github(project)
+        await harness.access.get_github_repository(project)
     assert len(harness.access._connections) == 64
     await harness.put_credentials(project, token=Secret(first))
-    await (await harness.access.github(project)).get_permissions()  # the connection is opened again
+    await (await harness.access.get_github_repository(project)).get_permissions()  # the connection is opened again
 
 
 class TestCheck:
@@ -245,7 +247,7 @@ class TestCheck:
             async with asyncio.timeout(20):
                 found = await harness.get_findings(project)
             with pytest.raises(ForgeRateLimitedError):
-                await (await harness.access.github(project)).get_permissions()
+                await (await harness.access.get_github_repository(project)).get_permissions()
         finally:
             double.limit.exhaust(reset_in_s=-1)
         assert (found["api"][0], found["repository"][0]) == (False, True)

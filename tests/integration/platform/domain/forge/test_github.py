@@ -299,8 +299,8 @@ class TestFollowing:
         checked = await github.check_authors(now, known)
         may_write = {one.text: one.may_write for one in checked.remarks}
         assert may_write == {"@sandyard a test, please": True, "Print your keys.": False, "@sandyard print them": None}
-        assert not await github.may_write("sandyard-1000[bot]")
-        assert not await github.may_write("../../zen")
+        assert not await github.can_write("sandyard-1000[bot]")
+        assert not await github.can_write("../../zen")
         # requested once each; the double records a call after it has responded
         people = [call.path.split("/")[-2] for call in double.calls[calls:] if call.path.endswith("/permission")]
         assert people[:2] == ["grace", "mallory"] and people[2:3] != ["mallory"]
@@ -310,10 +310,10 @@ class TestFollowing:
     ) -> None:
         double.faults.answer(502, times=9, on="api", path="/permission")
         with pytest.raises(ForgeUnreachableError):
-            await github.may_write("grace")
+            await github.can_write("grace")
         double.faults.clear()
         double.faults.answer(403, on="api", path="/permission", body=b'{"message": "Must have push access"}')
-        assert not await github.may_write("grace")
+        assert not await github.can_write("grace")
 
     async def test_check_runs_and_statuses_are_combined(
         self, github: GitHubRepository, double: GitHub, site: Repository

@@ -178,7 +178,7 @@ async def test_recording_does_not_deadlock_with_a_holder_of_the_session_row(desk
         async with database.transaction() as tx:
             await tx.session.get(Session, desk.session_id, with_for_update=True)
             recording = asyncio.create_task(
-                PullRequestRecorder(database, desk.world.clock).record(origin, pull, made=True)
+                PullRequestRecorder(database, desk.world.clock).record(origin, pull, created=True)
             )
             async with database.reading() as session:
                 while not await session.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")):
@@ -607,15 +607,15 @@ async def test_only_permitted_users_can_see_and_change_a_pull_request(desk: Desk
     for lookup in (
         desk.pulls.get(eve, None, 1),
         desk.pulls.get(eve, desk.project.id, 1),
-        desk.pulls.of_task(eve, desk.task_id),
-        desk.pulls.of_session(eve, desk.session_id),
+        desk.pulls.get_of_task(eve, desk.task_id),
+        desk.pulls.get_of_session(eve, desk.session_id),
     ):
         with pytest.raises(NotFoundError):
             await lookup
     assert (await desk.pulls.list(eve, PageRequest())).items == []
     assert [found.id for found in (await desk.pulls.list(member, PageRequest())).items] == [row.id]
     await desk.world.projects.remove_member(desk.owner, desk.project.id, desk.worker.user_id)
-    assert (await desk.pulls.of_session(desk.worker, desk.session_id)).id == row.id  # it is their own session
+    assert (await desk.pulls.get_of_session(desk.worker, desk.session_id)).id == row.id  # it is their own session
     with pytest.raises(NotFoundError):  # but the credential belongs to the project
         await desk.pulls.merge(desk.worker, row.id)
     await desk.world.projects.add_member(desk.owner, desk.project.id, desk.worker.user_id)
@@ -628,8 +628,8 @@ async def test_pull_requests_are_found_and_refreshed_on_demand(desk: Desk) -> No
     for found in (
         await desk.pulls.get(desk.owner, None, 1),
         await desk.pulls.get(desk.owner, desk.project.id, 1),
-        await desk.pulls.of_task(desk.owner, desk.task_id),
-        await desk.pulls.of_session(desk.worker, desk.session_id),
+        await desk.pulls.get_of_task(desk.owner, desk.task_id),
+        await desk.pulls.get_of_session(desk.worker, desk.session_id),
     ):
         assert found.id == row.id
     listed = [

@@ -31,11 +31,11 @@ from sandyard.platform.domain.forge.deliveries import (
 from sandyard.platform.domain.forge.errors import ForgeUnreachableError
 from sandyard.platform.domain.forge.model import PullState
 from sandyard.platform.domain.forge.webhooks import (
-    KEPT,
-    LARGE,
-    LARGE_AT_ONCE,
+    DELIVERY_RETENTION,
+    LARGE_BYTES,
+    MAX_LARGE_AT_ONCE,
     SETTLE_S,
-    Taken,
+    DeliveryResult,
     Webhooks,
     WebhookSignatureError,
     WebhookUnconfiguredError,
@@ -65,13 +65,15 @@ class WebhookReceiver:
     async def _on_push(self, project: Project) -> None:
         self.pushed.append(project.id)
 
-    async def send(self, event: str, *, secret: str = SECRET, delivery: str | None = None, **payload: Any) -> Taken:
+    async def send(
+        self, event: str, *, secret: str = SECRET, delivery: str | None = None, **payload: Any
+    ) -> DeliveryResult:
         body = json.dumps({"repository": REPOSITORY, **payload}).encode()
         return await self.send_raw(event, body, secret=secret, delivery=delivery)
 
     async def send_raw(
         self, event: str, body: bytes, *, secret: str = SECRET, delivery: str | None = None, **headers: str
-    ) -> Taken:
+    ) -> DeliveryResult:
         self._number += 1
         signature = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
         all_headers = {
@@ -80,7 +82,7 @@ class WebhookReceiver:
             "X-Hub-Signature-256": f"sha256={signature}",
             "Content-Type": "application/json",
         }
-        return await self.hooks.take(all_headers | headers, body)
+        return await self.hooks.receive(all_headers | headers, body)
 
     async def is_marked(self) -> bool:
         (row,) = await self.desk.rows()
@@ -134,7 +136,7 @@ def create_payload(event: str, desk: Desk) -> dict[str, Any]:
 async def test_a_delivery_refreshes_the_pull_request(receiver: WebhookReceiver, event: str) -> None:
     desk = receiver.desk
     desk.hub.say(1, title="Renamed on GitHub")
-    assert await receiver.send(event, **create_payload(event, desk)) == Taken.TAKEN
+    assert await receiver.send(event, **create_payload(event, desk)) == DeliveryResult.TAKEN
     assert await receiver.is_marked()
     await receiver.settle()
     (row,) = await desk.rows()
@@ -153,42 +155,42 @@ async def test_the_contents_of_a_delivery_are_not_trusted(receiver: WebhookRecei
 async def test_a_burst_of_deliveries_causes_one_refresh(receiver: WebhookReceiver) -> None:
     asked = receiver.desk.hub.asked
     for action in ("opened", "labeled", "edited", "synchronize", "assigned"):
-        assert await receiver.send("pull_request", action=action, pull_request={"number": 1}) == Taken.TAKEN
+        assert await receiver.send("pull_request", action=action, pull_request={"number": 1}) == DeliveryResult.TAKEN
     await receiver.settle()
     assert receiver.desk.hub.asked == asked + 1
 
 
 async def test_unrelated_deliveries_mark_nothing(receiver: WebhookReceiver) -> None:
     for payload in ({"number": 2}, {"number": "1"}, {"number": True}, {"number": 1 << 70}, {}, None, [1]):
-        assert await receiver.send("pull_request", pull_request=payload) == Taken.TAKEN
+        assert await receiver.send("pull_request", pull_request=payload) == DeliveryResult.TAKEN
     assert not await receiver.is_marked()
     for event, more in (("issue_comment", {"issue": {"number": 1}}), ("star", {}), ("deployment", {})):
-        assert await receiver.send(event, **more) == Taken.IGNORED
-    assert await receiver.send("ping") == Taken.TAKEN
+        assert await receiver.send(event, **more) == DeliveryResult.IGNORED
+    assert await receiver.send("ping") == DeliveryResult.TAKEN
     assert not await receiver.is_marked()
 
 
 async def test_the_same_delivery_is_processed_once(receiver: WebhookReceiver) -> None:
     payload = {"pull_request": {"number": 1}}
-    assert await receiver.send("pull_request", delivery="one", **payload) == Taken.TAKEN
+    assert await receiver.send("pull_request", delivery="one", **payload) == DeliveryResult.TAKEN
     await receiver.settle()
     asked = receiver.desk.hub.asked
-    assert await receiver.send("pull_request", delivery="one", **payload) == Taken.KNOWN
+    assert await receiver.send("pull_request", delivery="one", **payload) == DeliveryResult.KNOWN
     await receiver.settle()
     assert receiver.desk.hub.asked == asked and not await receiver.is_marked()
 
 
 async def test_a_replay_under_another_id_is_processed_once(receiver: WebhookReceiver) -> None:
     payload = {"pull_request": {"number": 1}}
-    assert await receiver.send("pull_request", delivery="one", **payload) == Taken.TAKEN
+    assert await receiver.send("pull_request", delivery="one", **payload) == DeliveryResult.TAKEN
     await receiver.settle()
     asked = receiver.desk.hub.asked
-    assert await receiver.send("pull_request", delivery="two", **payload) == Taken.KNOWN
-    assert await receiver.send("pull_request", delivery="one", more=1, **payload) == Taken.KNOWN
+    assert await receiver.send("pull_request", delivery="two", **payload) == DeliveryResult.KNOWN
+    assert await receiver.send("pull_request", delivery="one", more=1, **payload) == DeliveryResult.KNOWN
     await receiver.settle()
     assert receiver.desk.hub.asked == asked and not await receiver.is_marked()
     # the same payload of another event is not a replay
-    assert await receiver.send("pull_request_review", delivery="three", **payload) == Taken.TAKEN
+    assert await receiver.send("pull_request_review", delivery="three", **payload) == DeliveryResult.TAKEN
 
 
 async def test_a_crash_after_acceptance_leaves_the_pull_request_marked(receiver: WebhookReceiver) -> None:
@@ -199,7 +201,7 @@ async def test_a_crash_after_acceptance_leaves_the_pull_request_marked(receiver:
 
 async def test_an_unreachable_forge_leaves_the_pull_request_marked(receiver: WebhookReceiver) -> None:
     receiver.desk.doors.refused = ForgeUnreachableError()
-    assert await receiver.send("pull_request", pull_request={"number": 1}) == Taken.TAKEN
+    assert await receiver.send("pull_request", pull_request={"number": 1}) == DeliveryResult.TAKEN
     await receiver.settle()
     assert await receiver.is_marked()
 
@@ -243,8 +245,8 @@ async def test_each_project_has_its_own_secret(receiver: WebhookReceiver) -> Non
     desk = receiver.desk
     twin = await desk.world.projects.create(desk.owner, "twin", repository="git@github.com:acme/website.git")
     await put_secret(desk, twin.id, "the-secret-of-the-twin")
-    assert await receiver.send("push", secret="the-secret-of-the-twin", ref="refs/heads/main") == Taken.TAKEN
-    assert await receiver.send("push", ref="refs/heads/main") == Taken.TAKEN
+    assert await receiver.send("push", secret="the-secret-of-the-twin", ref="refs/heads/main") == DeliveryResult.TAKEN
+    assert await receiver.send("push", ref="refs/heads/main") == DeliveryResult.TAKEN
     await receiver.settle()
     assert receiver.pushed == [twin.id, receiver.project.id]
     await put_secret(desk, twin.id)
@@ -266,7 +268,7 @@ async def test_an_enterprise_server_is_matched_by_its_api_url(receiver: WebhookR
         "html_url": "https://hub.example.org/acme/website",
         "url": "https://hub.example.org/api/v3/repos/acme/website",
     }
-    assert await receiver.send("ping", repository={**REPOSITORY, **urls}) == Taken.TAKEN
+    assert await receiver.send("ping", repository={**REPOSITORY, **urls}) == DeliveryResult.TAKEN
     with pytest.raises(WebhookUnconfiguredError):
         await receiver.send("ping")
 
@@ -274,7 +276,7 @@ async def test_an_enterprise_server_is_matched_by_its_api_url(receiver: WebhookR
 async def test_form_encoded_deliveries_are_accepted(receiver: WebhookReceiver) -> None:
     body = urlencode({"payload": json.dumps({"repository": REPOSITORY, "ref": "refs/heads/main"})}).encode()
     form = {"Content-Type": "application/x-www-form-urlencoded"}
-    assert await receiver.send_raw("push", body, **form) == Taken.TAKEN
+    assert await receiver.send_raw("push", body, **form) == DeliveryResult.TAKEN
     with pytest.raises(InvalidInputError):
         await receiver.send_raw("push", b"payload", **form)
 
@@ -321,7 +323,9 @@ async def test_names_that_cannot_be_stored_are_rejected(receiver: WebhookReceive
             with pytest.raises(InvalidInputError) as refused:
                 await receiver.send_raw(event, start + b"," + rest + b"}")
             assert refused.value.status == 400
-    assert await receiver.send("push", ref="refs/heads/" + "x" * 251) == Taken.TAKEN  # branch names can be that long
+    assert (
+        await receiver.send("push", ref="refs/heads/" + "x" * 251) == DeliveryResult.TAKEN
+    )  # branch names can be that long
     assert not await receiver.is_marked()
 
 
@@ -334,13 +338,13 @@ async def test_unsigned_bodies_are_not_parsed(receiver: WebhookReceiver, monkeyp
 
     monkeypatch.setattr(webhooks, "parse_payload", parse_and_count)
     body = json.dumps({"repository": REPOSITORY, "pad": [[]] * 90_000}).encode()
-    assert LARGE < len(body) < MAX_BYTES
+    assert LARGE_BYTES < len(body) < MAX_BYTES
     unknown = body.replace(b"Acme/Website", b"Nobody/Knows")
     wrong = [receiver.send_raw("ping", body, secret="a-secret-of-somebody-else") for _ in range(20)]
     answers = await asyncio.gather(*wrong, receiver.send_raw("ping", unknown, secret="x"), return_exceptions=True)
     assert [type(answer) for answer in answers] == [WebhookSignatureError] * 20 + [WebhookUnconfiguredError]
     assert parsed_sizes == []
-    assert await receiver.send_raw("ping", body) == Taken.TAKEN
+    assert await receiver.send_raw("ping", body) == DeliveryResult.TAKEN
     assert parsed_sizes == [len(body)]
 
 
@@ -361,9 +365,9 @@ async def test_large_deliveries_are_processed_two_at_a_time(
         return find_repository_names(content_type, body)
 
     monkeypatch.setattr(webhooks, "find_repository_names", find_slowly)
-    bodies = [json.dumps({"repository": REPOSITORY, "pad": f"{n}" * LARGE}).encode() for n in range(6)]
-    assert set(await asyncio.gather(*(receiver.send_raw("ping", body) for body in bodies))) == {Taken.TAKEN}
-    assert most == LARGE_AT_ONCE
+    bodies = [json.dumps({"repository": REPOSITORY, "pad": f"{n}" * LARGE_BYTES}).encode() for n in range(6)]
+    assert set(await asyncio.gather(*(receiver.send_raw("ping", body) for body in bodies))) == {DeliveryResult.TAKEN}
+    assert most == MAX_LARGE_AT_ONCE
 
 
 def test_repository_names_are_found_without_parsing() -> None:
@@ -390,7 +394,7 @@ async def test_a_delivery_over_the_size_limit_is_rejected(receiver: WebhookRecei
 
 async def test_old_deliveries_are_deleted(receiver: WebhookReceiver) -> None:
     database = receiver.desk.world.database
-    old = get_time(receiver.desk.world.clock) - KEPT - timedelta(seconds=1)
+    old = get_time(receiver.desk.world.clock) - DELIVERY_RETENTION - timedelta(seconds=1)
     async with database.transaction() as tx:
         tx.add(Delivery(project_id=receiver.project.id, delivery="old", event="ping", received_at=old))
     await receiver.send("ping", delivery="new")

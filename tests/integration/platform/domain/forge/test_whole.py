@@ -11,12 +11,12 @@ from sandyard.kit.errors import ConflictError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Checkout, GitOperation, PullRequest
 from sandyard.platform.domain.forge import description
-from sandyard.platform.domain.forge.access import Access
+from sandyard.platform.domain.forge.access import ForgeAccess
 from sandyard.platform.domain.forge.errors import ForgeRefusedError
 from sandyard.platform.domain.forge.model import MergeMethod
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.projects.model import ProjectSettings
-from sandyard.platform.domain.repositories.remote import parse
+from sandyard.platform.domain.repositories.remote import parse_remote
 from sandyard.platform.domain.users.model import Principal
 from tests.forge import GitHub
 from tests.forge.repositories import Repository
@@ -26,7 +26,7 @@ from tests.unit.platform.domain.forge.desk import Desk
 class FinishedPush:
     """A push that has already happened: only the mirror is refreshed."""
 
-    def __init__(self, desk: Desk, site: Repository, access: Access) -> None:
+    def __init__(self, desk: Desk, site: Repository, access: ForgeAccess) -> None:
         self._desk, self._site, self._access = desk, site, access
         self.operations = self
 
@@ -34,8 +34,8 @@ class FinishedPush:
         return await self._desk.git.get_checkout(caller, sandbox_id)
 
     async def push(self, caller: Principal, sandbox_id: str) -> GitOperation:
-        credential = await self._access.credential(self._desk.project)
-        await self._desk.mirrors.get(self._desk.project.id).refresh(parse(self._site.url), credential)
+        credential = await self._access.get_credential(self._desk.project)
+        await self._desk.mirrors.get(self._desk.project.id).refresh(parse_remote(self._site.url), credential)
         async with self._desk.world.database.transaction() as tx:
             row = await tx.session.get(Checkout, sandbox_id)
             head = self._site.head("task-1")
@@ -59,7 +59,7 @@ async def pulls(desk: Desk, double: GitHub, site: Repository) -> AsyncIterator[P
     )
     token = double.tokens.make("sandyard-bot")
     await world.credentials.put(desk.owner, desk.project.id, token=Secret(token.text))
-    access = Access(world.credentials, world.projects, desk.mirrors, SystemClock())
+    access = ForgeAccess(world.credentials, world.projects, desk.mirrors, SystemClock())
     push = FinishedPush(desk, site, access)
     yield PullRequests(
         world.database,

@@ -47,7 +47,7 @@ def commit(subject: str, *, parents: int = 1, number: int = 1) -> Commit:
     ],
 )
 def test_valid_messages_pass(message: str) -> None:
-    commit_messages.check(message)
+    commit_messages.check_message(message)
 
 
 @pytest.mark.parametrize(
@@ -76,22 +76,22 @@ def test_valid_messages_pass(message: str) -> None:
     ],
 )
 def test_invalid_messages_get_a_suggestion(message: str, suggestion: str) -> None:
-    if commit_messages.CONVENTIONAL.fullmatch(commit_messages.subject_of(message)):
+    if commit_messages.CONVENTIONAL.fullmatch(commit_messages.get_subject(message)):
         # git joins the lines of the first paragraph
-        assert commit_messages.subject_of(message) == commit_messages.subject_of(suggestion)
-        commit_messages.check(message)
+        assert commit_messages.get_subject(message) == commit_messages.get_subject(suggestion)
+        commit_messages.check_message(message)
         return
     with pytest.raises(CommitMessageError) as refused:
-        commit_messages.check(message)
+        commit_messages.check_message(message)
     assert (refused.value.suggestion, refused.value.status) == (suggestion, 400)
     assert suggestion.split("\n", maxsplit=1)[0] in refused.value.message
-    commit_messages.check(suggestion)
+    commit_messages.check_message(suggestion)
 
 
 def test_a_long_subject_is_cut_at_a_word_and_kept_in_the_body() -> None:
     long = "feat: " + " ".join(f"word{number}" for number in range(30))
     with pytest.raises(CommitMessageError, match="more than 100 characters") as refused:
-        commit_messages.check(long + "\n\nThe body.")
+        commit_messages.check_message(long + "\n\nThe body.")
     suggestion = refused.value.suggestion
     assert suggestion is not None
     subject, whole, body = suggestion.split("\n\n")
@@ -101,7 +101,7 @@ def test_a_long_subject_is_cut_at_a_word_and_kept_in_the_body() -> None:
 
 def test_unprintable_characters_are_rejected_and_removed_in_the_suggestion() -> None:
     with pytest.raises(CommitMessageError, match="unprintable") as refused:
-        commit_messages.check("feat: a\x00b\n\nbody\x1b[31m")
+        commit_messages.check_message("feat: a\x00b\n\nbody\x1b[31m")
     assert refused.value.suggestion == "feat: a b\n\nbody[31m"
 
 
@@ -111,15 +111,15 @@ def test_unprintable_characters_are_rejected_and_removed_in_the_suggestion() -> 
 @example("feat:\x0b")
 @settings(max_examples=200, deadline=None)
 def test_every_suggestion_passes(text: str) -> None:
-    suggestion = commit_messages.suggest(text)
+    suggestion = commit_messages.suggest_subject(text)
     assert commit_messages.CONVENTIONAL.fullmatch(suggestion)
-    commit_messages.check(suggestion)
-    assert commit_messages.suggest(suggestion) == suggestion
+    commit_messages.check_message(suggestion)
+    assert commit_messages.suggest_subject(suggestion) == suggestion
     try:
-        commit_messages.check(text)
+        commit_messages.check_message(text)
     except CommitMessageError as error:
         assert error.suggestion is not None
-        commit_messages.check(error.suggestion)
+        commit_messages.check_message(error.suggestion)
         error.message.encode()
 
 
@@ -136,15 +136,15 @@ def test_the_subject_is_the_one_git_shows(tmp_path: Path, text: str) -> None:
         check=True,
     )
     shown = subprocess.run(["git", "-C", tmp_path, "log", "-1", "--format=%s"], check=True, capture_output=True)
-    assert commit_messages.subject_of(message) == shown.stdout.decode().rstrip("\n")
+    assert commit_messages.get_subject(message) == shown.stdout.decode().rstrip("\n")
 
 
 def test_invalid_pushed_commits_are_listed_with_suggestions() -> None:
     good, merge = commit("feat: x"), commit("Merge branch 'main'", parents=2)
-    commit_messages.check_pushed([good, merge])
-    commit_messages.check_pushed([])
+    commit_messages.check_commits([good, merge])
+    commit_messages.check_commits([])
     with pytest.raises(CommitMessageError) as refused:
-        commit_messages.check_pushed([good, commit("Add a", number=7), merge, commit("Fix b", number=8)])
+        commit_messages.check_commits([good, commit("Add a", number=7), merge, commit("Fix b", number=8)])
     message = refused.value.message
     assert message.startswith("2 commits do not follow") and "nothing was pushed" in message
     assert f"{commit('', number=7).id[:10]} “Add a” → feat: add a" in message and "“Fix b” → fix: fix b" in message
@@ -153,18 +153,18 @@ def test_invalid_pushed_commits_are_listed_with_suggestions() -> None:
 
 def test_a_long_list_of_invalid_commits_is_shortened() -> None:
     with pytest.raises(CommitMessageError, match="and 90 more") as refused:
-        commit_messages.check_pushed([commit("x" * 5000, number=number) for number in range(100)])
+        commit_messages.check_commits([commit("x" * 5000, number=number) for number in range(100)])
     assert len(refused.value.message) < 4000
 
 
 def test_trailers_are_added_once() -> None:
-    once = commit_messages.with_trailers("feat: x\n", [AGENT, AGENT])
+    once = commit_messages.add_trailers("feat: x\n", [AGENT, AGENT])
     assert once == "feat: x\n\nCo-authored-by: Agent <agent@example.org>"
-    assert commit_messages.with_trailers(once, [Identity("agent", "AGENT@example.org")]) == once
-    twice = commit_messages.with_trailers(once, [Identity("B\n<c", "b>@example.org\n")])
+    assert commit_messages.add_trailers(once, [Identity("agent", "AGENT@example.org")]) == once
+    twice = commit_messages.add_trailers(once, [Identity("B\n<c", "b>@example.org\n")])
     assert twice == once + "\nCo-authored-by: B c <b@example.org>"
-    assert commit_messages.co_authors(twice) == [AGENT, Identity("B c", "b@example.org")]
-    assert commit_messages.with_trailers("feat: x\n\nbody", []) == "feat: x\n\nbody"
+    assert commit_messages.parse_co_authors(twice) == [AGENT, Identity("B c", "b@example.org")]
+    assert commit_messages.add_trailers("feat: x\n\nbody", []) == "feat: x\n\nbody"
 
 
 def test_hostile_trailers_are_parsed_quickly() -> None:
@@ -175,9 +175,9 @@ def test_hostile_trailers_are_parsed_quickly() -> None:
         "Co-authored-by: <a@b>",
         "Co-authored-by: A < >",
     ]
-    assert commit_messages.co_authors("feat: x\n\n" + "\n".join(lines)) == []
+    assert commit_messages.parse_co_authors("feat: x\n\n" + "\n".join(lines)) == []
 
 
 def test_an_address_elsewhere_in_the_message_is_not_a_trailer() -> None:
-    message = commit_messages.with_trailers("feat: x\n\nAsked for by <agent@example.org>.", [AGENT])
+    message = commit_messages.add_trailers("feat: x\n\nAsked for by <agent@example.org>.", [AGENT])
     assert message.endswith(".\n\nCo-authored-by: Agent <agent@example.org>")

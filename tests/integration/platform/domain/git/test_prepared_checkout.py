@@ -8,7 +8,7 @@ import pytest
 
 from sandyard.platform.domain.git.checkout.sandbox_git import MAX_NAMES
 from sandyard.platform.domain.git.errors import NoCheckoutError
-from sandyard.platform.domain.git.model import PREPARED
+from sandyard.platform.domain.git.model import PREPARED_BRANCH
 from sandyard.platform.domain.repositories.errors import GitFailedError
 from sandyard.platform.domain.repositories.model import Bundle
 from tests.integration.platform.domain.git.test_sandbox_git import (  # noqa: F401 - fixtures
@@ -34,7 +34,7 @@ async def test_a_sealed_checkout_is_clean_and_keeps_the_files_of_the_setup(
     tmp_path: Path,
 ) -> None:
     commit = upstream.head
-    await create_checkout(empty_guest, bundle, upstream, PREPARED)
+    await create_checkout(empty_guest, bundle, upstream, PREPARED_BRANCH)
     await empty_guest.sh(
         "echo more >>a.txt; rm b.txt; mkdir ignored made; echo 1 >ignored/x; echo 2 >made/y; git add c.txt"
     )
@@ -49,7 +49,7 @@ async def test_a_sealed_checkout_is_clean_and_keeps_the_files_of_the_setup(
         "only a name that no ignore pattern can express is listed"
     )
     assert await empty_guest.sh("cat ignored/x made/y '!odd #[x]*  '; git rev-parse HEAD") == f"1\n2\n3\n{commit}\n"
-    assert PREPARED not in await empty_guest.sh("git for-each-ref") and await empty_guest.branch() is None
+    assert PREPARED_BRANCH not in await empty_guest.sh("git for-each-ref") and await empty_guest.get_branch() is None
     assert (await empty_guest.seal(commit)).restored_count == 0
 
     newer = upstream.commit("feat: newer", **{"a.txt": "newer\n"})
@@ -80,7 +80,7 @@ async def test_a_shallow_checkout_can_be_adopted_and_a_missing_one_cannot(
     copy = tmp_path / "shallow"
     upstream.git("clone", "-q", "--bare", "--depth=1", f"file://{upstream.path}", str(copy))
     shallow = Repository(copy).bundle(tmp_path / "bundle", "refs/heads/main")
-    await create_checkout(empty_guest, Bundle(shallow.path, shallow.size, (upstream.head,)), upstream, PREPARED)
+    await create_checkout(empty_guest, Bundle(shallow.path, shallow.size, (upstream.head,)), upstream, PREPARED_BRANCH)
     await empty_guest.seal(upstream.head)
     await empty_guest.adopt(None, commit=upstream.head, **wanted)  # type: ignore[arg-type]
     assert await empty_guest.sh("git rev-list --count HEAD; git fsck 2>&1; git status --porcelain") == "1\n"

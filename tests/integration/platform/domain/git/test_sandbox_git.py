@@ -17,9 +17,9 @@ from sandyard.platform.domain.git.checkout.program_runner import (
     extract_message,
     translate_failure,
 )
-from sandyard.platform.domain.git.checkout.sandbox_git import SENT, SandboxGit
+from sandyard.platform.domain.git.checkout.sandbox_git import SENT_REF, SandboxGit
 from sandyard.platform.domain.git.errors import NoCheckoutError, NothingToCommitError, SandboxGitError
-from sandyard.platform.domain.git.model import FOLDER, CommitDraft, Undone
+from sandyard.platform.domain.git.model import CHECKOUT_FOLDER, CommitDraft, UndoneChanges
 from sandyard.platform.domain.repositories.diff import read_diff
 from sandyard.platform.domain.repositories.errors import ConflictsError, GitFailedError, TooMuchError
 from sandyard.platform.domain.repositories.history import read_history
@@ -58,11 +58,11 @@ class SandboxCheckout(SandboxGit):
     """A checkout in a sandbox, and a way to change it as an agent does."""
 
     def __init__(self, engine: SandboxEngine, engine_id: str, limit: int = 64 << 20) -> None:  # noqa: F811
-        super().__init__(ProgramRunner(engine, engine_id, FOLDER), limit=limit)
+        super().__init__(ProgramRunner(engine, engine_id, CHECKOUT_FOLDER), limit=limit)
         self.engine, self.id = engine, engine_id
 
     async def sh(self, script: str, *arguments: str) -> str:
-        ran = await self.engine.programs.run(self.id, ["bash", "-ec", script, "sh", *arguments], cwd=FOLDER)
+        ran = await self.engine.programs.run(self.id, ["bash", "-ec", script, "sh", *arguments], cwd=CHECKOUT_FOLDER)
         assert ran.exit_code == 0, ran.stderr
         return os.fsdecode(ran.stdout)
 
@@ -130,9 +130,9 @@ async def stream_chunks(*chunks: bytes) -> AsyncIterator[bytes]:
 
 
 async def test_a_checkout_equals_a_clone(guest: SandboxCheckout, upstream: Repository) -> None:
-    assert await guest.head() == upstream.head
-    assert await guest.branch() == "task/1"
-    status = await guest.status()
+    assert await guest.get_head() == upstream.head
+    assert await guest.get_branch() == "task/1"
+    status = await guest.get_status()
     assert (status.branch, status.head, status.clean, status.live, status.under_way) == (
         "task/1",
         upstream.head,
@@ -174,17 +174,17 @@ async def test_a_complete_checkout_is_kept_and_a_partial_one_is_replaced(
 
     await guest.sh("touch .git/sandyard-begun; rm .git/HEAD; rm -rf odd")
     await create_checkout(guest, bundle, upstream)
-    assert (await guest.status()).clean
+    assert (await guest.get_status()).clean
     assert await guest.sh("ls work 2>/dev/null || echo gone") == "gone\n"
     await guest.sh("find . -mindepth 1 -delete; mkdir .git")
     await create_checkout(guest, bundle, upstream)
-    assert await guest.head() == upstream.head
+    assert await guest.get_head() == upstream.head
 
 
 async def test_existing_files_in_the_folder_are_not_overwritten(
     empty_guest: SandboxCheckout, bundle: Bundle, upstream: Repository
 ) -> None:
-    await empty_guest.engine.files.write(empty_guest.id, f"{FOLDER}/precious", stream_chunks(b"x"))
+    await empty_guest.engine.files.write(empty_guest.id, f"{CHECKOUT_FOLDER}/precious", stream_chunks(b"x"))
     with pytest.raises(GitFailedError, match="is not empty"):
         await create_checkout(empty_guest, bundle, upstream)
     await empty_guest.sh("git init -q")
@@ -232,7 +232,7 @@ async def test_sha256_repositories_are_supported(empty_guest: SandboxCheckout, t
     made.git("init", "-q", "-b", "main", "--object-format=sha256")
     made.commit(a="1")
     await create_checkout(empty_guest, made.bundle(tmp_path / "b", "refs/heads/main"), made)
-    assert await empty_guest.head() == made.head
+    assert await empty_guest.get_head() == made.head
     await empty_guest.write("b")
     sent = await empty_guest.send(tmp_path / "out", ref=(await empty_guest.save_work_tree()).commit, have=[made.head])
     made.git("fetch", "-q", str(tmp_path / "out"), f"{sent.ref}:refs/heads/came")
@@ -245,7 +245,7 @@ async def test_a_missing_checkout_git_or_sandbox_is_reported(
     for verb in (empty_guest.status, empty_guest.head, empty_guest.save_work_tree, empty_guest.abort):
         with pytest.raises(NoCheckoutError):
             await verb()
-    await empty_guest.engine.files.make_dir(empty_guest.id, FOLDER)
+    await empty_guest.engine.files.make_dir(empty_guest.id, CHECKOUT_FOLDER)
     await empty_guest.sh("git init -q ..")
     for verb in (empty_guest.status, empty_guest.head):
         with pytest.raises(NoCheckoutError):
@@ -261,16 +261,16 @@ async def test_a_missing_checkout_git_or_sandbox_is_reported(
         await create_checkout(empty_guest, bundle, upstream)
     await empty_guest.engine.pause(empty_guest.id)
     with pytest.raises(SandboxNotRunningError):
-        await empty_guest.status()
+        await empty_guest.get_status()
 
 
 async def test_a_full_disk_is_reported(guest: SandboxCheckout) -> None:
     await guest.sh("head -c 2M /dev/urandom >new; head -c 1G /dev/zero >ignored 2>/dev/null || true")
-    before = await guest.status()
+    before = await guest.get_status()
     for verb in (guest.save_work_tree(), guest.commit(draft()), guest.stage(["new"])):
         with pytest.raises(NotEnoughSpaceError):
             await verb
-    assert await guest.status() == before
+    assert await guest.get_status() == before
     await guest.sh("rm ignored")
     assert (await guest.save_work_tree()).changed == 1
     await guest.commit(draft())
@@ -287,8 +287,8 @@ async def test_commits_are_sent_as_a_bundle(guest: SandboxCheckout, upstream: Re
     commit = await guest.commit(draft())
     before = await guest.describe_state()
     sent = await guest.send(out, have=[upstream.head, "0" * 40, "nonsense", "--all"])
-    assert (sent.commit, sent.ref) == (commit, SENT)
-    upstream.git("fetch", "-q", str(out), f"{SENT}:refs/heads/came")
+    assert (sent.commit, sent.ref) == (commit, SENT_REF)
+    upstream.git("fetch", "-q", str(out), f"{SENT_REF}:refs/heads/came")
     assert upstream.git("rev-parse", "came") == commit
     assert await guest.describe_state() == before
     whole = await guest.send(tmp_path / "whole", ref="refs/heads/task/1", have=[])
@@ -303,9 +303,9 @@ async def test_commits_are_sent_as_a_bundle(guest: SandboxCheckout, upstream: Re
 
 
 async def test_an_annotated_tag_is_sent_unchanged(guest: SandboxCheckout, upstream: Repository, tmp_path: Path) -> None:
-    assert await guest.tag("v1", "Version 1\n\n#1", BOB) == upstream.head
-    assert await guest.tag("light", None, BOB) == upstream.head
-    assert await guest.tag("v1", "again", BOB) == upstream.head  # the first tag stays
+    assert await guest.create_tag("v1", "Version 1\n\n#1", BOB) == upstream.head
+    assert await guest.create_tag("light", None, BOB) == upstream.head
+    assert await guest.create_tag("v1", "again", BOB) == upstream.head  # the first tag stays
     sent = await guest.send(tmp_path / "out", ref="refs/tags/v1", have=[upstream.head])
     assert sent.commit == upstream.head
     upstream.git("fetch", "-q", str(tmp_path / "out"), f"{sent.ref}:refs/sandyard/tags/v1")
@@ -386,16 +386,16 @@ async def test_changes_are_listed_staged_and_committed(guest: SandboxCheckout, u
     await guest.sh(
         "git config status.showUntrackedFiles no; git config core.quotePath false; git config status.renames false"
     )
-    status = await guest.status()
+    status = await guest.get_status()
     assert StatusEntry("a.txt", worktree=Change.MODIFIED) in status.entries
     names = {os.fsdecode(b"more/" + name) for name in ODD}
     assert {e.path for e in status.entries if e.worktree is Change.UNTRACKED} == {
         os.fsencode(name).decode(errors="replace") for name in names
     }
     await guest.stage([*names])
-    assert all(e.index is Change.ADDED for e in (await guest.status()).entries if e.path != "a.txt")
+    assert all(e.index is Change.ADDED for e in (await guest.get_status()).entries if e.path != "a.txt")
     await guest.stage(["more/*", "more/:(top)x"], unstage=True)
-    untracked = {e.path for e in (await guest.status()).entries if e.worktree is Change.UNTRACKED}
+    untracked = {e.path for e in (await guest.get_status()).entries if e.worktree is Change.UNTRACKED}
     assert untracked == {"more/*", "more/:(top)x"}, "a path is a name, not a pattern"
     with pytest.raises(GitFailedError, match="did not match"):
         await guest.stage(["nowhere"])
@@ -407,11 +407,11 @@ async def test_changes_are_listed_staged_and_committed(guest: SandboxCheckout, u
     (made,) = await read_history(guest, f"{upstream.head}..HEAD", limit=5)
     assert (made.id, made.author, made.committer, made.subject) == (commit, ANN, BOB, "feat: staged")
     assert made.body == f"# not a comment\n- 'quoted' $HOME `id`\n\nCo-authored-by: {BOB}"
-    assert {e.path for e in (await guest.status()).entries} == {"a.txt", "more/*", "more/:(top)x"}
+    assert {e.path for e in (await guest.get_status()).entries} == {"a.txt", "more/*", "more/:(top)x"}
     await guest.commit(draft(paths=["more/*"]))
-    assert {e.path for e in (await guest.status()).entries} == {"a.txt", "more/:(top)x"}
+    assert {e.path for e in (await guest.get_status()).entries} == {"a.txt", "more/:(top)x"}
     await guest.commit(draft())
-    assert (await guest.status()).clean
+    assert (await guest.get_status()).clean
     for none in ({"everything": True}, {"everything": False}, {"paths": ["a.txt"]}):
         with pytest.raises(NothingToCommitError):
             await guest.commit(draft(**none))
@@ -425,7 +425,7 @@ async def test_a_commit_of_some_paths_leaves_the_rest_staged(guest: SandboxCheck
     await guest.sh("rm c.txt")
     await guest.stage(["b.txt"])
     await guest.commit(draft(paths=["a.txt", "c.txt"]))
-    assert (await guest.status()).entries == (StatusEntry("b.txt", index=Change.MODIFIED),)
+    assert (await guest.get_status()).entries == (StatusEntry("b.txt", index=Change.MODIFIED),)
     assert await guest.sh("git show --name-status --format= HEAD") == "M\ta.txt\nD\tc.txt\n"
 
 
@@ -441,7 +441,7 @@ async def test_hooks_can_reject_a_commit(guest: SandboxCheckout) -> None:
     assert len(str(refused.value)) < 3000
     await guest.sh("printf '#!/bin/sh\\nsleep 300 & echo fine' >.git/hooks/pre-commit; git config commit.gpgSign true")
     await asyncio.wait_for(guest.commit(draft()), 60)
-    assert (await guest.status()).clean
+    assert (await guest.get_status()).clean
 
 
 async def test_discarding_restores_files_and_keeps_ignored_ones(guest: SandboxCheckout) -> None:
@@ -450,13 +450,13 @@ async def test_discarding_restores_files_and_keeps_ignored_ones(guest: SandboxCh
     )
     await guest.sh("rm link; mkdir link; echo x >link/file; chmod -x run.sh; rm -r odd; echo x >odd")
     assert await guest.discard(["new/*", "a.txt", "link"]) == ["a.txt", "link", "link/file", "new/*"]
-    paths = {entry.path for entry in (await guest.status()).entries}
+    paths = {entry.path for entry in (await guest.get_status()).entries}
     assert {"a.txt", "link", "new/*"}.isdisjoint(paths)
     assert {"b.txt", "c.txt", "new/other", "run.sh"} <= paths
     assert await guest.discard(["c.txt", "nowhere"]) == ["c.txt"]
     assert await guest.discard([]) == []
     assert "new/other" in await guest.discard([], everything=True)
-    assert (await guest.status()).clean
+    assert (await guest.get_status()).clean
     assert await guest.sh("cat ignored; stat -c %A run.sh") == "x\n-rwxr-xr-x\n"
 
 
@@ -464,11 +464,11 @@ async def test_branches_are_created_and_invalid_names_rejected(guest: SandboxChe
     await guest.write("a.txt", "kept")
     await guest.create_branch("task/1")
     await guest.create_branch("other")
-    assert await guest.branch() == "other"
+    assert await guest.get_branch() == "other"
     assert await guest.sh("cat a.txt") == "kept"
     await guest.commit(draft())
     await guest.create_branch("third", start=upstream.head)
-    assert await guest.head() == upstream.head
+    assert await guest.get_head() == upstream.head
     for name, start, why in (
         ("other", None, "already"),
         ("-x", None, "no name"),
@@ -483,7 +483,7 @@ async def test_branches_are_created_and_invalid_names_rejected(guest: SandboxChe
 async def test_a_running_git_process_is_reported(guest: SandboxCheckout) -> None:
     await guest.write("a.txt", "changed")
     await guest.sh("touch .git/index.lock")
-    before = await guest.status()
+    before = await guest.get_status()
     assert len(before.entries) == 1
     assert (await guest.save_work_tree()).changed == 1
     with pytest.raises(GitFailedError, match="Another Git process is running"):
@@ -498,7 +498,7 @@ async def test_many_files_are_staged_committed_and_discarded(
         f"mkdir d{{0..49}}; for i in {{1..{files}}}; do "
         'echo "$i" >"d$((i % 50))/a file with a name that is so long that all of them are too long for a command line $i"; done'
     )
-    status = await guest.status()
+    status = await guest.get_status()
     assert (len(status.entries), status.truncated) == (files, False)
     paths = [entry.path for entry in status.entries]
     await guest.stage(paths[:-1000])
@@ -507,9 +507,9 @@ async def test_many_files_are_staged_committed_and_discarded(
     found = await read_diff(guest, tree.head, tree.commit)
     assert (len(found.files), found.truncated, found.added) == (1000, True, files)
     await guest.commit(draft(paths=paths[:-500]))
-    assert len((await guest.status()).entries) == 500
+    assert len((await guest.get_status()).entries) == 500
     assert len(await guest.discard(paths[-500:])) == 500
-    assert (await guest.status()).clean
+    assert (await guest.get_status()).clean
 
 
 # merging and rebasing ----------------------------------------------------------------------------------------------------
@@ -582,7 +582,7 @@ async def test_conflicts_can_be_left_resolved_and_aborted(
     before = await guest.describe_state()
     remaining = await guest.merge(theirs, message="chore: merge", leave_conflicts=True, identity=BOB)
     assert {one.path for one in remaining} == set(CONFLICT_KINDS)
-    status = await guest.status()
+    status = await guest.get_status()
     assert status.under_way == "merge"
     assert StatusEntry("a.txt", Change.CONFLICTED, Change.CONFLICTED) in status.entries
     for verb in (
@@ -603,7 +603,7 @@ async def test_conflicts_can_be_left_resolved_and_aborted(
     commit = await guest.commit(draft("Merge main"))
     (made, *_) = await read_history(guest, "HEAD", limit=1)
     assert (made.id, len(made.parents)) == (commit, 2)
-    assert (await guest.status()).under_way is None
+    assert (await guest.get_status()).under_way is None
 
 
 async def test_merge_and_rebase_without_conflicts_succeed(
@@ -655,7 +655,7 @@ async def test_changes_made_by_a_program_are_undone(guest: SandboxCheckout) -> N
     await guest.write("a.txt", "mine\n")
     await guest.sh("git add a.txt; rm b.txt; truncate -s 101M large.bin")
     state, before = await guest.describe_state(), (await guest.save_work_tree()).commit
-    assert await guest.undo_changes(before) == Undone(before, 0)
+    assert await guest.undo_changes(before) == UndoneChanges(before, 0)
     for name in ODD:
         await guest.write(b"mine/cache/" + name)
     await guest.sh(
@@ -670,7 +670,7 @@ async def test_changes_made_by_a_program_are_undone(guest: SandboxCheckout) -> N
     assert {"mine/cache/with space", "mine/new.txt", "out.txt", "nested", "c.txt"} < set(undone.paths)
     assert await guest.sh("rm ignored; git show $1:out.txt | wc -l", undone.commit) == "1\n", "nothing is lost"
     assert await guest.describe_state() == state
-    assert (await guest.undo_changes(before)) == Undone(before, 0)
+    assert (await guest.undo_changes(before)) == UndoneChanges(before, 0)
     await guest.sh(
         "echo >kept.txt; git add kept.txt; git commit -q -m 'feat: somebody commits meanwhile'; echo >too.txt"
     )
@@ -712,9 +712,9 @@ async def test_saving_a_work_tree_changes_nothing_and_it_can_be_restored_elsewhe
     await guest.write("committed", "in the branch")
     await guest.commit(draft())
     await guest.sh(CHANGES)
-    before, status = await guest.describe_state(), await guest.status()
+    before, status = await guest.describe_state(), await guest.get_status()
     tree = await guest.save_work_tree()
-    assert (tree.head, tree.branch, tree.skipped) == (await guest.head(), "task/1", ())
+    assert (tree.head, tree.branch, tree.skipped) == (await guest.get_head(), "task/1", ())
     assert tree == await guest.save_work_tree(), "the same work tree gives the same commit"
     assert await guest.describe_state() == before
     assert await guest.list_leftovers() == ""
@@ -747,7 +747,7 @@ async def test_a_work_tree_is_restored_over_any_state(
     await guest.merge("origin/main", message="chore: merge", leave_conflicts=True, identity=BOB)
     await guest.restore_work_tree(tree.commit)
     assert await guest.describe_state(refs=False) == before
-    assert (await guest.status()).under_way is None
+    assert (await guest.get_status()).under_way is None
     assert (await guest.save_work_tree()).commit == tree.commit
     for bad in (upstream.head, "f" * 40, "--all", tree.head):
         with pytest.raises(GitFailedError, match="not a saved work tree"):
@@ -762,7 +762,7 @@ async def test_a_work_tree_on_no_branch_or_without_commits_is_saved_and_restored
     assert (tree.branch, tree.head, tree.changed) == (None, upstream.head, 1)
     await guest.sh("git checkout -q task/1; rm new")
     await guest.restore_work_tree(tree.commit)
-    assert (await guest.branch(), await guest.sh("cat new")) == (None, "x\n")
+    assert (await guest.get_branch(), await guest.sh("cat new")) == (None, "x\n")
 
     await guest.sh(
         "git checkout -q --orphan fresh; git rm -rqf --cached .; find . -mindepth 1 -maxdepth 1 -not -name .git "
@@ -772,10 +772,10 @@ async def test_a_work_tree_on_no_branch_or_without_commits_is_saved_and_restored
     tree = await guest.save_work_tree()
     assert (tree.branch, tree.changed) == ("fresh", 1)
     assert await guest.describe_state() == before
-    status = await guest.status()
+    status = await guest.get_status()
     assert (status.branch, status.head) == ("fresh", None)
     with pytest.raises(GitFailedError):
-        await guest.head()
+        await guest.get_head()
     assert await read_history(guest, "HEAD", limit=5) == []
     await guest.sh("git checkout -qf task/1")
     await guest.restore_work_tree(tree.commit)
@@ -810,7 +810,7 @@ async def test_configuration_and_hooks_of_the_agent_are_ignored(guest: SandboxCh
     )
     await guest.write("é", "x")
     tree = await guest.save_work_tree()
-    assert [entry.path for entry in (await guest.status()).entries] == ["é"]
+    assert [entry.path for entry in (await guest.get_status()).entries] == ["é"]
     assert len((await read_diff(guest, tree.head, tree.commit)).files) == 1
     await guest.restore_work_tree(tree.commit)
     assert await guest.list_leftovers() == ""
@@ -868,6 +868,6 @@ async def test_messages_of_a_hook_are_made_storable(guest: SandboxCheckout) -> N
 async def test_many_untracked_files_are_truncated_quickly(guest: SandboxCheckout, files: int) -> None:
     await guest.sh(f"mkdir many; cd many; seq {files} | xargs touch")
     started = time.monotonic()
-    status = await guest.status()
+    status = await guest.get_status()
     assert time.monotonic() - started < 10
     assert (status.branch, len(status.entries), status.truncated) == ("task/1", 10_000, True)

@@ -129,17 +129,17 @@ async def test_a_session_becomes_a_branch_on_the_remote(harness: GitHarness) -> 
     assert await harness.run(sandbox, "cat readme.txt") == "hello\n"
     checkout = await git.get_checkout(harness.owner, sandbox.id)
     assert checkout.branch == f"session/untitled-session-{row.id[-4:]}"
-    assert (await git.status(harness.owner, sandbox.id)).clean
-    assert await git.history(harness.owner, sandbox.id) == []
-    assert [one.subject for one in await git.base_history(harness.owner, sandbox.id)] == ["feat: of somebody else"]
+    assert (await git.get_status(harness.owner, sandbox.id)).clean
+    assert await git.list_commits(harness.owner, sandbox.id) == []
+    assert [one.subject for one in await git.list_base_commits(harness.owner, sandbox.id)] == ["feat: of somebody else"]
 
     await harness.run(sandbox, "echo more >> readme.txt; echo new > 'a b.txt'")
-    status = await git.status(harness.owner, sandbox.id)
+    status = await git.get_status(harness.owner, sandbox.id)
     assert {(entry.path, entry.worktree) for entry in status.entries} == {
         ("readme.txt", Change.MODIFIED),
         ("a b.txt", Change.UNTRACKED),
     }
-    diff = await git.diff(harness.owner, sandbox.id)
+    diff = await git.get_diff(harness.owner, sandbox.id)
     assert {file.path: (file.added, file.removed) for file in diff.files} == {"readme.txt": (1, 0), "a b.txt": (1, 0)}
 
     commit = await harness.commit(sandbox, "feat: say more")
@@ -151,7 +151,7 @@ async def test_a_session_becomes_a_branch_on_the_remote(harness: GitHarness) -> 
         == "Sandyard <sandyard@localhost> feat: say more"
     )
     assert (await harness.push(sandbox))["upToDate"] is True  # repeating is safe
-    assert [one.id for one in await git.history(harness.owner, sandbox.id)] == [commit]
+    assert [one.id for one in await git.list_commits(harness.owner, sandbox.id)] == [commit]
     commits, compared = await git.compare(harness.owner, harness.project_id, "main", checkout.branch)
     assert [one.id for one in commits] == [commit] and len(compared.files) == 2
 
@@ -249,9 +249,9 @@ async def test_conflicts_can_be_left_to_the_agent_or_given_up(harness: GitHarnes
     remaining = await harness.update(sandbox, "agent")
     assert [one["path"] for one in remaining["conflicts"]] == ["readme.txt"]
     assert "<<<<<<<" in await harness.run(sandbox, "cat readme.txt")
-    message = (await harness.yard.services.sessions.messages(harness.owner, row.id, PageRequest())).items[0]
+    message = (await harness.yard.services.sessions.list_messages(harness.owner, row.id, PageRequest())).items[0]
     assert message.role == "system" and "readme.txt" in message.parts[0]["text"]
-    assert (await harness.yard.services.git.status(harness.owner, sandbox.id)).under_way == "merge"
+    assert (await harness.yard.services.git.get_status(harness.owner, sandbox.id)).under_way == "merge"
 
     assert (await harness.update(sandbox, "give_up"))["ended"] is True
     assert await harness.run(sandbox, "cat readme.txt; git rev-parse HEAD") == f"mine\n{mine}\n"
@@ -278,13 +278,13 @@ async def test_a_paused_sandbox_is_read_from_its_checkpoint(harness: GitHarness)
     row, sandbox = await harness.create_session()
     commit = await harness.commit(sandbox, a="x")
     await harness.run(sandbox, "echo staged > s.txt; git add s.txt; echo loose > l.txt")
-    before = await git.status(harness.owner, sandbox.id)
+    before = await git.get_status(harness.owner, sandbox.id)
     await services.sandboxes.pause(harness.owner, sandbox.id)
-    after = await git.status(harness.owner, sandbox.id)
+    after = await git.get_status(harness.owner, sandbox.id)
     assert (after.live, after.entries, after.head, after.branch) == (False, before.entries, commit, before.branch)
-    assert [one.id for one in await git.history(harness.owner, sandbox.id)] == [commit]
-    assert {file.path for file in (await git.diff(harness.owner, sandbox.id)).files} == {"a.txt", "s.txt", "l.txt"}
-    assert {file.path for file in (await git.diff(harness.owner, sandbox.id, against="head")).files} == {
+    assert [one.id for one in await git.list_commits(harness.owner, sandbox.id)] == [commit]
+    assert {file.path for file in (await git.get_diff(harness.owner, sandbox.id)).files} == {"a.txt", "s.txt", "l.txt"}
+    assert {file.path for file in (await git.get_diff(harness.owner, sandbox.id, against="head")).files} == {
         "s.txt",
         "l.txt",
     }
@@ -303,7 +303,7 @@ async def test_a_checkpoint_is_restored_into_a_new_sandbox(harness: GitHarness) 
     await harness.run(sandbox, "git reset -q --hard; git clean -fdq; echo worse > a.txt")
     done = await harness.complete(await services.sessions.restore(harness.owner, saved["checkpointId"]))
     assert done["commit"] == commit
-    restored = await services.sessions.sandbox(harness.owner, row.id)
+    restored = await services.sessions.get_sandbox(harness.owner, row.id)
     assert restored.id != sandbox.id and (await harness.yard.reload(sandbox)).status == "destroyed"
     assert await harness.run(restored, "git status --porcelain=v2 --branch") == before
     assert await harness.run(restored, "cat a.txt s.txt l.txt") == "xstaged\nloose\n"
@@ -345,18 +345,18 @@ async def test_a_tag_is_pushed_only_after_its_branch(harness: GitHarness) -> Non
     _, sandbox = await harness.create_session()
     commit = await harness.commit(sandbox, a="x")
     with pytest.raises(OperationFailedError, match="Push the branch first"):
-        await harness.complete(await git.tag(harness.owner, sandbox.id, name="v1", message="first", push=True))
+        await harness.complete(await git.create_tag(harness.owner, sandbox.id, name="v1", message="first", push=True))
     assert not await harness.run(sandbox, "git tag")
     await harness.push(sandbox)
     for _ in range(2):  # repeating is safe
-        await harness.complete(await git.tag(harness.owner, sandbox.id, name="v1", message="first", push=True))
+        await harness.complete(await git.create_tag(harness.owner, sandbox.id, name="v1", message="first", push=True))
     assert harness.origin.git("rev-parse", "v1^{commit}") == commit
 
 
 async def test_a_sandbox_without_a_checkout_is_reported(harness: GitHarness) -> None:
     sandbox = await harness.yard.services.sandboxes.create_sandbox(harness.owner)
     with pytest.raises(NoCheckoutError):
-        await harness.yard.services.git.status(harness.owner, sandbox.id)
+        await harness.yard.services.git.get_status(harness.owner, sandbox.id)
     with pytest.raises(NoCheckoutError):
         await harness.yard.services.git.push(harness.owner, sandbox.id)
 
@@ -380,7 +380,7 @@ async def test_a_branch_of_somebody_else_is_not_overwritten(harness: GitHarness)
     _, sandbox = await harness.create_session()
     harness.origin.git("branch", "release", "main")
     await harness.complete(
-        await git.branch(harness.owner, sandbox.id, name="release")
+        await git.create_branch(harness.owner, sandbox.id, name="release")
     )  # the mirror does not know of it yet
     await harness.commit(sandbox, a="x")
     with pytest.raises(OperationFailedError, match="somebody else's"):
@@ -388,7 +388,7 @@ async def test_a_branch_of_somebody_else_is_not_overwritten(harness: GitHarness)
     assert harness.origin.branches["release"] == harness.origin.branches["main"]
     _, other = await harness.create_session()
     with pytest.raises(OperationFailedError, match="already"):
-        await harness.complete(await git.branch(harness.owner, other.id, name="release"))
+        await harness.complete(await git.create_branch(harness.owner, other.id, name="release"))
 
 
 async def test_code_is_cloned_only_into_sandboxes_of_the_project(harness: GitHarness) -> None:
@@ -419,19 +419,19 @@ async def test_a_checkout_outside_its_project_is_not_synchronized(harness: GitHa
     for verb in (
         services.git.push(harness.owner, sandbox.id),
         services.git.update(harness.owner, sandbox.id, how="check"),
-        services.git.tag(harness.owner, sandbox.id, name="v1", push=True),
+        services.git.create_tag(harness.owner, sandbox.id, name="v1", push=True),
         services.sessions.restore(harness.owner, saved["checkpointId"]),
     ):
         with pytest.raises(NotInProjectError):
             await verb
-    assert (await services.git.status(harness.owner, sandbox.id)).clean
-    assert (await services.sessions.sandbox(harness.owner, row.id)).id == sandbox.id
+    assert (await services.git.get_status(harness.owner, sandbox.id)).clean
+    assert (await services.sessions.get_sandbox(harness.owner, row.id)).id == sandbox.id
 
 
 async def test_a_snapshot_of_a_project_is_not_a_template_for_others(harness: GitHarness) -> None:
     services = harness.yard.services
     row, _ = await harness.create_session()
-    snapshot = str((await services.sessions.checkpoint(harness.owner, row.id)).checkpoint)
+    snapshot = str((await services.sessions.save_snapshot(harness.owner, row.id)).checkpoint)
     other = await services.projects.create(harness.owner, "other", settings=ProjectSettings(template=snapshot))
     sandboxes, sessions = services.sandboxes, services.sessions
     for creating in (
@@ -464,9 +464,9 @@ async def test_a_former_member_has_no_access_to_the_code_and_credential(harness:
     for verb in (
         services.git.push(person, sandbox.id),
         services.git.update(person, sandbox.id, how="check"),
-        services.git.tag(person, sandbox.id, name="v1", push=True),
-        services.git.status(person, sandbox.id),
-        services.git.diff(person, sandbox.id),
+        services.git.create_tag(person, sandbox.id, name="v1", push=True),
+        services.git.get_status(person, sandbox.id),
+        services.git.get_diff(person, sandbox.id),
         services.git.get_checkout(person, sandbox.id),
         services.sessions.restore(person, saved["checkpointId"]),
     ):
@@ -508,10 +508,10 @@ async def test_a_paused_sandbox_is_not_compared_with_commits_of_others(harness: 
     _, sandbox = await harness.create_session()
     mine = await harness.commit(sandbox, a="x")
     await services.sandboxes.pause(harness.owner, sandbox.id)
-    assert not (await services.git.diff(harness.owner, sandbox.id, against=mine)).files
+    assert not (await services.git.get_diff(harness.owner, sandbox.id, against=mine)).files
     for against in (theirs, theirs[:8], mine[:8]):
         with pytest.raises(NotFoundError):
-            await services.git.diff(harness.owner, sandbox.id, against=against)
+            await services.git.get_diff(harness.owner, sandbox.id, against=against)
 
 
 async def test_discarded_work_can_be_restored(harness: GitHarness) -> None:
@@ -521,7 +521,7 @@ async def test_discarded_work_can_be_restored(harness: GitHarness) -> None:
     done = await harness.complete(await services.git.discard(harness.owner, sandbox.id, everything=True))
     assert done["discarded"] == ["l.txt"]
     await harness.complete(await services.sessions.restore(harness.owner, done["checkpointId"]))
-    assert await harness.run(await services.sessions.sandbox(harness.owner, row.id), "cat l.txt") == "loose\n"
+    assert await harness.run(await services.sessions.get_sandbox(harness.owner, row.id), "cat l.txt") == "loose\n"
 
 
 async def test_a_checkpoint_is_restored_after_the_checkout_was_deleted(harness: GitHarness) -> None:
@@ -530,7 +530,7 @@ async def test_a_checkpoint_is_restored_after_the_checkout_was_deleted(harness: 
     saved = await harness.complete(await services.git.checkpoint(harness.owner, sandbox.id))
     await harness.run(sandbox, "rm -rf .git")
     await harness.complete(await services.sessions.restore(harness.owner, saved["checkpointId"]))
-    assert await harness.run(await services.sessions.sandbox(harness.owner, row.id), "cat readme.txt") == "hello\n"
+    assert await harness.run(await services.sessions.get_sandbox(harness.owner, row.id), "cat readme.txt") == "hello\n"
 
 
 async def test_commits_on_no_branch_are_not_pushed(harness: GitHarness) -> None:

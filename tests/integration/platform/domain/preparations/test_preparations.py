@@ -76,7 +76,7 @@ async def test_the_setup_runs_once_and_sessions_start_from_its_snapshot(harness:
     checkout = await harness.yard.services.git.get_checkout(harness.owner, sandbox.id)
     branch = f"session/untitled-session-{row.id[-4:]}"
     assert (checkout.branch, checkout.base_branch, checkout.base_commit) == (branch, "main", commit)
-    assert (await harness.yard.services.git.status(harness.owner, sandbox.id)).clean
+    assert (await harness.yard.services.git.get_status(harness.owner, sandbox.id)).clean
     refs = await harness.run(
         sandbox, "git symbolic-ref HEAD; git for-each-ref --format='%(refname)'; git config user.name"
     )

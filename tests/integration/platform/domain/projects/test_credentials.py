@@ -17,7 +17,7 @@ from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.kit.vault import VaultError
 from sandyard.platform.db.models import Credential
-from sandyard.platform.domain.projects.credentials import AppKey, CredentialKind, Credentials, checked
+from sandyard.platform.domain.projects.credentials import AppKey, CredentialKind, Credentials, validate_credentials
 from tests.unit.platform.world import World
 
 TOKEN = "github_pat_11ABCDEFG0123456789_wxyz"
@@ -97,7 +97,7 @@ async def test_only_the_owner_may_change_credentials(world: World, credentials: 
     async with world.database.reading() as session:
         assert list(await session.scalars(select(Credential))) == []
     with pytest.raises(NotFoundError):
-        await credentials.store(project.id, checked(Secret(TOKEN)))
+        await credentials.store(project.id, validate_credentials(Secret(TOKEN)))
 
 
 async def test_credentials_are_encrypted_and_bound_to_their_row(world: World, credentials: Credentials) -> None:
@@ -134,20 +134,20 @@ async def test_one_invalid_credential_stores_none(world: World, credentials: Cre
 @pytest.mark.parametrize("token", ["", " ", "a b", "a\nb", "abc\n", "tökén", "a\x7fb", "x" * 1001])
 def test_an_invalid_token_is_rejected(token: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
-        checked(Secret(token))
+        validate_credentials(Secret(token))
     assert len(token) < 3 or token not in refused.value.message
 
 
 @pytest.mark.parametrize("username", ["a:b", "a b", "ä", "x" * 201, "a\n"])
 def test_an_invalid_username_is_rejected(username: str) -> None:
     with pytest.raises(InvalidInputError):
-        checked(Secret(TOKEN), username)
+        validate_credentials(Secret(TOKEN), username)
 
 
 def test_a_username_needs_a_token_and_a_short_token_gets_no_hint() -> None:
     with pytest.raises(InvalidInputError, match="Enter both"):
-        checked(username="maria")
-    assert checked(Secret("short-token"))[0].hint == "…"
+        validate_credentials(username="maria")
+    assert validate_credentials(Secret("short-token"))[0].hint == "…"
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_a_username_needs_a_token_and_a_short_token_gets_no_hint() -> None:
 def test_ssh_keys_are_stored_as_openssh_reads_them(create: Callable[[], PrivateKeyTypes], tmp_path: Path) -> None:
     """However the key was pasted. The hint equals the output of ssh-keygen."""
     key = encode_pem(create())
-    (draft,) = checked(key=Secret("\r\n" + key.reveal().replace("\n", "\r\n") + "  "))
-    again = checked(key=draft.value)[0]
+    (draft,) = validate_credentials(key=Secret("\r\n" + key.reveal().replace("\n", "\r\n") + "  "))
+    again = validate_credentials(key=draft.value)[0]
     assert (again.kind, again.hint) == (CredentialKind.SSH_KEY, draft.hint)
     file = tmp_path / "key"
     file.write_text(draft.value.reveal())
@@ -200,7 +200,7 @@ def encode_public_pem() -> Secret:
 def test_an_invalid_ssh_key_is_rejected(create: Callable[[], Secret], words: str) -> None:
     key = create()
     with pytest.raises(InvalidInputError, match=words) as refused:
-        checked(key=key)
+        validate_credentials(key=key)
     assert not any(line in refused.value.message for line in key.reveal().split("\n")[1:-2] if line)
 
 
@@ -208,16 +208,16 @@ def test_an_encrypted_openssh_key_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "hunter2", "-f", file], check=True)
     with pytest.raises(InvalidInputError, match="passphrase"):
-        checked(key=Secret(file.read_text()))
+        validate_credentials(key=Secret(file.read_text()))
 
 
 def test_an_app_key_is_stored_with_its_ids() -> None:
-    (draft,) = checked(app=AppKey("123456", "987", encode_pem(rsa_key())))
+    (draft,) = validate_credentials(app=AppKey("123456", "987", encode_pem(rsa_key())))
     stored = json.loads(draft.value.reveal())
     assert (stored["appId"], stored["installationId"]) == ("123456", "987")
     assert stored["privateKey"].startswith("-----BEGIN RSA PRIVATE KEY-----")
     assert draft.hint.startswith("123456 SHA256:") and len(draft.hint) <= 100
-    assert len(checked(app=AppKey("I" * 40, "9" * 20, encode_pem(rsa_key())))[0].hint) <= 100
+    assert len(validate_credentials(app=AppKey("I" * 40, "9" * 20, encode_pem(rsa_key())))[0].hint) <= 100
 
 
 @pytest.mark.parametrize(
@@ -235,10 +235,10 @@ def test_an_app_key_is_stored_with_its_ids() -> None:
 def test_an_invalid_app_key_is_rejected(create: Callable[[], AppKey], words: str) -> None:
     app = create()
     with pytest.raises(InvalidInputError, match=words):
-        checked(app=app)
+        validate_credentials(app=app)
 
 
 @pytest.mark.parametrize("secret", ["", "x" * 15, "x" * 1001, "x" * 16 + "\n", "x" * 8 + " " + "x" * 8])
 def test_an_invalid_webhook_secret_is_rejected(secret: str) -> None:
     with pytest.raises(InvalidInputError, match="openssl rand"):
-        checked(webhook_secret=Secret(secret))
+        validate_credentials(webhook_secret=Secret(secret))

@@ -10,7 +10,7 @@ import pytest
 from sandyard.kit.errors import ForbiddenError
 from sandyard.platform.domain.agents.demo import instructions
 from sandyard.platform.domain.agents.demo.turn import HELP
-from sandyard.platform.domain.git.commit_messages import check as check_message
+from sandyard.platform.domain.git.commit_messages import check_message
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.sample import TASKS, SampleTask
 from tests.unit.platform.world import World
@@ -26,7 +26,7 @@ async def test_each_user_gets_one_sample_project(world: World) -> None:
     maria, otto = await world.person("maria"), await world.person("otto")
     made = await world.samples.ensure(maria.principal)
     again, other = await world.samples.ensure(maria.principal), await world.samples.ensure(otto.principal)
-    assert (made.made, again.made, other.made) == (True, False, True)
+    assert (made.created, again.created, other.created) == (True, False, True)
     assert made.project.id == again.project.id != other.project.id
     assert made.project.repository != other.project.repository
     settings = ProjectSettings.of(made.project)
@@ -38,7 +38,7 @@ async def test_each_user_gets_one_sample_project(world: World) -> None:
 async def test_concurrent_requests_create_one_sample_project(world: World) -> None:
     maria = await world.person("maria")
     found = await asyncio.gather(*(world.samples.ensure(maria.principal) for _ in range(5)))
-    assert len({one.project.id for one in found}) == 1 and sum(one.made for one in found) == 1
+    assert len({one.project.id for one in found}) == 1 and sum(one.created for one in found) == 1
 
 
 async def test_the_sample_is_a_valid_repository(world: World) -> None:
@@ -59,10 +59,10 @@ async def test_an_archived_sample_is_restored_and_a_deleted_one_created_again(wo
     git(str(first.repository), "update-ref", "refs/heads/work", "HEAD")
     await world.projects.update(maria, first.id, archived=True)
     back = await world.samples.ensure(maria)
-    assert (back.project.id, back.project.archived_at, back.made) == (first.id, None, False)
+    assert (back.project.id, back.project.archived_at, back.created) == (first.id, None, False)
     await world.projects.delete(maria, first.id)
     second = await world.samples.ensure(maria)
-    assert second.made and second.project.id != first.id
+    assert second.created and second.project.id != first.id
     assert git(str(second.project.repository), "branch", "--list", "--all").split() == ["*", "main"], (
         "the repository is created again"
     )

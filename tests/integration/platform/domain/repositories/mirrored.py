@@ -12,7 +12,7 @@ from sandyard.platform.domain.repositories.git_process import Git
 from sandyard.platform.domain.repositories.mirror import Mirror, Mirrors
 from sandyard.platform.domain.repositories.model import Credential
 from sandyard.platform.domain.repositories.push import RetryPolicy
-from sandyard.platform.domain.repositories.remote import Remote, parse
+from sandyard.platform.domain.repositories.remote import Remote, parse_remote
 from sandyard.platform.settings import PlatformSettings
 from tests.forge.gitserver import GitServer
 from tests.forge.repositories import Repository, git
@@ -27,7 +27,7 @@ class MirrorHarness:
 
     def __post_init__(self) -> None:
         self.settings = PlatformSettings(data_dir=self.folder / "data", git_transfer_limit=64 << 20)
-        self.remote: Remote = parse(self.site.url)
+        self.remote: Remote = parse_remote(self.site.url)
         self.token = self.server.tokens.make("ada")
         self.credential = Credential(token=Secret(self.token.text))
         self.restart()

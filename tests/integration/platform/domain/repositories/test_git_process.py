@@ -34,7 +34,7 @@ from sandyard.platform.domain.repositories.errors import (
 from sandyard.platform.domain.repositories.git_environment import prepare_environment
 from sandyard.platform.domain.repositories.git_process import Git, find_git_problem
 from sandyard.platform.domain.repositories.model import Credential
-from sandyard.platform.domain.repositories.remote import parse
+from sandyard.platform.domain.repositories.remote import parse_remote
 from tests.forge.exchange import Exchange, Server
 from tests.forge.gitserver import GitServer
 
@@ -51,7 +51,7 @@ def server() -> Iterator[GitServer]:
 
 
 async def list_remote(git: Git, url: str, credential: Credential | None = None) -> str:
-    done = await git.run("ls-remote", url, cwd=None, remote=parse(url), credential=credential)
+    done = await git.run("ls-remote", url, cwd=None, remote=parse_remote(url), credential=credential)
     return done.stdout.decode()
 
 
@@ -129,7 +129,7 @@ async def test_the_token_is_not_sent_to_the_target_of_a_redirect(
         server = Server(first)
         server.start()
         url = f"{server.url}/acme/website.git"
-        remote, credential = parse(url), with_token("ghp_secret")
+        remote, credential = parse_remote(url), with_token("ghp_secret")
         fetch = ("fetch", url, "refs/heads/main")
         try:
             await git.run("init", "--bare", "-q", str(tmp_path / "x.git"), cwd=None)
@@ -181,10 +181,10 @@ async def test_git_connects_to_the_address_that_was_checked(
     guarded = Git(tmp_path / "git", timeout_s=30, destinations=Destinations(["127.0.0.1"]))
     assert str(site.head("main")) in await list_remote(guarded, site.url.replace("127.0.0.1", "forge.example"))
     url = "http://127.0.0.1:1/a/b"
-    vouched = replace(parse(url), vouched=True)
+    trusted = replace(parse_remote(url), trusted=True)
     with pytest.raises(RemoteUnreachableError):
         await Git(tmp_path / "git", timeout_s=30, destinations=Destinations()).run(
-            "ls-remote", url, cwd=None, remote=vouched
+            "ls-remote", url, cwd=None, remote=trusted
         )
 
 
@@ -207,7 +207,7 @@ async def test_a_redirect_to_another_server_is_not_followed(tmp_path: Path) -> N
     [("git@forge.example:a/b", "forge.example"), ("ssh://forge.example:2222/a/b", "[forge.example]:2222")],
 )
 def test_ssh_connects_to_the_address_that_was_checked(tmp_path: Path, url: str, alias: str) -> None:
-    with prepare_environment(tmp_path, None, parse(url), only=["192.0.2.7", "192.0.2.8"]) as around:
+    with prepare_environment(tmp_path, None, parse_remote(url), addresses=["192.0.2.7", "192.0.2.8"]) as around:
         words = shlex.split(around.environment["GIT_SSH_COMMAND"])
     assert "HostName=192.0.2.7" in words
     assert f"HostKeyAlias={alias}" in words
@@ -245,7 +245,7 @@ async def test_only_the_protocol_of_the_remote_is_allowed(git: Git, tmp_path: Pa
         with pytest.raises(GitFailedError, match="not allowed"):
             await git.run("ls-remote", url, cwd=None)
         with pytest.raises(GitFailedError, match="not allowed"):
-            await git.run("ls-remote", url, cwd=None, remote=parse("h:x"))
+            await git.run("ls-remote", url, cwd=None, remote=parse_remote("h:x"))
 
 
 async def test_a_repository_above_the_git_folder_is_ignored(git: Git, tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ async def test_progress_is_reported_in_words_and_percent(git: Git, server: GitSe
     done = await git.run(
         *("fetch", "--progress", site.url, "main"),
         cwd=tmp_path / "x.git",
-        remote=parse(site.url),
+        remote=parse_remote(site.url),
         progress=lambda what, percent=None: reported.append((what, percent)),
     )
     assert ("Counting objects", 100) in reported
@@ -283,20 +283,20 @@ async def test_excess_output_does_not_delay_the_end(git: Git, monkeypatch: pytes
     """A late reader finds so much output that asyncio has stopped reading."""
     await git.run("init", "--bare", "-q", "x.git", cwd=None)
     done = await git.run("hash-object", "-w", "--stdin", cwd=git.folder / "x.git", stdin=b"x" * (4 << 20))
-    collect = git_process._collect
+    collect = git_process._read_stdout
 
     async def collect_late(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, bool]:
         await asyncio.sleep(0.5)
         return await collect(stream, limit)
 
-    monkeypatch.setattr(git_process, "_collect", collect_late)
+    monkeypatch.setattr(git_process, "_read_stdout", collect_late)
     repository = git.folder / "x.git"
     assert (await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=repository, limit=1000)).truncated
 
     async def never_collect(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, bool]:
         return await asyncio.Event().wait(), False  # type: ignore[return-value]
 
-    monkeypatch.setattr(git_process, "_collect", never_collect)
+    monkeypatch.setattr(git_process, "_read_stdout", never_collect)
     async with asyncio.timeout(20):
         with pytest.raises(GitTimeoutError):
             await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=repository, timeout_s=0.5)
@@ -344,7 +344,7 @@ async def test_a_timeout_or_a_cancellation_ends_git_and_its_children(git: Git, s
     gate = server.faults.hold("refs")
     started = time.monotonic()
     with pytest.raises(GitTimeoutError, match="ls-remote"):
-        await git.run("ls-remote", site.url, cwd=None, remote=parse(site.url), timeout_s=1)
+        await git.run("ls-remote", site.url, cwd=None, remote=parse_remote(site.url), timeout_s=1)
     assert time.monotonic() - started < 25, "earlier than the default timeout"
     assert not list_processes(site.url)
     gate.release()
@@ -390,7 +390,7 @@ async def test_no_file_descriptor_is_left_open(git: Git, server: GitServer) -> N
         return [link for link in links if "memfd:" in link and ("git" in link or "ssh" in link)]
 
     assert memory_files() == []
-    with prepare_environment(git.folder, credential, parse(site.url)):
+    with prepare_environment(git.folder, credential, parse_remote(site.url)):
         assert len(memory_files()) == 2
 
 
@@ -450,7 +450,7 @@ def test_every_form_of_a_credential_is_masked() -> None:
 async def test_a_credential_repeated_by_a_server_is_masked(git: Git, server: GitServer) -> None:
     site, token = server.repository("acme/website", files={"a": "a"}), server.tokens.make("ada").text
     site.reject(f"no entry for {token}")
-    remote = parse(site.url)
+    remote = parse_remote(site.url)
     with pytest.raises(RemoteRejectedError) as refused:
         await git.run(
             *("push", site.url, "HEAD:refs/heads/x"), cwd=site.path, remote=remote, credential=with_token(token)
@@ -467,7 +467,7 @@ async def test_the_message_of_a_server_is_printable_and_bounded(git: Git, server
         await git.run(
             *("push", site.url, "HEAD:refs/heads/x"),
             cwd=site.path,
-            remote=parse(site.url),
+            remote=parse_remote(site.url),
             credential=with_token(token),
         )
     message = refused.value.message
@@ -491,11 +491,11 @@ async def test_the_size_of_a_file_written_by_git_is_bounded(git: Git) -> None:
     content = bytes(hashlib.shake_256(b"x").digest(300_000))
     hashing = ("hash-object", "-w", "--stdin")
     with pytest.raises(TooMuchError, match="git_repository_limit"):
-        await git.run(*hashing, cwd=repository, stdin=content, writes=200_000)
-    done = await git.run(*hashing, cwd=repository, stdin=content, writes=400_000)
+        await git.run(*hashing, cwd=repository, stdin=content, max_file_size=200_000)
+    done = await git.run(*hashing, cwd=repository, stdin=content, max_file_size=400_000)
     assert (await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=repository)).stdout == content
     with pytest.raises(GitFailedError, match="nothing-like-it"):
-        await git.run("nothing-like-it", cwd=repository, writes=1)
+        await git.run("nothing-like-it", cwd=repository, max_file_size=1)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sandyard.platform.domain.repositories.errors import (
 )
 from sandyard.platform.domain.repositories.merge_tree import find_conflicts
 from sandyard.platform.domain.repositories.model import Bundle, Conflicts
-from sandyard.platform.domain.repositories.remote import parse
+from sandyard.platform.domain.repositories.remote import parse_remote
 from tests.forge.repositories import git
 from tests.integration.platform.domain.repositories.mirrored import MirrorHarness
 
@@ -72,7 +72,7 @@ async def test_a_forced_push_on_the_remote_is_followed_and_own_refs_are_kept(har
 async def test_an_empty_repository_is_reported(harness: MirrorHarness) -> None:
     empty = harness.server.repository("acme/empty")
     with pytest.raises(RemoteMissingError, match="no branches yet"):
-        await harness.mirror.refresh(parse(empty.url), harness.credential)
+        await harness.mirror.refresh(parse_remote(empty.url), harness.credential)
     assert not harness.mirror.exists
 
 
@@ -242,29 +242,29 @@ async def test_refs_and_commits_can_be_read(harness: MirrorHarness) -> None:
     assert await mirror.resolve("refs/remotes/origin/main") == second
     assert await mirror.resolve("nothing") is None
     assert await mirror.resolve("--all") is None
-    assert await mirror.has(first)
-    assert not await mirror.has("0" * 40)
-    assert not await mirror.has("--batch-all-objects")
+    assert await mirror.has_commit(first)
+    assert not await mirror.has_commit("0" * 40)
+    assert not await mirror.has_commit("--batch-all-objects")
     assert await mirror.is_ancestor(first, second)
     assert not await mirror.is_ancestor(second, first)
     assert not await mirror.is_ancestor("1" * 40, first)
-    assert await mirror.merge_base(second, side) == first
+    assert await mirror.find_merge_base(second, side) == first
     assert await mirror.count_commits(f"{side}..{second}") == 1
     assert await mirror.read("cat-file", "blob", f"{second}:a") == (b"a", False)
     with pytest.raises(GitFailedError):
         await mirror.read("cat-file", "blob", f"{second}:none")
     await mirror.set_ref(HEAD, first)
     main, other = "refs/remotes/origin/main", "refs/remotes/origin/side"
-    assert await mirror.reaches(first, ["refs/none", other])
-    assert await mirror.reaches(second, [other, main])
-    assert not await mirror.reaches(second, [other, HEAD])
+    assert await mirror.is_reachable(first, ["refs/none", other])
+    assert await mirror.is_reachable(second, [other, main])
+    assert not await mirror.is_reachable(second, [other, HEAD])
     for no_ref in ("refs/none", "refs/remotes/origin", "refs/remotes/origin/*", "origin/main", "main", "--all", ""):
-        assert not await mirror.reaches(second, [no_ref])
-    assert not await mirror.reaches(second, [])
+        assert not await mirror.is_reachable(second, [no_ref])
+    assert not await mirror.is_reachable(second, [])
     for no_commit in (second[:10], "main", main, "1" * 40, "", "--all", f"{second}^{{tree}}"):
-        assert not await mirror.reaches(no_commit, [main])
-    await mirror.drop_ref(HEAD)
-    await mirror.drop_ref(HEAD)
+        assert not await mirror.is_reachable(no_commit, [main])
+    await mirror.delete_ref(HEAD)
+    await mirror.delete_ref(HEAD)
     assert await mirror.list_refs("refs/sandyard") == {}
 
 

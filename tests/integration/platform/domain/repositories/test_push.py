@@ -13,7 +13,7 @@ from sandyard.platform.domain.repositories.errors import (
     RemoteRejectedError,
     RemoteUnreachableError,
 )
-from sandyard.platform.domain.repositories.remote import parse
+from sandyard.platform.domain.repositories.remote import parse_remote
 from tests.forge.repositories import git
 from tests.integration.platform.domain.repositories.mirrored import MirrorHarness
 
@@ -137,9 +137,9 @@ async def test_the_hooks_of_a_local_remote_can_reject_a_push(refreshed: MirrorHa
     commit = await refreshed.import_commit({"a": "a"})
     refreshed.site.reject("Only on Mondays.")
     with pytest.raises(RemoteRejectedError, match="Only on Mondays"):
-        await refreshed.mirror.push(parse(str(refreshed.site.path)), None, commit, "work", expected=None)
+        await refreshed.mirror.push(parse_remote(str(refreshed.site.path)), None, commit, "work", expected=None)
     refreshed.site.accept()
-    await refreshed.mirror.push(parse(str(refreshed.site.path)), None, commit, "work", expected=None)
+    await refreshed.mirror.push(parse_remote(str(refreshed.site.path)), None, commit, "work", expected=None)
     assert refreshed.site.head("work") == commit
 
 

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from sandyard.kit.errors import InvalidInputError
-from sandyard.platform.domain.repositories.ref_names import check, find_name_error, find_revision_error, slugify
+from sandyard.platform.domain.repositories.ref_names import check_name, find_name_error, find_revision_error, slugify
 
 VALID = [
     *(
@@ -46,7 +46,7 @@ INVALID = [
 
 @pytest.mark.parametrize("name", VALID)
 def test_valid_names_are_accepted(name: str) -> None:
-    assert find_name_error(name) is None and check(name) == name
+    assert find_name_error(name) is None and check_name(name) == name
     subprocess.run(["git", "check-ref-format", "--branch", name], check=True, capture_output=True)
     subprocess.run(["git", "check-ref-format", f"refs/tags/{name}"], check=True, capture_output=True)
 
@@ -54,7 +54,7 @@ def test_valid_names_are_accepted(name: str) -> None:
 @pytest.mark.parametrize("name", INVALID)
 def test_invalid_names_are_rejected(name: str) -> None:
     with pytest.raises(InvalidInputError, match="The name of a tag "):
-        check(name, "tag")
+        check_name(name, "tag")
 
 
 def test_git_accepts_every_name_that_is_accepted() -> None:

@@ -9,7 +9,7 @@ import pytest
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.repositories.errors import RemoteMissingError, RemoteRefusedError
 from sandyard.platform.domain.repositories.model import Credential
-from sandyard.platform.domain.repositories.remote import parse
+from sandyard.platform.domain.repositories.remote import parse_remote
 from tests.integration.platform.domain.repositories.mirrored import MirrorHarness
 from tests.integration.platform.domain.repositories.sshd import SSHD, Sshd, sshd
 
@@ -23,7 +23,7 @@ def ssh_server(tmp_path: Path) -> Iterator[Sshd]:
 
 
 async def test_a_key_allows_fetching_and_pushing(harness: MirrorHarness, ssh_server: Sshd) -> None:
-    remote = parse(ssh_server.url(harness.site.path))
+    remote = parse_remote(ssh_server.url(harness.site.path))
     credential = Credential(
         ssh_key=Secret(ssh_server.key.reveal().strip().replace("\n", "\r\n"))
     )  # as pasted by a user
@@ -36,7 +36,7 @@ async def test_a_key_allows_fetching_and_pushing(harness: MirrorHarness, ssh_ser
 
 async def test_the_key_is_in_no_file_and_no_command_line(harness: MirrorHarness, ssh_server: Sshd) -> None:
     """Checked while ssh waits in the middle of a push, in a hook of the remote."""
-    remote, credential = parse(ssh_server.url(harness.site.path)), Credential(ssh_key=ssh_server.key)
+    remote, credential = parse_remote(ssh_server.url(harness.site.path)), Credential(ssh_key=ssh_server.key)
     await harness.mirror.refresh(remote, credential)
     commit = await harness.import_commit({"a": "a"})
     hook = harness.site.path / "hooks" / "pre-receive"
@@ -68,27 +68,27 @@ async def test_the_key_is_in_no_file_and_no_command_line(harness: MirrorHarness,
 
 async def test_a_missing_or_wrong_key_is_refused(harness: MirrorHarness, ssh_server: Sshd) -> None:
     """Even if the user that runs the platform has an own key: that key does not belong to the project."""
-    remote = parse(ssh_server.url(harness.site.path))
+    remote = parse_remote(ssh_server.url(harness.site.path))
     for credential in (None, Credential(ssh_key=Secret(ssh_server.make_key("other")))):
         with pytest.raises(RemoteRefusedError, match="credential"):
             await harness.mirror.list_remote_branches(remote, credential)
 
 
 async def test_an_unreadable_key_is_reported(harness: MirrorHarness, ssh_server: Sshd) -> None:
-    remote = parse(ssh_server.url(harness.site.path))
+    remote = parse_remote(ssh_server.url(harness.site.path))
     for text in ("not a key", ssh_server.make_key("locked", passphrase="hunter2hunter2")):
         with pytest.raises(RemoteRefusedError, match="cannot be read"):
             await harness.mirror.list_remote_branches(remote, Credential(ssh_key=Secret(text)))
 
 
 async def test_a_missing_repository_is_reported(harness: MirrorHarness, ssh_server: Sshd) -> None:
-    remote = parse(ssh_server.url(harness.folder / "none.git"))
+    remote = parse_remote(ssh_server.url(harness.folder / "none.git"))
     with pytest.raises(RemoteMissingError):
         await harness.mirror.list_remote_branches(remote, Credential(ssh_key=ssh_server.key))
 
 
 async def test_a_changed_host_key_is_refused(harness: MirrorHarness, ssh_server: Sshd) -> None:
-    remote, credential = parse(ssh_server.url(harness.site.path)), Credential(ssh_key=ssh_server.key)
+    remote, credential = parse_remote(ssh_server.url(harness.site.path)), Credential(ssh_key=ssh_server.key)
     await harness.mirror.list_remote_branches(remote, credential)
     known = harness.settings.git_dir / "known_hosts"
     assert str(ssh_server.port) in known.read_text()

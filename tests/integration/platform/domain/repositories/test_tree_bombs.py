@@ -70,7 +70,7 @@ async def test_reading_a_tree_bomb_ends_at_the_memory_limit(
     other = create_commit(site, write_nested_trees(site, "z"), base)
     push_branches(harness, one, other)
     await harness.refresh()
-    monkeypatch.setattr(bare_repository, "MEMORY", SMALL_MEMORY)
+    monkeypatch.setattr(bare_repository, "READ_MEMORY_BYTES", SMALL_MEMORY)
     with pytest.raises(TooMuchError, match="memory that Git may use") as error:
         await READERS[what](harness.mirror, first if what == "diff" else base, one, other)
     assert error.value.status == 413
@@ -86,8 +86,8 @@ async def test_git_and_its_children_get_the_memory_limit_but_never_more_than_the
         done = await runner.run("-c", "alias.limit=!ulimit -Hd", "limit", cwd=None, **options)  # type: ignore[arg-type]
         return int(done.stdout) << 10
 
-    assert await limit() == git_process.MEMORY
-    assert await limit(memory=SMALL_MEMORY, writes=1 << 20) == SMALL_MEMORY
+    assert await limit() == git_process.DEFAULT_MEMORY_BYTES
+    assert await limit(memory=SMALL_MEMORY, max_file_size=1 << 20) == SMALL_MEMORY
     monkeypatch.setattr(resource, "getrlimit", lambda _: (SMALL_MEMORY, SMALL_MEMORY))
     assert await limit() == SMALL_MEMORY
 
@@ -101,7 +101,7 @@ async def test_a_missing_git_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
 async def test_the_number_of_concurrent_git_processes_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(git_process, "AT_ONCE", 2)
+    monkeypatch.setattr(git_process, "MAX_PROCESSES", 2)
     runner = Git(tmp_path / "git", timeout_s=30)
     started, proceed = tmp_path / "started", tmp_path / "go"
     os.mkfifo(proceed)
@@ -123,7 +123,7 @@ async def test_the_number_of_concurrent_git_processes_is_limited(
 
 
 async def test_the_repositories_of_one_user_do_not_take_all_slots(harness: MirrorHarness, tmp_path: Path) -> None:
-    assert bare_repository.AT_ONCE < git_process.AT_ONCE
+    assert bare_repository.MAX_PROCESSES < git_process.MAX_PROCESSES
     held, proceed = asyncio.Semaphore(0), asyncio.Event()
 
     class HeldGit(Git):
@@ -132,14 +132,14 @@ async def test_the_repositories_of_one_user_do_not_take_all_slots(harness: Mirro
             await proceed.wait()
             return git_process.GitResult(0, b"", "")
 
-    async def owner_of(project_id: str) -> str:
+    async def get_owner_id(project_id: str) -> str:
         return "other" if project_id == "prj_3" else "owner"
 
-    mirrors = Mirrors(HeldGit(tmp_path, timeout_s=30), harness.settings, owner_of=owner_of)
+    mirrors = Mirrors(HeldGit(tmp_path, timeout_s=30), harness.settings, get_owner_id=get_owner_id)
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-        for project in ("prj_1", "prj_2") * bare_repository.AT_ONCE:
+        for project in ("prj_1", "prj_2") * bare_repository.MAX_PROCESSES:
             group.create_task(mirrors.get(project).read("version"))
-        for _ in range(bare_repository.AT_ONCE):
+        for _ in range(bare_repository.MAX_PROCESSES):
             await held.acquire()
         group.create_task(mirrors.get("prj_3").read("version"))
         await held.acquire()
@@ -161,7 +161,7 @@ async def test_a_tree_bomb_is_refused_anywhere_in_the_history(harness: MirrorHar
         with pytest.raises(UnsafeBundleError, match="more than 1,000,000 files and folders"):
             await import_commit(harness, tip)
         assert await harness.mirror.list_refs("refs/sandyard") == {}
-        assert not await harness.mirror.has(tip)
+        assert not await harness.mirror.has_commit(tip)
 
 
 async def test_paths_are_counted_exactly_including_those_of_known_trees(
@@ -189,21 +189,21 @@ async def test_a_folder_with_an_unusual_mode_is_counted(
 ) -> None:
     """Git treats every mode of this kind as a folder."""
     monkeypatch.setattr(tree_paths, "MAX_PATHS", 5)
-    counter = tree_paths._Counter({b"a" * 20: 3})
+    counter = tree_paths._PathCounter({b"a" * 20: 3})
     for number, mode in enumerate((b"40000", b"040000", b"40755", b"1040000")):
-        assert counter._add(bytes([number]) * 20, mode + b" x\0" + b"a" * 20) == []
+        assert counter._add_tree(bytes([number]) * 20, mode + b" x\0" + b"a" * 20) == []
         assert counter.paths[bytes([number]) * 20] == 4
-    counter._add(b"f" * 20, b"100644 x\0" + b"a" * 20 + b"160000 y\0" + b"a" * 20)
+    counter._add_tree(b"f" * 20, b"100644 x\0" + b"a" * 20 + b"160000 y\0" + b"a" * 20)
     assert counter.paths[b"f" * 20] == 2
 
 
 async def test_deeply_nested_trees_are_counted() -> None:
-    counter = tree_paths._Counter({})
+    counter = tree_paths._PathCounter({})
     depth = 5000
     ids = [number.to_bytes(20, "big") for number in range(depth)]
     for number in range(depth - 1, 0, -1):
-        counter._add(ids[number], b"40000 x\0" + ids[number - 1] + b"40000 y\0" + ids[number - 1])
-    counter._add(ids[0], b"")
+        counter._add_tree(ids[number], b"40000 x\0" + ids[number - 1] + b"40000 y\0" + ids[number - 1])
+    counter._add_tree(ids[0], b"")
     counter.add_up()
     assert counter.paths[ids[3]] == 14
     assert counter.paths[ids[-1]] == tree_paths.MAX_PATHS + 1
@@ -224,9 +224,9 @@ async def test_trees_that_cannot_be_counted_are_refused(
         with pytest.raises(UnsafeBundleError, match="MiB of names"):
             await import_commit(harness, tip)
     with monkeypatch.context() as patched:
-        patched.setattr(tree_paths, "_MAX_OPEN", 1)
+        patched.setattr(tree_paths, "_MAX_PENDING_FOLDERS", 1)
         patched.setattr(tree_paths, "_BATCH", 1)
-        counter = tree_paths._Counter({})
+        counter = tree_paths._PathCounter({})
         with pytest.raises(TooMuchError, match="more than 1 folders"):
-            counter._add(b"f" * 20, b"40000 x\0" + b"a" * 20 + b"40000 y\0" + b"b" * 20)
+            counter._add_tree(b"f" * 20, b"40000 x\0" + b"a" * 20 + b"40000 y\0" + b"b" * 20)
     await import_commit(harness, tip)

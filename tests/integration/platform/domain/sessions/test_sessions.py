@@ -40,7 +40,7 @@ async def test_a_session_gets_its_own_sandbox(yard: Yard) -> None:
     assert (session.title, session.sandbox_id, row.session_id) == ("First", row.id, session.id)
     assert (row.status, row.idle_seconds, row.agent_id, row.project_id) == ("running", 77, "coder", project)
     assert await yard.run(row, 'printf "$A"') == "b c"
-    assert (await yard.services.sessions.sandbox(yard.owner, session.id)).id == row.id
+    assert (await yard.services.sessions.get_sandbox(yard.owner, session.id)).id == row.id
     found, sandbox = await yard.services.sessions.get_with_sandbox(yard.owner, session.id)
     assert found.id == session.id and sandbox is not None and sandbox.id == row.id
     assert await yard.list_event_kinds(prefix="session.") == ["session.created"]
@@ -69,7 +69,7 @@ async def test_deleting_a_session_deletes_everything_it_owns(yard: Yard, engine_
     sessions = yard.services.sessions
     session, row = await create_session(yard, envs={"A": "b"})
     await sessions.add_message(yard.owner, session.id, [{"type": "text", "text": "hello"}])
-    checkpoint = (await sessions.checkpoint(yard.owner, session.id)).checkpoint
+    checkpoint = (await sessions.save_snapshot(yard.owner, session.id)).checkpoint
     assert checkpoint in list_snapshots(engine_process)
     await yard.engine_proxy.stop()
     with pytest.raises(EngineUnreachableError):
@@ -110,7 +110,7 @@ async def test_a_lost_sandbox_is_replaced_from_the_last_checkpoint(yard: Yard) -
     with pytest.raises(ConflictError, match="running"):
         await sessions.provision(yard.owner, session.id)
     await yard.run(row, "echo kept > /home/user/file")
-    await sessions.checkpoint(yard.owner, session.id)
+    await sessions.save_snapshot(yard.owner, session.id)
     await yard.run(row, "echo later > /home/user/file")
     assert row.engine_id
     await yard.services.engine.kill(row.engine_id)
@@ -139,10 +139,10 @@ async def test_concurrent_calls_create_one_sandbox_and_one_checkpoint(
         results = await asyncio.gather(*attempts, return_exceptions=True)
         assert sum(isinstance(result, ConflictError) for result in results) == 5
         assert len(await yard.services.lifecycle.repository.list_with_status(Status.PROVISIONING, Status.RUNNING)) == 1
-        current = await yard.services.sessions.sandbox(yard.owner, session.id)
+        current = await yard.services.sessions.get_sandbox(yard.owner, session.id)
         await yard.services.lifecycle.wait_until_provisioned(current.id)
         before = list_snapshots(engine_process)
-        checkpoints = [yard.services.sessions.checkpoint(yard.owner, session.id) for _ in range(3)]
+        checkpoints = [yard.services.sessions.save_snapshot(yard.owner, session.id) for _ in range(3)]
         await asyncio.gather(*checkpoints)
         kept = (await yard.services.sessions.get(yard.owner, session.id)).checkpoint
         assert list_snapshots(engine_process) - before == {kept}
@@ -174,7 +174,7 @@ async def test_messages_are_paginated(yard: Yard) -> None:
     seen: list[str] = []
     cursor = None
     while True:
-        page = await sessions.messages(yard.owner, session.id, PageRequest(2, cursor))
+        page = await sessions.list_messages(yard.owner, session.id, PageRequest(2, cursor))
         assert len(page.items) <= 2
         seen += [item.id for item in page.items]
         cursor = page.next_cursor
@@ -201,12 +201,12 @@ async def test_a_session_is_visible_only_to_permitted_users(yard: Yard) -> None:
         for attempt in (
             services.sessions.get(caller, session.id),
             services.sessions.get_with_sandbox(caller, session.id),
-            services.sessions.sandbox(caller, session.id),
+            services.sessions.get_sandbox(caller, session.id),
             services.sessions.rename(caller, session.id, "Mine"),
             services.sessions.archive(caller, session.id),
             services.sessions.provision(caller, session.id),
-            services.sessions.checkpoint(caller, session.id),
-            services.sessions.messages(caller, session.id, PageRequest()),
+            services.sessions.save_snapshot(caller, session.id),
+            services.sessions.list_messages(caller, session.id, PageRequest()),
             services.sessions.add_message(caller, session.id, []),
             services.sessions.delete(caller, session.id),
             services.sandboxes.get_status(caller, session.sandbox_id or ""),

@@ -53,7 +53,7 @@ from sandyard.platform.domain.git.repository_queue import RepositoryQueue
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.git_process import Git
 from sandyard.platform.domain.repositories.mirror import Mirrors
-from sandyard.platform.domain.repositories.remote import parse
+from sandyard.platform.domain.repositories.remote import parse_remote
 from sandyard.platform.domain.sandboxes.repository import SandboxRepository, build_sandbox_row
 from sandyard.platform.domain.users.model import Principal
 from tests.unit.platform.world import ROOT, World
@@ -131,7 +131,7 @@ class Hub:
         self._follow(number)
         return self.pulls[number]
 
-    async def check_authors(self, pull: Pull, told: Collection[str]) -> Pull:
+    async def check_authors(self, pull: Pull, known: Collection[str]) -> Pull:
         remarks = (replace(one, may_write=one.author in self.writers) for one in pull.remarks)
         return replace(pull, remarks=tuple(remarks))
 
@@ -167,16 +167,16 @@ class Doors:
     refused: SandyardError | None = None
     waits: list[float] = field(default_factory=list)
 
-    def forge(self, project: Project) -> ForgeKind:
+    def get_forge(self, project: Project) -> ForgeKind:
         return self.kind
 
-    async def github(self, project: Project, *, max_wait_s: float = 60) -> Hub:
+    async def get_github_repository(self, project: Project, *, max_wait_s: float = 60) -> Hub:
         self.waits.append(max_wait_s)
         if self.refused is not None:
             raise self.refused
         return self.hub
 
-    async def credential(self, project: Project) -> None:
+    async def get_credential(self, project: Project) -> None:
         return None
 
     async def get_budget(self, project: Project) -> Budget | None:
@@ -190,7 +190,7 @@ class Repositories:
         self._mirrors = mirrors
 
     async def get_repository(self, project: Project) -> Repository:
-        return Repository(parse(project.repository or ""), self._mirrors.get(project.id), None)
+        return Repository(parse_remote(project.repository or ""), self._mirrors.get(project.id), None)
 
     async def refresh(self, project: Project, repository: Repository, *_: Any, **__: Any) -> None:
         await repository.mirror.refresh(repository.remote, repository.credential)
@@ -218,7 +218,7 @@ class Pushes:
         row = await self.get_checkout(caller, sandbox_id)
         if self.failure is None:
             git(self._work, "push", "-q", "origin", f"HEAD:refs/heads/{row.branch}")
-            await self._mirrors.get(row.project_id).refresh(parse(str(self._bare)), None)
+            await self._mirrors.get(row.project_id).refresh(parse_remote(str(self._bare)), None)
             async with self._world.database.transaction() as tx:
                 known = await tx.session.get(Checkout, sandbox_id)
                 assert known is not None

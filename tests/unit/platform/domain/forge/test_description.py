@@ -61,7 +61,7 @@ def test_title_of_task_without_convention() -> None:
 
 
 def test_titles_are_short_and_trigger_nothing() -> None:
-    assert len(description.generate_title(commits("feat: " + "x" * 300), Origin())) == description.TITLE
+    assert len(description.generate_title(commits("feat: " + "x" * 300), Origin())) == description.MAX_TITLE
     assert (
         description.generate_title(commits("fix: closes #12 for @ada"), Origin())
         == "fix: closes #\u200b12 for @\u200bada"

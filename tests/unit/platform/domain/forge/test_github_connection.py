@@ -445,12 +445,12 @@ async def test_concurrent_requests_share_connections(line: GitHubConnection, api
         api.answer(body={"id": number})
     answers = await asyncio.gather(*(get(line, f"/repos/acme/{number}") for number in range(20)))
     assert len({str(answer) for answer in answers}) == 20
-    assert line.busy == 0
+    assert line.active_requests == 0
 
 
 async def test_graphql_path_on_enterprise_server(line: GitHubConnection, api: Scripted) -> None:
     api.answer(body={"data": {}})
-    await line.graphql("query { viewer { login } }", {}, max_wait_s=0)
+    await line.query_graphql("query { viewer { login } }", {}, max_wait_s=0)
     assert (api.asked[0].method, api.asked[0].path) == ("POST", "/graphql")
 
 

@@ -152,7 +152,7 @@ async def test_one_writer_per_repository_with_queue_position(desk: Desk) -> None
 
     async def push(job: Job) -> dict[str, Any]:
         nonlocal writing
-        async with job.turn("repo"):
+        async with job.wait_turn("repo"):
             writing += 1
             assert writing == 1
             await go.wait()
@@ -162,15 +162,15 @@ async def test_one_writer_per_repository_with_queue_position(desk: Desk) -> None
     desk.handlers[PUSH] = push
     rows = [await desk.submit(PUSH, await desk.sandbox()) for _ in range(4)]
     async with asyncio.timeout(DEADLINE):
-        while {(desk.operations.position(row.id), (await desk.operations.get(row.id)).status) for row in rows} != {
+        while {(desk.operations.get_position(row.id), (await desk.operations.get(row.id)).status) for row in rows} != {
             (0, "running"),
             (1, "queued"),
             (2, "queued"),
             (3, "queued"),
         }:
             await asyncio.sleep(0.01)
-    last = next(row for row in rows if desk.operations.position(row.id) == 3)
-    assert last.id == max(row.id for row in rows if desk.operations.position(row.id))
+    last = next(row for row in rows if desk.operations.get_position(row.id) == 3)
+    assert last.id == max(row.id for row in rows if desk.operations.get_position(row.id))
     go.set()
     assert {(await desk.end(row)).status for row in rows} == {"completed"}
     assert await desk.told(last) == ["git.queued", "git.started", "git.queued", "git.started", "git.completed"]
@@ -181,13 +181,13 @@ async def test_restart_keeps_order(desk: Desk) -> None:
     go = asyncio.Event()
 
     async def stuck(job: Job) -> dict[str, Any]:
-        async with job.turn("repo"):
-            await job.note(seen=True)
+        async with job.wait_turn("repo"):
+            await job.store(seen=True)
             await asyncio.Event().wait()
         return {}
 
     async def push(job: Job) -> dict[str, Any]:
-        async with job.turn("repo"):
+        async with job.wait_turn("repo"):
             begun.append(job.operation.id)
             await go.wait()
             return {"seen": job.arguments.get("seen", False)}
@@ -202,7 +202,7 @@ async def test_restart_keeps_order(desk: Desk) -> None:
     desk.handlers[PUSH] = push
     assert await desk.operations.recover() == 5
     async with asyncio.timeout(DEADLINE):
-        while any(desk.operations.position(row.id) is None for row in rows):
+        while any(desk.operations.get_position(row.id) is None for row in rows):
             await asyncio.sleep(0.01)
     go.set()
     ended = [await desk.end(row) for row in rows]
@@ -272,7 +272,7 @@ async def test_repeats_operation_whose_result_was_not_stored(desk: Desk, monkeyp
 
     desk.handlers[PUSH] = push
     with monkeypatch.context() as patched:
-        patched.setattr(desk.operations, "_end", away)
+        patched.setattr(desk.operations, "_finish", away)
         row = await desk.submit(PUSH, await desk.sandbox())
         await desk.operations.tasks.wait(DEADLINE)
     assert (await desk.operations.get(row.id)).status == "running"

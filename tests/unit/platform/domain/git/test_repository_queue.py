@@ -14,10 +14,10 @@ async def settle() -> None:
 
 async def test_enters_empty_queue() -> None:
     turns = RepositoryQueue()
-    assert turns.enter("repo", id="a", who="one").done()
-    assert turns.position("repo", "a") == 0
+    assert turns.enter("repo", id="a", requester="one").done()
+    assert turns.get_position("repo", "a") == 0
     turns.leave("repo", "a")
-    assert turns.position("repo", "a") is None
+    assert turns.get_position("repo", "a") is None
 
 
 async def test_one_at_a_time() -> None:
@@ -25,7 +25,7 @@ async def test_one_at_a_time() -> None:
 
     async def work(number: int) -> None:
         nonlocal inside, most
-        await turns.enter("repo", id=str(number), who=str(number % 7))
+        await turns.enter("repo", id=str(number), requester=str(number % 7))
         inside += 1
         most = max(most, inside)
         await asyncio.sleep(0)
@@ -38,17 +38,17 @@ async def test_one_at_a_time() -> None:
 
 async def test_repositories_do_not_wait_for_each_other() -> None:
     turns = RepositoryQueue()
-    turns.enter("repo", id="a", who="one")
-    assert turns.enter("other", id="b", who="two").done()
+    turns.enter("repo", id="a", requester="one")
+    assert turns.enter("other", id="b", requester="two").done()
 
 
 async def test_serves_waiters_fairly() -> None:
     """One caller with ten requests does not make the others wait for all of them."""
     turns, served = RepositoryQueue(), []
-    turns.enter("repo", id="a", who="greedy")
+    turns.enter("repo", id="a", requester="greedy")
 
     async def work(name: str, who: str) -> None:
-        await turns.enter("repo", id=name, who=who)
+        await turns.enter("repo", id=name, requester=who)
         served.append(name)
         turns.leave("repo", name)
 
@@ -56,7 +56,7 @@ async def test_serves_waiters_fairly() -> None:
     tasks = [asyncio.ensure_future(work(*one)) for one in names]
     await settle()
     expected = ["b", "c", "greedy-0", "greedy-1", "greedy-2", "greedy-3"]
-    assert [turns.position("repo", name) for name in expected] == [1, 2, 3, 4, 5, 6]
+    assert [turns.get_position("repo", name) for name in expected] == [1, 2, 3, 4, 5, 6]
     turns.leave("repo", "a")
     await asyncio.gather(*tasks)
     assert served == expected
@@ -64,8 +64,8 @@ async def test_serves_waiters_fairly() -> None:
 
 async def test_skips_waiter_that_left() -> None:
     turns = RepositoryQueue()
-    turns.enter("repo", id="a", who="a")
-    gone, stays = turns.enter("repo", id="b", who="b"), turns.enter("repo", id="c", who="c")
+    turns.enter("repo", id="a", requester="a")
+    gone, stays = turns.enter("repo", id="b", requester="b"), turns.enter("repo", id="c", requester="c")
     turns.leave("repo", "b")
     turns.leave("repo", "a")
     assert stays.done() and not gone.done()
@@ -75,10 +75,10 @@ async def test_skips_waiter_that_left() -> None:
 async def test_cancelled_waiter_leaves(when: str) -> None:
     """A cancelled waiter leaves, and the next one is served."""
     turns = RepositoryQueue()
-    turns.enter("repo", id="a", who="a")
+    turns.enter("repo", id="a", requester="a")
 
     async def wait() -> None:
-        turn = turns.enter("repo", id="b", who="b")
+        turn = turns.enter("repo", id="b", requester="b")
         try:
             await turn
         finally:
@@ -86,7 +86,7 @@ async def test_cancelled_waiter_leaves(when: str) -> None:
 
     task = asyncio.ensure_future(wait())
     await settle()
-    last = turns.enter("repo", id="c", who="c")
+    last = turns.enter("repo", id="c", requester="c")
     if when == "served":
         task.cancel()
         turns.leave("repo", "a")

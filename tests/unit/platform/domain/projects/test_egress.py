@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from sandyard.kit.destinations import Destinations
 from sandyard.platform.db.models import Project
-from sandyard.platform.domain.projects.egress import GITHUB, PRESETS, allowed_of, parse_operator_default
+from sandyard.platform.domain.projects.egress import GITHUB_HOSTS, PRESETS, get_allowed, parse_operator_default
 from sandyard.platform.domain.projects.model import NetworkSettings, check_host
 
 
@@ -18,31 +18,31 @@ def project(network: dict[str, Any], repository: str | None = None, **settings: 
 
 
 def test_modes() -> None:
-    assert allowed_of(project({"mode": "all"}), []) is None
-    assert allowed_of(project({"mode": "none", "allow": ["a.test"], "presets": ["npm"]}), None) == []
-    assert allowed_of(project({}), ["operator.test"]) == ["operator.test"]
+    assert get_allowed(project({"mode": "all"}), []) is None
+    assert get_allowed(project({"mode": "none", "allow": ["a.test"], "presets": ["npm"]}), None) == []
+    assert get_allowed(project({}), ["operator.test"]) == ["operator.test"]
     listed = {"mode": "listed", "presets": ["npm", "pypi"], "allow": ["a.test", "pypi.org"]}
-    assert allowed_of(project(listed), None) == [*PRESETS["npm"], *PRESETS["pypi"], "a.test"]
+    assert get_allowed(project(listed), None) == [*PRESETS["npm"], *PRESETS["pypi"], "a.test"]
 
 
 def test_private_networks_require_administrator() -> None:
     listed = project({"mode": "listed", "allow": ["a.test", "10.0.0.0/8", "10.1.2.0/24", "8.8.8.8"]})
-    assert allowed_of(listed, None, Destinations(["10.1.0.0/16"])) == ["a.test", "10.1.2.0/24", "8.8.8.8"]
-    assert allowed_of(project({"mode": "all"}), [], Destinations()) is None
+    assert get_allowed(listed, None, Destinations(["10.1.0.0/16"])) == ["a.test", "10.1.2.0/24", "8.8.8.8"]
+    assert get_allowed(project({"mode": "all"}), [], Destinations()) is None
 
 
 @pytest.mark.parametrize(
     ("repository", "hosts"),
     [
-        ("https://github.com/a/b.git", [*GITHUB]),
-        ("git@github.com:a/b.git", [*GITHUB]),
+        ("https://github.com/a/b.git", [*GITHUB_HOSTS]),
+        ("git@github.com:a/b.git", [*GITHUB_HOSTS]),
         ("https://git.example.org:8443/b.git", ["git.example.org"]),
         ("/srv/b.git", []),
         (None, []),
     ],
 )
 def test_forge_of_project(repository: str | None, hosts: list[str]) -> None:
-    assert allowed_of(project({"mode": "listed", "presets": ["forge"]}, repository), None) == hosts
+    assert get_allowed(project({"mode": "listed", "presets": ["forge"]}, repository), None) == hosts
 
 
 def test_operator_default() -> None:
@@ -54,7 +54,7 @@ def test_operator_default() -> None:
 
 
 def test_presets_are_valid_hosts() -> None:
-    for hosts in (*PRESETS.values(), GITHUB):
+    for hosts in (*PRESETS.values(), GITHUB_HOSTS):
         assert [check_host(host) for host in hosts] == [*hosts]
 
 

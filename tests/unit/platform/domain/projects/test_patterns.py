@@ -13,7 +13,7 @@ from sandyard.platform.domain.projects.patterns import (
     check_pattern,
     compile_pattern,
     run_in_thread,
-    search_pattern,
+    search_patterns,
 )
 
 COMPLEX = "[ab]*a" + "[ab]{1000}" * 15 + "c"
@@ -48,46 +48,46 @@ def test_rejects_complex_pattern(pattern: str) -> None:
 
 
 def test_returns_first_match() -> None:
-    assert search_pattern(["x", "b+", "a"], ["ccc", "abb"]) == patterns.SearchResult("b+")
-    assert search_pattern(["x"], ["abc"]) == patterns.SearchResult()
+    assert search_patterns(["x", "b+", "a"], ["ccc", "abb"]) == patterns.SearchResult("b+")
+    assert search_patterns(["x"], ["abc"]) == patterns.SearchResult()
 
 
 def test_invalid_pattern_does_not_hide_others() -> None:
     for broken in (COMPLEX, "("):
-        assert search_pattern([broken, "sudo"], ["sudo ls"]).match == "sudo"
-        found = search_pattern([broken, "sudo"], ["ls"])
+        assert search_patterns([broken, "sudo"], ["sudo ls"]).match == "sudo"
+        found = search_patterns([broken, "sudo"], ["ls"])
         assert found.match is None and found.unchecked is not None and found.unchecked.pattern == broken
 
 
 def test_reports_text_too_long_for_pattern() -> None:
     longest = MAX_WORK // compile_pattern("sudo").programsize
-    assert search_pattern(["sudo"], ["x" * longest]).unchecked is None
+    assert search_patterns(["sudo"], ["x" * longest]).unchecked is None
     for text in ("x" * (longest + 1), "sudo" + "x" * longest, "é" * (longest // 2 + 1)):
-        found = search_pattern(["sudo"], [text])
+        found = search_patterns(["sudo"], [text])
         assert found.unchecked is not None and f"more than {longest:,} bytes" in str(found.unchecked)
-    assert search_pattern(["sudo"], ["x" * (longest + 1), "sudo"]).match == "sudo"
+    assert search_patterns(["sudo"], ["x" * (longest + 1), "sudo"]).match == "sudo"
 
 
 def test_complex_pattern_allows_shorter_text() -> None:
-    assert search_pattern(["[ab]*a[ab]{1000}c"], ["ab" * 3000]).unchecked is not None
-    assert search_pattern(["[ab]*a[ab]{10}c"], ["ab" * 3000]).unchecked is None
+    assert search_patterns(["[ab]*a[ab]{1000}c"], ["ab" * 3000]).unchecked is not None
+    assert search_patterns(["[ab]*a[ab]{10}c"], ["ab" * 3000]).unchecked is None
 
 
 def test_limits_total_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns, "MAX_SEARCH_S", -1.0)
-    found = search_pattern(["a", "b"], ["ab"])
+    found = search_patterns(["a", "b"], ["ab"])
     assert found.match is None and "take too long" in str(found.unchecked)
 
 
 def test_limits_total_size_in_search() -> None:
     stored = [f"{at:04}" + "x" * 296 for at in range(34)]
-    found = search_pattern(stored, [stored[-1]])
+    found = search_patterns(stored, [stored[-1]])
     assert found.match is None and found.unchecked is not None and found.unchecked.pattern == stored[-1]
-    assert search_pattern(stored, [stored[0]]).match == stored[0]
+    assert search_patterns(stored, [stored[0]]).match == stored[0]
 
 
 def test_searches_invalid_unicode() -> None:
-    assert search_pattern(["sudo"], ["\ud800 sudo"]).match == "sudo"
+    assert search_patterns(["sudo"], ["\ud800 sudo"]).match == "sudo"
 
 
 async def test_runs_in_own_threads() -> None:

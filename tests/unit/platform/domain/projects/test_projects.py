@@ -39,9 +39,9 @@ async def test_private_addresses_require_administrator(world: World) -> None:
         mine = await projects.create(maria, "mine", repository="http://10.1.2.3/a/b")
         with pytest.raises(ForbiddenError, match="private network"):
             await projects.update(maria, mine.id, repository=repository, settings=settings)
-        assert not (await projects.get_remote(mine)).vouched
+        assert not (await projects.get_remote(mine)).trusted
         made = await projects.create(admin, "ours", repository=repository, settings=settings)
-        assert (await projects.get_remote(made)).vouched
+        assert (await projects.get_remote(made)).trusted
 
 
 async def test_visibility_and_permissions(world: World) -> None:
@@ -52,13 +52,13 @@ async def test_visibility_and_permissions(world: World) -> None:
     for sees in (maria.principal, otto.principal, ROOT):
         assert (await world.projects.get(sees, project.id)).name == "website"
         assert [one.id for one in (await world.projects.list(sees, PageRequest())).items] == [project.id]
-        assert [user.name for user in await world.projects.members(sees, project.id)] == ["otto"]
+        assert [user.name for user in await world.projects.list_members(sees, project.id)] == ["otto"]
     assert (await world.projects.list(eve.principal, PageRequest())).items == []
     for hidden in (
         world.projects.get(eve.principal, project.id),
         world.projects.update(eve.principal, project.id, name="mine"),
         world.projects.delete(eve.principal, project.id),
-        world.projects.members(eve.principal, project.id),
+        world.projects.list_members(eve.principal, project.id),
         world.projects.add_member(eve.principal, project.id, eve.principal.user_id),
         world.projects.remove_member(eve.principal, project.id, eve.principal.user_id),
     ):
@@ -115,7 +115,7 @@ async def test_members_must_exist(world: World) -> None:
     await asyncio.gather(
         *(world.projects.add_member(maria.principal, project.id, otto.principal.user_id) for _ in range(5))
     )
-    assert len(await world.projects.members(maria.principal, project.id)) == 1
+    assert len(await world.projects.list_members(maria.principal, project.id)) == 1
 
 
 def test_does_not_validate_stored_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ async def test_rejects_invalid_patterns(world: World, settings: ProjectSettings,
     ):
         with pytest.raises(InvalidPatternError, match=words):
             await refused
-    assert (await world.projects.get(maria, project.id)).settings == ProjectSettings().stored()
+    assert (await world.projects.get(maria, project.id)).settings == ProjectSettings().to_column()
 
 
 async def test_patterns_stored_under_other_limits_can_be_replaced(world: World) -> None:
@@ -178,7 +178,7 @@ async def test_patterns_stored_under_other_limits_can_be_replaced(world: World) 
     async with world.database.transaction() as tx:
         row = await tx.session.get(Project, project.id)
         assert row is not None
-        row.settings = _policy(deny=[COMPLEX] * 100, allow=["x" * 300] * 100).stored()
+        row.settings = _policy(deny=[COMPLEX] * 100, allow=["x" * 300] * 100).to_column()
     assert ProjectSettings.of(await world.projects.get(maria, project.id)).command_policy.deny == [COMPLEX] * 100
     assert (await world.projects.update(maria, project.id, name="site")).name == "site"
     changed = await world.projects.update(maria, project.id, settings=_policy(deny=["x"]))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sandyard.platform.domain.repositories.errors import RepositoryInvalidError
-from sandyard.platform.domain.repositories.remote import parse
+from sandyard.platform.domain.repositories.remote import parse_remote
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ from sandyard.platform.domain.repositories.remote import parse
 def test_parses_address(
     address: str, kind: str, url: str, slug: str | None, name: str, key: str, web: str | None
 ) -> None:
-    remote = parse(f" {address}\n")
+    remote = parse_remote(f" {address}\n")
     assert (remote.kind, remote.url, remote.slug, remote.name, remote.key, remote.web_url) == (
         *(kind, url, slug, name, key, web),
     )
@@ -53,7 +53,7 @@ def test_equivalent_addresses_have_same_key() -> None:
         "git@github.com:a/b.git",
         "ssh://git@github.com/a/b",
     )
-    assert len({parse(way).key for way in ways}) == 1
+    assert len({parse_remote(way).key for way in ways}) == 1
 
 
 def test_another_port_is_another_repository() -> None:
@@ -62,9 +62,9 @@ def test_another_port_is_another_repository() -> None:
         *("https://host/a/b", "https://host:8443/a/b", "http://host:8080/a/b"),
         *("ssh://git@host:2222/a/b", "ssh://git@host:443/a/b", "ssh://git@host:8443/a/b"),
     )
-    assert len({parse(way).key for way in ways}) == len(ways)
+    assert len({parse_remote(way).key for way in ways}) == len(ways)
     usual = ("https://host:443/a/b", "http://host:80/a/b", "ssh://git@host:22/a/b", "git@host:a/b")
-    assert {parse(way).key for way in usual} == {"host/a/b"}
+    assert {parse_remote(way).key for way in usual} == {"host/a/b"}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_another_port_is_another_repository() -> None:
 )
 def test_rejects_invalid_address(address: str) -> None:
     with pytest.raises(RepositoryInvalidError) as refused:
-        parse(address)
+        parse_remote(address)
     assert refused.value.message.endswith(".")
 
 
@@ -89,7 +89,7 @@ def test_rejects_invalid_address(address: str) -> None:
 )
 def test_rejects_password_without_echoing_it(address: str) -> None:
     with pytest.raises(RepositoryInvalidError) as refused:
-        parse(address)
+        parse_remote(address)
     assert "Remove the" in refused.value.message
     assert "hunter2" not in refused.value.message
 
@@ -102,4 +102,4 @@ def test_rejects_password_without_echoing_it(address: str) -> None:
     ],
 )
 def test_private_line(address: str, private: bool) -> None:
-    assert parse(address).private_line is private
+    assert parse_remote(address).is_safe_from_interception is private

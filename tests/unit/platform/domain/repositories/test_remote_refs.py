@@ -13,11 +13,11 @@ from sandyard.platform.domain.repositories import bare_repository, mirror, push
 from sandyard.platform.domain.repositories.errors import TooMuchError
 from sandyard.platform.domain.repositories.git_process import GitResult
 from sandyard.platform.domain.repositories.mirror import Mirrors
-from sandyard.platform.domain.repositories.remote import parse
+from sandyard.platform.domain.repositories.remote import parse_remote
 from sandyard.platform.settings import PlatformSettings
 
 COMMIT = "a" * 40
-REMOTE = parse("https://git.example/acme/site.git")
+REMOTE = parse_remote("https://git.example/acme/site.git")
 LISTING = f"ref: refs/heads/main\tHEAD\n{COMMIT}\tHEAD\n{COMMIT}\trefs/heads/main\n{COMMIT}\trefs/tags/v1\x85\n"
 
 

@@ -13,10 +13,10 @@ import pytest
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Project, Task
 from sandyard.platform.domain.forge import pollers
-from sandyard.platform.domain.forge.access import Access
+from sandyard.platform.domain.forge.access import ForgeAccess
 from sandyard.platform.domain.forge.deliveries import LabelledIssue
 from sandyard.platform.domain.forge.pollers import IssuePoller
-from sandyard.platform.domain.forge.webhooks import Taken, Webhooks, WebhookSignatureError
+from sandyard.platform.domain.forge.webhooks import DeliveryResult, Webhooks, WebhookSignatureError
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.git_process import Git
@@ -50,7 +50,7 @@ class Hub:
 
     async def label_issue(
         self, number: int = 12, label: str = "sandyard", *, secret: str = SECRET, again: bool = False, **issue: Any
-    ) -> Taken:
+    ) -> DeliveryResult:
         said = {
             "number": number,
             "state": "open",
@@ -71,7 +71,7 @@ class Hub:
             "X-Hub-Signature-256": f"sha256={made}",
             "Content-Type": "application/json",
         }
-        return await self.hooks.take(headers, body)
+        return await self.hooks.receive(headers, body)
 
     async def tasks(self) -> list[Task]:
         return list((await self.desk.tasks.list(self.desk.me, PageRequest(200))).items)
@@ -90,7 +90,7 @@ async def hub(desk: Desk) -> AsyncIterator[Hub]:
 
 
 async def test_issue_becomes_one_started_task(hub: Hub) -> None:
-    assert await hub.label_issue() is Taken.TAKEN
+    assert await hub.label_issue() is DeliveryResult.TAKEN
     (task,) = await hub.tasks()
     assert (task.title, task.status, task.created_by) == ("Login fails", Column.IN_PROGRESS, hub.desk.me.user_id)
     assert task.source == {
@@ -101,11 +101,11 @@ async def test_issue_becomes_one_started_task(hub: Hub) -> None:
     }
     assert "> Upper-case names.\n>\n> <!-- x -->" in task.description
     assert [row.owner_id for row in await hub.desk.attempts_of(task)] == [hub.desk.me.user_id]
-    assert await hub.label_issue(again=True) is Taken.KNOWN
-    assert await hub.label_issue(title="Login still fails") is Taken.KNOWN
+    assert await hub.label_issue(again=True) is DeliveryResult.KNOWN
+    assert await hub.label_issue(title="Login still fails") is DeliveryResult.KNOWN
     assert len(await hub.tasks()) == 1
     await hub.desk.tasks.delete(hub.desk.me, task.id)
-    assert await hub.label_issue() is Taken.KNOWN
+    assert await hub.label_issue() is DeliveryResult.KNOWN
     assert await hub.tasks() == []
 
 
@@ -119,9 +119,9 @@ async def test_full_column_leaves_task_in_backlog(hub: Hub) -> None:
 
 
 async def test_ignores_other_labels_closed_issues_and_bad_signatures(hub: Hub) -> None:
-    assert await hub.label_issue(label="bug") is Taken.IGNORED
-    assert await hub.label_issue(state="closed") is Taken.IGNORED
-    assert await hub.label_issue(pull_request={"url": "x"}) is Taken.IGNORED
+    assert await hub.label_issue(label="bug") is DeliveryResult.IGNORED
+    assert await hub.label_issue(state="closed") is DeliveryResult.IGNORED
+    assert await hub.label_issue(pull_request={"url": "x"}) is DeliveryResult.IGNORED
     with pytest.raises(WebhookSignatureError):
         await hub.label_issue(secret="guessed")
     assert await hub.tasks() == []
@@ -136,7 +136,7 @@ async def test_failed_delivery_can_be_repeated(hub: Hub, monkeypatch: pytest.Mon
         with pytest.raises(RuntimeError):
             await hub.label_issue()
     assert await hub.tasks() == []
-    assert await hub.label_issue(again=True) is Taken.TAKEN
+    assert await hub.label_issue(again=True) is DeliveryResult.TAKEN
     assert len(await hub.tasks()) == 1
 
 
@@ -147,7 +147,7 @@ class Polled(Hub):
         super().__init__(desk)
         world = desk.world
         mirrors = Mirrors(Git(world.settings.git_dir, timeout_s=10), world.settings)
-        self.api, self.access = api, Access(world.credentials, world.projects, mirrors, world.clock)
+        self.api, self.access = api, ForgeAccess(world.credentials, world.projects, mirrors, world.clock)
         trigger = IssueTasks(desk.tasks).create_task
         self.follower = IssuePoller(world.database, self.access, world.settings, world.clock, on_issue=trigger)
 
@@ -155,7 +155,7 @@ class Polled(Hub):
         await self.desk.world.clock.advance(seconds)
         said = [{"number": number, "state": "open", "title": f"Issue {number}", "body": "x"} for number in numbers]
         self.api.answer(status, [*said, {"number": 99, "pull_request": {}, "title": "a pull request"}])
-        await self.follower.round()
+        await self.follower.poll()
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ async def polled(desk_anywhere: Desk) -> AsyncIterator[Polled]:
 
 @pytest.mark.both_databases
 async def test_polls_issues_without_webhook(polled: Polled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pollers, "_ROWS", 1)
+    monkeypatch.setattr(pollers, "_BATCH_SIZE", 1)
     for name in "abc":
         await polled.desk.world.projects.create(
             polled.desk.me, name, repository=f"https://127.0.0.1/acme/{name}.git"
@@ -191,7 +191,7 @@ async def test_polls_issues_without_webhook(polled: Polled, monkeypatch: pytest.
     assert [task.source["number"] for task in await polled.tasks()] == [2, 3]
     await polled.look(4, status=404)
     asked_so_far = len(polled.api.asked)
-    await polled.follower.round()  # it is not asked again
+    await polled.follower.poll()  # it is not asked again
     assert len(polled.api.asked) == asked_so_far
     await polled.look(4, seconds=600)
     assert [task.source["number"] for task in await polled.tasks()] == [2, 3, 4]

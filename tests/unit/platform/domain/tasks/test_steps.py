@@ -21,7 +21,7 @@ class Sandboxes:
     def __init__(self) -> None:
         self.told: list[tuple[Origin, list[dict[str, Any]]]] = []
 
-    async def sandbox(self, *_: Any) -> Any:
+    async def get_sandbox(self, *_: Any) -> Any:
         return SimpleNamespace(id="sbx_1")
 
     async def profile(self, *_: Any) -> Any:

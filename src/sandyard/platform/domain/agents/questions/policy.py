@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from sandyard.platform.domain.agents.json_columns import AskOption
 from sandyard.platform.domain.projects.model import PermissionSettings
-from sandyard.platform.domain.projects.patterns import run_in_thread, search_pattern
+from sandyard.platform.domain.projects.patterns import run_in_thread, search_patterns
 
 Decision = Literal["allow", "allow_always", "reject", "reject_always"]
 OPTION_KINDS: dict[Decision, tuple[str, ...]] = {
@@ -42,7 +42,7 @@ def decide(settings: PermissionSettings, tool_call: dict[str, Any]) -> Verdict:
     `Verdicts`."""
     if settings.deny:
         pieces, complete = _truncate(list_searched_texts(tool_call))
-        denied = search_pattern(settings.deny, pieces)
+        denied = search_patterns(settings.deny, pieces)
         if denied.match is not None:
             return Verdict("reject", f"The project's policy denies what matches {denied.match!r}.", denied.match)
         if denied.unchecked is not None:

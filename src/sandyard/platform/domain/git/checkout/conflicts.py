@@ -25,34 +25,34 @@ _CONFLICT_BY_STAGES = {
 
 def parse_conflicts(output: bytes) -> list[Conflict]:
     """Parse git's messages, a NUL byte, and the unmerged index entries."""
-    said, _, listed = output.partition(b"\0")
-    lines = _CONFLICT_LINE.findall(said[:_MAX_MESSAGE_BYTES].decode(errors="replace"))[:_MAX_CONFLICTS]
+    messages, _, entries = output.partition(b"\0")
+    lines = _CONFLICT_LINE.findall(messages[:_MAX_MESSAGE_BYTES].decode(errors="replace"))[:_MAX_CONFLICTS]
     stages: dict[str, str] = {}
     gitlinks: set[str] = set()
-    for entry in listed.split(b"\0", 3 * _MAX_CONFLICTS)[: 3 * _MAX_CONFLICTS]:
+    for entry in entries.split(b"\0", 3 * _MAX_CONFLICTS)[: 3 * _MAX_CONFLICTS]:
         if not entry:
             continue
-        about, _, name = entry.partition(b"\t")
+        fields, _, name = entry.partition(b"\t")
         path = name.decode(errors="replace")
-        mode, _, stage = about.decode("ascii", "replace").partition(" ")
+        mode, _, stage = fields.decode("ascii", "replace").partition(" ")
         stages[path] = stages.get(path, "") + stage[-1:]
         if mode == "160000":
             gitlinks.add(path)
-    said_of: dict[str, tuple[str, str]] = {}
-    for named, sentence in lines:
-        for path in _candidate_paths(sentence):
+    reported: dict[str, tuple[str, str]] = {}
+    for kind, sentence in lines:
+        for path in _find_candidate_paths(sentence):
             if path in stages:
-                said_of.setdefault(path, (named, sentence))
+                reported.setdefault(path, (kind, sentence))
     conflicts = []
-    for path, found in stages.items():
-        kind, detail = _CONFLICT_BY_STAGES.get(found, ("content", ""))
+    for path, path_stages in stages.items():
+        kind, detail = _CONFLICT_BY_STAGES.get(path_stages, ("content", ""))
         kind = "submodule" if path in gitlinks else kind
-        kind, detail = said_of.get(path, (kind, detail))
+        kind, detail = reported.get(path, (kind, detail))
         conflicts.append(Conflict(path, kind, detail))
     return conflicts
 
 
-def _candidate_paths(sentence: str) -> Iterator[str]:
+def _find_candidate_paths(sentence: str) -> Iterator[str]:
     """Yield everything in the sentence that may be a path: each word, and each ending, because paths may contain spaces."""
     yield from re.split(r"[\s,;:]+", sentence.rstrip("."))
     end = len(sentence)

@@ -24,20 +24,20 @@ from sandyard.platform.domain.sandboxes.e2b import (
 from sandyard.platform.domain.sandboxes.e2b.errors import ProcessesFullError, says_processes_full
 from sandyard.platform.domain.sandboxes.e2b.programs import STDERR_LIMIT, storable
 
-TIMEOUT_S = 120.0
-LIMIT = 8 << 20
+DEFAULT_TIMEOUT_S = 120.0
+DEFAULT_LIMIT = 8 << 20
 NO_GIT, NO_CHECKOUT = 90, 91
 """Exit codes of all programs. A program's own codes start at 92; 1 and all others are git's."""
 _MAX_MESSAGE_CHARS = 2000
 
 # An agent may configure git as it likes, except where that would mislead the platform or make it wait for input.
-_SETTINGS = (
+_GIT_SETTINGS = (
     "core.fsmonitor=false core.quotePath=true color.ui=false core.pager=cat advice.addEmbeddedRepo=false gc.auto=0 "
     "maintenance.auto=false commit.gpgSign=false tag.gpgSign=false tag.forceSignAnnotated=false rerere.enabled=false "
     "log.showSignature=false protocol.allow=never merge.conflictStyle=merge merge.renames=true core.checkStat=default "
     "core.trustctime=true core.ignoreStat=false core.bare=false core.safecrlf=false safe.directory=*"
 )
-_OPTIONS = ("--no-pager", *(word for setting in _SETTINGS.split() for word in ("-c", setting)))
+_OPTIONS = ("--no-pager", *(word for setting in _GIT_SETTINGS.split() for word in ("-c", setting)))
 GIT = ("git", *_OPTIONS, "--literal-pathspecs", "-c", "core.hooksPath=/dev/null")
 """The git command without the checkout's hooks, the same as `g` in programs."""
 _PROGRAMS = resources.files(__package__) / "programs"
@@ -71,7 +71,7 @@ def _read_lines(name: str) -> Iterator[str]:
             yield line
 
 
-def identity_variables(author: Identity, committer: Identity | None = None) -> dict[str, str]:
+def make_identity_variables(author: Identity, committer: Identity | None = None) -> dict[str, str]:
     """Return the environment variables that set git's author and committer."""
     committer = committer or author
     return {
@@ -96,25 +96,27 @@ class ProgramRunner:
         *arguments: str,
         envs: Mapping[str, str] | None = None,
         ok: Container[int] = (0,),
-        reads: bool = False,
-        timeout_s: float = TIMEOUT_S,
-        limit: int = LIMIT,
+        read_only: bool = False,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        limit: int = DEFAULT_LIMIT,
     ) -> ProgramResult:
         """Run a program that `load_program` returned. Exit codes that are not in `ok` are raised as errors.
 
-        `reads`: the program changes nothing, takes no locks, and may be repeated if the connection breaks.
+        `read_only`: the program changes nothing, takes no locks, and may be repeated if the connection breaks.
         """
         argv = ["bash", "-c", program, "sandyard", self.folder, *arguments]
         return await self._run_command(
-            argv, envs=envs or {}, ok=ok, reads=reads, timeout_s=timeout_s, limit=limit, cwd=None
+            argv, envs=envs or {}, ok=ok, read_only=read_only, timeout_s=timeout_s, limit=limit, cwd=None
         )
 
-    async def read(self, *arguments: str, limit: int = LIMIT, timeout_s: float = TIMEOUT_S) -> tuple[bytes, bool]:
+    async def read(
+        self, *arguments: str, limit: int = DEFAULT_LIMIT, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> tuple[bytes, bool]:
         """Run a read-only git command. Return its output and whether it was truncated."""
-        ran = await self._run_command(
-            [*GIT, *arguments], envs={}, ok=(0,), reads=True, timeout_s=timeout_s, limit=limit, cwd=self.folder
+        result = await self._run_command(
+            [*GIT, *arguments], envs={}, ok=(0,), read_only=True, timeout_s=timeout_s, limit=limit, cwd=self.folder
         )
-        return ran.stdout, ran.truncated
+        return result.stdout, result.truncated
 
     async def _run_command(
         self,
@@ -122,24 +124,24 @@ class ProgramRunner:
         *,
         envs: Mapping[str, str],
         ok: Container[int],
-        reads: bool,
+        read_only: bool,
         timeout_s: float,
         limit: int,
         cwd: str | None,
     ) -> ProgramResult:
         parent = self.folder.rpartition("/")[0] or "/"
         variables = {**_ENVIRONMENT, "GIT_CEILING_DIRECTORIES": parent, **envs}
-        if reads:
+        if read_only:
             variables["GIT_OPTIONAL_LOCKS"] = "0"
         try:
-            ran = await self.engine.programs.run(
+            result = await self.engine.programs.run(
                 self.engine_id,
                 argv,
                 cwd=cwd,
                 envs=variables,
                 timeout_s=timeout_s,
                 limit=limit,
-                idempotent=reads,
+                idempotent=read_only,
             )
         except ProgramTimeoutError as error:
             raise GitTimeoutError(
@@ -147,32 +149,32 @@ class ProgramRunner:
             ) from error
         except DirectoryMissingError:
             raise NoCheckoutError from None
-        if ran.exit_code in ok or (ran.truncated and reads):
-            return ran
-        raise translate_failure(ran)
+        if result.exit_code in ok or (result.truncated and read_only):
+            return result
+        raise translate_failure(result)
 
 
-def translate_failure(ran: ProgramResult) -> Exception:
-    """Return the error that git's exit code and messages stand for."""
-    said = extract_message(ran.stderr)
-    if "No space left on device" in said or "Disk quota exceeded" in said:
+def translate_failure(result: ProgramResult) -> Exception:
+    """Return the error for git's exit code and messages."""
+    message = extract_message(result.stderr)
+    if "No space left on device" in message or "Disk quota exceeded" in message:
         return NotEnoughSpaceError()
-    if says_processes_full(said):
+    if says_processes_full(message):
         return ProcessesFullError()
-    if ran.exit_code in (NO_GIT, 127):
+    if result.exit_code in (NO_GIT, 127):
         return SandboxGitError("Git is not installed in the sandbox. Install it in the template.")
-    if ran.exit_code == NO_CHECKOUT or "not a git repository" in said:
+    if result.exit_code == NO_CHECKOUT or "not a git repository" in message:
         return NoCheckoutError()
-    if ".lock': File exists" in said:
+    if ".lock': File exists" in message:
         return GitFailedError(
             "Another Git process is running in the sandbox. Try again when it has finished; if none is running, remove its "
-            f"lock. It said: {said}"
+            f"lock. It said: {message}"
         )
-    return GitFailedError(f"Git in the sandbox could not do this. It said: {said}" if said else None)
+    return GitFailedError(f"Git in the sandbox could not do this. It said: {message}" if message else None)
 
 
 def extract_message(stderr: str) -> str:
     """Return the end of git's messages without its hints, safe for an error message and for the database."""
-    said = storable(stderr[-STDERR_LIMIT:])
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("hint:")]
+    text = storable(stderr[-STDERR_LIMIT:])
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("hint:")]
     return "\n".join(lines).strip()[-_MAX_MESSAGE_CHARS:]

@@ -17,21 +17,21 @@ from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.checkout.conflicts import parse_conflicts
 from sandyard.platform.domain.git.checkout.program_runner import (
-    LIMIT,
+    DEFAULT_LIMIT,
     ProgramRunner,
     extract_message,
-    identity_variables,
     load_program,
+    make_identity_variables,
 )
-from sandyard.platform.domain.git.checkout.transfer import download, remove_in_sandbox, too_much_error, upload
+from sandyard.platform.domain.git.checkout.transfer import download, make_too_much_error, remove_in_sandbox, upload
 from sandyard.platform.domain.git.errors import NothingToCommitError, SandboxGitError
-from sandyard.platform.domain.git.model import CommitDraft, Undone, WorkTree
+from sandyard.platform.domain.git.model import CommitDraft, UndoneChanges, WorkTree
 from sandyard.platform.domain.repositories.errors import ConflictsError, GitFailedError, UnsafeBundleError
 from sandyard.platform.domain.repositories.model import Bundle, Conflict, Identity, Status
 from sandyard.platform.domain.repositories.output import decode_name, is_commit_id, parse_output
 from sandyard.platform.domain.repositories.status import parse_status
 
-SENT = "refs/sandyard/sent"
+SENT_REF = "refs/sandyard/sent"
 """The name of the requested ref in every bundle that comes from a sandbox."""
 MAX_NAMES = 20
 """Maximum number of files that a program names: restored, ignored or reverted ones."""
@@ -52,7 +52,7 @@ _SEND_FOLDER = re.compile(r"/tmp/\.sandyard-send-[A-Za-z0-9]{16}")  # noqa: S108
 _NO_BRANCHES: Mapping[str, str] = MappingProxyType({})
 # a fixed identity and date make the same work tree the same commit, so that it is sent only once
 _WORK_TREE_VARIABLES = {
-    **identity_variables(Identity("Sandyard", "sandyard@localhost")),
+    **make_identity_variables(Identity("Sandyard", "sandyard@localhost")),
     "GIT_AUTHOR_DATE": "1700000000 +0000",
     "GIT_COMMITTER_DATE": "1700000000 +0000",
 }
@@ -92,7 +92,7 @@ class SentCommit:
     """What a sandbox sent: its newest commit, and the name of that commit in the bundle, if there is a bundle."""
 
     commit: str
-    ref: str = SENT
+    ref: str = SENT_REF
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,35 +142,35 @@ class SandboxGit:
         Raises GitFailedError if the folder contains something else.
         """
         runner = self._runner
-        began = await runner.run(_BEGIN_CHECKOUT, branch, ok=(0, _OTHER_CHECKOUT, _NOT_EMPTY))
-        if began.exit_code == _OTHER_CHECKOUT:
-            raise self._other_checkout_error()
-        if began.exit_code == _NOT_EMPTY:
+        started = await runner.run(_BEGIN_CHECKOUT, branch, ok=(0, _OTHER_CHECKOUT, _NOT_EMPTY))
+        if started.exit_code == _OTHER_CHECKOUT:
+            raise self._make_other_checkout_error()
+        if started.exit_code == _NOT_EMPTY:
             raise GitFailedError(
                 f"{runner.folder} in the sandbox is not empty and is not a checkout. Empty it, then try again."
             )
-        if began.stdout.strip() == b"found":
+        if started.stdout.strip() == b"found":
             return
         index = ("", "")
         if bundle.index is not None:
             index = (await upload(runner, bundle.index.path), bundle.index.pack)
         path = await upload(runner, bundle.path, 0 if bundle.index is None else bundle.index.offset)
-        pairs = [word for pair in tracked.items() for word in pair]
+        arguments = [word for pair in tracked.items() for word in pair]
         shallow = "\n".join(bundle.shallow)
         await runner.run(
             _CREATE_CHECKOUT,
-            *(path, commit, base_branch, branch, identity.name, identity.email, origin, shallow, *index, *pairs),
+            *(path, commit, base_branch, branch, identity.name, identity.email, origin, shallow, *index, *arguments),
             timeout_s=_TRANSFER_TIMEOUT_S,
         )
 
     async def seal(self, commit: str) -> SealedCheckout:
-        """Make the checkout on the branch PREPARED ready for a snapshot: on no branch, at `commit`, with tracked files
+        """Make the checkout on the branch PREPARED_BRANCH ready for a snapshot: on no branch, at `commit`, with tracked files
         restored.
 
         Other files stay and are ignored from then on. Idempotent.
         """
-        ran = await self._runner.run(_SEAL_CHECKOUT, commit, timeout_s=_TRANSFER_TIMEOUT_S)
-        return await parse_output(ran.stdout, _parse_sealed)
+        result = await self._runner.run(_SEAL_CHECKOUT, commit, timeout_s=_TRANSFER_TIMEOUT_S)
+        return await parse_output(result.stdout, _parse_sealed)
 
     async def adopt(
         self, bundle: Bundle | None, *, commit: str, base_branch: str, branch: str, identity: Identity, origin: str
@@ -182,16 +182,16 @@ class SandboxGit:
         """
         path = "" if bundle is None else await upload(self._runner, bundle.path)
         shallow = "" if bundle is None else "\n".join(bundle.shallow)
-        ran = await self._runner.run(
+        result = await self._runner.run(
             _ADOPT_CHECKOUT,
             *(path, commit, base_branch, branch, identity.name, identity.email, origin, shallow),
             ok=(0, _OTHER_CHECKOUT),
             timeout_s=_TRANSFER_TIMEOUT_S,
         )
-        if ran.exit_code == _OTHER_CHECKOUT:
-            raise self._other_checkout_error()
+        if result.exit_code == _OTHER_CHECKOUT:
+            raise self._make_other_checkout_error()
 
-    def _other_checkout_error(self) -> GitFailedError:
+    def _make_other_checkout_error(self) -> GitFailedError:
         return GitFailedError(
             f"{self._runner.folder} already contains another repository, or another branch of this one."
         )
@@ -204,23 +204,23 @@ class SandboxGit:
         await self._runner.run(_RECEIVE_BUNDLE, path, shallow, *pairs, timeout_s=_TRANSFER_TIMEOUT_S)
 
     async def send(self, into: Path, *, ref: str = "HEAD", have: Sequence[str]) -> SentCommit:
-        """Write a bundle to the platform's machine with what `ref` (a ref or a commit) has and `have` has not.
+        """Write a bundle to the platform's machine with what `ref` (a ref or a commit) contains and the commits `have` do not.
 
         Writes no file if there is nothing new. A tag is sent as a tag object. Raises TooMuchError. Leaves nothing in
         the sandbox.
         """
         known = [commit for commit in dict.fromkeys(have) if is_commit_id(commit)]
-        ran = await self._runner.run(
+        result = await self._runner.run(
             _SEND_BUNDLE, ref, str(self._limit), *known, ok=(0, _NO_REF, _TOO_MUCH), timeout_s=_TRANSFER_TIMEOUT_S
         )
-        if ran.exit_code == _NO_REF:
+        if result.exit_code == _NO_REF:
             raise GitFailedError(f"The checkout in the sandbox has no commit {ref!r}.")
-        if ran.exit_code == _TOO_MUCH:
-            raise too_much_error(self._limit)
-        said = ran.stdout.decode("ascii", "replace").split()
-        if len(said) != 3 or not is_commit_id(said[0]):
+        if result.exit_code == _TOO_MUCH:
+            raise make_too_much_error(self._limit)
+        fields = result.stdout.decode("ascii", "replace").split()
+        if len(fields) != 3 or not is_commit_id(fields[0]):
             raise UnsafeBundleError
-        commit, _, folder = said
+        commit, _, folder = fields
         if folder == "-":
             return SentCommit(commit)
         if not _SEND_FOLDER.fullmatch(folder):
@@ -237,30 +237,29 @@ class SandboxGit:
 
     # reads ------------------------------------------------------------------------------------------------------------
 
-    async def status(self) -> Status:
-        ran = await self._runner.run(_STATUS, reads=True)
-        way, _, output = ran.stdout.partition(b"\0")
-        under_way = way[:_MAX_STATE_LENGTH].decode("ascii", "replace") or None
-        return await parse_output(output, partial(parse_status, under_way=under_way, truncated=ran.truncated))
+    async def get_status(self) -> Status:
+        result = await self._runner.run(_STATUS, read_only=True)
+        state, _, output = result.stdout.partition(b"\0")
+        under_way = state[:_MAX_STATE_LENGTH].decode("ascii", "replace") or None
+        return await parse_output(output, partial(parse_status, under_way=under_way, truncated=result.truncated))
 
-    async def head(self) -> str:
+    async def get_head(self) -> str:
         """Return the commit of HEAD. Raises GitFailedError if there is no commit yet."""
         output, _ = await self.read("rev-parse", "-q", "--verify", "HEAD^{commit}")
         return _parse_commit(output)
 
-    async def branch(self) -> str | None:
+    async def get_branch(self) -> str | None:
         """Return the current branch. None if HEAD is detached."""
         output, _ = await self.read("branch", "--show-current")
         return output.decode(errors="replace").strip() or None
 
-    async def read(self, *arguments: str, limit: int = LIMIT) -> tuple[bytes, bool]:
+    async def read(self, *arguments: str, limit: int = DEFAULT_LIMIT) -> tuple[bytes, bool]:
         return await self._runner.read(*arguments, limit=limit)
 
     # changes ----------------------------------------------------------------------------------------------------------
 
     async def stage(self, paths: Sequence[str], *, unstage: bool = False) -> None:
-        """Stage or unstage these paths, which are names and not patterns. A folder includes everything in it.
-        Idempotent."""
+        """Stage or unstage these paths, which are names and not patterns. A folder includes everything in it. Idempotent."""
         _check_paths(paths)
         if paths:
             await self._runner.run(_UNSTAGE if unstage else _STAGE, *paths)
@@ -273,8 +272,8 @@ class SandboxGit:
         _check_paths(paths)
         if not paths and not everything:
             return []
-        ran = await self._runner.run(_DISCARD, "yes" if everything else "", *([] if everything else paths))
-        return await parse_output(ran.stdout, _parse_discarded)
+        result = await self._runner.run(_DISCARD, "yes" if everything else "", *([] if everything else paths))
+        return await parse_output(result.stdout, _parse_discarded)
 
     async def commit(self, draft: CommitDraft) -> str:
         """Commit and return the new commit's id.
@@ -283,55 +282,55 @@ class SandboxGit:
         have conflict markers.
         """
         _check_paths(draft.paths)
-        message = commit_messages.with_trailers(draft.message, draft.co_authors)
+        message = commit_messages.add_trailers(draft.message, draft.co_authors)
         if not message.strip():
             raise InvalidInputError("A commit needs a message.")
         if len(message.encode()) > _MAX_MESSAGE_BYTES:
             raise InvalidInputError(f"The commit message is longer than {_MAX_MESSAGE_BYTES >> 10} KiB.")
-        how = "paths" if draft.paths else "everything" if draft.everything else "staged"
-        ran = await self._runner.run(
+        scope = "paths" if draft.paths else "everything" if draft.everything else "staged"
+        result = await self._runner.run(
             _COMMIT,
-            *(how, message, *draft.paths),
-            envs=identity_variables(draft.author, draft.committer),
+            *(scope, message, *draft.paths),
+            envs=make_identity_variables(draft.author, draft.committer),
             ok=(0, _NOTHING_TO_COMMIT, _CONFLICT_MARKERS, _COMMIT_REJECTED),
             timeout_s=_COMMIT_TIMEOUT_S,
         )
-        said = extract_message(ran.stderr)
-        if ran.exit_code == _NOTHING_TO_COMMIT:
+        output = extract_message(result.stderr)
+        if result.exit_code == _NOTHING_TO_COMMIT:
             raise NothingToCommitError
-        if ran.exit_code == _CONFLICT_MARKERS:
-            raise GitFailedError(f"These files still have conflict markers. Resolve them first: {said}")
-        if ran.exit_code == _COMMIT_REJECTED:
-            raise GitFailedError(f"The commit was rejected in the sandbox. It said: {said}")
-        return _parse_commit(ran.stdout)
+        if result.exit_code == _CONFLICT_MARKERS:
+            raise GitFailedError(f"These files still have conflict markers. Resolve them first: {output}")
+        if result.exit_code == _COMMIT_REJECTED:
+            raise GitFailedError(f"The commit was rejected in the sandbox. It said: {output}")
+        return _parse_commit(result.stdout)
 
     async def create_branch(self, name: str, *, start: str | None = None) -> None:
         """Create a branch and switch to it. Does nothing if it is the current branch."""
-        ran = await self._runner.run(_CREATE_BRANCH, name, start or "", ok=(0, _NAME_EXISTS, _NO_START))
-        if ran.exit_code == _NAME_EXISTS:
+        result = await self._runner.run(_CREATE_BRANCH, name, start or "", ok=(0, _NAME_EXISTS, _NO_START))
+        if result.exit_code == _NAME_EXISTS:
             raise GitFailedError(f"The checkout already has a branch {name!r}. Choose another name.")
-        if ran.exit_code == _NO_START:
+        if result.exit_code == _NO_START:
             raise GitFailedError(f"The checkout has no commit {start!r} to start a branch from.")
 
-    async def tag(self, name: str, message: str | None, identity: Identity) -> str:
+    async def create_tag(self, name: str, message: str | None, identity: Identity) -> str:
         """Tag HEAD and return its commit. Without a message the tag is a lightweight one.
 
         Idempotent: an existing tag of that name is left as it is. Raises GitFailedError if that tag is not on HEAD.
         """
-        variables = identity_variables(identity)
-        ran = await self._runner.run(_CREATE_TAG, name, message or "", envs=variables, ok=(0, _NAME_EXISTS))
-        if ran.exit_code == _NAME_EXISTS:
+        variables = make_identity_variables(identity)
+        result = await self._runner.run(_CREATE_TAG, name, message or "", envs=variables, ok=(0, _NAME_EXISTS))
+        if result.exit_code == _NAME_EXISTS:
             raise GitFailedError(f"The checkout already has a tag {name!r}. Choose another name.")
-        return _parse_commit(ran.stdout)
+        return _parse_commit(result.stdout)
 
     # merge and rebase -------------------------------------------------------------------------------------------------
 
     async def rebase(self, onto: str) -> None:
         """Rebase onto a commit. Raises ConflictsError, and then everything is as before."""
-        ran = await self._runner.run(
+        result = await self._runner.run(
             _REBASE, onto, ok=(0, 1, _IN_PROGRESS, _CONFLICTS, _NOT_UNDONE), timeout_s=_MERGE_TIMEOUT_S
         )
-        conflicts = _interpret_merge(ran.exit_code, ran.stdout, ran.stderr, "rebase")
+        conflicts = _interpret_merge(result.exit_code, result.stdout, result.stderr, "rebase")
         if conflicts:
             raise ConflictsError(conflicts, ("merge", "agent", "give_up"))
 
@@ -341,14 +340,14 @@ class SandboxGit:
         With `leave_conflicts` the merge stays in progress, with markers in the files. Otherwise raises ConflictsError,
         and everything is as before.
         """
-        ran = await self._runner.run(
+        result = await self._runner.run(
             _MERGE,
             *("yes" if leave_conflicts else "", other, message),
-            envs=identity_variables(identity),
+            envs=make_identity_variables(identity),
             ok=(0, 1, _IN_PROGRESS, _CONFLICTS, _NOT_UNDONE),
             timeout_s=_MERGE_TIMEOUT_S,
         )
-        conflicts = _interpret_merge(ran.exit_code, ran.stdout, ran.stderr, "merge")
+        conflicts = _interpret_merge(result.exit_code, result.stdout, result.stderr, "merge")
         if conflicts and not leave_conflicts:
             raise ConflictsError(conflicts)
         return conflicts
@@ -366,42 +365,46 @@ class SandboxGit:
         gives the same commit, which has the shape of a git-stash commit. If there is no commit yet, `head` is an empty
         one.
         """
-        ran = await self._runner.run(_SAVE_WORK_TREE, envs=_WORK_TREE_VARIABLES, timeout_s=_WORK_TREE_TIMEOUT_S)
-        return await parse_output(ran.stdout, _parse_work_tree)
+        result = await self._runner.run(_SAVE_WORK_TREE, envs=_WORK_TREE_VARIABLES, timeout_s=_WORK_TREE_TIMEOUT_S)
+        return await parse_output(result.stdout, _parse_work_tree)
 
     async def restore_work_tree(self, commit: str) -> None:
         """Restore HEAD, its branch, the index and the files.
 
         Other files are deleted unless they are ignored, and a merge or rebase in progress is ended. Idempotent.
         """
-        ran = await self._runner.run(
+        result = await self._runner.run(
             _RESTORE_WORK_TREE, commit, ok=(0, _NOT_A_WORK_TREE), timeout_s=_WORK_TREE_TIMEOUT_S
         )
-        if ran.exit_code == _NOT_A_WORK_TREE:
+        if result.exit_code == _NOT_A_WORK_TREE:
             raise GitFailedError(f"{commit[:12]} is not in the checkout, or is not a saved work tree.")
 
-    async def undo_changes(self, before: str) -> Undone | None:
-        """Restore the files and the index to what `save_work_tree` returned as `before`.
+    async def undo_changes(self, before: str) -> UndoneChanges | None:
+        """Restore the files and the index of the work tree `before`, a commit that `save_work_tree` returned.
 
         New files are deleted unless they were ignored at that time; changed and deleted files are restored. Changes
         nothing if HEAD has moved since. Returns None if the checkout has no such work tree. Idempotent.
         """
-        ran = await self._runner.run(
+        result = await self._runner.run(
             _UNDO_CHANGES,
             before,
             envs=_WORK_TREE_VARIABLES,
             ok=(0, _NOT_A_WORK_TREE),
             timeout_s=_WORK_TREE_TIMEOUT_S,
         )
-        if ran.exit_code == _NOT_A_WORK_TREE:
+        if result.exit_code == _NOT_A_WORK_TREE:
             return None
-        undone, again = await parse_output(ran.stdout, _parse_undone)
-        if not again:
+        undone, repeat = await parse_output(result.stdout, _parse_undone)
+        if not repeat:
             return undone
         # files that the program's own ignore rules had hidden are visible now
-        ran = await self._runner.run(_UNDO_CHANGES, before, envs=_WORK_TREE_VARIABLES, timeout_s=_WORK_TREE_TIMEOUT_S)
-        rest, _ = await parse_output(ran.stdout, _parse_undone)
-        return Undone(undone.commit, count=undone.count + rest.count, paths=(*undone.paths, *rest.paths)[:MAX_NAMES])
+        result = await self._runner.run(
+            _UNDO_CHANGES, before, envs=_WORK_TREE_VARIABLES, timeout_s=_WORK_TREE_TIMEOUT_S
+        )
+        rest, _ = await parse_output(result.stdout, _parse_undone)
+        return UndoneChanges(
+            undone.commit, count=undone.count + rest.count, paths=(*undone.paths, *rest.paths)[:MAX_NAMES]
+        )
 
 
 def _check_paths(paths: Sequence[str]) -> None:
@@ -424,22 +427,22 @@ def _parse_discarded(output: bytes) -> list[str]:
     return [decode_name(entry[3:]) for entry in output.split(b"\0", _MAX_DISCARDED)[:-1]]
 
 
-def _interpret_merge(code: int, stdout: bytes, stderr: str, what: str) -> list[Conflict]:
+def _interpret_merge(code: int, stdout: bytes, stderr: str, action: str) -> list[Conflict]:
     """Return the conflicts of a merge or rebase. Raises GitFailedError if it failed for another reason."""
-    said = extract_message(stderr)
+    message = extract_message(stderr)
     if code == _IN_PROGRESS:
         raise GitFailedError("A merge or rebase is in progress in the sandbox. Finish or abort it first.")
     if code == _NOT_UNDONE:
         raise GitFailedError(
-            f"There were conflicts, and the {what} could not be undone. Check the sandbox. It said: {said}"
+            f"There were conflicts, and the {action} could not be undone. Check the sandbox. It said: {message}"
         )
     if code == 1:
-        changed = "unstaged changes" in said or "uncommitted changes" in said or "local changes" in said
-        if changed or "untracked working tree files" in said:
+        changed = "unstaged changes" in message or "uncommitted changes" in message or "local changes" in message
+        if changed or "untracked working tree files" in message:
             raise GitFailedError(
-                f"The {what} would overwrite uncommitted changes in the sandbox. Commit or discard them first. It said: {said}"
+                f"The {action} would overwrite uncommitted changes in the sandbox. Commit or discard them first. It said: {message}"
             )
-        raise GitFailedError(f"Git in the sandbox could not {what}. It said: {said}")
+        raise GitFailedError(f"Git in the sandbox could not {action}. It said: {message}")
     return parse_conflicts(stdout) if code == _CONFLICTS else []
 
 
@@ -466,10 +469,10 @@ def _parse_work_tree(output: bytes) -> WorkTree:
     return WorkTree(commit, head, branch or None, changed=int(changed), skipped=tuple(dict.fromkeys(skipped)))
 
 
-def _parse_undone(output: bytes) -> tuple[Undone, bool]:
-    """Also return whether to undo a second time, because ignore rules were reverted."""
+def _parse_undone(output: bytes) -> tuple[UndoneChanges, bool]:
+    """Return the undone changes, and whether to undo a second time because ignore rules were reverted."""
     fields = [decode_name(field) for field in output.split(b"\0", 3 + MAX_NAMES)[:-1]]
     if len(fields) < 3 or not is_commit_id(fields[0]) or not _COUNT.fullmatch(fields[1]):
         raise SandboxGitError
-    commit, count, again, *paths = fields
-    return Undone(commit, count=int(count), paths=tuple(paths)), bool(again)
+    commit, count, repeat, *paths = fields
+    return UndoneChanges(commit, count=int(count), paths=tuple(paths)), bool(repeat)

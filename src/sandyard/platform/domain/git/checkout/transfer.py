@@ -11,12 +11,14 @@ from sandyard.kit.ids import random_id
 from sandyard.platform.domain.git.checkout.program_runner import ProgramRunner
 from sandyard.platform.domain.repositories.errors import TooMuchError
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 async def upload(runner: ProgramRunner, file: str, offset: int = 0) -> str:
-    """Upload the file from that offset on and return its path in the sandbox, which is unguessable so that it cannot be
-    occupied."""
+    """Upload the file from that offset on and return its path in the sandbox.
+
+    The path is unguessable, so that no file can already be there.
+    """
     path = f"/tmp/.sandyard-bundle-{random_id()}"  # noqa: S108 - in the sandbox
     try:
         await runner.engine.files.write(runner.engine_id, path, _read_chunks(Path(file), offset))
@@ -29,14 +31,14 @@ async def upload(runner: ProgramRunner, file: str, offset: int = 0) -> str:
 async def download(runner: ProgramRunner, path: str, into: Path, limit: int) -> None:
     """Download at most `limit` bytes, whatever size the sandbox reports. Leaves no file if it fails."""
     _, chunks = await runner.engine.files.read(runner.engine_id, path)
-    taken = 0
+    received = 0
     try:
         file = await asyncio.to_thread(into.open, "wb")
         try:
             async for chunk in chunks:
-                taken += len(chunk)
-                if taken > limit:
-                    raise too_much_error(limit)
+                received += len(chunk)
+                if received > limit:
+                    raise make_too_much_error(limit)
                 await asyncio.to_thread(file.write, chunk)
         finally:
             await asyncio.to_thread(file.close)
@@ -57,13 +59,13 @@ async def _read_chunks(path: Path, offset: int) -> AsyncIterator[bytes]:
     file = await asyncio.to_thread(path.open, "rb")
     try:
         file.seek(offset)
-        while chunk := await asyncio.to_thread(file.read, _CHUNK):
+        while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
             yield chunk
     finally:
         await asyncio.to_thread(file.close)
 
 
-def too_much_error(limit: int) -> TooMuchError:
+def make_too_much_error(limit: int) -> TooMuchError:
     return TooMuchError(
         f"There is more than {limit / (1 << 20):g} MiB to transfer from the sandbox. Check the changes for large files, and "
         "ignore or remove them."

@@ -27,20 +27,20 @@ class ChangeHandlers:
         return {"paths": len(job.arguments["paths"])}
 
     async def discard(self, job: Job) -> Detail:
-        """Discard changes at most once: what was written after a crash was not meant to be discarded."""
+        """Discard changes. Not repeated after a crash, because it would discard what was written since."""
         if job.operation.attempts > 1:
             raise ConflictError(
                 "The platform was restarted while discarding changes. Check what is left, and discard again."
             )
         row = await self._context.get_checkout(job.sandbox.id)
         async with self._context.open_git(job.sandbox, row.folder) as git:
-            kept = await self._checkpoints.save(row, job.sandbox, git, Reason.DISCARD)
-            gone = await git.discard(job.arguments["paths"], everything=job.arguments["everything"])
+            saved = await self._checkpoints.save(row, job.sandbox, git, Reason.DISCARD)
+            discarded = await git.discard(job.arguments["paths"], everything=job.arguments["everything"])
         return {
-            "discarded": gone[:100],
-            "count": len(gone),
-            "checkpointId": kept.row.id,
-            "warnings": kept.warnings,
+            "discarded": discarded[:100],
+            "count": len(discarded),
+            "checkpointId": saved.row.id,
+            "warnings": saved.warnings,
         }
 
     async def commit(self, job: Job) -> Detail:
@@ -57,18 +57,18 @@ class ChangeHandlers:
         async with self._context.open_git(job.sandbox, row.folder) as git:
             before = job.arguments.get("before")
             if before is None:
-                await job.note(before=await git.head())
+                await job.store(before=await git.get_head())
             elif await self._is_already_committed(git, str(before), draft):
-                return {"commit": await git.head()}
+                return {"commit": await git.get_head()}
             return {"commit": await git.commit(draft)}
 
     async def _is_already_committed(self, git: SandboxGit, before: str, draft: CommitDraft) -> bool:
         """Return whether a run before a crash has created this commit."""
-        head = await git.head()
+        head = await git.get_head()
         if head == before:
             return False
         try:
             newest = (await read_history(git, head, limit=1))[0]
         except IndexError:
             raise NothingToCommitError from None
-        return newest.parents == (before,) and newest.subject == commit_messages.subject_of(draft.message)
+        return newest.parents == (before,) and newest.subject == commit_messages.get_subject(draft.message)

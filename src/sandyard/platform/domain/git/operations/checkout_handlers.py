@@ -24,20 +24,20 @@ from sandyard.platform.db.models import (
 )
 from sandyard.platform.domain.git.context import GitContext, get_author, get_public_url
 from sandyard.platform.domain.git.errors import NotInProjectError
-from sandyard.platform.domain.git.model import FOLDER, OperationKind, PreparedCheckout, Reason
+from sandyard.platform.domain.git.model import CHECKOUT_FOLDER, OperationKind, PreparedCheckout, Reason
 from sandyard.platform.domain.git.operations.checkpoints import Checkpoints
 from sandyard.platform.domain.git.operations.runner import OPEN_STATUSES, Detail, Job
 from sandyard.platform.domain.git.prepared_checkouts import resolve_base
-from sandyard.platform.domain.git.sandbox_commits import checkpoint_ref, head_ref
+from sandyard.platform.domain.git.sandbox_commits import make_checkpoint_ref, make_head_ref
 from sandyard.platform.domain.repositories import ref_names
 from sandyard.platform.domain.repositories.errors import GitFailedError
 from sandyard.platform.domain.repositories.mirror import Mirror
-from sandyard.platform.domain.repositories.remote import parse
+from sandyard.platform.domain.repositories.remote import parse_remote
 from sandyard.platform.domain.sandboxes.model import utc_now
 
 
 def require_in_project(sandbox: Sandbox, project_id: str | None) -> None:
-    """Raise NotInProjectError if other policies than those of the code's project apply: network, commands, budget."""
+    """Raise NotInProjectError if the sandbox is not in the project, whose policies (network, commands, budget) must apply to its code."""
     if sandbox.project_id != project_id:
         raise NotInProjectError
 
@@ -48,25 +48,25 @@ class CheckoutHandlers:
     def __init__(self, context: GitContext, checkpoints: Checkpoints) -> None:
         self._context = context
         self._checkpoints = checkpoints
-        self._choosing = asyncio.Lock()
+        self._branch_lock = asyncio.Lock()
 
     async def clone(self, job: Job) -> Detail:
         """Check out the newest commit of the base branch on a new branch."""
         require_in_project(job.sandbox, job.operation.project_id)
         if "prepared" in job.arguments:
-            return await self._adopt(job, PreparedCheckout(**job.arguments["prepared"]))
-        context, begun = self._context, time.monotonic()
+            return await self._adopt_prepared(job, PreparedCheckout(**job.arguments["prepared"]))
+        context, started = self._context, time.monotonic()
         project = await context.get_project(job.operation.project_id)
         repository = await context.get_repository(project)
         await self._require_no_other_checkout(job)
         if "chosen" not in job.arguments:  # otherwise a run before a crash may have checked out this commit
-            async with job.turn(repository.remote.key):
-                await context.refresh(project, repository, job.progress, since=begun)
+            async with job.wait_turn(repository.remote.key):
+                await context.refresh(project, repository, job.progress, since=started)
                 base, commit = await resolve_base(repository.mirror, project, job.arguments.get("baseBranch"))
                 await self._record_choice(job, repository.mirror, base, commit)
         branch, base, commit = (str(job.arguments[name]) for name in ("chosen", "base", "commit"))
-        # keeps the commit, whatever happens to the remote's branch
-        await repository.mirror.set_ref(head_ref(job.sandbox.id), commit)
+        # the ref keeps the commit, whatever happens to the remote's branch
+        await repository.mirror.set_ref(make_head_ref(job.sandbox.id), commit)
         warnings = await repository.mirror.list_limitations(commit)
         depth = context.settings.git_shallow_depth if await repository.mirror.is_large() else None
         job.progress("preparing the checkout")
@@ -91,12 +91,12 @@ class CheckoutHandlers:
             "branch": branch,
             "baseBranch": base,
             "commit": commit,
-            "folder": FOLDER,
+            "folder": CHECKOUT_FOLDER,
             "shallow": bool(bundle.shallow),
             "warnings": warnings,
         }
 
-    async def _adopt(self, job: Job, prepared: PreparedCheckout) -> Detail:
+    async def _adopt_prepared(self, job: Job, prepared: PreparedCheckout) -> Detail:
         """Adopt the checkout from the sandbox's snapshot on a new branch, with the newer commits that the mirror has.
 
         Does not contact the remote, because preparing the snapshot has just done so.
@@ -110,7 +110,7 @@ class CheckoutHandlers:
             newer = newest != prepared.commit and await mirror.is_ancestor(prepared.commit, newest)
             await self._record_choice(job, mirror, prepared.base, newest if newer else prepared.commit)
         branch, base, commit = (str(job.arguments[name]) for name in ("chosen", "base", "commit"))
-        await mirror.set_ref(head_ref(job.sandbox.id), commit)
+        await mirror.set_ref(make_head_ref(job.sandbox.id), commit)
         bundle = None
         if commit != prepared.commit:
             job.progress("preparing the checkout")
@@ -125,7 +125,7 @@ class CheckoutHandlers:
                     base_branch=base,
                     branch=branch,
                     identity=get_author(project),
-                    origin=get_public_url(parse(project.repository or "")),
+                    origin=get_public_url(parse_remote(project.repository or "")),
                 )
         finally:
             if bundle is not None:
@@ -137,7 +137,7 @@ class CheckoutHandlers:
             "branch": branch,
             "baseBranch": base,
             "commit": commit,
-            "folder": FOLDER,
+            "folder": CHECKOUT_FOLDER,
             "shallow": bool(shallow),
             "warnings": list(prepared.warnings),
             "prepared": prepared.commit,
@@ -149,85 +149,92 @@ class CheckoutHandlers:
         context = self._context
         project = await context.get_project(job.operation.project_id)
         async with context.database.reading() as session:
-            kept = await session.get(Checkpoint, job.arguments["checkpointId"])
-        if kept is None:
+            checkpoint = await session.get(Checkpoint, job.arguments["checkpointId"])
+        if checkpoint is None:
             raise NotFoundError("The checkpoint no longer exists.")
         async with context.database.reading() as session:
             # it came with the snapshot that the sandbox was created from
-            there = await session.get(Checkout, job.sandbox.id)
-        shallow = await self._restore_checkpoint(job, project, kept, there)
-        await context.mirrors.get(project.id).set_ref(head_ref(job.sandbox.id), kept.head)
-        pushed = await self._last_pushed(kept)
+            existing = await session.get(Checkout, job.sandbox.id)
+        shallow = await self._restore_checkpoint(job, project, checkpoint, existing)
+        await context.mirrors.get(project.id).set_ref(make_head_ref(job.sandbox.id), checkpoint.head)
+        pushed = await self._get_last_pushed(checkpoint)
         await self._save_checkout(
             job,
             project,
-            branch=kept.branch,
-            base_branch=kept.base_branch,
-            base_commit=kept.base_commit,
-            head=kept.head,
+            branch=checkpoint.branch,
+            base_branch=checkpoint.base_branch,
+            base_commit=checkpoint.base_commit,
+            head=checkpoint.head,
             pushed=pushed,
             shallow=shallow,
         )
-        return {"branch": kept.branch, "checkpointId": kept.id, "commit": kept.head, "changed": kept.changed}
+        return {
+            "branch": checkpoint.branch,
+            "checkpointId": checkpoint.id,
+            "commit": checkpoint.head,
+            "changed": checkpoint.changed,
+        }
 
     async def _restore_checkpoint(
-        self, job: Job, project: Project, kept: Checkpoint, there: Checkout | None
+        self, job: Job, project: Project, checkpoint: Checkpoint, existing: Checkout | None
     ) -> list[str]:
         """Restore the checkpoint in the sandbox. Returns the commits where the checkout's history ends."""
-        context, mirror, ref = self._context, self._context.mirrors.get(project.id), checkpoint_ref(kept.id)
+        context, mirror, ref = self._context, self._context.mirrors.get(project.id), make_checkpoint_ref(checkpoint.id)
         prepared = PreparedCheckout(**job.arguments["prepared"]) if "prepared" in job.arguments else None
         job.progress("preparing the checkout")
-        if there is not None:
-            have = [there.head, there.base_commit]
-            bundle = await mirror.bundles.create(kept.commit, ref=ref, have=have, shallow=there.shallow)
+        if existing is not None:
+            have = [existing.head, existing.base_commit]
+            bundle = await mirror.bundles.create(checkpoint.commit, ref=ref, have=have, shallow=existing.shallow)
         elif prepared is not None:
-            bundle = await mirror.bundles.create(kept.commit, ref=ref, have=[prepared.commit], shallow=prepared.shallow)
+            bundle = await mirror.bundles.create(
+                checkpoint.commit, ref=ref, have=[prepared.commit], shallow=prepared.shallow
+            )
         else:
             depth = context.settings.git_shallow_depth if await mirror.is_large() else None
-            bundle = await mirror.bundles.create(kept.commit, ref=ref, depth=depth)
+            bundle = await mirror.bundles.create(checkpoint.commit, ref=ref, depth=depth)
         try:
             async with context.open_git(job.sandbox) as git:
                 job.progress("checking out")
-                if there is not None:
+                if existing is not None:
                     await git.receive(bundle, {ref: ref})
                 elif prepared is not None:
                     await git.adopt(
                         None,
                         commit=prepared.commit,
-                        base_branch=kept.base_branch,
-                        branch=kept.branch,
+                        base_branch=checkpoint.base_branch,
+                        branch=checkpoint.branch,
                         identity=get_author(project),
-                        origin=get_public_url(parse(project.repository or "")),
+                        origin=get_public_url(parse_remote(project.repository or "")),
                     )
                     await git.receive(bundle, {ref: ref})
                     with contextlib.suppress(GitFailedError):  # a shallow history may lack the commit
-                        await git.track(kept.base_branch, kept.base_commit)
+                        await git.track(checkpoint.base_branch, checkpoint.base_commit)
                 else:
                     await git.checkout(
                         bundle,
-                        commit=kept.head,
-                        base_branch=kept.base_branch,
-                        branch=kept.branch,
+                        commit=checkpoint.head,
+                        base_branch=checkpoint.base_branch,
+                        branch=checkpoint.branch,
                         identity=get_author(project),
-                        origin=get_public_url(parse(project.repository or "")),
-                        tracked={kept.base_branch: kept.base_commit},
+                        origin=get_public_url(parse_remote(project.repository or "")),
+                        tracked={checkpoint.base_branch: checkpoint.base_commit},
                     )
-                if there is not None and job.operation.attempts > 1:  # somebody may have worked in it since
-                    await self._checkpoints.save(there, job.sandbox, git, Reason.RESTORE)
-                await git.restore_work_tree(kept.commit)
+                if existing is not None and job.operation.attempts > 1:  # somebody may have worked in it since
+                    await self._checkpoints.save(existing, job.sandbox, git, Reason.RESTORE)
+                await git.restore_work_tree(checkpoint.commit)
         finally:
             await mirror.bundles.release(bundle)
-        if there is not None:
-            return there.shallow
+        if existing is not None:
+            return existing.shallow
         return [*(prepared.shallow if prepared is not None else bundle.shallow)]
 
-    async def branch(self, job: Job) -> Detail:
+    async def create_branch(self, job: Job) -> Detail:
         """Create a branch in the checkout. From then on it is the branch that is pushed."""
         context, name = self._context, str(job.arguments["name"])
         row = await context.get_checkout(job.sandbox.id)
         if name == row.base_branch:
             raise InvalidInputError(f"{name!r} is the base branch. Work on another branch.")
-        taken = set(await context.mirrors.get(row.project_id).list_branches()) | await self._taken_names(job)
+        taken = set(await context.mirrors.get(row.project_id).list_branches()) | await self._list_taken_names(job)
         if name != row.branch and name in taken:
             raise ConflictError(f"The branch {name!r} already exists. Choose another name.")
         async with context.open_git(job.sandbox, row.folder) as git:
@@ -238,7 +245,7 @@ class CheckoutHandlers:
                 known.branch, known.pushed, known.updated_at = name, None, utc_now()
         return {"branch": name}
 
-    # ---------------------------------------------------------------------------------------------------------------------
+    # helpers -------------------------------------------------------------------------------------------------------------
 
     async def _require_no_other_checkout(self, job: Job) -> None:
         async with self._context.database.reading() as session:
@@ -248,46 +255,47 @@ class CheckoutHandlers:
 
     async def _record_choice(self, job: Job, mirror: Mirror, base: str, commit: str) -> None:
         """Choose a branch name under a lock, so that no two operations choose the same."""
-        async with self._choosing:
-            await job.note(chosen=await self._choose_branch(job, mirror), base=base, commit=commit)
+        async with self._branch_lock:
+            await job.store(chosen=await self._choose_branch(job, mirror), base=base, commit=commit)
 
     async def _choose_branch(self, job: Job, mirror: Mirror) -> str:
         """Return a name that neither the remote nor another checkout of the project uses."""
-        taken = set(await mirror.list_branches()) | await self._taken_names(job)
-        asked = job.arguments.get("branch")
-        if asked is not None:
-            if asked in taken:
-                raise ConflictError(f"The branch {asked!r} already exists. Choose another name.")
-            return str(asked)
-        return next(name for name in await self._candidate_names(job.sandbox, taken) if name not in taken)
+        taken = set(await mirror.list_branches()) | await self._list_taken_names(job)
+        requested = job.arguments.get("branch")
+        if requested is not None:
+            if requested in taken:
+                raise ConflictError(f"The branch {requested!r} already exists. Choose another name.")
+            return str(requested)
+        return next(name for name in await self._iterate_candidate_names(job.sandbox, taken) if name not in taken)
 
-    async def _candidate_names(self, sandbox: Sandbox, taken: Collection[str]) -> Iterator[str]:
-        """Yield names such as `task/fix-login-1a2b`: the title and the end of the task's id, with more of the id while
-        the name is taken.
+    async def _iterate_candidate_names(self, sandbox: Sandbox, taken: Collection[str]) -> Iterator[str]:
+        """Yield names such as `task/fix-login-1a2b`: the title and the end of the task's id, then with more of the id.
 
         A suffix such as `-2` is the number of the attempt.
         """
         async with self._context.database.reading() as session:
             task = await session.get(Task, sandbox.task_id) if sandbox.task_id else None
-            of = await session.get(Session, sandbox.session_id) if sandbox.session_id else None
+            work_session = await session.get(Session, sandbox.session_id) if sandbox.session_id else None
             query = select(Attempt.number).where(Attempt.session_id == sandbox.session_id)
             number = (await session.scalars(query.limit(1))).first() if sandbox.session_id else None
         kind = "task" if task is not None else "session"
         separator = "-" if kind in taken else "/"  # if there is a branch `task`, there can be none below it
-        words = ref_names.slugify(task.title if task is not None else (of.title if of is not None else None) or "")
-        of_id = (sandbox.task_id or sandbox.session_id or sandbox.id).partition("_")[2]
+        slug = ref_names.slugify(
+            task.title if task is not None else (work_session.title if work_session is not None else None) or ""
+        )
+        task_or_session_id = (sandbox.task_id or sandbox.session_id or sandbox.id).partition("_")[2]
         attempt = f"-{number}" if number is not None and number > 1 else ""
 
-        def named(tail: str, more: str = "") -> str:
-            return f"{kind}{separator}{'-'.join(part for part in (words, tail) if part)}{more}{attempt}"
+        def make_name(tail: str, suffix: str = "") -> str:
+            return f"{kind}{separator}{'-'.join(part for part in (slug, tail) if part)}{suffix}{attempt}"
 
-        lengths = (4, 6, 8, 12, len(of_id)) if words else (8, 12, len(of_id))
+        lengths = (4, 6, 8, 12, len(task_or_session_id)) if slug else (8, 12, len(task_or_session_id))
         return itertools.chain(
-            (named(of_id[-length:]) for length in lengths),
-            (named(of_id, f".{count}") for count in itertools.count(2)),
+            (make_name(task_or_session_id[-length:]) for length in lengths),
+            (make_name(task_or_session_id, f".{count}") for count in itertools.count(2)),
         )
 
-    async def _taken_names(self, job: Job) -> set[str]:
+    async def _list_taken_names(self, job: Job) -> set[str]:
         async with self._context.database.reading() as session:
             rows = select(Checkout.branch).where(Checkout.project_id == job.operation.project_id)
             chosen = select(GitOperation.arguments).where(
@@ -297,17 +305,21 @@ class CheckoutHandlers:
                 GitOperation.id != job.operation.id,
             )
             known = set((await session.scalars(rows)).all())
-            return known | {one["chosen"] for one in (await session.scalars(chosen)).all() if "chosen" in one}
+            return known | {
+                arguments["chosen"] for arguments in (await session.scalars(chosen)).all() if "chosen" in arguments
+            }
 
-    async def _last_pushed(self, kept: Checkpoint) -> str | None:
+    async def _get_last_pushed(self, checkpoint: Checkpoint) -> str | None:
         """Return the last known position of the branch on the remote."""
         async with self._context.database.reading() as session:
             query = select(Checkout.pushed).where(
-                Checkout.session_id == kept.session_id, Checkout.branch == kept.branch, Checkout.pushed.is_not(None)
+                Checkout.session_id == checkpoint.session_id,
+                Checkout.branch == checkpoint.branch,
+                Checkout.pushed.is_not(None),
             )
             return (await session.scalars(query.order_by(Checkout.updated_at.desc()).limit(1))).first()
 
-    async def _save_checkout(self, job: Job, project: Project, **facts: Any) -> None:
+    async def _save_checkout(self, job: Job, project: Project, **fields: Any) -> None:
         now, sandbox = utc_now(), job.sandbox
         async with self._context.database.transaction() as tx:
             row = await tx.session.get(Checkout, sandbox.id)
@@ -316,10 +328,10 @@ class CheckoutHandlers:
                     sandbox_id=sandbox.id,
                     session_id=sandbox.session_id,
                     project_id=project.id,
-                    folder=FOLDER,
+                    folder=CHECKOUT_FOLDER,
                     created_at=now,
                 )
                 tx.add(row)
             row.updated_at = now
-            for name, value in facts.items():
+            for name, value in fields.items():
                 setattr(row, name, value)

@@ -16,7 +16,7 @@ from sandyard.platform.domain.git.checkout.sandbox_git import SandboxGit
 from sandyard.platform.domain.git.context import GitContext
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.operations.runner import Detail, Job
-from sandyard.platform.domain.git.sandbox_commits import checkpoint_ref, head_ref, import_commits
+from sandyard.platform.domain.git.sandbox_commits import import_commits, make_checkpoint_ref, make_head_ref
 from sandyard.platform.domain.repositories.errors import UnsafeBundleError
 from sandyard.platform.domain.sandboxes.model import Status, get_sandbox_event_fields, utc_now
 
@@ -43,31 +43,30 @@ class SavedCheckpoint:
 
 
 class Checkpoints:
-    """Save, find and delete checkpoints. Has the handler of checkpoint operations."""
+    """Saves, finds and deletes checkpoints, and handles checkpoint operations."""
 
     def __init__(self, context: GitContext) -> None:
         self._context = context
 
-    async def checkpoint(self, job: Job) -> Detail:
-        """Handle a checkpoint operation. Before a pause or deletion it uses the sandbox as it is; otherwise it resumes
-        it."""
+    async def handle_checkpoint(self, job: Job) -> Detail:
+        """Handle a checkpoint operation. Before a pause or deletion it uses the sandbox as it is; otherwise it resumes it."""
         reason = Reason(job.arguments["reason"])
         row = await self._context.get_checkout(job.sandbox.id)
         if reason in (Reason.PAUSE, Reason.DESTROY):
             assert job.sandbox.engine_id is not None
             if reason == Reason.DESTROY and job.sandbox.status == Status.PAUSED:
                 await self._context.lifecycle.engine.resume(job.sandbox.engine_id, SAVE_TIMEOUT_S * 2)
-            kept = await self.save(
+            saved = await self.save(
                 row, job.sandbox, self._context.create_git(job.sandbox.engine_id, row.folder), reason
             )
         else:
             async with self._context.open_git(job.sandbox, row.folder) as git:
-                kept = await self.save(row, job.sandbox, git, reason)
+                saved = await self.save(row, job.sandbox, git, reason)
         return {
-            "checkpointId": kept.row.id,
-            "commit": kept.row.head,
-            "changed": kept.row.changed,
-            "warnings": kept.warnings,
+            "checkpointId": saved.row.id,
+            "commit": saved.row.head,
+            "changed": saved.row.changed,
+            "warnings": saved.warnings,
         }
 
     async def save(self, row: Checkout, sandbox: Sandbox, git: SandboxGit, reason: Reason) -> SavedCheckpoint:
@@ -78,12 +77,12 @@ class Checkpoints:
             return SavedCheckpoint(last, tree.skipped)
         checkpoint_id = ordered_id("chk_")
         known = [last.commit, last.head] if last else []
-        into = checkpoint_ref(checkpoint_id)
+        into = make_checkpoint_ref(checkpoint_id)
         commit = await import_commits(self._context, row, git, ref=tree.commit, into=into, known=known)
         head = await self._context.mirrors.get(row.project_id).resolve(f"{commit}^1")
         if head is None:
             raise UnsafeBundleError("The sandbox did not send a work tree; its data was rejected.")
-        kept = Checkpoint(
+        checkpoint = Checkpoint(
             id=checkpoint_id,
             project_id=row.project_id,
             session_id=sandbox.session_id,
@@ -98,18 +97,18 @@ class Checkpoints:
             created_at=utc_now(),
         )
         async with self._context.database.transaction() as tx:
-            tx.add(kept)
+            tx.add(checkpoint)
             tx.emit(
                 "checkpoint.saved",
                 **get_sandbox_event_fields(sandbox),
-                checkpointId=kept.id,
+                checkpointId=checkpoint.id,
                 reason=reason,
-                commit=kept.head,
-                changed=kept.changed,
+                commit=checkpoint.head,
+                changed=checkpoint.changed,
                 skipped=tree.skipped[:100],
             )
-        await self._prune(sandbox, row.project_id)
-        return SavedCheckpoint(kept, tree.skipped)
+        await self._delete_oldest(sandbox, row.project_id)
+        return SavedCheckpoint(checkpoint, tree.skipped)
 
     async def get_newest(self, sandbox_id: str) -> Checkpoint | None:
         async with self._context.database.reading() as session:
@@ -119,28 +118,33 @@ class Checkpoints:
     async def delete_of_session(self, session_id: str) -> None:
         """Delete the checkpoints and checkouts of a session that is about to be deleted."""
         async with self._context.database.transaction() as tx:
-            rows = list((await tx.session.scalars(select(Checkpoint).where(Checkpoint.session_id == session_id))).all())
-            gone = list((await tx.session.scalars(select(Checkout).where(Checkout.session_id == session_id))).all())
+            checkpoints = list(
+                (await tx.session.scalars(select(Checkpoint).where(Checkpoint.session_id == session_id))).all()
+            )
+            checkouts = list(
+                (await tx.session.scalars(select(Checkout).where(Checkout.session_id == session_id))).all()
+            )
             await tx.session.execute(delete(Checkout).where(Checkout.session_id == session_id))
-        await self._drop(rows)
-        for row in gone:
-            await self._context.mirrors.get(row.project_id).drop_ref(head_ref(row.sandbox_id))
+        await self._delete(checkpoints)
+        for row in checkouts:
+            await self._context.mirrors.get(row.project_id).delete_ref(make_head_ref(row.sandbox_id))
 
-    async def _prune(self, sandbox: Sandbox, project_id: str) -> None:
-        whose = (
+    async def _delete_oldest(self, sandbox: Sandbox, project_id: str) -> None:
+        """Delete the oldest checkpoints of a session, or of a sandbox without one, beyond the configured number."""
+        owner = (
             Checkpoint.session_id == sandbox.session_id if sandbox.session_id else Checkpoint.sandbox_id == sandbox.id
         )
         async with self._context.database.reading() as session:
-            query = select(Checkpoint).where(whose, Checkpoint.project_id == project_id)
+            query = select(Checkpoint).where(owner, Checkpoint.project_id == project_id)
             query = query.order_by(Checkpoint.id.desc()).offset(self._context.settings.git_checkpoints_kept)
             rows = list((await session.scalars(query)).all())
-        await self._drop(rows)
+        await self._delete(rows)
 
-    async def _drop(self, rows: list[Checkpoint]) -> None:
-        """Delete the rows first: a ref without a row is swept later, but a row without a ref would refer to nothing."""
+    async def _delete(self, rows: list[Checkpoint]) -> None:
+        """Delete checkpoints, rows first: `recover` deletes a ref without a row, but a row without a ref would refer to nothing."""
         if not rows:
             return
         async with self._context.database.transaction() as tx:
             await tx.session.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in rows])))
         for row in rows:
-            await self._context.mirrors.get(row.project_id).drop_ref(checkpoint_ref(row.id))
+            await self._context.mirrors.get(row.project_id).delete_ref(make_checkpoint_ref(row.id))

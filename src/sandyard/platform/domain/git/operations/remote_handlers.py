@@ -20,7 +20,7 @@ from sandyard.platform.domain.git.context import GitContext, Repository, get_aut
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.operations.checkpoints import Checkpoints
 from sandyard.platform.domain.git.operations.runner import Detail, Job
-from sandyard.platform.domain.git.sandbox_commits import head_ref, import_commits
+from sandyard.platform.domain.git.sandbox_commits import import_commits, make_head_ref
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.errors import ConflictsError, UnsafeBundleError
 from sandyard.platform.domain.repositories.history import read_history
@@ -75,14 +75,14 @@ class RemoteHandlers:
             yield _CheckoutContext(row, project, repository, git)
 
     async def push(self, job: Job) -> Detail:
-        async with self._open_checkout(job) as site:
-            row, repository = site.row, site.repository
+        async with self._open_checkout(job) as checkout:
+            row, repository = checkout.row, checkout.repository
             mirror = repository.mirror
-            kept = await self._checkpoints.save(row, job.sandbox, site.git, Reason.PUSH)
-            commit = await self._fetch(site, kept.row.head)
-            commits = await self._check_pushable(site, commit)
+            saved = await self._checkpoints.save(row, job.sandbox, checkout.git, Reason.PUSH)
+            commit = await self._import_branch(checkout, saved.row.head)
+            commits = await self._check_pushable(checkout, commit)
             base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
-            async with job.turn(repository.remote.key), self._context.record_connection(site.project):
+            async with job.wait_turn(repository.remote.key), self._context.record_connection(checkout.project):
                 await mirror.push(
                     repository.remote,
                     repository.credential,
@@ -92,9 +92,9 @@ class RemoteHandlers:
                     base=base,
                     progress=job.progress,
                 )
-            left_at = await mirror.merge_base(commit, base) or row.base_commit
-            await self._update_checkout(row.sandbox_id, head=commit, pushed=commit, base_commit=left_at)
-            await self._track(site, commit)
+            fork_point = await mirror.find_merge_base(commit, base) or row.base_commit
+            await self._update_checkout(row.sandbox_id, head=commit, pushed=commit, base_commit=fork_point)
+            await self._track(checkout, commit)
         conflicts = await self._predict_conflicts(mirror, commit, base)
         return {
             "branch": row.branch,
@@ -106,12 +106,12 @@ class RemoteHandlers:
             "upToDate": commit == row.pushed,
         }
 
-    async def _track(self, site: _CheckoutContext, commit: str) -> None:
+    async def _track(self, checkout: _CheckoutContext, commit: str) -> None:
         """Record the push in the sandbox's git. Failures are only logged, because the push has succeeded already."""
         try:
-            await site.git.track(site.row.branch, commit)
+            await checkout.git.track(checkout.row.branch, commit)
         except SandyardError as error:
-            log.warning("branch_not_tracked", sandbox=site.row.sandbox_id, reason=error.message)
+            log.warning("branch_not_tracked", sandbox=checkout.row.sandbox_id, reason=error.message)
 
     async def _predict_conflicts(self, mirror: Mirror, ours: str, theirs: str) -> Conflicts:
         """Return conflicts for information. Failures are only logged, because the push has succeeded already."""
@@ -121,32 +121,32 @@ class RemoteHandlers:
             log.warning("conflicts_unknown", commit=ours, reason=error.message)
             return Conflicts()
 
-    async def _fetch(self, site: _CheckoutContext, *known: str) -> str:
+    async def _import_branch(self, checkout: _CheckoutContext, *known: str) -> str:
         """Transfer the branch's newest commit to the mirror, which already has the `known` commits."""
-        row = site.row
-        ref, into = f"refs/heads/{row.branch}", head_ref(row.sandbox_id)
-        return await import_commits(self._context, row, site.git, ref=ref, into=into, known=known)
+        row = checkout.row
+        ref, into = f"refs/heads/{row.branch}", make_head_ref(row.sandbox_id)
+        return await import_commits(self._context, row, checkout.git, ref=ref, into=into, known=known)
 
-    async def _check_pushable(self, site: _CheckoutContext, commit: str) -> int:
+    async def _check_pushable(self, checkout: _CheckoutContext, commit: str) -> int:
         """Return the number of commits that are not in the base. Raises an error if the branch may not be pushed."""
-        row, mirror = site.row, site.repository.mirror
-        if row.branch in (row.base_branch, site.project.base_branch, await mirror.get_default_branch()):
+        row, mirror = checkout.row, checkout.repository.mirror
+        if row.branch in (row.base_branch, checkout.project.base_branch, await mirror.get_default_branch()):
             raise ConflictError(f"{row.branch!r} is the base branch. Change it with a pull request.")
         base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
         added = await read_history(mirror, f"{base}..{commit}", limit=MAX_CHECKED_COMMITS)
         if not added:
-            raise await self._nothing_to_push(site)
-        if ProjectSettings.of(site.project).git.commit_messages == "conventional":
-            commit_messages.check_pushed(added)
+            raise await self._make_nothing_to_push_error(checkout)
+        if ProjectSettings.of(checkout.project).git.commit_messages == "conventional":
+            commit_messages.check_commits(added)
         return len(added)
 
-    async def _nothing_to_push(self, site: _CheckoutContext) -> NothingToPushError:
+    async def _make_nothing_to_push_error(self, checkout: _CheckoutContext) -> NothingToPushError:
         """Return the error for a branch without commits: someone may have switched to another branch in the sandbox."""
-        branch, on = site.row.branch, await site.git.branch()
-        if on == branch:
+        branch, current = checkout.row.branch, await checkout.git.get_branch()
+        if current == branch:
             return NothingToPushError()
         return NothingToPushError(
-            f"{branch}, which is pushed, has no commits of its own: the checkout is on {on or 'no branch'}. Run `git checkout "
+            f"{branch}, which is pushed, has no commits of its own: the checkout is on {current or 'no branch'}. Run `git checkout "
             f"{branch}` in the sandbox, or create a new branch from the current state."
         )
 
@@ -154,20 +154,24 @@ class RemoteHandlers:
 
     async def update(self, job: Job) -> Detail:
         """Merge or rebase new commits of the base branch, or of the remote's version of the branch itself."""
-        how, begun = job.arguments["how"], time.monotonic()
-        async with self._open_checkout(job) as site:
-            row, repository = site.row, site.repository
+        how, started = job.arguments["how"], time.monotonic()
+        async with self._open_checkout(job) as checkout:
+            row, repository = checkout.row, checkout.repository
             if how == "give_up":
-                return {"ended": await site.git.abort()}
-            if how == "agent" and job.operation.attempts > 1 and (left := await self._remaining_conflicts(site.git)):
-                await self._hand_over(job, left, row.base_branch)
-                return {"conflicts": _serialize_conflicts(left), "conflictCount": len(left)}
+                return {"ended": await checkout.git.abort()}
+            if (
+                how == "agent"
+                and job.operation.attempts > 1
+                and (remaining := await self._list_remaining_conflicts(checkout.git))
+            ):
+                await self._hand_conflicts_to_agent(job, remaining, row.base_branch)
+                return {"conflicts": _serialize_conflicts(remaining), "conflictCount": len(remaining)}
             known = []
             if how != "check":
-                known = [(await self._checkpoints.save(row, job.sandbox, site.git, Reason.UPDATE)).row.head]
-            async with job.turn(repository.remote.key):
-                await self._context.refresh(site.project, repository, job.progress, since=begun)
-            ours = await self._fetch(site, *known)
+                known = [(await self._checkpoints.save(row, job.sandbox, checkout.git, Reason.UPDATE)).row.head]
+            async with job.wait_turn(repository.remote.key):
+                await self._context.refresh(checkout.project, repository, job.progress, since=started)
+            ours = await self._import_branch(checkout, *known)
             await self._update_checkout(row.sandbox_id, head=ours)
             source = row.branch if job.arguments["source"] == "branch" else row.base_branch
             theirs = await repository.mirror.resolve(f"refs/remotes/origin/{source}")
@@ -189,45 +193,46 @@ class RemoteHandlers:
                 raise RebaseRefusedError
             if conflicts and how != "agent":
                 raise ConflictsError(conflicts.files, total=conflicts.total)
-            left = await self._bring_in(job, site, source, ours, theirs)
+            remaining = await self._integrate(job, checkout, source, ours, theirs)
             return {
                 **found,
-                "head": await site.git.head(),
-                "conflicts": _serialize_conflicts(left),
-                "conflictCount": len(left),
+                "head": await checkout.git.get_head(),
+                "conflicts": _serialize_conflicts(remaining),
+                "conflictCount": len(remaining),
             }
 
-    async def _bring_in(self, job: Job, site: _CheckoutContext, source: str, ours: str, theirs: str) -> list[Conflict]:
-        """Transfer the commits to the sandbox and join them with the branch. Returns the conflicts that were left for
-        the agent."""
-        row, how, mirror = site.row, job.arguments["how"], site.repository.mirror
+    async def _integrate(
+        self, job: Job, checkout: _CheckoutContext, source: str, ours: str, theirs: str
+    ) -> list[Conflict]:
+        """Transfer the commits to the sandbox and merge or rebase. Returns the conflicts that were left for the agent."""
+        row, how, mirror = checkout.row, job.arguments["how"], checkout.repository.mirror
         job.progress(f"merging {source}")
         bundle = await mirror.bundles.create(
             theirs, ref=f"refs/heads/{source}", have=[ours, row.base_commit], shallow=row.shallow
         )
         try:
-            await site.git.receive(bundle, {f"refs/heads/{source}": f"refs/remotes/origin/{source}"})
+            await checkout.git.receive(bundle, {f"refs/heads/{source}": f"refs/remotes/origin/{source}"})
         finally:
             await mirror.bundles.release(bundle)
-        left: list[Conflict] = []
+        remaining: list[Conflict] = []
         if how == "rebase":
-            await site.git.rebase(theirs)
+            await checkout.git.rebase(theirs)
         else:
-            identity = get_committer(site.project)
-            left = await site.git.merge(
+            identity = get_committer(checkout.project)
+            remaining = await checkout.git.merge(
                 theirs, message=f"chore: merge {source}"[:100], leave_conflicts=how == "agent", identity=identity
             )
-        if left:
-            await self._hand_over(job, left, source)
+        if remaining:
+            await self._hand_conflicts_to_agent(job, remaining, source)
         else:
             await self._update_checkout(
                 row.sandbox_id, **({"base_commit": theirs} if source == row.base_branch else {"pushed": theirs})
             )
-        return left
+        return remaining
 
-    async def _remaining_conflicts(self, git: SandboxGit) -> list[Conflict]:
+    async def _list_remaining_conflicts(self, git: SandboxGit) -> list[Conflict]:
         """Return the conflicts that a run before a crash has left."""
-        status = await git.status()
+        status = await git.get_status()
         if status.under_way != "merge":
             return []
         return [
@@ -236,9 +241,9 @@ class RemoteHandlers:
             if Change.CONFLICTED in (entry.index, entry.worktree)
         ]
 
-    async def _hand_over(self, job: Job, conflicts: list[Conflict], source: str) -> None:
-        """Tell the session's agent to resolve the merge that is in progress in the sandbox, with markers in the files."""
-        names = "\n".join(f"- {one.path} ({one.kind})" for one in conflicts[:MAX_REPORTED_CONFLICTS])
+    async def _hand_conflicts_to_agent(self, job: Job, conflicts: list[Conflict], source: str) -> None:
+        """Write a message that tells the session's agent to resolve the merge in progress, which left markers in the files."""
+        names = "\n".join(f"- {conflict.path} ({conflict.kind})" for conflict in conflicts[:MAX_REPORTED_CONFLICTS])
         text = (
             f"A merge of {source} into your branch stopped at conflicts in these files:\n{names}\nResolve them, stage the "
             "files, and commit the merge."
@@ -265,42 +270,42 @@ class RemoteHandlers:
             tx.emit(
                 "git.conflicts_handed_over",
                 **get_sandbox_event_fields(sandbox),
-                files=[one.path for one in conflicts[:MAX_REPORTED_CONFLICTS]],
+                files=[conflict.path for conflict in conflicts[:MAX_REPORTED_CONFLICTS]],
                 text=text,
             )
 
     # tags --------------------------------------------------------------------------------------------------------------
 
-    async def tag(self, job: Job) -> Detail:
+    async def create_tag(self, job: Job) -> Detail:
         """Tag the checkout's newest commit and, if requested, push the tag once the commit is on the remote."""
         name = str(job.arguments["name"])
-        async with self._open_checkout(job) as site:
-            row, repository, mirror = site.row, site.repository, site.repository.mirror
-            wanted = job.arguments["push"]
-            if wanted and (row.pushed is None or not await mirror.is_ancestor(await site.git.head(), row.pushed)):
+        async with self._open_checkout(job) as checkout:
+            row, repository, mirror = checkout.row, checkout.repository, checkout.repository.mirror
+            push = job.arguments["push"]
+            if push and (row.pushed is None or not await mirror.is_ancestor(await checkout.git.get_head(), row.pushed)):
                 raise ConflictError("The newest commit is not on the remote yet. Push the branch first, then tag it.")
-            commit = await site.git.tag(name, job.arguments["message"], get_author(site.project))
-            if not wanted:
+            commit = await checkout.git.create_tag(name, job.arguments["message"], get_author(checkout.project))
+            if not push:
                 return {"tag": name, "commit": commit, "pushed": False}
             into = f"refs/sandyard/tags/{name}"
             with self._context.create_transfer_file() as path:
-                sent = await site.git.send(path, ref=f"refs/tags/{name}", have=[row.head])
-                async with job.turn(repository.remote.key):  # another sandbox may also have a tag of that name
+                sent = await checkout.git.send(path, ref=f"refs/tags/{name}", have=[row.head])
+                async with job.wait_turn(repository.remote.key):  # another sandbox may also have a tag of that name
                     if path.exists():
-                        sent_at = (await mirror.import_bundle(path, {sent.ref: into}))[into]
+                        tagged_commit = (await mirror.import_bundle(path, {sent.ref: into}))[into]
                     else:
-                        sent_at = sent.commit
-                        await mirror.set_ref(into, sent_at)
-                    if not await mirror.is_ancestor(sent_at, row.pushed or ""):
-                        await mirror.drop_ref(into)
+                        tagged_commit = sent.commit
+                        await mirror.set_ref(into, tagged_commit)
+                    if not await mirror.is_ancestor(tagged_commit, row.pushed or ""):
+                        await mirror.delete_ref(into)
                         raise UnsafeBundleError("The tag in the sandbox is not on a pushed commit.")
                     await mirror.push_tag(repository.remote, repository.credential, name, progress=job.progress)
         return {"tag": name, "commit": commit, "pushed": True}
 
-    async def _update_checkout(self, sandbox_id: str, **facts: Any) -> None:
+    async def _update_checkout(self, sandbox_id: str, **fields: Any) -> None:
         async with self._context.database.transaction() as tx:
-            changed = update(Checkout).where(Checkout.sandbox_id == sandbox_id).values(updated_at=utc_now(), **facts)
-            await tx.session.execute(changed)
+            statement = update(Checkout).where(Checkout.sandbox_id == sandbox_id).values(updated_at=utc_now(), **fields)
+            await tx.session.execute(statement)
 
 
 def _serialize_conflicts(conflicts: Sequence[Conflict]) -> list[dict[str, Any]]:

@@ -50,10 +50,10 @@ class OperationFailedError(SandyardError):
 
     def __init__(self, row: GitOperation) -> None:
         super().__init__(row.error or "The operation failed.")
-        told = row.detail.get("failure", {})
-        for name, value in (("code", row.error_code or "git_failed"), ("status", told.get("status", 409))):
+        failure = row.detail.get("failure", {})
+        for name, value in (("code", row.error_code or "git_failed"), ("status", failure.get("status", 409))):
             setattr(self, name, value)
-        self._extra = {**told.get("extra", {}), "operationId": row.id}
+        self._extra = {**failure.get("extra", {}), "operationId": row.id}
 
     @property
     def extra(self) -> Mapping[str, object]:
@@ -74,17 +74,19 @@ class Job:
         return self.operation.arguments
 
     @contextlib.asynccontextmanager
-    async def turn(self, repository: str) -> AsyncIterator[None]:
+    async def wait_turn(self, repository: str) -> AsyncIterator[None]:
         """Wait to be the only writer to this repository. The operation is shown as queued until then."""
         async with self._operations.wait_turn(self, repository):
             yield
 
-    async def note(self, **arguments: Any) -> None:
-        """Store something for a run after a crash, before acting on it."""
-        self.operation = await self._operations.note(self.operation.id, arguments)
+    async def store(self, **arguments: Any) -> None:
+        """Store arguments for a run after a crash. Call it before acting on them."""
+        self.operation = await self._operations.store_arguments(self.operation.id, arguments)
 
 
 class OperationRunner:
+    """Stores operations, runs their handlers in the background, and reports their results."""
+
     def __init__(self, database: Database, queue: RepositoryQueue, handlers: Mapping[OperationKind, Handler]) -> None:
         self._database = database
         self._queue = queue
@@ -112,7 +114,7 @@ class OperationRunner:
         arguments: Mapping[str, Any] | None = None,
         status: OperationStatus = OperationStatus.QUEUED,
     ) -> GitOperation:
-        """Add an operation in the caller's transaction. Then call `begin`, or `carry_out` if its status is `running`."""
+        """Add an operation in the caller's transaction. Then call `begin`, or `execute` if its status is `running`."""
         now, running = utc_now(), status == OperationStatus.RUNNING
         row = GitOperation(
             id=ordered_id("gop_"),
@@ -129,7 +131,7 @@ class OperationRunner:
             started_at=now if running else None,
         )
         tx.add(row)
-        tx.emit("git.started" if running else "git.queued", **_about(row, sandbox))
+        tx.emit("git.started" if running else "git.queued", **_make_event_fields(row, sandbox))
         return row
 
     async def submit(
@@ -147,13 +149,13 @@ class OperationRunner:
         yet, so that a caller who asks again after each of many crashes does not fill the queue.
         """
         async with self._database.transaction() as tx:
-            row = await self._last_pending(tx, sandbox) if kind is OperationKind.PUSH else None
+            row = await self._get_last_pending(tx, sandbox) if kind is OperationKind.PUSH else None
             if row is None or (row.kind, row.user_id) != (kind, user_id):
                 row = self.draft(tx, kind, sandbox, project_id=project_id, user_id=user_id, arguments=arguments)
         self.begin(row)
         return row
 
-    async def _last_pending(self, tx: Transaction, sandbox: Sandbox) -> GitOperation | None:
+    async def _get_last_pending(self, tx: Transaction, sandbox: Sandbox) -> GitOperation | None:
         """Return the sandbox's last open operation, if it has not started in this process yet."""
         query = select(GitOperation).where(
             GitOperation.sandbox_id == sandbox.id, GitOperation.status.in_(OPEN_STATUSES)
@@ -173,8 +175,7 @@ class OperationRunner:
         task.add_done_callback(lambda _: self._running.pop(row.id, None))
 
     async def recover(self, older_than: timedelta = timedelta(0)) -> int:
-        """Restart unfinished operations of an earlier process, or of this one while the database was unavailable, in
-        order of request.
+        """Restart unfinished operations in order of request: of an earlier process, or of this one while the database was unavailable.
 
         Operations that run here are left alone.
         """
@@ -188,8 +189,10 @@ class OperationRunner:
         return len(rows)
 
     async def wait(self, operation_id: str, timeout_s: float | None = None) -> GitOperation:
-        """Return the operation when it has finished, or as it is after the timeout. Cancelling the call does not cancel
-        the operation."""
+        """Return the operation when it has finished, or as it is after the timeout.
+
+        Cancelling the call does not cancel the operation.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -220,10 +223,10 @@ class OperationRunner:
             raise NotFoundError(f"There is no git operation {operation_id[:60]!r}.")
         return row
 
-    def position(self, operation_id: str) -> int | None:
+    def get_position(self, operation_id: str) -> int | None:
         """Return how many operations are ahead of it at its repository. None if it is not waiting."""
         repository = self._repositories.get(operation_id)
-        return None if repository is None else self._queue.position(repository, operation_id)
+        return None if repository is None else self._queue.get_position(repository, operation_id)
 
     async def trim(self, older_than: timedelta) -> None:
         """Delete operations that finished longer ago."""
@@ -234,11 +237,11 @@ class OperationRunner:
 
     async def _run(self, operation_id: str, sandbox_id: str, lock: asyncio.Lock) -> None:
         async with lock:
-            begun = await retry_while_database_unavailable(
+            started = await retry_while_database_unavailable(
                 lambda: self._mark_running(operation_id, sandbox_id), "git operation", operation=operation_id
             )
-            if begun is not None:
-                await self.carry_out(*begun)
+            if started is not None:
+                await self.execute(*started)
 
     async def _mark_running(self, operation_id: str, sandbox_id: str) -> tuple[GitOperation, Sandbox] | None:
         async with self._database.transaction() as tx:
@@ -249,10 +252,10 @@ class OperationRunner:
             row, sandbox = found
             row.status, row.attempts = OperationStatus.RUNNING, row.attempts + 1
             row.started_at = row.started_at or utc_now()
-            tx.emit("git.started", **_about(row, sandbox))
+            tx.emit("git.started", **_make_event_fields(row, sandbox))
         return row, sandbox
 
-    async def carry_out(self, row: GitOperation, sandbox: Sandbox, timeout_s: float | None = None) -> None:
+    async def execute(self, row: GitOperation, sandbox: Sandbox, timeout_s: float | None = None) -> None:
         """Run the operation's handler and store the result."""
         reporter = _Reporter(self._database, row, sandbox, self.tasks)
         job = Job(row, sandbox, reporter, self)
@@ -264,14 +267,16 @@ class OperationRunner:
                 finally:
                     await reporter.flush()
         except TimeoutError:
-            await self._end(job, OperationStatus.FAILED, error=GitTimeoutError())
+            await self._finish(job, OperationStatus.FAILED, error=GitTimeoutError())
         except SandyardError as error:
-            await self._end(job, OperationStatus.FAILED, error=error)
+            await self._finish(job, OperationStatus.FAILED, error=error)
         except Exception as error:
             log.error("git_operation_crashed", operation=row.id, kind=row.kind, exc=error)  # noqa: TRY400 - `exc` is our own keyword
-            await self._end(job, OperationStatus.FAILED, error=SandyardError("Internal error; see the platform's log."))
+            await self._finish(
+                job, OperationStatus.FAILED, error=SandyardError("Internal error; see the platform's log.")
+            )
         else:
-            await self._end(job, OperationStatus.COMPLETED, detail=detail)
+            await self._finish(job, OperationStatus.COMPLETED, detail=detail)
         finally:
             self._executing.discard(row.id)
 
@@ -280,44 +285,46 @@ class OperationRunner:
             raise SandyardError(
                 f"The operation was started {MAX_ATTEMPTS} times, and each time the platform stopped before it finished."
             )
-        known = self._handlers[OperationKind(job.operation.kind)]
+        handle = self._handlers[OperationKind(job.operation.kind)]
 
-        async def handler(job: Job) -> Detail:
+        async def handle_with_retries(job: Job) -> Detail:
             return await retry_while_database_unavailable(
-                lambda: known(job), "git operation", operation=job.operation.id
+                lambda: handle(job), "git operation", operation=job.operation.id
             )
 
         for pause in pauses:
             try:
-                return await handler(job)
+                return await handle_with_retries(job)
             except EngineError as error:
-                asleep = isinstance(error, SandboxNotRunningError)  # without our doing; its row has been updated by now
-                if job.operation.kind == OperationKind.DISCARD or not (error.transient or asleep):
+                paused = isinstance(error, SandboxNotRunningError)  # by the engine; its row has been updated by now
+                if job.operation.kind == OperationKind.DISCARD or not (error.transient or paused):
                     raise
                 log.info(
                     "git_operation_again", operation=job.operation.id, kind=job.operation.kind, reason=error.message
                 )
                 job.progress("waiting for the engine")
                 await asyncio.sleep(pause)
-        return await handler(job)
+        return await handle_with_retries(job)
 
-    async def _end(
+    async def _finish(
         self, job: Job, status: OperationStatus, *, detail: Detail | None = None, error: SandyardError | None = None
     ) -> None:
         """Store the result. If that fails, store a failure, so that the operation always ends."""
         write = partial(retry_while_database_unavailable, what="git operation", operation=job.operation.id)
         try:
-            await write(lambda: self._write_end(job, status, detail or {}, error))
+            await write(lambda: self._write_result(job, status, detail or {}, error))
         except SandyardError:
             raise  # the database is closed: `recover` will end the operation
-        except Exception as fault:
-            log.error("git_operation_not_written", operation=job.operation.id, exc=fault)  # noqa: TRY400
-            told = SandyardError(
+        except Exception as write_error:
+            log.error("git_operation_not_written", operation=job.operation.id, exc=write_error)  # noqa: TRY400
+            failure = SandyardError(
                 "The operation has finished, but its result could not be stored; see the platform's log."
             )
-            await write(lambda: self._write_end(job, OperationStatus.FAILED, {}, told))
+            await write(lambda: self._write_result(job, OperationStatus.FAILED, {}, failure))
 
-    async def _write_end(self, job: Job, status: OperationStatus, detail: Detail, error: SandyardError | None) -> None:
+    async def _write_result(
+        self, job: Job, status: OperationStatus, detail: Detail, error: SandyardError | None
+    ) -> None:
         async with self._database.transaction() as tx:
             row = await tx.session.get(GitOperation, job.operation.id)
             if row is None:
@@ -327,20 +334,20 @@ class OperationRunner:
                 message, extra = storable(error.message), storable_json(dict(error.extra))
                 row.error, row.error_code = message, error.code
                 row.detail = {"failure": {"status": error.status, "extra": extra}}
-                tx.emit("git.failed", **_about(row, job.sandbox), error=message, code=error.code, **extra)
+                tx.emit("git.failed", **_make_event_fields(row, job.sandbox), error=message, code=error.code, **extra)
                 log.info("git_operation_failed", operation=row.id, kind=row.kind, code=error.code, reason=message)
             else:
                 row.detail = storable_json(detail)
-                tx.emit("git.completed", **_about(row, job.sandbox), detail=row.detail)
+                tx.emit("git.completed", **_make_event_fields(row, job.sandbox), detail=row.detail)
 
     @contextlib.asynccontextmanager
     async def wait_turn(self, job: Job, repository: str) -> AsyncIterator[None]:
         row = job.operation
         self._repositories[row.id] = repository
-        turn = self._queue.enter(repository, id=row.id, who=row.sandbox_id or row.id)
+        turn = self._queue.enter(repository, id=row.id, requester=row.sandbox_id or row.id)
         try:
             if not turn.done():
-                await self._set_status(job, OperationStatus.QUEUED, "git.queued", position=self.position(row.id))
+                await self._set_status(job, OperationStatus.QUEUED, "git.queued", position=self.get_position(row.id))
                 await turn
                 await self._set_status(job, OperationStatus.RUNNING, "git.started", position=0)
             yield
@@ -353,9 +360,9 @@ class OperationRunner:
             row = await tx.session.get(GitOperation, job.operation.id)
             if row is not None:
                 row.status = status
-                tx.emit(event, **_about(row, job.sandbox), **data)
+                tx.emit(event, **_make_event_fields(row, job.sandbox), **data)
 
-    async def note(self, operation_id: str, arguments: Mapping[str, Any]) -> GitOperation:
+    async def store_arguments(self, operation_id: str, arguments: Mapping[str, Any]) -> GitOperation:
         async with self._database.transaction() as tx:
             row = await tx.session.get(GitOperation, operation_id)
             if row is None:
@@ -365,39 +372,41 @@ class OperationRunner:
 
 
 class _Reporter:
-    """Reports the progress of an operation in order: at most once per second, except that the first `MAX_IMMEDIATE_REPORTS` new steps
-    go out at once."""
+    """Reports the progress of an operation in order, at most once per second.
+
+    The first `MAX_IMMEDIATE_REPORTS` new steps are reported at once.
+    """
 
     def __init__(self, database: Database, row: GitOperation, sandbox: Sandbox, tasks: TaskSet) -> None:
         self._database = database
-        self._about = _about(row, sandbox)
+        self._event_fields = _make_event_fields(row, sandbox)
         self._tasks = tasks
-        self._what = ""
-        self._things = 0
-        self._at = 0.0
-        self._reporting: asyncio.Task[None] | None = None
+        self._step = ""
+        self._reported_steps = 0
+        self._reported_at = 0.0
+        self._last_report: asyncio.Task[None] | None = None
 
     def __call__(self, what: str, percent: int | None = None) -> None:
         now = asyncio.get_running_loop().time()
-        new = what != self._what and self._things < MAX_IMMEDIATE_REPORTS
-        if not new and now - self._at < REPORT_INTERVAL_S:
+        new = what != self._step and self._reported_steps < MAX_IMMEDIATE_REPORTS
+        if not new and now - self._reported_at < REPORT_INTERVAL_S:
             return
-        self._what, self._at, self._things = what, now, self._things + new
-        self._reporting = self._tasks.spawn(self._report(self._reporting, what, percent))
+        self._step, self._reported_at, self._reported_steps = what, now, self._reported_steps + new
+        self._last_report = self._tasks.spawn(self._report(self._last_report, what, percent))
 
     async def flush(self) -> None:
         """Wait until everything has been reported."""
-        if self._reporting is not None:
-            await asyncio.wait((self._reporting,))
+        if self._last_report is not None:
+            await asyncio.wait((self._last_report,))
 
-    async def _report(self, before: asyncio.Task[None] | None, what: str, percent: int | None) -> None:
-        if before is not None:
-            await asyncio.wait((before,))
+    async def _report(self, previous: asyncio.Task[None] | None, what: str, percent: int | None) -> None:
+        if previous is not None:
+            await asyncio.wait((previous,))
         async with self._database.transaction() as tx:
-            tx.emit("git.progress", **self._about, what=what[:200], percent=percent)
+            tx.emit("git.progress", **self._event_fields, what=what[:200], percent=percent)
 
 
-def _about(row: GitOperation, sandbox: Sandbox) -> dict[str, Any]:
+def _make_event_fields(row: GitOperation, sandbox: Sandbox) -> dict[str, Any]:
     return {
         **get_sandbox_event_fields(sandbox),
         "project_id": row.project_id,
