@@ -178,7 +178,7 @@ async def test_a_subvolume_cannot_evade_the_limit_of_a_volume(harness: DriverHar
 async def test_a_sandbox_with_a_volume_can_be_suspended_and_restored(harness: DriverHarness, volume: str) -> None:
     capabilities = harness.driver.capabilities
     if isinstance(harness.driver, NamespaceDriver):
-        capabilities = await harness.driver.all_capabilities()
+        capabilities = await harness.driver.wait_for_capabilities()
     if not capabilities.suspend:
         pytest.skip(capabilities.missing["suspend"])
     handle, agent = await harness.create(mounts=MOUNTS)

@@ -1,4 +1,4 @@
-"""Drivers run sandboxes. `load` returns the driver that the settings select; no other part of the engine refers to one
+"""Drivers run sandboxes. `load_driver` returns the driver that the settings select; no other part of the engine refers to one
 by name."""
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ if TYPE_CHECKING:  # the processes that unpack images import this package, one f
     from sandyard.engine.contract import Driver, Outbound, PublicNames
     from sandyard.engine.settings import EngineSettings
 
-NAMES = ("namespace", "fake")
+DRIVER_NAMES = ("namespace", "fake")
 IMAGES, TRUST = "images", "trust"
 """Folders in the data directory: layers of images, and layers that make sandboxes trust this engine's authority."""
 SPARE_SLOTS = 1024
 """Paused sandboxes do not count as running, but each keeps its slot on the machine."""
 
 
-def load(
+def load_driver(
     settings: EngineSettings, data_dir: Path, outbound: Outbound | None = None, public_names: PublicNames | None = None
 ) -> Driver:
     """Return the configured driver. `auto` is the namespace driver. The fake driver isolates nothing and must be
     selected explicitly. Without `outbound` no network policy may have rules; without `public_names` sandboxes cannot
     reach the engine."""
     if settings.driver in ("auto", "namespace"):
-        return _namespace(settings, data_dir, outbound, public_names)
+        return _make_namespace_driver(settings, data_dir, outbound, public_names)
     if settings.driver == "fake":
-        from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 - only tests ask for it
+        from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 - only tests use it
 
         return FakeDriver(data_dir)
-    raise InvalidInputError(f"Unknown driver {settings.driver!r}. Choose auto, {' or '.join(NAMES)}.")
+    raise InvalidInputError(f"Unknown driver {settings.driver!r}. Choose auto, {' or '.join(DRIVER_NAMES)}.")
 
 
-def _namespace(
+def _make_namespace_driver(
     settings: EngineSettings, data_dir: Path, outbound: Outbound | None, public_names: PublicNames | None
 ) -> Driver:
     from sandyard.engine.drivers.namespace.cgroups import IoLimits  # noqa: PLC0415

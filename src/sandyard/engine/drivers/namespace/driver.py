@@ -111,7 +111,7 @@ class NamespaceDriver:
         if self._host is not None:
             self.capabilities = self._suspender.capabilities()
 
-    async def all_capabilities(self) -> Capabilities:
+    async def wait_for_capabilities(self) -> Capabilities:
         """Return the capabilities after everything has been tested."""
         await self._suspender.wait_for_trial()
         return self.capabilities
