@@ -34,7 +34,7 @@ from sandyard.engine.drivers.namespace.cgroups import SocketMemory
 from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.host import Host, Options
 from sandyard.engine.drivers.namespace.kernel_memory import KernelMemory
-from sandyard.engine.drivers.namespace.record import DRIVER, Record, parse_record
+from sandyard.engine.drivers.namespace.record import DRIVER_NAME, Record, parse_record
 from sandyard.engine.drivers.namespace.starter import Starter
 from sandyard.engine.drivers.namespace.store.base import VOLUMES
 from sandyard.engine.drivers.namespace.suspender import Suspender
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class NamespaceDriver:
-    name = DRIVER
+    name = DRIVER_NAME
     capabilities: Capabilities
 
     def __init__(self, options: Options) -> None:
@@ -96,14 +96,14 @@ class NamespaceDriver:
         return {record.id: record.life.pid for record in running if record.life is not None}
 
     def _charged_sockets(self, sandbox: str) -> SocketMemory | None:
-        return self._open_host.cgroups.socket_memory(sandbox)
+        return self._open_host.cgroups.read_socket_memory(sandbox)
 
     def _end_greedy(self, sandbox: str) -> None:
         """End a sandbox whose processes could not be ended one by one, unless it was frozen in the meantime."""
         record = self._records.get(sandbox)
         if record is None or not record.alive or record.pidfd < 0 or record.frozen:
             return
-        record.ending = record.ending or "killed: it used too much kernel memory, and its processes did not end"
+        record.end_reason = record.end_reason or "killed: it used too much kernel memory, and its processes did not end"
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(record.pidfd, signal.SIGKILL)
 
@@ -128,7 +128,7 @@ class NamespaceDriver:
         await self._suspender.close()
         await self._watcher.wait_for_tasks()
         running = any(record.alive for record in self._records.values())
-        self._watcher.abandon()
+        self._watcher.stop_watching()
         self._records.clear()
         await host.close(everything_ended=not running, keep_ids=self._suspender.any)
 
@@ -179,7 +179,7 @@ class NamespaceDriver:
             new = Record(record.id, record.layers, spec.limits, spec.mounts)
             await self._starter.start(new, spec.network, fill)
             self._records[record.id] = new
-            return new.handle()
+            return new.make_handle()
 
         return await self._run_to_end(work(), self.stop)
 
@@ -241,7 +241,7 @@ class NamespaceDriver:
             self._records.pop(record.id, None)
             await self._remove(record.id)
             raise
-        return record.handle()
+        return record.make_handle()
 
     async def _remove(self, sandbox: str) -> None:
         host = self._open_host
@@ -289,10 +289,10 @@ class NamespaceDriver:
 
     async def stats(self, handle: Handle) -> Stats:
         record, host = self._record(handle), self._open_host
-        usage = host.cgroups.usage(record.id)
+        usage = host.cgroups.read_usage(record.id)
         cpu, memory = usage.cpu_seconds, usage.memory
-        if record.alive and record.life is not None and not host.cgroups.accounts:
-            counted = processes.usage(record.life.pid)
+        if record.alive and record.life is not None and not host.cgroups.reports_usage:
+            counted = processes.measure_usage(record.life.pid)
             cpu, memory = cpu or counted[0], memory or counted[1]
         return Stats(
             cpu_seconds=cpu,
@@ -383,7 +383,7 @@ class NamespaceDriver:
             await self._end(record, "stopped")
             self._watcher.track(self._open_host.store.flush())  # its files are all that remains of it
         await self._suspender.forget(record.id)
-        return record.renew().handle()
+        return record.renew().make_handle()
 
     async def kill(self, handle: Handle) -> None:
         record = self._records.get(handle.id)
@@ -397,7 +397,7 @@ class NamespaceDriver:
         """End all processes and return when none is left. The slot's resources are freed in the background."""
         if not record.alive:
             return
-        record.ending = record.ending or why
+        record.end_reason = record.end_reason or why
         with contextlib.suppress(ProcessLookupError):
             if record.pidfd >= 0:  # ending the first process ends all others, including those in no cgroup
                 signal.pidfd_send_signal(record.pidfd, signal.SIGKILL)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import sandyard
-from sandyard.engine.drivers.namespace.errors import from_child
+from sandyard.engine.drivers.namespace.errors import translate_child_error
 from sandyard.engine.drivers.namespace.zygote import bootstrap, protocol
 from sandyard.kit.errors import BusyError, SandyardError
 from sandyard.kit.logging import get_logger
@@ -162,7 +162,7 @@ class Forker:
         finally:
             self._pending.pop(number, None)
         if "error" in answer:
-            raise from_child(answer)
+            raise translate_child_error(answer)
         return answer
 
     async def _begin(self, op: str, fields: protocol.Message, fds: Sequence[int]) -> Started:
@@ -172,7 +172,7 @@ class Forker:
             async with asyncio.timeout(_TIMEOUT):
                 answer = await pending.future
             if "error" in answer:
-                raise from_child(answer)
+                raise translate_child_error(answer)
             assert pending.started is not None
             done = True
         except TimeoutError:

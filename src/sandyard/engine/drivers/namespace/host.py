@@ -17,8 +17,8 @@ from sandyard.engine.contract import Capabilities, Denied, Hairpin, NetworkPolic
 from sandyard.engine.drivers.namespace import instance as instances
 from sandyard.engine.drivers.namespace import kernel, processes
 from sandyard.engine.drivers.namespace.capacity import Memory
-from sandyard.engine.drivers.namespace.cgroups import Cgroups, IoLimits, discover
-from sandyard.engine.drivers.namespace.cgroups.io import disk_below
+from sandyard.engine.drivers.namespace.cgroups import Cgroups, IoLimits, discover_hierarchies
+from sandyard.engine.drivers.namespace.cgroups.io import find_disk
 from sandyard.engine.drivers.namespace.cgroups.tree import ZYGOTE
 from sandyard.engine.drivers.namespace.criu import probe
 from sandyard.engine.drivers.namespace.kernel import is_root
@@ -96,18 +96,18 @@ class Host:
         self._run_fd = os.open(self.run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         known = instances.load(data_dir, self.options.max_slots)
         name = f"sandyard-{known.name}"
-        hierarchies, missing = discover(name, known=known.cgroups, rootless=self.rootless)
+        hierarchies, missing = discover_hierarchies(name, known=known.cgroups, rootless=self.rootless)
         self._missing |= missing
         self.cgroups = Cgroups(hierarchies)
         self.cgroups.limit_processes()
-        self.instance = instances.with_cgroups(known, self.cgroups.folders)
+        self.instance = instances.with_cgroups(known, self.cgroups.directories)
         instances.save(data_dir, self.instance)
         self.slots = Slots(min(self.options.max_slots, self.instance.slots))
         self.title = f"sandyard {known.name}"
         if not await self.cgroups.clear(ZYGOTE):
             raise SandyardError("The zygote of an earlier engine does not end.")
         self.store = await self._open_store(data_dir / "store")
-        self.cgroups.limit_io(self.options.io, disk_below(self.store.path.resolve()))
+        self.cgroups.limit_io(self.options.io, find_disk(self.store.path.resolve()))
         self.launcher = Launcher(
             run_fd=self._run_fd,
             store=self.store.path,
@@ -137,7 +137,7 @@ class Host:
         if everything_ended:
             await self.cgroups.clear(ZYGOTE)
             await self.store.close(unmount=True)
-            for folder in self.cgroups.folders.values():
+            for folder in self.cgroups.directories.values():
                 with contextlib.suppress(OSError):
                     Path(folder).rmdir()  # noqa: ASYNC240 - of a kernel file system
             if not keep_ids:
@@ -155,7 +155,7 @@ class Host:
 
     async def sweep_processes(self, keep: Mapping[str, int]) -> None:
         """End all processes of this instance except the sandboxes in `keep` (id → pid of the first process)."""
-        strangers = self.cgroups.names() - set(keep) - {ZYGOTE}
+        strangers = self.cgroups.list_names() - set(keep) - {ZYGOTE}
         if strangers:
             log.info("sandboxes_swept", count=len(strangers))
         cleared = await asyncio.gather(*(self.cgroups.clear(name) for name in strangers))
@@ -190,7 +190,7 @@ class Host:
         """Unmount a store that the kernel has made read-only, so that it is writable when mounted again. Running
         sandboxes keep it mounted, so their processes are ended; they are started again from their files."""
         log.warning("store_remounted", path=str(path), reason="the kernel had made it read-only")
-        await asyncio.gather(*(self.cgroups.clear(name) for name in self.cgroups.names()))
+        await asyncio.gather(*(self.cgroups.clear(name) for name in self.cgroups.list_names()))
         for pid in processes.find_by_title(self.title):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

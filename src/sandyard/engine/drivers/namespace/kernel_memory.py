@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace import processes, socket_memory
-from sandyard.engine.drivers.namespace.cgroups import LEAST_SOCKETS, SocketMemory
+from sandyard.engine.drivers.namespace.cgroups import MIN_SOCKET_MEMORY, SocketMemory
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
@@ -154,7 +154,7 @@ class KernelMemory:
         """Do the same for sandboxes that hold too much TCP memory or too many orphans."""
         found: list[Excess] = []
         sandboxes = dict(self._sandboxes())
-        if tcp.memory > LEAST_SOCKETS + self._bounds.sockets:
+        if tcp.memory > MIN_SOCKET_MEMORY + self._bounds.sockets:
             found += await asyncio.to_thread(find_charged, sandboxes, self._bounds.sockets, self._charged)
         orphans = self._bounds.orphans or socket_memory.most_orphans() // _PART_OF_ORPHANS
         if tcp.orphans > orphans:
@@ -358,7 +358,7 @@ class Ancestors:
 
 
 def _parent(pid: int) -> int | None:
-    found = processes.stat(pid)
+    found = processes.read_stat(pid)
     return None if found is None else found[1]
 
 

@@ -80,14 +80,14 @@ class Launcher:
 
     async def _set_up_zygote(self, pid: int, ask: Ask) -> None:
         """Set up a new zygote: its cgroup, its ids and its root."""
-        self._cgroups.place_zygote(pid)
+        self._cgroups.add_zygote(pid)
         if self._rootless:
             await ask("unshare", {})
             self.ids = await map_ids(pid)
         self._roots = [root for root in dict.fromkeys(self._wanted_roots) if Path(root).is_dir()]
         self._places.clear()
         self._ready_slots.clear()
-        (self._store / base_layer.FOLDER).mkdir(exist_ok=True)
+        (self._store / base_layer.DIRECTORY).mkdir(exist_ok=True)
         home = {"store": str(self._store), "roots": self._roots, "rootless": self._rootless}
         answer = await ask("home", home)
         if answer["problem"]:
@@ -112,7 +112,7 @@ class Launcher:
 
     def reserve(self, sandbox: str, limits: Limits, seats: DescriptorList) -> None:
         """Create cgroups and the agent's directory, in a few hundred microseconds. The run directory must exist."""
-        seats += self._cgroups.make(sandbox, limits)
+        seats += self._cgroups.create(sandbox, limits)
         # The location of the agent's socket.
         seats.append(("run", os.open(sandbox, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._run_fd)))
         # The agent's crash output: memory that belongs to the sandbox and is freed with both processes.
@@ -127,7 +127,7 @@ class Launcher:
         outside = (number for number, layer in enumerate(layers) if not layer.startswith(self._inside))
         dns = plan.net.dns if plan.net else None
         if dns not in self._base_layers:
-            self._base_layers[dns] = base_layer.ensure(store.path, dns)
+            self._base_layers[dns] = base_layer.get_or_create(store.path, dns)
         layers.insert(next(outside, len(layers)), self._base_layers[dns])
         request = {
             "slot": plan.slot,
@@ -150,7 +150,7 @@ class Launcher:
             },
         }
         started = await self._fork(request, seats, plan.net)
-        start = processes.start_time(started.pid)
+        start = processes.read_start_time(started.pid)
         if start is None:  # it was ready and has already ended
             os.close(started.pidfd)
             raise ZygoteDiedError("The sandbox ended immediately after it was started.")

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 
 from sandyard.engine.contract import NetworkPolicy
 from sandyard.engine.drivers.namespace import policies
-from sandyard.engine.drivers.namespace.errors import from_os
+from sandyard.engine.drivers.namespace.errors import translate_os_error
 from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.forker import ZygoteDiedError
 from sandyard.engine.drivers.namespace.host import Host
@@ -42,7 +42,7 @@ class Starter:
         seats: DescriptorList = []
         self._under_way += 1
         try:
-            policies.begin(host.run / record.id, policy)
+            policies.create_directory(host.run / record.id, policy)
             together = asyncio.ensure_future(_gather_both(self._join(slot, policy), fill()))
             await asyncio.sleep(0)  # both run in threads by now, so create the cgroups in the meantime
             try:
@@ -52,13 +52,13 @@ class Starter:
             life, pidfd = await self._launch(
                 Plan(record.id, slot, record.layers, record.limits, net, record.mounts), seats
             )
-            self._watcher.begin(record, life, pidfd, _take(seats, "stderr"), ours=True)
+            self._watcher.watch(record, life, pidfd, _take(seats, "stderr"), zygote_reports=True)
         except BaseException as error:
             await self._clear(record.id, seats)
             remove_run_directory(host.run / record.id)
-            await self._watcher.free(slot)
+            await self._watcher.free_slot(slot)
             if isinstance(error, OSError):
-                raise from_os(error, f"Could not start the sandbox {record.id}") from error
+                raise translate_os_error(error, f"Could not start the sandbox {record.id}") from error
             raise
         finally:
             _close(seats)
@@ -74,14 +74,14 @@ class Starter:
         pidfd = -1
         self._under_way += 1
         try:
-            policies.begin(host.run / record.id, policy)
+            policies.create_directory(host.run / record.id, policy)
             net, _ = await _gather_both(self._join(slot, policy), host.store.renew(record.id, record.limits.disk_mb))
             host.launcher.reserve(record.id, record.limits, seats)
             plan = Plan(record.id, slot, record.layers, record.limits, net, record.mounts, hold=True)
             life, pidfd = await self._launch(plan, seats)
             yield life.pid
         except OSError as error:
-            raise from_os(error, f"Could not start the sandbox {record.id}") from error
+            raise translate_os_error(error, f"Could not start the sandbox {record.id}") from error
         finally:
             _close(seats)
             self._under_way -= 1

@@ -23,7 +23,7 @@ from sandyard.engine.drivers.namespace.cgroups.discovery import UNIFIED, Hierarc
 from sandyard.engine.drivers.namespace.criu import probe, scan
 from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget
 from sandyard.engine.drivers.namespace.criu.child import USED
-from sandyard.engine.drivers.namespace.errors import from_os
+from sandyard.engine.drivers.namespace.errors import translate_os_error
 from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.host import Host
 from sandyard.engine.drivers.namespace.instance import UIDS_PER_SLOT
@@ -144,7 +144,7 @@ class Suspender:
         try:
             return await self._suspend(record, end)
         except OSError as error:
-            raise from_os(error, f"Could not write the memory of the sandbox {record.id}") from error
+            raise translate_os_error(error, f"Could not write the memory of the sandbox {record.id}") from error
 
     async def _suspend(self, record: Record, end: Callable[[Record, str], Awaitable[None]]) -> Handle:
         criu, life, host = await self._get_criu(), record.life, self._host
@@ -169,7 +169,7 @@ class Suspender:
             raise
         while life.slot in host.slots.used:  # noqa: ASYNC110 - until its network is given back, in milliseconds
             await asyncio.sleep(0.002)
-        handle = record.renew().handle()
+        handle = record.renew().make_handle()
         return replace(handle, data={**handle.data, "suspended": True})
 
     async def _settle(self, record: Record, life: Life) -> None:
@@ -203,7 +203,7 @@ class Suspender:
         try:
             return await self._restore(record)
         except OSError as error:
-            raise from_os(error, f"Could not restore the memory of the sandbox {record.id}") from error
+            raise translate_os_error(error, f"Could not restore the memory of the sandbox {record.id}") from error
 
     async def _restore(self, record: Record) -> Handle:
         host, images = self._host, self._folder / record.id
@@ -218,28 +218,28 @@ class Suspender:
         run, policy, ran = host.run / record.id, _load(images), False
         try:
             async with self._starter.hold_namespaces(record, policy, slot) as holder:
-                place = RestoreTarget(holder, Path("/"), tuple(host.cgroups.groups(record.id)), run / "agent.sock")
+                place = RestoreTarget(holder, Path("/"), tuple(host.cgroups.list_groups(record.id)), run / "agent.sock")
                 pid = await criu.restore(images, place)
                 ran = True
-            start = processes.start_time(pid)
-            pidfd = None if start is None else processes.hold(pid, start)
+            start = processes.read_start_time(pid)
+            pidfd = None if start is None else processes.open_pidfd(pid, start)
             if start is None or pidfd is None:
                 raise SandyardError(f"The sandbox {record.id} ended immediately after it was restored.")  # noqa: TRY301
         except BaseException:
             if await host.cgroups.clear(record.id) and not ran:
                 (images / USED).unlink(missing_ok=True)  # CRIU failed before it let anything run
             remove_run_directory(run)
-            await self._watcher.free(slot)
+            await self._watcher.free_slot(slot)
             if not self.has(record.id):
                 host.slots.release_kept(slot)
             raise
         words = -1
         with contextlib.suppress(OSError):
             words = os.open(f"/proc/{pid}/fd/2", os.O_RDONLY | os.O_CLOEXEC)
-        self._watcher.begin(record, Life(pid, start, slot), pidfd, words, ours=False)
+        self._watcher.watch(record, Life(pid, start, slot), pidfd, words, zygote_reports=False)
         host.slots.reuse_kept(slot)
         await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
-        return record.handle()
+        return record.make_handle()
 
 
 def _states(pid: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.drivers.namespace import kernel_memory, socket_memory
-from sandyard.engine.drivers.namespace.cgroups import LEAST_SOCKETS, SocketMemory
+from sandyard.engine.drivers.namespace.cgroups import MIN_SOCKET_MEMORY, SocketMemory
 from sandyard.engine.drivers.namespace.kernel_memory import Ancestors, Bounds, Excess, Growth, KernelMemory
 from sandyard.engine.drivers.namespace.socket_memory import Tcp
 
@@ -191,10 +191,10 @@ async def test_processes_are_ended_first_and_the_sandbox_only_if_that_fails(
 @pytest.mark.parametrize(
     ("tcp", "orphans", "ended"),
     [
-        (Tcp(100, LEAST_SOCKETS + 9), [], []),
-        (Tcp(100, LEAST_SOCKETS + 10), [], [20, 30]),
+        (Tcp(100, MIN_SOCKET_MEMORY + 9), [], []),
+        (Tcp(100, MIN_SOCKET_MEMORY + 10), [], [20, 30]),
         (Tcp(101, 0), [30, 40], [30, 40]),
-        (Tcp(101, LEAST_SOCKETS + 10), [30, 40], [20, 30, 40]),
+        (Tcp(101, MIN_SOCKET_MEMORY + 10), [30, 40], [20, 30, 40]),
     ],
     ids=["ordinary", "memory", "orphans", "both"],
 )

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from sandyard.engine.contract import Layers
 from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.errors import from_os
+from sandyard.engine.drivers.namespace.errors import translate_os_error
 from sandyard.engine.drivers.namespace.store import btrfs, guard
 from sandyard.engine.drivers.namespace.store import image as images
 from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, VOLUMES, WORK, prepare_volume
@@ -94,7 +94,7 @@ class CowStore:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, function)
         except OSError as error:
-            raise from_os(error, f"The store could not {action}") from error
+            raise translate_os_error(error, f"The store could not {action}") from error
 
     def has(self, sandbox: str) -> bool:
         return (self.path / SANDBOXES / sandbox / UPPER).is_dir()

@@ -22,7 +22,7 @@ from typing import Any
 
 from sandyard.engine.contract import Layers
 from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.errors import from_os
+from sandyard.engine.drivers.namespace.errors import translate_os_error
 from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, VOLUMES, WORK, prepare_volume
 from sandyard.engine.drivers.namespace.store.guard import measure
 from sandyard.engine.drivers.namespace.zygote.files import disk_usage
@@ -53,7 +53,7 @@ class PlainStore:
             for name in (SANDBOXES, SNAPSHOTS, VOLUMES, SHARED, TRASH):
                 (self.path / name).mkdir(exist_ok=True, mode=0o755)
         except OSError as error:
-            raise from_os(error, "The store could not be made") from error
+            raise translate_os_error(error, "The store could not be made") from error
 
     async def close(self, *, unmount: bool) -> None:
         await asyncio.gather(*self._removals, return_exceptions=True)
@@ -109,7 +109,7 @@ class PlainStore:
             for inner in (UPPER, WORK) if folder == SANDBOXES else ():
                 (path / inner).mkdir(mode=0o755)
         except OSError as error:
-            raise from_os(error, "The store could not make a directory") from error
+            raise translate_os_error(error, "The store could not make a directory") from error
 
     async def copy(self, sandbox: str, new: str, disk_mb: int, *, stopped: bool) -> None:
         if stopped:
@@ -149,7 +149,7 @@ class PlainStore:
             (path / UPPER).rename(shared / UPPER)  # replaces the empty directory
             (path / UPPER).mkdir(mode=0o755)
         except OSError as error:
-            raise from_os(error, "The store could not share the sandbox's directory") from error
+            raise translate_os_error(error, "The store could not share the sandbox's directory") from error
         return stack
 
     async def renew(self, sandbox: str, disk_mb: int) -> None:
@@ -157,7 +157,7 @@ class PlainStore:
         try:
             (self.path / SANDBOXES / sandbox / WORK).mkdir(mode=0o755)
         except OSError as error:
-            raise from_os(error, "The store could not prepare the sandbox's directory") from error
+            raise translate_os_error(error, "The store could not prepare the sandbox's directory") from error
 
     async def flush(self) -> None:
         await asyncio.to_thread(kernel.syncfs, str(self.path))
@@ -176,7 +176,7 @@ class PlainStore:
             path.mkdir(exist_ok=True)
             prepare_volume(path)
         except OSError as error:
-            raise from_os(error, "The store could not make a volume") from error
+            raise translate_os_error(error, "The store could not make a volume") from error
 
     async def remove_volume(self, volume: str) -> None:
         self._discard(VOLUMES, volume)
