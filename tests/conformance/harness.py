@@ -29,10 +29,10 @@ def make_driver(kind: str, data_dir: Path, layers: Layers) -> Driver:
 
         return FakeDriver(data_dir)
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415
-    from sandyard.engine.drivers.namespace.host import Options  # noqa: PLC0415
+    from sandyard.engine.drivers.namespace.host import DriverOptions  # noqa: PLC0415
 
     store: Literal["auto", "plain"] = "plain" if kind == "namespace-plain" else "auto"
-    return NamespaceDriver(Options(data_dir, layer_roots=[Path(layer).parent for layer in layers], store=store))
+    return NamespaceDriver(DriverOptions(data_dir, layer_roots=[Path(layer).parent for layer in layers], store=store))
 
 
 class DriverHarness:

@@ -39,7 +39,7 @@ def _make_namespace_driver(
 ) -> Driver:
     from sandyard.engine.drivers.namespace.cgroups import IoLimits  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415 - only where it is used
-    from sandyard.engine.drivers.namespace.host import Options  # noqa: PLC0415
+    from sandyard.engine.drivers.namespace.host import DriverOptions  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.kernel import is_root  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.kernel_memory import Bounds  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.net import Network, NetworkSettings  # noqa: PLC0415
@@ -52,7 +52,7 @@ def _make_namespace_driver(
         egress_ca_file=settings.egress_ca_file,
     )
     return NamespaceDriver(
-        Options(
+        DriverOptions(
             data_dir,
             layer_roots=(settings.templates_dir, data_dir / IMAGES, data_dir / TRUST),
             max_slots=settings.max_sandboxes + settings.pool_size + SPARE_SLOTS,

@@ -37,7 +37,7 @@ async def take_over(
     for name in set(records) - kept:  # from an earlier `open`; the sweep has ended them
         records.pop(name).end_reason = "removed: the engine does not know it"
     await host.sweep_processes({name: record.life.pid for name, record in alive.items() if record.life})
-    _sweep_run_directories(host.run, alive)
+    _sweep_run_directories(host.run_dir, alive)
     await _open_network(host, alive)
     await host.store.sweep(kept, snapshots)
     suspended = await suspender.take_over([name for name in kept - set(alive) if host.store.has(name)])
@@ -85,8 +85,8 @@ async def _open_network(host: Host, alive: Mapping[str, Record]) -> None:
     slots = {record.life.slot: name for name, record in alive.items() if record.life}
     await host.network.open(list(slots))
     if "network" in host.network.missing:  # without namespaces, sandboxes get their own loopback elsewhere
-        host.give_up_network()
+        host.disable_network()
         return
     for slot, name in slots.items():
         with contextlib.suppress(SandyardError):  # without any network; `missing` contains the reason
-            await host.network.set_policy(slot, policies.load(host.run / name))
+            await host.network.set_policy(slot, policies.load(host.run_dir / name))

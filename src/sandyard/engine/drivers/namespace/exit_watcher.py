@@ -98,7 +98,7 @@ class ExitWatcher:
         self._by_pid.pop(life.pid, None)
         try:
             await self._host.cgroups.clear(record.id)
-            remove_run_directory(self._host.run / record.id)
+            remove_run_directory(self._host.run_dir / record.id)
         finally:
             if not record.ended.done():
                 record.ended.set_result(reason)
