@@ -1,4 +1,5 @@
-"""What only the namespace driver promises: how a sandbox ends, what happens when its zygote dies, and what it can't reach."""
+"""What only the namespace driver promises: how a sandbox ends, what happens when its zygote dies, and what it can't
+reach."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Drivers run sandboxes. `load_driver` returns the driver that the settings select; no other part of the engine refers to one
-by name."""
+"""Drivers run sandboxes. `load_driver` returns the driver that the settings select; no other part of the engine refers
+to one by name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _make_namespace_driver(
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415 - only where it is used
     from sandyard.engine.drivers.namespace.host import DriverOptions  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.kernel import is_root  # noqa: PLC0415
-    from sandyard.engine.drivers.namespace.kernel_memory import Bounds  # noqa: PLC0415
+    from sandyard.engine.drivers.namespace.kernel_memory import KernelMemoryLimits  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.net import Network, NetworkSettings  # noqa: PLC0415
 
     network = NetworkSettings(
@@ -58,7 +58,7 @@ def _make_namespace_driver(
             max_slots=settings.max_sandboxes + settings.pool_size + SPARE_SLOTS,
             network=(lambda instance, state: Network(instance, state, network, outbound)) if is_root() else None,
             io=IoLimits(settings.io_weight, settings.io_read_mbps * 1_000_000, settings.io_write_mbps * 1_000_000),
-            kernel_memory=Bounds(
+            kernel_memory=KernelMemoryLimits(
                 growth=settings.kernel_memory_growth_mb << 20,
                 netlink=settings.netlink_buffers_mb << 20,
                 locks=settings.file_locks,

@@ -16,7 +16,8 @@ from sandyard.kit.errors import InvalidInputError, NoSpaceError, NotFoundError, 
 
 
 class FakeFiles:
-    """The paths of all files of this driver. Sockets are in a short separate directory, because their paths may have at most 107 bytes."""
+    """The paths of all files of this driver. Sockets are in a short separate directory, because their paths may have at
+    most 107 bytes."""
 
     def __init__(self, data_dir: Path) -> None:
         self.base = data_dir.absolute() / "fake"

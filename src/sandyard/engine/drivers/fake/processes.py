@@ -88,7 +88,8 @@ def start_detached(command: list[str], log: Path) -> int:
 
 
 async def freeze_tree(pid: int) -> None:
-    """Freeze a process and its descendants. The agent comes first, so that it starts nothing while the others are found."""
+    """Freeze a process and its descendants. The agent comes first, so that it starts nothing while the others are
+    found."""
     while True:
         members = list_process_tree(pid)
         # A process that waits in vfork() for a child that was stopped before its exec cannot be stopped, but does

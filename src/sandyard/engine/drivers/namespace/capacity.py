@@ -12,8 +12,8 @@ _MIN_RESERVE = 256 << 20
 
 
 class Memory:
-    """The machine's available memory. Limits of sandboxes are maximums and may be overcommitted; what counts is the memory that is actually
-    available."""
+    """The machine's available memory. Limits of sandboxes are maximums and may be overcommitted; what counts is the
+    memory that is actually available."""
 
     def __init__(self, meminfo: Path = Path("/proc/meminfo")) -> None:
         self._meminfo = meminfo

@@ -33,7 +33,7 @@ from sandyard.engine.drivers.namespace import adoption, connections, pause, poli
 from sandyard.engine.drivers.namespace.cgroups import SocketMemory
 from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.host import DriverOptions, Host
-from sandyard.engine.drivers.namespace.kernel_memory import KernelMemory
+from sandyard.engine.drivers.namespace.kernel_memory import KernelMemoryWatcher
 from sandyard.engine.drivers.namespace.record import DRIVER_NAME, Record, parse_record
 from sandyard.engine.drivers.namespace.starter import Starter
 from sandyard.engine.drivers.namespace.store.base import VOLUMES
@@ -67,7 +67,7 @@ class NamespaceDriver:
         self._starter: Starter
         self._suspender: Suspender
         self._records: dict[str, Record] = {}
-        self._kernel_memory = KernelMemory(
+        self._kernel_memory = KernelMemoryWatcher(
             options.kernel_memory, self._list_first_processes, self._read_socket_memory, self._kill_sandbox
         )
 
@@ -255,7 +255,8 @@ class NamespaceDriver:
     # State ------------------------------------------------------------------------------------------------------------------
 
     def _get_record(self, handle: Handle) -> Record:
-        """Return the record. A handle that this driver object does not know is looked up on the host, like in `open`."""
+        """Return the record. A handle that this driver object does not know is looked up on the host, like in
+        `open`."""
         known = self._records.get(handle.id)
         if known is not None:
             return known
@@ -304,7 +305,7 @@ class NamespaceDriver:
             memory_used=memory,
             memory_cache=usage.cache,
             memory_total=record.limits.memory_mb << 20,
-            disk_used=await host.store.usage(record.id),
+            disk_used=await host.store.measure_usage(record.id),
             disk_total=record.limits.disk_mb << 20,
         )
 
@@ -324,7 +325,8 @@ class NamespaceDriver:
 
     @contextlib.asynccontextmanager
     async def _freeze_during(self, record: Record) -> AsyncIterator[bool]:
-        """Freeze the sandbox while the block runs, and restore its condition afterwards. Yields whether it is stopped."""
+        """Freeze the sandbox while the block runs, and restore its condition afterwards. Yields whether it is
+        stopped."""
         if not record.alive:
             yield not self._suspender.has(record.id)  # its memory depends on its files
         elif pause.is_paused(self._open_host, record):

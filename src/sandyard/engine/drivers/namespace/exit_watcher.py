@@ -23,8 +23,8 @@ _TAIL_BYTES = 4096
 
 
 class ExitWatcher:
-    """Watches the first process of each sandbox. Work that outlasts an operation runs in tracked tasks: `wait_for_tasks`
-    waits for all of it."""
+    """Watches the first process of each sandbox. Work that outlasts an operation runs in tracked tasks:
+    `wait_for_tasks` waits for all of it."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

@@ -66,8 +66,8 @@ class Forker:
         set_up: Callable[[int, SendRequest], Awaitable[None]],
         on_exit: Callable[[int, int], None],
     ) -> None:
-        """`set_up(pid, send_request)` is called with each new zygote to set it up before any other request. `on_exit(pid, exit
-        code)` is called for every process of this zygote that has ended; negative means a signal."""
+        """`set_up(pid, send_request)` is called with each new zygote to set it up before any other request.
+        `on_exit(pid, exit code)` is called for every process of this zygote that has ended; negative means a signal."""
         self._title = title
         self._guest = guest
         self._set_up = set_up

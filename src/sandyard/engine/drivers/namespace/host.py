@@ -22,7 +22,7 @@ from sandyard.engine.drivers.namespace.cgroups.io import find_disk
 from sandyard.engine.drivers.namespace.cgroups.tree import ZYGOTE
 from sandyard.engine.drivers.namespace.criu import probe
 from sandyard.engine.drivers.namespace.kernel import is_root
-from sandyard.engine.drivers.namespace.kernel_memory import Bounds
+from sandyard.engine.drivers.namespace.kernel_memory import KernelMemoryLimits
 from sandyard.engine.drivers.namespace.launcher import Launcher, NetSlot
 from sandyard.engine.drivers.namespace.slots import Slots
 from sandyard.engine.drivers.namespace.store import btrfs, image
@@ -68,7 +68,7 @@ class DriverOptions:
     rootless: bool | None = None
     store: Literal["auto", "plain"] = "auto"
     io: IoLimits = field(default_factory=IoLimits)
-    kernel_memory: Bounds = field(default_factory=Bounds)
+    kernel_memory: KernelMemoryLimits = field(default_factory=KernelMemoryLimits)
 
 
 class Host:
@@ -129,7 +129,8 @@ class Host:
             self.network = self.options.network(known.name, data_dir / "net")
 
     async def close(self, *, everything_ended: bool, keep_ids: bool = False) -> None:
-        """Release the host. `everything_ended`: no sandbox is running, so the host can be restored to its original state."""
+        """Release the host. `everything_ended`: no sandbox is running, so the host can be restored to its original
+        state."""
         await self.store.close(unmount=False)
         await self.launcher.forker.close()
         if self.network is not None:
@@ -174,7 +175,8 @@ class Host:
             self.network = None
 
     def get_agent_path(self, sandbox: str) -> str:
-        """Return a short path whatever the data directory is called, because a unix socket's path has at most 107 bytes."""
+        """Return a short path whatever the data directory is called, because a unix socket's path has at most 107
+        bytes."""
         return f"/proc/self/fd/{self._run_fd}/{sandbox}/agent.sock"
 
     async def _open_store(self, path: Path) -> Store:
@@ -221,13 +223,13 @@ class Host:
             return PlainStore(
                 path, self._send_request, "it was created without btrfs; use a new data directory to get it"
             )
-        if btrfs.is_btrfs(path) and not path.is_mount() and not file.exists() and btrfs.quota_kind(path):
+        if btrfs.is_btrfs(path) and not path.is_mount() and not file.exists() and btrfs.get_quota_kind(path):
             return CowStore(path, name, None)
         obstacle = image.find_obstacle()
         try:
             if obstacle is None:
                 if not file.exists():
-                    image.make(file, f"sandyard-{name}")
+                    image.create(file, f"sandyard-{name}")
                 elif self.instance.is_copy and image.find_loop_device(file) is None:
                     image.renew_uuid(file)
                 image.mount(file, path)
@@ -276,7 +278,8 @@ class Host:
 
 
 def _raise_file_limit() -> None:
-    """Raise the limit of open files: every sandbox needs a descriptor of this process, and its connections need more."""
+    """Raise the limit of open files: every sandbox needs a descriptor of this process, and its connections need
+    more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if soft < wanted:

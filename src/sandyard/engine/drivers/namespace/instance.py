@@ -110,7 +110,8 @@ def set_cgroups(instance: Instance, folders: dict[str, str]) -> Instance:
 
 
 def release(instance: Instance, data_dir: Path, claims: Path = CLAIMS_DIR) -> None:
-    """Release the range, because nothing of this instance is running. The next `load` claims it again, or another one."""
+    """Release the range, because nothing of this instance is running. The next `load` claims it again, or another
+    one."""
     first = (instance.first_uid - FIRST_UID) // (SLOTS_PER_BLOCK * UIDS_PER_SLOT)
     for block in range(first, first + instance.slots // SLOTS_PER_BLOCK):
         with contextlib.suppress(OSError):

@@ -119,11 +119,11 @@ class Launcher:
         descriptors.append(("stderr", os.memfd_create("agent-stderr")))
 
     async def start(self, plan: StartPlan, descriptors: DescriptorList, store: Store) -> tuple[Life, int]:
-        """Start a first process whose agent accepts connections. Return its life and a pidfd. `descriptors`, from `create_resources`,
-        must be closed by the caller. On failure no process is left, but the caller has to remove cgroups and
-        directories."""
+        """Start a first process whose agent accepts connections. Return its life and a pidfd. `descriptors`, from
+        `create_resources`, must be closed by the caller. On failure no process is left, but the caller has to remove
+        cgroups and directories."""
         await self.forker.ensure_running()
-        layers = [*store.shared_layers(plan.id), *plan.layers]
+        layers = [*store.list_shared_layers(plan.id), *plan.layers]
         outside = (number for number, layer in enumerate(layers) if not layer.startswith(self._store_prefix))
         dns = plan.net.dns if plan.net else None
         if dns not in self._base_layers:

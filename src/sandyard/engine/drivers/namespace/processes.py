@@ -31,7 +31,8 @@ def read_stat(pid: int) -> tuple[str, int, int] | None:
 
 
 def read_start_time(pid: int) -> int | None:
-    """Return the start time, which together with the pid identifies a process until the next boot. None for a zombie."""
+    """Return the start time, which together with the pid identifies a process until the next boot. None for a
+    zombie."""
     found = read_stat(pid)
     return None if found is None or found[0] in {"Z", "X"} else found[2]
 

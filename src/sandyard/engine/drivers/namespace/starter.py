@@ -1,5 +1,5 @@
-"""Start sandboxes: what one needs is created concurrently where possible, and either everything or nothing exists at the
-end."""
+"""Start sandboxes: what one needs is created concurrently where possible, and either everything or nothing exists at
+the end."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Starter:
         self._preparing: asyncio.Task[None] | None = None
 
     async def start(self, record: Record, policy: NetworkPolicy, prepare_files: Callable[[], Awaitable[None]]) -> None:
-        """Start a sandbox. `prepare_files` creates its directory in the store. A failure leaves neither slot nor process; the
-        caller removes that directory. Must not be cancelled: parts of it run in other processes and threads and cannot
-        be interrupted."""
+        """Start a sandbox. `prepare_files` creates its directory in the store. A failure leaves neither slot nor
+        process; the caller removes that directory. Must not be cancelled: parts of it run in other processes and
+        threads and cannot be interrupted."""
         host = self._host
         slot = host.slots.take()
         descriptors: DescriptorList = []

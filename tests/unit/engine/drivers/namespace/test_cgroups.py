@@ -1,4 +1,5 @@
-"""Discovering hierarchies and writing limits, on fake cgroup directories. The conformance tests cover freezing and killing."""
+"""Discovering hierarchies and writing limits, on fake cgroup directories. The conformance tests cover freezing and
+killing."""
 
 from __future__ import annotations
 

@@ -88,13 +88,13 @@ def discover_hierarchies(
 
 def _speed_up_moves(unified: CgroupMount) -> None:
     """Speed up moving processes into groups of version 1: a move waits for an RCU grace period, some 20 ms, unless the
-    kernel is configured to favour moves (Linux 6.0). The cost for every fork on the machine is not measurable. Lasts until a
-    reboot."""
+    kernel is configured to favour moves (Linux 6.0). The cost for every fork on the machine is not measurable. Lasts
+    until a reboot."""
     if "favordynmods" in unified.options:
         return
     others = [option for option in unified.options if option not in {"rw", "ro"}]
     with contextlib.suppress(OSError):  # an older kernel: the first sandbox after an idle time takes 20 ms longer
-        kernel.reconfigure(str(unified.path), [*others, "favordynmods"])
+        kernel.set_filesystem_options(str(unified.path), [*others, "favordynmods"])
 
 
 def _create_group(known: str | None, root: Path, missing: dict[str, str]) -> Path | None:
@@ -147,8 +147,8 @@ def _enable_in_group(group: Path) -> None:
 
 
 def _move_processes_out(group: Path) -> bool:
-    """Move the processes of a group into another group beside ours, because a group with processes cannot pass controllers down
-    (the machine's root group can, a container's cannot)."""
+    """Move the processes of a group into another group beside ours, because a group with processes cannot pass
+    controllers down (the machine's root group can, a container's cannot)."""
     try:
         pids = (group / "cgroup.procs").read_text().split()
         if not pids or not (group / "cgroup.events").exists():

@@ -124,8 +124,8 @@ class Criu:
     async def restore(self, images: Path, target: RestoreTarget) -> int:
         """Restore the processes, running, and return the host's pid of the agent. The images stay unchanged.
 
-        The processes are no children of the engine and outlive it. Raises UnsupportedError with the reason; the
-        caller must then empty the cgroups, because a killed CRIU leaves processes behind. Runs to completion even if the
+        The processes are no children of the engine and outlive it. Raises UnsupportedError with the reason; the caller
+        must then empty the cgroups, because a killed CRIU leaves processes behind. Runs to completion even if the
         caller is cancelled.
         """
         request: dict[str, Any] = {"verb": "restore", "images": str(images), "library": str(images.parent / _LIBRARY)}

@@ -187,7 +187,8 @@ def _copy_mount_namespace(mounts: int, users: int) -> tuple[int, dict[str, str]]
 
 
 def _access_user_sysctl(folder: int, name: str, value: str = "") -> str:
-    """Read or write a file of /proc/sys/user: its meaning depends on the user namespace of the process that opens it."""
+    """Read or write a file of /proc/sys/user: its meaning depends on the user namespace of the process that opens
+    it."""
     descriptor = os.open(name, os.O_RDWR if value else os.O_RDONLY, dir_fd=folder)
     try:
         return str(os.write(descriptor, value.encode())) if value else os.read(descriptor, 64).decode().strip()

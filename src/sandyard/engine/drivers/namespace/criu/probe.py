@@ -37,10 +37,10 @@ _results: dict[tuple[str, ...], Criu | UnsupportedError] = {}
 
 
 async def find_working() -> Criu:
-    """Return a CRIU that was tested successfully. Raises UnsupportedError with the reason if there is none. Takes half a
-    second the first time; the result is cached."""
+    """Return a CRIU that was tested successfully. Raises UnsupportedError with the reason if there is none. Takes half
+    a second the first time; the result is cached."""
     criu = await Criu.find()
-    if not kernel.effective_capabilities() >> _CAP_SYS_RESOURCE & 1:
+    if not kernel.get_effective_capabilities() >> _CAP_SYS_RESOURCE & 1:
         raise UnsupportedError(
             "CRIU reads the limits of processes that are not root's; run the engine with CAP_SYS_RESOURCE"
         )
@@ -106,7 +106,8 @@ def _find_freezer() -> Path:
 
 
 def sweep() -> None:
-    """Remove the leftovers of engines that were killed during a test. Killing their processes also ends their mounts."""
+    """Remove the leftovers of engines that were killed during a test. Killing their processes also ends their
+    mounts."""
     for group in _find_freezer().glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError, UnsupportedError):
             inside = (group / "cgroup.procs").read_text().split()
