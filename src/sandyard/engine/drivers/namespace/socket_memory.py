@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.net.netlink import Message, Netlink, NetlinkError, attributes
+from sandyard.engine.drivers.namespace.net.netlink import Message, Netlink, NetlinkError, parse_attributes
 
 _SOCK_DIAG, _BY_FAMILY, _DESTROY = 4, 20, 21
 _MEMORY_INFO = 7
@@ -137,7 +137,7 @@ def measure_sockets(pid: int, share: int) -> Iterator[int]:
 def sum_socket_bytes(payload: bytes, protocol: int) -> int:
     """Return the bytes of one socket from sock_diag's description."""
     _, state, _, inode = _ANSWER.unpack_from(payload)
-    memory = attributes(payload[_ANSWER.size :]).get(_MEMORY_INFO, b"")
+    memory = parse_attributes(payload[_ANSWER.size :]).get(_MEMORY_INFO, b"")
     if len(memory) < _MEMORY.size:
         return 0
     received, _, sent, _, reserved, queued, options, backlog = _MEMORY.unpack_from(memory)

@@ -16,7 +16,7 @@ import pytest
 from sandyard.engine.drivers.namespace import kernel, socket_memory
 from sandyard.engine.drivers.namespace.net import links
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
-from sandyard.engine.drivers.namespace.net.syscalls import new_network_namespace
+from sandyard.engine.drivers.namespace.net.syscalls import create_network_namespace
 from sandyard.engine.drivers.namespace.socket_memory import TcpUsage
 
 ECHO = b"""\
@@ -92,7 +92,7 @@ def test_orphans_of_a_network_namespace_are_counted_and_ended() -> None:
     """Covers an orphan whose peer stays connected for an unlimited time."""
 
     def count_and_end_orphans() -> tuple[int, int, list[bytes]]:
-        new_network_namespace()
+        create_network_namespace()
         with Netlink() as netlink:
             netlink.request(links.bring_up(links.LOOPBACK))
         thread = threading.get_native_id()
