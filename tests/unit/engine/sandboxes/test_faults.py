@@ -237,9 +237,9 @@ async def test_a_full_disk_does_not_prevent_a_kill(harness: SandboxesHarness, mo
         await harness.service.kill(lost.id)
         await harness.settle()
         assert harness.service.list().items == () and harness.host.machines == {}
-        assert len(harness.service._components.repository.all()) == 3
+        assert len(harness.service._components.repository.list_all()) == 3
     await harness.clock.advance(3)
-    assert harness.service._components.repository.all() == []
+    assert harness.service._components.repository.list_all() == []
     assert "killed on request" in harness.service.logs(killed.id)[-1].message
     harness.check()
 
