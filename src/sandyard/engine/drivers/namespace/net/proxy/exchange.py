@@ -43,7 +43,7 @@ class _Side:
     http: h11.Connection
 
     async def read_event(self) -> object:
-        """Return the next event; `PAUSED` if nothing more is expected now. Raises GoneError if the peer violates the
+        """Return the next event; `PAUSED` if nothing more is expected now. Raises PeerClosedError if the peer violates the
         protocol."""
         while True:
             try:
