@@ -38,7 +38,7 @@ _SELECT = f"SELECT seq, {_COLUMNS} FROM sandboxes ORDER BY seq"  # noqa: S608
 class KeyUse:
     """The request that an idempotency key was used for, and its result."""
 
-    compute_digest: bytes
+    digest: bytes
     sandbox_id: str
 
 

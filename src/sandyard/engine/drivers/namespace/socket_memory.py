@@ -50,7 +50,7 @@ _MAX_ORPHANS_FILE = Path("/proc/sys/net/ipv4/tcp_max_orphans")
 class TcpUsage:
     """Figures of the whole machine. `memory` is in bytes."""
 
-    list_orphans: int
+    orphans: int
     memory: int
 
 
