@@ -55,7 +55,7 @@ class SandboxesHarness:
         self.service = Sandboxes(
             self.database, self.driver, self.templates, self.settings, clock=self.clock, boot_id=self.boot_id
         )
-        self.service._components.calls._deadline = self.driver.deadline
+        self.service._components.calls._get_deadline = self.driver.deadline
         self.service.on_interrupted(lambda sandbox_id, reason: self.interrupted.append((sandbox_id, reason)))
         if open_:
             await self.service.open()
