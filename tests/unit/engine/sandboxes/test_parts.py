@@ -114,9 +114,9 @@ def test_capacity_is_checked_against_memory_disk_and_the_limit(tmp_path: Path) -
     left["memory"] = 5 * MIB
     with pytest.raises(FullError, match="5 MiB of memory"):
         make_capacity().check(0)
-    assert make_capacity().memory_low()
+    assert make_capacity().is_memory_low()
     left["memory"] = None
-    assert not make_capacity().memory_low()
+    assert not make_capacity().is_memory_low()
     left["disk"] = MIB
     with pytest.raises(FullError, match="1 MiB of disk"):
         make_capacity().check(0)
