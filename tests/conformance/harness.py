@@ -29,10 +29,10 @@ def make_driver(kind: str, data_dir: Path, layers: Layers) -> Driver:
 
         return FakeDriver(data_dir)
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415
-    from sandyard.engine.drivers.namespace.host import Options  # noqa: PLC0415
+    from sandyard.engine.drivers.namespace.host import DriverOptions  # noqa: PLC0415
 
     store: Literal["auto", "plain"] = "plain" if kind == "namespace-plain" else "auto"
-    return NamespaceDriver(Options(data_dir, layer_roots=[Path(layer).parent for layer in layers], store=store))
+    return NamespaceDriver(DriverOptions(data_dir, layer_roots=[Path(layer).parent for layer in layers], store=store))
 
 
 class DriverHarness:
@@ -61,7 +61,8 @@ class DriverHarness:
             await self._drivers.pop().close()
 
     async def clear(self) -> None:
-        """Remove everything from the machine. Opening an open driver again does the same as opening a new one, and is faster."""
+        """Remove everything from the machine. Opening an open driver again does the same as opening a new one, and is
+        faster."""
         if self._drivers:
             await self._drivers[-1].open((), ())
         else:
@@ -92,7 +93,8 @@ class DriverHarness:
         return GuestAgent(self.driver, handle)
 
     def traces(self, name: str) -> list[str]:
-        """List what exists on the machine under the name of a sandbox or snapshot. Nothing else of the driver is named after them."""
+        """List what exists on the machine under the name of a sandbox or snapshot. Nothing else of the driver is named
+        after them."""
         paths = [str(path) for pattern in (f"*/{name}", f"*/*/{name}") for path in self.data_dir.glob(pattern)]
         instance = self.data_dir / "instance.json"
         if instance.exists():

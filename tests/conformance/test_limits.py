@@ -78,10 +78,10 @@ async def test_a_create_without_a_free_slot_fails_with_a_clear_error(harness: Dr
     if not harness.real:
         pytest.skip("the fake driver has no slots")
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415
-    from sandyard.engine.drivers.namespace.host import Options  # noqa: PLC0415
+    from sandyard.engine.drivers.namespace.host import DriverOptions  # noqa: PLC0415
 
     driver = NamespaceDriver(
-        Options(harness.data_dir, max_slots=2, store="plain" if harness.kind == "namespace-plain" else "auto")
+        DriverOptions(harness.data_dir, max_slots=2, store="plain" if harness.kind == "namespace-plain" else "auto")
     )
     await harness.close()
     await driver.open([], [])

@@ -1,4 +1,5 @@
-"""What only the namespace driver promises: how a sandbox ends, what happens when its zygote dies, and what it can't reach."""
+"""What only the namespace driver promises: how a sandbox ends, what happens when its zygote dies, and what it can't
+reach."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 
 from sandyard.engine.contract import Condition, Handle, Limits, NetworkPolicy, Spec
 from sandyard.engine.drivers.namespace.driver import NamespaceDriver
-from sandyard.engine.drivers.namespace.host import Options
+from sandyard.engine.drivers.namespace.host import DriverOptions
 from sandyard.kit.errors import InvalidInputError
 from tests.conformance import tiny
 from tests.conformance.guest_agent import GuestAgent
@@ -284,7 +285,7 @@ async def test_stopped_sandboxes_and_snapshots_survive_a_reboot(harness: DriverH
 
 async def test_two_engines_on_one_machine_do_not_interfere(harness: DriverHarness, tmp_path: Path) -> None:
     handle, agent = await harness.create("same")
-    other = NamespaceDriver(Options(tmp_path, store="plain"))
+    other = NamespaceDriver(DriverOptions(tmp_path, store="plain"))
     await other.open([], [])
     try:
         twin = await other.create(Spec("same", harness.layers))

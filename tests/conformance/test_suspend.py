@@ -23,7 +23,7 @@ _COUNTER = "n=0; trap 'echo $n > count' USR1; while :; do n=$((n+1)); sleep 0.01
 async def _require_suspend(harness: DriverHarness) -> None:
     capabilities = harness.driver.capabilities
     if isinstance(harness.driver, NamespaceDriver):
-        capabilities = await harness.driver.all_capabilities()
+        capabilities = await harness.driver.wait_for_capabilities()
     if not capabilities.suspend:
         pytest.skip(capabilities.missing["suspend"])
 

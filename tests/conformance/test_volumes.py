@@ -154,9 +154,9 @@ async def test_a_full_volume_does_not_fill_the_sandbox(harness: DriverHarness, v
 
 
 async def test_a_subvolume_cannot_evade_the_limit_of_a_volume(harness: DriverHarness, volume: str) -> None:
-    """The root of a sandbox is an overlay, which does not support btrfs ioctls; a volume is part of the store itself. Without
-    protection any user could create a subvolume there, which the volume's quota would not count, or make the volume read-only for
-    all others."""
+    """The root of a sandbox is an overlay, which does not support btrfs ioctls; a volume is part of the store itself.
+    Without protection any user could create a subvolume there, which the volume's quota would not count, or make the
+    volume read-only for all others."""
     if "disk" not in harness.driver.capabilities.limits:
         pytest.skip("there are no disk limits here")
     _, agent = await harness.create(mounts=MOUNTS)
@@ -178,7 +178,7 @@ async def test_a_subvolume_cannot_evade_the_limit_of_a_volume(harness: DriverHar
 async def test_a_sandbox_with_a_volume_can_be_suspended_and_restored(harness: DriverHarness, volume: str) -> None:
     capabilities = harness.driver.capabilities
     if isinstance(harness.driver, NamespaceDriver):
-        capabilities = await harness.driver.all_capabilities()
+        capabilities = await harness.driver.wait_for_capabilities()
     if not capabilities.suspend:
         pytest.skip(capabilities.missing["suspend"])
     handle, agent = await harness.create(mounts=MOUNTS)

@@ -1,7 +1,9 @@
-"""A fake internet for an engine on this machine: a network namespace behind a veth pair, with a name server and web servers.
+"""A fake internet for an engine on this machine: a network namespace behind a veth pair, with a name server and web
+servers.
 
-The settings tell the engine under test about it: `RESOLV_CONF` names its name server, `EGRESS_CA_FILE` the certificate authority of
-its web servers. For sandboxes it is a neighbour of the host: they reach it if their policy allows its address.
+The settings tell the engine under test about it: `RESOLV_CONF` names its name server, `EGRESS_CA_FILE` the certificate
+authority of its web servers. For sandboxes it is a neighbour of the host: they reach it if their policy allows its
+address.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import dns.rrset
 from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.drivers.namespace.net import links
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
-from sandyard.engine.drivers.namespace.net.syscalls import enter_network_namespace, new_network_namespace
+from sandyard.engine.drivers.namespace.net.syscalls import create_network_namespace, enter_network_namespace
 
 API, OTHER = "api.outside.test", "other.outside.test"
 
@@ -89,17 +91,17 @@ class FakeInternet:
 
     def _create_namespace(self) -> None:
         host_namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        new_network_namespace()
+        create_network_namespace()
         self._namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         inner = links.Peer("out0", bytes.fromhex("020000000102"), index=10)
         outer = links.Peer(self._link_name, bytes.fromhex("020000000101"), namespace=host_namespace)
         with Netlink() as netlink:
             netlink.request(
                 links.bring_up(links.LOOPBACK),
-                links.veth(inner, outer, 1500),
+                links.create_veth(inner, outer, 1500),
                 links.bring_up(10),
                 links.add_address(10, IPv4Address(self.address), 30),
-                links.default_route(IPv4Address(self._host), 10),
+                links.add_default_route(IPv4Address(self._host), 10),
             )
         self._dns_socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._dns_socket.bind((self.address, 53))
@@ -116,7 +118,8 @@ class FakeInternet:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                """Answer with the names of the received headers and the size of the body, never with values of headers."""
+                """Answer with the names of the received headers and the size of the body, never with values of
+                headers."""
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 internet.seen.append((headers.get("host", ""), self.path, headers))
                 body = json.dumps({"names": sorted(headers), "size": int(headers.get("content-length", 0))}).encode()

@@ -66,12 +66,12 @@ def _check_machine() -> Iterator[Finding]:
 
 
 def _check_sandboxes() -> Iterator[Finding]:
-    from sandyard.engine.drivers.capability_check import open_briefly  # noqa: PLC0415 - slow to load
+    from sandyard.engine.drivers.capability_check import check_capabilities  # noqa: PLC0415 - slow to load
     from sandyard.engine.drivers.namespace.net import probe  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(prefix="sandyard-doctor-") as folder:
         try:
-            able = asyncio.run(open_briefly(Path(folder)))
+            able = asyncio.run(check_capabilities(Path(folder)))
         except SandyardError as error:
             yield Finding("driver", False, error.message, vital=True)
             return

@@ -23,7 +23,7 @@ from sandyard.engine.builds.service import Builds
 from sandyard.engine.certificates import server_certificates as tls
 from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.contract import Driver, PublicNames
-from sandyard.engine.drivers import load
+from sandyard.engine.drivers import load_driver
 from sandyard.engine.e2b.control import api
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.dataplane.asgi import App
@@ -236,7 +236,7 @@ async def _open_components(
         templates = catalogue or BareTemplates()
         secrets = Secrets(database, data.secrets_key)
         authority = await asyncio.to_thread(Authority.load, data.egress)
-        driver = load(settings, data.path, SecretsOutbound(secrets, authority), names)
+        driver = load_driver(settings, data.path, SecretsOutbound(secrets, authority), names)
         images = Images(data.images, ImageOptions.from_settings(settings, authority_pem))
         await asyncio.to_thread(images.prepare)
         repository = BuildRepository(database)

@@ -24,13 +24,13 @@ LIMITS = frozenset(("memory", "cpu", "pids", "disk"))
 
 
 def examine(monkeypatch: pytest.MonkeyPatch, capabilities: Capabilities | Exception) -> tuple[int, str]:
-    async def open_briefly(folder: Path) -> Capabilities:
+    async def check_capabilities(folder: Path) -> Capabilities:
         assert folder.is_dir()
         if isinstance(capabilities, Exception):
             raise capabilities
         return capabilities
 
-    monkeypatch.setattr(capability_check, "open_briefly", open_briefly)
+    monkeypatch.setattr(capability_check, "check_capabilities", check_capabilities)
     result = CliRunner().invoke(cli, ["doctor"])
     return result.exit_code, result.output
 
@@ -110,12 +110,12 @@ def test_checks_run_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
         checked["engine"].set()
         return Reply(200 if checked["database"].wait(PATIENCE_SECONDS) else 500, b"[]")
 
-    async def open_briefly(folder: Path) -> Capabilities:
+    async def check_capabilities(folder: Path) -> Capabilities:
         for one in checked.values():
             assert await asyncio.to_thread(one.wait, PATIENCE_SECONDS)
         return ABLE
 
-    monkeypatch.setattr(capability_check, "open_briefly", open_briefly)
+    monkeypatch.setattr(capability_check, "check_capabilities", check_capabilities)
     monkeypatch.setattr(
         doctor_platform, "_database", lambda settings: checked["database"].set() or Finding("d", True, "")
     )

@@ -205,7 +205,7 @@ class CombinedTemplates:
 
     def resolve(self, name: str) -> Template | None:
         found = self._machine.resolve(name)
-        return found if found is not None and not found.yields else self._built.resolve(name) or found
+        return found if found is not None and not found.can_be_overridden else self._built.resolve(name) or found
 
     def list(self) -> Sequence[Template]:
         return self._machine.list()

@@ -1,5 +1,5 @@
-"""Drivers run sandboxes. `load` returns the driver that the settings select; no other part of the engine refers to one
-by name."""
+"""Drivers run sandboxes. `load_driver` returns the driver that the settings select; no other part of the engine refers
+to one by name."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ if TYPE_CHECKING:  # the processes that unpack images import this package, one f
     from sandyard.engine.contract import Driver, Outbound, PublicNames
     from sandyard.engine.settings import EngineSettings
 
-NAMES = ("namespace", "fake")
+DRIVER_NAMES = ("namespace", "fake")
 IMAGES, TRUST = "images", "trust"
 """Folders in the data directory: layers of images, and layers that make sandboxes trust this engine's authority."""
 SPARE_SLOTS = 1024
 """Paused sandboxes do not count as running, but each keeps its slot on the machine."""
 
 
-def load(
+def load_driver(
     settings: EngineSettings, data_dir: Path, outbound: Outbound | None = None, public_names: PublicNames | None = None
 ) -> Driver:
     """Return the configured driver. `auto` is the namespace driver. The fake driver isolates nothing and must be
     selected explicitly. Without `outbound` no network policy may have rules; without `public_names` sandboxes cannot
     reach the engine."""
     if settings.driver in ("auto", "namespace"):
-        return _namespace(settings, data_dir, outbound, public_names)
+        return _make_namespace_driver(settings, data_dir, outbound, public_names)
     if settings.driver == "fake":
-        from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 - only tests ask for it
+        from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 - only tests use it
 
         return FakeDriver(data_dir)
-    raise InvalidInputError(f"Unknown driver {settings.driver!r}. Choose auto, {' or '.join(NAMES)}.")
+    raise InvalidInputError(f"Unknown driver {settings.driver!r}. Choose auto, {' or '.join(DRIVER_NAMES)}.")
 
 
-def _namespace(
+def _make_namespace_driver(
     settings: EngineSettings, data_dir: Path, outbound: Outbound | None, public_names: PublicNames | None
 ) -> Driver:
     from sandyard.engine.drivers.namespace.cgroups import IoLimits  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415 - only where it is used
-    from sandyard.engine.drivers.namespace.host import Options  # noqa: PLC0415
+    from sandyard.engine.drivers.namespace.host import DriverOptions  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.kernel import is_root  # noqa: PLC0415
-    from sandyard.engine.drivers.namespace.kernel_memory import Bounds  # noqa: PLC0415
+    from sandyard.engine.drivers.namespace.kernel_memory import KernelMemoryLimits  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.net import Network, NetworkSettings  # noqa: PLC0415
 
     network = NetworkSettings(
@@ -52,13 +52,13 @@ def _namespace(
         egress_ca_file=settings.egress_ca_file,
     )
     return NamespaceDriver(
-        Options(
+        DriverOptions(
             data_dir,
             layer_roots=(settings.templates_dir, data_dir / IMAGES, data_dir / TRUST),
             max_slots=settings.max_sandboxes + settings.pool_size + SPARE_SLOTS,
             network=(lambda instance, state: Network(instance, state, network, outbound)) if is_root() else None,
             io=IoLimits(settings.io_weight, settings.io_read_mbps * 1_000_000, settings.io_write_mbps * 1_000_000),
-            kernel_memory=Bounds(
+            kernel_memory=KernelMemoryLimits(
                 growth=settings.kernel_memory_growth_mb << 20,
                 netlink=settings.netlink_buffers_mb << 20,
                 locks=settings.file_locks,

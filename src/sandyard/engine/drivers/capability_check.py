@@ -7,27 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 
 from sandyard.engine.contract import Capabilities
-from sandyard.engine.drivers import load
+from sandyard.engine.drivers import load_driver
 from sandyard.engine.drivers.namespace.driver import NamespaceDriver
 from sandyard.engine.settings import EngineSettings
 
 TRIAL_SECONDS = 1.5
-"""Suspending to disk is tried with a small process, which takes a second where it works."""
+"""The time limit for testing suspension to disk with a small process, which takes a second if it works."""
 
 
-async def open_briefly(folder: Path) -> Capabilities:
-    """Open the driver on an empty directory and close it again. Raises SandyardError."""
-    driver = load(EngineSettings(driver="namespace", data_dir=folder), folder)
+async def check_capabilities(folder: Path) -> Capabilities:
+    """Return the capabilities of this machine: open the driver on an empty directory and close it again. Raises
+    SandyardError."""
+    driver = load_driver(EngineSettings(driver="namespace", data_dir=folder), folder)
     await driver.open((), ())
     try:
         if not isinstance(driver, NamespaceDriver):
             return driver.capabilities
         try:
             async with asyncio.timeout(TRIAL_SECONDS):
-                return await driver.all_capabilities()
+                return await driver.wait_for_capabilities()
         except TimeoutError:
-            able = driver.capabilities
-            unknown = f"unknown after {TRIAL_SECONDS} s; an engine finds out after its start"
-            return replace(able, missing={**able.missing, "suspend": unknown})
+            known = driver.capabilities
+            unknown = f"unknown after {TRIAL_SECONDS} s; an engine tests it after its start"
+            return replace(known, missing={**known.missing, "suspend": unknown})
     finally:
         await driver.close()

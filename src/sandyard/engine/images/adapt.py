@@ -2,7 +2,8 @@
 
 The kernel combines the layers as it will in a sandbox: an overlay in a mount namespace of this process alone, whose
 writable part is a tmpfs. A confined worker with the overlay as its root makes the changes (`image_changes.py`,
-`confinement.py`), so that links resolve as they do in a sandbox. The writable part of the overlay then becomes the layer.
+`confinement.py`), so that links resolve as they do in a sandbox. The writable part of the overlay then becomes the
+layer.
 """
 
 from __future__ import annotations
@@ -130,10 +131,10 @@ def _is_opaque(layer: int, path: str, *, privileged: bool) -> bool:
 
 
 def _in_root(root: str, options: AdaptOptions) -> dict[str, Any]:
-    """Run `adapt_image` in a worker whose root is the image, and return its outcome. Ids are not mapped, because overlayfs has
-    no idmapped mounts."""
+    """Run `adapt_image` in a worker whose root is the image, and return its outcome. Ids are not mapped, because
+    overlayfs has no idmapped mounts."""
     rules = confinement.Rules(
-        seccomp.program(),
+        seccomp.make_program(),
         _MEMORY,
         file_bytes=_SCRATCH_BYTES,
         capabilities=confinement.CHANGE_FILES,

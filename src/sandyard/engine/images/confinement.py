@@ -77,8 +77,9 @@ class ConfinementError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The permissions and limits of one worker. `root`: the only directory it sees, None for an empty one; `attributes` of that mount.
-    `plain_ids`: it sees ids as the host does, instead of through an idmapped mount (which overlayfs does not support)."""
+    """The permissions and limits of one worker. `root`: the only directory it sees, None for an empty one; `attributes`
+    of that mount. `plain_ids`: it sees ids as the host does, instead of through an idmapped mount (which overlayfs does
+    not support)."""
 
     program: bytes
     memory: int
@@ -119,10 +120,11 @@ class Confinement:
         self._self = os.pidfd_open(os.getpid())
 
     def start(self, work: Callable[[], Mapping[str, Any]], rules: Rules, keep: Collection[int] = ()) -> Worker:
-        """Fork a worker that has only the descriptors `keep` and reports what `work` returns. Raises ConfinementError."""
+        """Fork a worker that has only the descriptors `keep` and reports what `work` returns. Raises
+        ConfinementError."""
         read, write = os.pipe()
         try:
-            ids = userns.make(0 if rules.plain_ids else FIRST_ID, IDS) if self.privileged else -1
+            ids = userns.create(0 if rules.plain_ids else FIRST_ID, IDS) if self.privileged else -1
             pid, pidfd = kernel.clone(_NAMESPACES | (0 if self.privileged else kernel.CLONE_NEWUSER))
         except OSError as error:
             raise ConfinementError(_refusal(error)) from None
@@ -161,7 +163,7 @@ class Confinement:
         _enter_root(rules, ids)
         _limit(rules)
         if ids >= 0:
-            script.run(confine.enter_userns(ids, IDS))
+            script.run(confine.make_userns_steps(ids, IDS))
         os.umask(0)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # not earlier: a change of ids resets it
         if select.select([self._self], [], [], 0)[0]:  # the parent has ended before that
@@ -261,7 +263,7 @@ def _enter_root(rules: Rules, ids: int) -> None:
         kernel.pivot_into(_ANY_FOLDER)
         return
     mount = kernel.clone_mount(rules.root)
-    kernel.set_mount(mount, rules.attributes, userns_fd=-1 if rules.plain_ids else ids)
+    kernel.change_mount(mount, rules.attributes, userns_fd=-1 if rules.plain_ids else ids)
     kernel.attach_mount(mount, rules.root)
     kernel.pivot_into(rules.root)
 

@@ -20,7 +20,7 @@ _LONGEST_HEADER = 4 << 20
 
 def index(archive: int) -> dict[str, Any]:
     """Return the positions. Blocks; raises LayerError, ConfinementError."""
-    rules = confinement.Rules(seccomp.files_program(), _MEMORY)
+    rules = confinement.Rules(seccomp.make_files_program(), _MEMORY)
     worker = confinement.Confinement().start(lambda: collect_outcome(lambda: _members(archive)), rules, keep=(archive,))
     (outcome,) = confinement.outcomes([worker], {}, lambda: None)
     check_outcome(outcome)

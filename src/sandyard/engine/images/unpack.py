@@ -58,7 +58,7 @@ def unpack(order: Order, source: int) -> dict[str, Any]:
     confiner = confinement.Confinement()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     (plain, plain_in), (tar, tar_in) = _pipe(), _pipe()
-    program = seccomp.files_program()
+    program = seccomp.make_files_program()
     workers = [
         confiner.start(
             lambda: collect_outcome(lambda: _decompress(order, source, plain_in)),

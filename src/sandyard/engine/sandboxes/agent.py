@@ -1,5 +1,5 @@
-"""The engine's own client for one sandbox's agent: sends it its settings, runs commands in the sandbox and
-writes files to it.
+"""The engine's own client for one sandbox's agent: send it its settings, run commands in the sandbox and
+write files to it.
 
 The agent runs next to hostile code: everything it sends is read with size limits, and is trusted only as far as it
 affects its own sandbox.
@@ -28,18 +28,18 @@ from sandyard.kit import bounded_json
 from sandyard.kit.errors import NoSpaceError, UnreachableError
 from sandyard.kit.pacing import take_turn, turns_for
 
-Output = Callable[[str, bytes], None]
+OnOutput = Callable[[str, bytes], None]
 """Called with the stream ("stdout" or "stderr") and the data written to it, as it arrives."""
 
 _ENVELOPE = struct.Struct(">BI")
-_END = 2
-_MESSAGE_LIMIT, _MESSAGE_VALUES = 4 << 20, 1000
-_ANSWER_LIMIT = 64 << 10
-_SETTINGS_ANSWER_LIMIT = 64 * 1024  # the agent runs next to hostile code, so its response is read with a limit
-_SILENT_LIMIT = 64 << 10  # bytes that may arrive without any output in them
-_READ = 64 << 10
-_LINES = 512  # maximum number of lines per chunk of output
-_NOTHING: Mapping[str, str] = MappingProxyType({})
+_END_FLAG = 2
+_MAX_MESSAGE_BYTES, _MAX_MESSAGE_VALUES = 4 << 20, 1000
+_MAX_ANSWER_BYTES = 64 << 10
+_MAX_SETTINGS_ANSWER_BYTES = 64 * 1024  # the agent runs next to hostile code, so its response is read with a limit
+_MAX_BYTES_WITHOUT_OUTPUT = 64 << 10  # bytes that may arrive without any output in them
+_READ_BYTES = 64 << 10
+_MAX_LINES = 512  # maximum number of lines per chunk of output
+_NO_ENV: Mapping[str, str] = MappingProxyType({})
 
 
 class Agent:
@@ -55,12 +55,13 @@ class Agent:
         *,
         user: str | None = None,
         cwd: str | None = None,
-        env: Mapping[str, str] = _NOTHING,
+        env: Mapping[str, str] = _NO_ENV,
         timeout_s: float | None = None,
-        output: Output | None = None,
+        output: OnOutput | None = None,
     ) -> int:
         """Run a shell command to completion and return its exit code, or -1 if a signal ended it. Omitted arguments use
-        the sandbox's defaults. Raises TimeoutError and kills the command if it does not end within `timeout_s` seconds."""
+        the sandbox's defaults. Raises TimeoutError and kills the command if it does not end within `timeout_s`
+        seconds."""
         events = self._start(command, user, cwd, env, timeout_s)
         async with asyncio.timeout(timeout_s), aclosing(events):
             async for event in events:
@@ -71,11 +72,11 @@ class Agent:
                             await take_turn()
                             output(stream, piece)
                 elif isinstance(end, dict):
-                    return _exit_code(end)
+                    return _parse_exit_code(end)
         raise UnreachableError(f"Sandbox {self._handle.id} did not report how a command ended.")
 
     async def spawn(
-        self, command: str, *, user: str | None = None, cwd: str | None = None, env: Mapping[str, str] = _NOTHING
+        self, command: str, *, user: str | None = None, cwd: str | None = None, env: Mapping[str, str] = _NO_ENV
     ) -> int:
         """Start a shell command in the background and return its pid."""
         events = self._start(command, user, cwd, env, None)
@@ -96,13 +97,13 @@ class Agent:
                 await exchange.send(f"/files?{urlencode(query)}", headers, data)
             else:
                 await exchange.send_chunks(f"/files?{urlencode(query)}", headers, data)
-            async for piece in exchange.body():
-                body += piece[: _ANSWER_LIMIT - len(body)]
+            async for piece in exchange.read_body():
+                body += piece[: _MAX_ANSWER_BYTES - len(body)]
             if exchange.status == NoSpaceError.status:
                 raise NoSpaceError("The sandbox's disk is full.")
             if exchange.status != 200:
-                said = body.decode(errors="replace")[:500]
-                raise UnreachableError(f"The sandbox did not accept the file {path}: {exchange.status} {said}")
+                answer = body.decode(errors="replace")[:500]
+                raise UnreachableError(f"The sandbox did not accept the file {path}: {exchange.status} {answer}")
 
     async def _connect(self) -> socket.socket:
         return await self._calls.run("connect", self._handle.id, self._calls.driver.connect(self._handle, AGENT_PORT))
@@ -121,9 +122,9 @@ class Agent:
             headers["Connect-Timeout-Ms"] = str(max(1, int(timeout_s * 1000)))
         async with _Exchange(await self._connect()) as exchange:
             await exchange.send("/process.Process/Start", headers, _ENVELOPE.pack(0, len(message)) + message)
-            async for flags, content in _envelopes(exchange.body()):
-                if flags & _END:
-                    _raise_for(content)
+            async for flags, content in _read_envelopes(exchange.read_body()):
+                if flags & _END_FLAG:
+                    _raise_error(content)
                     return
                 event = content.get("event")
                 if isinstance(event, dict):
@@ -148,10 +149,10 @@ class _Exchange:
         self._connection.close()
 
     async def send(self, path: str, headers: Mapping[str, str], content: bytes) -> None:
-        await self._send(_head(path, {**headers, "Content-Length": str(len(content))}) + content)
+        await self._send(_make_head(path, {**headers, "Content-Length": str(len(content))}) + content)
 
     async def send_chunks(self, path: str, headers: Mapping[str, str], content: AsyncIterator[bytes]) -> None:
-        await self._send(_head(path, {**headers, "Transfer-Encoding": "chunked"}))
+        await self._send(_make_head(path, {**headers, "Transfer-Encoding": "chunked"}))
         async for piece in content:
             if piece:
                 await self._send(b"%x\r\n%b\r\n" % (len(piece), piece))
@@ -163,12 +164,13 @@ class _Exchange:
         except OSError as error:
             raise UnreachableError(f"The sandbox's agent does not accept the request: {error}.") from error
 
-    async def body(self) -> AsyncIterator[bytes]:
-        """Yield the response body as it arrives. `status` is set before the first chunk, and at the latest at the end."""
+    async def read_body(self) -> AsyncIterator[bytes]:
+        """Yield the response body as it arrives. `status` is set before the first chunk, and at the latest at the
+        end."""
         silent = 0
         while not self._complete:
             try:
-                received = await self._loop.sock_recv(self._connection, _READ)
+                received = await self._loop.sock_recv(self._connection, _READ_BYTES)
             except OSError as error:
                 raise UnreachableError(f"The connection to the sandbox's agent was lost: {error}.") from error
             if not received:
@@ -182,7 +184,7 @@ class _Exchange:
             for piece in pieces:
                 silent = 0
                 yield piece
-            if silent > _SILENT_LIMIT:
+            if silent > _MAX_BYTES_WITHOUT_OUTPUT:
                 raise UnreachableError("The sandbox's agent sent too many response headers.")
 
     # httptools callbacks
@@ -197,31 +199,31 @@ class _Exchange:
         self._complete = True
 
 
-def _head(path: str, headers: Mapping[str, str]) -> bytes:
+def _make_head(path: str, headers: Mapping[str, str]) -> bytes:
     lines = [f"POST {path} HTTP/1.1", "Host: sandbox", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "Connection: close", "", ""]).encode("ascii")
 
 
-async def _envelopes(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+async def _read_envelopes(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, dict[str, Any]]]:
     """Yield the messages of the Connect protocol until the body ends."""
     buffer = b""
     async for piece in body:
         buffer += piece
         while len(buffer) >= _ENVELOPE.size:
             flags, size = _ENVELOPE.unpack_from(buffer)
-            if size > _MESSAGE_LIMIT:
+            if size > _MAX_MESSAGE_BYTES:
                 raise UnreachableError("The sandbox's agent sent a message that is too large.")
             if len(buffer) < _ENVELOPE.size + size:
                 break
             text, buffer = buffer[_ENVELOPE.size : _ENVELOPE.size + size], buffer[_ENVELOPE.size + size :]
             try:
-                message = bounded_json.parse(text, largest=_MESSAGE_LIMIT, values=_MESSAGE_VALUES)
+                message = bounded_json.parse(text, largest=_MAX_MESSAGE_BYTES, values=_MAX_MESSAGE_VALUES)
             except ValueError as error:
                 raise UnreachableError("The sandbox's agent sent a message that is not valid JSON.") from error
             yield flags, message if isinstance(message, dict) else {}
 
 
-def _raise_for(end: Mapping[str, Any]) -> None:
+def _raise_error(end: Mapping[str, Any]) -> None:
     error = end.get("error")
     if not isinstance(error, dict):
         return
@@ -239,26 +241,26 @@ def _split_output(data: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
                 written = base64.b64decode(text)
             except binascii.Error as error:
                 raise UnreachableError("The sandbox's agent sent output that cannot be decoded.") from error
-            size = len(written) if written.count(b"\n") <= _LINES else _LINES
-            for at in range(0, len(written), max(size, 1)):
-                yield stream, written[at : at + size]
+            size = len(written) if written.count(b"\n") <= _MAX_LINES else _MAX_LINES
+            for position in range(0, len(written), max(size, 1)):
+                yield stream, written[position : position + size]
 
 
-def _exit_code(end: Mapping[str, Any]) -> int:
+def _parse_exit_code(end: Mapping[str, Any]) -> int:
     code = end.get("exitCode", 0)
     return code if isinstance(code, int) else -1
 
 
-async def initialise_agent(
+async def send_identity(
     calls: DriverCalls, handle: Handle, template_id: str, env: Mapping[str, str], defaults: Defaults
 ) -> None:
     """Send the agent of a new sandbox its identity, environment variables, user and working directory."""
     identity = {"E2B_SANDBOX_ID": handle.id, "E2B_TEMPLATE_ID": template_id}
 
-    async def tell() -> None:
+    async def send() -> None:
         await send_settings(await calls.driver.connect(handle, AGENT_PORT), {**identity, **env}, defaults)
 
-    await calls.run("init", handle.id, tell())
+    await calls.run("init", handle.id, send())
 
 
 async def send_settings(connection: socket.socket, env: Mapping[str, str], defaults: Defaults) -> None:
@@ -288,9 +290,9 @@ async def _read_status(connection: socket.socket) -> int:
     while b"\r\n\r\n" not in answer:
         received = await loop.sock_recv(connection, 4096)
         answer += received
-        if not received or len(answer) > _SETTINGS_ANSWER_LIMIT:
+        if not received or len(answer) > _MAX_SETTINGS_ANSWER_BYTES:
             break
-    words = answer.split(b"\r\n", 1)[0].split(b" ")
-    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+    fields = answer.split(b"\r\n", 1)[0].split(b" ")
+    if len(fields) < 2 or not fields[0].startswith(b"HTTP/1.") or not fields[1].isdigit():
         raise UnreachableError("The agent sent no valid HTTP response to its settings.")
-    return int(words[1])
+    return int(fields[1])

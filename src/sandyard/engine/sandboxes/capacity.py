@@ -1,4 +1,4 @@
-"""Checks whether another sandbox fits, and which resource is exhausted if not."""
+"""Check whether another sandbox fits, and which resource is exhausted if not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import FullError
 
 MIB = 1024 * 1024
-_FRESH_S = 0.1
+_CACHE_SECONDS = 0.1
 
 
-def available_memory() -> int | None:
+def read_available_memory() -> int | None:
     """Return the bytes of memory available without swapping, or None if unknown."""
     try:
         text = Path("/proc/meminfo").read_bytes()
@@ -23,7 +23,7 @@ def available_memory() -> int | None:
         return None
 
 
-def free_disk(path: Path) -> int | None:
+def read_free_disk(path: Path) -> int | None:
     try:
         found = os.statvfs(path)
     except OSError:
@@ -40,62 +40,62 @@ class Capacity:
         settings: EngineSettings,
         disks: Sequence[Path],
         *,
-        memory: Callable[[], int | None] = available_memory,
-        disk: Callable[[Path], int | None] = free_disk,
-        place: Callable[[], None] = lambda: None,
+        read_memory: Callable[[], int | None] = read_available_memory,
+        read_disk: Callable[[Path], int | None] = read_free_disk,
+        check_driver: Callable[[], None] = lambda: None,
     ) -> None:
-        """`place` raises FullError if the driver accepts no more sandboxes."""
+        """`check_driver` raises FullError if the driver accepts no more sandboxes."""
         self._settings = settings
         self._disks = disks
-        self._memory = memory
-        self._disk = disk
-        self._place = place
-        self._looked_at = float("-inf")
+        self._read_memory = read_memory
+        self._read_disk = read_disk
+        self._check_driver = check_driver
+        self._read_at = float("-inf")
         self._available: int | None = None
-        self._full: str | None = None
+        self._shortage: str | None = None
 
-    def check(self, running: int, *, counted: bool = True) -> None:
+    def check(self, running: int, *, check_count: bool = True) -> None:
         """Raise FullError, which names the exhausted resource. `running` is the number of sandboxes that already count;
-        `counted=False` checks only memory and disk."""
+        `check_count=False` checks only memory and disk."""
         limit = self._settings.max_sandboxes
-        if counted and running >= limit:
+        if check_count and running >= limit:
             raise FullError(
                 f"The machine is full: {running} of {limit} sandboxes are running. "
                 "Kill or pause one, or raise --max-sandboxes."
             )
         self._refresh()
-        if self._full is not None:
-            raise FullError(self._full)
-        self._place()
+        if self._shortage is not None:
+            raise FullError(self._shortage)
+        self._check_driver()
 
     def find_shortage(self) -> str | None:
         """Return why nothing new fits, regardless of the number of running sandboxes, or None."""
         try:
-            self.check(0, counted=False)
+            self.check(0, check_count=False)
         except FullError as error:
             return error.message
         return None
 
-    def memory_low(self, factor: float = 1.0) -> bool:
+    def is_memory_low(self, factor: float = 1.0) -> bool:
         """Return whether less than `factor` times the reserve is left."""
         self._refresh()
         return self._available is not None and self._available < self._settings.memory_reserve_mb * MIB * factor
 
     def _refresh(self) -> None:
         now = time.monotonic()
-        if now - self._looked_at > _FRESH_S:
-            self._looked_at = now
-            self._available = self._memory()
-            self._full = self._look()
+        if now - self._read_at > _CACHE_SECONDS:
+            self._read_at = now
+            self._available = self._read_memory()
+            self._shortage = self._describe_shortage()
 
-    def _look(self) -> str | None:
+    def _describe_shortage(self) -> str | None:
         memory = self._available
         reserve = self._settings.memory_reserve_mb
         if memory is not None and memory < reserve * MIB:
             return f"The machine is full: {memory // MIB} MiB of memory are available and {reserve} MiB are reserved. Kill a sandbox."
         reserve = self._settings.disk_reserve_mb
         for path in self._disks:
-            free = self._disk(path)
+            free = self._read_disk(path)
             if free is not None and free < reserve * MIB:
                 return f"The machine is full: {free // MIB} MiB of disk are free at {path} and {reserve} MiB are reserved. Free some space."
         return None

@@ -32,11 +32,13 @@ from sandyard.kit.tasks import TaskSet
 
 log = get_logger(__name__)
 
-TIDY_S = 2.0
-BACKGROUND_S = 1.0  # removals that take longer are left to the next engine
+UPKEEP_INTERVAL_S = 2.0
+BACKGROUND_TIMEOUT_S = 1.0  # removals that take longer are left to the next engine
 
 
 class Components:
+    """Owns the components and their background tasks."""
+
     def __init__(
         self,
         database: Database,
@@ -65,13 +67,13 @@ class Components:
             logs=self.logs,
             registry=self.registry,
             clock=self._clock,
-            due=self._on_timer,
+            on_due=self._on_timer,
         )
         self.remover = SandboxRemover(
-            self.ledger, self.calls, self.background.spawn, patience_s=settings.kill_patience_s
+            self.ledger, self.calls, self.background.spawn, interrupt_timeout_s=settings.kill_patience_s
         )
         self.capacity = Capacity(
-            settings, disks if disks is not None else (settings.data_dir,), place=driver.check_room
+            settings, disks if disks is not None else (settings.data_dir,), check_driver=driver.check_room
         )
         self.sampler = Sampler(
             self.calls,
@@ -81,7 +83,7 @@ class Components:
             kept=settings.metrics_kept,
         )
         self.snapshots = Snapshots(
-            database, self.calls, self.background.spawn, self._users, lambda: self.pool.snapshots
+            database, self.calls, self.background.spawn, self._list_all_sandboxes, lambda: self.pool.snapshots
         )
         self.reconciler = Reconciler(
             self.ledger,
@@ -89,7 +91,7 @@ class Components:
             self.remover,
             self.background.spawn,
             trust,
-            start_patience_s=settings.start_patience_s,
+            start_timeout_s=settings.start_patience_s,
         )
         self.lifecycle = Lifecycle(
             ledger=self.ledger,
@@ -108,9 +110,9 @@ class Components:
             size=settings.pool_size,
             started_size=settings.pool_started_size,
             idle_s=settings.pool_idle_s,
-            start_patience_s=settings.start_patience_s,
-            taken=lambda: self.registry.running + self.creation.under_way + len(self.remover.removing),
-            room=settings.max_sandboxes,
+            start_timeout_s=settings.start_patience_s,
+            count_taken=lambda: self.registry.running + self.creation.in_progress + len(self.remover.removing),
+            max_sandboxes=settings.max_sandboxes,
         )
         self.creation = Creation(
             ledger=self.ledger,
@@ -141,51 +143,53 @@ class Components:
             spawn=self.background.spawn,
             boot_id=boot_id or read_boot_id(),
         )
-        self.remover.on_removed(lambda record: self._tidy_up())
-        self.reconciler.on_boot = self.sampler.sample_soon
+        self.remover.add_listener(lambda record: self._retry_cleanup())
+        self.reconciler.on_boot = self.sampler.schedule_sample
         self.remover.on_stopped = self.reconciler.handle_stop
         self.calls.on_late = self._on_late_call
         self._closed = False
 
-    async def open(self, prewarmed: Callable[[], Template | None]) -> None:
+    async def open(self, get_prewarmed: Callable[[], Template | None]) -> None:
         await self._recovery.run()
-        self._look_for_suspend()
-        for loop in (self.ledger.timers.run(), self.sampler.run(), self.pool.run(), self._upkeep(prewarmed)):
+        self._enable_suspend()
+        for loop in (self.ledger.timers.run(), self.sampler.run(), self.pool.run(), self._run_upkeep(get_prewarmed)):
             self.loops.spawn(loop)
 
-    async def close(self, patience_s: float) -> None:
+    async def close(self, timeout_s: float) -> None:
         if self._closed:
             return
         self._closed = True
-        await self.pool.stop_filling(patience_s)
+        await self.pool.stop_filling(timeout_s)
         await self.loops.cancel()
-        if not await self.tasks.wait(patience_s):
+        if not await self.tasks.wait(timeout_s):
             log.warning("verbs_abandoned", verbs=len(self.tasks))
-        await self.background.wait(BACKGROUND_S)
-        await self.abandon()
+        await self.background.wait(BACKGROUND_TIMEOUT_S)
+        await self.stop_now()
         await self.pool.close()
         try:
             await self.calls.run("close", "the engine", self.calls.driver.close())
         except SandyardError as error:
             log.warning("driver_close_failed", reason=error.message)
 
-    async def abandon(self) -> None:
+    async def stop_now(self) -> None:
         """Stop everything immediately."""
         await self.loops.cancel()
         await self.tasks.cancel()
         await self.background.cancel()
-        self.calls.abandon()
+        self.calls.stop_tracking()
         for entry in self.registry:
             if entry.watch is not None:
                 entry.watch.cancel()
 
     def uses_layer(self, layer: str) -> bool:
-        return any(layer in sandbox.layers for sandbox in self._users()) or self.snapshots.uses_layer(layer)
+        return any(layer in sandbox.layers for sandbox in self._list_all_sandboxes()) or self.snapshots.uses_layer(
+            layer
+        )
 
-    def _users(self) -> Iterable[Sandbox]:
-        return self.users(removing=True)
+    def _list_all_sandboxes(self) -> Iterable[Sandbox]:
+        return self.list_sandboxes(removing=True)
 
-    def users(self, *, removing: bool) -> Iterable[Sandbox]:
+    def list_sandboxes(self, *, removing: bool) -> Iterable[Sandbox]:
         """Return all sandboxes with a record; with `removing`, also those that the driver has not removed yet."""
         yield from (entry.record for entry in self.registry)
         yield from self.remover.removing if removing else ()
@@ -200,41 +204,42 @@ class Components:
         if entry is not None:
             self.background.spawn(self.lifecycle.handle_timer(entry))
 
-    async def _upkeep(self, prewarmed: Callable[[], Template | None]) -> None:
+    async def _run_upkeep(self, get_prewarmed: Callable[[], Template | None]) -> None:
         while True:
             if self._settings.pool_size:
-                self._prewarm(prewarmed)
+                self._prewarm(get_prewarmed)
                 self.pool.tidy()
-            self._tidy_up()
-            self._forget()
-            self._look_for_suspend()
-            await self._clock.sleep(TIDY_S)
+            self._retry_cleanup()
+            self._delete_expired()
+            self._enable_suspend()
+            await self._clock.sleep(UPKEEP_INTERVAL_S)
 
-    def _look_for_suspend(self) -> None:
-        """Check whether suspend has become available: some drivers test it first and know only after they were opened."""
+    def _enable_suspend(self) -> None:
+        """Enable suspending if it has become available: some drivers test it first and know only after they were
+        opened."""
         if self.calls.driver.capabilities.suspend and self.ledger.suspend_after_s is None:
-            self.ledger.suspend_after(self._settings.suspend_after_s)
+            self.ledger.set_suspend_after(self._settings.suspend_after_s)
 
-    def _prewarm(self, prewarmed: Callable[[], Template | None]) -> None:
+    def _prewarm(self, get_prewarmed: Callable[[], Template | None]) -> None:
         try:
-            template = prewarmed()
+            template = get_prewarmed()
         except SandyardError as error:
             log.warning("template_not_prewarmed", reason=error.message)
             return
         if template is not None:
-            self.pool.want(template, self.creation.limits_of(template), whole=True)
+            self.pool.keep_pooled(template, self.creation.get_limits(template), full_size=True)
 
-    def _tidy_up(self) -> None:
+    def _retry_cleanup(self) -> None:
         """Retry pending cleanup: rows that a full disk kept, and snapshots that are no longer needed."""
         try:
-            self.ledger.catch_up()
-            self.snapshots.collect()
+            self.ledger.write_pending()
+            self.snapshots.remove_unused()
         except SandyardError as error:
             log.warning("upkeep_failed", reason=error.message)
 
-    def _forget(self) -> None:
+    def _delete_expired(self) -> None:
         try:
-            self.logs.forget()
-            self.repository.forget_keys(self._clock.now() - self._settings.idempotency_retention_s)
+            self.logs.delete_expired()
+            self.repository.delete_keys(self._clock.now() - self._settings.idempotency_retention_s)
         except SandyardError as error:
             log.warning("upkeep_failed", reason=error.message)

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sandyard.engine.contract import Handle, Layers, Limits, Mount, NetworkPolicy, Spec
-from sandyard.engine.sandboxes.agent import initialise_agent
+from sandyard.engine.sandboxes.agent import send_identity
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.lifecycle import Lifecycle
-from sandyard.engine.sandboxes.model import CreateSandbox, ForkResult, Sandbox, Snapshot, State, Template, mounts_of
-from sandyard.engine.sandboxes.pool import Pool, new_sandbox_id
+from sandyard.engine.sandboxes.model import CreateSandbox, ForkResult, Sandbox, Snapshot, State, Template, make_mounts
+from sandyard.engine.sandboxes.pool import Pool, make_sandbox_id
 from sandyard.engine.sandboxes.registry import Entry
 from sandyard.engine.sandboxes.remover import SandboxRemover
 from sandyard.engine.sandboxes.sampler import Sampler
-from sandyard.engine.sandboxes.snapshots import DEFAULT_TAG, Snapshots, new_snapshot_id
+from sandyard.engine.sandboxes.snapshots import DEFAULT_TAG, Snapshots, make_snapshot_id
 from sandyard.engine.sandboxes.start_command import run_start_command
 from sandyard.engine.sandboxes.trust import EgressTrust
 from sandyard.engine.settings import EngineSettings
@@ -43,6 +43,8 @@ class UnrecordedSandbox:
 
 
 class Creation:
+    """Creates sandboxes, forks and snapshots, within the machine's capacity."""
+
     def __init__(
         self,
         *,
@@ -67,10 +69,10 @@ class Creation:
         self._snapshots = snapshots
         self._trust = trust
         self._settings = settings
-        self._at_once = asyncio.Semaphore(settings.create_concurrency)
-        self.under_way = 0
+        self._concurrency = asyncio.Semaphore(settings.create_concurrency)
+        self.in_progress = 0
 
-    def limits_of(self, template: Template) -> Limits:
+    def get_limits(self, template: Template) -> Limits:
         default = self._settings.default_limits
         return replace(
             default,
@@ -79,31 +81,37 @@ class Creation:
             disk_mb=template.disk_mb or default.disk_mb,
         )
 
-    def claim(self, request: CreateSandbox, template: Template) -> Sandbox | None:
+    def claim_pooled(self, request: CreateSandbox, template: Template) -> Sandbox | None:
         """Claim a matching sandbox from the pool, or return None. Fast: it needs only one write."""
         if request.env or request.volume_mounts or request.network.policy != _DEFAULT_POLICY:
             return None
-        own = self.limits_of(template)
-        if request.limits is not None and request.limits != own:
+        template_limits = self.get_limits(template)
+        if request.limits is not None and request.limits != template_limits:
             return None
-        self._capacity.check(self._ledger.registry.running + self.under_way)
-        handle = self._pool.claim(template, own)
+        self._capacity.check(self._ledger.registry.running + self.in_progress)
+        handle = self._pool.claim(template, template_limits)
         if handle is None:
             return None
-        return self._record(self._make_record(request, template, own, handle), "The sandbox was created")
+        return self._insert_record(
+            self._make_record(request, template, template_limits, handle), "The sandbox was created"
+        )
 
     async def create(
         self, request: CreateSandbox, template: Template, key: tuple[str, str, bytes] | None = None
     ) -> Sandbox:
         """Create a running sandbox and its record. Raises FullError, which names the exhausted resource."""
-        own = self.limits_of(template)
-        limits = request.limits or own
-        with self._room(template.snapshots):
-            mounts = mounts_of(request.volume_mounts)
-            made = await self._make(template, limits, request.network.policy, mounts, poolable=limits == own)
-            record = self._make_record(request, template, limits, made.handle)
-            told = made.ready and not request.env
-            return await self._begin(record, "The sandbox was created", told=told, started=made.ready, key=key)
+        template_limits = self.get_limits(template)
+        limits = request.limits or template_limits
+        with self._reserve_capacity(template.snapshots):
+            mounts = make_mounts(request.volume_mounts)
+            created = await self._claim_or_create(
+                template, limits, request.network.policy, mounts, poolable=limits == template_limits
+            )
+            record = self._make_record(request, template, limits, created.handle)
+            settings_sent = created.ready and not request.env
+            return await self._finish(
+                record, "The sandbox was created", settings_sent=settings_sent, start_command_ran=created.ready, key=key
+            )
 
     def _make_record(self, request: CreateSandbox, template: Template, limits: Limits, handle: Handle) -> Sandbox:
         now = self._ledger.clock.now()
@@ -138,25 +146,27 @@ class Creation:
 
     async def fork(self, entry: Entry, count: int, timeout_s: float) -> list[ForkResult]:
         """Create copies of a running sandbox, all from the same instant."""
-        async with AsyncExitStack() as held:
-            await held.enter_async_context(self._lifecycle.hold(entry))
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._lifecycle.hold(entry))
             parent = entry.record
             if not parent.running:
                 raise ConflictError(f"Sandbox '{entry.id}' is paused and cannot be forked; resume it first")
             if count == 1:
-                return [await self._outcome(self._fork(parent, timeout_s))]
+                return [await self._make_fork_result(self._fork(parent, timeout_s))]
             # the copies use a hidden snapshot that is deleted with the last of them
-            snapshot_id = new_snapshot_id()
+            snapshot_id = make_snapshot_id()
             with self._hold_snapshots((*parent.snapshots, snapshot_id)):
                 snapshot = await self.capture(entry, snapshot_id, hidden=True)
-                await held.aclose()  # unlock the parent
-                forks = (self._outcome(self._fork_from_snapshot(parent, snapshot, timeout_s)) for _ in range(count))
+                await stack.aclose()  # unlock the parent
+                forks = (
+                    self._make_fork_result(self._fork_from_snapshot(parent, snapshot, timeout_s)) for _ in range(count)
+                )
                 return list(await asyncio.gather(*forks))
 
     async def snapshot(self, entry: Entry, name: str | None, tag: str) -> Snapshot:
         async with self._lifecycle.hold(entry):
             with self._hold_snapshots(entry.record.snapshots):
-                return await self.capture(entry, new_snapshot_id(), name=name, tag=tag)
+                return await self.capture(entry, make_snapshot_id(), name=name, tag=tag)
 
     async def capture(
         self,
@@ -170,15 +180,15 @@ class Creation:
         """Let the driver take a snapshot, and record it. The caller must hold the sandbox and the snapshots it is based
         on."""
         parent = entry.record
-        self._capacity.check(0, counted=False)
+        self._capacity.check(0, check_count=False)
         driver = self._calls.driver
 
-        async def drop(_: Any) -> None:
+        async def delete_late(_: Any) -> None:
             await driver.delete_snapshot(snapshot_id)
 
         try:
             call = driver.snapshot(parent.handle, snapshot_id)
-            layers = await self._calls.run("snapshot", entry.id, call, if_late=drop)
+            layers = await self._calls.run("snapshot", entry.id, call, if_late=delete_late)
             return self._snapshots.add(self._make_snapshot(parent, snapshot_id, layers, name, tag), hidden=hidden)
         except BaseException:
             self._snapshots.discard(snapshot_id)
@@ -201,21 +211,23 @@ class Creation:
         )
 
     async def _fork(self, parent: Sandbox, timeout_s: float) -> Sandbox:
-        with self._room(parent.snapshots):
-            child = self._child(parent, timeout_s)
-            handle = await self._ask("fork", parent.id, lambda: self._calls.driver.fork(parent.handle, child.spec))
-            return await self._begin(replace(child, handle=handle), f"The sandbox was forked from {parent.id}")
+        with self._reserve_capacity(parent.snapshots):
+            child = self._make_child_record(parent, timeout_s)
+            handle = await self._call_driver(
+                "fork", parent.id, lambda: self._calls.driver.fork(parent.handle, child.spec)
+            )
+            return await self._finish(replace(child, handle=handle), f"The sandbox was forked from {parent.id}")
 
     async def _fork_from_snapshot(self, parent: Sandbox, snapshot: Snapshot, timeout_s: float) -> Sandbox:
         used = (*snapshot.snapshots, snapshot.id)
-        with self._room(used):
-            child = replace(self._child(parent, timeout_s), layers=snapshot.layers, snapshots=used)
-            handle = await self._ask("create", child.id, lambda: self._calls.driver.create(child.spec))
-            return await self._begin(replace(child, handle=handle), f"The sandbox was forked from {parent.id}")
+        with self._reserve_capacity(used):
+            child = replace(self._make_child_record(parent, timeout_s), layers=snapshot.layers, snapshots=used)
+            handle = await self._call_driver("create", child.id, lambda: self._calls.driver.create(child.spec))
+            return await self._finish(replace(child, handle=handle), f"The sandbox was forked from {parent.id}")
 
-    def _child(self, parent: Sandbox, timeout_s: float) -> Sandbox:
+    def _make_child_record(self, parent: Sandbox, timeout_s: float) -> Sandbox:
         now = self._ledger.clock.now()
-        child_id = new_sandbox_id()
+        child_id = make_sandbox_id()
         return replace(
             parent,
             id=child_id,
@@ -230,7 +242,7 @@ class Creation:
             intent=None,
         )
 
-    async def _make(
+    async def _claim_or_create(
         self,
         template: Template,
         limits: Limits,
@@ -244,52 +256,54 @@ class Creation:
             if handle is not None:
                 return UnrecordedSandbox(handle, ready=True)
 
-        async def make() -> Handle:
-            spec = Spec(new_sandbox_id(), template.layers, limits, policy, mounts)
-            return await self._ask("create", spec.id, lambda: self._calls.driver.create(spec))
+        async def call_create() -> Handle:
+            spec = Spec(make_sandbox_id(), template.layers, limits, policy, mounts)
+            return await self._call_driver("create", spec.id, lambda: self._calls.driver.create(spec))
 
         try:
-            return UnrecordedSandbox(await self._pool.create(make), ready=False)
+            return UnrecordedSandbox(await self._pool.create(call_create), ready=False)
         except FullError:
-            if not await self._pool.give_back():
+            if not await self._pool.drain_and_wait():
                 raise
             return UnrecordedSandbox(
-                await self._pool.create(make), ready=False
+                await self._pool.create(call_create), ready=False
             )  # giving back the pooled sandboxes has freed resources
 
-    async def _ask(self, verb: str, subject: str, call: Callable[[], Coroutine[Any, Any, Handle]]) -> Handle:
+    async def _call_driver(
+        self, operation: str, subject: str, call: Callable[[], Coroutine[Any, Any, Handle]]
+    ) -> Handle:
         async def discard(handle: Handle) -> None:
             self._remover.discard(handle)
 
-        async with self._at_once:
-            return await self._calls.run(verb, subject, call(), if_late=discard)
+        async with self._concurrency:
+            return await self._calls.run(operation, subject, call(), if_late=discard)
 
-    async def _begin(
+    async def _finish(
         self,
         record: Sandbox,
         event: str,
         *,
-        told: bool = False,
-        started: bool = False,
+        settings_sent: bool = False,
+        start_command_ran: bool = False,
         key: tuple[str, str, bytes] | None = None,
     ) -> Sandbox:
         """Run the final steps common to all ways of creation: send settings to the agent, run the start command, write
         the record."""
         try:
-            if not told:
-                env = self._trust.env(record)
-                await initialise_agent(self._calls, record.handle, record.template_id, env, record.defaults)
+            if not settings_sent:
+                env = self._trust.make_env(record)
+                await send_identity(self._calls, record.handle, record.template_id, env, record.defaults)
                 await self._trust.install(record)
-                if record.start is not None and not started:
+                if record.start is not None and not start_command_ran:
                     await run_start_command(self._calls, record.handle, record.start, self._settings.start_patience_s)
                 now = self._ledger.clock.now()
                 record = replace(record, created_at=now, started_at=now, ends_at=now + record.timeout_s)
         except BaseException:
             self._remover.discard(record.handle)
             raise
-        return self._record(record, event, key)
+        return self._insert_record(record, event, key)
 
-    def _record(self, record: Sandbox, event: str, key: tuple[str, str, bytes] | None = None) -> Sandbox:
+    def _insert_record(self, record: Sandbox, event: str, key: tuple[str, str, bytes] | None = None) -> Sandbox:
         """Insert the row and set up everything that belongs to a live sandbox."""
         try:
             entry = self._ledger.insert(record, event, key=key)
@@ -297,36 +311,36 @@ class Creation:
             self._remover.discard(record.handle)
             raise
         self._remover.watch(entry)
-        self._sampler.sample_soon(entry)
+        self._sampler.schedule_sample(entry)
         return entry.record
 
     @asynccontextmanager
     async def create_unrecorded(self, template: Template, limits: Limits) -> AsyncIterator[Handle]:
         """Yield a running sandbox without a record. It is removed when the context ends."""
-        with self._room(template.snapshots):
-            handle = (await self._make(template, limits, _DEFAULT_POLICY, poolable=False)).handle
+        with self._reserve_capacity(template.snapshots):
+            handle = (await self._claim_or_create(template, limits, _DEFAULT_POLICY, poolable=False)).handle
             try:
-                await initialise_agent(self._calls, handle, template.id, template.env, template.defaults)
+                await send_identity(self._calls, handle, template.id, template.env, template.defaults)
                 yield handle
             finally:
                 await asyncio.shield(asyncio.ensure_future(self._remover.remove_unrecorded(handle)))
 
-    async def _outcome(self, call: Coroutine[Any, Any, Sandbox]) -> ForkResult:
+    async def _make_fork_result(self, call: Coroutine[Any, Any, Sandbox]) -> ForkResult:
         try:
             return ForkResult(sandbox=await call)
         except SandyardError as error:
             return ForkResult(error=error)
 
     @contextmanager
-    def _room(self, snapshots: tuple[str, ...]) -> Iterator[None]:
+    def _reserve_capacity(self, snapshots: tuple[str, ...]) -> Iterator[None]:
         """Reserve capacity for one more sandbox on these snapshots while it is being created."""
-        self._capacity.check(self._ledger.registry.running + self.under_way)
-        self.under_way += 1
+        self._capacity.check(self._ledger.registry.running + self.in_progress)
+        self.in_progress += 1
         try:
             with self._hold_snapshots(snapshots):
                 yield
         finally:
-            self.under_way -= 1
+            self.in_progress -= 1
 
     def _hold_snapshots(self, snapshots: tuple[str, ...]) -> AbstractContextManager[None]:
         """Keep these snapshots' files while something without a record is being created from them."""

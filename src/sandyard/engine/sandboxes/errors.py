@@ -17,5 +17,5 @@ class StuckError(BusyError):
     """The driver did not answer in time."""
 
 
-def no_such_sandbox(sandbox_id: str) -> NotFoundError:
+def make_not_found_error(sandbox_id: str) -> NotFoundError:
     return NotFoundError(f"Sandbox {sandbox_id!r} doesn't exist or you don't have access to it")

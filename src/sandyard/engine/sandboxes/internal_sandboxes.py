@@ -14,7 +14,7 @@ from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.creation import Creation
 from sandyard.engine.sandboxes.model import Snapshot, Template
-from sandyard.engine.sandboxes.snapshots import Snapshots, new_snapshot_id
+from sandyard.engine.sandboxes.snapshots import Snapshots, make_snapshot_id
 from sandyard.kit.clock import Clock
 
 HoldSnapshots = Callable[[Iterable[str]], None]
@@ -32,6 +32,8 @@ class InternalSandbox:
 
 
 class InternalSandboxes:
+    """Creates, saves and removes sandboxes without a record."""
+
     def __init__(
         self,
         *,
@@ -47,13 +49,14 @@ class InternalSandboxes:
         self._snapshots = snapshots
         self._clock = clock
 
-    def register_keeper(self, needed: Callable[[], Iterable[str]]) -> None:
-        """Register `needed()`, which returns the kept snapshots that must stay. Call it before anything is opened."""
-        self._snapshots.keepers.append(needed)
+    def register_keeper(self, list_needed: Callable[[], Iterable[str]]) -> None:
+        """Register `list_needed()`, which returns the kept snapshots that must stay. Call it before anything is
+        opened."""
+        self._snapshots.keepers.append(list_needed)
 
-    def limits(self, template: Template) -> Limits:
+    def get_limits(self, template: Template) -> Limits:
         """Return the limits for sandboxes of this template."""
-        return self._creation.limits_of(template)
+        return self._creation.get_limits(template)
 
     @contextmanager
     def hold_snapshots(self) -> Iterator[HoldSnapshots]:
@@ -64,7 +67,7 @@ class InternalSandboxes:
     async def open(self, template: Template) -> AsyncIterator[InternalSandbox]:
         """Yield a running sandbox of this template, removed when the context ends. The caller must hold the template's
         snapshots. Raises FullError, which names the exhausted resource."""
-        limits = self.limits(template)
+        limits = self.get_limits(template)
         async with self._creation.create_unrecorded(template, limits) as handle:
             yield InternalSandbox(handle, Agent(self._calls, handle), template, limits)
 
@@ -75,17 +78,17 @@ class InternalSandboxes:
     async def save(self, sandbox: InternalSandbox, hold: HoldSnapshots) -> tuple[Layers, tuple[str, ...]]:
         """Save the current file system. Return its layers and the snapshots they need. The snapshot is held, and kept
         as long as a keeper or a sandbox needs it."""
-        snapshot_id = new_snapshot_id()
-        self._capacity.check(0, counted=False)
+        snapshot_id = make_snapshot_id()
+        self._capacity.check(0, check_count=False)
         driver = self._calls.driver
 
-        async def drop(_: Any) -> None:
+        async def delete_late(_: Any) -> None:
             await driver.delete_snapshot(snapshot_id)
 
         hold((snapshot_id,))
         try:
             call = driver.snapshot(sandbox.handle, snapshot_id)
-            layers = await self._calls.run("snapshot", sandbox.handle.id, call, if_late=drop)
+            layers = await self._calls.run("snapshot", sandbox.handle.id, call, if_late=delete_late)
             self._snapshots.add(self._make_snapshot(sandbox, snapshot_id, layers), hidden=True)
         except BaseException:
             self._snapshots.discard(snapshot_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sandyard.engine.sandboxes.errors import no_such_sandbox
+from sandyard.engine.sandboxes.errors import make_not_found_error
 from sandyard.engine.sandboxes.logs import SandboxLogs
 from sandyard.engine.sandboxes.model import LogLevel, PauseKind, Sandbox
 from sandyard.engine.sandboxes.registry import Entry, Registry
@@ -18,7 +18,7 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-_TIMED = frozenset({"state", "ends_at", "pause_kind", "paused_at"})  # fields that a timer depends on
+_TIMER_FIELDS = frozenset({"state", "ends_at", "pause_kind", "paused_at"})  # fields that a timer depends on
 Listener = Callable[[str, str], None]
 
 
@@ -36,31 +36,31 @@ class Ledger:
         logs: SandboxLogs,
         registry: Registry,
         clock: Clock,
-        due: Callable[[str], None],
+        on_due: Callable[[str], None],
     ) -> None:
         self._database = database
         self._repository = repository
         self.registry = registry
         self.logs = logs
         self.clock = clock
-        self.timers = Timers(clock, due)
+        self.timers = Timers(clock, on_due)
         self.suspend_after_s: float | None = None
         self._listeners: list[Listener] = []
-        self._unwritten: dict[str, tuple[str, LogLevel]] = {}
+        self._pending_deletions: dict[str, tuple[str, LogLevel]] = {}
 
-    def listen(self, listener: Listener) -> None:
+    def add_listener(self, listener: Listener) -> None:
         self._listeners.append(listener)
 
-    def suspend_after(self, seconds: float | None) -> None:
+    def set_suspend_after(self, seconds: float | None) -> None:
         """Move the memory of paused sandboxes to disk after this time. Called if the driver supports it."""
         self.suspend_after_s = seconds
         for entry in self.registry:
-            self._arm(entry)
+            self._update_timer(entry)
 
     def load(self) -> None:
         """Load all rows into memory at start."""
-        for record in self._repository.all():
-            self._arm(self.registry.add(record))
+        for record in self._repository.list_all():
+            self._update_timer(self.registry.add(record))
 
     def insert(self, sandbox: Sandbox, message: str, *, key: tuple[str, str, bytes] | None = None) -> Entry:
         """Add a sandbox. `key` is (owner, idempotency key, digest)."""
@@ -69,9 +69,9 @@ class Ledger:
             self.logs.append(sandbox.id, LogLevel.INFO, message, template=sandbox.template_id)
             if key is not None:
                 owner, name, digest = key
-                self._repository.use_key(owner, name, KeyUse(digest, sandbox.id), sandbox.created_at)
+                self._repository.insert_key_use(owner, name, KeyUse(digest, sandbox.id), sandbox.created_at)
         entry = self.registry.add(record)
-        self._arm(entry)
+        self._update_timer(entry)
         log.info("sandbox_created", sandbox=sandbox.id, template=sandbox.template_id)
         return entry
 
@@ -80,8 +80,8 @@ class Ledger:
     ) -> Sandbox:
         """Change fields of the latest record. `event`, a sentence, is added to the sandbox's log in the same
         transaction. Raises NotFoundError if the sandbox was killed in the meantime."""
-        if entry.gone is not None:
-            raise no_such_sandbox(entry.id)
+        if entry.removal_reason is not None:
+            raise make_not_found_error(entry.id)
         before = entry.record
         record = self.registry.change(entry, **changes)
         try:
@@ -92,8 +92,8 @@ class Ledger:
         except BaseException:
             self.registry.change(entry, **{name: getattr(before, name) for name in changes})
             raise
-        if _TIMED & changes.keys():  # otherwise a timer that is waiting to retry would fire at once
-            self._arm(entry)
+        if _TIMER_FIELDS & changes.keys():  # otherwise a timer that is waiting to retry would fire at once
+            self._update_timer(entry)
         if event is not None:
             log.info("sandbox_changed", sandbox=entry.id, state=record.state.value, what=event)
         return record
@@ -101,42 +101,42 @@ class Ledger:
     def remove(self, entry: Entry, event: str, *, reason: str, level: LogLevel = LogLevel.INFO) -> None:
         """Remove the sandbox; it no longer exists for any client. `reason` is passed to listeners.
 
-        Works on a full disk, or nothing could be removed to make room: `catch_up` then deletes the row later. If the
-        engine ends before that, the next one finds a record without a sandbox and removes it.
+        Works on a full disk, or nothing could be removed to make room: `write_pending` then deletes the row later. If
+        the engine ends before that, the next one finds a record without a sandbox and removes it.
         """
         try:
-            self._erase(entry.id, event, level)
+            self._delete_row(entry.id, event, level)
         except NoSpaceError:
-            self._unwritten[entry.id] = (event, level)
+            self._pending_deletions[entry.id] = (event, level)
             log.warning("sandbox_row_left", sandbox=entry.id, reason="the disk is full")
         self.registry.remove(entry, event)
-        self.timers.drop(entry.id)
+        self.timers.cancel(entry.id)
         if entry.watch is not None:
             entry.watch.cancel()
         log.info("sandbox_removed", sandbox=entry.id, what=event)
         self.notify_interrupted(entry.id, reason)
 
-    def catch_up(self) -> None:
+    def write_pending(self) -> None:
         """Write what could not be written while the disk was full."""
-        for sandbox_id, (event, level) in tuple(self._unwritten.items()):
-            self._erase(sandbox_id, event, level)
-            del self._unwritten[sandbox_id]
+        for sandbox_id, (event, level) in tuple(self._pending_deletions.items()):
+            self._delete_row(sandbox_id, event, level)
+            del self._pending_deletions[sandbox_id]
 
-    def _erase(self, sandbox_id: str, event: str, level: LogLevel) -> None:
+    def _delete_row(self, sandbox_id: str, event: str, level: LogLevel) -> None:
         with self._database.transaction():
             self._repository.delete(sandbox_id)
             self.logs.append(sandbox_id, level, event)
-            self.logs.end(sandbox_id)
+            self.logs.mark_ended(sandbox_id)
 
     def notify_interrupted(self, sandbox_id: str, reason: str) -> None:
         for listener in self._listeners:
             listener(sandbox_id, reason)
 
-    def rearm(self, entry: Entry, when: float) -> None:
+    def set_timer(self, entry: Entry, when: float) -> None:
         """Set the timer to `when`, regardless of the record, to retry something that was due and failed."""
         self.timers.set(entry.id, when)
 
-    def _arm(self, entry: Entry) -> None:
+    def _update_timer(self, entry: Entry) -> None:
         record = entry.record
         if record.running:
             self.timers.set(record.id, record.ends_at)
@@ -145,4 +145,4 @@ class Ledger:
         ):
             self.timers.set(record.id, record.paused_at + self.suspend_after_s)
         else:
-            self.timers.drop(record.id)
+            self.timers.cancel(record.id)

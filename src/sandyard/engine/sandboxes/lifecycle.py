@@ -1,7 +1,7 @@
 """Pause, resume and timeouts: the operations that change a sandbox's state.
 
 The order is always the same: call the driver, then write the record. A crash in between leaves a record with the last
-state that a client was told, and `reconcile` makes the host match it. Only stopping processes cannot be undone, so
+state that a client knows, and `reconciler` makes the host match it. Only stopping processes cannot be undone, so
 `Intent.STOP` is written first.
 """
 
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from sandyard.engine.contract import Driver
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
-from sandyard.engine.sandboxes.errors import no_such_sandbox
+from sandyard.engine.sandboxes.errors import make_not_found_error
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.model import Intent, LogLevel, LogQuery, Network, OnTimeout, PauseKind, Sandbox, State
 from sandyard.engine.sandboxes.reconciler import Reconciler
@@ -27,13 +27,15 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-AUTOMATIC_AT_ONCE = 8  # timeouts handled concurrently, so that a thousand of them leave room for clients
+MAX_CONCURRENT_TIMEOUTS = 8  # timeouts handled concurrently, so that a thousand of them leave room for clients
 RETRY_S = 5.0
-DENIED, MAX_DENIED = "Blocked by the network policy:", 300
+DENIED_PREFIX, MAX_DENIED = "Blocked by the network policy:", 300
 """Prefix of log entries about blocked connections, and the maximum number of such entries per sandbox."""
 
 
 class Lifecycle:
+    """Pauses, resumes and extends sandboxes, one operation per sandbox at a time."""
+
     def __init__(
         self,
         *,
@@ -52,7 +54,7 @@ class Lifecycle:
         self._remover = remover
         self._reconciler = reconciler
         self._trust = trust
-        self._automatic = asyncio.Semaphore(AUTOMATIC_AT_ONCE)
+        self._timeout_concurrency = asyncio.Semaphore(MAX_CONCURRENT_TIMEOUTS)
 
     @property
     def _driver(self) -> Driver:
@@ -67,15 +69,15 @@ class Lifecycle:
         """Hold this sandbox exclusively. Raises NotFoundError if it was removed while waiting, and StuckError if its
         condition cannot be determined. With `changing`, traffic waits until the block ends."""
         async with entry.lock:
-            if entry.gone is not None:
-                raise no_such_sandbox(entry.id)
+            if entry.removal_reason is not None:
+                raise make_not_found_error(entry.id)
             if changing:
                 entry.changing = asyncio.get_running_loop().create_future()
             try:
-                if entry.suspect:
+                if entry.failure_count:
                     await self._reconciler.inspect(entry)
-                    if entry.gone is not None:
-                        raise no_such_sandbox(entry.id)
+                    if entry.removal_reason is not None:
+                        raise make_not_found_error(entry.id)
                 yield
             finally:
                 if entry.changing is not None and changing:
@@ -86,25 +88,25 @@ class Lifecycle:
         async with self.hold(entry, changing=True):
             if not entry.record.running:
                 raise ConflictError(f"Error pausing sandbox - sandbox '{entry.id}' is already paused")
-            return await self._pause(entry, memory=memory, why="on request")
+            return await self._pause(entry, memory=memory, reason="on request")
 
-    async def _pause(self, entry: Entry, *, memory: bool, why: str, lost: str | None = None) -> Sandbox:
+    async def _pause(self, entry: Entry, *, memory: bool, reason: str, lost: str | None = None) -> Sandbox:
         if not memory:
             await self.stop(entry)
-            kind, what = PauseKind.FILESYSTEM, "The sandbox was paused; only its file system is kept"
+            kind, event = PauseKind.FILESYSTEM, "The sandbox was paused; only its file system is kept"
         else:
             if not self._driver.capabilities.freeze:
-                help_ = self._driver.capabilities.missing.get("freeze", "this machine cannot freeze processes")
+                missing = self._driver.capabilities.missing.get("freeze", "this machine cannot freeze processes")
                 raise UnsupportedError(
-                    f"Pausing with memory is not supported here: {help_}. Pause without memory instead."
+                    f"Pausing with memory is not supported here: {missing}. Pause without memory instead."
                 )
-            async with self._reconciler.on_failure(entry):
+            async with self._reconciler.recheck_on_failure(entry):
                 await self._calls.run("freeze", entry.id, self._driver.freeze(entry.record.handle))
-            kind, what = PauseKind.MEMORY, "The sandbox was paused; its memory is kept"
-        async with self._reconciler.on_failure(entry):
+            kind, event = PauseKind.MEMORY, "The sandbox was paused; its memory is kept"
+        async with self._reconciler.recheck_on_failure(entry):
             record = self._ledger.change(
                 entry,
-                f"{what} ({why})",
+                f"{event} ({reason})",
                 state=State.PAUSED,
                 pause_kind=kind,
                 paused_at=self._now,
@@ -121,32 +123,32 @@ class Lifecycle:
         """Stop the processes for good. The intent stays until the caller has recorded the outcome."""
         self._ledger.change(entry, intent=Intent.STOP)
         self._remover.unwatch(entry)
-        async with self._reconciler.on_failure(entry):
+        async with self._reconciler.recheck_on_failure(entry):
             handle = await self._calls.run("stop", entry.id, self._driver.stop(entry.record.handle))
             self._ledger.change(entry, handle=handle)
 
     async def connect(self, entry: Entry, timeout_s: float, *, memory: bool) -> tuple[Sandbox, bool]:
-        if entry.record.running and entry.changing is None and not entry.suspect:
+        if entry.record.running and entry.changing is None and not entry.failure_count:
             return self.extend(entry, timeout_s), False
         async with self.hold(entry, changing=True):
             if entry.record.running:
                 return self.extend(entry, timeout_s), False
-            return await self._resume(entry, timeout_s, memory=memory, why="on request"), True
+            return await self._resume(entry, timeout_s, memory=memory, reason="on request"), True
 
     async def resume(self, entry: Entry, timeout_s: float, *, auto_pause: bool | None, memory: bool) -> Sandbox:
         async with self.hold(entry, changing=True):
             if entry.record.running:
                 raise ConflictError(f"Sandbox {entry.id} is already running")
-            return await self._resume(entry, timeout_s, memory=memory, why="on request", auto_pause=auto_pause)
+            return await self._resume(entry, timeout_s, memory=memory, reason="on request", auto_pause=auto_pause)
 
     async def wake(self, entry: Entry, timeout_s: float) -> None:
         """Resume the sandbox because of incoming traffic, unless it was resumed in the meantime."""
         async with self.hold(entry, changing=True):
             if not entry.record.running:
-                await self._resume(entry, timeout_s, memory=True, why="by traffic")
+                await self._resume(entry, timeout_s, memory=True, reason="by traffic")
 
     async def _resume(
-        self, entry: Entry, timeout_s: float, *, memory: bool, why: str, auto_pause: bool | None = None
+        self, entry: Entry, timeout_s: float, *, memory: bool, reason: str, auto_pause: bool | None = None
     ) -> Sandbox:
         self._capacity.check(self._ledger.registry.running)
         kind = entry.record.pause_kind
@@ -154,7 +156,7 @@ class Lifecycle:
             await self.stop(entry)
             self._ledger.change(entry, pause_kind=PauseKind.FILESYSTEM, intent=None)
             kind = PauseKind.FILESYSTEM
-        async with self._reconciler.on_failure(entry):
+        async with self._reconciler.recheck_on_failure(entry):
             handle = entry.record.handle
             if kind is PauseKind.MEMORY:
                 await self._calls.run("thaw", entry.id, self._driver.thaw(handle))
@@ -168,7 +170,7 @@ class Lifecycle:
             now = self._now
             record = self._ledger.change(
                 entry,
-                f"The sandbox was resumed ({why})",
+                f"The sandbox was resumed ({reason})",
                 state=State.RUNNING,
                 handle=handle,
                 pause_kind=None,
@@ -181,7 +183,7 @@ class Lifecycle:
             )
         if entry.watch is None:
             self._remover.watch(entry)
-        self._sampler.sample_soon(entry)
+        self._sampler.schedule_sample(entry)
         return record
 
     def extend(self, entry: Entry, timeout_s: float, *, may_shorten: bool = False) -> Sandbox:
@@ -196,18 +198,18 @@ class Lifecycle:
             if not entry.record.running:
                 raise ConflictError(f"Sandbox '{entry.id}' is paused; resume it to change its network")
             before = entry.record.network
-            await self._trust.extend(entry.record, network)
+            await self._trust.prepare_network(entry.record, network)
             self._ledger.change(entry, network=network, intent=Intent.NETWORK)
             call = self._driver.set_network(entry.record.handle, network.policy)
             try:
-                async with self._reconciler.on_failure(entry):
+                async with self._reconciler.recheck_on_failure(entry):
                     await self._calls.run("set_network", entry.id, call)
             except SandyardError:
                 self._ledger.change(entry, network=before)  # the intent stays, so the old policy is applied again
                 raise
             return self._ledger.change(entry, "The network policy was changed", intent=None)
 
-    async def note_denied(self, entry: Entry) -> None:
+    async def log_denied(self, entry: Entry) -> None:
         """Write the connections blocked by the egress policy into the sandbox's log. Each host is logged once and the
         number is limited to a few hundred, so that a sandbox cannot push other events out of its own log."""
         if not entry.record.running:
@@ -219,44 +221,44 @@ class Lifecycle:
             return
         if not found:
             return
-        query = LogQuery(limit=MAX_DENIED, search=DENIED)
-        known = {told.message for told in self._ledger.logs.query(entry.id, query)}
-        for one in found:
-            place = one.host if one.port is None else f"{one.host}:{one.port}"
-            message = f"{DENIED} {place} ({one.protocol})"
+        query = LogQuery(limit=MAX_DENIED, search=DENIED_PREFIX)
+        known = {logged.message for logged in self._ledger.logs.query(entry.id, query)}
+        for attempt in found:
+            destination = attempt.host if attempt.port is None else f"{attempt.host}:{attempt.port}"
+            message = f"{DENIED_PREFIX} {destination} ({attempt.protocol})"
             if message in known or len(known) >= MAX_DENIED:
                 continue
             known.add(message)
-            fields = {"event": "egress_denied", "host": one.host, "protocol": one.protocol}
-            if one.port is not None:
-                fields["port"] = str(one.port)
+            fields = {"event": "egress_denied", "host": attempt.host, "protocol": attempt.protocol}
+            if attempt.port is not None:
+                fields["port"] = str(attempt.port)
             self._ledger.logs.append(entry.id, LogLevel.WARN, message, **fields)
 
     async def handle_timer(self, entry: Entry) -> None:
         """Handle an expired timer: kill or pause the sandbox, or move its memory to disk. Never raises; failures are
         retried."""
         try:
-            async with self._automatic:
+            async with self._timeout_concurrency:
                 await self._handle_timer(entry)
         except SandyardError as error:
-            if entry.gone is None:
+            if entry.removal_reason is None:
                 delay = RETRY_S if entry.record.running else self._ledger.suspend_after_s or RETRY_S
-                self._ledger.rearm(entry, self._now + delay)
+                self._ledger.set_timer(entry, self._now + delay)
                 log.warning("sandbox_expiry_failed", sandbox=entry.id, reason=error.message, retry_s=delay)
 
     async def _handle_timer(self, entry: Entry) -> None:
-        if entry.gone is not None:
+        if entry.removal_reason is not None:
             return
-        if self._overdue(entry) and entry.record.on_timeout is OnTimeout.KILL:
+        if self._is_overdue(entry) and entry.record.on_timeout is OnTimeout.KILL:
             await self._remover.kill(entry, "The sandbox was killed: its timeout was reached")
             return
         async with self.hold(entry, changing=True):
-            if self._overdue(entry):
+            if self._is_overdue(entry):
                 await self._auto_pause(entry)
             elif entry.record.pause_kind is PauseKind.MEMORY and self._ledger.suspend_after_s is not None:
                 await self._suspend(entry)
 
-    def _overdue(self, entry: Entry) -> bool:
+    def _is_overdue(self, entry: Entry) -> bool:
         return entry.record.running and entry.record.ends_at <= self._now
 
     async def _auto_pause(self, entry: Entry) -> None:
@@ -264,11 +266,11 @@ class Lifecycle:
         if memory and not self._driver.capabilities.freeze:
             # killing it would lose more; the record says what happened to the memory
             memory, lost = False, "This machine cannot keep the memory of a paused sandbox"
-        await self._pause(entry, memory=memory, why="its timeout was reached", lost=lost)
+        await self._pause(entry, memory=memory, reason="its timeout was reached", lost=lost)
 
     async def _suspend(self, entry: Entry) -> None:
         self._remover.unwatch(entry)
-        async with self._reconciler.on_failure(entry):
+        async with self._reconciler.recheck_on_failure(entry):
             handle = await self._calls.run("suspend", entry.id, self._driver.suspend(entry.record.handle))
             self._ledger.change(
                 entry, "The paused sandbox's memory was moved to disk", handle=handle, pause_kind=PauseKind.DISK

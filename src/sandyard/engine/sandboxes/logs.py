@@ -13,7 +13,7 @@ _LEVELS = tuple(LogLevel)
 MAX_MESSAGE = 4096
 MAX_ENDED = 20_000
 _TRIM_EVERY = 64
-_FORGOTTEN_AT_ONCE = 100
+_DELETE_BATCH = 100
 
 
 class SandboxLogs:
@@ -61,21 +61,21 @@ class SandboxLogs:
     def has_entries(self, sandbox_id: str) -> bool:
         return bool(self._database.query("SELECT 1 FROM logs WHERE sandbox_id = ? LIMIT 1", (sandbox_id,)))
 
-    def end(self, sandbox_id: str) -> None:
+    def mark_ended(self, sandbox_id: str) -> None:
         """Mark the sandbox as ended; its log is kept for a while. Runs in the open transaction."""
         self._database.execute("INSERT OR REPLACE INTO ended VALUES (?, ?)", (sandbox_id, self._clock.now()))
         self._since_trim.pop(sandbox_id, None)
 
-    def forget(self) -> None:
+    def delete_expired(self) -> None:
         """Remove some logs of sandboxes that ended too long ago, or before too many others. Call it every few seconds;
         each call takes about a millisecond, regardless of the total."""
         expired = self._database.query(
             "SELECT sandbox_id FROM ended WHERE at < ? ORDER BY at LIMIT ?",
-            (self._clock.now() - self._retention_s, _FORGOTTEN_AT_ONCE),
+            (self._clock.now() - self._retention_s, _DELETE_BATCH),
         )
         (ended,) = self._database.query("SELECT count(*) FROM ended")[0]
         if not expired and ended > MAX_ENDED:
-            expired = self._database.query("SELECT sandbox_id FROM ended ORDER BY at LIMIT ?", (_FORGOTTEN_AT_ONCE,))
+            expired = self._database.query("SELECT sandbox_id FROM ended ORDER BY at LIMIT ?", (_DELETE_BATCH,))
         if expired:
             with self._database.transaction():
                 for row in expired:

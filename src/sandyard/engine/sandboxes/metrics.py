@@ -58,7 +58,7 @@ class Series:
                 found.append(metric)
         return found
 
-    def last(self) -> Metric | None:
+    def get_last(self) -> Metric | None:
         return self._read_sample(len(self) - 1) if self._bytes else None
 
     def _read_sample(self, index: int) -> Metric:

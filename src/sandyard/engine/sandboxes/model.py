@@ -117,16 +117,17 @@ class Sandbox:
 
     @property
     def spec(self) -> Spec:
-        return Spec(self.id, self.layers, self.limits, self.network.policy, mounts_of(self.volume_mounts))
+        return Spec(self.id, self.layers, self.limits, self.network.policy, make_mounts(self.volume_mounts))
 
 
-def mounts_of(volume_mounts: Sequence[Mapping[str, Any]]) -> tuple[Mount, ...]:
+def make_mounts(volume_mounts: Sequence[Mapping[str, Any]]) -> tuple[Mount, ...]:
     return tuple(Mount(mount["id"], mount["path"]) for mount in volume_mounts)
 
 
 @dataclass(frozen=True, slots=True)
 class CreateSandbox:
-    """A request for a sandbox. `template` is the name, id or alias of a template or snapshot, with an optional `:tag`."""
+    """A request for a sandbox. `template` is the name, id or alias of a template or snapshot, with an optional
+    `:tag`."""
 
     template: str = "base"
     timeout_s: float = 300
@@ -175,7 +176,8 @@ class ForkResult:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A saved file system whose id works as a template id. `ref` is what clients get: `name:tag`, otherwise `id:tag`."""
+    """A saved file system whose id works as a template id. `ref` is what clients get: `name:tag`, otherwise
+    `id:tag`."""
 
     id: str
     sandbox_id: str  # the sandbox it was taken from
@@ -228,9 +230,9 @@ class Template:
     defaults: Defaults = Defaults()
     start: Start | None = None
     snapshots: tuple[str, ...] = ()  # snapshots that its layers need
-    lasting: bool = True  # False: a snapshot, for which no sandboxes are pooled in advance
+    can_be_pooled: bool = True  # False: a snapshot; no sandboxes are created in advance for it
     status: TemplateStatus = TemplateStatus.READY
-    yields: bool = (
+    can_be_overridden: bool = (
         False  # a client's template of the same name takes precedence: this name was free in earlier releases
     )
     cpu_count: int | None = None

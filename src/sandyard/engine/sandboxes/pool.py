@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from sandyard.engine.contract import Handle, Layers, Limits, NetworkPolicy, Spec
-from sandyard.engine.sandboxes.agent import initialise_agent
+from sandyard.engine.sandboxes.agent import send_identity
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.model import Defaults, Start, Template
@@ -23,13 +23,13 @@ from sandyard.kit.logging import get_logger
 log = get_logger(__name__)
 
 RETRY_S = 2.0
-QUIET_S = 0.1
-ENOUGH = 0.25  # fraction of the pool; below it, refilling does not wait for a quiet moment
-A_FEW = 4
+QUIET_PERIOD_S = 0.1
+ENOUGH_FRACTION = 0.25  # fraction of the pool; below it, refilling does not wait for a quiet moment
+SANDBOXES_PER_CLAIM = 4
 MEMORY_MARGIN = 1.25  # the pool shrinks before creates are refused
 
 
-def new_sandbox_id() -> str:
+def make_sandbox_id() -> str:
     return random_id("i", 20)
 
 
@@ -40,7 +40,7 @@ class TemplatePool:
     template: Template
     limits: Limits
     used_at: float
-    whole: bool = False  # at full size; otherwise it grows with the number of claims
+    full_size: bool = False  # at full size; otherwise it grows with the number of claims
     claims: int = 0
     claimed_at: float = float("-inf")
     ready: deque[Handle] = field(default_factory=deque)
@@ -63,9 +63,9 @@ class Pool:
         size: int,
         started_size: int,
         idle_s: float,
-        start_patience_s: float,
-        taken: Callable[[], int],
-        room: int,
+        start_timeout_s: float,
+        count_taken: Callable[[], int],
+        max_sandboxes: int,
     ) -> None:
         self._calls = calls
         self._remover = remover
@@ -74,11 +74,11 @@ class Pool:
         self._size = size
         self._started_size = started_size  # for templates with a start command
         self._idle_s = idle_s
-        self._start_patience_s = start_patience_s
-        self._taken = taken  # number of sandboxes that already count
-        self._room = room  # maximum number of sandboxes, including pooled ones
+        self._start_timeout_s = start_timeout_s
+        self._count_taken = count_taken  # number of sandboxes that already count
+        self._max_sandboxes = max_sandboxes  # maximum number of sandboxes, including pooled ones
         self._pools: dict[PoolKey, TemplatePool] = {}
-        self._wanted = asyncio.Event()
+        self._refill_needed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._creating = 0
@@ -97,11 +97,11 @@ class Pool:
     def claim(self, template: Template, limits: Limits) -> Handle | None:
         """Return a pooled sandbox, now owned by the caller, or None. Starts a pool for a template that has none, but
         not for a client's snapshot: there may be any number of them, and each may be deleted at any time."""
-        if self._max_size(template) == 0 or not template.lasting:
+        if self._max_size(template) == 0 or not template.can_be_pooled:
             return None
-        pool = self.want(template, limits)
+        pool = self.keep_pooled(template, limits)
         pool.claims += 1
-        self._wanted.set()
+        self._refill_needed.set()
         if not pool.ready:
             return None
         pool.claimed_at = pool.used_at
@@ -109,16 +109,17 @@ class Pool:
         pool.watches.pop(handle.id).cancel()
         return handle
 
-    def want(self, template: Template, limits: Limits, *, whole: bool = False) -> TemplatePool:
-        """Keep sandboxes of this template in the pool: a few for each one claimed, or as many as the pool of a template may hold."""
-        known = frozenset(template.env.items())  # a new build of a template may differ only in its environment
-        key = (template.id, template.layers, known, template.defaults, template.start, limits)
+    def keep_pooled(self, template: Template, limits: Limits, *, full_size: bool = False) -> TemplatePool:
+        """Keep sandboxes of this template in the pool, and return its pool: a few for each one claimed, or as many as
+        the pool of a template may hold."""
+        env = frozenset(template.env.items())  # a new build of a template may differ only in its environment
+        key = (template.id, template.layers, env, template.defaults, template.start, limits)
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = TemplatePool(template, limits, self._clock.now())
-            self._wanted.set()
+            self._refill_needed.set()
         pool.used_at = self._clock.now()
-        pool.whole = pool.whole or whole
+        pool.full_size = pool.full_size or full_size
         return pool
 
     async def create(self, make: Callable[[], Awaitable[Handle]]) -> Handle:
@@ -132,7 +133,7 @@ class Pool:
             if self._creating == 0:
                 self._idle.set()
 
-    async def give_back(self) -> int:
+    async def drain_and_wait(self) -> int:
         """Empty the pool and wait until the driver has removed everything. Return the number of sandboxes."""
         handles = [handle for pool in self._pools.values() for handle in pool.ready]
         for pool in self._pools.values():
@@ -140,10 +141,10 @@ class Pool:
                 watch.cancel()
             pool.watches.clear()
             pool.ready.clear()
-        await asyncio.gather(*map(self._give_one_back, handles))
+        await asyncio.gather(*map(self._kill_pooled, handles))
         return len(handles)
 
-    async def _give_one_back(self, handle: Handle) -> None:
+    async def _kill_pooled(self, handle: Handle) -> None:
         try:
             await self._calls.run("kill", handle.id, self._calls.driver.kill(handle))
         except SandyardError:
@@ -157,22 +158,23 @@ class Pool:
         return drained
 
     def tidy(self) -> None:
-        """Drop the pools of templates that were not used lately, and everything if memory is low. Called every few seconds."""
+        """Drop the pools of templates that were not used lately, and everything if memory is low. Called every few
+        seconds."""
         limit = self._clock.now() - self._idle_s
         for key in [key for key, pool in self._pools.items() if pool.used_at < limit]:
             self._empty(self._pools.pop(key))
-        if self._capacity.memory_low(MEMORY_MARGIN):
+        if self._capacity.is_memory_low(MEMORY_MARGIN):
             drained = self.drain()
             if drained:
                 log.warning("pool_drained", sandboxes=drained, reason="memory is low")
         else:
-            self._wanted.set()
+            self._refill_needed.set()
 
     async def run(self) -> None:
         while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            while (pool := self._find_neediest()) is not None:
+            await self._refill_needed.wait()
+            self._refill_needed.clear()
+            while (pool := self._find_smallest()) is not None:
                 await self._wait_until_quiet(pool)
                 if self._closed:
                     return
@@ -188,44 +190,44 @@ class Pool:
         """Wait until creating a sandbox delays nobody. While the pool has enough, that is a gap between clients'
         requests, so that the first command of a claimed sandbox does not compete with the creation of the next one."""
         await self._idle.wait()
-        enough = self._wanted_of(pool) * ENOUGH
-        while len(pool.ready) >= enough and pool.claimed_at > self._clock.now() - QUIET_S:
-            await self._clock.sleep(QUIET_S)
+        enough = self._get_target_size(pool) * ENOUGH_FRACTION
+        while len(pool.ready) >= enough and pool.claimed_at > self._clock.now() - QUIET_PERIOD_S:
+            await self._clock.sleep(QUIET_PERIOD_S)
         await self._idle.wait()
 
-    async def stop_filling(self, patience_s: float) -> None:
+    async def stop_filling(self, timeout_s: float) -> None:
         """Stop refilling. Waits for the sandbox being created, because it would be untracked if abandoned half-way."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_s), self._adding:
+            async with asyncio.timeout(timeout_s), self._adding:
                 pass
 
     async def close(self) -> None:
         """Empty the pool and wait until the driver has removed everything."""
         self._closed = True
-        await self.give_back()
+        await self.drain_and_wait()
         self._pools.clear()
 
-    def _find_neediest(self) -> TemplatePool | None:
-        short = [pool for pool in self._pools.values() if len(pool.ready) < self._wanted_of(pool)]
+    def _find_smallest(self) -> TemplatePool | None:
+        short = [pool for pool in self._pools.values() if len(pool.ready) < self._get_target_size(pool)]
         pool = min(short, key=lambda pool: len(pool.ready), default=None)
         if pool is None:
             return None
-        if self._taken() + self.ready >= self._room or self._capacity.memory_low(MEMORY_MARGIN):
+        if self._count_taken() + self.ready >= self._max_sandboxes or self._capacity.is_memory_low(MEMORY_MARGIN):
             return None
         return pool
 
     async def _add(self, pool: TemplatePool) -> None:
-        spec = Spec(new_sandbox_id(), pool.template.layers, pool.limits, NetworkPolicy())
+        spec = Spec(make_sandbox_id(), pool.template.layers, pool.limits, NetworkPolicy())
 
         async def discard(handle: Handle) -> None:
             self._remover.discard(handle)
 
         handle = await self._calls.run("create", spec.id, self._calls.driver.create(spec), if_late=discard)
         try:
-            await initialise_agent(self._calls, handle, pool.template.id, pool.template.env, pool.template.defaults)
+            await send_identity(self._calls, handle, pool.template.id, pool.template.env, pool.template.defaults)
             if pool.template.start is not None:
-                await run_start_command(self._calls, handle, pool.template.start, self._start_patience_s)
+                await run_start_command(self._calls, handle, pool.template.start, self._start_timeout_s)
         except BaseException:
             self._remover.discard(handle)
             raise
@@ -244,11 +246,11 @@ class Pool:
         pool.ready.remove(handle)
         pool.watches.pop(handle.id, None)
         self._remover.discard(handle)
-        self._wanted.set()
+        self._refill_needed.set()
 
-    def _wanted_of(self, pool: TemplatePool) -> int:
-        most = self._max_size(pool.template)
-        return most if pool.whole else min(most, A_FEW * pool.claims)
+    def _get_target_size(self, pool: TemplatePool) -> int:
+        max_size = self._max_size(pool.template)
+        return max_size if pool.full_size else min(max_size, SANDBOXES_PER_CLAIM * pool.claims)
 
     def _max_size(self, template: Template) -> int:
         return self._size if template.start is None else min(self._size, self._started_size)

@@ -1,7 +1,7 @@
 """Make the host match the record.
 
 Runs for every sandbox when the engine starts, and for one sandbox after its processes ended or a driver operation
-failed or got stuck. The record takes precedence where possible, because it is what the client was told. If memory is
+failed or got stuck. The record takes precedence where possible, because it is what the client knows. If memory is
 lost that is not possible, and the record is changed to say so.
 """
 
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from sandyard.engine.contract import Condition, Driver, Handle
-from sandyard.engine.sandboxes.agent import initialise_agent
+from sandyard.engine.sandboxes.agent import send_identity
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.model import Intent, LogLevel, OnTimeout, PauseKind, State
@@ -26,20 +26,20 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-ENDED: Final = "Its processes ended"
-_AGREES: Final = {
+PROCESSES_ENDED: Final = "Its processes ended"
+_EXPECTED_CONDITIONS: Final = {
     PauseKind.MEMORY: Condition.FROZEN,
     PauseKind.DISK: Condition.SUSPENDED,
     PauseKind.FILESYSTEM: Condition.STOPPED,
     None: Condition.RUNNING,
 }
-FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+FIRST_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 BOOTS_WITHIN_S = 600.0
 
 
 def is_consistent(entry: Entry, observed: Condition) -> bool:
     """Return whether nothing has to be done for this sandbox."""
-    return entry.record.intent is None and _AGREES[entry.record.pause_kind] is observed
+    return entry.record.intent is None and _EXPECTED_CONDITIONS[entry.record.pause_kind] is observed
 
 
 def needs_boot(entry: Entry, observed: Condition, now: float) -> bool:
@@ -73,15 +73,15 @@ class Reconciler:
         spawn: Spawn,
         trust: EgressTrust,
         *,
-        start_patience_s: float,
+        start_timeout_s: float,
     ) -> None:
         self._ledger = ledger
         self._calls = calls
         self._remover = remover
         self._spawn = spawn
         self._trust = trust
-        self._start_patience_s = start_patience_s
-        self._doubted: dict[str, asyncio.Event] = {}
+        self._start_timeout_s = start_timeout_s
+        self._recheck_events: dict[str, asyncio.Event] = {}
         self.on_boot: Callable[[Entry], None] = lambda entry: None
 
     @property
@@ -89,9 +89,9 @@ class Reconciler:
         return self._calls.driver
 
     @asynccontextmanager
-    async def on_failure(self, entry: Entry) -> AsyncIterator[None]:
-        """Recheck the sandbox if the block fails: its condition is then determined in the background, and before its next
-        operation."""
+    async def recheck_on_failure(self, entry: Entry) -> AsyncIterator[None]:
+        """Recheck the sandbox if the block fails: its condition is then determined in the background, and before its
+        next operation."""
         try:
             yield
         except BaseException:
@@ -100,56 +100,56 @@ class Reconciler:
 
     def recheck(self, entry: Entry) -> None:
         """Mark the condition as unknown. One task at a time determines it; a new call makes it check again at once."""
-        if entry.gone is not None:
+        if entry.removal_reason is not None:
             return
-        entry.suspect += 1
-        doubted = self._doubted.get(entry.id)
-        if doubted is None:
-            doubted = self._doubted[entry.id] = asyncio.Event()
-            self._spawn(self._inspect_until_known(entry, doubted))
-        doubted.set()
+        entry.failure_count += 1
+        requested = self._recheck_events.get(entry.id)
+        if requested is None:
+            requested = self._recheck_events[entry.id] = asyncio.Event()
+            self._spawn(self._inspect_until_known(entry, requested))
+        requested.set()
 
     def handle_stop(self, entry: Entry, reason: str) -> None:
         """Boot a running sandbox whose processes have ended again from its file system, in the background and before
         its next operation."""
-        entry.lost = f"{ENDED} ({reason})"
+        entry.lost_reason = f"{PROCESSES_ENDED} ({reason})"
         self.recheck(entry)
 
     async def inspect(self, entry: Entry) -> None:
-        """Ask the driver for the condition and settle it. The caller holds the lock. Raises StuckError if the driver
-        does not answer."""
-        while entry.suspect and entry.gone is None:
-            seen = entry.suspect
+        """Ask the driver for the condition and make record and host match it. The caller holds the lock. Raises
+        StuckError if the driver does not answer."""
+        while entry.failure_count and entry.removal_reason is None:
+            failures = entry.failure_count
             await self._calls.wait_for_abandoned(entry.id)
             observed = await self._calls.run("condition", entry.id, self._driver.condition(entry.record.handle))
-            await self.reconcile(entry, observed, entry.lost or ENDED)
-            entry.lost = None
-            if entry.suspect == seen:  # otherwise an abandoned call ended in the meantime
-                entry.suspect = 0
+            await self.reconcile(entry, observed, entry.lost_reason or PROCESSES_ENDED)
+            entry.lost_reason = None
+            if entry.failure_count == failures:  # otherwise an abandoned call ended in the meantime
+                entry.failure_count = 0
 
-    async def _inspect_until_known(self, entry: Entry, doubted: asyncio.Event) -> None:
+    async def _inspect_until_known(self, entry: Entry, requested: asyncio.Event) -> None:
         delay = 0.0
         try:
-            while entry.suspect and entry.gone is None:
-                await self._wait_for_recheck(doubted, delay)
+            while entry.failure_count and entry.removal_reason is None:
+                await self._wait_for_recheck(requested, delay)
                 async with entry.lock:
                     try:
                         await self.inspect(entry)
                     except SandyardError as error:
-                        delay = min(LAST_RETRY_S, max(FIRST_RETRY_S, 2 * delay))
+                        delay = min(MAX_RETRY_S, max(FIRST_RETRY_S, 2 * delay))
                         log.warning("sandbox_condition_unknown", sandbox=entry.id, reason=error.message, retry_s=delay)
         finally:
-            del self._doubted[entry.id]
+            del self._recheck_events[entry.id]
 
-    async def _wait_for_recheck(self, doubted: asyncio.Event, delay: float) -> None:
-        """Wait for a new doubt, or for `delay` seconds."""
-        waits = {asyncio.ensure_future(doubted.wait()), asyncio.ensure_future(self._ledger.clock.sleep(delay))}
+    async def _wait_for_recheck(self, requested: asyncio.Event, delay: float) -> None:
+        """Wait for another request to check, or for `delay` seconds."""
+        waits = {asyncio.ensure_future(requested.wait()), asyncio.ensure_future(self._ledger.clock.sleep(delay))}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-        doubted.clear()
+        requested.clear()
 
     async def reconcile(self, entry: Entry, observed: Condition, lost: str) -> None:
         """Make record and host match. `lost` says why processes are gone, if they are. Raises if the driver fails."""
@@ -159,17 +159,17 @@ class Reconciler:
             self._spawn(self._remover.remove(entry))
             return
         if entry.record.running:
-            await self._settle_running(entry, observed, lost)
+            await self._reconcile_running(entry, observed, lost)
         else:
-            await self._settle_paused(entry, observed, lost)
-        alive = entry.gone is None and observed is not Condition.STOPPED
+            await self._reconcile_paused(entry, observed, lost)
+        alive = entry.removal_reason is None and observed is not Condition.STOPPED
         if alive and entry.watch is None and entry.record.pause_kind in {None, PauseKind.MEMORY}:
             self._remover.watch(entry)
 
-    async def _settle_running(self, entry: Entry, observed: Condition, lost: str) -> None:
+    async def _reconcile_running(self, entry: Entry, observed: Condition, lost: str) -> None:
         record = entry.record
         if observed is Condition.STOPPED:
-            await self._settle_ended(entry, lost)
+            await self._reconcile_ended(entry, lost)
             return
         if observed is Condition.FROZEN:
             await self._calls.run("thaw", entry.id, self._driver.thaw(record.handle))
@@ -183,7 +183,7 @@ class Reconciler:
         if record.intent is not None:
             self._ledger.change(entry, intent=None)
 
-    async def _settle_ended(self, entry: Entry, lost: str) -> None:
+    async def _reconcile_ended(self, entry: Entry, lost: str) -> None:
         """Handle a sandbox that should be running but whose processes are gone."""
         record, now = entry.record, self._ledger.clock.now()
         self._remover.unwatch(entry)
@@ -243,7 +243,7 @@ class Reconciler:
         )
         self._ledger.notify_interrupted(entry.id, "paused")
 
-    async def _settle_paused(self, entry: Entry, observed: Condition, lost: str) -> None:
+    async def _reconcile_paused(self, entry: Entry, observed: Condition, lost: str) -> None:
         record = entry.record
         kind = record.pause_kind
         if observed is Condition.STOPPED:
@@ -273,24 +273,25 @@ class Reconciler:
             self._ledger.change(entry, intent=None)
 
     async def boot(self, entry: Entry) -> Handle:
-        """Start a stopped sandbox and send its new agent the previous settings. If it fails, the sandbox stays stopped."""
+        """Start a stopped sandbox and send its new agent the previous settings. If it fails, the sandbox stays
+        stopped."""
         record = entry.record
 
         async def stop_late(handle: Handle) -> None:
-            await (self._driver.kill(handle) if entry.gone is not None else self._driver.stop(handle))
+            await (self._driver.kill(handle) if entry.removal_reason is not None else self._driver.stop(handle))
 
         handle = await self._calls.run(
             "boot", entry.id, self._driver.boot(record.handle, record.spec), if_late=stop_late
         )
         try:
-            env = self._trust.env(record)
-            await initialise_agent(self._calls, handle, record.template_id, env, record.defaults)
+            env = self._trust.make_env(record)
+            await send_identity(self._calls, handle, record.template_id, env, record.defaults)
         except SandyardError:
             await self._calls.run("stop", entry.id, self._driver.stop(handle))
             raise
         if record.start is not None:
             try:
-                await run_start_command(self._calls, handle, record.start, self._start_patience_s)
+                await run_start_command(self._calls, handle, record.start, self._start_timeout_s)
             except SandyardError as error:  # its files are available, so the client can look for the cause
                 self._ledger.logs.append(entry.id, LogLevel.WARN, f"After the boot: {error.message}")
         return handle

@@ -10,7 +10,7 @@ from sandyard.engine.contract import Condition, NetworkPolicy
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.model import Intent, PauseKind
-from sandyard.engine.sandboxes.reconciler import ENDED, Reconciler, is_consistent, needs_boot
+from sandyard.engine.sandboxes.reconciler import PROCESSES_ENDED, Reconciler, is_consistent, needs_boot
 from sandyard.engine.sandboxes.registry import Entry
 from sandyard.engine.sandboxes.remover import SandboxRemover, Spawn
 from sandyard.engine.sandboxes.snapshots import Snapshots
@@ -21,9 +21,9 @@ from sandyard.kit.logging import get_logger
 log = get_logger(__name__)
 
 REBOOTED = "The machine was restarted"
-ENDED_MEANWHILE = f"{ENDED} while the engine was down"
-AT_ONCE = 8
-BOOTS_AT_ONCE = 4
+ENDED_MEANWHILE = f"{PROCESSES_ENDED} while the engine was down"
+MAX_CONCURRENT = 8
+MAX_CONCURRENT_BOOTS = 4
 
 
 def read_boot_id() -> str:
@@ -55,8 +55,8 @@ class Recovery:
         self._remover = remover
         self._spawn = spawn
         self._boot_id = boot_id
-        self._some = asyncio.Semaphore(AT_ONCE)
-        self._boots = asyncio.Semaphore(BOOTS_AT_ONCE)
+        self._concurrency = asyncio.Semaphore(MAX_CONCURRENT)
+        self._boot_concurrency = asyncio.Semaphore(MAX_CONCURRENT_BOOTS)
 
     async def run(self) -> None:
         """Adopt existing sandboxes. When it returns every record is correct, except that sandboxes whose processes are
@@ -74,7 +74,7 @@ class Recovery:
 
     async def _adopt(self, observed: Mapping[str, Condition], lost: str) -> None:
         now = self._ledger.clock.now()
-        settling = []
+        recoveries = []
         for entry in self._ledger.registry:
             condition = observed.get(entry.id)
             if condition is not None and is_consistent(entry, condition):
@@ -85,17 +85,19 @@ class Recovery:
             await entry.lock.acquire()
             if condition is not None and needs_boot(entry, condition, now):
                 entry.changing = asyncio.get_running_loop().create_future()
-                self._spawn(self._settle(entry, condition, lost, self._boots))
+                self._spawn(self._recover(entry, condition, lost, self._boot_concurrency))
             else:
-                settling.append(self._settle(entry, condition, lost, self._some))
-        await asyncio.gather(*settling)
+                recoveries.append(self._recover(entry, condition, lost, self._concurrency))
+        await asyncio.gather(*recoveries)
 
-    async def _settle(self, entry: Entry, condition: Condition | None, lost: str, some: asyncio.Semaphore) -> None:
-        """Settle one sandbox. The entry's lock is held and is released here."""
+    async def _recover(
+        self, entry: Entry, condition: Condition | None, lost: str, concurrency: asyncio.Semaphore
+    ) -> None:
+        """Recover one sandbox. The entry's lock is held and is released here."""
         try:
-            async with some:
+            async with concurrency:
                 if condition is None:
-                    entry.suspect += 1
+                    entry.failure_count += 1
                     await self._reconciler.inspect(entry)
                 elif not is_consistent(entry, condition):
                     await self._reconciler.reconcile(entry, condition, lost)
@@ -113,7 +115,7 @@ class Recovery:
         """Apply the policy again, because a policy that was changed while the sandbox ran is not in its handle."""
         record = entry.record
         if (
-            entry.gone is None
+            entry.removal_reason is None
             and record.network.policy != NetworkPolicy()
             and record.pause_kind in {None, PauseKind.MEMORY}
         ):

@@ -10,27 +10,39 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from sandyard.engine.sandboxes.errors import no_such_sandbox
+from sandyard.engine.sandboxes.errors import make_not_found_error
 from sandyard.engine.sandboxes.metrics import Series
 from sandyard.engine.sandboxes.model import Page, Sandbox, SandboxQuery, State
 from sandyard.kit.errors import InvalidInputError
 
 AUTOMATIC_BOOTS = 3
-"""How often a sandbox whose processes ended by themselves is booted again within `reconcile.BOOTS_WITHIN_S`."""
+"""How often a sandbox whose processes ended by themselves is booted again within `reconciler.BOOTS_WITHIN_S`."""
 
 
 class Entry:
     """One live sandbox. Hold `lock` to change it; anyone may read `record`, which is replaced, never modified."""
 
-    __slots__ = ("boots", "changing", "gone", "lock", "lost", "record", "series", "suspect", "watch")
+    __slots__ = (
+        "boots",
+        "changing",
+        "failure_count",
+        "lock",
+        "lost_reason",
+        "record",
+        "removal_reason",
+        "series",
+        "watch",
+    )
 
     def __init__(self, record: Sandbox) -> None:
         self.record = record
         self.lock = asyncio.Lock()
         self.changing: asyncio.Future[None] | None = None  # set while its state changes; traffic waits for it
-        self.gone: str | None = None  # why it no longer has a record
-        self.suspect = 0  # failures since its condition was last seen; while not 0, check the condition before use
-        self.lost: str | None = None  # why its processes ended, from detection until it is settled
+        self.removal_reason: str | None = None  # why it no longer has a record
+        self.failure_count = (
+            0  # failures since its condition was last seen; while not 0, check the condition before use
+        )
+        self.lost_reason: str | None = None  # why its processes ended, from detection until it is settled
         self.boots: deque[float] = deque(
             maxlen=AUTOMATIC_BOOTS
         )  # times of the latest boots after its processes had ended
@@ -62,7 +74,7 @@ class Registry:
         """Return the entry. Raises NotFoundError."""
         entry = self._entries.get(sandbox_id)
         if entry is None:
-            raise no_such_sandbox(sandbox_id)
+            raise make_not_found_error(sandbox_id)
         return entry
 
     def add(self, record: Sandbox) -> Entry:
@@ -79,13 +91,13 @@ class Registry:
 
     def remove(self, entry: Entry, reason: str) -> None:
         if self._entries.pop(entry.id, None) is not None:
-            entry.gone = reason
+            entry.removal_reason = reason
             self.running -= entry.record.running
 
-    def page(self, query: SandboxQuery) -> Page[Sandbox]:
+    def get_page(self, query: SandboxQuery) -> Page[Sandbox]:
         """Return a page. A cursor is a position in the order of creation, which never changes, so paging neither skips
         nor repeats items."""
-        after = None if query.cursor is None else read_cursor(query.cursor)
+        after = None if query.cursor is None else decode_cursor(query.cursor)
         found: list[Sandbox] = []
         entries = self._entries.values()
         for entry in entries if query.oldest_first else reversed(entries):
@@ -96,7 +108,7 @@ class Registry:
                 found.append(record)
                 if len(found) > query.limit:
                     break
-        return page_of(found, query.limit)
+        return make_page(found, query.limit)
 
     def count(self, query: SandboxQuery) -> int:
         """Return how many match, on all pages."""
@@ -110,24 +122,24 @@ def _is_unfiltered(query: SandboxQuery) -> bool:
     return not query.metadata and query.template is None and times == (None, None)
 
 
-def page_of(found: list[Any], limit: int) -> Page[Any]:
+def make_page(found: list[Any], limit: int) -> Page[Any]:
     """Return a page of at most `limit` items (one more in `found` means that there is a next page)."""
     if len(found) <= limit:
         return Page(tuple(found))
-    return Page(tuple(found[:limit]), write_cursor(found[limit - 1].seq))
+    return Page(tuple(found[:limit]), encode_cursor(found[limit - 1].seq))
 
 
-def write_cursor(seq: int) -> str:
+def encode_cursor(seq: int) -> str:
     return base64.urlsafe_b64encode(f"seq:{seq}".encode()).decode("ascii").rstrip("=")
 
 
-def read_cursor(cursor: str) -> int:
+def decode_cursor(cursor: str) -> int:
     try:
         padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
-        word, _, number = base64.b64decode(padded, altchars=b"-_", validate=True).decode("ascii").partition(":")
+        prefix, _, number = base64.b64decode(padded, altchars=b"-_", validate=True).decode("ascii").partition(":")
     except (ValueError, binascii.Error):
-        word = number = ""
-    if word != "seq" or not number.isdecimal() or len(number) > 18:
+        prefix = number = ""
+    if prefix != "seq" or not number.isdecimal() or len(number) > 18:
         raise InvalidInputError("The next token is not valid.")
     return int(number)
 

@@ -1,4 +1,4 @@
-"""Removes sandboxes: killed on request, or found absent. Every trace is removed, however long the driver takes. A
+"""Remove sandboxes: killed on request, or found absent. Every trace is removed, however long the driver takes. A
 sandbox whose processes ended by themselves keeps its files: `on_stopped` decides what happens next."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from sandyard.engine.contract import Condition, Handle
 from sandyard.engine.sandboxes.calls import DriverCalls
-from sandyard.engine.sandboxes.errors import no_such_sandbox
+from sandyard.engine.sandboxes.errors import make_not_found_error
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.model import LogLevel, PauseKind, Sandbox
 from sandyard.engine.sandboxes.registry import Entry
@@ -18,22 +18,22 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+FIRST_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 _ALIVE = frozenset({Condition.RUNNING, Condition.FROZEN, Condition.SUSPENDED})
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
 class SandboxRemover:
-    """A kill deletes the row first: from then on the sandbox does not exist. If the engine dies before the driver is
-    done, the next `driver.open` finds a sandbox that is not listed and removes it."""
+    """Removes and watches sandboxes. A kill deletes the row first: from then on the sandbox does not exist. If the
+    engine dies before the driver is done, the next `driver.open` finds a sandbox that is not listed and removes it."""
 
-    def __init__(self, ledger: Ledger, calls: DriverCalls, spawn: Spawn, *, patience_s: float) -> None:
+    def __init__(self, ledger: Ledger, calls: DriverCalls, spawn: Spawn, *, interrupt_timeout_s: float) -> None:
         self._ledger = ledger
         self._calls = calls
         self._spawn = spawn
-        self._patience_s = patience_s
+        self._interrupt_timeout_s = interrupt_timeout_s
         self._removing: dict[str, Sandbox] = {}
-        self._removed: list[Callable[[Sandbox], None]] = []
+        self._listeners: list[Callable[[Sandbox], None]] = []
         self.on_stopped: Callable[[Entry, str], None] = lambda entry, reason: None
         """Called with the reason when the processes of a running sandbox ended and its file system remains."""
 
@@ -42,22 +42,22 @@ class SandboxRemover:
         """Sandboxes without a record that the driver has not removed yet: they still use capacity and snapshots."""
         return tuple(self._removing.values())
 
-    def on_removed(self, listener: Callable[[Sandbox], None]) -> None:
-        """Call `listener(record)` when the driver has removed a sandbox."""
-        self._removed.append(listener)
+    def add_listener(self, listener: Callable[[Sandbox], None]) -> None:
+        """Register `listener(record)`, which is called when the driver has removed a sandbox."""
+        self._listeners.append(listener)
 
     async def kill(self, entry: Entry, event: str) -> None:
         """Kill a sandbox. Raises NotFoundError if another kill was first, and BusyError if the driver does not finish
         in time; it is then retried until it succeeds."""
-        if entry.gone is not None:
-            raise no_such_sandbox(entry.id)
+        if entry.removal_reason is not None:
+            raise make_not_found_error(entry.id)
         self._ledger.remove(entry, event, reason="killed")
         await self.remove(entry)
 
     async def remove(self, entry: Entry) -> None:
         """Let the driver remove a sandbox whose record is gone."""
         self._removing[entry.id] = entry.record
-        alone = await self._interrupt(entry)
+        has_lock = await self._interrupt(entry)
         try:
             await self._calls.run("kill", entry.id, self._calls.driver.kill(entry.record.handle))
         except SandyardError as error:
@@ -67,7 +67,7 @@ class SandboxRemover:
                 f"the engine keeps trying. {error.message}"
             ) from error
         finally:
-            if alone:
+            if has_lock:
                 entry.lock.release()
         self._finish_removal(entry.record)
 
@@ -99,7 +99,7 @@ class SandboxRemover:
             return await entry.lock.acquire()
         for _ in range(2):
             try:
-                async with asyncio.timeout(self._patience_s):
+                async with asyncio.timeout(self._interrupt_timeout_s):
                     return await entry.lock.acquire()
             except TimeoutError:
                 self._calls.interrupt(entry.id)
@@ -116,7 +116,7 @@ class SandboxRemover:
             except SandyardError as error:
                 log.warning("sandbox_removal_failed", sandbox=handle.id, reason=error.message, retry_s=delay)
                 await self._ledger.clock.sleep(delay)
-                delay = min(2 * delay, LAST_RETRY_S)
+                delay = min(2 * delay, MAX_RETRY_S)
             else:
                 break
         if record is not None:
@@ -124,7 +124,7 @@ class SandboxRemover:
 
     def _finish_removal(self, record: Sandbox) -> None:
         self._removing.pop(record.id, None)
-        for listener in self._removed:
+        for listener in self._listeners:
             listener(record)
 
     async def _watch(self, entry: Entry) -> None:
@@ -134,7 +134,7 @@ class SandboxRemover:
                 reason = await driver.wait_for_exit(entry.record.handle)
             except Exception as error:  # a broken watch must not look like a live sandbox
                 reason = str(error)
-            condition = await self._look(entry)
+            condition = await self._get_condition(entry)
             if condition not in _ALIVE:
                 break
             await self._ledger.clock.sleep(FIRST_RETRY_S)  # then check again, because the reported end may be outdated
@@ -143,11 +143,11 @@ class SandboxRemover:
                 self._handle_end(entry, reason, condition)
             except SandyardError as error:
                 log.warning("sandbox_end_not_recorded", sandbox=entry.id, reason=error.message)
-                await self._ledger.clock.sleep(LAST_RETRY_S)
+                await self._ledger.clock.sleep(MAX_RETRY_S)
             else:
                 return
 
-    async def _look(self, entry: Entry) -> Condition:
+    async def _get_condition(self, entry: Entry) -> Condition:
         """Return the condition, asking the driver as often as needed."""
         delay = FIRST_RETRY_S
         while True:
@@ -156,10 +156,10 @@ class SandboxRemover:
             except SandyardError as error:
                 log.warning("sandbox_watch_failed", sandbox=entry.id, reason=error.message)
                 await self._ledger.clock.sleep(delay)
-                delay = min(2 * delay, LAST_RETRY_S)
+                delay = min(2 * delay, MAX_RETRY_S)
 
     def _handle_end(self, entry: Entry, reason: str, condition: Condition) -> None:
-        if entry.gone is not None:
+        if entry.removal_reason is not None:
             return
         entry.watch = None  # otherwise it would cancel itself while running this
         if condition is Condition.STOPPED and entry.record.running:

@@ -49,13 +49,13 @@ class SandboxRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def all(self) -> list[Sandbox]:
+    def list_all(self) -> list[Sandbox]:
         """Return all sandboxes, oldest first."""
-        return [_record(row) for row in self._database.query(_SELECT)]
+        return [_decode_row(row) for row in self._database.query(_SELECT)]
 
     def insert(self, sandbox: Sandbox) -> Sandbox:
         """Insert the record and return it with its `seq`."""
-        fixed = (sandbox.id, sandbox.template_id, sandbox.created_at, json.dumps(_spec(sandbox)))
+        fixed = (sandbox.id, sandbox.template_id, sandbox.created_at, json.dumps(_encode_spec(sandbox)))
         return replace(sandbox, seq=self._database.insert(_INSERT, fixed + _encode_mutable_fields(sandbox)))
 
     def update(self, sandbox: Sandbox) -> None:
@@ -64,37 +64,37 @@ class SandboxRepository:
     def delete(self, sandbox_id: str) -> None:
         self._database.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox_id,))
 
-    def key_use(self, owner: str, key: str) -> KeyUse | None:
+    def find_key_use(self, owner: str, key: str) -> KeyUse | None:
         rows = self._database.query(
             "SELECT digest, sandbox_id FROM idempotency WHERE owner = ? AND key = ?", (owner, key)
         )
         return KeyUse(*rows[0]) if rows else None
 
-    def use_key(self, owner: str, key: str, use: KeyUse, now: float) -> None:
+    def insert_key_use(self, owner: str, key: str, use: KeyUse, now: float) -> None:
         self._database.execute(
             "INSERT INTO idempotency VALUES (?, ?, ?, ?, ?)", (owner, key, use.digest, use.sandbox_id, now)
         )
 
-    def forget_keys(self, before: float) -> None:
+    def delete_keys(self, before: float) -> None:
         self._database.execute("DELETE FROM idempotency WHERE created_at < ?", (before,))
 
 
-def digest(request: CreateSandbox) -> bytes:
+def compute_digest(request: CreateSandbox) -> bytes:
     """Return a digest that is equal for equal requests; the idempotency key itself is left out."""
     plain = asdict(replace(request, idempotency_key=None))
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=dict).encode()).digest()
 
 
-def _spec(sandbox: Sandbox) -> dict[str, Any]:
+def _encode_spec(sandbox: Sandbox) -> dict[str, Any]:
     return {
         "alias": sandbox.alias,
         "name": sandbox.name,
         "layers": sandbox.layers,
-        "limits": limits_dict(sandbox.limits),
+        "limits": encode_limits(sandbox.limits),
         "metadata": dict(sandbox.metadata),
         "env": dict(sandbox.env),
-        "defaults": defaults_dict(sandbox.defaults),
-        "start": start_dict(sandbox.start),
+        "defaults": encode_defaults(sandbox.defaults),
+        "start": encode_start(sandbox.start),
         "secure": sandbox.secure,
         "access_token": _reveal(sandbox.access_token),
         "traffic_token": _reveal(sandbox.traffic_token),
@@ -110,7 +110,7 @@ def _encode_mutable_fields(sandbox: Sandbox) -> tuple[Any, ...]:
     return (
         sandbox.state.value,
         json.dumps({"driver": sandbox.handle.driver, "data": dict(sandbox.handle.data)}),
-        json.dumps(_network(sandbox.network)),
+        json.dumps(_encode_network(sandbox.network)),
         sandbox.started_at,
         sandbox.ends_at,
         sandbox.timeout_s,
@@ -122,7 +122,7 @@ def _encode_mutable_fields(sandbox: Sandbox) -> tuple[Any, ...]:
     )
 
 
-def _network(network: Network) -> dict[str, Any]:
+def _encode_network(network: Network) -> dict[str, Any]:
     return {
         "policy": network.policy.to_dict(),
         "config": None if network.config is None else dict(network.config),
@@ -133,7 +133,7 @@ def _network(network: Network) -> dict[str, Any]:
 # written out, because `asdict` makes deep copies and costs more than the insert itself
 
 
-def limits_dict(limits: Limits) -> dict[str, int]:
+def encode_limits(limits: Limits) -> dict[str, int]:
     return {
         "memory_mb": limits.memory_mb,
         "cpu_count": limits.cpu_count,
@@ -142,21 +142,21 @@ def limits_dict(limits: Limits) -> dict[str, int]:
     }
 
 
-def defaults_dict(defaults: Defaults) -> dict[str, str | None]:
+def encode_defaults(defaults: Defaults) -> dict[str, str | None]:
     return {"user": defaults.user, "workdir": defaults.workdir}
 
 
-def start_dict(start: Start | None) -> dict[str, str | None] | None:
+def encode_start(start: Start | None) -> dict[str, str | None] | None:
     return None if start is None else {"command": start.command, "ready": start.ready}
 
 
-def read_start(spec: Mapping[str, Any]) -> Start | None:
+def decode_start(spec: Mapping[str, Any]) -> Start | None:
     """Read the start command from a row's JSON; older rows do not have it."""
     start = spec.get("start")
     return None if start is None else Start(**start)
 
 
-def _record(row: Row) -> Sandbox:
+def _decode_row(row: Row) -> Sandbox:
     seq, sandbox_id, template_id, created_at, spec_text, state, handle_text, network_text = row[:8]
     started_at, ends_at, timeout_s, on_timeout, pause_kind, paused_at, memory_lost, intent = row[8:]
     spec: Mapping[str, Any] = json.loads(spec_text)
@@ -186,10 +186,10 @@ def _record(row: Row) -> Sandbox:
         metadata=spec["metadata"],
         env=spec["env"],
         defaults=Defaults(**spec["defaults"]),
-        start=read_start(spec),
+        start=decode_start(spec),
         secure=spec["secure"],
-        access_token=_secret(spec["access_token"]),
-        traffic_token=_secret(spec["traffic_token"]),
+        access_token=_make_secret(spec["access_token"]),
+        traffic_token=_make_secret(spec["traffic_token"]),
         on_timeout=OnTimeout(on_timeout),
         auto_pause_memory=spec["auto_pause_memory"],
         auto_resume=spec["auto_resume"],
@@ -205,5 +205,5 @@ def _reveal(secret: Secret | None) -> str | None:
     return None if secret is None else secret.reveal()
 
 
-def _secret(text: str | None) -> Secret | None:
+def _make_secret(text: str | None) -> Secret | None:
     return None if text is None else Secret(text)

@@ -1,4 +1,4 @@
-"""Samples the resource usage of running sandboxes."""
+"""Sample the resource usage of running sandboxes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-SOON_S = 0.25
+EARLY_DELAY_S = 0.25
 
 
 class Sampler:
@@ -23,24 +23,30 @@ class Sampler:
     the event loop."""
 
     def __init__(
-        self, calls: DriverCalls, clock: Clock, entries: Callable[[], Iterable[Entry]], *, interval_s: float, kept: int
+        self,
+        calls: DriverCalls,
+        clock: Clock,
+        list_entries: Callable[[], Iterable[Entry]],
+        *,
+        interval_s: float,
+        kept: int,
     ) -> None:
         self._calls = calls
         self._clock = clock
-        self._entries = entries
+        self._list_entries = list_entries
         self._interval_s = interval_s
         self._kept = kept
-        self._fresh: deque[Entry] = deque()
+        self._new_entries: deque[Entry] = deque()
         self._woken = asyncio.Event()
 
-    def sample_soon(self, entry: Entry) -> None:
+    def schedule_sample(self, entry: Entry) -> None:
         """Sample a new or resumed sandbox early, in the background, without delaying its first command."""
-        self._fresh.append(entry)
+        self._new_entries.append(entry)
         self._woken.set()
 
     async def sample(self, entry: Entry) -> None:
         """Take a sample now. A sandbox that cannot be sampled is skipped; its watcher handles the cause."""
-        if entry.gone is not None or not entry.record.running:
+        if entry.removal_reason is not None or not entry.record.running:
             return
         try:
             stats = await self._calls.run("stats", entry.id, self._calls.driver.stats(entry.record.handle))
@@ -55,23 +61,23 @@ class Sampler:
             entry.series.add(stats, self._clock.now())
 
     async def run(self) -> None:
-        newcomers = asyncio.ensure_future(self._run_fresh())
+        early_task = asyncio.ensure_future(self._sample_new())
         try:
             while True:
-                entries = [entry for entry in self._entries() if entry.record.running]
+                entries = [entry for entry in self._list_entries() if entry.record.running]
                 pause = self._interval_s / (len(entries) + 1)
                 for entry in entries:
                     await self.sample(entry)
                     await self._clock.sleep(pause)
                 await self._clock.sleep(pause)
         finally:
-            newcomers.cancel()
+            early_task.cancel()
 
-    async def _run_fresh(self) -> None:
+    async def _sample_new(self) -> None:
         while True:
             await self._woken.wait()
-            await self._clock.sleep(SOON_S)
+            await self._clock.sleep(EARLY_DELAY_S)
             self._woken.clear()
-            while self._fresh:
-                await self.sample(self._fresh.popleft())
+            while self._new_entries:
+                await self.sample(self._new_entries.popleft())
                 await asyncio.sleep(0)

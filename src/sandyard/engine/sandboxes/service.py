@@ -20,7 +20,7 @@ from typing import Any
 
 from sandyard.engine.contract import Driver
 from sandyard.engine.sandboxes.components import Components
-from sandyard.engine.sandboxes.errors import PortClosedError, SandboxUnreachableError, StuckError, no_such_sandbox
+from sandyard.engine.sandboxes.errors import PortClosedError, SandboxUnreachableError, StuckError, make_not_found_error
 from sandyard.engine.sandboxes.model import (
     CreateSandbox,
     ForkResult,
@@ -40,7 +40,7 @@ from sandyard.engine.sandboxes.model import (
     Templates,
 )
 from sandyard.engine.sandboxes.registry import Entry
-from sandyard.engine.sandboxes.repository import digest
+from sandyard.engine.sandboxes.repository import compute_digest
 from sandyard.engine.sandboxes.snapshots import DEFAULT_TAG, split_name
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
@@ -51,10 +51,12 @@ from sandyard.kit.logging import get_logger
 log = get_logger(__name__)
 
 _ALL, _ALL_SNAPSHOTS, _ALL_LOGS = SandboxQuery(), SnapshotQuery(), LogQuery()
-CLOSING_S = 10.0  # how long operations in progress may continue when the engine stops
+CLOSE_TIMEOUT_S = 10.0  # how long operations in progress may continue when the engine stops
 
 
 class Sandboxes:
+    """See the module's docstring for the rules of all operations."""
+
     def __init__(
         self,
         database: Database,
@@ -71,8 +73,8 @@ class Sandboxes:
     ) -> None:
         """`database` is open and stays owned by the caller. `disks` are the paths whose free space counts (the data
         directory). `egress_authority` is the certificate (PEM) that sandboxes with network rules have to trust.
-        `explain_missing` returns what is missing for a name that does not resolve. `make_ready` starts the build of a template
-        that is not ready, unless it is already running, and returns a description of its status."""
+        `explain_missing` returns what is missing for a name that does not resolve. `make_ready` starts the build of a
+        template that is not ready, unless it is already running, and returns a description of its status."""
         self._templates = templates
         self._explain_missing = explain_missing
         self._make_ready = make_ready
@@ -90,12 +92,13 @@ class Sandboxes:
         self._creating: dict[tuple[str, str], tuple[bytes, asyncio.Task[Sandbox]]] = {}
 
     async def open(self) -> None:
-        """Take over the driver and its sandboxes, finish or undo what a crash interrupted, and start timers and pool."""
+        """Take over the driver and its sandboxes, finish or undo what a crash interrupted, and start timers and
+        pool."""
         await self._components.open(self._default_template)
 
     async def close(self) -> None:
         """Release the driver; sandboxes keep running. Idempotent."""
-        await self._components.close(CLOSING_S)
+        await self._components.close(CLOSE_TIMEOUT_S)
 
     async def create(self, request: CreateSandbox) -> Sandbox:
         """Create a running sandbox. The same idempotency key with the same request returns the same sandbox; with a
@@ -109,33 +112,33 @@ class Sandboxes:
         if request.idempotency_key is not None:
             return await self._create_once(request, (request.owner, request.idempotency_key))
         template = self.resolve_template(request.template)
-        ready = self._components.creation.claim(request, template)
+        ready = self._components.creation.claim_pooled(request, template)
         if ready is not None:
             return ready
-        return await self._components.tasks.finish(self._make(request, template))
+        return await self._components.tasks.finish(self._hold_and_create(request, template))
 
-    def _make(
+    def _hold_and_create(
         self, request: CreateSandbox, template: Template, key: tuple[str, str, bytes] | None = None
     ) -> Coroutine[Any, Any, Sandbox]:
         """Hold the template's snapshots immediately, because a delete may run before the first step of the work."""
-        held = ExitStack()
-        held.enter_context(self._components.snapshots.hold(template.snapshots))
+        stack = ExitStack()
+        stack.enter_context(self._components.snapshots.hold(template.snapshots))
 
         async def work() -> Sandbox:
-            with held:
+            with stack:
                 return await self._components.creation.create(request, template, key)
 
         return work()
 
     async def _create_once(self, request: CreateSandbox, key: tuple[str, str]) -> Sandbox:
-        asked = digest(request)
-        under_way = self._creating.get(key)
-        if under_way is not None:
-            before, task = under_way
+        request_digest = compute_digest(request)
+        in_progress = self._creating.get(key)
+        if in_progress is not None:
+            before, task = in_progress
         else:
-            use = self._components.repository.key_use(*key)
+            use = self._components.repository.find_key_use(*key)
             if use is not None:
-                self._same_request(use.digest, asked)
+                self._require_same_request(use.digest, request_digest)
                 entry = self._components.registry.find(use.sandbox_id)
                 if entry is None:
                     raise ConflictError(
@@ -143,15 +146,15 @@ class Sandboxes:
                     )
                 return entry.record
             template = self.resolve_template(request.template)
-            before = asked
-            task = self._components.tasks.spawn(self._make(request, template, (*key, asked)))
-            self._creating[key] = (asked, task)
+            before = request_digest
+            task = self._components.tasks.spawn(self._hold_and_create(request, template, (*key, request_digest)))
+            self._creating[key] = (request_digest, task)
             task.add_done_callback(lambda _: self._creating.pop(key, None))
-        self._same_request(before, asked)
+        self._require_same_request(before, request_digest)
         return await asyncio.shield(task)
 
-    def _same_request(self, before: bytes, asked: bytes) -> None:
-        if before != asked:
+    def _require_same_request(self, before: bytes, after: bytes) -> None:
+        if before != after:
             raise ConflictError("The idempotency key was already used with a different request.")
 
     def find_shortage(self) -> str | None:
@@ -170,19 +173,21 @@ class Sandboxes:
     def list(self, query: SandboxQuery = _ALL) -> Page[Sandbox]:
         """Return a page, newest first. A sandbox that exists while all pages are read is returned exactly once. Raises
         InvalidInputError for a bad cursor."""
-        return self._components.registry.page(query)
+        return self._components.registry.get_page(query)
 
     def count(self, query: SandboxQuery = _ALL) -> int:
         """Return the number of sandboxes on all pages."""
         return self._components.registry.count(query)
 
     async def kill(self, sandbox_id: str) -> None:
-        """Kill a running or paused sandbox. Raises NotFoundError if it does not exist (also if another kill was first)."""
+        """Kill a running or paused sandbox. Raises NotFoundError if it does not exist (also if another kill was
+        first)."""
         entry = self._components.registry.get(sandbox_id)
         await self._components.tasks.finish(self._components.remover.kill(entry, "The sandbox was killed on request"))
 
     async def pause(self, sandbox_id: str, *, memory: bool = True) -> Sandbox:
-        """Pause the sandbox. `memory=False` keeps only the file system. Raises ConflictError if it is already paused."""
+        """Pause the sandbox. `memory=False` keeps only the file system. Raises ConflictError if it is already
+        paused."""
         entry = self._components.registry.get(sandbox_id)
         return await self._components.tasks.finish(self._components.lifecycle.pause(entry, memory=memory))
 
@@ -232,8 +237,8 @@ class Sandboxes:
         """Save the current file system under a new id. `name` may contain `:tag`; an existing name and tag is moved to
         the new snapshot."""
         chosen, tag = (None, None) if name is None else split_name(name)
-        taken = self._templates.resolve(chosen) if chosen is not None else None
-        if taken is not None and not taken.yields:
+        existing = self._templates.resolve(chosen) if chosen is not None else None
+        if existing is not None and not existing.can_be_overridden:
             raise ConflictError(f"A template with the name {chosen!r} already exists. Choose another name.")
         entry = self._components.registry.get(sandbox_id)
         return await self._components.tasks.finish(self._snapshot(entry, chosen, tag or DEFAULT_TAG))
@@ -245,7 +250,7 @@ class Sandboxes:
 
     def snapshots(self, query: SnapshotQuery = _ALL_SNAPSHOTS) -> Page[Snapshot]:
         """Return a page of snapshots, newest first."""
-        return self._components.snapshots.page(query)
+        return self._components.snapshots.get_page(query)
 
     def has_snapshot(self, name: str) -> bool:
         """Return whether a snapshot with this id, name or ref exists."""
@@ -274,7 +279,7 @@ class Sandboxes:
         for entry in filter(None, map(self._components.registry.find, sandbox_ids)):
             if not entry.series:
                 await self._components.sampler.sample(entry)
-            last = entry.series.last() if entry.series is not None else None
+            last = entry.series.get_last() if entry.series is not None else None
             if last is not None:
                 found[entry.id] = last
         return found
@@ -284,16 +289,16 @@ class Sandboxes:
         """Whether connections blocked by an egress policy can be reported."""
         return self._components.calls.driver.capabilities.egress
 
-    async def note_denied(self, sandbox_id: str) -> None:
+    async def log_denied(self, sandbox_id: str) -> None:
         """Update the log with what the sandbox's egress policy has blocked."""
         entry = self._components.registry.find(sandbox_id)
         if entry is not None:
-            await self._components.lifecycle.note_denied(entry)
+            await self._components.lifecycle.log_denied(entry)
 
     def logs(self, sandbox_id: str, query: LogQuery = _ALL_LOGS) -> Sequence[LogEntry]:
         """Return log entries, also of a sandbox that has ended, while its logs are kept. Raises NotFoundError."""
         if self._components.registry.find(sandbox_id) is None and not self._components.logs.has_entries(sandbox_id):
-            raise no_such_sandbox(sandbox_id)
+            raise make_not_found_error(sandbox_id)
         return self._components.logs.query(sandbox_id, query)
 
     def log(self, sandbox_id: str, level: LogLevel, message: str, **fields: str) -> None:
@@ -305,7 +310,7 @@ class Sandboxes:
     def on_interrupted(self, listener: Callable[[str, str], None]) -> None:
         """Call `listener(sandbox_id, reason)` in the event loop when a sandbox was paused, killed or died: connections
         to it should be closed (a frozen agent never answers). `reason` is "paused", "killed" or "died"."""
-        self._components.ledger.listen(listener)
+        self._components.ledger.add_listener(listener)
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
         """Return a connected, non-blocking socket to a port of the sandbox. A paused sandbox is resumed first if it
@@ -316,7 +321,7 @@ class Sandboxes:
             raise SandboxUnreachableError
         if entry.changing is not None:
             await self._wait_until_settled(entry)
-        if not entry.record.running or entry.gone is not None:
+        if not entry.record.running or entry.removal_reason is not None:
             await self._wake(entry)
         driver = self._components.calls.driver
         try:
@@ -325,7 +330,9 @@ class Sandboxes:
             raise
         except (UnreachableError, NotFoundError) as error:
             raise (
-                PortClosedError() if entry.gone is None and entry.record.running else SandboxUnreachableError()
+                PortClosedError()
+                if entry.removal_reason is None and entry.record.running
+                else SandboxUnreachableError()
             ) from error
 
     async def _wait_until_settled(self, entry: Entry) -> None:
@@ -338,7 +345,7 @@ class Sandboxes:
         record = entry.record
         # Traffic does not boot a sandbox without memory, unless it lost its memory without its user's decision.
         wakes = record.auto_resume and (record.pause_kind is not PauseKind.FILESYSTEM or record.memory_lost is not None)
-        if entry.gone is not None or not wakes:
+        if entry.removal_reason is not None or not wakes:
             raise SandboxUnreachableError
         timeout_s = max(record.timeout_s, self._settings.auto_resume_timeout_s)
         try:
@@ -348,7 +355,8 @@ class Sandboxes:
 
     def resolve_template(self, name: str) -> Template:
         """Return a template or snapshot from which a sandbox can be created, by id, alias or name, with or without
-        `:tag`. Starts the build of a template that is built on demand. Raises NotFoundError, also if it is not ready."""
+        `:tag`. Starts the build of a template that is built on demand. Raises NotFoundError, also if it is not
+        ready."""
         found = self.find_template(name)
         if not found.ready:
             raise NotFoundError(f"template '{name[:200]}' {self._make_ready(found)}")
@@ -357,7 +365,7 @@ class Sandboxes:
     def find_template(self, name: str) -> Template:
         """Return the template, ready or not. Raises NotFoundError."""
         found = self._templates.resolve(name)
-        if found is None or found.yields:
+        if found is None or found.can_be_overridden:
             found = self._components.snapshots.resolve(name) or found
         if found is None:
             missing = self._explain_missing(name)
@@ -370,11 +378,12 @@ class Sandboxes:
         return found if found is not None and found.ready else None
 
     def list_mounting(self, volume_id: str, *, removing: bool = False) -> Sequence[str]:
-        """Return the sandboxes that mount a volume, including paused ones; with `removing`, also those being removed."""
+        """Return the sandboxes that mount a volume, including paused ones; with `removing`, also those being
+        removed."""
         return [
-            one.id
-            for one in self._components.users(removing=removing)
-            if any(m["id"] == volume_id for m in one.volume_mounts)
+            sandbox.id
+            for sandbox in self._components.list_sandboxes(removing=removing)
+            if any(m["id"] == volume_id for m in sandbox.volume_mounts)
         ]
 
     def uses_layer(self, layer: str) -> bool:

@@ -338,7 +338,7 @@ class Catalogue:
                 layers=(),
                 aliases=ALIASES[desktop.NAME],
                 status=self._desktop_status,
-                yields=True,
+                can_be_overridden=True,
                 cpu_count=cpu_count,
                 memory_mb=memory_mb,
             )
@@ -347,7 +347,7 @@ class Catalogue:
         plain = self._template(desktop.NAME, below, trust, BASE_ENV)
         *above, bottom = plain.layers
         layers = (*above, str(version.rootfs), bottom)
-        return replace(plain, layers=layers, yields=True, cpu_count=cpu_count, memory_mb=memory_mb)
+        return replace(plain, layers=layers, can_be_overridden=True, cpu_count=cpu_count, memory_mb=memory_mb)
 
     @property
     def _desktop_status(self) -> TemplateStatus:
@@ -385,6 +385,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def template_id(name: str) -> str:
-    """Return an id of twenty lower-case letters and digits, like E2B's; the same on every machine and for every version."""
+    """Return an id of twenty lower-case letters and digits, like E2B's; the same on every machine and for every
+    version."""
     digest = hashlib.sha256(f"sandyard template {name}".encode()).digest()
     return base64.b32encode(digest).decode().lower()[:20]

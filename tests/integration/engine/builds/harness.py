@@ -93,7 +93,7 @@ class BuildsHarness:
         self.database._drop()
         for task in (self.builds._queue._tasks, self.sandboxes._components.background):
             await task.cancel()
-        await self.sandboxes._components.abandon()
+        await self.sandboxes._components.stop_now()
 
     async def start_build(self, name: str, *steps: Step, tags: tuple[str, ...] = (), **fields: Any) -> Build:
         size = fields.pop("size", Size())

@@ -289,7 +289,7 @@ async def test_layers_are_removed_when_nothing_needs_them(tmp_path: Path) -> Non
         await harness.until(lambda: harness.snapshots_on_disk() == set(other.snapshots))
         assert harness.builds._cache.shrink(0) == 1
         await harness.builds.delete("two")
-        harness.sandboxes._components.snapshots.collect()
+        harness.sandboxes._components.snapshots.remove_unused()
         await harness.until(lambda: harness.snapshots_on_disk() == set())
     finally:
         await harness.stop()

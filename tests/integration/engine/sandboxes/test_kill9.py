@@ -75,7 +75,7 @@ async def test_killing_the_engine_loses_no_sandbox_and_leaves_no_process(tmp_pat
         await driver.open([], [])
     leftovers = [
         process.pid
-        for process in processes.all_processes()
-        if str(tmp_path) in " ".join(processes.command_line(process.pid))
+        for process in processes.list_processes()
+        if str(tmp_path) in " ".join(processes.read_command_line(process.pid))
     ]
     assert leftovers == []

@@ -128,6 +128,6 @@ async def test_pooled_sandboxes_have_run_the_start_command(tmp_path: Path) -> No
         async with asyncio.timeout(60):
             while not pool.ready:
                 await asyncio.sleep(0.05)
-        second = service._components.creation.claim(CreateSandbox("served"), SERVED)
+        second = service._components.creation.claim_pooled(CreateSandbox("served"), SERVED)
         assert second is not None
         assert await count_starts(service, second) == await count_starts(service, first) == 1

@@ -27,7 +27,7 @@ ARCHIVE = b"\x1f\x8b" + b"x" * 1000
 
 
 def test_a_template_that_yields_is_overridden_by_a_clients_own_template() -> None:
-    base, desktop = Template("b", ()), Template("d", (), yields=True)
+    base, desktop = Template("b", ()), Template("d", (), can_be_overridden=True)
     own: dict[str, Template] = {"base": Template("mine", ()), "desktop": Template("mine", ())}
     machine = SimpleNamespace(resolve={"base": base, "desktop": desktop}.get)
     names = CombinedTemplates(machine, SimpleNamespace(resolve=own.get))  # type: ignore[arg-type]

@@ -112,8 +112,8 @@ class RecordingSandboxes:
 
     records_denied = True
 
-    async def note_denied(self, sandbox_id: str) -> None:
-        self.calls.append(("note_denied", sandbox_id))
+    async def log_denied(self, sandbox_id: str) -> None:
+        self.calls.append(("log_denied", sandbox_id))
 
     async def fork(self, sandbox_id: str, count: int, timeout_s: float) -> Sequence[ForkResult]:
         self.calls.append(("fork", sandbox_id, count, timeout_s))

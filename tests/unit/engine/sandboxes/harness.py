@@ -55,7 +55,7 @@ class SandboxesHarness:
         self.service = Sandboxes(
             self.database, self.driver, self.templates, self.settings, clock=self.clock, boot_id=self.boot_id
         )
-        self.service._components.calls._deadline = self.driver.deadline
+        self.service._components.calls._get_deadline = self.driver.deadline
         self.service.on_interrupted(lambda sandbox_id, reason: self.interrupted.append((sandbox_id, reason)))
         if open_:
             await self.service.open()
@@ -66,10 +66,10 @@ class SandboxesHarness:
         self.driver.die()
         self.database.abandon()
         self.database._drop()
-        await self.service._components.abandon()
+        await self.service._components.stop_now()
         for _ in range(3):  # tasks that ended may have started others
             await asyncio.sleep(0)
-            await self.service._components.abandon()
+            await self.service._components.stop_now()
 
     async def restart(self) -> Sandboxes:
         await self.crash()
@@ -107,7 +107,7 @@ class SandboxesHarness:
             if record.running:
                 assert self.host.machines[record.id].policy == record.network.policy, self.history({(record.id, "")})
         assert self.driver.overlaps == []
-        stored = self.service._components.repository.all()
+        stored = self.service._components.repository.list_all()
         assert sorted(stored, key=lambda one: one.id) == sorted(records, key=lambda one: one.id)
 
     def history(self, conditions_by_sandbox: set[tuple[str, str]]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandyard.engine.sandboxes.agent import _envelopes, _split_output
+from sandyard.engine.sandboxes.agent import _read_envelopes, _split_output
 from sandyard.kit.errors import UnreachableError
 
 
@@ -18,13 +18,13 @@ async def envelopes(*texts: bytes) -> AsyncIterator[bytes]:
 
 async def test_agent_messages_are_parsed() -> None:
     data = {"event": {"data": {"stdout": "A" * 100_000}}}
-    assert [one async for one in _envelopes(envelopes(json.dumps(data).encode(), b"[]"))] == [(0, data), (0, {})]
+    assert [one async for one in _read_envelopes(envelopes(json.dumps(data).encode(), b"[]"))] == [(0, data), (0, {})]
 
 
 @pytest.mark.parametrize("text", [b"{", b"[" * 100_000, b"[" + b"{}," * 10_000 + b"0]", b"\xff"])
 async def test_an_invalid_agent_message_fails_the_call(text: bytes) -> None:
     with pytest.raises(UnreachableError, match="not valid JSON"):
-        assert [one async for one in _envelopes(envelopes(text))]
+        assert [one async for one in _read_envelopes(envelopes(text))]
 
 
 def test_output_with_many_lines_is_split_into_small_pieces() -> None:

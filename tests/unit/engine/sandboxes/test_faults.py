@@ -79,7 +79,7 @@ async def test_a_sandbox_with_unknown_condition_is_not_used(harness: SandboxesHa
 @pytest.mark.parametrize("verb", ["set_timeout", "refresh"])
 async def test_extending_a_sandbox_that_is_being_paused_fails(harness: SandboxesHarness, verb: str) -> None:
     sandbox = await harness.create(timeout_s=30, on_timeout=OnTimeout.PAUSE)
-    harness.service._components.calls._deadline = lambda verb: 60.0
+    harness.service._components.calls._get_deadline = lambda verb: 60.0
     reached = harness.driver.block("freeze")
     await harness.clock.advance(31)
     await reached.wait()
@@ -114,7 +114,7 @@ async def test_a_sandbox_created_late_by_a_stuck_verb_is_removed(harness: Sandbo
 async def test_kill_does_not_wait_for_a_stuck_verb(tmp_path: Path, verb: str, ignore_cancel: bool) -> None:
     harness = SandboxesHarness(tmp_path)
     await harness.start()
-    harness.service._components.calls._deadline = lambda verb: 60.0
+    harness.service._components.calls._get_deadline = lambda verb: 60.0
     sandbox = await harness.create()
     reached = harness.driver.block(verb, ignore_cancel=ignore_cancel)
     run = VERBS.get(verb, lambda harness, sandbox_id: harness.service.fork(sandbox_id))
@@ -237,9 +237,9 @@ async def test_a_full_disk_does_not_prevent_a_kill(harness: SandboxesHarness, mo
         await harness.service.kill(lost.id)
         await harness.settle()
         assert harness.service.list().items == () and harness.host.machines == {}
-        assert len(harness.service._components.repository.all()) == 3
+        assert len(harness.service._components.repository.list_all()) == 3
     await harness.clock.advance(3)
-    assert harness.service._components.repository.all() == []
+    assert harness.service._components.repository.list_all() == []
     assert "killed on request" in harness.service.logs(killed.id)[-1].message
     harness.check()
 

@@ -11,11 +11,11 @@ import pytest
 
 from sandyard.engine.contract import Stats
 from sandyard.engine.sandboxes.agent import send_settings
-from sandyard.engine.sandboxes.capacity import MIB, Capacity, available_memory, free_disk
+from sandyard.engine.sandboxes.capacity import MIB, Capacity, read_available_memory, read_free_disk
 from sandyard.engine.sandboxes.logs import SandboxLogs
 from sandyard.engine.sandboxes.metrics import Series
 from sandyard.engine.sandboxes.model import CreateSandbox, Defaults, LogLevel, LogQuery, Network, OnTimeout
-from sandyard.engine.sandboxes.repository import digest
+from sandyard.engine.sandboxes.repository import compute_digest
 from sandyard.engine.sandboxes.timers import Timers
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
@@ -40,14 +40,14 @@ def test_cpu_usage_is_computed_between_two_samples() -> None:
 
 def test_the_series_keeps_the_newest_samples() -> None:
     series = Series(3)
-    assert not series and series.last() is None
+    assert not series and series.get_last() is None
     for number in range(8):
         series.add(stats(0.0, number << 10), float(number))
     assert len(series) == 3
     assert [metric.timestamp for metric in series.list_between(None, None)] == [5.0, 6.0, 7.0]
     assert [metric.mem_used for metric in series.list_between(6.0, 6.5)] == [6 << 10]
-    assert series.last().timestamp == 7.0
-    assert series.last().disk_total == 10 << 30
+    assert series.get_last().timestamp == 7.0
+    assert series.get_last().disk_total == 10 << 30
 
 
 async def test_timers_fire_once_and_in_order() -> None:
@@ -60,7 +60,7 @@ async def test_timers_fire_once_and_in_order() -> None:
     timers.set("c", 5)
     timers.set("c", 30)
     timers.set("d", 7)
-    timers.drop("d")
+    timers.cancel("d")
     await clock.advance(100)
     assert [name for name, _ in fired] == ["a", "b", "c"]
     assert fired == [("a", 10), ("b", 20), ("c", 30)]
@@ -92,8 +92,8 @@ async def test_timers_notice_that_the_clock_was_set_forward() -> None:
 
 
 def test_capacity_is_checked_against_memory_disk_and_the_limit(tmp_path: Path) -> None:
-    assert available_memory() > MIB and free_disk(tmp_path) > MIB
-    assert free_disk(tmp_path / "nowhere") is None
+    assert read_available_memory() > MIB and read_free_disk(tmp_path) > MIB
+    assert read_free_disk(tmp_path / "nowhere") is None
     settings = EngineSettings(memory_reserve_mb=10, disk_reserve_mb=10, max_sandboxes=2)
     left = {"memory": 100 * MIB, "disk": 100 * MIB, "reads": 0}
 
@@ -102,7 +102,7 @@ def test_capacity_is_checked_against_memory_disk_and_the_limit(tmp_path: Path) -
         return left["memory"]
 
     def make_capacity() -> Capacity:
-        return Capacity(settings, (tmp_path,), memory=memory, disk=lambda path: left["disk"])
+        return Capacity(settings, (tmp_path,), read_memory=memory, read_disk=lambda path: left["disk"])
 
     capacity = make_capacity()
     for _ in range(100):
@@ -110,13 +110,13 @@ def test_capacity_is_checked_against_memory_disk_and_the_limit(tmp_path: Path) -
     assert left["reads"] <= 2
     with pytest.raises(FullError, match="2 of 2"):
         capacity.check(2)
-    capacity.check(2, counted=False)
+    capacity.check(2, check_count=False)
     left["memory"] = 5 * MIB
     with pytest.raises(FullError, match="5 MiB of memory"):
         make_capacity().check(0)
-    assert make_capacity().memory_low()
+    assert make_capacity().is_memory_low()
     left["memory"] = None
-    assert not make_capacity().memory_low()
+    assert not make_capacity().is_memory_low()
     left["disk"] = MIB
     with pytest.raises(FullError, match="1 MiB of disk"):
         make_capacity().check(0)
@@ -140,12 +140,12 @@ def test_logs_are_bounded_and_searchable(tmp_path: Path) -> None:
     assert all(entry.level is LogLevel.ERROR for entry in logs.query("i1", LogQuery(level=LogLevel.WARN)))
     assert [e.message for e in logs.query("i1", LogQuery(search="299"))] == ["entry 299"]
     assert len(logs.query("i2", LogQuery())[0].message) == 4096
-    logs.end("i1")
+    logs.mark_ended("i1")
     clock._now += 50
-    logs.forget()
+    logs.delete_expired()
     assert logs.has_entries("i1")
     clock._now += 100
-    logs.forget()
+    logs.delete_expired()
     assert not logs.has_entries("i1") and logs.has_entries("i2")
     database.close()
 
@@ -161,10 +161,10 @@ def test_logs_of_many_ended_sandboxes_are_removed_in_small_steps(
     for number in range(250):
         clock._now += 1
         logs.append(f"i{number}", LogLevel.INFO, "x")
-        logs.end(f"i{number}")
+        logs.mark_ended(f"i{number}")
     counts = []
     for _ in range(4):
-        logs.forget()
+        logs.delete_expired()
         counts.append(database.query("SELECT count(*) FROM logs")[0][0])
     assert counts == [150, 50, 50, 50] and logs.has_entries("i249")
     database.close()
@@ -172,7 +172,9 @@ def test_logs_of_many_ended_sandboxes_are_removed_in_small_steps(
 
 def test_digests_distinguish_requests() -> None:
     base = CreateSandbox(metadata={"a": "b", "c": "d"}, env={"X": "1"})
-    assert digest(base) == digest(CreateSandbox(metadata={"c": "d", "a": "b"}, env={"X": "1"}, idempotency_key="k"))
+    assert compute_digest(base) == compute_digest(
+        CreateSandbox(metadata={"c": "d", "a": "b"}, env={"X": "1"}, idempotency_key="k")
+    )
     for other in (
         CreateSandbox(metadata={"a": "b", "c": "e"}, env={"X": "1"}),
         CreateSandbox(metadata={"a": "b", "c": "d"}, env={"X": "2"}),
@@ -180,7 +182,7 @@ def test_digests_distinguish_requests() -> None:
         CreateSandbox(metadata={"a": "b", "c": "d"}, env={"X": "1"}, on_timeout=OnTimeout.PAUSE),
         CreateSandbox(metadata={"a": "b", "c": "d"}, env={"X": "1"}, network=Network(config={"allowOut": []})),
     ):
-        assert digest(other) != digest(base)
+        assert compute_digest(other) != compute_digest(base)
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,8 @@ async def test_a_claimed_sandbox_is_watched(pooled_harness: SandboxesHarness) ->
 async def test_memory_pressure_empties_the_pool(
     pooled_harness: SandboxesHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandyard.engine.sandboxes.capacity._FRESH_S", -1)
-    monkeypatch.setattr(pooled_harness.service._components.capacity, "_memory", lambda: 0)
+    monkeypatch.setattr("sandyard.engine.sandboxes.capacity._CACHE_SECONDS", -1)
+    monkeypatch.setattr(pooled_harness.service._components.capacity, "_read_memory", lambda: 0)
     pooled_harness.service._components.capacity._settings = pooled_harness.settings.model_copy(
         update={"memory_reserve_mb": 1}
     )
@@ -117,7 +117,7 @@ async def test_memory_pressure_empties_the_pool(
     before = count_creates(pooled_harness)
     await pooled_harness.clock.advance(20)
     assert count_creates(pooled_harness) == before
-    monkeypatch.setattr(pooled_harness.service._components.capacity, "_memory", lambda: 1 << 40)
+    monkeypatch.setattr(pooled_harness.service._components.capacity, "_read_memory", lambda: 1 << 40)
     await pooled_harness.clock.advance(3)
     await pooled_harness.settle()
     assert len(pooled_harness.host.machines) == 3

@@ -152,7 +152,7 @@ async def test_records_and_host_agree_after_random_operations(tmp_path: Path, se
     await scenario.finish()
     if harness.settings.pool_size:
         await harness.service._components.loops.cancel()  # no more sandboxes are prepared
-        await harness.service._components.pool.give_back()
+        await harness.service._components.pool.drain_and_wait()
     harness.driver.overlaps.clear()
     harness.check()
     living = {one.id for one in harness.service.list().items}

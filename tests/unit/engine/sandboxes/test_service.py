@@ -355,7 +355,7 @@ async def test_deleted_snapshot_stays_on_disk_while_needed(harness: SandboxesHar
 
 
 async def test_creating_from_a_template_that_is_not_ready_requests_its_build(harness: SandboxesHarness) -> None:
-    unbuilt = Template("desk", (), ("desktop",), status=TemplateStatus.WAITING, yields=True)
+    unbuilt = Template("desk", (), ("desktop",), status=TemplateStatus.WAITING, can_be_overridden=True)
     harness.templates.templates.append(unbuilt)
     build_requests: list[str] = []
 
@@ -437,9 +437,9 @@ async def test_network_is_replaced_while_running(harness: SandboxesHarness) -> N
 async def test_denied_connections_are_logged_once_each(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     harness.driver.denied = [Denied("evil.test", "dns"), Denied("192.0.2.9", "tcp", 443)] * 2
-    await harness.service.note_denied(sandbox.id)
+    await harness.service.log_denied(sandbox.id)
     harness.driver.denied = [Denied("evil.test", "dns"), *(Denied(f"{number}.test", "dns") for number in range(1000))]
-    await harness.service.note_denied(sandbox.id)
+    await harness.service.log_denied(sandbox.id)
     denied_entries = [
         entry for entry in harness.service.logs(sandbox.id) if entry.fields.get("event") == "egress_denied"
     ]

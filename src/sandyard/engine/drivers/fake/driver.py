@@ -25,7 +25,7 @@ from sandyard.engine.contract import (
 )
 from sandyard.engine.drivers.fake import processes
 from sandyard.engine.drivers.fake.faults import Faults, When
-from sandyard.engine.drivers.fake.files import Files, copy, delete, size
+from sandyard.engine.drivers.fake.files import FakeFiles, copy_tree, delete_tree, measure_size
 from sandyard.kit.errors import (
     ConflictError,
     NoSpaceError,
@@ -39,13 +39,14 @@ from sandyard.kit.python import python_command
 
 log = get_logger(__name__)
 
-START_S = 30.0
-POLL_S = 0.005
-MODULE = "sandyard.engine.drivers.fake.agent"
+START_TIMEOUT_S = 30.0
+POLL_INTERVAL_S = 0.005
+AGENT_MODULE = "sandyard.engine.drivers.fake.agent"
 
 
 class FakeDriver:
-    """`faults` makes it misbehave; `vanish` simulates the unexpected loss of a sandbox."""
+    """Runs sandboxes as plain processes. `faults` makes its operations slow, stuck or failing; `vanish` simulates the
+    unexpected loss of a sandbox."""
 
     name = "fake"
     hairpin = None  # its sandboxes use the host's own network
@@ -65,26 +66,26 @@ class FakeDriver:
                 "volumes": "a volume in a fake sandbox is a symbolic link, and never read-only",
             },
         )
-        self._files = Files(data_dir)
+        self._files = FakeFiles(data_dir)
         self._agents: dict[str, int] = {}
         self._reasons: dict[str, str] = {}
 
     async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
-        async with self._verb("open"):
-            self._files.make()
+        async with self._wrap_operation("open"):
+            self._files.create_folders()
             self._agents = self._find_agents()
             kept = {handle.id for handle in keep}
-            there = {path.name for path in self._files.sandboxes.iterdir()}
-            for sandbox_id in (there | set(self._agents)) - kept:
+            existing = {path.name for path in self._files.sandboxes.iterdir()}
+            for sandbox_id in (existing | set(self._agents)) - kept:
                 log.info("fake_sandbox_swept", sandbox=sandbox_id)
-                await self._remove(sandbox_id)
+                await self._remove_sandbox(sandbox_id)
             garbage = [path for path in self._files.snapshots.iterdir() if path.name not in set(snapshots)]
             for path in (*garbage, *self._files.base.glob("fork-*")):
-                await delete(path)
-            return {handle.id: self._condition(handle.id) for handle in keep}
+                await delete_tree(path)
+            return {handle.id: self._get_condition(handle.id) for handle in keep}
 
     async def close(self) -> None:
-        async with self._verb("close"):
+        async with self._wrap_operation("close"):
             with contextlib.suppress(OSError):
                 self._files.sockets.rmdir()  # only if it is empty
 
@@ -96,50 +97,50 @@ class FakeDriver:
         return await never
 
     async def create(self, spec: Spec) -> Handle:
-        async with self._verb("create"):
-            _refuse_rules(spec.network)
-            return await self._make(spec, [Path(layer) for layer in reversed(spec.layers)])
+        async with self._wrap_operation("create"):
+            _reject_rules(spec.network)
+            return await self._create_sandbox(spec, [Path(layer) for layer in reversed(spec.layers)])
 
     async def boot(self, handle: Handle, spec: Spec) -> Handle:
-        async with self._verb("boot"):
-            self._expect(handle, Condition.STOPPED)
+        async with self._wrap_operation("boot"):
+            self._require_condition(handle, Condition.STOPPED)
             try:
-                await self._start(spec)
+                await self._start_agent(spec)
             except BaseException:
-                await self._end(spec.id)
+                await self._end_agent(spec.id)
                 raise
             return Handle(spec.id, self.name)
 
     async def condition(self, handle: Handle) -> Condition:
-        async with self._verb("condition"):
-            return self._condition(handle.id)
+        async with self._wrap_operation("condition"):
+            return self._get_condition(handle.id)
 
     async def wait_for_exit(self, handle: Handle) -> str:
         await self.faults.hit("exited", When.BEFORE)
         pid = self._agents.get(handle.id)
         if pid is not None:
             code = await processes.wait_for_exit(pid)
-            how = "" if code is None else f" with exit code {code}"
-            self._reasons.setdefault(handle.id, f"The agent ended{how}")
+            status = "" if code is None else f" with exit code {code}"
+            self._reasons.setdefault(handle.id, f"The agent ended{status}")
         return self._reasons.get(handle.id, "The agent is gone")
 
     async def connect(self, handle: Handle, port: int) -> socket.socket:
-        async with self._verb("connect"):
-            if self._condition(handle.id) is not Condition.RUNNING:
+        async with self._wrap_operation("connect"):
+            if self._get_condition(handle.id) is not Condition.RUNNING:
                 raise UnreachableError(f"Sandbox {handle.id} is not running.")
             if port == AGENT_PORT:
-                return await _connect(socket.AF_UNIX, str(self._files.socket(handle.id)))
+                return await _connect(socket.AF_UNIX, str(self._files.get_socket_path(handle.id)))
             return await _connect(socket.AF_INET, ("127.0.0.1", port))
 
     async def freeze(self, handle: Handle) -> None:
-        async with self._verb("freeze"):
-            self._expect(handle, Condition.RUNNING, Condition.FROZEN)
-            await processes.stop(self._agents[handle.id])
+        async with self._wrap_operation("freeze"):
+            self._require_condition(handle, Condition.RUNNING, Condition.FROZEN)
+            await processes.freeze_tree(self._agents[handle.id])
 
     async def thaw(self, handle: Handle) -> None:
-        async with self._verb("thaw"):
-            self._expect(handle, Condition.RUNNING, Condition.FROZEN)
-            await processes.go_on(self._agents[handle.id])
+        async with self._wrap_operation("thaw"):
+            self._require_condition(handle, Condition.RUNNING, Condition.FROZEN)
+            await processes.thaw_tree(self._agents[handle.id])
 
     async def suspend(self, handle: Handle) -> Handle:
         raise UnsupportedError("The fake driver cannot move memory to disk.")
@@ -148,41 +149,41 @@ class FakeDriver:
         raise UnsupportedError("The fake driver cannot move memory to disk.")
 
     async def stop(self, handle: Handle) -> Handle:
-        async with self._verb("stop"):
-            self._expect(handle, Condition.RUNNING, Condition.FROZEN, Condition.STOPPED)
-            await self._end(handle.id)
+        async with self._wrap_operation("stop"):
+            self._require_condition(handle, Condition.RUNNING, Condition.FROZEN, Condition.STOPPED)
+            await self._end_agent(handle.id)
             return Handle(handle.id, self.name)
 
     async def snapshot(self, handle: Handle, snapshot_id: str) -> Layers:
-        async with self._verb("snapshot"):
+        async with self._wrap_operation("snapshot"):
             target = self._files.snapshots / snapshot_id
             async with self._freeze_during(handle):
-                await copy(self._files.root(handle.id), target)
+                await copy_tree(self._files.get_root(handle.id), target)
             return (str(target),)  # a complete copy, which needs no other layers
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
-        async with self._verb("delete_snapshot"):
-            await delete(self._files.snapshots / snapshot_id)
+        async with self._wrap_operation("delete_snapshot"):
+            await delete_tree(self._files.snapshots / snapshot_id)
 
     async def fork(self, handle: Handle, spec: Spec) -> Handle:
-        async with self._verb("fork"):
+        async with self._wrap_operation("fork"):
             async with self._freeze_during(handle):
-                taken = self._files.base / f"fork-{spec.id}"
-                await copy(self._files.root(handle.id), taken)
+                copied = self._files.base / f"fork-{spec.id}"
+                await copy_tree(self._files.get_root(handle.id), copied)
             try:
-                return await self._make(spec, [taken])
+                return await self._create_sandbox(spec, [copied])
             finally:
-                await delete(taken)
+                await delete_tree(copied)
 
     async def kill(self, handle: Handle) -> None:
-        async with self._verb("kill"):
-            await self._remove(handle.id)
+        async with self._wrap_operation("kill"):
+            await self._remove_sandbox(handle.id)
 
     async def stats(self, handle: Handle) -> Stats:
-        async with self._verb("stats"):
+        async with self._wrap_operation("stats"):
             limits = self._files.read_spec(handle.id).limits
             members = processes.list_process_tree(self._agents.get(handle.id, -1))
-            used = await asyncio.to_thread(size, self._files.root(handle.id))
+            used = await asyncio.to_thread(measure_size, self._files.get_root(handle.id))
             return Stats(
                 cpu_seconds=sum(process.cpu_seconds for process in members),
                 cpu_count=limits.cpu_count,
@@ -194,8 +195,8 @@ class FakeDriver:
             )
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
-        async with self._verb("set_network"):
-            _refuse_rules(policy)
+        async with self._wrap_operation("set_network"):
+            _reject_rules(policy)
             spec = self._files.read_spec(handle.id)
             self._files.write_spec(replace(spec, network=policy))
 
@@ -204,27 +205,28 @@ class FakeDriver:
         return ()
 
     async def create_volume(self, volume_id: str, size_mb: int) -> None:
-        async with self._verb("create_volume"):
+        async with self._wrap_operation("create_volume"):
             self.volume_path(volume_id).mkdir(exist_ok=True)
 
     async def delete_volume(self, volume_id: str) -> None:
-        async with self._verb("delete_volume"):
-            await delete(self.volume_path(volume_id))
+        async with self._wrap_operation("delete_volume"):
+            await delete_tree(self.volume_path(volume_id))
 
     def volume_path(self, volume_id: str) -> Path:
         return self._files.volumes / volume_id
 
-    def policy(self, sandbox_id: str) -> NetworkPolicy:
+    def get_policy(self, sandbox_id: str) -> NetworkPolicy:
         """Return the policy that would be enforced if this driver enforced any."""
         return self._files.read_spec(sandbox_id).network
 
     async def vanish(self, sandbox_id: str) -> None:
         """Remove a sandbox without telling the engine."""
         self._reasons[sandbox_id] = "It vanished"
-        await self._remove(sandbox_id)
+        await self._remove_sandbox(sandbox_id)
 
     @contextlib.asynccontextmanager
-    async def _verb(self, name: str) -> AsyncIterator[None]:
+    async def _wrap_operation(self, name: str) -> AsyncIterator[None]:
+        """Apply the faults of this operation before and after it, and translate OSError."""
         await self.faults.hit(name, When.BEFORE)
         try:
             yield
@@ -234,77 +236,77 @@ class FakeDriver:
             raise SandyardError(f"The fake driver failed at {name!r}: {error}.") from error
         await self.faults.hit(name, When.AFTER)
 
-    async def _make(self, spec: Spec, layers: list[Path]) -> Handle:
+    async def _create_sandbox(self, spec: Spec, layers: list[Path]) -> Handle:
         """Create a sandbox. `layers` are lowest first. Template layers are not copied: the host's own programs are used
         instead."""
-        if self._files.root(spec.id).exists():
+        if self._files.get_root(spec.id).exists():
             raise ConflictError(f"Sandbox {spec.id} already exists.")
         try:
-            self._files.root(spec.id).mkdir(parents=True)
+            self._files.get_root(spec.id).mkdir(parents=True)
             for layer in layers:
                 if layer.is_relative_to(self._files.base):
-                    await copy(layer, self._files.root(spec.id))
-            await self._start(spec)
+                    await copy_tree(layer, self._files.get_root(spec.id))
+            await self._start_agent(spec)
         except BaseException:
-            await asyncio.shield(self._remove(spec.id))
+            await asyncio.shield(self._remove_sandbox(spec.id))
             raise
         return Handle(spec.id, self.name)
 
-    async def _start(self, spec: Spec) -> None:
+    async def _start_agent(self, spec: Spec) -> None:
         self._files.write_spec(spec)
         for mount in spec.mounts:
             self._files.mount(spec.id, mount)
         self._reasons.pop(spec.id, None)
-        path = self._files.socket(spec.id)
+        path = self._files.get_socket_path(spec.id)
         path.unlink(missing_ok=True)
-        command = python_command(MODULE, "--socket", str(path), "--root", str(self._files.root(spec.id)))
-        pid = self._agents[spec.id] = processes.start(command, self._files.log(spec.id))
-        deadline = asyncio.get_running_loop().time() + START_S
+        command = python_command(AGENT_MODULE, "--socket", str(path), "--root", str(self._files.get_root(spec.id)))
+        pid = self._agents[spec.id] = processes.start_detached(command, self._files.get_log_path(spec.id))
+        deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
         while True:
             try:
                 (await _connect(socket.AF_UNIX, str(path))).close()
             except UnreachableError:
                 if processes.reap(pid) is not None or asyncio.get_running_loop().time() > deadline:
-                    words = self._files.log(spec.id).read_text(errors="replace")[-500:]
-                    raise SandyardError(f"The agent of {spec.id} did not start: {words}") from None
-                await asyncio.sleep(POLL_S)
+                    output = self._files.get_log_path(spec.id).read_text(errors="replace")[-500:]
+                    raise SandyardError(f"The agent of {spec.id} did not start: {output}") from None
+                await asyncio.sleep(POLL_INTERVAL_S)
             else:
                 return
 
-    async def _end(self, sandbox_id: str) -> None:
+    async def _end_agent(self, sandbox_id: str) -> None:
         pid = self._agents.pop(sandbox_id, None)
         if pid is not None:
-            await processes.end(pid)
-        self._files.socket(sandbox_id).unlink(missing_ok=True)
+            await processes.kill_tree(pid)
+        self._files.get_socket_path(sandbox_id).unlink(missing_ok=True)
 
-    async def _remove(self, sandbox_id: str) -> None:
-        await self._end(sandbox_id)
-        await delete(self._files.sandboxes / sandbox_id)
+    async def _remove_sandbox(self, sandbox_id: str) -> None:
+        await self._end_agent(sandbox_id)
+        await delete_tree(self._files.sandboxes / sandbox_id)
 
     @contextlib.asynccontextmanager
     async def _freeze_during(self, handle: Handle) -> AsyncIterator[None]:
         """Freeze the sandbox while the block runs; afterwards it is in its previous condition."""
-        before = self._condition(handle.id)
+        before = self._get_condition(handle.id)
         if before is Condition.ABSENT:
             raise NotFoundError(f"Sandbox {handle.id} not found.")
         if before is Condition.RUNNING:
-            await processes.stop(self._agents[handle.id])
+            await processes.freeze_tree(self._agents[handle.id])
         try:
             yield
         finally:
             if before is Condition.RUNNING:
-                await asyncio.shield(processes.go_on(self._agents[handle.id]))
+                await asyncio.shield(processes.thaw_tree(self._agents[handle.id]))
 
-    def _condition(self, sandbox_id: str) -> Condition:
-        if not self._files.root(sandbox_id).is_dir():
+    def _get_condition(self, sandbox_id: str) -> Condition:
+        if not self._files.get_root(sandbox_id).is_dir():
             return Condition.ABSENT
-        agent = processes.look(self._agents.get(sandbox_id, -1))
+        agent = processes.read_process(self._agents.get(sandbox_id, -1))
         if agent is None or not agent.alive:
             return Condition.STOPPED
         return Condition.FROZEN if agent.stopped else Condition.RUNNING
 
-    def _expect(self, handle: Handle, *conditions: Condition) -> None:
-        found = self._condition(handle.id)
+    def _require_condition(self, handle: Handle, *conditions: Condition) -> None:
+        found = self._get_condition(handle.id)
         if found is Condition.ABSENT:
             raise NotFoundError(f"Sandbox {handle.id} not found.")
         if found not in conditions:
@@ -313,10 +315,10 @@ class FakeDriver:
     def _find_agents(self) -> dict[str, int]:
         """Return the running agents of this data directory, whoever started them."""
         found = {}
-        for process in processes.all_processes():
-            words = processes.command_line(process.pid) if process.alive else []
-            if MODULE in words and "--socket" in words:
-                path = Path(words[words.index("--socket") + 1])
+        for process in processes.list_processes():
+            arguments = processes.read_command_line(process.pid) if process.alive else []
+            if AGENT_MODULE in arguments and "--socket" in arguments:
+                path = Path(arguments[arguments.index("--socket") + 1])
                 if path.parent == self._files.sockets:
                     found[path.stem] = process.pid
         return found
@@ -336,7 +338,7 @@ async def _connect(kind: socket.AddressFamily, address: Any) -> socket.socket:
     return connection
 
 
-def _refuse_rules(policy: NetworkPolicy) -> None:
+def _reject_rules(policy: NetworkPolicy) -> None:
     if policy.rules:
         raise UnsupportedError(
             "Network rules are not supported: fake sandboxes share the host's network, so nothing can add headers to their requests."

@@ -26,18 +26,18 @@ class Faults:
     def __init__(self) -> None:
         self._faults: dict[tuple[str, When], Fault] = {}
         self._healed = asyncio.Event()
-        self._met = asyncio.Condition()
-        self._meetings: dict[tuple[str, When], int] = {}
+        self._hit = asyncio.Condition()
+        self._hit_counts: dict[tuple[str, When], int] = {}
 
-    def make_slow(self, verb: str, seconds: float, when: When = When.BEFORE) -> None:
-        self._faults[verb, when] = Fault(seconds=seconds)
+    def make_slow(self, operation: str, seconds: float, when: When = When.BEFORE) -> None:
+        self._faults[operation, when] = Fault(seconds=seconds)
 
-    def make_stuck(self, verb: str, when: When = When.BEFORE) -> None:
-        """Let the operation wait until it is cancelled or healed."""
-        self._faults[verb, when] = Fault(stuck=True)
+    def make_stuck(self, operation: str, when: When = When.BEFORE) -> None:
+        """Make the operation wait until it is cancelled or `heal` is called."""
+        self._faults[operation, when] = Fault(stuck=True)
 
-    def make_fail(self, verb: str, error: Exception, when: When = When.BEFORE) -> None:
-        self._faults[verb, when] = Fault(error=error)
+    def make_fail(self, operation: str, error: Exception, when: When = When.BEFORE) -> None:
+        self._faults[operation, when] = Fault(error=error)
 
     def heal(self) -> None:
         """End all faults; stuck operations continue."""
@@ -45,19 +45,20 @@ class Faults:
         self._healed.set()
         self._healed = asyncio.Event()
 
-    async def wait_until_hit(self, verb: str, when: When = When.BEFORE) -> None:
+    async def wait_until_hit(self, operation: str, when: When = When.BEFORE) -> None:
         """Return when an operation has hit its fault."""
-        async with self._met:
-            await self._met.wait_for(lambda: self._meetings.get((verb, when), 0) > 0)
+        async with self._hit:
+            await self._hit.wait_for(lambda: self._hit_counts.get((operation, when), 0) > 0)
 
-    async def hit(self, verb: str, when: When) -> None:
-        fault = self._faults.get((verb, when))
+    async def hit(self, operation: str, when: When) -> None:
+        """Apply the fault that is set for this point of the operation, if any."""
+        fault = self._faults.get((operation, when))
         if fault is None:
             return
         healed = self._healed
-        async with self._met:
-            self._meetings[verb, when] = self._meetings.get((verb, when), 0) + 1
-            self._met.notify_all()
+        async with self._hit:
+            self._hit_counts[operation, when] = self._hit_counts.get((operation, when), 0) + 1
+            self._hit.notify_all()
         if fault.error is not None:
             raise fault.error
         if fault.stuck:

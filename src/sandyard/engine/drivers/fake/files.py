@@ -15,8 +15,9 @@ from sandyard.engine.contract import Limits, Mount, NetworkPolicy, Spec
 from sandyard.kit.errors import InvalidInputError, NoSpaceError, NotFoundError, SandyardError
 
 
-class Files:
-    """The paths of all files. Sockets are in a short separate directory, because their paths may have at most 107 bytes."""
+class FakeFiles:
+    """The paths of all files of this driver. Sockets are in a short separate directory, because their paths may have at
+    most 107 bytes."""
 
     def __init__(self, data_dir: Path) -> None:
         self.base = data_dir.absolute() / "fake"
@@ -26,46 +27,46 @@ class Files:
         name = hashlib.sha256(str(self.base).encode()).hexdigest()[:12]
         self.sockets = Path(tempfile.gettempdir()) / f"sandyard-fake-{os.geteuid()}-{name}"
 
-    def make(self) -> None:
+    def create_folders(self) -> None:
         for folder in (self.sandboxes, self.snapshots, self.volumes, self.sockets):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def root(self, sandbox_id: str) -> Path:
+    def get_root(self, sandbox_id: str) -> Path:
         return self.sandboxes / sandbox_id / "root"
 
     def mount(self, sandbox_id: str, mount: Mount) -> None:
         """Mount a volume as a symbolic link, because real mounts need privileges. Raises NotFoundError or
         InvalidInputError."""
-        place, volume = self.root(sandbox_id) / mount.target.lstrip("/"), self.volumes / mount.volume
+        target, volume = self.get_root(sandbox_id) / mount.target.lstrip("/"), self.volumes / mount.volume
         if not volume.is_dir():
             raise NotFoundError(f"Volume {mount.volume} not found.")
-        if place.is_symlink():
-            place.unlink()
+        if target.is_symlink():
+            target.unlink()
         try:
-            if place.is_dir():
-                place.rmdir()  # the contents of a directory that is not empty could not be hidden
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(volume)
+            if target.is_dir():
+                target.rmdir()  # the contents of a directory that is not empty could not be hidden
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(volume)
         except OSError:
             raise InvalidInputError(f"{mount.target} already exists and is not an empty directory.") from None
 
-    def spec(self, sandbox_id: str) -> Path:
+    def get_spec_path(self, sandbox_id: str) -> Path:
         return self.sandboxes / sandbox_id / "spec.json"
 
-    def log(self, sandbox_id: str) -> Path:
+    def get_log_path(self, sandbox_id: str) -> Path:
         return self.sandboxes / sandbox_id / "agent.log"
 
-    def socket(self, sandbox_id: str) -> Path:
+    def get_socket_path(self, sandbox_id: str) -> Path:
         return self.sockets / f"{sandbox_id}.sock"
 
     def write_spec(self, spec: Spec) -> None:
-        path = self.spec(spec.id)
+        path = self.get_spec_path(spec.id)
         path.with_suffix(".new").write_text(json.dumps(asdict(spec)))
         path.with_suffix(".new").replace(path)
 
     def read_spec(self, sandbox_id: str) -> Spec:
         try:
-            plain = json.loads(self.spec(sandbox_id).read_text())
+            plain = json.loads(self.get_spec_path(sandbox_id).read_text())
         except FileNotFoundError:
             raise NotFoundError(f"Sandbox {sandbox_id} not found.") from None
         policy = plain["network"]
@@ -74,44 +75,44 @@ class Files:
         return Spec(plain["id"], tuple(plain["layers"]), Limits(**plain["limits"]), network, mounts)
 
 
-async def copy(source: Path, target: Path) -> None:
+async def copy_tree(source: Path, target: Path) -> None:
     """Copy the contents of `source` into `target`. A new target exists completely or not at all."""
-    fresh = await asyncio.to_thread(_make, target)
+    is_new = await asyncio.to_thread(_create_folder, target)
     command = ("cp", "-a", "--reflink=auto", "--", f"{source}/.", str(target))
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     try:
-        _, words = await process.communicate()
+        _, stderr = await process.communicate()
     except BaseException:
         process.kill()
         await process.wait()
-        if fresh:
-            await delete(target)
+        if is_new:
+            await delete_tree(target)
         raise
     if process.returncode != 0:
-        if fresh:
-            await delete(target)
-        text = words.decode(errors="replace").strip()
+        if is_new:
+            await delete_tree(target)
+        text = stderr.decode(errors="replace").strip()
         raise NoSpaceError if "No space left" in text else SandyardError(f"Copying failed: {text[-500:]}")
 
 
-def _make(path: Path) -> bool:
+def _create_folder(path: Path) -> bool:
     """Create the directory. Return whether it is new."""
-    fresh = not path.exists()
+    is_new = not path.exists()
     path.mkdir(exist_ok=True)
-    return fresh
+    return is_new
 
 
-async def delete(path: Path) -> None:
+async def delete_tree(path: Path) -> None:
     """Remove a directory with its contents. Idempotent."""
 
     def work() -> None:
         if path.exists():
-            shutil.rmtree(path, onerror=_retry_accessible)
+            shutil.rmtree(path, onerror=_make_accessible_and_retry)
 
     await asyncio.shield(asyncio.to_thread(work))
 
 
-def _retry_accessible(function: object, path: str, error: object) -> None:
+def _make_accessible_and_retry(function: object, path: str, error: object) -> None:
     """Make a path accessible that a sandbox's user made unreadable, and retry."""
     parent = Path(path).parent
     parent.chmod(0o700)
@@ -123,7 +124,7 @@ def _retry_accessible(function: object, path: str, error: object) -> None:
         target.unlink(missing_ok=True)
 
 
-def size(path: Path) -> int:
+def measure_size(path: Path) -> int:
     """Return the bytes on disk below a directory."""
     total = 0
     for folder, _, names in os.walk(path):

@@ -13,22 +13,22 @@ import shutil
 from pathlib import Path
 
 HOSTNAME = "e2b.local"
-FOLDER = "base"
+DIRECTORY = "base"
 
 _HOSTS = f"""127.0.0.1 localhost {HOSTNAME}
 ::1 localhost ip6-localhost ip6-loopback
 """
 
 
-def ensure(store: Path, dns: str | None) -> str:
+def get_or_create(store: Path, dns: str | None) -> str:
     """Return the path of the layer, created if it is missing. Blocks for less than a millisecond."""
     resolv = f"nameserver {dns}\noptions timeout:5 attempts:2\n" if dns else "# this sandbox has no network\n"
     files = {"etc/resolv.conf": resolv, "etc/hosts": _HOSTS, "etc/hostname": f"{HOSTNAME}\n"}
     digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]
-    layer = store / FOLDER / digest
+    layer = store / DIRECTORY / digest
     if layer.is_dir():
         return str(layer)
-    partial = store / FOLDER / f".{digest}-{os.getpid()}"
+    partial = store / DIRECTORY / f".{digest}-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     for name in ("", "etc", "proc", "sys", "dev"):
         (partial / name).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Checks whether the machine has memory for one more sandbox, before anything is created."""
+"""Check whether the machine has memory for one more sandbox, before anything is created."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 from sandyard.kit.errors import FullError
 
-_FRESH = 0.25  # seconds that a value is cached, so that a burst of creates reads it once
-_LEAST = 256 << 20
+_CACHE_SECONDS = 0.25  # so that a burst of creates reads the value once
+_MIN_RESERVE = 256 << 20
 
 
 class Memory:
-    """Memory limits of sandboxes are maximums and may be overcommitted; what counts is the memory that is actually
-    available."""
+    """The machine's available memory. Limits of sandboxes are maximums and may be overcommitted; what counts is the
+    memory that is actually available."""
 
     def __init__(self, meminfo: Path = Path("/proc/meminfo")) -> None:
         self._meminfo = meminfo
@@ -22,12 +22,12 @@ class Memory:
 
     @property
     def reserve(self) -> int:
-        return max(_LEAST, self._total // 50)
+        return max(_MIN_RESERVE, self._total // 50)
 
     def check(self) -> None:
         """Raise FullError if the machine's free memory is down to the reserve."""
         now = time.monotonic()
-        if now - self._read_at > _FRESH:
+        if now - self._read_at > _CACHE_SECONDS:
             lines = (line.split() for line in self._meminfo.read_text().splitlines()[:5])
             table = {words[0]: int(words[1]) << 10 for words in lines}
             self._total, self._available = table["MemTotal:"], table["MemAvailable:"]

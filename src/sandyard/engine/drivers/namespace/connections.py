@@ -11,21 +11,21 @@ import socket
 from sandyard.engine.drivers.namespace import kernel
 from sandyard.kit.errors import UnreachableError
 
-_TIMEOUT = 5.0
-_HEAD_LIMIT = 8192
+_TIMEOUT_S = 5.0
+_MAX_HEAD_BYTES = 8192
 _LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 async def connect_agent(path: str, sandbox: str) -> socket.socket:
     """Return a connection to the agent. The kernel queues it, so success does not mean that the agent is responsive."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    end = asyncio.get_running_loop().time() + _TIMEOUT
+    deadline = asyncio.get_running_loop().time() + _TIMEOUT_S
     try:
         while True:
             try:
                 sock.connect(path)
             except BlockingIOError:  # its queue is full
-                if asyncio.get_running_loop().time() > end:
+                if asyncio.get_running_loop().time() > deadline:
                     raise UnreachableError(f"The sandbox {sandbox} does not accept connections.") from None
                 await asyncio.sleep(0.005)
             else:
@@ -49,13 +49,13 @@ async def connect_port_from_outside(pid: int, port: int) -> socket.socket:
     refused: OSError | None = None
     for family, address in _LOOPBACKS:
         try:
-            sock = _socket_inside(pid, family)
+            sock = _open_socket_inside(pid, family)
         except OSError as error:
             if error.errno == errno.EAFNOSUPPORT:
                 continue
             raise UnreachableError("The sandbox has ended.") from error
         try:
-            async with asyncio.timeout(_TIMEOUT):
+            async with asyncio.timeout(_TIMEOUT_S):
                 await loop.sock_connect(sock, (address, port))
         except (OSError, TimeoutError) as error:
             sock.close()
@@ -69,7 +69,7 @@ async def connect_port_from_outside(pid: int, port: int) -> socket.socket:
     raise UnreachableError(f"Port {port} is not open in the sandbox.") from refused
 
 
-def _socket_inside(pid: int, family: socket.AddressFamily) -> socket.socket:
+def _open_socket_inside(pid: int, family: socket.AddressFamily) -> socket.socket:
     there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -89,37 +89,37 @@ async def connect_port_through_agent(path: str, sandbox: str, port: int) -> sock
     loop = asyncio.get_running_loop()
     sock = await connect_agent(path, sandbox)
     try:
-        async with asyncio.timeout(_TIMEOUT):
+        async with asyncio.timeout(_TIMEOUT_S):
             await loop.sock_sendall(
                 sock, f"GET /_sandyard/dial?port={port} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n".encode()
             )
-            head, fds = await _receive(loop, sock)
+            head, fds = await _receive_reply(loop, sock)
     except TimeoutError:
         raise UnreachableError(f"The sandbox {sandbox} does not respond.") from None
     except OSError as error:
         raise UnreachableError(f"The sandbox {sandbox} closed the connection.") from error
     finally:
         sock.close()
-    found = [_validate_socket(fd) for fd in fds]
-    good = [candidate for candidate in found if candidate is not None]
-    if head.startswith(b"HTTP/1.1 200") and len(good) == len(fds) == 1:
-        return good[0]
-    for candidate in good:
+    sockets = [_wrap_tcp_socket(fd) for fd in fds]
+    valid = [candidate for candidate in sockets if candidate is not None]
+    if head.startswith(b"HTTP/1.1 200") and len(valid) == len(fds) == 1:
+        return valid[0]
+    for candidate in valid:
         candidate.close()
     raise UnreachableError(f"Port {port} is not open in the sandbox.")
 
 
-async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> tuple[bytes, list[int]]:
+async def _receive_reply(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> tuple[bytes, list[int]]:
     head, fds = b"", array.array("i")
     size = fds.itemsize
-    while b"\r\n\r\n" not in head and len(head) < _HEAD_LIMIT:
+    while b"\r\n\r\n" not in head and len(head) < _MAX_HEAD_BYTES:
         readable = loop.create_future()
         loop.add_reader(sock, lambda future=readable: future.done() or future.set_result(None))  # type: ignore[misc]
         try:
             await readable
         finally:
             loop.remove_reader(sock)
-        data, ancillary, _, _ = sock.recvmsg(_HEAD_LIMIT, socket.CMSG_SPACE(4 * size), socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, _, _ = sock.recvmsg(_MAX_HEAD_BYTES, socket.CMSG_SPACE(4 * size), socket.MSG_CMSG_CLOEXEC)
         for level, kind, raw in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(raw[: len(raw) - len(raw) % size])
@@ -129,7 +129,7 @@ async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> tupl
     return head, list(fds)
 
 
-def _validate_socket(fd: int) -> socket.socket | None:
+def _wrap_tcp_socket(fd: int) -> socket.socket | None:
     """Return the descriptor as a socket if it is a connected TCP socket; otherwise close it and return None."""
     try:
         sock = socket.socket(fileno=fd)

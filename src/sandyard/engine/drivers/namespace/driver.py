@@ -32,9 +32,9 @@ from sandyard.engine.contract import (
 from sandyard.engine.drivers.namespace import adoption, connections, pause, policies, processes
 from sandyard.engine.drivers.namespace.cgroups import SocketMemory
 from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
-from sandyard.engine.drivers.namespace.host import Host, Options
-from sandyard.engine.drivers.namespace.kernel_memory import KernelMemory
-from sandyard.engine.drivers.namespace.record import DRIVER, Record, parse_record
+from sandyard.engine.drivers.namespace.host import DriverOptions, Host
+from sandyard.engine.drivers.namespace.kernel_memory import KernelMemoryWatcher
+from sandyard.engine.drivers.namespace.record import DRIVER_NAME, Record, parse_record
 from sandyard.engine.drivers.namespace.starter import Starter
 from sandyard.engine.drivers.namespace.store.base import VOLUMES
 from sandyard.engine.drivers.namespace.suspender import Suspender
@@ -47,26 +47,28 @@ from sandyard.kit.errors import (
     UnsupportedError,
 )
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_KILL_PATIENCE = 15.0
+_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_KILL_TIMEOUT_S = 15.0
 
 
 T = TypeVar("T")
 
 
 class NamespaceDriver:
-    name = DRIVER
+    """Runs sandboxes on this machine. `open` must be called first."""
+
+    name = DRIVER_NAME
     capabilities: Capabilities
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: DriverOptions) -> None:
         self._options = options
         self._host: Host | None = None
         self._watcher: ExitWatcher
         self._starter: Starter
         self._suspender: Suspender
         self._records: dict[str, Record] = {}
-        self._kernel_memory = KernelMemory(
-            options.kernel_memory, self._first_processes, self._charged_sockets, self._end_greedy
+        self._kernel_memory = KernelMemoryWatcher(
+            options.kernel_memory, self._list_first_processes, self._read_socket_memory, self._kill_sandbox
         )
 
     # The host ---------------------------------------------------------------------------------------------------------------
@@ -83,35 +85,35 @@ class NamespaceDriver:
             self._host, self._watcher, self._suspender, self._records, keep=keep, snapshots=snapshots
         )
         self._host.mark_adopted()
-        self._tell_capabilities()
-        self._suspender.try_out(self._tell_capabilities)
+        self._update_capabilities()
+        self._suspender.start_trial(self._update_capabilities)
         self._starter.prepare()
         self._kernel_memory.start()
         return found
 
-    def _first_processes(self) -> dict[str, int]:
+    def _list_first_processes(self) -> dict[str, int]:
         """Return the first processes of running sandboxes. Frozen ones use nothing more, and with cgroup 1 their
         processes cannot die."""
         running = (record for record in self._records.values() if record.alive and not record.frozen)
         return {record.id: record.life.pid for record in running if record.life is not None}
 
-    def _charged_sockets(self, sandbox: str) -> SocketMemory | None:
-        return self._open_host.cgroups.socket_memory(sandbox)
+    def _read_socket_memory(self, sandbox: str) -> SocketMemory | None:
+        return self._open_host.cgroups.read_socket_memory(sandbox)
 
-    def _end_greedy(self, sandbox: str) -> None:
+    def _kill_sandbox(self, sandbox: str) -> None:
         """End a sandbox whose processes could not be ended one by one, unless it was frozen in the meantime."""
         record = self._records.get(sandbox)
         if record is None or not record.alive or record.pidfd < 0 or record.frozen:
             return
-        record.ending = record.ending or "killed: it used too much kernel memory, and its processes did not end"
+        record.end_reason = record.end_reason or "killed: it used too much kernel memory, and its processes did not end"
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(record.pidfd, signal.SIGKILL)
 
-    def _tell_capabilities(self) -> None:
+    def _update_capabilities(self) -> None:
         if self._host is not None:
-            self.capabilities = self._suspender.capabilities()
+            self.capabilities = self._suspender.get_capabilities()
 
-    async def all_capabilities(self) -> Capabilities:
+    async def wait_for_capabilities(self) -> Capabilities:
         """Return the capabilities after everything has been tested."""
         await self._suspender.wait_for_trial()
         return self.capabilities
@@ -128,9 +130,9 @@ class NamespaceDriver:
         await self._suspender.close()
         await self._watcher.wait_for_tasks()
         running = any(record.alive for record in self._records.values())
-        self._watcher.abandon()
+        self._watcher.stop_watching()
         self._records.clear()
-        await host.close(everything_ended=not running, keep_ids=self._suspender.any)
+        await host.close(everything_ended=not running, keep_ids=self._suspender.has_any)
 
     @property
     def hairpin(self) -> Hairpin | None:
@@ -149,19 +151,19 @@ class NamespaceDriver:
             raise SandyardError("The driver is not open.")
         return self._host
 
-    # Beginning ----------------------------------------------------------------------------------------------------------------
+    # Creation ----------------------------------------------------------------------------------------------------------------
 
     async def create(self, spec: Spec) -> Handle:
-        self._check_new(spec)
+        self._check_new_sandbox(spec)
 
-        async def fill() -> None:
+        async def prepare_files() -> None:
             await self._open_host.store.create(spec.id, spec.limits.disk_mb)
 
         record = Record(spec.id, spec.layers, spec.limits, spec.mounts)
-        return await self._run_to_end(self._make(record, spec.network, fill), self.kill)
+        return await self._run_to_completion(self._create_sandbox(record, spec.network, prepare_files), self.kill)
 
     async def boot(self, handle: Handle, spec: Spec) -> Handle:
-        record = self._record(handle)
+        record = self._get_record(handle)
         if record.alive:
             raise ConflictError(f"The sandbox {handle.id} is running.")
         if self._suspender.has(handle.id):
@@ -172,32 +174,32 @@ class NamespaceDriver:
         self._check_volumes(spec)
         host.memory.check()
 
-        async def fill() -> None:
+        async def prepare_files() -> None:
             await host.store.renew(record.id, spec.limits.disk_mb)
 
         async def work() -> Handle:
             new = Record(record.id, record.layers, spec.limits, spec.mounts)
-            await self._starter.start(new, spec.network, fill)
+            await self._starter.start(new, spec.network, prepare_files)
             self._records[record.id] = new
-            return new.handle()
+            return new.make_handle()
 
-        return await self._run_to_end(work(), self.stop)
+        return await self._run_to_completion(work(), self.stop)
 
     async def fork(self, handle: Handle, spec: Spec) -> Handle:
-        original = self._record(handle)
-        self._check_new(spec)
+        original = self._get_record(handle)
+        self._check_new_sandbox(spec)
 
-        async def fill() -> None:
+        async def prepare_files() -> None:
             async with self._freeze_during(original) as stopped:
                 await self._open_host.store.copy(original.id, spec.id, spec.limits.disk_mb, stopped=stopped)
 
         record = Record(spec.id, original.layers, spec.limits, spec.mounts)
-        return await self._run_to_end(self._make(record, spec.network, fill), self.kill)
+        return await self._run_to_completion(self._create_sandbox(record, spec.network, prepare_files), self.kill)
 
-    def _check_new(self, spec: Spec) -> None:
+    def _check_new_sandbox(self, spec: Spec) -> None:
         host = self._open_host
         self._check_rules(spec.network)
-        if not _ID.fullmatch(spec.id):
+        if not _ID_PATTERN.fullmatch(spec.id):
             raise InvalidInputError(f"{spec.id!r} is not a valid sandbox id.")
         if spec.id in self._records:
             raise ConflictError(f"Sandbox {spec.id} already exists.")
@@ -217,7 +219,7 @@ class NamespaceDriver:
                 "be added to requests. Leave out network.rules."
             )
 
-    async def _run_to_end(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]]) -> T:
+    async def _run_to_completion(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]]) -> T:
         """Run an operation to its end even if the caller is cancelled, and then undo it: parts of it run in other
         processes and threads and cannot be interrupted."""
         task = self._watcher.track(work)
@@ -232,26 +234,29 @@ class NamespaceDriver:
             await asyncio.shield(self._watcher.track(finish()))
             raise
 
-    async def _make(self, record: Record, policy: NetworkPolicy, fill: Callable[[], Awaitable[None]]) -> Handle:
+    async def _create_sandbox(
+        self, record: Record, policy: NetworkPolicy, prepare_files: Callable[[], Awaitable[None]]
+    ) -> Handle:
         """Create a sandbox. Its record exists in the meantime, so that the id is taken; on failure nothing is left."""
         self._records[record.id] = record
         try:
-            await self._starter.start(record, policy, fill)
+            await self._starter.start(record, policy, prepare_files)
         except BaseException:
             self._records.pop(record.id, None)
-            await self._remove(record.id)
+            await self._remove_files(record.id)
             raise
-        return record.handle()
+        return record.make_handle()
 
-    async def _remove(self, sandbox: str) -> None:
+    async def _remove_files(self, sandbox: str) -> None:
         host = self._open_host
-        remove_run_directory(host.run / sandbox)
+        remove_run_directory(host.run_dir / sandbox)
         await host.store.remove(sandbox)
 
-    # Looking ------------------------------------------------------------------------------------------------------------------
+    # State ------------------------------------------------------------------------------------------------------------------
 
-    def _record(self, handle: Handle) -> Record:
-        """Return the record. A handle that this driver object does not know is looked up on the host, like in `open`."""
+    def _get_record(self, handle: Handle) -> Record:
+        """Return the record. A handle that this driver object does not know is looked up on the host, like in
+        `open`."""
         known = self._records.get(handle.id)
         if known is not None:
             return known
@@ -280,7 +285,7 @@ class NamespaceDriver:
             raise UnreachableError(f"The sandbox {handle.id} is not running.")
         if record.frozen:
             raise UnreachableError(f"The sandbox {handle.id} is paused.")
-        path = self._open_host.agent_path(record.id)
+        path = self._open_host.get_agent_path(record.id)
         if port == AGENT_PORT:
             return await connections.connect_agent(path, record.id)
         if self._open_host.rootless:
@@ -288,26 +293,26 @@ class NamespaceDriver:
         return await connections.connect_port_from_outside(record.life.pid, port)
 
     async def stats(self, handle: Handle) -> Stats:
-        record, host = self._record(handle), self._open_host
-        usage = host.cgroups.usage(record.id)
+        record, host = self._get_record(handle), self._open_host
+        usage = host.cgroups.read_usage(record.id)
         cpu, memory = usage.cpu_seconds, usage.memory
-        if record.alive and record.life is not None and not host.cgroups.accounts:
-            counted = processes.usage(record.life.pid)
-            cpu, memory = cpu or counted[0], memory or counted[1]
+        if record.alive and record.life is not None and not host.cgroups.reports_usage:
+            measured_cpu, measured_memory = processes.measure_usage(record.life.pid)
+            cpu, memory = cpu or measured_cpu, memory or measured_memory
         return Stats(
             cpu_seconds=cpu,
             cpu_count=record.limits.cpu_count,
             memory_used=memory,
             memory_cache=usage.cache,
             memory_total=record.limits.memory_mb << 20,
-            disk_used=await host.store.usage(record.id),
+            disk_used=await host.store.measure_usage(record.id),
             disk_total=record.limits.disk_mb << 20,
         )
 
     # Pausing and copying --------------------------------------------------------------------------------------------------------
 
     def _get_running(self, handle: Handle) -> Record:
-        record = self._record(handle)
+        record = self._get_record(handle)
         if not record.alive:
             raise ConflictError(f"The sandbox {handle.id} is not running.")
         return record
@@ -320,7 +325,8 @@ class NamespaceDriver:
 
     @contextlib.asynccontextmanager
     async def _freeze_during(self, record: Record) -> AsyncIterator[bool]:
-        """Freeze the sandbox while the block runs, and restore its condition afterwards. Yields whether it is stopped."""
+        """Freeze the sandbox while the block runs, and restore its condition afterwards. Yields whether it is
+        stopped."""
         if not record.alive:
             yield not self._suspender.has(record.id)  # its memory depends on its files
         elif pause.is_paused(self._open_host, record):
@@ -333,9 +339,9 @@ class NamespaceDriver:
                 pause.thaw(self._open_host, record)
 
     async def snapshot(self, handle: Handle, snapshot_id: str) -> Layers:
-        if not _ID.fullmatch(snapshot_id):
+        if not _ID_PATTERN.fullmatch(snapshot_id):
             raise InvalidInputError(f"{snapshot_id!r} is not a valid snapshot id.")
-        record, store = self._record(handle), self._open_host.store
+        record, store = self._get_record(handle), self._open_host.store
         store.check_room()
 
         async def work() -> Layers:
@@ -347,19 +353,21 @@ class NamespaceDriver:
                 raise
             return (*top, *record.layers)
 
-        return await self._run_to_end(work(), lambda _: store.remove_snapshot(snapshot_id))
+        return await self._run_to_completion(work(), lambda _: store.remove_snapshot(snapshot_id))
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         await self._open_host.store.remove_snapshot(snapshot_id)
 
     async def suspend(self, handle: Handle) -> Handle:
-        async def nothing(_: Handle) -> None:
+        async def keep_suspended(_: Handle) -> None:
             """Do nothing: it may stay suspended."""
 
-        return await self._run_to_end(self._suspender.suspend(self._get_running(handle), self._end), nothing)
+        return await self._run_to_completion(
+            self._suspender.suspend(self._get_running(handle), self._end_processes), keep_suspended
+        )
 
     async def restore(self, handle: Handle) -> Handle:
-        record = self._record(handle)
+        record = self._get_record(handle)
         if record.alive or not self._suspender.has(handle.id):
             raise ConflictError(f"The sandbox {handle.id} is not suspended.")
         new = record.renew()
@@ -373,37 +381,37 @@ class NamespaceDriver:
             await self.freeze(restored)
             await self.suspend(restored)
 
-        return await self._run_to_end(work(), undo)
+        return await self._run_to_completion(work(), undo)
 
-    # Ending -----------------------------------------------------------------------------------------------------------------------
+    # Stopping -----------------------------------------------------------------------------------------------------------------------
 
     async def stop(self, handle: Handle) -> Handle:
-        record = self._record(handle)
+        record = self._get_record(handle)
         if record.alive:
-            await self._end(record, "stopped")
+            await self._end_processes(record, "stopped")
             self._watcher.track(self._open_host.store.flush())  # its files are all that remains of it
-        await self._suspender.forget(record.id)
-        return record.renew().handle()
+        await self._suspender.delete_images(record.id)
+        return record.renew().make_handle()
 
     async def kill(self, handle: Handle) -> None:
         record = self._records.get(handle.id)
         if record is not None:
-            await self._end(record, "killed")
+            await self._end_processes(record, "killed")
             self._records.pop(record.id, None)
-        await self._suspender.forget(handle.id)
-        await self._remove(handle.id)
+        await self._suspender.delete_images(handle.id)
+        await self._remove_files(handle.id)
 
-    async def _end(self, record: Record, why: str) -> None:
+    async def _end_processes(self, record: Record, reason: str) -> None:
         """End all processes and return when none is left. The slot's resources are freed in the background."""
         if not record.alive:
             return
-        record.ending = record.ending or why
+        record.end_reason = record.end_reason or reason
         with contextlib.suppress(ProcessLookupError):
             if record.pidfd >= 0:  # ending the first process ends all others, including those in no cgroup
                 signal.pidfd_send_signal(record.pidfd, signal.SIGKILL)
         self._open_host.cgroups.kill(record.id)
         try:
-            async with asyncio.timeout(_KILL_PATIENCE):
+            async with asyncio.timeout(_KILL_TIMEOUT_S):
                 await asyncio.shield(record.ended)
         except TimeoutError:
             raise SandyardError(f"Could not end the processes of the sandbox {record.id}.") from None
@@ -425,7 +433,7 @@ class NamespaceDriver:
         self._check_rules(policy)
         if host.network is not None and record.life is not None:
             await host.network.set_policy(record.life.slot, policy)
-        policies.save(host.run / record.id, policy)
+        policies.save(host.run_dir / record.id, policy)
 
     async def take_denied(self, handle: Handle) -> Collection[Denied]:
         record, network = self._get_running(handle), self._open_host.network
@@ -435,6 +443,6 @@ class NamespaceDriver:
 
 
 def _check_volume_id(volume_id: str) -> str:
-    if not _ID.fullmatch(volume_id):
+    if not _ID_PATTERN.fullmatch(volume_id):
         raise InvalidInputError(f"{volume_id!r} is not a valid volume id.")
     return volume_id

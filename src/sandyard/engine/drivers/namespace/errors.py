@@ -8,7 +8,7 @@ from typing import Any
 from sandyard.kit.errors import FullError, InvalidInputError, NoSpaceError, SandyardError
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NO_PLACE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
+_BAD_PATH = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
 _EXHAUSTED = {
     errno.ENOMEM: "memory",
     errno.EAGAIN: "processes",
@@ -18,22 +18,26 @@ _EXHAUSTED = {
 }
 
 
-def from_errno(code: int | None, sentence: str) -> SandyardError:
+def translate_errno(code: int | None, message: str) -> SandyardError:
+    """Return the error for an errno. `message` is a sentence without its full stop."""
     if code in _NO_SPACE:
-        return NoSpaceError(f"No space left: {sentence}.")
+        return NoSpaceError(f"No space left: {message}.")
     if code in _EXHAUSTED:
-        return FullError(f"The machine is full ({_EXHAUSTED[code]}): {sentence}.")
-    return SandyardError(f"{sentence}.")
+        return FullError(f"The machine is full ({_EXHAUSTED[code]}): {message}.")
+    return SandyardError(f"{message}.")
 
 
-def from_child(answer: dict[str, Any]) -> SandyardError:
+def translate_child_error(response: dict[str, Any]) -> SandyardError:
     """Translate an `error` response of the zygote or of a process it created."""
-    if "mount a volume on" in answer["error"] and answer.get("errno") in _NO_PLACE:
-        return InvalidInputError(f"The sandbox {answer['error']}. Choose a path that is a directory or does not exist.")
-    return from_errno(
-        answer.get("errno"), f"The sandbox {answer['error']}" if "could not" in answer["error"] else answer["error"]
+    if "mount a volume on" in response["error"] and response.get("errno") in _BAD_PATH:
+        return InvalidInputError(
+            f"The sandbox {response['error']}. Choose a path that is a directory or does not exist."
+        )
+    return translate_errno(
+        response.get("errno"),
+        f"The sandbox {response['error']}" if "could not" in response["error"] else response["error"],
     )
 
 
-def from_os(error: OSError, doing: str) -> SandyardError:
-    return from_errno(error.errno, f"{doing}: {error.strerror or error}")
+def translate_os_error(error: OSError, action: str) -> SandyardError:
+    return translate_errno(error.errno, f"{action}: {error.strerror or error}")

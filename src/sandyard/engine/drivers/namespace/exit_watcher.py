@@ -1,4 +1,4 @@
-"""Watches running sandboxes: detects that one has ended, finds out why, and cleans up."""
+"""Watch running sandboxes: detect that one has ended, find out why, and clean up."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-_STATUS_PATIENCE = 2.0  # the zygote knows at once, but may be delayed on a busy machine
-_TAIL = 4096
+_STATUS_TIMEOUT_S = 2.0  # the zygote knows at once, but may be delayed on a busy machine
+_TAIL_BYTES = 4096
 
 
 class ExitWatcher:
-    """Work that outlasts an operation runs in tracked tasks: `wait_for_tasks` waits for all of it."""
+    """Watches the first process of each sandbox. Work that outlasts an operation runs in tracked tasks:
+    `wait_for_tasks` waits for all of it."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -31,17 +32,17 @@ class ExitWatcher:
         self._statuses: dict[int, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def begin(self, record: Record, life: Life, pidfd: int, words: int, *, ours: bool) -> None:
-        """Watch a sandbox: from now on the end of this process is its end. `ours`: the zygote that created it is
-        running, and will report how it ended. Takes ownership of both descriptors."""
-        record.life, record.pidfd, record.words = life, pidfd, words
-        record.ending = record.exit_code = None
+    def watch(self, record: Record, life: Life, pidfd: int, stderr_fd: int, *, zygote_reports: bool) -> None:
+        """Watch a sandbox: from now on the end of this process is its end. `zygote_reports`: the zygote that created it
+        is running, and will report how it ended. Takes ownership of both descriptors."""
+        record.life, record.pidfd, record.stderr_fd = life, pidfd, stderr_fd
+        record.end_reason = record.exit_code = None
         record.frozen = False
         record.ended = asyncio.get_running_loop().create_future()
         self._by_pid[life.pid] = record
-        if ours:
+        if zygote_reports:
             self._statuses[life.pid] = asyncio.Event()
-        asyncio.get_running_loop().add_reader(pidfd, self._on_end, record)
+        asyncio.get_running_loop().add_reader(pidfd, self._on_process_end, record)
 
     def on_exit(self, pid: int, code: int) -> None:
         """Handle the zygote's report that a process has ended."""
@@ -66,80 +67,80 @@ class ExitWatcher:
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def abandon(self) -> None:
+    def stop_watching(self) -> None:
         """Stop watching; the sandboxes keep running."""
         loop = asyncio.get_running_loop()
         for record in self._by_pid.values():
             loop.remove_reader(record.pidfd)
             os.close(record.pidfd)
-            _close(record)
+            _close_stderr(record)
         self._by_pid.clear()
 
-    def _on_end(self, record: Record) -> None:
+    def _on_process_end(self, record: Record) -> None:
         assert record.life is not None
         asyncio.get_running_loop().remove_reader(record.pidfd)
         os.close(record.pidfd)
         record.pidfd = -1
-        self.track(self._end(record, record.life))
+        self.track(self._handle_end(record, record.life))
 
-    async def _end(self, record: Record, life: Life) -> None:
+    async def _handle_end(self, record: Record, life: Life) -> None:
         """Handle the end of the first process, with which all others end. Record the reason, then free what only a
         running sandbox needs."""
         event = self._statuses.pop(life.pid, None)
-        if event is not None and record.ending is None:
+        if event is not None and record.end_reason is None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_STATUS_PATIENCE):
+                async with asyncio.timeout(_STATUS_TIMEOUT_S):
                     await event.wait()
-        reason = record.ending or self._reason(record)
-        if record.ending is None:
+        reason = record.end_reason or self._find_reason(record)
+        if record.end_reason is None:
             log.info("sandbox_ended", sandbox=record.id, reason=reason)
-        _close(record)
+        _close_stderr(record)
         self._by_pid.pop(life.pid, None)
         try:
             await self._host.cgroups.clear(record.id)
-            remove_run_directory(self._host.run / record.id)
+            remove_run_directory(self._host.run_dir / record.id)
         finally:
             if not record.ended.done():
                 record.ended.set_result(reason)
-            await self.free(life.slot)
+            await self.free_slot(life.slot)
 
-    async def free(self, slot: int) -> None:
+    async def free_slot(self, slot: int) -> None:
         """Free a slot and its network."""
         try:
             if self._host.network is not None:
                 await self._host.network.release(slot)
         finally:
-            self._host.slots.give_back(slot)
+            self._host.slots.release(slot)
 
-    def _reason(self, record: Record) -> str:
-        starved = self._host.cgroups.usage(record.id).oom_kills > 0
+    def _find_reason(self, record: Record) -> str:
+        out_of_memory = self._host.cgroups.read_usage(record.id).oom_kills > 0
         code = record.exit_code
         if code == -signal.SIGKILL:
-            return "out of memory: the kernel killed its agent" if starved else "killed from outside"
+            return "out of memory: the kernel killed its agent" if out_of_memory else "killed from outside"
         if code is None:
             return (
-                "ended; before, the kernel killed processes in it for lack of memory"
-                if starved
-                else "ended while nobody was looking how"
+                "ended after the kernel had killed processes in it for lack of memory"
+                if out_of_memory
+                else "ended for an unknown reason"
             )
         if code < 0:
             return f"its agent was ended by {signal.Signals(-code).name}"
         if code == 0:
             return "it was shut down"
-        words = _last_words(record.words)
-        return f"its agent failed with {code}" + (f": {words}" if words else "")
+        last_line = _read_last_line(record.stderr_fd)
+        return f"its agent failed with {code}" + (f": {last_line}" if last_line else "")
 
 
-def _close(record: Record) -> None:
-    if record.words >= 0:
-        os.close(record.words)
-        record.words = -1
+def _close_stderr(record: Record) -> None:
+    if record.stderr_fd >= 0:
+        os.close(record.stderr_fd)
+        record.stderr_fd = -1
 
 
-def _last_words(fd: int) -> str:
+def _read_last_line(fd: int) -> str:
     with contextlib.suppress(OSError):
         size = os.fstat(fd).st_size
-        lines = os.pread(fd, _TAIL, max(size - _TAIL, 0)).decode(errors="replace").strip().splitlines()
+        lines = os.pread(fd, _TAIL_BYTES, max(size - _TAIL_BYTES, 0)).decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
     return ""
 

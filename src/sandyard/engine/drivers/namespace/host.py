@@ -17,12 +17,12 @@ from sandyard.engine.contract import Capabilities, Denied, Hairpin, NetworkPolic
 from sandyard.engine.drivers.namespace import instance as instances
 from sandyard.engine.drivers.namespace import kernel, processes
 from sandyard.engine.drivers.namespace.capacity import Memory
-from sandyard.engine.drivers.namespace.cgroups import Cgroups, IoLimits, discover
-from sandyard.engine.drivers.namespace.cgroups.io import disk_below
+from sandyard.engine.drivers.namespace.cgroups import Cgroups, IoLimits, discover_hierarchies
+from sandyard.engine.drivers.namespace.cgroups.io import find_disk
 from sandyard.engine.drivers.namespace.cgroups.tree import ZYGOTE
 from sandyard.engine.drivers.namespace.criu import probe
 from sandyard.engine.drivers.namespace.kernel import is_root
-from sandyard.engine.drivers.namespace.kernel_memory import Bounds
+from sandyard.engine.drivers.namespace.kernel_memory import KernelMemoryLimits
 from sandyard.engine.drivers.namespace.launcher import Launcher, NetSlot
 from sandyard.engine.drivers.namespace.slots import Slots
 from sandyard.engine.drivers.namespace.store import btrfs, image
@@ -34,8 +34,8 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-_OPEN_FILES = 65_536
-_RELEASE_SECONDS = 60.0
+_MAX_OPEN_FILES = 65_536
+_RELEASE_TIMEOUT_S = 60.0
 
 
 class Network(Protocol):
@@ -57,7 +57,7 @@ MakeNetwork = Callable[[str, Path], Network]  # instance name, directory for its
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DriverOptions:
     """`layer_roots`: the folders of templates. `rootless` None: detected. `store` "plain" disables btrfs."""
 
     data_dir: Path
@@ -68,16 +68,16 @@ class Options:
     rootless: bool | None = None
     store: Literal["auto", "plain"] = "auto"
     io: IoLimits = field(default_factory=IoLimits)
-    kernel_memory: Bounds = field(default_factory=Bounds)
+    kernel_memory: KernelMemoryLimits = field(default_factory=KernelMemoryLimits)
 
 
 class Host:
-    """Opened by `open`; everything in it lives until `close`."""
+    """The parts of the driver that all sandboxes share. They exist from `open` to `close`."""
 
-    def __init__(self, options: Options, on_exit: Callable[[int, int], None]) -> None:
+    def __init__(self, options: DriverOptions, on_exit: Callable[[int, int], None]) -> None:
         self.options = options
         self.rootless = not is_root() if options.rootless is None else options.rootless
-        self.run = options.data_dir / "run"
+        self.run_dir = options.data_dir / "run"
         self.memory = Memory()
         self._on_exit = on_exit
         self.instance: instances.Instance
@@ -92,22 +92,22 @@ class Host:
     async def open(self) -> None:
         data_dir = self.options.data_dir
         _raise_file_limit()
-        self.run.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._run_fd = os.open(self.run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._run_fd = os.open(self.run_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         known = instances.load(data_dir, self.options.max_slots)
         name = f"sandyard-{known.name}"
-        hierarchies, missing = discover(name, known=known.cgroups, rootless=self.rootless)
+        hierarchies, missing = discover_hierarchies(name, known=known.cgroups, rootless=self.rootless)
         self._missing |= missing
         self.cgroups = Cgroups(hierarchies)
         self.cgroups.limit_processes()
-        self.instance = instances.with_cgroups(known, self.cgroups.folders)
+        self.instance = instances.set_cgroups(known, self.cgroups.directories)
         instances.save(data_dir, self.instance)
         self.slots = Slots(min(self.options.max_slots, self.instance.slots))
         self.title = f"sandyard {known.name}"
         if not await self.cgroups.clear(ZYGOTE):
             raise SandyardError("The zygote of an earlier engine does not end.")
         self.store = await self._open_store(data_dir / "store")
-        self.cgroups.limit_io(self.options.io, disk_below(self.store.path.resolve()))
+        self.cgroups.limit_io(self.options.io, find_disk(self.store.path.resolve()))
         self.launcher = Launcher(
             run_fd=self._run_fd,
             store=self.store.path,
@@ -119,9 +119,9 @@ class Host:
             rootless=self.rootless,
             on_exit=self._on_exit,
         )
-        self._kill_titled(keep=None)
+        self._kill_by_title(keep=None)
         try:
-            await self.launcher.forker.ensure()
+            await self.launcher.forker.ensure_running()
         except BaseException:
             await self.store.close(unmount=False)
             raise
@@ -129,7 +129,8 @@ class Host:
             self.network = self.options.network(known.name, data_dir / "net")
 
     async def close(self, *, everything_ended: bool, keep_ids: bool = False) -> None:
-        """`everything_ended`: no sandbox is running, so the host can be restored to its original state."""
+        """Release the host. `everything_ended`: no sandbox is running, so the host can be restored to its original
+        state."""
         await self.store.close(unmount=False)
         await self.launcher.forker.close()
         if self.network is not None:
@@ -137,44 +138,45 @@ class Host:
         if everything_ended:
             await self.cgroups.clear(ZYGOTE)
             await self.store.close(unmount=True)
-            for folder in self.cgroups.folders.values():
+            for folder in self.cgroups.directories.values():
                 with contextlib.suppress(OSError):
                     Path(folder).rmdir()  # noqa: ASYNC240 - of a kernel file system
             if not keep_ids:
                 instances.release(self.instance, self.options.data_dir)
         os.close(self._run_fd)
 
-    def _kill_titled(self, keep: Collection[int] | None) -> None:
+    def _kill_by_title(self, keep: Collection[int] | None) -> None:
         """End zygotes of earlier runs and, if given which agents to keep, all other agents of this instance."""
         for pid in processes.find_by_title(self.title):
-            ours = pid == self.launcher.forker.pid
-            is_agent = _inside_pid_namespace(pid)
-            if not ours and (not is_agent if keep is None else pid not in keep):
+            is_current_zygote = pid == self.launcher.forker.pid
+            is_agent = _is_first_in_pid_namespace(pid)
+            if not is_current_zygote and (not is_agent if keep is None else pid not in keep):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 
     async def sweep_processes(self, keep: Mapping[str, int]) -> None:
         """End all processes of this instance except the sandboxes in `keep` (id → pid of the first process)."""
-        strangers = self.cgroups.names() - set(keep) - {ZYGOTE}
-        if strangers:
-            log.info("sandboxes_swept", count=len(strangers))
-        cleared = await asyncio.gather(*(self.cgroups.clear(name) for name in strangers))
+        leftovers = self.cgroups.list_names() - set(keep) - {ZYGOTE}
+        if leftovers:
+            log.info("sandboxes_swept", count=len(leftovers))
+        cleared = await asyncio.gather(*(self.cgroups.clear(name) for name in leftovers))
         if not all(cleared):
             raise SandyardError("Processes of removed sandboxes do not end.")
-        self._kill_titled(set(keep.values()))
+        self._kill_by_title(set(keep.values()))
 
     def mark_adopted(self) -> None:
         """Mark the contents of the data directory as adopted or removed."""
         self.instance = instances.mark_adopted(self.options.data_dir, self.instance)
 
-    def give_up_network(self) -> None:
+    def disable_network(self) -> None:
         if self.network is not None:
             self._missing |= self.network.missing
             self._missing.setdefault("egress", self._missing.get("network", "the network can't be used"))
             self.network = None
 
-    def agent_path(self, sandbox: str) -> str:
-        """Return a short path whatever the data directory is called, because a unix socket's path has at most 107 bytes."""
+    def get_agent_path(self, sandbox: str) -> str:
+        """Return a short path whatever the data directory is called, because a unix socket's path has at most 107
+        bytes."""
         return f"/proc/self/fd/{self._run_fd}/{sandbox}/agent.sock"
 
     async def _open_store(self, path: Path) -> Store:
@@ -190,13 +192,13 @@ class Host:
         """Unmount a store that the kernel has made read-only, so that it is writable when mounted again. Running
         sandboxes keep it mounted, so their processes are ended; they are started again from their files."""
         log.warning("store_remounted", path=str(path), reason="the kernel had made it read-only")
-        await asyncio.gather(*(self.cgroups.clear(name) for name in self.cgroups.names()))
+        await asyncio.gather(*(self.cgroups.clear(name) for name in self.cgroups.list_names()))
         for pid in processes.find_by_title(self.title):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(SandyardError):
             await asyncio.to_thread(probe.sweep)
-        deadline = time.monotonic() + _RELEASE_SECONDS
+        deadline = time.monotonic() + _RELEASE_TIMEOUT_S
         while True:
             with contextlib.suppress(OSError):  # busy until the last of them is gone
                 await asyncio.to_thread(kernel.unmount, str(path))
@@ -213,19 +215,21 @@ class Host:
         file = path.parent / "store.img"
         name = self.instance.name
         if self.rootless or self.options.store == "plain":
-            why = "btrfs needs root" if self.rootless else "btrfs was turned off"
-            return PlainStore(path, self._ask, why)
+            reason = "btrfs needs root" if self.rootless else "btrfs was turned off"
+            return PlainStore(path, self._send_request, reason)
         if not path.is_mount() and _has_content(path) and not file.exists():
             if btrfs.is_btrfs(path):
                 return CowStore(path, name, None)
-            return PlainStore(path, self._ask, "it was created without btrfs; use a new data directory to get it")
-        if btrfs.is_btrfs(path) and not path.is_mount() and not file.exists() and btrfs.quota_kind(path):
+            return PlainStore(
+                path, self._send_request, "it was created without btrfs; use a new data directory to get it"
+            )
+        if btrfs.is_btrfs(path) and not path.is_mount() and not file.exists() and btrfs.get_quota_kind(path):
             return CowStore(path, name, None)
         obstacle = image.find_obstacle()
         try:
             if obstacle is None:
                 if not file.exists():
-                    image.make(file, f"sandyard-{name}")
+                    image.create(file, f"sandyard-{name}")
                 elif self.instance.is_copy and image.find_loop_device(file) is None:
                     image.renew_uuid(file)
                 image.mount(file, path)
@@ -236,18 +240,20 @@ class Host:
             raise SandyardError(f"Could not open the store {file}: {obstacle}.")
         # A btrfs of the machine itself: its owner has to decide whether to enable quotas for all of it.
         return (
-            CowStore(path, name, None) if btrfs.is_btrfs(path) else PlainStore(path, self._ask, obstacle or "unknown")
+            CowStore(path, name, None)
+            if btrfs.is_btrfs(path)
+            else PlainStore(path, self._send_request, obstacle or "unknown")
         )
 
-    async def _ask(self, op: str, fields: dict[str, Any]) -> Any:
+    async def _send_request(self, op: str, fields: dict[str, Any]) -> Any:
         return await self.launcher.forker.request(op, fields, timeout=None)
 
-    def capabilities(self, *, suspend: str) -> Capabilities:
-        """`suspend` is the reason why memory can't be moved to disk."""
+    def get_capabilities(self, *, no_suspend_reason: str) -> Capabilities:
+        """Return the capabilities. `no_suspend_reason` is why memory can't be moved to disk."""
         limits = (
             self.cgroups.limits | self.store.limits | {"pids"}
         )  # without the cgroup, the kernel counts them per user
-        missing = {**self._missing, **self.store.missing, "suspend": suspend}
+        missing = {**self._missing, **self.store.missing, "suspend": no_suspend_reason}
         missing.pop("pids", None)
         if self.launcher.ids.missing:
             missing["users"] = self.launcher.ids.missing
@@ -272,14 +278,15 @@ class Host:
 
 
 def _raise_file_limit() -> None:
-    """Raise the limit of open files: every sandbox needs a descriptor of this process, and its connections need more."""
+    """Raise the limit of open files: every sandbox needs a descriptor of this process, and its connections need
+    more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _inside_pid_namespace(pid: int) -> bool:
+def _is_first_in_pid_namespace(pid: int) -> bool:
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):

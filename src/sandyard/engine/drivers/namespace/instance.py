@@ -23,7 +23,7 @@ UIDS_PER_SLOT = 65_536
 SLOTS_PER_BLOCK = 256
 BLOCKS = 63
 
-CLAIMS = Path("/run/sandyard/uids")
+CLAIMS_DIR = Path("/run/sandyard/uids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,19 @@ class Instance:
         False  # copied from another instance and not yet taken over: its handles refer to the original's processes
     )
 
-    def uid(self, slot: int) -> int:
+    def get_first_uid(self, slot: int) -> int:
         """Return the first id of a slot."""
         return self.first_uid + slot * UIDS_PER_SLOT
 
 
-def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
+def load(data_dir: Path, slots: int, claims: Path = CLAIMS_DIR) -> Instance:
     """Return the instance of this data directory, with a range for at least that many slots if the machine has one.
     Blocks briefly."""
     file = data_dir / "instance.json"
     known: Instance | None = None
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
         known = Instance(**json.loads(file.read_text()))
-    directory = _identity(data_dir)
+    directory = _identify_directory(data_dir)
     is_copy = known is not None and known.directory not in {"", directory}
     if is_copy:  # the old name belongs to the original on this machine
         known = None
@@ -58,7 +58,7 @@ def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
     elif known is not None and known.directory != directory:
         known = replace(known, directory=directory)
         save(data_dir, known)
-    wanted = min(-(-slots // SLOTS_PER_BLOCK), BLOCKS)
+    wanted = min(-(-slots // SLOTS_PER_BLOCK), BLOCKS)  # rounded up to whole blocks
     if known is not None and known.slots >= wanted * SLOTS_PER_BLOCK and _claim(claims, known, data_dir):
         return known
     name = known.name if known else secrets.token_hex(4)
@@ -81,7 +81,7 @@ def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
     return shared
 
 
-def _identity(data_dir: Path) -> str:
+def _identify_directory(data_dir: Path) -> str:
     """Return a value that differs between a directory and its copies, but stays when it is renamed."""
     status = data_dir.stat()
     return f"{status.st_dev}:{status.st_ino}"
@@ -105,16 +105,17 @@ def mark_adopted(data_dir: Path, instance: Instance) -> Instance:
     return instance
 
 
-def with_cgroups(instance: Instance, folders: dict[str, str]) -> Instance:
+def set_cgroups(instance: Instance, folders: dict[str, str]) -> Instance:
     return replace(instance, cgroups=dict(folders))
 
 
-def release(instance: Instance, data_dir: Path, claims: Path = CLAIMS) -> None:
-    """Release the range, because nothing of this instance is running. The next `load` claims it again, or another one."""
+def release(instance: Instance, data_dir: Path, claims: Path = CLAIMS_DIR) -> None:
+    """Release the range, because nothing of this instance is running. The next `load` claims it again, or another
+    one."""
     first = (instance.first_uid - FIRST_UID) // (SLOTS_PER_BLOCK * UIDS_PER_SLOT)
     for block in range(first, first + instance.slots // SLOTS_PER_BLOCK):
         with contextlib.suppress(OSError):
-            if _holder(claims / str(block)) == data_dir:
+            if _find_holder(claims / str(block)) == data_dir:
                 (claims / str(block)).unlink()
 
 
@@ -140,7 +141,7 @@ def _claim_block(claim: Path, instance: Instance, data_dir: Path) -> bool:
         try:
             fd = os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
-            holder = _holder(claim)
+            holder = _find_holder(claim)
             if holder is not None:
                 return holder == data_dir
             claim.unlink(missing_ok=True)
@@ -151,13 +152,13 @@ def _claim_block(claim: Path, instance: Instance, data_dir: Path) -> bool:
     return False
 
 
-def _holder(claim: Path) -> Path | None:
+def _find_holder(claim: Path) -> Path | None:
     """Return the data directory that still confirms this claim, or None."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        said = json.loads(claim.read_text())
-        holder = Path(said["data_dir"])
+        claimed = json.loads(claim.read_text())
+        holder = Path(claimed["data_dir"])
         instance = Instance(**json.loads((holder / "instance.json").read_text()))
         first = (instance.first_uid - FIRST_UID) // (SLOTS_PER_BLOCK * UIDS_PER_SLOT)
-        if instance.name == said["name"] and first <= int(claim.name) < first + instance.slots // SLOTS_PER_BLOCK:
+        if instance.name == claimed["name"] and first <= int(claim.name) < first + instance.slots // SLOTS_PER_BLOCK:
             return holder
     return None

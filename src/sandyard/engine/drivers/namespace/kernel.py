@@ -99,7 +99,7 @@ def prctl(option: int, arg: int = 0) -> int:
     return _check(_libc.prctl(option, arg, 0, 0, 0), f"prctl({option}, {arg})")
 
 
-def set_name(name: str) -> None:
+def set_process_name(name: str) -> None:
     _check(_libc.prctl(PR_SET_NAME, name.encode()[:15] + b"\0", 0, 0, 0), "set the process name")
 
 
@@ -108,17 +108,17 @@ def sethostname(name: str) -> None:
     _check(_libc.sethostname(raw, ctypes.c_size_t(len(raw))), "set the host name")
 
 
-def capset_arguments(keep: int) -> tuple[bytes, bytes]:
+def make_capset_arguments(keep: int) -> tuple[bytes, bytes]:
     """Return the arguments of capset(2): permitted and effective capabilities become `keep`, inheritable ones none."""
     low, high = keep & 0xFFFF_FFFF, keep >> 32
     return struct.pack("Ii", _CAPABILITY_VERSION_3, 0), struct.pack("6I", low, low, 0, high, high, 0)
 
 
 def capset(keep: int) -> None:
-    _check(_libc.capset(*capset_arguments(keep)), "give up capabilities")
+    _check(_libc.capset(*make_capset_arguments(keep)), "give up capabilities")
 
 
-def effective_capabilities() -> int:
+def get_effective_capabilities() -> int:
     header, data = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
     _check(_libc.capget(header, data), "read the capabilities")
     low, _, _, high, _, _ = struct.unpack("6I", data.raw)
@@ -127,7 +127,7 @@ def effective_capabilities() -> int:
 
 def is_root() -> bool:
     """Return whether this process may create namespaces and mounts on the host itself."""
-    return os.geteuid() == 0 and bool(effective_capabilities() & _CAP_SYS_ADMIN)
+    return os.geteuid() == 0 and bool(get_effective_capabilities() & _CAP_SYS_ADMIN)
 
 
 class SeccompProgram:
@@ -172,14 +172,15 @@ def attach_mount(fd: int, target: str) -> None:
     _check(_libc.syscall(SYS_MOVE_MOUNT, *args), f"attach a mount on {target}")
 
 
-def set_mount(fd: int, attributes: int, *, recursive: bool = False, userns_fd: int = -1) -> None:
-    """Change a mount. With `userns_fd`, ids are mapped through that user namespace; the mount must not be attached yet."""
-    attr = mount_attributes(attributes, userns_fd)
+def change_mount(fd: int, attributes: int, *, recursive: bool = False, userns_fd: int = -1) -> None:
+    """Change a mount. With `userns_fd`, ids are mapped through that user namespace; the mount must not be attached
+    yet."""
+    attr = make_mount_attributes(attributes, userns_fd)
     flags = AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
     _check(_libc.syscall(SYS_MOUNT_SETATTR, fd, b"", flags, attr, ctypes.c_size_t(len(attr))), "change a mount")
 
 
-def mount_attributes(attributes: int, userns_fd: int = -1) -> bytes:
+def make_mount_attributes(attributes: int, userns_fd: int = -1) -> bytes:
     """Return the argument of mount_setattr(2); with `userns_fd`, ids on the mount are mapped through that user
     namespace."""
     if userns_fd >= 0:
@@ -187,7 +188,7 @@ def mount_attributes(attributes: int, userns_fd: int = -1) -> bytes:
     return struct.pack("4Q", attributes, 0, 0, max(userns_fd, 0))
 
 
-def reconfigure(path: str, flags: list[str]) -> None:
+def set_filesystem_options(path: str, flags: list[str]) -> None:
     """Set options of the file system mounted at `path`; those of the mount stay."""
     context = _check(
         _libc.syscall(_SYS_FSPICK, AT_FDCWD, os.fsencode(path), _FSPICK_CLOEXEC), f"open the options of {path}"
@@ -219,7 +220,7 @@ def fallocate(fd: int, offset: int, length: int) -> None:
     _check(_libc.fallocate(*raw), "reserve disk space")
 
 
-def filesystem_type(path: str) -> int:
+def get_filesystem_type(path: str) -> int:
     """Return the magic number from statfs."""
     raw = ctypes.create_string_buffer(256)
     _check(_libc.statfs(os.fsencode(path), raw), f"statfs {path}")

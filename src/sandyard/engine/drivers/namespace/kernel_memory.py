@@ -1,4 +1,4 @@
-"""Limits kernel memory that no cgroup limits: netlink sockets, buffers of other sockets (`socket_memory`), file locks,
+"""Limit kernel memory that no cgroup limits: netlink sockets, buffers of other sockets (`socket_memory`), file locks,
 TCP orphans.
 
 The kernel charges none of it to the process that causes it, and its only limit is a size per socket. So the engine
@@ -25,34 +25,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace import processes, socket_memory
-from sandyard.engine.drivers.namespace.cgroups import LEAST_SOCKETS, SocketMemory
+from sandyard.engine.drivers.namespace.cgroups import MIN_SOCKET_MEMORY, SocketMemory
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-_INTERVAL = 0.5  # a process can take some hundred megabytes per second
-_LEAST_GROWTH = 256 << 20
-_PART_OF_MEMORY = 50
-_PART_OF_ORPHANS = 8  # the kernel resets some connections from a quarter of its limit on
-_CHUNK = 1 << 16
-_LARGEST_TABLE = 16 << 20  # netlink sockets, in bytes: some 150,000 of them
-_NOT_THE_KERNELS = ("MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "SReclaimable", "Hugetlb")
-_NETLINK_SOCKET = 2048  # bytes per socket, in addition to its buffer
+_INTERVAL_S = 0.5  # a process can take some hundred megabytes per second
+_MIN_GROWTH = 256 << 20
+_MEMORY_DIVISOR = 50
+_ORPHANS_DIVISOR = 8  # the kernel resets some connections from a quarter of its limit on
+_CHUNK_BYTES = 1 << 16
+_MAX_TABLE_BYTES = 16 << 20  # netlink sockets, in bytes: some 150,000 of them
+_NON_KERNEL_MEMORY = ("MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "SReclaimable", "Hugetlb")
+_NETLINK_SOCKET_BYTES = 2048  # bytes per socket, in addition to its buffer
 _SOCKETS_SECONDS = 2.0
 _LOCKS_SECONDS = 3.0  # for every page of locks the kernel counts from the first lock again: 100,000 take a second
-_CERTAIN = 10  # for a list of locks that was not read completely, this fraction of the share is too much
-_ROUNDS = 100
-_ROUND_PAUSE = 0.02
+_INCOMPLETE_DIVISOR = 10  # if the list of locks was not read completely, the share is divided by this
+_KILL_ROUNDS = 100
+_ROUND_PAUSE_S = 0.02
 
 Device = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """`growth`: bytes by which the machine's kernel memory grows before sandboxes are checked; 0 means 2 % of the
-    machine's memory, at least 256 MB. `netlink` and `sockets` (bytes) and `locks` are what each sandbox may then hold,
-    for sockets in addition to what its cgroup is charged for and allowed. `orphans`: TCP connections per sandbox that
-    are closed with undelivered data; 0 means an eighth of the machine's limit."""
+class KernelMemoryLimits:
+    """The limits. `growth`: bytes by which the machine's kernel memory grows before sandboxes are checked; 0 means 2 %
+    of the machine's memory, at least 256 MB. `netlink` and `sockets` (bytes) and `locks` are what each sandbox may then
+    hold, for sockets in addition to what its cgroup is charged for and allowed. `orphans`: TCP connections per sandbox
+    that are closed with undelivered data; 0 means an eighth of the machine's limit."""
 
     growth: int = 0
     netlink: int = 64 << 20
@@ -63,47 +63,49 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """Kernel memory that a sandbox holds beyond its share. `amount` is in bytes (netlink, sockets) or a count (locks, orphans)."""
+    """Kernel memory that a sandbox holds beyond its share. `amount` is in bytes (netlink, sockets) or a count (locks,
+    orphans)."""
 
     sandbox: str
     kind: str
     amount: int
 
 
-class Growth:
+class GrowthDetector:
     """Decides when to check: when memory has grown by the limit above the lowest value since the last check that found
     nothing."""
 
     def __init__(self) -> None:
         self._lowest: int | None = None  # the first value triggers a check too, because sandboxes outlive the engine
 
-    def is_due(self, current: int, bound: int) -> bool:
+    def is_due(self, current: int, limit: int) -> bool:
         if self._lowest is None:
             return True
         self._lowest = min(self._lowest, current)
-        return current - self._lowest > bound
+        return current - self._lowest > limit
 
     def accept(self, current: int) -> None:
         """Record that no sandbox holds too much: the next check is after another growth from here."""
         self._lowest = current
 
 
-class KernelMemory:
-    """`sandboxes` returns the running ones with the pid of their first process, which is never ended here: `end` is
-    called for a sandbox whose other processes multiply faster than they can be ended. `charged` returns the socket
-    buffers that a sandbox's cgroup is charged for, or None."""
+class KernelMemoryWatcher:
+    """Ends processes of sandboxes that hold too much kernel memory. `sandboxes` returns the running ones with the pid
+    of their first process, which is never ended here: `end_sandbox` is called for a sandbox whose other processes
+    multiply faster than they can be ended. `read_charged` returns the socket buffers that a sandbox's cgroup is charged
+    for, or None."""
 
     def __init__(
         self,
-        bounds: Bounds,
+        limits: KernelMemoryLimits,
         sandboxes: Callable[[], Mapping[str, int]],
-        charged: Callable[[str], SocketMemory | None],
-        end: Callable[[str], None],
+        read_charged: Callable[[str], SocketMemory | None],
+        end_sandbox: Callable[[str], None],
     ) -> None:
-        self._bounds = bounds
+        self._limits = limits
         self._sandboxes = sandboxes
-        self._charged = charged
-        self._end = end
+        self._read_charged = read_charged
+        self._end_sandbox = end_sandbox
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -119,15 +121,15 @@ class KernelMemory:
                 await task
 
     async def _run(self) -> None:
-        growth = Growth()
+        growth = GrowthDetector()
         failed = None
         while True:
-            await asyncio.sleep(_INTERVAL)
+            await asyncio.sleep(_INTERVAL_S)
             try:
-                await self._look_at_tcp(socket_memory.read_tcp())
+                await self._check_tcp(socket_memory.read_tcp())
                 total, current = read_memory()
-                bound = self._bounds.growth or max(_LEAST_GROWTH, total // _PART_OF_MEMORY)
-                if growth.is_due(current, bound) and not await self._look(current):
+                growth_limit = self._limits.growth or max(_MIN_GROWTH, total // _MEMORY_DIVISOR)
+                if growth.is_due(current, growth_limit) and not await self._check_memory(current):
                     growth.accept(current)
                 failed = None
             except (OSError, ValueError, LookupError) as error:  # the next round may succeed
@@ -135,33 +137,37 @@ class KernelMemory:
                     failed = str(error)
                     log.warning("kernel_memory_check_failed", reason=failed)
 
-    async def _look(self, kernel_memory: int) -> bool:
+    async def _check_memory(self, kernel_memory: int) -> bool:
         """End the processes of sandboxes that hold too much. Return whether there were any."""
         sandboxes = dict(self._sandboxes())
         if not sandboxes:
             return False
-        found = await asyncio.to_thread(find_netlink, sandboxes, self._bounds.netlink)
+        found = await asyncio.to_thread(find_netlink_excess, sandboxes, self._limits.netlink)
         if not found:
-            found = await asyncio.to_thread(find_sockets, sandboxes, self._bounds.sockets, self._charged)
+            found = await asyncio.to_thread(find_sockets_excess, sandboxes, self._limits.sockets, self._read_charged)
         if not found:  # reading locks takes longer, so not while a known sandbox keeps taking memory
-            found = await asyncio.to_thread(find_locks, sandboxes, self._bounds.locks)
+            found = await asyncio.to_thread(find_locks_excess, sandboxes, self._limits.locks)
         if not found:
             log.info("kernel_memory_checked", sandboxes=len(sandboxes), machine_kernel_memory=kernel_memory)
-        await self._end_all(found, sandboxes, machine_kernel_memory=kernel_memory)
+        await self._end_processes_of_all(found, sandboxes, machine_kernel_memory=kernel_memory)
         return bool(found)
 
-    async def _look_at_tcp(self, tcp: socket_memory.Tcp) -> None:
-        """Do the same for sandboxes that hold too much TCP memory or too many orphans."""
+    async def _check_tcp(self, tcp: socket_memory.TcpUsage) -> None:
+        """End the processes of sandboxes that hold too much TCP memory or too many orphans."""
         found: list[Excess] = []
         sandboxes = dict(self._sandboxes())
-        if tcp.memory > LEAST_SOCKETS + self._bounds.sockets:
-            found += await asyncio.to_thread(find_charged, sandboxes, self._bounds.sockets, self._charged)
-        orphans = self._bounds.orphans or socket_memory.most_orphans() // _PART_OF_ORPHANS
+        if tcp.memory > MIN_SOCKET_MEMORY + self._limits.sockets:
+            found += await asyncio.to_thread(find_charged_excess, sandboxes, self._limits.sockets, self._read_charged)
+        orphans = self._limits.orphans or socket_memory.read_max_orphans() // _ORPHANS_DIVISOR
         if tcp.orphans > orphans:
-            found += await asyncio.to_thread(find_orphans, sandboxes, orphans)
-        await self._end_all(found, sandboxes, machine_tcp_memory=tcp.memory, machine_tcp_orphans=tcp.orphans)
+            found += await asyncio.to_thread(find_orphans_excess, sandboxes, orphans)
+        await self._end_processes_of_all(
+            found, sandboxes, machine_tcp_memory=tcp.memory, machine_tcp_orphans=tcp.orphans
+        )
 
-    async def _end_all(self, found: Iterable[Excess], sandboxes: Mapping[str, int], **machine: int) -> None:
+    async def _end_processes_of_all(
+        self, found: Iterable[Excess], sandboxes: Mapping[str, int], **machine: int
+    ) -> None:
         for excess in found:
             log.warning(
                 "sandbox_kernel_memory_exceeded",
@@ -179,7 +185,7 @@ class KernelMemory:
         if self._sandboxes().get(sandbox) != pid:
             return  # it has ended in the meantime, and its pid may be reused
         if not await asyncio.to_thread(end_descendants, pid):
-            self._end(sandbox)
+            self._end_sandbox(sandbox)
         elif "orphans" in kinds:  # orphans whose other side is outside of the sandbox are still there
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(socket_memory.end_orphans, pid)
@@ -191,63 +197,63 @@ def read_memory(proc: Path = Path("/proc")) -> tuple[int, int]:
     lines = (proc / "meminfo").read_text().splitlines()
     table = {line.partition(":")[0]: int(line.split()[1]) << 10 for line in lines}
     pages = re.findall(r"^ +count: +(\d+)$", (proc / "zoneinfo").read_text(), re.MULTILINE)
-    free_at_processors = (
+    per_cpu_free = (
         sum(map(int, pages)) * resource.getpagesize()
     )  # hundreds of megabytes that `MemFree` does not include
-    others = sum(table.get(name, 0) for name in _NOT_THE_KERNELS)
-    return table["MemTotal"], max(table["MemTotal"] - others - free_at_processors, 0)
+    other_memory = sum(table.get(name, 0) for name in _NON_KERNEL_MEMORY)
+    return table["MemTotal"], max(table["MemTotal"] - other_memory - per_cpu_free, 0)
 
 
-def find_netlink(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
+def find_netlink_excess(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
     """Return the sandboxes (id → pid of their first process) whose netlink sockets hold more bytes than their share.
     Blocks briefly."""
     found = []
     for sandbox, pid in sandboxes.items():
         with contextlib.suppress(OSError):  # it has just ended
-            held = netlink_bytes(_lines(Path(f"/proc/{pid}/net/netlink"), _LARGEST_TABLE))
-            if held > share:
-                found.append(Excess(sandbox, "netlink", held))
+            used = sum_netlink_bytes(_read_lines(Path(f"/proc/{pid}/net/netlink"), _MAX_TABLE_BYTES))
+            if used > share:
+                found.append(Excess(sandbox, "netlink", used))
     return found
 
 
-def find_charged(
-    sandboxes: Mapping[str, int], share: int, charged: Callable[[str], SocketMemory | None]
+def find_charged_excess(
+    sandboxes: Mapping[str, int], share: int, read_charged: Callable[[str], SocketMemory | None]
 ) -> list[Excess]:
     """Return the sandboxes whose cgroup is charged for more socket buffers than its limit plus their share. Blocks
     briefly."""
     found = []
     for sandbox in sandboxes:
-        counted = charged(sandbox)
+        counted = read_charged(sandbox)
         if counted is not None and counted.used - counted.limit > share:
             found.append(Excess(sandbox, "sockets", counted.used - counted.limit))
     return found
 
 
-def find_orphans(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
+def find_orphans_excess(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
     """Return the sandboxes that have more orphans than their share. Blocks for each one with many sockets."""
     found = []
     for sandbox, pid in sandboxes.items():
         with contextlib.suppress(OSError):  # it has just ended
-            count = _sum_until(time.monotonic() + _SOCKETS_SECONDS, (1 for _ in socket_memory.orphans(pid, share)))
+            count = _sum_until(time.monotonic() + _SOCKETS_SECONDS, (1 for _ in socket_memory.list_orphans(pid, share)))
             if count > share:
                 found.append(Excess(sandbox, "orphans", count))
     return found
 
 
-def find_sockets(
-    sandboxes: Mapping[str, int], share: int, charged: Callable[[str], SocketMemory | None]
+def find_sockets_excess(
+    sandboxes: Mapping[str, int], share: int, read_charged: Callable[[str], SocketMemory | None]
 ) -> list[Excess]:
     """Return the sandboxes whose sockets hold more bytes than their share plus what their cgroup is charged for and
     allowed. Blocks for each one with many sockets."""
     found = []
     for sandbox, pid in sandboxes.items():
-        counted = charged(sandbox)
+        counted = read_charged(sandbox)
         if counted is None:
             continue  # its memory is unlimited, so nothing is an excess
         with contextlib.suppress(OSError):  # it has just ended
-            held = _sum_until(time.monotonic() + _SOCKETS_SECONDS, socket_memory.measure_sockets(pid, share))
-            after = charged(sandbox) or counted  # buffers change while they are added up
-            excess = held - min(max(counted.used, after.used), counted.limit)
+            used = _sum_until(time.monotonic() + _SOCKETS_SECONDS, socket_memory.measure_sockets(pid, share))
+            after = read_charged(sandbox) or counted  # buffers change while they are added up
+            excess = used - min(max(counted.used, after.used), counted.limit)
             if excess > share:
                 found.append(Excess(sandbox, "sockets", excess))
     return found
@@ -263,24 +269,24 @@ def _sum_until(deadline: float, amounts: Iterable[int]) -> int:
     return total
 
 
-def find_locks(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
+def find_locks_excess(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
     """Return the sandboxes that hold more locks than their share. Blocks for up to `_LOCKS_SECONDS`."""
-    locks, complete = count_locks(_lines(Path("/proc/locks")), time.monotonic() + _LOCKS_SECONDS)
+    locks, complete = count_locks(_read_lines(Path("/proc/locks")), time.monotonic() + _LOCKS_SECONDS)
     if not complete:
-        share //= _CERTAIN
+        share //= _INCOMPLETE_DIVISOR
     if locks.total() <= share:
         return []
-    held = by_sandbox(locks, exclusive_devices(sandboxes), Ancestors(sandboxes))
-    return [Excess(sandbox, "locks", count) for sandbox, count in held.items() if count > share]
+    used = count_by_sandbox(locks, find_exclusive_devices(sandboxes), Ancestors(sandboxes))
+    return [Excess(sandbox, "locks", count) for sandbox, count in used.items() if count > share]
 
 
-def _lines(path: Path, limit: int | None = None) -> Iterator[bytes]:
+def _read_lines(path: Path, limit: int | None = None) -> Iterator[bytes]:
     """Yield the lines of a file in /proc while reading: such a file may be large, and each piece costs more than the
     one before."""
     rest, size = b"", 0
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        while (limit is None or size < limit) and (piece := os.read(fd, _CHUNK)):
+        while (limit is None or size < limit) and (piece := os.read(fd, _CHUNK_BYTES)):
             size += len(piece)
             *lines, rest = (rest + piece).split(b"\n")
             yield from lines
@@ -288,11 +294,11 @@ def _lines(path: Path, limit: int | None = None) -> Iterator[bytes]:
         os.close(fd)
 
 
-def netlink_bytes(lines: Iterable[bytes]) -> int:
+def sum_netlink_bytes(lines: Iterable[bytes]) -> int:
     """Return the bytes of the sockets in a `/proc/PID/net/netlink`, including their receive buffers."""
     table = iter(lines)
     column = next(table, b"Rmem").split().index(b"Rmem")
-    return sum(int(line.split()[column]) + _NETLINK_SOCKET for line in table if line)
+    return sum(int(line.split()[column]) + _NETLINK_SOCKET_BYTES for line in table if line)
 
 
 def count_locks(lines: Iterable[bytes], deadline: float) -> tuple[Counter[tuple[Device, int]], bool]:
@@ -310,30 +316,30 @@ def count_locks(lines: Iterable[bytes], deadline: float) -> tuple[Counter[tuple[
     return found, True
 
 
-def by_sandbox(
+def count_by_sandbox(
     locks: Mapping[tuple[Device, int], int], devices: Mapping[Device, str], ancestors: Ancestors
 ) -> Counter[str]:
     """Attribute locks to sandboxes: by the file system if only one sandbox has it, because the process may have ended
     or be unknown (open file description locks); otherwise by the process."""
     found: Counter[str] = Counter()
     for (device, pid), count in locks.items():
-        sandbox = devices.get(device) or ancestors.sandbox(pid)
+        sandbox = devices.get(device) or ancestors.find_sandbox(pid)
         if sandbox is not None:
             found[sandbox] += count
     return found
 
 
-def exclusive_devices(sandboxes: Mapping[str, int]) -> dict[Device, str]:
+def find_exclusive_devices(sandboxes: Mapping[str, int]) -> dict[Device, str]:
     """Return file systems that are mounted in exactly one sandbox: its root, its shared memory."""
     owners: dict[Device, set[str]] = {}
-    for sandbox, place in [("", "self"), *((sandbox, str(pid)) for sandbox, pid in sandboxes.items())]:
+    for sandbox, process in [("", "self"), *((sandbox, str(pid)) for sandbox, pid in sandboxes.items())]:
         with contextlib.suppress(OSError):
-            for device in mounted_devices(Path(f"/proc/{place}/mountinfo").read_text()):
+            for device in parse_mounted_devices(Path(f"/proc/{process}/mountinfo").read_text()):
                 owners.setdefault(device, set()).add(sandbox)
     return {device: next(iter(names)) for device, names in owners.items() if len(names) == 1 and "" not in names}
 
 
-def mounted_devices(mountinfo: str) -> set[Device]:
+def parse_mounted_devices(mountinfo: str) -> set[Device]:
     numbers = (line.split()[2].split(":") for line in mountinfo.splitlines())
     return {(int(major), int(minor)) for major, minor in numbers}
 
@@ -343,9 +349,9 @@ class Ancestors:
 
     def __init__(self, sandboxes: Mapping[str, int], parent: Callable[[int], int | None] | None = None) -> None:
         self._known: dict[int, str | None] = {pid: sandbox for sandbox, pid in sandboxes.items()}
-        self._parent = parent or _parent
+        self._parent = parent or _read_parent
 
-    def sandbox(self, pid: int) -> str | None:
+    def find_sandbox(self, pid: int) -> str | None:
         chain = []
         current: int | None = pid
         while current is not None and current > 1 and current not in self._known:
@@ -357,21 +363,21 @@ class Ancestors:
         return found
 
 
-def _parent(pid: int) -> int | None:
-    found = processes.stat(pid)
+def _read_parent(pid: int) -> int | None:
+    found = processes.read_stat(pid)
     return None if found is None else found[1]
 
 
 def end_descendants(root: int) -> bool:
     """Kill all descendants of a process, and wait until they are gone. Return False if they do not end. Blocks."""
-    for _ in range(_ROUNDS):
-        left = [
+    for _ in range(_KILL_ROUNDS):
+        remaining = [
             pid for pid, state in processes.list_process_tree(root).items() if pid != root and state not in {"Z", "X"}
         ]
-        if not left:
+        if not remaining:
             return True
-        for pid in left:
+        for pid in remaining:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(_ROUND_PAUSE)
+        time.sleep(_ROUND_PAUSE_S)
     return False

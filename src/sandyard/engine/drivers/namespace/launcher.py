@@ -1,4 +1,4 @@
-"""Start a sandbox's first process: what the zygote needs for that, and where layers are in the zygote's own root."""
+"""Start a sandbox's first process: collect what the zygote needs for that, and find layers in the zygote's own root."""
 
 # ruff: noqa: ASYNC240 - a stat or a write to /proc takes microseconds
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from sandyard.engine.contract import Layers, Limits, Mount
 from sandyard.engine.drivers.namespace import base_layer, processes
 from sandyard.engine.drivers.namespace.cgroups import Cgroups
-from sandyard.engine.drivers.namespace.forker import Ask, Forker, Started, ZygoteDiedError
+from sandyard.engine.drivers.namespace.forker import Forker, SendRequest, StartedProcess, ZygoteDiedError
 from sandyard.engine.drivers.namespace.instance import UIDS_PER_SLOT, Instance
 from sandyard.engine.drivers.namespace.record import Life
 from sandyard.engine.drivers.namespace.rootless import Ids, map_ids
@@ -35,8 +35,8 @@ class NetSlot(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """One start."""
+class StartPlan:
+    """The parameters of one start."""
 
     id: str
     slot: int
@@ -66,11 +66,11 @@ class Launcher:
     ) -> None:
         self._run_fd = run_fd
         self._store = store
-        self._inside = f"{store}/"
+        self._store_prefix = f"{store}/"
         self._base_layers: dict[str | None, str] = {}
         self._wanted_roots = [os.path.realpath(root) for root in roots]
         self._roots: list[str] = []  # those of the running zygote
-        self._places: dict[str, str] = {}
+        self._layer_paths: dict[str, str] = {}
         self._cgroups = cgroups
         self._instance = instance
         self._rootless = rootless
@@ -78,69 +78,69 @@ class Launcher:
         self.ids = Ids(UIDS_PER_SLOT)
         self.forker = Forker(title, guest, self._set_up_zygote, on_exit)
 
-    async def _set_up_zygote(self, pid: int, ask: Ask) -> None:
+    async def _set_up_zygote(self, pid: int, send_request: SendRequest) -> None:
         """Set up a new zygote: its cgroup, its ids and its root."""
-        self._cgroups.place_zygote(pid)
+        self._cgroups.add_zygote(pid)
         if self._rootless:
-            await ask("unshare", {})
+            await send_request("unshare", {})
             self.ids = await map_ids(pid)
         self._roots = [root for root in dict.fromkeys(self._wanted_roots) if Path(root).is_dir()]
-        self._places.clear()
+        self._layer_paths.clear()
         self._ready_slots.clear()
-        (self._store / base_layer.FOLDER).mkdir(exist_ok=True)
-        home = {"store": str(self._store), "roots": self._roots, "rootless": self._rootless}
-        answer = await ask("home", home)
+        (self._store / base_layer.DIRECTORY).mkdir(exist_ok=True)
+        fields = {"store": str(self._store), "roots": self._roots, "rootless": self._rootless}
+        answer = await send_request("home", fields)
         if answer["problem"]:
             release = os.uname().release
-            need = (
+            requirement = (
                 "an overlay in a user namespace, Linux 5.11"
                 if self._rootless
                 else "an overlay on idmapped mounts, Linux 5.19"
             )
-            raise UnsupportedError(f"Sandboxes require {need} or newer; this is {release}: {answer['problem']}.")
+            raise UnsupportedError(f"Sandboxes require {requirement} or newer; this is {release}: {answer['problem']}.")
 
-    def _uid(self, slot: int) -> int:
-        return 0 if self._rootless else self._instance.uid(slot)
+    def _get_uid(self, slot: int) -> int:
+        return 0 if self._rootless else self._instance.get_first_uid(slot)
 
     def list_unprepared(self, slots: Sequence[int]) -> list[int]:
         return [slot for slot in slots if slot not in self._ready_slots]
 
     async def prepare(self, slot: int) -> None:
         """Create a slot's user namespace in advance."""
-        await self.forker.request("userns", {"slot": slot, "uid": self._uid(slot), "ids": self.ids.count})
+        await self.forker.request("userns", {"slot": slot, "uid": self._get_uid(slot), "ids": self.ids.count})
         self._ready_slots.add(slot)
 
-    def reserve(self, sandbox: str, limits: Limits, seats: DescriptorList) -> None:
+    def create_resources(self, sandbox: str, limits: Limits, descriptors: DescriptorList) -> None:
         """Create cgroups and the agent's directory, in a few hundred microseconds. The run directory must exist."""
-        seats += self._cgroups.make(sandbox, limits)
+        descriptors += self._cgroups.create(sandbox, limits)
         # The location of the agent's socket.
-        seats.append(("run", os.open(sandbox, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._run_fd)))
+        descriptors.append(("run", os.open(sandbox, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._run_fd)))
         # The agent's crash output: memory that belongs to the sandbox and is freed with both processes.
-        seats.append(("stderr", os.memfd_create("agent-stderr")))
+        descriptors.append(("stderr", os.memfd_create("agent-stderr")))
 
-    async def start(self, plan: Plan, seats: DescriptorList, store: Store) -> tuple[Life, int]:
-        """Start a first process whose agent accepts connections. Return its life and a pidfd. `seats`, from `reserve`,
-        must be closed by the caller. On failure no process is left, but the caller has to remove cgroups and
-        directories."""
-        await self.forker.ensure()
-        layers = [*store.shared_layers(plan.id), *plan.layers]
-        outside = (number for number, layer in enumerate(layers) if not layer.startswith(self._inside))
+    async def start(self, plan: StartPlan, descriptors: DescriptorList, store: Store) -> tuple[Life, int]:
+        """Start a first process whose agent accepts connections. Return its life and a pidfd. `descriptors`, from
+        `create_resources`, must be closed by the caller. On failure no process is left, but the caller has to remove
+        cgroups and directories."""
+        await self.forker.ensure_running()
+        layers = [*store.list_shared_layers(plan.id), *plan.layers]
+        outside = (number for number, layer in enumerate(layers) if not layer.startswith(self._store_prefix))
         dns = plan.net.dns if plan.net else None
         if dns not in self._base_layers:
-            self._base_layers[dns] = base_layer.ensure(store.path, dns)
+            self._base_layers[dns] = base_layer.get_or_create(store.path, dns)
         layers.insert(next(outside, len(layers)), self._base_layers[dns])
         request = {
             "slot": plan.slot,
             "hold": plan.hold,
-            "uid": self._uid(plan.slot),
+            "uid": self._get_uid(plan.slot),
             "ids": self.ids.count,
             "hostname": base_layer.HOSTNAME,
-            "layers": [await self._place(layer) for layer in layers],
+            "layers": [await self._find_layer(layer) for layer in layers],
             "writable": f"/store/{SANDBOXES}/{plan.id}",
-            "volumes": [(f"/store/{VOLUMES}/{one.volume}", one.target, one.read_only) for one in plan.mounts],
+            "volumes": [(f"/store/{VOLUMES}/{mount.volume}", mount.target, mount.read_only) for mount in plan.mounts],
             "show_cgroup": self._cgroups.shows_limits,
             "processes": None if "pids" in self._cgroups.limits else plan.limits.pids,
-            "shm": plan.limits.memory_mb << 19,  # half
+            "shm": plan.limits.memory_mb << 19,  # half of its memory
             "guest": {
                 "warm_up": True,
                 "memory_bytes": plan.limits.memory_mb << 20,
@@ -149,29 +149,29 @@ class Launcher:
                 "switch_user": self.ids.count > 1,
             },
         }
-        started = await self._fork(request, seats, plan.net)
-        start = processes.start_time(started.pid)
+        started = await self._fork(request, descriptors, plan.net)
+        start = processes.read_start_time(started.pid)
         if start is None:  # it was ready and has already ended
             os.close(started.pidfd)
             raise ZygoteDiedError("The sandbox ended immediately after it was started.")
         self._ready_slots.add(plan.slot)
         return Life(started.pid, start, plan.slot), started.pidfd
 
-    async def _fork(self, request: dict[str, Any], seats: DescriptorList, net: NetSlot | None) -> Started:
+    async def _fork(self, request: dict[str, Any], descriptors: DescriptorList, net: NetSlot | None) -> StartedProcess:
         netns = os.open(net.netns_path, os.O_RDONLY | os.O_CLOEXEC) if net is not None else -1
         try:
-            given = [*seats, ("netns", netns)] if net is not None else seats
-            fields = {**request, "fds": [name for name, _ in given]}
-            return await self.forker.start(fields, [fd for _, fd in given])
+            passed = [*descriptors, ("netns", netns)] if net is not None else descriptors
+            fields = {**request, "fds": [name for name, _ in passed]}
+            return await self.forker.start(fields, [fd for _, fd in passed])
         finally:
             if netns >= 0:
                 os.close(netns)
 
-    async def _place(self, layer: str) -> str:
+    async def _find_layer(self, layer: str) -> str:
         """Return where the zygote finds a layer."""
         for _ in range(2):
-            if layer in self._places:
-                return self._places[layer]
+            if layer in self._layer_paths:
+                return self._layer_paths[layer]
             real = os.path.realpath(layer)
             if not Path(real).is_dir():
                 raise NotFoundError(f"The layer {layer} does not exist.")
@@ -180,9 +180,9 @@ class Launcher:
                 *((f"/roots/{n}", r) for n, r in enumerate(self._roots)),
             ]:
                 if real == root or real.startswith(root + "/"):
-                    self._places[layer] = name + real[len(root) :]
+                    self._layer_paths[layer] = name + real[len(root) :]
                     break
             else:
                 self._wanted_roots.append(real)
                 await self.forker.restart()
-        return self._places[layer]
+        return self._layer_paths[layer]

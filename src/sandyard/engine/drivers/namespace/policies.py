@@ -11,7 +11,7 @@ from sandyard.engine.contract import NetworkPolicy
 _FILE = "network.json"
 
 
-def begin(folder: Path, policy: NetworkPolicy) -> None:
+def create_directory(folder: Path, policy: NetworkPolicy) -> None:
     """Create a sandbox's directory with its initial policy."""
     try:
         folder.mkdir(mode=0o700)

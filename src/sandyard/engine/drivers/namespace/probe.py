@@ -26,7 +26,8 @@ OLDEST_CRIU = (4, 1)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`detail` says what was found; `help` says what to do if it is not `ok`. `vital`: without it, no sandboxes can run."""
+    """`detail` says what was found; `help` says what to do if it is not `ok`. `vital`: without it, no sandboxes can
+    run."""
 
     name: str
     ok: bool
@@ -152,7 +153,7 @@ def _check_cgroups() -> Iterator[Finding]:
 
 def _check_store(folder: Path) -> Finding:
     with contextlib.suppress(OSError):
-        if btrfs.is_btrfs(folder) and is_root() and btrfs.quota_kind(folder):
+        if btrfs.is_btrfs(folder) and is_root() and btrfs.get_quota_kind(folder):
             return Finding("copy-on-write store", True, f"{folder} is on btrfs with quotas")
     obstacle = image.find_obstacle()
     if obstacle is None:
@@ -177,11 +178,11 @@ def _check_criu() -> Finding:
 def _check_disk(folder: Path) -> Finding:
     stat = os.statvfs(folder)
     free, reserved = stat.f_bavail * stat.f_frsize, image.get_reserve(folder)
-    enough = free - reserved > image.SMALLEST
+    enough = free - reserved > image.MIN_SIZE
     detail = f"{free >> 30} GiB free on the disk of {folder}, of which {reserved >> 30} GiB are reserved"
     return Finding(
         "disk",
         enough,
         detail,
-        f"free some space, or use another --data-dir: {image.SMALLEST >> 30} GiB plus the reserve are needed",
+        f"free some space, or use another --data-dir: {image.MIN_SIZE >> 30} GiB plus the reserve are needed",
     )

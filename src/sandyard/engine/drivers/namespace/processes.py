@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-_STOPPED = frozenset({"T", "t", "Z", "X"})
-_ROUNDS = 200
+_NOT_RUNNING = frozenset({"T", "t", "Z", "X"})
+_MAX_ROUNDS = 200
 
 
 @cache
-def boot_id() -> str:
+def read_boot_id() -> str:
     """Return an id that changes with every boot of the machine: pids of another boot are meaningless."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def stat(pid: int) -> tuple[str, int, int] | None:
+def read_stat(pid: int) -> tuple[str, int, int] | None:
     """Return (state, parent, start time) of a process, or None if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -30,19 +30,20 @@ def stat(pid: int) -> tuple[str, int, int] | None:
     return fields[0], int(fields[1]), int(fields[19])
 
 
-def start_time(pid: int) -> int | None:
-    """Return the start time, which together with the pid identifies a process until the next boot. None for a zombie."""
-    found = stat(pid)
+def read_start_time(pid: int) -> int | None:
+    """Return the start time, which together with the pid identifies a process until the next boot. None for a
+    zombie."""
+    found = read_stat(pid)
     return None if found is None or found[0] in {"Z", "X"} else found[2]
 
 
-def hold(pid: int, start: int) -> int | None:
+def open_pidfd(pid: int, start: int) -> int | None:
     """Return a pidfd of exactly this process, or None if it has ended."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
         return None
-    if start_time(pid) == start:
+    if read_start_time(pid) == start:
         return fd
     os.close(fd)
     return None
@@ -50,11 +51,11 @@ def hold(pid: int, start: int) -> int | None:
 
 def find_by_title(title: str) -> Iterator[int]:
     """Yield all processes whose whole command line is this: a zygote and its agents."""
-    wanted = title.encode()
+    command_line = title.encode()
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if Path(entry.path, "cmdline").read_bytes().rstrip(b"\0") == wanted:
+                if Path(entry.path, "cmdline").read_bytes().rstrip(b"\0") == command_line:
                     yield int(entry.name)
 
 
@@ -64,7 +65,7 @@ def list_process_tree(root: int) -> dict[int, str]:
     children: dict[int, list[int]] = {}
     states: dict[int, str] = {}
     for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and (found := stat(int(entry.name))) is not None:
+        if entry.name.isdigit() and (found := read_stat(int(entry.name))) is not None:
             states[int(entry.name)] = found[0]
             children.setdefault(found[1], []).append(int(entry.name))
     result: dict[int, str] = {}
@@ -76,7 +77,7 @@ def list_process_tree(root: int) -> dict[int, str]:
     return result
 
 
-def usage(root: int) -> tuple[float, int]:
+def measure_usage(root: int) -> tuple[float, int]:
     """Return CPU seconds and bytes of memory of a process and its descendants, as far as they are running or were
     waited for. Shared memory is counted for each of them."""
     ticks = pages = 0
@@ -93,13 +94,15 @@ def usage(root: int) -> tuple[float, int]:
 async def stop_all(root: int) -> None:
     """Stop a sandbox with signals: its first process, then the others until none is running. A process that its own
     user had stopped before is continued with the others, because signals cannot distinguish that."""
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         members = list_process_tree(root)
         # A process that waits in vfork() for a child that was stopped before its exec cannot be stopped, but does
         # nothing either.
-        waited_for = {found[1] for pid, state in members.items() if state == "T" and (found := stat(pid))}
+        waited_for = {found[1] for pid, state in members.items() if state == "T" and (found := read_stat(pid))}
         running = [
-            pid for pid, state in members.items() if state not in _STOPPED and not (state == "D" and pid in waited_for)
+            pid
+            for pid, state in members.items()
+            if state not in _NOT_RUNNING and not (state == "D" and pid in waited_for)
         ]
         if not running:
             return
@@ -119,5 +122,5 @@ def continue_all(root: int) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    found = stat(pid)
+    found = read_stat(pid)
     return found is not None and found[0] == "T"

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from sandyard.engine.contract import Handle, Layers, Limits, Mount
-from sandyard.engine.drivers.namespace.processes import boot_id
+from sandyard.engine.drivers.namespace.processes import read_boot_id
 from sandyard.kit.errors import InvalidInputError
 
-DRIVER = "namespace"
+DRIVER_NAME = "namespace"
 
 _LIMITS = tuple(limit.name for limit in fields(Limits))
 
@@ -26,20 +26,22 @@ class Life:
 
     @property
     def data(self) -> dict[str, Any]:
-        return {"boot": boot_id(), "pid": self.pid, "start": self.start, "slot": self.slot}
+        return {"boot": read_boot_id(), "pid": self.pid, "start": self.start, "slot": self.slot}
 
 
 @dataclass(slots=True)
 class Record:
+    """The state of one sandbox, running or not."""
+
     id: str
     layers: Layers
     limits: Limits
     mounts: tuple[Mount, ...] = ()
     life: Life | None = None
     pidfd: int = -1
-    words: int = -1  # a descriptor of its agent's crash output
+    stderr_fd: int = -1  # a descriptor of its agent's crash output
     frozen: bool = False  # the last known state; cgroups are queried where it matters
-    ending: str | None = None  # why this driver is ending it
+    end_reason: str | None = None  # why this driver ended it
     exit_code: int | None = None  # of its first process, if the zygote saw it
     ended: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -51,37 +53,37 @@ class Record:
         """Return a record of the same sandbox for another start."""
         return Record(self.id, self.layers, self.limits, self.mounts)
 
-    def handle(self) -> Handle:
+    def make_handle(self) -> Handle:
         limits = {name: getattr(self.limits, name) for name in _LIMITS}
         data: dict[str, Any] = {"layers": list(self.layers), "limits": limits}
         if self.mounts:
             data["mounts"] = [asdict(mount) for mount in self.mounts]
         if self.alive and self.life is not None:
             data["life"] = self.life.data
-        return Handle(self.id, DRIVER, data)
+        return Handle(self.id, DRIVER_NAME, data)
 
 
-def parse(handle: Handle) -> tuple[Layers, Limits, Life | None]:
+def parse_handle(handle: Handle) -> tuple[Layers, Limits, Life | None]:
     """Parse a handle; the life is None if it is from an earlier boot of the machine. Raises InvalidInputError for a
     handle of another driver."""
-    if handle.driver != DRIVER:
-        raise InvalidInputError(f"The sandbox {handle.id} belongs to the driver {handle.driver}, not to {DRIVER}.")
+    if handle.driver != DRIVER_NAME:
+        raise InvalidInputError(f"The sandbox {handle.id} belongs to the driver {handle.driver}, not to {DRIVER_NAME}.")
     data: Mapping[str, Any] = handle.data
     try:
         limits = Limits(**data["limits"])
         layers = tuple(str(layer) for layer in data["layers"])
-        said = data.get("life")
+        stored = data.get("life")
         life = None
-        if said is not None and said["boot"] == boot_id():
-            life = Life(int(said["pid"]), int(said["start"]), int(said["slot"]))
+        if stored is not None and stored["boot"] == read_boot_id():
+            life = Life(int(stored["pid"]), int(stored["start"]), int(stored["slot"]))
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInputError(f"The handle of the sandbox {handle.id} is not complete: {error}.") from error
     return layers, limits, life
 
 
 def parse_record(handle: Handle) -> Record:
-    """Return the record of a sandbox from its handle, without a life. Raises like `parse`."""
-    layers, limits, _ = parse(handle)
+    """Return the record of a sandbox from its handle, without a life. Raises like `parse_handle`."""
+    layers, limits, _ = parse_handle(handle)
     try:
         mounts = tuple(Mount(**mount) for mount in handle.data.get("mounts", ()))
     except TypeError as error:

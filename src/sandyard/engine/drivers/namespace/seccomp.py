@@ -22,7 +22,7 @@ import struct
 _ARCH_X86_64, _ARCH_AARCH64 = 0xC000_003E, 0xC000_00B7
 MACHINES = {"x86_64": (_ARCH_X86_64, 0), "aarch64": (_ARCH_AARCH64, 1)}  # AUDIT_ARCH_*, column in the tables below
 
-NEWEST = 462  # mseal, Linux 6.10: all calls up to here were reviewed
+NEWEST_NUMBER = 462  # mseal, Linux 6.10: all calls up to here were reviewed
 
 Numbers = tuple[int | None, int | None]
 
@@ -111,7 +111,7 @@ MISSING: dict[str, Numbers] = {
 
 # These succeed without any effect: they would write dirty data of the whole machine, and the engine's database would
 # wait for that. fsync() of a file works normally.
-IDLE: dict[str, Numbers] = {"sync": (162, 81), "syncfs": (306, 267)}
+IGNORED: dict[str, Numbers] = {"sync": (162, 81), "syncfs": (306, 267)}
 
 # Allowed depending on their arguments.
 CHECKED: dict[str, Numbers] = {
@@ -131,7 +131,7 @@ CHECKED: dict[str, Numbers] = {
 # Socket options by level, which fail with ENOPROTOOPT as in a kernel built without them. What they allocate is charged
 # to no cgroup, up to net.core.optmem_max (128 KiB) and more for each socket. Plain IPv4 multicast groups are allowed:
 # the kernel limits a socket to 20.
-OPTIONS: dict[int, dict[str, int]] = {
+DENIED_SOCKET_OPTIONS: dict[int, dict[str, int]] = {
     1: {  # SOL_SOCKET: the compiled filter and the original are not counted
         "SO_ATTACH_FILTER": 26,
         "SO_ATTACH_BPF": 50,
@@ -162,11 +162,11 @@ OPTIONS: dict[int, dict[str, int]] = {
     },
     6: {"TCP_MD5SIG": 14, "TCP_MD5SIG_EXT": 32, "TCP_AO_ADD_KEY": 38},  # IPPROTO_TCP: keys of routers
 }
-LARGEST_ATTRIBUTE = 1024
+MAX_ATTRIBUTE_BYTES = 1024
 """Maximum bytes of an extended attribute. Linux allows 65,536, and for an access list this is memory that is not
 accounted for. The kernel keeps up to two of them for each file it caches, of which some 3 KiB are accounted for."""
 
-# Everything that a process needs to read and write its descriptors, and files below a directory (`files_program`).
+# Everything that a process needs to read and write its descriptors, and files below a directory (`make_files_program`).
 FILES: dict[str, Numbers] = {
     "read": (0, 63),
     "pread64": (17, 67),
@@ -217,15 +217,19 @@ _PROT_EXEC = 4
 _DESCRIPTOR_COMMANDS = (1, 2, 3, 1030)  # F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
 _NEW_NAMESPACES = 0x7E02_0000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
 _NEW_TIME = 0x80
-_TERMINALS = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX: type into another terminal; TIOCSETD: loads kernel modules
-_CLONE_FILE = (0x4004_9409, 0x4020_940D, 0xC018_9436)  # FICLONE, FICLONERANGE, FIDEDUPERANGE: not specific to btrfs
-_BTRFS = 0x9400  # all others of its family: otherwise subvolumes could be created in a volume, which its quota does not count
+_TERMINAL_REQUESTS = (
+    0x5412,
+    0x541C,
+    0x5423,
+)  # TIOCSTI, TIOCLINUX: type into another terminal; TIOCSETD: loads kernel modules
+_CLONE_REQUESTS = (0x4004_9409, 0x4020_940D, 0xC018_9436)  # FICLONE, FICLONERANGE, FIDEDUPERANGE: not specific to btrfs
+_BTRFS_FAMILY = 0x9400  # all others of its family: otherwise subvolumes could be created in a volume, which its quota does not count
 # For all other families and protocols, the kernel would load a module.
 _AF_UNIX, _AF_INET, _AF_NETLINK, _AF_INET6 = 1, 2, 16, 10
 _STREAM_PROTOCOLS = (0, 6)  # TCP
 _DATAGRAM_PROTOCOLS = (0, 17, 1, 58)  # UDP; ICMP of both versions: ping
 _NETLINK_PROTOCOLS = (0, 4, 9, 15)  # route, sock_diag, audit (PAM asks for it), uevent
-_TYPE = 0xF  # bits of the second argument; the rest are flags
+_SOCKET_TYPE_MASK = 0xF  # bits of the second argument; the rest are flags
 _STREAM, _DATAGRAM, _RAW = 1, 2, 3
 _PERSONALITIES = 0x0006_0008  # any of UNAME26, ADDR_NO_RANDOMIZE (debuggers), PER_LINUX32
 
@@ -238,19 +242,19 @@ _ALLOW, _KILL = 0x7FFF_0000, 0x8000_0000
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 
 
-def _fail(code: int) -> Instruction:
+def _return_error(code: int) -> Instruction:
     return (_RET, 0, 0, 0x0005_0000 | code)
 
 
 _PERMIT: Instruction = (_RET, 0, 0, _ALLOW)
 
 
-def _arg(index: int) -> Instruction:
+def _load_argument(index: int) -> Instruction:
     """Load the low half of an argument: the kernel uses no more of the arguments that are checked here."""
     return (_LD, 0, 0, 16 + 8 * index)
 
 
-def _upper_half(index: int) -> Instruction:
+def _load_upper_half(index: int) -> Instruction:
     return (_LD, 0, 0, 16 + 8 * index + 4)
 
 
@@ -265,69 +269,73 @@ def _match_value(value: int, block: list[Instruction]) -> list[Instruction]:
 
 def _make_checks() -> dict[str, list[Instruction]]:
     """Return the blocks; each ends in a return, whatever it decides."""
-    deny = _fail(errno.EPERM)
-    no_protocol = _fail(errno.EPROTONOSUPPORT)
-    unknown = _fail(errno.ENOPROTOOPT)
-    too_large = _fail(errno.E2BIG)
+    deny = _return_error(errno.EPERM)
+    no_protocol = _return_error(errno.EPROTONOSUPPORT)
+    unknown = _return_error(errno.ENOPROTOOPT)
+    too_large = _return_error(errno.E2BIG)
     attribute = [
-        _upper_half(3),
+        _load_upper_half(3),
         (_JEQ, 1, 0, 0),
         too_large,
-        _arg(3),
-        (_JGE, 0, 1, LARGEST_ATTRIBUTE + 1),
+        _load_argument(3),
+        (_JGE, 0, 1, MAX_ATTRIBUTE_BYTES + 1),
         too_large,
         _PERMIT,
     ]
-    stream = [_arg(2), *_match_any(_STREAM_PROTOCOLS, _PERMIT), no_protocol]
-    datagram = [_arg(2), *_match_any(_DATAGRAM_PROTOCOLS, _PERMIT), no_protocol]
+    stream = [_load_argument(2), *_match_any(_STREAM_PROTOCOLS, _PERMIT), no_protocol]
+    datagram = [_load_argument(2), *_match_any(_DATAGRAM_PROTOCOLS, _PERMIT), no_protocol]
     internet = [
-        _arg(1),
-        (_AND, 0, 0, _TYPE),
+        _load_argument(1),
+        (_AND, 0, 0, _SOCKET_TYPE_MASK),
         *_match_value(_STREAM, stream),
         *_match_value(_DATAGRAM, datagram),
         *_match_any((_RAW,), deny),
-        _fail(errno.ESOCKTNOSUPPORT),
+        _return_error(errno.ESOCKTNOSUPPORT),
     ]
     socket = [
-        _arg(0),
+        _load_argument(0),
         *_match_any((_AF_UNIX,), _PERMIT),
-        *_match_value(_AF_NETLINK, [_arg(2), *_match_any(_NETLINK_PROTOCOLS, _PERMIT), no_protocol]),
+        *_match_value(_AF_NETLINK, [_load_argument(2), *_match_any(_NETLINK_PROTOCOLS, _PERMIT), no_protocol]),
         (_JEQ, 2, 0, _AF_INET),
         (_JEQ, 1, 0, _AF_INET6),
-        _fail(errno.EAFNOSUPPORT),
+        _return_error(errno.EAFNOSUPPORT),
         *internet,
     ]
     return {
         "ioctl": [
-            _arg(1),
-            *_match_any(_TERMINALS, deny),
-            *_match_any(_CLONE_FILE, _PERMIT),
+            _load_argument(1),
+            *_match_any(_TERMINAL_REQUESTS, deny),
+            *_match_any(_CLONE_REQUESTS, _PERMIT),
             (_AND, 0, 0, 0xFF00),
-            *_match_any((_BTRFS,), _fail(errno.ENOTTY)),  # as on any other file system
+            *_match_any((_BTRFS_FAMILY,), _return_error(errno.ENOTTY)),  # as on any other file system
             _PERMIT,
         ],
-        "clone": [_arg(0), (_JSET, 0, 1, _NEW_NAMESPACES), deny, _PERMIT],
-        "unshare": [_arg(0), (_JSET, 0, 1, _NEW_NAMESPACES | _NEW_TIME), deny, _PERMIT],
+        "clone": [_load_argument(0), (_JSET, 0, 1, _NEW_NAMESPACES), deny, _PERMIT],
+        "unshare": [_load_argument(0), (_JSET, 0, 1, _NEW_NAMESPACES | _NEW_TIME), deny, _PERMIT],
         "socket": socket,
         "socketpair": [
-            _arg(0),
+            _load_argument(0),
             *_match_any((_AF_UNIX,), _PERMIT),
-            *_match_any((_AF_INET, _AF_INET6), _fail(errno.EOPNOTSUPP)),  # like the kernel, but without loading modules
-            _fail(errno.EAFNOSUPPORT),
+            *_match_any(
+                (_AF_INET, _AF_INET6), _return_error(errno.EOPNOTSUPP)
+            ),  # like the kernel, but without loading modules
+            _return_error(errno.EAFNOSUPPORT),
         ],
         "personality": [
-            _arg(0),
+            _load_argument(0),
             *_match_any((0xFFFF_FFFF,), _PERMIT),  # queries the current value
             (_AND, 0, 0, ~_PERSONALITIES & 0xFFFF_FFFF),
             *_match_any((0,), _PERMIT),
             deny,
         ],
         "setsockopt": [
-            _arg(1),
+            _load_argument(1),
             *(
                 step
-                for level, options in OPTIONS.items()
-                for step in _match_value(level, [_arg(2), *_match_any(tuple(options.values()), unknown), _PERMIT])
+                for level, options in DENIED_SOCKET_OPTIONS.items()
+                for step in _match_value(
+                    level, [_load_argument(2), *_match_any(tuple(options.values()), unknown), _PERMIT]
+                )
             ),
             _PERMIT,
         ],
@@ -335,14 +343,16 @@ def _make_checks() -> dict[str, list[Instruction]]:
         # Any process may read the limits of the guest agent, but not set them: with fewer descriptors it could not
         # serve its sandbox.
         "prlimit64": [
-            _arg(0),
-            *_match_value(_GUEST_AGENT, [_arg(2), (_JEQ, 0, 2, 0), _upper_half(2), (_JEQ, 1, 0, 0), deny, _PERMIT]),
+            _load_argument(0),
+            *_match_value(
+                _GUEST_AGENT, [_load_argument(2), (_JEQ, 0, 2, 0), _load_upper_half(2), (_JEQ, 1, 0, 0), deny, _PERMIT]
+            ),
             _PERMIT,
         ],
     }
 
 
-def program(machine: str | None = None) -> bytes:
+def make_program(machine: str | None = None) -> bytes:
     """Return the filter as `sock_filter` records. Raises KeyError for an architecture without a table here.
 
     Uses binary search: the kernel runs a new filter once for every system call to find those it always allows, so a
@@ -350,30 +360,30 @@ def program(machine: str | None = None) -> bytes:
     """
     arch, column = MACHINES[machine or os.uname().machine]
     actions: dict[int, list[Instruction]] = {}
-    for table, code in ((FORBIDDEN, errno.EPERM), (MISSING, errno.ENOSYS), (IDLE, 0)):
-        actions |= _number_actions({name: [_fail(code)] for name in table}, table, column)
-    actions |= _number_actions(_make_checks(), CHECKED, column)
+    for table, code in ((FORBIDDEN, errno.EPERM), (MISSING, errno.ENOSYS), (IGNORED, 0)):
+        actions |= _map_to_numbers({name: [_return_error(code)] for name in table}, table, column)
+    actions |= _map_to_numbers(_make_checks(), CHECKED, column)
     return _assemble(arch, actions, [_PERMIT])
 
 
-def files_program(machine: str | None = None) -> bytes:
+def make_files_program(machine: str | None = None) -> bytes:
     """Return the filter of a process that parses hostile files: `FILES`, no executable memory, and EPERM for everything
-    else: no program, process, signal, socket or namespace, and no privilege. Raises KeyError like `program`."""
+    else: no program, process, signal, socket or namespace, and no privilege. Raises KeyError like `make_program`."""
     arch, column = MACHINES[machine or os.uname().machine]
-    deny = _fail(errno.EPERM)
-    not_executable = [_arg(2), (_JSET, 0, 1, _PROT_EXEC), deny, _PERMIT]
+    deny = _return_error(errno.EPERM)
+    not_executable = [_load_argument(2), (_JSET, 0, 1, _PROT_EXEC), deny, _PERMIT]
     checks = {
         "mmap": not_executable,
         "mprotect": not_executable,
-        "fcntl": [_arg(1), *_match_any(_DESCRIPTOR_COMMANDS, _PERMIT), deny],
+        "fcntl": [_load_argument(1), *_match_any(_DESCRIPTOR_COMMANDS, _PERMIT), deny],
     }
-    actions = _number_actions({name: [_PERMIT] for name in FILES}, FILES, column) | _number_actions(
+    actions = _map_to_numbers({name: [_PERMIT] for name in FILES}, FILES, column) | _map_to_numbers(
         checks, FILES_CHECKED, column
     )
     return _assemble(arch, actions, [deny])
 
 
-def _number_actions(
+def _map_to_numbers(
     actions: dict[str, list[Instruction]], table: dict[str, Numbers], column: int
 ) -> dict[int, list[Instruction]]:
     return {number: actions[name] for name, numbers in table.items() if (number := numbers[column]) is not None}
@@ -381,20 +391,20 @@ def _number_actions(
 
 def _assemble(arch: int, actions: dict[int, list[Instruction]], otherwise: list[Instruction]) -> bytes:
     ranges: list[tuple[int, list[Instruction]]] = []  # where each begins
-    for number in range(NEWEST + 1):
+    for number in range(NEWEST_NUMBER + 1):
         action = actions.get(number, otherwise)
         if not ranges or ranges[-1][1] != action:
             ranges.append((number, action))
-    ranges.append((NEWEST + 1, [_fail(errno.ENOSYS)]))
+    ranges.append((NEWEST_NUMBER + 1, [_return_error(errno.ENOSYS)]))
     head: list[Instruction] = [(_LD, 0, 0, _ARCH), (_JEQ, 1, 0, arch), (_RET, 0, 0, _KILL), (_LD, 0, 0, _NR)]
-    return b"".join(struct.pack("HBBI", *step) for step in [*head, *_search(ranges)])
+    return b"".join(struct.pack("HBBI", *step) for step in [*head, *_make_binary_search(ranges)])
 
 
-def _search(ranges: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+def _make_binary_search(ranges: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
     if len(ranges) == 1:
         return ranges[0][1]
     middle = len(ranges) // 2
-    lower, upper = _search(ranges[:middle]), _search(ranges[middle:])
+    lower, upper = _make_binary_search(ranges[:middle]), _make_binary_search(ranges[middle:])
     boundary = ranges[middle][0]
     if len(lower) < 256:
         return [(_JGE, len(lower), 0, boundary), *lower, *upper]

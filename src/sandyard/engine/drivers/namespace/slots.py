@@ -8,6 +8,8 @@ from sandyard.kit.errors import FullError
 
 
 class Slots:
+    """Numbers below `count`. A used slot belongs to a running sandbox, a kept one to a suspended sandbox."""
+
     def __init__(self, count: int) -> None:
         self.count = count
         self._next = 0
@@ -36,7 +38,7 @@ class Slots:
         self._used.add(slot)
         return slot
 
-    def give_back(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Release a slot. Idempotent. A kept slot is then unused, but not free."""
         if slot in self._used:
             self._used.discard(slot)

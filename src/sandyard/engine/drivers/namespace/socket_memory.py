@@ -22,69 +22,70 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.net.netlink import Message, Netlink, NetlinkError, attributes
+from sandyard.engine.drivers.namespace.net.netlink import Message, Netlink, NetlinkError, parse_attributes
 
 _SOCK_DIAG, _BY_FAMILY, _DESTROY = 4, 20, 21
 _MEMORY_INFO = 7
 _REQUEST = struct.Struct("=BBBxI48x")  # family, protocol, extensions, states, any address
 _REQUEST_ONE = struct.Struct("=BB6x48s")  # family, protocol, …, which socket
-_ID = slice(4, 52)  # which socket, of an answer
-_AT_ONCE = 64  # answers to more of them may not fit into a socket's buffer
+_SOCKET_ID = slice(4, 52)  # which socket, of an answer
+_BATCH_SIZE = 64  # answers to more of them may not fit into a socket's buffer
 _ANSWER = struct.Struct("=BBB65xI")  # family, state, timer, …, inode
 _MEMORY = struct.Struct("=8I")  # received, its limit, sent, its limit, reserved, queued to send, options, backlog
-_WHOLE_SOCKETS = 0xFFFF_FFFF & ~(
+_STATES_WITH_BUFFERS = 0xFFFF_FFFF & ~(
     1 << 3 | 1 << 6 | 1 << 12
 )  # not SYN_RECV, TIME_WAIT, NEW_SYN_RECV, which have no buffers
 _ESTABLISHED, _CLOSE_WAIT = 1, 8
-_CLOSED_BY_ITS_PROGRAM = 1 << 4 | 1 << 5 | 1 << 9 | 1 << 11  # FIN_WAIT1, FIN_WAIT2, LAST_ACK, CLOSING
+_CLOSED_STATES = 1 << 4 | 1 << 5 | 1 << 9 | 1 << 11  # FIN_WAIT1, FIN_WAIT2, LAST_ACK, CLOSING
 _TIME_WAIT_TIMER = 3  # the rest of a connection in FIN_WAIT2, which is not an orphan
-_NOT_ACCEPTED = 4096  # bytes of a connection that waits for accept()
-_GROUP = 256  # bytes of a multicast group
+_NOT_ACCEPTED_BYTES = 4096  # bytes of a connection that waits for accept()
+_MULTICAST_GROUP_BYTES = 256  # bytes of a multicast group
 _PROTOCOLS = (socket.IPPROTO_UDP, socket.IPPROTO_TCP)
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
-_LIMITS = (Path("/proc/sys/net/core/rmem_max"), Path("/proc/sys/net/core/wmem_max"))
-_MOST_ORPHANS = Path("/proc/sys/net/ipv4/tcp_max_orphans")
+_BUFFER_LIMIT_FILES = (Path("/proc/sys/net/core/rmem_max"), Path("/proc/sys/net/core/wmem_max"))
+_MAX_ORPHANS_FILE = Path("/proc/sys/net/ipv4/tcp_max_orphans")
 
 
 @dataclass(frozen=True, slots=True)
-class Tcp:
+class TcpUsage:
     """Figures of the whole machine. `memory` is in bytes."""
 
     orphans: int
     memory: int
 
 
-def read_tcp(sockstat: Path = Path("/proc/net/sockstat")) -> Tcp:
-    """Raises OSError or LookupError where the kernel does not say it."""
+def read_tcp(sockstat: Path = Path("/proc/net/sockstat")) -> TcpUsage:
+    """Return the figures. Raises OSError or LookupError if the kernel does not report them."""
     line = next((line for line in sockstat.read_text().splitlines() if line.startswith("TCP:")), "")
     words = line.split()
     table = dict(zip(words[1::2], map(int, words[2::2]), strict=True))
-    return Tcp(table["orphan"], table["mem"] * os.sysconf("SC_PAGE_SIZE"))
+    return TcpUsage(table["orphan"], table["mem"] * os.sysconf("SC_PAGE_SIZE"))
 
 
-def most_orphans() -> int:
+def read_max_orphans() -> int:
     """Return the machine's limit of orphans."""
     try:
-        return int(_MOST_ORPHANS.read_text())
+        return int(_MAX_ORPHANS_FILE.read_text())
     except FileNotFoundError:  # in a separate network namespace of the engine; use the kernel's approximate default
         return os.sysconf("SC_PHYS_PAGES") // 64
 
 
-def orphans(pid: int, share: int) -> Iterator[bytes]:
+def list_orphans(pid: int, share: int) -> Iterator[bytes]:
     """Yield sock_diag's description of each orphan in that process's network namespace; nothing if there are too few
     sockets to exceed `share`. Blocks. Raises OSError, also if this kernel has no sock_diag."""
     if count_sockets(pid) <= share:
         return  # a query walks the tables of the whole machine
     with _open_diag(pid) as netlink:
         for family in _FAMILIES:
-            request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _CLOSED_BY_ITS_PROGRAM)
+            request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _CLOSED_STATES)
             for payload in netlink.stream(Message(_BY_FAMILY, request)):
                 if is_orphan(payload):
                     yield payload
 
 
 def is_orphan(payload: bytes) -> bool:
-    """Return whether sock_diag's description is that of a closed socket. One that was only shut down still has an inode."""
+    """Return whether sock_diag's description is that of a closed socket. One that was only shut down still has an
+    inode."""
     timer: int
     inode: int
     _, _, timer, inode = _ANSWER.unpack_from(payload)
@@ -102,11 +103,11 @@ def end_orphans(pid: int) -> None:
     as the other side responds. Blocks. Raises OSError."""
     if not can_end_orphans(os.uname().release):
         return
-    found = [_REQUEST_ONE.pack(payload[0], socket.IPPROTO_TCP, payload[_ID]) for payload in orphans(pid, 0)]
+    found = [_REQUEST_ONE.pack(payload[0], socket.IPPROTO_TCP, payload[_SOCKET_ID]) for payload in list_orphans(pid, 0)]
     with _open_diag(pid) as netlink:
-        for start in range(0, len(found), _AT_ONCE):
+        for start in range(0, len(found), _BATCH_SIZE):
             try:
-                netlink.request(*(Message(_DESTROY, request) for request in found[start : start + _AT_ONCE]))
+                netlink.request(*(Message(_DESTROY, request) for request in found[start : start + _BATCH_SIZE]))
             except NetlinkError as error:
                 if error.errno != errno.ENOENT:  # some have ended by themselves in the meantime
                     raise
@@ -115,34 +116,38 @@ def end_orphans(pid: int) -> None:
 def measure_sockets(pid: int, share: int) -> Iterator[int]:
     """Yield the bytes of each socket in that process's network namespace; if they are too few to exceed `share`
     together, only some. Blocks. Raises OSError, also if this kernel has no sock_diag."""
-    for name, bytes_of in (("icmp", echo_sockets), ("icmp6", echo_sockets), ("igmp", multicast_groups)):
+    for name, list_bytes in (
+        ("icmp", list_echo_socket_bytes),
+        ("icmp6", list_echo_socket_bytes),
+        ("igmp", list_multicast_bytes),
+    ):
         with contextlib.suppress(FileNotFoundError), Path(f"/proc/{pid}/net/{name}").open("rb") as lines:
-            yield from bytes_of(lines)
-    largest = sum(2 * int(limit.read_text()) for limit in _LIMITS)  # the kernel doubles the requested size
+            yield from list_bytes(lines)
+    largest = sum(2 * int(limit.read_text()) for limit in _BUFFER_LIMIT_FILES)  # the kernel doubles the requested size
     if count_sockets(pid) * largest <= share:
         return  # a query walks the tables of the whole machine
     with _open_diag(pid) as netlink:
         for family in _FAMILIES:
             for protocol in _PROTOCOLS:
-                request = _REQUEST.pack(family, protocol, 1 << _MEMORY_INFO - 1, _WHOLE_SOCKETS)
+                request = _REQUEST.pack(family, protocol, 1 << _MEMORY_INFO - 1, _STATES_WITH_BUFFERS)
                 for payload in netlink.stream(Message(_BY_FAMILY, request)):
-                    yield socket_bytes(payload, protocol)
+                    yield sum_socket_bytes(payload, protocol)
 
 
-def socket_bytes(payload: bytes, protocol: int) -> int:
+def sum_socket_bytes(payload: bytes, protocol: int) -> int:
     """Return the bytes of one socket from sock_diag's description."""
     _, state, _, inode = _ANSWER.unpack_from(payload)
-    memory = attributes(payload[_ANSWER.size :]).get(_MEMORY_INFO, b"")
+    memory = parse_attributes(payload[_ANSWER.size :]).get(_MEMORY_INFO, b"")
     if len(memory) < _MEMORY.size:
         return 0
     received, _, sent, _, reserved, queued, options, backlog = _MEMORY.unpack_from(memory)
     not_accepted = protocol == socket.IPPROTO_TCP and inode == 0 and state in {_ESTABLISHED, _CLOSE_WAIT}
     sending = queued if protocol == socket.IPPROTO_TCP else sent
-    total: int = received + sending + reserved + options + backlog + (_NOT_ACCEPTED if not_accepted else 0)
+    total: int = received + sending + reserved + options + backlog + (_NOT_ACCEPTED_BYTES if not_accepted else 0)
     return total
 
 
-def echo_sockets(lines: Iterable[bytes]) -> Iterator[int]:
+def list_echo_socket_bytes(lines: Iterable[bytes]) -> Iterator[int]:
     """Yield the bytes of each socket in a `/proc/PID/net/icmp`, which sock_diag does not report."""
     for line in lines:
         words = line.split()
@@ -150,10 +155,10 @@ def echo_sockets(lines: Iterable[bytes]) -> Iterator[int]:
             yield sum(int(part, 16) for part in words[4].split(b":"))
 
 
-def multicast_groups(lines: Iterable[bytes]) -> Iterator[int]:
+def list_multicast_bytes(lines: Iterable[bytes]) -> Iterator[int]:
     """Yield the bytes of each group in a `/proc/PID/net/igmp`."""
     for _ in lines:
-        yield _GROUP
+        yield _MULTICAST_GROUP_BYTES
 
 
 def count_sockets(pid: int) -> int:
@@ -170,12 +175,12 @@ def count_sockets(pid: int) -> int:
 
 def _open_diag(pid: int) -> Netlink:
     """Return a netlink socket in that process's network namespace."""
-    with _inside(pid):
+    with _enter_network_namespace(pid):
         return Netlink(_SOCK_DIAG)
 
 
 @contextlib.contextmanager
-def _inside(pid: int) -> Iterator[None]:
+def _enter_network_namespace(pid: int) -> Iterator[None]:
     """Move the calling thread to that process's network namespace, and back."""
     there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)

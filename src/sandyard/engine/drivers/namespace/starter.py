@@ -1,5 +1,5 @@
-"""Starts sandboxes: what one needs is created concurrently where possible, and either everything or nothing exists at the
-end."""
+"""Start sandboxes: what one needs is created concurrently where possible, and either everything or nothing exists at
+the end."""
 
 from __future__ import annotations
 
@@ -12,57 +12,59 @@ from typing import TypeVar, cast
 
 from sandyard.engine.contract import NetworkPolicy
 from sandyard.engine.drivers.namespace import policies
-from sandyard.engine.drivers.namespace.errors import from_os
+from sandyard.engine.drivers.namespace.errors import translate_os_error
 from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.forker import ZygoteDiedError
 from sandyard.engine.drivers.namespace.host import Host
-from sandyard.engine.drivers.namespace.launcher import DescriptorList, NetSlot, Plan
+from sandyard.engine.drivers.namespace.launcher import DescriptorList, NetSlot, StartPlan
 from sandyard.engine.drivers.namespace.record import Life, Record
 from sandyard.kit.errors import SandyardError
 
-_AHEAD = 128  # user namespaces created in advance, about 2 kB of kernel memory each
+_PREPARED_NAMESPACES = 128  # user namespaces created in advance, about 2 kB of kernel memory each
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
 class Starter:
+    """Starts sandboxes and creates user namespaces for the next ones in advance."""
+
     def __init__(self, host: Host, watcher: ExitWatcher) -> None:
         self._host = host
         self._watcher = watcher
-        self._under_way = 0
+        self._active_starts = 0
         self._preparing: asyncio.Task[None] | None = None
 
-    async def start(self, record: Record, policy: NetworkPolicy, fill: Callable[[], Awaitable[None]]) -> None:
-        """Start a sandbox. `fill` creates its directory in the store. A failure leaves neither slot nor process; the
-        caller removes that directory. Must not be cancelled: parts of it run in other processes and threads and cannot
-        be interrupted."""
+    async def start(self, record: Record, policy: NetworkPolicy, prepare_files: Callable[[], Awaitable[None]]) -> None:
+        """Start a sandbox. `prepare_files` creates its directory in the store. A failure leaves neither slot nor
+        process; the caller removes that directory. Must not be cancelled: parts of it run in other processes and
+        threads and cannot be interrupted."""
         host = self._host
         slot = host.slots.take()
-        seats: DescriptorList = []
-        self._under_way += 1
+        descriptors: DescriptorList = []
+        self._active_starts += 1
         try:
-            policies.begin(host.run / record.id, policy)
-            together = asyncio.ensure_future(_gather_both(self._join(slot, policy), fill()))
+            policies.create_directory(host.run_dir / record.id, policy)
+            preparation = asyncio.ensure_future(_gather_both(self._acquire_network(slot, policy), prepare_files()))
             await asyncio.sleep(0)  # both run in threads by now, so create the cgroups in the meantime
             try:
-                host.launcher.reserve(record.id, record.limits, seats)
+                host.launcher.create_resources(record.id, record.limits, descriptors)
             finally:
-                net, _ = await together
+                net, _ = await preparation
             life, pidfd = await self._launch(
-                Plan(record.id, slot, record.layers, record.limits, net, record.mounts), seats
+                StartPlan(record.id, slot, record.layers, record.limits, net, record.mounts), descriptors
             )
-            self._watcher.begin(record, life, pidfd, _take(seats, "stderr"), ours=True)
+            self._watcher.watch(record, life, pidfd, _pop_descriptor(descriptors, "stderr"), zygote_reports=True)
         except BaseException as error:
-            await self._clear(record.id, seats)
-            remove_run_directory(host.run / record.id)
-            await self._watcher.free(slot)
+            await self._remove_resources(record.id, descriptors)
+            remove_run_directory(host.run_dir / record.id)
+            await self._watcher.free_slot(slot)
             if isinstance(error, OSError):
-                raise from_os(error, f"Could not start the sandbox {record.id}") from error
+                raise translate_os_error(error, f"Could not start the sandbox {record.id}") from error
             raise
         finally:
-            _close(seats)
-            self._under_way -= 1
+            _close_all(descriptors)
+            self._active_starts -= 1
         self.prepare()
 
     @contextlib.asynccontextmanager
@@ -70,27 +72,29 @@ class Starter:
         """Create everything of a sandbox except its processes, in a slot that belongs to the caller, who also cleans up
         after a failure. Yields the pid of a process that is in all its namespaces and ends with the context."""
         host = self._host
-        seats: DescriptorList = []
+        descriptors: DescriptorList = []
         pidfd = -1
-        self._under_way += 1
+        self._active_starts += 1
         try:
-            policies.begin(host.run / record.id, policy)
-            net, _ = await _gather_both(self._join(slot, policy), host.store.renew(record.id, record.limits.disk_mb))
-            host.launcher.reserve(record.id, record.limits, seats)
-            plan = Plan(record.id, slot, record.layers, record.limits, net, record.mounts, hold=True)
-            life, pidfd = await self._launch(plan, seats)
+            policies.create_directory(host.run_dir / record.id, policy)
+            net, _ = await _gather_both(
+                self._acquire_network(slot, policy), host.store.renew(record.id, record.limits.disk_mb)
+            )
+            host.launcher.create_resources(record.id, record.limits, descriptors)
+            plan = StartPlan(record.id, slot, record.layers, record.limits, net, record.mounts, hold=True)
+            life, pidfd = await self._launch(plan, descriptors)
             yield life.pid
         except OSError as error:
-            raise from_os(error, f"Could not start the sandbox {record.id}") from error
+            raise translate_os_error(error, f"Could not start the sandbox {record.id}") from error
         finally:
-            _close(seats)
-            self._under_way -= 1
+            _close_all(descriptors)
+            self._active_starts -= 1
             if pidfd >= 0:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 os.close(pidfd)
 
-    async def _join(self, slot: int, policy: NetworkPolicy) -> NetSlot | None:
+    async def _acquire_network(self, slot: int, policy: NetworkPolicy) -> NetSlot | None:
         network = self._host.network
         if network is None:
             return None
@@ -99,23 +103,23 @@ class Starter:
             await network.set_policy(slot, policy)
         return net
 
-    async def _launch(self, plan: Plan, seats: DescriptorList) -> tuple[Life, int]:
+    async def _launch(self, plan: StartPlan, descriptors: DescriptorList) -> tuple[Life, int]:
         launcher, store = self._host.launcher, self._host.store
         try:
-            return await launcher.start(plan, seats, store)
+            return await launcher.start(plan, descriptors, store)
         except ZygoteDiedError:  # retry once with a new zygote
-            await self._clear(plan.id, seats)
+            await self._remove_resources(plan.id, descriptors)
             await store.renew(plan.id, plan.limits.disk_mb)  # it may already have been mounted
-            launcher.reserve(plan.id, plan.limits, seats)
-            return await launcher.start(plan, seats, store)
+            launcher.create_resources(plan.id, plan.limits, descriptors)
+            return await launcher.start(plan, descriptors, store)
 
-    async def _clear(self, sandbox: str, seats: DescriptorList) -> None:
-        """Remove what `reserve` created."""
-        _close(seats)
+    async def _remove_resources(self, sandbox: str, descriptors: DescriptorList) -> None:
+        """Remove what `create_resources` created."""
+        _close_all(descriptors)
         await self._host.cgroups.clear(sandbox)
-        (self._host.run / sandbox / "agent.sock").unlink(missing_ok=True)
+        (self._host.run_dir / sandbox / "agent.sock").unlink(missing_ok=True)
 
-    # Ahead ------------------------------------------------------------------------------------------------------------------
+    # Preparation ------------------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Create user namespaces for the next sandboxes while the engine is idle."""
@@ -124,8 +128,8 @@ class Starter:
 
     async def _prepare(self) -> None:
         with contextlib.suppress(SandyardError):
-            for slot in self._host.launcher.list_unprepared(self._host.slots.list_next(_AHEAD)):
-                while self._under_way:  # noqa: ASYNC110 - nobody waits for this, so nobody should have to wake it
+            for slot in self._host.launcher.list_unprepared(self._host.slots.list_next(_PREPARED_NAMESPACES)):
+                while self._active_starts:  # noqa: ASYNC110 - nobody waits for this
                     await asyncio.sleep(0.02)
                 await self._host.launcher.prepare(slot)
 
@@ -143,14 +147,14 @@ async def _gather_both(first: Awaitable[T], second: Awaitable[U]) -> tuple[T, U]
     return cast("T", one), cast("U", two)
 
 
-def _take(seats: DescriptorList, name: str) -> int:
+def _pop_descriptor(descriptors: DescriptorList, name: str) -> int:
     """Remove one descriptor from the list and return it."""
-    seat = next(seat for seat in seats if seat[0] == name)
-    seats.remove(seat)
-    return seat[1]
+    descriptor = next(descriptor for descriptor in descriptors if descriptor[0] == name)
+    descriptors.remove(descriptor)
+    return descriptor[1]
 
 
-def _close(seats: DescriptorList) -> None:
-    for _, fd in seats:
+def _close_all(descriptors: DescriptorList) -> None:
+    for _, fd in descriptors:
         os.close(fd)
-    seats.clear()
+    descriptors.clear()

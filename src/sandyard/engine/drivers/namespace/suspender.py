@@ -1,4 +1,4 @@
-"""Memory to disk and back: what the driver's `suspend` and `restore` do in addition to CRIU (see `criu`).
+"""Move memory to disk and back: what the driver's `suspend` and `restore` do in addition to CRIU (see `criu`).
 
 A sandbox is suspended exactly if it is not running and its images are valid, so any engine can detect it, also after a
 crash in the middle and after a reboot. Images are complete or absent; as soon as its processes run again they are
@@ -22,8 +22,8 @@ from sandyard.engine.drivers.namespace import pause, policies, processes
 from sandyard.engine.drivers.namespace.cgroups.discovery import UNIFIED, Hierarchy
 from sandyard.engine.drivers.namespace.criu import probe, scan
 from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget
-from sandyard.engine.drivers.namespace.criu.child import USED
-from sandyard.engine.drivers.namespace.errors import from_os
+from sandyard.engine.drivers.namespace.criu.child import USED_MARK
+from sandyard.engine.drivers.namespace.errors import translate_os_error
 from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.host import Host
 from sandyard.engine.drivers.namespace.instance import UIDS_PER_SLOT
@@ -31,11 +31,11 @@ from sandyard.engine.drivers.namespace.record import Life, Record
 from sandyard.engine.drivers.namespace.starter import Starter
 from sandyard.kit.errors import BusyError, ConflictError, SandyardError, UnsupportedError
 
-FOLDER = "suspended"
+DIRECTORY = "suspended"
 _POLICY = "policy.json"
 _FACTS = "sandbox.json"
-_TRYING = "a test of moving memory to disk is still running"
-_SETTLE_PATIENCE = 5.0
+_TRIAL_RUNNING = "a test of moving memory to disk is still running"
+_SETTLE_TIMEOUT_S = 5.0
 
 
 class Suspender:
@@ -45,26 +45,27 @@ class Suspender:
         self._host = host
         self._watcher = watcher
         self._starter = starter
-        self._folder = host.options.data_dir / FOLDER
+        self._folder = host.options.data_dir / DIRECTORY
         self._criu: Criu | None = None
-        self._why_not = _TRYING
+        self._unsupported_reason = _TRIAL_RUNNING
         self._trial: asyncio.Task[None] | None = None
 
-    # Whether it can be done -------------------------------------------------------------------------------------------------
+    # Support -------------------------------------------------------------------------------------------------
 
-    def try_out(self, tell: Callable[[], None]) -> None:
-        """Test in the background whether it works here; this takes a second. `tell` is called when the result is known."""
+    def start_trial(self, on_done: Callable[[], None]) -> None:
+        """Test in the background whether suspending works here; this takes a second. `on_done` is called when the
+        result is known."""
         if self._trial is None:
-            self._trial = asyncio.get_running_loop().create_task(self._try_out(tell))
+            self._trial = asyncio.get_running_loop().create_task(self._run_trial(on_done))
 
-    async def _try_out(self, tell: Callable[[], None]) -> None:
+    async def _run_trial(self, on_done: Callable[[], None]) -> None:
         try:
             if not self._host.cgroups.can_freeze:
                 raise UnsupportedError("moving memory to disk requires a cgroup freezer")
             self._criu = await probe.find_working()
         except (SandyardError, OSError) as error:
-            self._why_not = str(error)
-        tell()
+            self._unsupported_reason = str(error)
+        on_done()
 
     async def wait_for_trial(self) -> None:
         if self._trial is not None:
@@ -75,9 +76,9 @@ class Suspender:
             self._trial.cancel()
             await asyncio.wait({self._trial})
 
-    def capabilities(self) -> Capabilities:
+    def get_capabilities(self) -> Capabilities:
         """Return the host's capabilities, as far as they are known by now."""
-        known = self._host.capabilities(suspend=self._why_not)
+        known = self._host.get_capabilities(no_suspend_reason=self._unsupported_reason)
         if self._criu is None:
             return known
         return replace(known, suspend=True, missing={n: why for n, why in known.missing.items() if n != "suspend"})
@@ -85,18 +86,18 @@ class Suspender:
     async def _get_criu(self) -> Criu:
         await self.wait_for_trial()
         if self._criu is None:
-            raise UnsupportedError(f"Moving memory to disk is not supported here: {self._why_not}.")
+            raise UnsupportedError(f"Moving memory to disk is not supported here: {self._unsupported_reason}.")
         return self._criu
 
-    # What is there ----------------------------------------------------------------------------------------------------------
+    # Stored images ----------------------------------------------------------------------------------------------------------
 
     def has(self, sandbox: str) -> bool:
         """Return whether there is memory on disk that can be restored."""
         images = self._folder / sandbox
-        return (images / _POLICY).exists() and not (images / USED).exists()
+        return (images / _POLICY).exists() and not (images / USED_MARK).exists()
 
     @property
-    def any(self) -> bool:
+    def has_any(self) -> bool:
         return self._folder.is_dir() and any(self.has(entry.name) for entry in self._folder.iterdir())
 
     async def take_over(self, stopped: Collection[str]) -> frozenset[str]:
@@ -105,14 +106,14 @@ class Suspender:
         found = frozenset(name for name in stopped if self.has(name))
         if self._folder.is_dir():
             await Criu.sweep(self._folder, found)
-        slots = {slot for name in found if (slot := self._slot(name)) is not None}
+        slots = {slot for name in found if (slot := self._read_slot(name)) is not None}
         for slot in self._host.slots.kept - slots:
             self._host.slots.release_kept(slot)
         for slot in slots:
             self._host.slots.keep(slot)
         return found
 
-    def _slot(self, sandbox: str) -> int | None:
+    def _read_slot(self, sandbox: str) -> int | None:
         """Return the slot whose user ids its memory contains, or None if they no longer belong to this engine."""
         try:
             owner = int(json.loads((self._folder / sandbox / _FACTS).read_text())["owner"])
@@ -121,13 +122,13 @@ class Suspender:
         slot, rest = divmod(owner - self._host.instance.first_uid, UIDS_PER_SLOT)
         return slot if not rest and 0 <= slot < self._host.slots.count else None
 
-    async def forget(self, sandbox: str) -> None:
+    async def delete_images(self, sandbox: str) -> None:
         """Remove its memory. Idempotent."""
         images = self._folder / sandbox
         if not images.exists():
             return
-        slot = self._slot(sandbox) if self.has(sandbox) else None
-        (images / USED).touch()  # invalidates it at once; removing it takes a while
+        slot = self._read_slot(sandbox) if self.has(sandbox) else None
+        (images / USED_MARK).touch()  # invalidates it at once; removing it takes a while
         if slot is not None:
             self._host.slots.release_kept(slot)
         await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
@@ -144,7 +145,7 @@ class Suspender:
         try:
             return await self._suspend(record, end)
         except OSError as error:
-            raise from_os(error, f"Could not write the memory of the sandbox {record.id}") from error
+            raise translate_os_error(error, f"Could not write the memory of the sandbox {record.id}") from error
 
     async def _suspend(self, record: Record, end: Callable[[Record, str], Awaitable[None]]) -> Handle:
         criu, life, host = await self._get_criu(), record.life, self._host
@@ -153,7 +154,7 @@ class Suspender:
         await self._settle(record, life)
         images = self._folder / record.id
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        owner = scan.host_id(life.pid)
+        owner = scan.read_root_uid(life.pid)
         os.chown(
             f"/proc/{life.pid}/fd/2", owner, owner
         )  # an in-memory file that the host's root created cannot be restored
@@ -161,24 +162,24 @@ class Suspender:
         await criu.dump(Frozen(life.pid, self._freezer.root / record.id, volumes=volumes), images)
         try:
             await host.store.flush()  # otherwise a crash would leave its files and its memory inconsistent
-            await asyncio.to_thread(_save, images, policies.load(host.run / record.id))
+            await asyncio.to_thread(_save_policy, images, policies.load(host.run_dir / record.id))
             host.slots.keep(life.slot)
             await end(record, "suspended")
         except BaseException:  # it may continue to run, and then the memory must never be restored with its files
-            await self.forget(record.id)
+            await self.delete_images(record.id)
             raise
         while life.slot in host.slots.used:  # noqa: ASYNC110 - until its network is given back, in milliseconds
             await asyncio.sleep(0.002)
-        handle = record.renew().handle()
+        handle = record.renew().make_handle()
         return replace(handle, data={**handle.data, "suspended": True})
 
     async def _settle(self, record: Record, life: Life) -> None:
         """Freezing stops a sandbox at an arbitrary instant, and not every state can be saved. Let it run for short
         moments until it reaches another one; nobody can connect in the meantime, because it still counts as paused."""
         host, loop = self._host, asyncio.get_running_loop()
-        end, moment = loop.time() + _SETTLE_PATIENCE, 0.002
-        while (obstacle := self._obstacle(record, life)) is not None:
-            if loop.time() > end:
+        deadline, moment = loop.time() + _SETTLE_TIMEOUT_S, 0.002
+        while (obstacle := self._find_obstacle(record, life)) is not None:
+            if loop.time() > deadline:
                 raise BusyError(f"The memory of the sandbox {record.id} can't be moved to disk now: {obstacle}.")
             host.cgroups.thaw(record.id)
             try:
@@ -187,69 +188,71 @@ class Suspender:
                 await pause.freeze(host, record)
             moment = min(moment * 1.5, 0.1)
 
-    def _obstacle(self, record: Record, life: Life) -> str | None:
-        if scan.connections(life.pid):  # the engine has closed its own, but the agent has not noticed yet
+    def _find_obstacle(self, record: Record, life: Life) -> str | None:
+        if scan.list_connections(life.pid):  # the engine has closed its own, but the agent has not noticed yet
             return "connections to its agent are still open"
         if self._freezer.version == 2:  # here frozen processes appear as sleeping; state D means waiting in the kernel
-            for pid in scan.processes(self._freezer.root / record.id):
-                if any(state == "D" for state in _states(pid)):
+            for pid in scan.list_pids(self._freezer.root / record.id):
+                if any(state == "D" for state in _list_thread_states(pid)):
                     return "a process is starting another one, or waits for a device"
         return None
 
-    # And back ---------------------------------------------------------------------------------------------------------------
+    # From disk ---------------------------------------------------------------------------------------------------------------
 
     async def restore(self, record: Record) -> Handle:
         """Restore the sandbox into this record, running. A failure leaves only the images."""
         try:
             return await self._restore(record)
         except OSError as error:
-            raise from_os(error, f"Could not restore the memory of the sandbox {record.id}") from error
+            raise translate_os_error(error, f"Could not restore the memory of the sandbox {record.id}") from error
 
     async def _restore(self, record: Record) -> Handle:
         host, images = self._host, self._folder / record.id
         criu = self._criu or await Criu.find()  # it was tested before this memory was written
-        slot = self._slot(record.id)
+        slot = self._read_slot(record.id)
         if slot is None:
             raise ConflictError(
                 f"The memory of the sandbox {record.id} can't be restored: its user ids now belong to another engine."
             )
         host.memory.check()
         host.slots.claim(slot)
-        run, policy, ran = host.run / record.id, _load(images), False
+        run, policy, has_run = host.run_dir / record.id, _load_policy(images), False
         try:
             async with self._starter.hold_namespaces(record, policy, slot) as holder:
-                place = RestoreTarget(holder, Path("/"), tuple(host.cgroups.groups(record.id)), run / "agent.sock")
-                pid = await criu.restore(images, place)
-                ran = True
-            start = processes.start_time(pid)
-            pidfd = None if start is None else processes.hold(pid, start)
+                target = RestoreTarget(
+                    holder, Path("/"), tuple(host.cgroups.list_groups(record.id)), run / "agent.sock"
+                )
+                pid = await criu.restore(images, target)
+                has_run = True
+            start = processes.read_start_time(pid)
+            pidfd = None if start is None else processes.open_pidfd(pid, start)
             if start is None or pidfd is None:
                 raise SandyardError(f"The sandbox {record.id} ended immediately after it was restored.")  # noqa: TRY301
         except BaseException:
-            if await host.cgroups.clear(record.id) and not ran:
-                (images / USED).unlink(missing_ok=True)  # CRIU failed before it let anything run
+            if await host.cgroups.clear(record.id) and not has_run:
+                (images / USED_MARK).unlink(missing_ok=True)  # CRIU failed before it let anything run
             remove_run_directory(run)
-            await self._watcher.free(slot)
+            await self._watcher.free_slot(slot)
             if not self.has(record.id):
                 host.slots.release_kept(slot)
             raise
-        words = -1
+        stderr_fd = -1
         with contextlib.suppress(OSError):
-            words = os.open(f"/proc/{pid}/fd/2", os.O_RDONLY | os.O_CLOEXEC)
-        self._watcher.begin(record, Life(pid, start, slot), pidfd, words, ours=False)
+            stderr_fd = os.open(f"/proc/{pid}/fd/2", os.O_RDONLY | os.O_CLOEXEC)
+        self._watcher.watch(record, Life(pid, start, slot), pidfd, stderr_fd, zygote_reports=False)
         host.slots.reuse_kept(slot)
         await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
-        return record.handle()
+        return record.make_handle()
 
 
-def _states(pid: int) -> Iterator[str]:
+def _list_thread_states(pid: int) -> Iterator[str]:
     """Yield the states of its threads."""
     for task in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):
             yield task.read_text().rpartition(")")[2].split()[0]
 
 
-def _save(images: Path, policy: NetworkPolicy) -> None:
+def _save_policy(images: Path, policy: NetworkPolicy) -> None:
     """Write the last file, which makes the images valid."""
     partial = images / f".{_POLICY}"
     with partial.open("w") as file:
@@ -264,5 +267,5 @@ def _save(images: Path, policy: NetworkPolicy) -> None:
         os.close(descriptor)
 
 
-def _load(images: Path) -> NetworkPolicy:
+def _load_policy(images: Path) -> NetworkPolicy:
     return NetworkPolicy.from_dict(json.loads((images / _POLICY).read_text()))

@@ -44,7 +44,7 @@ def routes(context: Context) -> APIRouter:
     @router.get("/sandboxes/{sandbox_id}/logs")
     async def logs_v1(sandbox_id: str, start: Moment = None, limit: LogLimit = 1000) -> JSONResponse:
         query = LogQuery(start=None if start is None else start / 1000, limit=limit)
-        await service.note_denied(short_id(sandbox_id))
+        await service.log_denied(short_id(sandbox_id))
         entries = service.logs(short_id(sandbox_id), query)
         return JSONResponse(
             {
@@ -72,7 +72,7 @@ def routes(context: Context) -> APIRouter:
             level=level,
             search=search or None,
         )
-        await service.note_denied(short_id(sandbox_id))
+        await service.log_denied(short_id(sandbox_id))
         entries = service.logs(short_id(sandbox_id), query)
         # lets a client distinguish an engine that records nothing from a sandbox that tried nothing
         headers = {DENIED_HEADER: "recorded"} if service.records_denied else None

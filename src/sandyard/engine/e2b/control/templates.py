@@ -104,7 +104,7 @@ def routes(context: Context) -> APIRouter:
             await builds.delete(name)
             return Response(status_code=204)
         own = context.templates.resolve(name)
-        if own is None or (own.yields and service.has_snapshot(name)):
+        if own is None or (own.can_be_overridden and service.has_snapshot(name)):
             await service.delete_snapshot(name)
         else:
             raise ForbiddenError(f"The template {name} belongs to the machine and can't be deleted through the API.")

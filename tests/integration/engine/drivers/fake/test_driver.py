@@ -95,11 +95,11 @@ async def test_frozen_processes_stop_and_continue_after_a_thaw(driver: FakeDrive
     pid = await start(driver, handle, "while true; do sleep 0.01; done")
     await driver.freeze(handle)
     assert await driver.condition(handle) is Condition.FROZEN
-    assert processes.look(pid).stopped
+    assert processes.read_process(pid).stopped
     await driver.freeze(handle)
     await driver.thaw(handle)
     assert await driver.condition(handle) is Condition.RUNNING
-    assert not processes.look(pid).stopped
+    assert not processes.read_process(pid).stopped
     assert (await send_request(driver, handle, "GET /health"))[0] == 204
 
 
@@ -120,7 +120,7 @@ async def test_killing_a_sandbox_kills_its_orphans(driver: FakeDriver) -> None:
             await asyncio.sleep(0.01)
     members = [process.pid for process in processes.list_process_tree(agent)]
     await driver.kill(handle)
-    assert not any((found := processes.look(pid)) and found.alive for pid in members)
+    assert not any((found := processes.read_process(pid)) and found.alive for pid in members)
 
 
 async def test_stop_and_boot_keep_files_only(driver: FakeDriver) -> None:
@@ -146,7 +146,7 @@ async def test_a_snapshot_is_of_one_instant_and_independent_of_other_layers(driv
     await write(driver, first, "/home/user/x", b"2")
     second = await driver.create(spec("two", *layers))
     assert await read(driver, second, "/home/user/x") == b"1"
-    (driver._files.root("itwo") / "home/user/x").unlink()
+    (driver._files.get_root("itwo") / "home/user/x").unlink()
     third = await driver.create(spec("three", *await driver.snapshot(second, "snap2")))
     assert await read(driver, third, "/home/user/x") is None
     await driver.delete_snapshot("snap1")
@@ -233,7 +233,7 @@ async def test_stats_are_measured_and_the_network_policy_is_stored(driver: FakeD
     assert stats.memory_total == 64 << 20 and stats.cpu_count == 3
     assert stats.memory_used > 1 << 20 and stats.disk_used >= 100_000
     await driver.set_network(handle, NetworkPolicy(False, ("1.1.1.1",)))
-    assert driver.policy("ione") == NetworkPolicy(False, ("1.1.1.1",))
+    assert driver.get_policy("ione") == NetworkPolicy(False, ("1.1.1.1",))
 
 
 async def test_a_missing_sandbox_is_absent_and_cannot_be_used(driver: FakeDriver) -> None:
@@ -279,5 +279,5 @@ async def test_a_cancelled_create_leaves_nothing_behind(driver: FakeDriver) -> N
         if await driver.condition(Handle("ione", "fake")) is Condition.ABSENT:
             break
         await asyncio.sleep(0.01)
-    assert processes.look(pid) is None or not processes.look(pid).alive
+    assert processes.read_process(pid) is None or not processes.read_process(pid).alive
     assert await driver.condition(Handle("ione", "fake")) is Condition.ABSENT

@@ -34,7 +34,7 @@ async def store(tmp_path: Path) -> AsyncIterator[CowStore]:
 async def _open(folder: Path) -> CowStore:
     (folder / "store").mkdir(exist_ok=True)
     if not (folder / "store.img").exists():
-        image.make(folder / "store.img", "sandyard-test")
+        image.create(folder / "store.img", "sandyard-test")
     image.mount(folder / "store.img", folder / "store")
     store = CowStore(folder / "store", "test", folder / "store.img")
     await store.open()
@@ -52,8 +52,8 @@ def _upper(store: CowStore, sandbox: str) -> Path:
 
 async def test_a_new_image_is_small_and_fully_allocated(store: CowStore) -> None:
     file = store.path.parent / "store.img"
-    assert image.SMALLEST <= file.stat().st_size <= image.SMALLEST + (11 << 30)
-    assert not image.unreserved_bytes(file)
+    assert image.MIN_SIZE <= file.stat().st_size <= image.MIN_SIZE + (11 << 30)
+    assert not image.count_unreserved_bytes(file)
     assert store.limits == {"disk"}
 
 
@@ -66,10 +66,10 @@ async def test_an_image_stays_fully_allocated_when_it_grows_and_shrinks(store: C
     before = file.stat().st_size
     image.grow(file, store.path, 1 << 30)
     assert _size(store.path) == file.stat().st_size == before + (1 << 30)
-    assert not image.unreserved_bytes(file)
-    image.shrink(file, store.path, image.SMALLEST)
-    assert _size(store.path) == file.stat().st_size == image.SMALLEST
-    assert not image.unreserved_bytes(file)
+    assert not image.count_unreserved_bytes(file)
+    image.shrink(file, store.path, image.MIN_SIZE)
+    assert _size(store.path) == file.stat().st_size == image.MIN_SIZE
+    assert not image.count_unreserved_bytes(file)
     assert (_upper(store, "one") / "file").read_text() == "kept"
 
 
@@ -80,7 +80,7 @@ async def test_the_space_of_deleted_files_stays_allocated(store: CowStore) -> No
     await store.remove("one")
     await store.flush()
     subprocess.run(["fstrim", str(store.path)], check=False, capture_output=True)
-    assert not image.unreserved_bytes(store.path.parent / "store.img")
+    assert not image.count_unreserved_bytes(store.path.parent / "store.img")
 
 
 async def test_an_image_of_an_earlier_version_becomes_fully_allocated(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ async def test_an_image_of_an_earlier_version_becomes_fully_allocated(tmp_path: 
     second = await _open(tmp_path)
     try:
         assert _size(tmp_path / "store") == (tmp_path / "store.img").stat().st_size < 5 << 30
-        assert not image.unreserved_bytes(tmp_path / "store.img")
+        assert not image.count_unreserved_bytes(tmp_path / "store.img")
         assert (_upper(second, "one") / "file").read_text() == "kept"
     finally:
         await second.close(unmount=True)
@@ -109,14 +109,16 @@ async def test_a_sparse_image_does_not_take_the_reserve_of_the_disk(
     file = store.path.parent / "store.img"
     assert store._guard is not None
     await store._guard.stop()
-    before = guard.survey(store.path, file).free
+    before = guard.measure_space(store.path, file).free
     os.truncate(file, file.stat().st_size + (1 << 30))
     image.resize_to_file(file, store.path)
     monkeypatch.setattr(image, "get_reserve", lambda _: 1 << 60)
     with pytest.raises(OSError, match="No space left"):
-        image.reserve_all(file)
-    assert image.unreserved_bytes(file) > (1 << 30) - (1 << 20), "no blocks may be allocated"
-    assert guard.survey(store.path, file).free < before + (1 << 20), "space without blocks does not count as free"
+        image.allocate_all_blocks(file)
+    assert image.count_unreserved_bytes(file) > (1 << 30) - (1 << 20), "no blocks may be allocated"
+    assert guard.measure_space(store.path, file).free < before + (1 << 20), (
+        "space without blocks does not count as free"
+    )
     store._guard._adjust()
 
 
@@ -129,7 +131,7 @@ async def test_a_store_grows_before_it_is_full(store: CowStore) -> None:
     async with asyncio.timeout(20):
         while _size(store.path) <= before:
             await asyncio.sleep(0.1)
-    assert not image.unreserved_bytes(store.path.parent / "store.img")
+    assert not image.count_unreserved_bytes(store.path.parent / "store.img")
 
 
 async def test_copies_are_independent(store: CowStore) -> None:
@@ -165,7 +167,7 @@ async def test_each_sandbox_has_its_own_limit(store: CowStore) -> None:
     (_upper(store, "large") / "big").write_bytes(os.urandom(20 << 20))
     (_upper(store, "small") / "big").unlink()
     await store.flush()
-    assert await store.usage("large") >= 20 << 20
+    assert await store.measure_usage("large") >= 20 << 20
     await store.renew("small", 50)
     (_upper(store, "small") / "big").write_bytes(os.urandom(20 << 20))
 
@@ -178,7 +180,7 @@ async def test_all_sandboxes_together_stay_within_the_free_space(store: CowStore
     assert store._guard is not None
     await store._guard.stop()  # it would set the limit too
     await store.flush()
-    btrfs.set_limit(store.path, group, btrfs.usage(store.path, group) + (8 << 20))
+    btrfs.set_limit(store.path, group, btrfs.read_usage(store.path, group) + (8 << 20))
     with pytest.raises(OSError) as caught, (_upper(store, "one") / "big").open("wb", buffering=0) as file:
         for _ in range(40):
             file.write(os.urandom(1 << 20))
@@ -187,15 +189,15 @@ async def test_all_sandboxes_together_stay_within_the_free_space(store: CowStore
 
 async def test_a_nearly_full_disk_rejects_new_sandboxes(store: CowStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.check_room()
-    monkeypatch.setattr(guard, "measure", lambda *_: guard.Room(100 << 20, "the disk"))
-    watch = guard.Guard(store.path, None, None)
+    monkeypatch.setattr(guard, "measure_room", lambda *_: guard.Room(100 << 20, "the disk"))
+    watch = guard.SpaceGuard(store.path, None, None)
     with pytest.raises(FullError, match="disk"):
         watch.check()
 
 
 async def test_an_existing_store_is_reused(tmp_path: Path) -> None:
-    """After a clean exit, after a kill (still mounted), and when something else holds it (unmounted, but the file is still attached):
-    it is the same store, and attached only once."""
+    """After a clean exit, after a kill (still mounted), and when something else holds it (unmounted, but the file is
+    still attached): it is the same store, and attached only once."""
     first = await _open(tmp_path)
     await first.create("one", 100)
     (_upper(first, "one") / "file").write_text("kept")
@@ -234,8 +236,8 @@ async def test_a_broken_image_is_not_modified(tmp_path: Path) -> None:
 
 async def test_quota_groups_of_deleted_subvolumes_are_dropped(store: CowStore) -> None:
     await store.create("one", 100)
-    group = btrfs.subvolume_id(store.path / "sandboxes/one")
+    group = btrfs.get_subvolume_id(store.path / "sandboxes/one")
     await store.remove("one")
     btrfs.drop_stale_groups(store.path)
-    assert btrfs.quota_kind(store.path) in {"simple", "full"}
+    assert btrfs.get_quota_kind(store.path) in {"simple", "full"}
     assert group >= 256

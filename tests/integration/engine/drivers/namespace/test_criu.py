@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sandyard.engine.drivers.namespace.criu import probe, scan
-from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget, _explain
+from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget, _explain_failure
 from sandyard.kit.errors import NoSpaceError, UnsupportedError
 
 # The program that runs as the guest agent: a child that counts in shared memory, a thread, a deleted file, a pipe with data in it.
@@ -186,14 +186,14 @@ async def test_a_failed_dump_names_the_reason_and_leaves_the_sandbox_intact(sand
 
 async def test_a_dump_with_an_open_connection_fails_with_that_reason(sandbox: Sandbox) -> None:
     reader, writer = await asyncio.open_unix_connection(sandbox.socket)
-    while not scan.connections(sandbox.pid):
+    while not scan.list_connections(sandbox.pid):
         await asyncio.sleep(0.001)
     with pytest.raises(UnsupportedError, match="1 connections to its agent are still open"):
         await sandbox.dump()
     sandbox.thaw()
     writer.close()
     await reader.read()
-    while scan.connections(sandbox.pid):
+    while scan.list_connections(sandbox.pid):
         await asyncio.sleep(0.001)
     await sandbox.dump()
 
@@ -294,7 +294,7 @@ def test_failures_of_criu_are_explained(line: str, kind: type[Exception], senten
         "(00.01) Error (criu/util.c:1533): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
         f"(00.02) Error (criu/sk.c:5): {line}\n(00.03) Error (criu/cr-dump.c:2111): Dumping FAILED.\n"
     )
-    error = _explain(log, "be dumped")
+    error = _explain_failure(log, "be dumped")
     assert type(error) is kind
     assert sentence in error.message
     assert "RLIMIT" not in error.message

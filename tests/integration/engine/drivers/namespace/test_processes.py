@@ -29,19 +29,19 @@ def parent() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_is_identified_by_pid_and_start_time(parent: subprocess.Popen[bytes]) -> None:
-    start = processes.start_time(parent.pid)
+    start = processes.read_start_time(parent.pid)
     assert start is not None
-    fd = processes.hold(parent.pid, start)
+    fd = processes.open_pidfd(parent.pid, start)
     assert fd is not None
     os.close(fd)
-    assert processes.hold(parent.pid, start + 1) is None
-    assert processes.hold(2**22, 1) is None
+    assert processes.open_pidfd(parent.pid, start + 1) is None
+    assert processes.open_pidfd(2**22, 1) is None
 
 
 def test_a_zombie_has_no_start_time() -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert processes.start_time(process.pid) is None
+    assert processes.read_start_time(process.pid) is None
     process.wait()
 
 
@@ -58,10 +58,10 @@ async def test_a_process_tree_can_be_stopped_and_continued(parent: subprocess.Po
 
 
 def test_usage_counts_the_whole_process_tree(parent: subprocess.Popen[bytes]) -> None:
-    _, memory = processes.usage(parent.pid)
+    _, memory = processes.measure_usage(parent.pid)
     own = int(os.sysconf("SC_PAGE_SIZE"))
     assert memory > own
-    assert processes.usage(2**22) == (0.0, 0)
+    assert processes.measure_usage(2**22) == (0.0, 0)
 
 
 def test_find_by_title_ignores_processes_with_another_title() -> None:

@@ -1,4 +1,5 @@
-"""Discovering hierarchies and writing limits, on fake cgroup directories. The conformance tests cover freezing and killing."""
+"""Discovering hierarchies and writing limits, on fake cgroup directories. The conformance tests cover freezing and
+killing."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 from sandyard.engine.contract import Limits
 from sandyard.engine.drivers.namespace.cgroups import Cgroups, Hierarchy, IoLimits, SocketMemory, tree
 from sandyard.engine.drivers.namespace.cgroups.discovery import parse_mounts
-from sandyard.engine.drivers.namespace.cgroups.io import disk_below
+from sandyard.engine.drivers.namespace.cgroups.io import find_disk
 
 HYBRID = """\
 25 30 0:23 / /sys rw,nosuid - sysfs sysfs rw
@@ -57,7 +58,7 @@ def test_limits_are_written_in_version_2(tmp_path: Path, monkeypatch: pytest.Mon
     _FakeKernelFiles(monkeypatch, *files)
     (tmp_path / "memory.swap.max").touch()
     groups = Cgroups([Hierarchy("unified", 2, tmp_path, frozenset({"memory", "cpu", "pids"}))])
-    joins = groups.make("one", Limits(memory_mb=64, cpu_count=3, pids=7))
+    joins = groups.create("one", Limits(memory_mb=64, cpu_count=3, pids=7))
     assert [name for name, _ in joins] == ["cgroup"]
     os.close(joins[0][1])
     assert _read_files(tmp_path / "one", *files) == {
@@ -86,7 +87,7 @@ def test_the_disk_of_a_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "254:1").symlink_to(part)
     (tmp_path / "7:3").mkdir()
     disks = {"/data": "254:0", "/data/with space/store": "7:3", "/data/run/store": None}
-    assert {path: disk_below(Path(path), DISKS, tmp_path) for path in disks} == disks
+    assert {path: find_disk(Path(path), DISKS, tmp_path) for path in disks} == disks
 
 
 @pytest.mark.parametrize(
@@ -117,12 +118,12 @@ def test_io_weights_and_limits_are_written(
         (tmp_path / name).touch()
     groups = Cgroups([Hierarchy("it", version, tmp_path, frozenset({controller}))])
     groups.limit_io(IoLimits(40, 5_000_000, 2_000_000), "7:3")
-    for _, fd in groups.make("one", Limits()):
+    for _, fd in groups.create("one", Limits()):
         os.close(fd)
     assert _read_files(tmp_path, *weights) == weights
     assert _read_files(tmp_path / "one", *limits) == limits
     groups.limit_io(IoLimits(), None)  # no limits and no device
-    for _, fd in groups.make("two", Limits()):
+    for _, fd in groups.create("two", Limits()):
         os.close(fd)
     assert set(_read_files(tmp_path / "two", *limits).values()) == {""}
 
@@ -131,7 +132,7 @@ def test_a_kernel_without_io_limits_is_not_an_error(tmp_path: Path, monkeypatch:
     _FakeKernelFiles(monkeypatch)
     groups = Cgroups([Hierarchy("blkio", 1, tmp_path, frozenset({"blkio"}))])
     groups.limit_io(IoLimits(40, 5_000_000, 2_000_000), "7:3")
-    [(name, fd)] = groups.make("one", Limits())
+    [(name, fd)] = groups.create("one", Limits())
     os.close(fd)
     assert name == "join"
 
@@ -150,7 +151,7 @@ def test_limits_are_written_in_version_1_beside_an_empty_version_2(
         (tmp_path / name).mkdir()
         hierarchies.append(Hierarchy(name, version, tmp_path / name, frozenset(controllers)))
     groups = Cgroups(hierarchies)
-    joins = groups.make("one", Limits(memory_mb=64, cpu_count=2, pids=7))
+    joins = groups.create("one", Limits(memory_mb=64, cpu_count=2, pids=7))
     assert [name for name, _ in joins] == ["cgroup", "join", "join"]
     for _, fd in joins:
         os.close(fd)
@@ -160,7 +161,7 @@ def test_limits_are_written_in_version_1_beside_an_empty_version_2(
         "pids.max": "7",
     }
     assert not (tmp_path / "memory/one/memory.memsw.limit_in_bytes").exists()
-    assert groups.names() == {"one"}
+    assert groups.list_names() == {"one"}
     assert not groups.shows_limits
 
 
@@ -185,15 +186,15 @@ def test_charged_socket_buffers_are_read_from_both_versions(tmp_path: Path, monk
     (tmp_path / "s/memory.kmem.tcp.usage_in_bytes").write_text("500\n")
     (tmp_path / "s/memory.kmem.tcp.limit_in_bytes").write_text("450\n")
     (tmp_path / "tcp_mem").write_text("100000\t200000\t300000\n")
-    monkeypatch.setattr(tree, "_TCP_MEMORY", tmp_path / "tcp_mem")
+    monkeypatch.setattr(tree, "_TCP_MEMORY_FILE", tmp_path / "tcp_mem")
     monkeypatch.setattr(os, "sysconf", lambda _: 4096)
     two = Cgroups([Hierarchy("unified", 2, tmp_path, frozenset({"memory"}))])
-    assert two.socket_memory("s") == SocketMemory(400, 50_000 * 4096), (
+    assert two.read_socket_memory("s") == SocketMemory(400, 50_000 * 4096), (
         "half of the machine's limit below memory pressure"
     )
     one = Cgroups([Hierarchy("memory", 1, tmp_path, frozenset({"memory"}))])
-    assert one.socket_memory("s") == SocketMemory(500, 450)
-    assert Cgroups([Hierarchy("unified", 2, tmp_path, frozenset())]).socket_memory("s") is None
+    assert one.read_socket_memory("s") == SocketMemory(500, 450)
+    assert Cgroups([Hierarchy("unified", 2, tmp_path, frozenset())]).read_socket_memory("s") is None
 
 
 def test_a_group_that_cannot_be_created_leaks_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +203,7 @@ def test_a_group_that_cannot_be_created_leaks_no_descriptor(tmp_path: Path, monk
     (tmp_path / "unified").mkdir()
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(FileNotFoundError):
-        Cgroups(hierarchies).make("one", Limits())
+        Cgroups(hierarchies).create("one", Limits())
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -214,15 +215,15 @@ def test_usage_is_read_from_both_versions(tmp_path: Path) -> None:
     (two / "s/memory.current").write_text("1000\n")
     (two / "s/memory.stat").write_text("anon 600\nfile 400\n")
     (two / "s/memory.events").write_text("low 0\noom 1\noom_kill 2\n")
-    used = Cgroups([Hierarchy("unified", 2, two, frozenset({"memory"}))]).usage("s")
+    used = Cgroups([Hierarchy("unified", 2, two, frozenset({"memory"}))]).read_usage("s")
     assert (used.cpu_seconds, used.memory, used.cache, used.oom_kills) == (2.5, 600, 400, 2)
     (one / "s/memory.usage_in_bytes").write_text("1000\n")
     (one / "s/memory.stat").write_text("cache 1\ntotal_cache 300\n")
     (one / "s/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
     (one / "s/cpuacct.usage").write_text("1500000000\n")
-    used = Cgroups([Hierarchy("memory", 1, one, frozenset({"memory", "cpuacct"}))]).usage("s")
+    used = Cgroups([Hierarchy("memory", 1, one, frozenset({"memory", "cpuacct"}))]).read_usage("s")
     assert (used.cpu_seconds, used.memory, used.cache, used.oom_kills) == (1.5, 700, 300, 3)
-    assert Cgroups([]).usage("s").cpu_seconds == 0
+    assert Cgroups([]).read_usage("s").cpu_seconds == 0
 
 
 @pytest.mark.parametrize(
@@ -234,15 +235,15 @@ def test_the_socket_memory_limit_depends_on_the_sandbox_and_the_machine(
     memory_mb: int, pages: int, expected_mb: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tcp_mem").write_text(f"{pages}\t{pages}\t{pages}\n")
-    monkeypatch.setattr(tree, "_TCP_MEMORY", tmp_path / "tcp_mem")
+    monkeypatch.setattr(tree, "_TCP_MEMORY_FILE", tmp_path / "tcp_mem")
     monkeypatch.setattr(os, "sysconf", lambda _: 4096)
-    assert tree._socket_memory(memory_mb) == expected_mb << 20
+    assert tree._get_socket_limit(memory_mb) == expected_mb << 20
 
 
 def test_the_machines_tcp_memory_is_estimated_when_the_kernel_hides_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel does not show tcp_mem in a network namespace of the engine's own."""
-    monkeypatch.setattr(tree, "_TCP_MEMORY", tmp_path / "tcp_mem")
+    monkeypatch.setattr(tree, "_TCP_MEMORY_FILE", tmp_path / "tcp_mem")
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1 << 22, "SC_PAGE_SIZE": 4096}.__getitem__)
-    assert tree._tcp_memory() == (16 << 30) * 3 // 64
+    assert tree._read_tcp_memory() == (16 << 30) * 3 // 64

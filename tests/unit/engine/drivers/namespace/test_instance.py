@@ -18,13 +18,13 @@ def _load(tmp_path: Path, name: str, slots: int = 256) -> instances.Instance:
 def test_an_instance_keeps_its_identity_when_reloaded(tmp_path: Path) -> None:
     first = _load(tmp_path, "one")
     assert _load(tmp_path, "one") == first
-    assert first.uid(1) - first.uid(0) == 65_536
+    assert first.get_first_uid(1) - first.get_first_uid(0) == 65_536
     assert first.slots >= 256
 
 
 def test_instances_do_not_share_ids(tmp_path: Path) -> None:
     loaded = [_load(tmp_path, f"engine{number}", slots=1024) for number in range(5)]
-    ranges = sorted((one.uid(0), one.uid(one.slots)) for one in loaded)
+    ranges = sorted((one.get_first_uid(0), one.get_first_uid(one.slots)) for one in loaded)
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ranges))
     assert all(end <= 2**31 for _, end in ranges)
     assert len({one.name for one in loaded}) == 5
@@ -54,7 +54,7 @@ def test_when_all_ranges_are_taken_the_first_is_shared(tmp_path: Path, monkeypat
 
 
 def test_a_copied_data_directory_gets_a_new_identity(tmp_path: Path) -> None:
-    first = instances.with_cgroups(_load(tmp_path, "one"), {"cpu": "/sandyard/one"})
+    first = instances.set_cgroups(_load(tmp_path, "one"), {"cpu": "/sandyard/one"})
     instances.save(tmp_path / "one", first)
     shutil.copytree(tmp_path / "one", tmp_path / "copy")
     copy = _load(tmp_path, "copy")

@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.drivers.namespace import kernel_memory, socket_memory
-from sandyard.engine.drivers.namespace.cgroups import LEAST_SOCKETS, SocketMemory
-from sandyard.engine.drivers.namespace.kernel_memory import Ancestors, Bounds, Excess, Growth, KernelMemory
-from sandyard.engine.drivers.namespace.socket_memory import Tcp
+from sandyard.engine.drivers.namespace.cgroups import MIN_SOCKET_MEMORY, SocketMemory
+from sandyard.engine.drivers.namespace.kernel_memory import (
+    Ancestors,
+    Excess,
+    GrowthDetector,
+    KernelMemoryLimits,
+    KernelMemoryWatcher,
+)
+from sandyard.engine.drivers.namespace.socket_memory import TcpUsage
 
 NEVER = float("inf")
 NETLINK = b"""\
@@ -63,8 +69,8 @@ def test_memory_that_no_other_counter_claims_is_kernel_memory(tmp_path: Path) ->
 
 
 def test_netlink_sockets_are_counted_with_their_buffers() -> None:
-    assert kernel_memory.netlink_bytes(NETLINK.splitlines()) == 8388352 + 768 + 3 * 2048
-    assert kernel_memory.netlink_bytes([]) == 0
+    assert kernel_memory.sum_netlink_bytes(NETLINK.splitlines()) == 8388352 + 768 + 3 * 2048
+    assert kernel_memory.sum_netlink_bytes([]) == 0
 
 
 def test_sockets_that_hold_more_than_is_charged_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,13 +86,13 @@ def test_sockets_that_hold_more_than_is_charged_are_found(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(socket_memory, "measure_sockets", measure_sockets)
     sandboxes = {"within": 10, "beyond": 20, "uncounted": 30, "gone": 40, "over its limit": 50}
-    excesses = kernel_memory.find_sockets(sandboxes, 10, lambda sandbox: charged.get(sandbox, within))
+    excesses = kernel_memory.find_sockets_excess(sandboxes, 10, lambda sandbox: charged.get(sandbox, within))
     assert excesses == [Excess("beyond", "sockets", 20), Excess("over its limit", "sockets", 15)]
 
 
 def test_sockets_charged_beyond_their_limit_are_found() -> None:
     charged = {"at": SocketMemory(110, 100), "beyond": SocketMemory(111, 100), "uncounted": None}
-    excesses = kernel_memory.find_charged(dict.fromkeys(charged, 1), 10, charged.get)
+    excesses = kernel_memory.find_charged_excess(dict.fromkeys(charged, 1), 10, charged.get)
     assert excesses == [Excess("beyond", "sockets", 11)]
 
 
@@ -97,15 +103,15 @@ def test_sandboxes_with_too_many_orphans_are_found(monkeypatch: pytest.MonkeyPat
             raise ProcessLookupError
         yield from [b""] * pid
 
-    monkeypatch.setattr(socket_memory, "orphans", orphans)
-    excesses = kernel_memory.find_orphans({"within": 10, "beyond": 11, "gone": 40}, 10)
+    monkeypatch.setattr(socket_memory, "list_orphans", orphans)
+    excesses = kernel_memory.find_orphans_excess({"within": 10, "beyond": 11, "gone": 40}, 10)
     assert excesses == [Excess("beyond", "orphans", 11)]
 
 
 def test_buffers_charged_while_they_are_measured_are_not_an_excess(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([SocketMemory(0, 2000), SocketMemory(1000, 2000)])
     monkeypatch.setattr(socket_memory, "measure_sockets", lambda _pid, _share: iter([1000]))
-    assert kernel_memory.find_sockets({"busy": 10}, 10, lambda _: next(readings)) == []
+    assert kernel_memory.find_sockets_excess({"busy": 10}, 10, lambda _: next(readings)) == []
 
 
 def test_locks_are_counted_by_file_system_and_process() -> None:
@@ -132,22 +138,22 @@ def test_locks_belong_to_the_only_user_of_the_file_system_or_else_to_the_process
         (shared, -1): 9,
         (shared, 99): 9,
     }
-    locks_by_sandbox = kernel_memory.by_sandbox(locks, {own: "two"}, ancestors)
+    locks_by_sandbox = kernel_memory.count_by_sandbox(locks, {own: "two"}, ancestors)
     assert locks_by_sandbox == Counter(two=5 + 1 + 2, one=7)
 
 
 def test_a_cycle_of_parent_pids_ends_the_search() -> None:
     """Pids can be reused while they are read."""
-    assert Ancestors({"one": 10}, {30: 20, 20: 30}.get).sandbox(30) is None
+    assert Ancestors({"one": 10}, {30: 20, 20: 30}.get).find_sandbox(30) is None
 
 
 def test_device_numbers_in_mountinfo_are_decimal() -> None:
     mountinfo = "22 1 0:63 / / rw - overlay overlay rw\n23 22 254:0 /a /b rw shared:1 - ext4 /dev/vda rw\n"
-    assert kernel_memory.mounted_devices(mountinfo) == {(0, 63), (254, 0)}
+    assert kernel_memory.parse_mounted_devices(mountinfo) == {(0, 63), (254, 0)}
 
 
 def test_the_first_reading_and_every_growth_beyond_the_bound_trigger_a_check() -> None:
-    growth = Growth()
+    growth = GrowthDetector()
     assert growth.is_due(1000, 100)
     growth.accept(1000)
     assert not growth.is_due(1100, 100)
@@ -176,14 +182,14 @@ async def test_processes_are_ended_first_and_the_sandbox_only_if_that_fails(
         killed_roots.append(root)
         return root != running["stubborn"]
 
-    bounds = Bounds(netlink=5, locks=7, sockets=9)
-    for name in ("find_netlink", "find_sockets", "find_locks"):
+    bounds = KernelMemoryLimits(netlink=5, locks=7, sockets=9)
+    for name in ("find_netlink_excess", "find_sockets_excess", "find_locks_excess"):
         monkeypatch.setattr(kernel_memory, name, lambda *_: [])
     monkeypatch.setattr(kernel_memory, "end_descendants", end_descendants)
-    guard = KernelMemory(bounds, lambda: running, lambda _: None, ended.append)
-    assert not await guard._look(1), "no sandbox holds too much"
-    monkeypatch.setattr(kernel_memory, f"find_{kind}", find)
-    assert await guard._look(1)
+    guard = KernelMemoryWatcher(bounds, lambda: running, lambda _: None, ended.append)
+    assert not await guard._check_memory(1), "no sandbox holds too much"
+    monkeypatch.setattr(kernel_memory, f"find_{kind}_excess", find)
+    assert await guard._check_memory(1)
     assert sorted(killed_roots) == [20, 30]
     assert ended == ["stubborn"]
 
@@ -191,25 +197,25 @@ async def test_processes_are_ended_first_and_the_sandbox_only_if_that_fails(
 @pytest.mark.parametrize(
     ("tcp", "orphans", "ended"),
     [
-        (Tcp(100, LEAST_SOCKETS + 9), [], []),
-        (Tcp(100, LEAST_SOCKETS + 10), [], [20, 30]),
-        (Tcp(101, 0), [30, 40], [30, 40]),
-        (Tcp(101, LEAST_SOCKETS + 10), [30, 40], [20, 30, 40]),
+        (TcpUsage(100, MIN_SOCKET_MEMORY + 9), [], []),
+        (TcpUsage(100, MIN_SOCKET_MEMORY + 10), [], [20, 30]),
+        (TcpUsage(101, 0), [30, 40], [30, 40]),
+        (TcpUsage(101, MIN_SOCKET_MEMORY + 10), [30, 40], [20, 30, 40]),
     ],
     ids=["ordinary", "memory", "orphans", "both"],
 )
 async def test_sandboxes_are_checked_when_the_machine_holds_more_tcp_memory_than_one_may(
-    monkeypatch: pytest.MonkeyPatch, tcp: Tcp, orphans: list[int], ended: list[int]
+    monkeypatch: pytest.MonkeyPatch, tcp: TcpUsage, orphans: list[int], ended: list[int]
 ) -> None:
     """Orphaned sockets outlive their processes, so they are ended after them."""
     running = {"calm": 10, "much memory": 20, "both": 30, "many orphans": 40}
     actions: list[tuple[str, int]] = []
-    monkeypatch.setattr(socket_memory, "orphans", lambda pid, share: iter([b""] * (share + (pid in {30, 40}))))
+    monkeypatch.setattr(socket_memory, "list_orphans", lambda pid, share: iter([b""] * (share + (pid in {30, 40}))))
     monkeypatch.setattr(socket_memory, "end_orphans", lambda pid: actions.append(("orphans", pid)))
     monkeypatch.setattr(kernel_memory, "end_descendants", lambda pid: actions.append(("end", pid)) or True)
     charged = {"much memory": SocketMemory(30, 10), "both": SocketMemory(30, 10)}
-    bounds = Bounds(sockets=9, orphans=100)
-    guard = KernelMemory(bounds, lambda: running, lambda name: charged.get(name, SocketMemory(10, 10)), print)
-    await guard._look_at_tcp(tcp)
+    bounds = KernelMemoryLimits(sockets=9, orphans=100)
+    guard = KernelMemoryWatcher(bounds, lambda: running, lambda name: charged.get(name, SocketMemory(10, 10)), print)
+    await guard._check_tcp(tcp)
     assert sorted(pid for action, pid in actions if action == "orphans") == orphans
     assert sorted(pid for action, pid in actions if action == "end") == ended

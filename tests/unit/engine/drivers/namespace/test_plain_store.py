@@ -39,7 +39,7 @@ async def test_the_files_of_a_running_sandbox_are_copied(store: PlainStore) -> N
     assert (_upper(store, "two") / "file").read_text() == "one"
     (layer,) = await store.snapshot("one", "snap", stopped=False)
     assert Path(layer, "file").read_text() == "changed"
-    assert store.shared_layers("one") == store.shared_layers("two") == ()
+    assert store.list_shared_layers("one") == store.list_shared_layers("two") == ()
 
 
 async def test_the_files_of_a_stopped_sandbox_are_shared_until_unused(store: PlainStore) -> None:
@@ -48,8 +48,8 @@ async def test_the_files_of_a_stopped_sandbox_are_shared_until_unused(store: Pla
     inode = (_upper(store, "one") / "file").stat().st_ino
     await store.copy("one", "two", 0, stopped=True)
     assert list(_upper(store, "one").iterdir()) == list(_upper(store, "two").iterdir()) == []
-    (shared,) = store.shared_layers("one")
-    assert store.shared_layers("two") == (shared,)
+    (shared,) = store.list_shared_layers("one")
+    assert store.list_shared_layers("two") == (shared,)
     assert Path(shared, "file").stat().st_ino == inode
     layers = await store.snapshot("two", "snap", stopped=True)
     assert layers[1:] == (shared,)
@@ -72,7 +72,7 @@ async def test_a_crash_while_sharing_loses_nothing(store: PlainStore) -> None:
     assert store.has("one")
     await store.sweep({"one"}, set())
     assert _upper(store, "one").is_dir()
-    (shared,) = store.shared_layers("one")
+    (shared,) = store.list_shared_layers("one")
     assert Path(shared, "file").read_text() == "one"
 
 
@@ -83,7 +83,7 @@ async def test_unreferenced_sandboxes_and_snapshots_are_swept(store: PlainStore)
     (store.path / "trash/left").mkdir()
     await store.sweep({"kept"}, {"of-gone"})
     await store.close(unmount=False)
-    assert store.names() == {"kept"}
+    assert store.list_names() == {"kept"}
     assert [path.name for path in (store.path / "snapshots").iterdir()] == ["of-gone"]
     assert list((store.path / "trash").iterdir()) == []
 
@@ -101,5 +101,5 @@ async def test_usage_counts_allocated_blocks(store: PlainStore) -> None:
     await store.create("one", 0)
     (_upper(store, "one") / "file").write_bytes(os.urandom(1 << 20))
     os.sync()
-    assert await store.usage("one") >= 1 << 20
-    assert await store.usage("nobody") == 0
+    assert await store.measure_usage("one") >= 1 << 20
+    assert await store.measure_usage("nobody") == 0

@@ -6,25 +6,25 @@ from dataclasses import asdict
 import pytest
 
 from sandyard.engine.contract import Handle, Limits
-from sandyard.engine.drivers.namespace.record import Life, Record, parse
+from sandyard.engine.drivers.namespace.record import Life, Record, parse_handle
 from sandyard.kit.errors import InvalidInputError
 
 
 async def test_a_record_can_be_restored_from_its_handle() -> None:
     record = Record("one", ("/a", "/b"), Limits(memory_mb=64))
     record.life = Life(10, 20, 30)
-    handle = Handle(**json.loads(json.dumps(asdict(record.handle()))))
-    assert parse(handle) == (("/a", "/b"), Limits(memory_mb=64), Life(10, 20, 30))
+    handle = Handle(**json.loads(json.dumps(asdict(record.make_handle()))))
+    assert parse_handle(handle) == (("/a", "/b"), Limits(memory_mb=64), Life(10, 20, 30))
 
 
 async def test_a_handle_has_no_life_data_after_the_process_ends_or_the_machine_reboots() -> None:
     record = Record("one", (), Limits())
     record.life = Life(10, 20, 30)
-    data = json.loads(json.dumps(dict(record.handle().data)))
+    data = json.loads(json.dumps(dict(record.make_handle().data)))
     data["life"]["boot"] = "another"
-    assert parse(Handle("one", "namespace", data))[2] is None
+    assert parse_handle(Handle("one", "namespace", data))[2] is None
     record.ended.set_result("gone")
-    assert "life" not in record.handle().data
+    assert "life" not in record.make_handle().data
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ async def test_a_handle_has_no_life_data_after_the_process_ends_or_the_machine_r
 )
 def test_an_incomplete_handle_is_rejected(data: dict[str, object]) -> None:
     with pytest.raises(InvalidInputError):
-        parse(Handle("one", "namespace", data))
+        parse_handle(Handle("one", "namespace", data))
 
 
 def test_a_handle_of_another_driver_is_rejected() -> None:
     with pytest.raises(InvalidInputError, match="fake"):
-        parse(Handle("one", "fake", {}))
+        parse_handle(Handle("one", "fake", {}))

@@ -46,7 +46,7 @@ def run_filter(
     data = struct.pack(
         "=iIQ6Q", number, arch or seccomp.MACHINES[machine][0], 0, *(*arguments, *[0] * (6 - len(arguments)))
     )
-    code = list(struct.iter_unpack("HBBI", program or seccomp.program(machine)))
+    code = list(struct.iter_unpack("HBBI", program or seccomp.make_program(machine)))
     position = accumulator = 0
     while True:
         operation, if_true, if_false, operand = code[position]
@@ -71,7 +71,7 @@ def run_filter(
 
 
 def syscall_number(machine: str, name: str) -> int:
-    table = {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.IDLE, **seccomp.CHECKED}
+    table = {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.IGNORED, **seccomp.CHECKED}
     resolved = table[name][seccomp.MACHINES[machine][1]]
     assert resolved is not None
     return resolved
@@ -80,10 +80,10 @@ def syscall_number(machine: str, name: str) -> int:
 @Machine
 def test_every_system_call_gets_the_verdict_of_its_table(machine: str) -> None:
     column = seccomp.MACHINES[machine][1]
-    expected: dict[int | None, int] = dict.fromkeys(range(seccomp.NEWEST + 1), ALLOW)
+    expected: dict[int | None, int] = dict.fromkeys(range(seccomp.NEWEST_NUMBER + 1), ALLOW)
     expected |= {numbers[column]: EPERM for numbers in seccomp.FORBIDDEN.values() if numbers[column] is not None}
     expected |= {numbers[column]: ENOSYS for numbers in seccomp.MISSING.values() if numbers[column] is not None}
-    expected |= {numbers[column]: SUCCESS for numbers in seccomp.IDLE.values()}
+    expected |= {numbers[column]: SUCCESS for numbers in seccomp.IGNORED.values()}
     for numbers in seccomp.CHECKED.values():
         del expected[numbers[column]]
     assert {nr: run_filter(machine, nr) for nr in expected if nr is not None} == expected
@@ -96,7 +96,7 @@ def test_common_system_calls_are_allowed(machine: str) -> None:
 
 @Machine
 def test_system_calls_newer_than_the_table_do_not_exist(machine: str) -> None:
-    for nr in (seccomp.NEWEST + 1, 999, 0x4000_0000, 0x4000_0000 | 165, 0xFFFF_FFFF - (1 << 32) + 0):
+    for nr in (seccomp.NEWEST_NUMBER + 1, 999, 0x4000_0000, 0x4000_0000 | 165, 0xFFFF_FFFF - (1 << 32) + 0):
         assert run_filter(machine, nr) == ENOSYS
 
 
@@ -192,7 +192,7 @@ def test_socket_options_that_take_uncounted_memory_do_not_exist(machine: str) ->
     setsockopt, unknown = syscall_number(machine, "setsockopt"), 0x0005_0000 | errno.ENOPROTOOPT
     for level in (0, 1, 6, 17, 41, 58, 270):
         refused = {option for option in range(150) if run_filter(machine, setsockopt, 3, level, option) == unknown}
-        assert refused == set(seccomp.OPTIONS.get(level, {}).values())
+        assert refused == set(seccomp.DENIED_SOCKET_OPTIONS.get(level, {}).values())
         assert {run_filter(machine, setsockopt, 3, level, option) for option in set(range(150)) - refused} <= {ALLOW}
     # The kernel looks at the low half only.
     assert run_filter(machine, setsockopt, 3, 1 | 1 << 32, 26 | 1 << 32) == unknown
@@ -204,21 +204,21 @@ def test_socket_options_that_take_uncounted_memory_do_not_exist(machine: str) ->
 @Machine
 def test_the_size_of_extended_attributes_is_bounded(machine: str) -> None:
     for name in ("setxattr", "lsetxattr", "fsetxattr"):
-        for size in (0, 20, seccomp.LARGEST_ATTRIBUTE):
+        for size in (0, 20, seccomp.MAX_ATTRIBUTE_BYTES):
             assert run_filter(machine, syscall_number(machine, name), 1, 2, 3, size) == ALLOW
-        for size in (seccomp.LARGEST_ATTRIBUTE + 1, 65536, 1 << 32):
+        for size in (seccomp.MAX_ATTRIBUTE_BYTES + 1, 65536, 1 << 32):
             assert run_filter(machine, syscall_number(machine, name), 1, 2, 3, size) == 0x0005_0000 | errno.E2BIG
 
 
 @Machine
 def test_the_filter_for_unpacking_images_allows_only_file_operations(machine: str) -> None:
     column = seccomp.MACHINES[machine][1]
-    program = seccomp.files_program(machine)
+    program = seccomp.make_files_program(machine)
     allowed = {numbers[column] for numbers in seccomp.FILES.values()}
     checked = {name: numbers[column] for name, numbers in seccomp.FILES_CHECKED.items()}
-    for nr in set(range(seccomp.NEWEST + 1)) - set(checked.values()):
+    for nr in set(range(seccomp.NEWEST_NUMBER + 1)) - set(checked.values()):
         assert run_filter(machine, nr, program=program) == (ALLOW if nr in allowed else EPERM), nr
-    for nr in (seccomp.NEWEST + 1, 0x4000_0000 | 1):
+    for nr in (seccomp.NEWEST_NUMBER + 1, 0x4000_0000 | 1):
         assert run_filter(machine, nr, program=program) == ENOSYS
     assert run_filter(machine, 1, arch=FOREIGN[machine], program=program) == KILL
     for name in ("mmap", "mprotect"):
@@ -242,7 +242,7 @@ def test_system_call_numbers_match_libseccomp() -> None:
     resolve = library.seccomp_syscall_resolve_name_arch
     resolve.argtypes = [ctypes.c_uint32, ctypes.c_char_p]
     compared = 0
-    sandboxes = {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.IDLE, **seccomp.CHECKED}
+    sandboxes = {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.IGNORED, **seccomp.CHECKED}
     for name, numbers in {**sandboxes, **seccomp.FILES, **seccomp.FILES_CHECKED}.items():
         for machine, (arch, column) in seccomp.MACHINES.items():
             known_number = resolve(arch, name.encode())

@@ -9,9 +9,9 @@ from sandyard.kit.errors import FullError
 def test_the_smallest_free_slot_is_taken() -> None:
     slots = Slots(10)
     assert [slots.take() for _ in range(4)] == [0, 1, 2, 3]
-    slots.give_back(2)
-    slots.give_back(0)
-    slots.give_back(0)
+    slots.release(2)
+    slots.release(0)
+    slots.release(0)
     assert slots.list_next(3) == [0, 2, 4]
     assert [slots.take() for _ in range(3)] == [0, 2, 4]
 
@@ -24,7 +24,7 @@ def test_a_claimed_slot_is_not_handed_out() -> None:
     assert [slots.take() for _ in range(3)] == [1, 3, 4]
     with pytest.raises(FullError, match="slots"):
         slots.take()
-    slots.give_back(2)
+    slots.release(2)
     assert slots.take() == 2
 
 

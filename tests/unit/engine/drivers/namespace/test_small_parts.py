@@ -10,7 +10,7 @@ import pytest
 from sandyard.engine.contract import HostRule, NetworkPolicy
 from sandyard.engine.drivers.namespace import base_layer, policies, suspender
 from sandyard.engine.drivers.namespace.capacity import Memory
-from sandyard.engine.drivers.namespace.errors import from_child, from_errno
+from sandyard.engine.drivers.namespace.errors import translate_child_error, translate_errno
 from sandyard.kit.errors import FullError, NoSpaceError, SandyardError
 
 
@@ -29,37 +29,37 @@ def test_the_host_is_full_when_little_memory_is_available(tmp_path: Path) -> Non
 
 def test_a_policy_is_saved_and_loaded(tmp_path: Path) -> None:
     strict = NetworkPolicy(False, ("1.1.1.1", "*.example.com"), ("0.0.0.0/0",))
-    policies.begin(tmp_path / "one", strict)
+    policies.create_directory(tmp_path / "one", strict)
     assert policies.load(tmp_path / "one") == strict
     policies.save(tmp_path / "one", NetworkPolicy())
     assert policies.load(tmp_path / "one") == NetworkPolicy()
-    policies.begin(tmp_path / "one", strict)
+    policies.create_directory(tmp_path / "one", strict)
     assert policies.load(tmp_path / "one") == strict
 
 
 def test_an_unreadable_policy_denies_everything(tmp_path: Path) -> None:
-    policies.begin(tmp_path / "one", NetworkPolicy(deny_out=("1.1.1.1",)))
+    policies.create_directory(tmp_path / "one", NetworkPolicy(deny_out=("1.1.1.1",)))
     (tmp_path / "one/network.json").write_text("{")
     assert policies.load(tmp_path / "one") == NetworkPolicy(allow_internet=False)
 
 
 def test_the_base_layer_depends_only_on_the_name_server(tmp_path: Path) -> None:
-    (tmp_path / base_layer.FOLDER).mkdir()
-    one = base_layer.ensure(tmp_path, "10.0.0.1")
-    assert base_layer.ensure(tmp_path, "10.0.0.1") == one
-    assert base_layer.ensure(tmp_path, "10.0.0.2") != one
+    (tmp_path / base_layer.DIRECTORY).mkdir()
+    one = base_layer.get_or_create(tmp_path, "10.0.0.1")
+    assert base_layer.get_or_create(tmp_path, "10.0.0.1") == one
+    assert base_layer.get_or_create(tmp_path, "10.0.0.2") != one
     assert "nameserver 10.0.0.1\n" in Path(one, "etc/resolv.conf").read_text()
     assert base_layer.HOSTNAME in Path(one, "etc/hosts").read_text()
     assert Path(one, "etc").stat().st_mode & 0o777 == 0o755
     assert {path.name for path in Path(one).iterdir()} == {"etc", "proc", "sys", "dev"}
-    assert "nameserver" not in Path(base_layer.ensure(tmp_path, None), "etc/resolv.conf").read_text()
+    assert "nameserver" not in Path(base_layer.get_or_create(tmp_path, None), "etc/resolv.conf").read_text()
 
 
 def test_errors_name_the_exhausted_resource() -> None:
-    assert isinstance(from_errno(errno.EDQUOT, "x"), NoSpaceError)
-    assert isinstance(from_errno(errno.ENOMEM, "x"), FullError)
-    assert "processes" in from_errno(errno.EAGAIN, "x").message
-    error = from_child({"error": "could not join its network: Invalid argument", "errno": errno.EINVAL})
+    assert isinstance(translate_errno(errno.EDQUOT, "x"), NoSpaceError)
+    assert isinstance(translate_errno(errno.ENOMEM, "x"), FullError)
+    assert "processes" in translate_errno(errno.EAGAIN, "x").message
+    error = translate_child_error({"error": "could not join its network: Invalid argument", "errno": errno.EINVAL})
     assert type(error) is SandyardError
     assert error.message == "The sandbox could not join its network: Invalid argument."
 
@@ -67,5 +67,5 @@ def test_errors_name_the_exhausted_resource() -> None:
 def test_a_suspended_sandbox_keeps_its_whole_policy(tmp_path: Path) -> None:
     rules = (HostRule("api.test", (("authorization", "Bearer ${{ TOKEN }}"),)),)
     for policy in (NetworkPolicy(), NetworkPolicy(False, ("web.test",), ("10.0.0.0/8",), rules)):
-        suspender._save(tmp_path, policy)
-        assert suspender._load(tmp_path) == policy
+        suspender._save_policy(tmp_path, policy)
+        assert suspender._load_policy(tmp_path) == policy

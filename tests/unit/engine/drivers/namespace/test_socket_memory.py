@@ -16,8 +16,8 @@ import pytest
 from sandyard.engine.drivers.namespace import kernel, socket_memory
 from sandyard.engine.drivers.namespace.net import links
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
-from sandyard.engine.drivers.namespace.net.syscalls import new_network_namespace
-from sandyard.engine.drivers.namespace.socket_memory import Tcp
+from sandyard.engine.drivers.namespace.net.syscalls import create_network_namespace
+from sandyard.engine.drivers.namespace.socket_memory import TcpUsage
 
 ECHO = b"""\
    sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops
@@ -43,32 +43,32 @@ def test_the_memory_of_a_socket_is_computed_from_its_reply() -> None:
     memory = {"received": 1, "receive_limit": 5000, "sent": 20, "reserved": 300, "queued": 4000, "options": 50_000}
     established, listening, close_wait, last_ack = 1, 10, 8, 9
     udp, tcp = socket.IPPROTO_UDP, socket.IPPROTO_TCP
-    assert socket_memory.socket_bytes(sock_diag_reply(7, 5, **memory), udp) == 50_321, (
+    assert socket_memory.sum_socket_bytes(sock_diag_reply(7, 5, **memory), udp) == 50_321, (
         "a datagram that is being assembled counts"
     )
-    assert socket_memory.socket_bytes(sock_diag_reply(established, 5, **memory), tcp) == 54_301
-    assert socket_memory.socket_bytes(sock_diag_reply(listening, 5), tcp) == 0
+    assert socket_memory.sum_socket_bytes(sock_diag_reply(established, 5, **memory), tcp) == 54_301
+    assert socket_memory.sum_socket_bytes(sock_diag_reply(listening, 5), tcp) == 0
     for state in (established, close_wait):
-        assert socket_memory.socket_bytes(sock_diag_reply(state, 0), tcp) == 4096, (
+        assert socket_memory.sum_socket_bytes(sock_diag_reply(state, 0), tcp) == 4096, (
             "a connection that is not accepted yet counts as one page"
         )
-    assert socket_memory.socket_bytes(sock_diag_reply(last_ack, 0), tcp) == 0, (
+    assert socket_memory.sum_socket_bytes(sock_diag_reply(last_ack, 0), tcp) == 0, (
         "a connection that was accepted and closed counts as nothing"
     )
-    assert socket_memory.socket_bytes(sock_diag_reply(established, 0)[:72], tcp) == 0, (
+    assert socket_memory.sum_socket_bytes(sock_diag_reply(established, 0)[:72], tcp) == 0, (
         "an older kernel sends no memory information"
     )
 
 
 def test_the_memory_of_echo_sockets_is_read() -> None:
-    assert list(socket_memory.echo_sockets(ECHO.splitlines())) == [0x34000 + 0x100]
+    assert list(socket_memory.list_echo_socket_bytes(ECHO.splitlines())) == [0x34000 + 0x100]
 
 
 def test_tcp_memory_and_orphans_of_the_machine_are_read(tmp_path: Path) -> None:
     (tmp_path / "sockstat").write_text(SOCKSTAT)
-    assert socket_memory.read_tcp(tmp_path / "sockstat") == Tcp(7, 47 * resource.getpagesize())
+    assert socket_memory.read_tcp(tmp_path / "sockstat") == TcpUsage(7, 47 * resource.getpagesize())
     assert socket_memory.read_tcp().orphans >= 0
-    assert socket_memory.most_orphans() > 0
+    assert socket_memory.read_max_orphans() > 0
 
 
 def test_a_closed_socket_without_an_owner_is_an_orphan() -> None:
@@ -92,7 +92,7 @@ def test_orphans_of_a_network_namespace_are_counted_and_ended() -> None:
     """Covers an orphan whose peer stays connected for an unlimited time."""
 
     def count_and_end_orphans() -> tuple[int, int, list[bytes]]:
-        new_network_namespace()
+        create_network_namespace()
         with Netlink() as netlink:
             netlink.request(links.bring_up(links.LOOPBACK))
         thread = threading.get_native_id()
@@ -104,10 +104,10 @@ def test_orphans_of_a_network_namespace_are_counted_and_ended() -> None:
                     while True:
                         client.send(bytes(1 << 16))
                 client.close()
-                orphans_before = len(list(socket_memory.orphans(thread, 0)))
-                many = list(socket_memory.orphans(thread, 1000))
+                orphans_before = len(list(socket_memory.list_orphans(thread, 0)))
+                many = list(socket_memory.list_orphans(thread, 1000))
                 socket_memory.end_orphans(thread)
-                return orphans_before, len(list(socket_memory.orphans(thread, 0))), many
+                return orphans_before, len(list(socket_memory.list_orphans(thread, 0))), many
 
     with ThreadPoolExecutor(1) as pool:  # a dedicated thread: it stays in the new network namespace
         before, after, many = pool.submit(count_and_end_orphans).result()

@@ -4,8 +4,8 @@ Each engine has its own directory in every hierarchy it uses, named after its in
 in it, named after the sandbox. Any directory there that belongs to no sandbox is a leftover of this engine.
 """
 
-from sandyard.engine.drivers.namespace.cgroups.discovery import Hierarchy, discover
+from sandyard.engine.drivers.namespace.cgroups.discovery import Hierarchy, discover_hierarchies
 from sandyard.engine.drivers.namespace.cgroups.io import IoLimits
-from sandyard.engine.drivers.namespace.cgroups.tree import LEAST_SOCKETS, Cgroups, SocketMemory
+from sandyard.engine.drivers.namespace.cgroups.tree import MIN_SOCKET_MEMORY, Cgroups, SocketMemory
 
-__all__ = ["LEAST_SOCKETS", "Cgroups", "Hierarchy", "IoLimits", "SocketMemory", "discover"]
+__all__ = ["MIN_SOCKET_MEMORY", "Cgroups", "Hierarchy", "IoLimits", "SocketMemory", "discover_hierarchies"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_WEIGHTS = ("io.weight", "io.bfq.weight", "blkio.weight", "blkio.bfq.weight")
+_WEIGHT_FILES = ("io.weight", "io.bfq.weight", "blkio.weight", "blkio.bfq.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class IoLimits:
 
 
 def set_weight(group: Path, weight: int) -> None:
-    """Set a group's weight, in every way its hierarchy supports."""
-    for name in _WEIGHTS:
+    """Set a group's weight in every file for it that its hierarchy has."""
+    for name in _WEIGHT_FILES:
         with contextlib.suppress(OSError):
             fd = os.open(group / name, os.O_WRONLY | os.O_CLOEXEC)
             try:
@@ -35,29 +35,29 @@ def set_weight(group: Path, weight: int) -> None:
                 os.close(fd)
 
 
-def files(version: int, limits: IoLimits, disk: str | None) -> Iterator[tuple[str, str]]:
+def list_limit_files(version: int, limits: IoLimits, disk: str | None) -> Iterator[tuple[str, str]]:
     """Yield the files of a sandbox's group and the values to write."""
     if disk is None:
         return
     if version == 2:
         wanted = {"rbps": limits.read_bps, "wbps": limits.write_bps}
-        if said := " ".join(f"{name}={most}" for name, most in wanted.items() if most):
-            yield "io.max", f"{disk} {said}"
+        if values := " ".join(f"{name}={limit}" for name, limit in wanted.items() if limit):
+            yield "io.max", f"{disk} {values}"
     else:
-        for name, most in (("read", limits.read_bps), ("write", limits.write_bps)):
-            if most:
-                yield f"blkio.throttle.{name}_bps_device", f"{disk} {most}"
+        for name, limit in (("read", limits.read_bps), ("write", limits.write_bps)):
+            if limit:
+                yield f"blkio.throttle.{name}_bps_device", f"{disk} {limit}"
 
 
-def disk_below(path: Path, mountinfo: str | None = None, devices: Path = Path("/sys/dev/block")) -> str | None:
-    """Return the disk (`major:minor`) of a directory, or None if it has none."""
+def find_disk(path: Path, mountinfo: str | None = None, devices: Path = Path("/sys/dev/block")) -> str | None:
+    """Return the disk (`major:minor`) that contains a directory, or None if it is not on a disk."""
     mountinfo = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
-    best, disk = -1, None
+    depth, disk = -1, None
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         point, source = Path(left.split()[4].replace("\\040", " ")), right.split()[1]
-        if path.is_relative_to(point) and len(point.parts) >= best:  # a later mount hides an earlier one
-            best, disk = len(point.parts), _number(source, left.split()[2])
+        if path.is_relative_to(point) and len(point.parts) >= depth:  # a later mount hides an earlier one
+            depth, disk = len(point.parts), _find_device_number(source, left.split()[2])
     if disk is None or not (devices / disk).exists():
         return None
     if (devices / disk / "partition").exists():  # limits apply to whole disks
@@ -65,10 +65,10 @@ def disk_below(path: Path, mountinfo: str | None = None, devices: Path = Path("/
     return disk
 
 
-def _number(source: str, mounted: str) -> str | None:
+def _find_device_number(source: str, mount_device: str) -> str | None:
     """Return the device number. btrfs reports its own number, so use the device it was mounted from."""
-    if not mounted.startswith("0:"):
-        return mounted
+    if not mount_device.startswith("0:"):
+        return mount_device
     with contextlib.suppress(OSError):
         device = os.stat(source).st_rdev  # noqa: PTH116
         return f"{os.major(device)}:{os.minor(device)}" if device else None

@@ -18,23 +18,23 @@ from sandyard.engine.drivers.namespace.cgroups.discovery import UNIFIED, Hierarc
 
 ZYGOTE = "_zygote"
 _PERIOD_US = 100_000
-_FREEZE_TIMEOUT = 20.0
+_FREEZE_TIMEOUT_S = 20.0
 
-_SWAP_TOO = "memory.memsw.limit_in_bytes"
-_SOCKETS = "memory.kmem.tcp.limit_in_bytes"  # v1 counts socket buffers separately, and not at all without this
-_SOCKETS_USED = "memory.kmem.tcp.usage_in_bytes"
-LEAST_SOCKETS = 64 << 20
-_TCP_MEMORY = Path("/proc/sys/net/ipv4/tcp_mem")
-_SHARE = 16
-"""No sandbox may hold more than 1/_SHARE of the TCP buffers at which the whole machine comes under pressure."""
-_SHARE_V2 = 2
+_MEMORY_AND_SWAP_LIMIT = "memory.memsw.limit_in_bytes"
+_SOCKET_LIMIT = "memory.kmem.tcp.limit_in_bytes"  # v1 counts socket buffers separately, and not at all without this
+_SOCKET_USAGE = "memory.kmem.tcp.usage_in_bytes"
+MIN_SOCKET_MEMORY = 64 << 20
+_TCP_MEMORY_FILE = Path("/proc/sys/net/ipv4/tcp_mem")
+_TCP_DIVISOR = 16
+"""No sandbox may hold more than 1/_TCP_DIVISOR of the TCP buffers at which the whole machine comes under pressure."""
+_TCP_DIVISOR_V2 = 2
 """The same with cgroup v2, where the kernel does not make senders wait at the limit: processes above it are ended."""
-_OPTIONAL = frozenset({"memory.swap.max", _SWAP_TOO, _SOCKETS})
+_OPTIONAL_FILES = frozenset({"memory.swap.max", _MEMORY_AND_SWAP_LIMIT, _SOCKET_LIMIT})
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`oom_kills` counts since the group was created. Values without a controller are 0."""
+    """What a group has used. `oom_kills` counts since the group was created. Values without a controller are 0."""
 
     cpu_seconds: float = 0.0
     memory: int = 0
@@ -52,12 +52,14 @@ class SocketMemory:
 
 
 class Cgroups:
+    """Creates, limits, measures, freezes and removes the groups of sandboxes, each known by its sandbox's id."""
+
     def __init__(self, hierarchies: Sequence[Hierarchy]) -> None:
         self.hierarchies = tuple(hierarchies)
         self._unified = self._find_by_name(UNIFIED)
         self._freezer = self._find_by_controller("freezer")
         self.limits = frozenset({"memory", "cpu", "pids"} & {c for h in hierarchies for c in h.controllers})
-        self._known: dict[tuple[str, str], bool] = {}
+        self._existing_files: dict[tuple[str, str], bool] = {}
         self.can_freeze = self._unified is not None or self._freezer is not None
         self._io: dict[str, list[tuple[str, str]]] = {}  # hierarchy → files of every sandbox's group
 
@@ -67,7 +69,7 @@ class Cgroups:
         for hierarchy in self.hierarchies:
             if hierarchy.controllers & {"io", "blkio"}:
                 io.set_weight(hierarchy.root, limits.weight)
-                self._io[hierarchy.name] = list(io.files(hierarchy.version, limits, disk))
+                self._io[hierarchy.name] = list(io.list_limit_files(hierarchy.version, limits, disk))
 
     def limit_processes(self, sysctl: Path = Path("/proc/sys/kernel")) -> None:
         """Limit the processes of all sandboxes together, so that the machine always has process ids and threads left
@@ -75,9 +77,9 @@ class Cgroups:
         hierarchy = self._find_by_controller("pids")
         if hierarchy is None:
             return
-        most = min(int((sysctl / name).read_text()) for name in ("pid_max", "threads-max"))
+        machine_limit = min(int((sysctl / name).read_text()) for name in ("pid_max", "threads-max"))
         with contextlib.suppress(OSError):  # without root the engine's own group may belong to another user
-            _write(hierarchy.root / "pids.max", str(most * 3 // 4))
+            _write(hierarchy.root / "pids.max", str(machine_limit * 3 // 4))
 
     def _find_by_name(self, name: str) -> Hierarchy | None:
         return next((h for h in self.hierarchies if h.name == name), None)
@@ -86,7 +88,7 @@ class Cgroups:
         return next((h for h in self.hierarchies if controller in h.controllers), None)
 
     @property
-    def folders(self) -> dict[str, str]:
+    def directories(self) -> dict[str, str]:
         """Hierarchy → this engine's directory in it."""
         return {h.name: str(h.root) for h in self.hierarchies}
 
@@ -95,7 +97,7 @@ class Cgroups:
         """Whether a sandbox that sees its own group in cgroup2 sees its limits there."""
         return self._unified is not None and bool(self._unified.controllers)
 
-    def make(self, name: str, limits: Limits) -> list[tuple[str, int]]:
+    def create(self, name: str, limits: Limits) -> list[tuple[str, int]]:
         """Create a sandbox's groups with its limits. Return open descriptors, which the caller must close: "cgroup" is
         the cgroup2 directory to create its first process in, each "join" a file to which the process has to write 0."""
         opened: list[tuple[str, int]] = []
@@ -103,7 +105,7 @@ class Cgroups:
             for hierarchy in self.hierarchies:
                 group = f"{hierarchy.root}/{name}"  # not a Path, because this is part of every create
                 os.mkdir(group, 0o755)  # noqa: PTH102
-                for file, value in self._files(hierarchy, limits):
+                for file, value in self._list_limit_files(hierarchy, limits):
                     _write(f"{group}/{file}", value)
                 for file, value in self._io.get(hierarchy.name, ()):
                     with contextlib.suppress(OSError):  # the disk does not support it
@@ -118,9 +120,9 @@ class Cgroups:
             raise
         return opened
 
-    def _files(self, hierarchy: Hierarchy, limits: Limits) -> Iterator[tuple[str, str]]:
+    def _list_limit_files(self, hierarchy: Hierarchy, limits: Limits) -> Iterator[tuple[str, str]]:
         memory, quota = str(limits.memory_mb << 20), limits.cpu_count * _PERIOD_US
-        sockets = str(_socket_memory(limits.memory_mb))
+        sockets = str(_get_socket_limit(limits.memory_mb))
         if hierarchy.version == 2:
             files = {
                 "memory": [("memory.max", memory), ("memory.swap.max", "0")],
@@ -129,43 +131,47 @@ class Cgroups:
             }
         else:
             files = {
-                "memory": [("memory.limit_in_bytes", memory), (_SWAP_TOO, memory), (_SOCKETS, sockets)],
+                "memory": [
+                    ("memory.limit_in_bytes", memory),
+                    (_MEMORY_AND_SWAP_LIMIT, memory),
+                    (_SOCKET_LIMIT, sockets),
+                ],
                 "cpu": [("cpu.cfs_quota_us", str(quota))],  # the default period is 100 ms
                 "pids": [("pids.max", str(limits.pids))],
             }
         for controller in sorted(hierarchy.controllers):
             for file, value in files.get(controller, ()):
-                if file not in _OPTIONAL or self._exists(hierarchy, file):
+                if file not in _OPTIONAL_FILES or self._has_file(hierarchy, file):
                     yield file, value
 
-    def _exists(self, hierarchy: Hierarchy, file: str) -> bool:
+    def _has_file(self, hierarchy: Hierarchy, file: str) -> bool:
         """Return whether the file exists, because swap may not be accounted for; that is the same for all groups."""
         key = (hierarchy.name, file)
-        if key not in self._known:
-            self._known[key] = (hierarchy.root / file).exists()
-        return self._known[key]
+        if key not in self._existing_files:
+            self._existing_files[key] = (hierarchy.root / file).exists()
+        return self._existing_files[key]
 
-    # What is there ----------------------------------------------------------------------------------------------------------
+    # Contents ----------------------------------------------------------------------------------------------------------
 
-    def groups(self, name: str) -> Iterator[Path]:
+    def list_groups(self, name: str) -> Iterator[Path]:
         for hierarchy in self.hierarchies:
             yield hierarchy.root / name
 
-    def names(self) -> set[str]:
+    def list_names(self) -> set[str]:
         """Return every group in every hierarchy, including the zygote's."""
         return {path.name for h in self.hierarchies for path in h.root.iterdir() if path.is_dir()}
 
-    def pids(self, name: str) -> set[int]:
+    def list_pids(self, name: str) -> set[int]:
         found: set[int] = set()
-        for group in self.groups(name):
+        for group in self.list_groups(name):
             with contextlib.suppress(OSError):
                 found |= {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
         return found - {0}  # 0: a process that is not visible in this pid namespace
 
-    def place_zygote(self, pid: int) -> None:
+    def add_zygote(self, pid: int) -> None:
         """Move the zygote into its own group. Its children stay in it until they join their sandbox's group, so killing
         one group and then the other leaves none."""
-        for group in self.groups(ZYGOTE):
+        for group in self.list_groups(ZYGOTE):
             group.mkdir(exist_ok=True)
             (group / "cgroup.procs").write_text(str(pid))
 
@@ -177,20 +183,20 @@ class Cgroups:
         if self._unified is not None:
             with contextlib.suppress(OSError):
                 (self._unified.root / name / "cgroup.kill").write_text("1")
-        for pid in self.pids(name):
+        for pid in self.list_pids(name):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if self._unified is None and self._freezer is not None:  # processes frozen by version 1 cannot die
             with contextlib.suppress(OSError):
                 (self._freezer.root / name / "freezer.state").write_text("THAWED")
 
-    async def clear(self, name: str, limit: float = 10.0) -> bool:
+    async def clear(self, name: str, timeout_s: float = 10.0) -> bool:
         """Kill all processes in the group, wait until they are gone, and remove the group. Return False if a process
         did not die in time."""
         loop = asyncio.get_running_loop()
-        end, pause = loop.time() + limit, 0.0002
+        deadline, pause = loop.time() + timeout_s, 0.0002
         while not self.remove(name):
-            if loop.time() > end:
+            if loop.time() > deadline:
                 return False
             self.kill(name)
             await asyncio.sleep(pause)
@@ -199,24 +205,24 @@ class Cgroups:
 
     def remove(self, name: str) -> bool:
         """Remove the group. Return False while it has processes."""
-        gone = True
-        for group in self.groups(name):
+        is_removed = True
+        for group in self.list_groups(name):
             try:
-                _rmdir(group)
+                _remove_group(group)
             except FileNotFoundError:
                 pass
             except OSError as error:
                 if error.errno != errno.EBUSY:
                     raise
-                gone = False
-        return gone
+                is_removed = False
+        return is_removed
 
     # Freezing ---------------------------------------------------------------------------------------------------------------
 
     async def freeze(self, name: str) -> None:
         """Return when every process has stopped. Raises TimeoutError after thawing the group again."""
         try:
-            async with asyncio.timeout(_FREEZE_TIMEOUT):
+            async with asyncio.timeout(_FREEZE_TIMEOUT_S):
                 if self._unified is not None:
                     await _freeze_unified(self._unified.root / name)
                 elif self._freezer is not None:
@@ -233,7 +239,7 @@ class Cgroups:
                 _write(self._freezer.root / name / "freezer.state", "THAWED")
 
     def is_frozen(self, name: str) -> bool:
-        """Return whether it was told to freeze, even if that is not complete yet."""
+        """Return whether a freeze was requested, even if it is not complete yet."""
         with contextlib.suppress(OSError):
             if self._unified is not None:
                 return _read(self._unified.root / name / "cgroup.freeze").strip() == b"1"
@@ -242,44 +248,44 @@ class Cgroups:
         return False
 
     @property
-    def accounts(self) -> bool:
-        """Whether `usage` reports both CPU time and memory."""
+    def reports_usage(self) -> bool:
+        """Whether `read_usage` reports both CPU time and memory."""
         return (
             self._unified is not None or self._find_by_controller("cpuacct") is not None
         ) and "memory" in self.limits
 
     # Accounting -------------------------------------------------------------------------------------------------------------
 
-    def usage(self, name: str) -> Usage:
+    def read_usage(self, name: str) -> Usage:
         cpu, memory, cache, kills = 0.0, 0, 0, 0
         if self._unified is not None:
-            cpu = _table(self._unified.root / name / "cpu.stat").get("usage_usec", 0) / 1e6
+            cpu = _read_table(self._unified.root / name / "cpu.stat").get("usage_usec", 0) / 1e6
         elif (accounting := self._find_by_controller("cpuacct")) is not None:
-            cpu = _number(accounting.root / name / "cpuacct.usage") / 1e9
+            cpu = _read_number(accounting.root / name / "cpuacct.usage") / 1e9
         hierarchy = self._find_by_controller("memory")
         if hierarchy is not None and hierarchy.version == 2:
             group = hierarchy.root / name
-            memory, cache = _number(group / "memory.current"), _table(group / "memory.stat").get("file", 0)
-            kills = _table(group / "memory.events").get("oom_kill", 0)
+            memory, cache = _read_number(group / "memory.current"), _read_table(group / "memory.stat").get("file", 0)
+            kills = _read_table(group / "memory.events").get("oom_kill", 0)
         elif hierarchy is not None:
             group = hierarchy.root / name
             memory, cache = (
-                _number(group / "memory.usage_in_bytes"),
-                _table(group / "memory.stat").get("total_cache", 0),
+                _read_number(group / "memory.usage_in_bytes"),
+                _read_table(group / "memory.stat").get("total_cache", 0),
             )
-            kills = _table(group / "memory.oom_control").get("oom_kill", 0)
+            kills = _read_table(group / "memory.oom_control").get("oom_kill", 0)
         return Usage(cpu, max(memory - cache, 0), cache, kills)
 
-    def socket_memory(self, name: str) -> SocketMemory | None:
+    def read_socket_memory(self, name: str) -> SocketMemory | None:
         """Return the socket memory, or None if memory is not accounted for."""
         hierarchy = self._find_by_controller("memory")
         if hierarchy is None:
             return None
         if hierarchy.version == 2:
-            used = _table(hierarchy.root / name / "memory.stat").get("sock", 0)
-            return SocketMemory(used, max(LEAST_SOCKETS, _tcp_memory() // _SHARE_V2))
+            used = _read_table(hierarchy.root / name / "memory.stat").get("sock", 0)
+            return SocketMemory(used, max(MIN_SOCKET_MEMORY, _read_tcp_memory() // _TCP_DIVISOR_V2))
         group = hierarchy.root / name
-        return SocketMemory(_number(group / _SOCKETS_USED), _number(group / _SOCKETS))
+        return SocketMemory(_read_number(group / _SOCKET_USAGE), _read_number(group / _SOCKET_LIMIT))
 
 
 async def _freeze_unified(group: Path) -> None:
@@ -314,28 +320,28 @@ async def _freeze_v1(group: Path) -> None:
         pause = min(pause * 2, 0.01)
 
 
-def _socket_memory(memory_mb: int) -> int:
+def _get_socket_limit(memory_mb: int) -> int:
     """Return the bytes of socket buffers that a sandbox with this memory may hold."""
-    return max(LEAST_SOCKETS, min(memory_mb << 18, _tcp_memory() // _SHARE))
+    return max(MIN_SOCKET_MEMORY, min(memory_mb << 18, _read_tcp_memory() // _TCP_DIVISOR))
 
 
-def _tcp_memory() -> int:
+def _read_tcp_memory() -> int:
     """Return the bytes of TCP buffers above which the kernel starts to save memory."""
     try:
-        pages = int(_TCP_MEMORY.read_text().split()[0])
+        pages = int(_TCP_MEMORY_FILE.read_text().split()[0])
     except FileNotFoundError:  # in a separate network namespace of the engine; use the kernel's default
         pages = os.sysconf("SC_PHYS_PAGES") * 3 // 64
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _rmdir(group: Path) -> None:
+def _remove_group(group: Path) -> None:
     try:
         group.rmdir()
     except OSError as error:
         if error.errno not in {errno.EBUSY, errno.ENOTEMPTY}:
             raise
         for inner in [path for path in group.iterdir() if path.is_dir()]:
-            _rmdir(inner)
+            _remove_group(inner)
         group.rmdir()
 
 
@@ -355,13 +361,13 @@ def _read(path: Path) -> bytes:
         os.close(fd)
 
 
-def _number(path: Path) -> int:
+def _read_number(path: Path) -> int:
     with contextlib.suppress(OSError, ValueError):
         return int(_read(path))
     return 0
 
 
-def _table(path: Path) -> dict[str, int]:
+def _read_table(path: Path) -> dict[str, int]:
     """Parse lines of `name number`."""
     with contextlib.suppress(OSError, ValueError):
         pairs = (line.split() for line in _read(path).decode().splitlines())

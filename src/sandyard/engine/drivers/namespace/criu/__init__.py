@@ -1,4 +1,4 @@
-"""Moves a frozen sandbox's memory to disk and back with CRIU. Optional: without CRIU, nothing else changes.
+"""Move a frozen sandbox's memory to disk and back with CRIU. Optional: without CRIU, nothing else changes.
 
 The driver uses `checkpoint`. `child` runs in a separate process that becomes CRIU, `scan` reads what a frozen sandbox
 consists of, and `probe` tests on this machine that all of it works.

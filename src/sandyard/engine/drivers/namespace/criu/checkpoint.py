@@ -27,22 +27,22 @@ from sandyard.kit.python import bare_python_command
 from sandyard.kit.tasks import run_uninterrupted
 
 PRIVATE_CRIU = Path("/var/lib/sandyard/criu/criu")  # where scripts/get-criu installs it
-OLDEST = (4, 1)
-HELP = "scripts/get-criu fetches one that fits"
+MIN_VERSION = (4, 1)
+INSTALL_HINT = "run scripts/get-criu to install a suitable version"
 
 _CHILD = "sandyard.engine.drivers.namespace.criu.child"
 _LIBRARY = "library"
 _PARTIAL = ".partial"
-_HARMLESS = ("RLIMIT_NOFILE", "FAILED", "failed with -1", "repair mode", "recv req error")
+_HARMLESS_ERRORS = ("RLIMIT_NOFILE", "FAILED", "failed with -1", "repair mode", "recv req error")
 
 # CRIU's messages and their meaning for a sandbox. The first match counts.
 _REASONS = (
     (r"No space left on device", "there is no space left on the disk"),
     (r"SysVIPC|SYSV|shmem map", "a process uses System V shared memory"),
     (r"io_uring|\[aio\]", "a process uses io_uring or kernel asynchronous I/O"),
-    (r"Can't dump nested|own namespace", "a process lives in namespaces of its own"),
-    (r"in-flight|Dangling|xternal socket|without peer", "a connection to its agent was just being made or cut"),
-    (r"fsnotify|Can't dump that handle", "a process watches a file whose place can't be found"),
+    (r"Can't dump nested|own namespace", "a process runs in its own namespaces"),
+    (r"in-flight|Dangling|xternal socket|without peer", "a connection to its agent was just being opened or closed"),
+    (r"fsnotify|Can't dump that handle", "a process watches a file whose path can't be found"),
     (r"Can't lookup mount", "a process has a file open that is not in its file system"),
     (r"ghost file .* too big|ghost-limit", "a process keeps a very large deleted file open"),
     (r"No NS ID", "a process has the file of a namespace open"),
@@ -77,9 +77,10 @@ class Criu:
 
     @classmethod
     async def find(cls, candidates: Sequence[Path] | None = None) -> Criu:
-        """Return the CRIU of this machine, if it is new enough. UnsupportedError says what is missing and what to do.
+        """Return the CRIU of this machine, if it is new enough. Raises UnsupportedError, which says what is missing and
+        what to do.
 
-        Does not check the kernel: `probe.works` does.
+        Does not check the kernel: `probe.find_working` does.
         """
         if os.geteuid() != 0:
             raise UnsupportedError("moving memory to disk requires an engine that runs as root")
@@ -93,11 +94,11 @@ class Criu:
             found = re.search(r"^Version:\s*(\d+(?:\.\d+)*)", output, re.MULTILINE)
             if code or not found:
                 too_old = f"{candidate} does not start"
-            elif (version := tuple(int(part) for part in found[1].split("."))) < OLDEST:
+            elif (version := tuple(int(part) for part in found[1].split("."))) < MIN_VERSION:
                 too_old = f"{candidate} is version {found[1]}, but 4.1 is required"
             else:
                 return cls((str(candidate),), version)
-        raise UnsupportedError(f"{too_old or 'CRIU is not installed on this machine'}; {HELP}")
+        raise UnsupportedError(f"{too_old or 'CRIU is not installed on this machine'}; {INSTALL_HINT}")
 
     async def dump(self, sandbox: Frozen, images: Path) -> None:
         """Write the memory of a frozen sandbox to the directory `images`: completely and safely on disk, or not at all.
@@ -114,36 +115,37 @@ class Criu:
         request["files"] = [str(path) for path in sandbox.files]
         request["volumes"] = sandbox.volumes
         try:
-            await asyncio.to_thread(_prepare, partial, library)
-            await self._child({**request, "images": str(partial), "library": str(library)}, "be dumped")
+            await asyncio.to_thread(_create_folders, partial, library)
+            await self._run_child({**request, "images": str(partial), "library": str(library)}, "be dumped")
             await asyncio.to_thread(_publish, partial, images)
         finally:
             await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
 
-    async def restore(self, images: Path, place: RestoreTarget) -> int:
+    async def restore(self, images: Path, target: RestoreTarget) -> int:
         """Restore the processes, running, and return the host's pid of the agent. The images stay unchanged.
 
-        The processes are no children of the engine and outlive it. UnsupportedError explains a failure; empty the
-        cgroups then, because a killed CRIU leaves processes behind. Runs to completion even if the caller is cancelled.
+        The processes are no children of the engine and outlive it. Raises UnsupportedError with the reason; the caller
+        must then empty the cgroups, because a killed CRIU leaves processes behind. Runs to completion even if the
+        caller is cancelled.
         """
         request: dict[str, Any] = {"verb": "restore", "images": str(images), "library": str(images.parent / _LIBRARY)}
-        request |= {"holder": place.holder, "root": str(place.root), "socket": str(place.socket)}
-        request["cgroups"] = [str(folder) for folder in place.cgroups]
-        return int(await run_uninterrupted(self._child(request, "be restored", answer="pid")))
+        request |= {"holder": target.holder, "root": str(target.root), "socket": str(target.socket)}
+        request["cgroups"] = [str(folder) for folder in target.cgroups]
+        return int(await run_uninterrupted(self._run_child(request, "be restored", result_file="pid")))
 
-    async def _child(self, request: dict[str, Any], what: str, answer: str | None = None) -> str:
-        command = bare_python(f"from {_CHILD} import main; main()")
+    async def _run_child(self, request: dict[str, Any], what: str, result_file: str | None = None) -> str:
+        command = make_bare_command(f"from {_CHILD} import main; main()")
         with tempfile.TemporaryDirectory(prefix="sandyard-criu-", ignore_cleanup_errors=True) as work:
-            os.chmod(work, 0o711)  # noqa: S103, PTH101  the sandbox's root passes through, to the mounts it is handed
-            whole = json.dumps({**request, "criu": list(self.command), "work": work})
-            status, _, complaint = await _run([*command, whole])
+            os.chmod(work, 0o711)  # noqa: S103, PTH101  the sandbox's root must traverse it to reach its mounts
+            argument = json.dumps({**request, "criu": list(self.command), "work": work})
+            status, _, stderr = await _run([*command, argument])
             if status == EXIT_REFUSED:
-                raise UnsupportedError(f"this sandbox's memory can't {what}: {complaint.strip()}")
+                raise UnsupportedError(f"this sandbox's memory can't {what}: {stderr.strip()}")
             if status < 0:
                 raise UnsupportedError(f"this sandbox's memory can't {what}: CRIU was ended by signal {-status}")
             if status:
-                raise _explain(_read(work, "criu.log") + complaint, what)
-            return _read(work, answer) if answer else ""
+                raise _explain_failure(_read_file(work, "criu.log") + stderr, what)
+            return _read_file(work, result_file) if result_file else ""
 
     @staticmethod
     async def sweep(parent: Path, keep: Collection[str]) -> None:
@@ -151,7 +153,7 @@ class Criu:
         await asyncio.to_thread(_sweep, parent, frozenset(keep))
 
 
-def bare_python(statement: str) -> list[str]:
+def make_bare_command(statement: str) -> list[str]:
     """Return a command that runs this with only the standard library and this project's modules, which starts quickly.
     The package of all drivers is imported without running it, because its dependencies are missing there."""
     source, name = Path(sandyard.__file__).parent.parent, "sandyard.engine.drivers"
@@ -177,7 +179,7 @@ async def _run(command: list[str]) -> tuple[int, str, str]:
     return process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace")
 
 
-def _prepare(partial: Path, library: Path) -> None:
+def _create_folders(partial: Path, library: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     for folder in (library, partial):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -190,20 +192,20 @@ def _publish(partial: Path, images: Path) -> None:
     for path in [*partial.rglob("*"), partial]:
         if path.is_file():
             path.chmod(0o644)
-        _sync(path)
+        _sync_to_disk(path)
     shutil.rmtree(images, ignore_errors=True)
     partial.rename(images)
-    _sync(images.parent)
+    _sync_to_disk(images.parent)
 
 
-def _read(folder: str, name: str) -> str:
+def _read_file(folder: str, name: str) -> str:
     try:
         return Path(folder, name).read_text(errors="replace")
     except FileNotFoundError:
         return ""
 
 
-def _sync(path: Path) -> None:
+def _sync_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -211,15 +213,17 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _explain(log: str, what: str) -> SandyardError:
-    errors = [line for line in log.splitlines() if "Error" in line and not any(word in line for word in _HARMLESS)]
+def _explain_failure(log: str, what: str) -> SandyardError:
+    errors = [
+        line for line in log.splitlines() if "Error" in line and not any(word in line for word in _HARMLESS_ERRORS)
+    ]
     lines = [re.sub(r"^.*?Error\s*(\([^)]*\):)?\s*", "", line) for line in errors] or [log.strip()[-200:]]
-    said = "; ".join(lines[:2])
+    details = "; ".join(lines[:2])
     for pattern, meaning in _REASONS:
         if re.search(pattern, "\n".join(errors)):
-            sentence = f"this sandbox's memory can't {what}: {meaning} (CRIU: {said})"
-            return NoSpaceError(sentence) if pattern.startswith("No space") else UnsupportedError(sentence)
-    return UnsupportedError(f"this sandbox's memory can't {what}: CRIU says: {said}")
+            message = f"this sandbox's memory can't {what}: {meaning} (CRIU: {details})"
+            return NoSpaceError(message) if pattern.startswith("No space") else UnsupportedError(message)
+    return UnsupportedError(f"this sandbox's memory can't {what}: CRIU reported: {details}")
 
 
 def _sweep(parent: Path, keep: frozenset[str]) -> None:

@@ -1,4 +1,4 @@
-"""Becomes CRIU: prepares namespaces and mounts in a separate process, then execs `criu dump` or `criu restore`.
+"""Become CRIU: prepare namespaces and mounts in a separate process, then exec `criu dump` or `criu restore`.
 
 Run by `checkpoint`, with the request as its argument. Needs root, and only the standard library, so that it starts
 quickly. All its mounts are in a separate mount namespace, which ends with CRIU: nothing can be left behind on the host.
@@ -33,13 +33,13 @@ from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.criu import scan, volumes
 
 FORMAT = 2
-USED = "used"  # a file next to the images, from the moment the processes run again
-_SOME = "64"
+USED_MARK = "used"  # a file next to the images, from the moment the processes run again
+_TEMPORARY_LIMIT = "64"
 EXIT_REFUSED = 90  # with a message on standard error
 _INOTIFY_INSTANCES = 32  # CRIU's user namespaces belong to root, so what is counted in them is counted for root
 GHOST_LIMIT = 1 << 30  # bytes of a deleted file that is still open: they are stored in the image
 
-_KINDS = {
+_CLONE_FLAGS = {
     "mnt": kernel.CLONE_NEWNS,
     "net": kernel.CLONE_NEWNET,
     "uts": kernel.CLONE_NEWUTS,
@@ -63,12 +63,12 @@ def _open_namespace(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _private_mounts() -> None:
+def _make_mounts_private() -> None:
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
 
 
-def _exec(command: list[str], arguments: list[str]) -> NoReturn:
+def _exec_criu(command: list[str], arguments: list[str]) -> NoReturn:
     environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}  # CRIU calls tar
     os.execve(command[0], [*command, *arguments], environment)  # noqa: S606
 
@@ -76,55 +76,55 @@ def _exec(command: list[str], arguments: list[str]) -> NoReturn:
 def dump(request: dict[str, Any]) -> NoReturn:
     root, images, library = int(request["pid"]), Path(request["images"]), Path(request["library"])
     freezer = Path(request["freezer"])
-    pids = scan.processes(freezer)
-    scan.check(pids, root)
-    volumes.check(pids, root, request["volumes"])
-    mounts = scan.mounts(root)
+    pids = scan.list_pids(freezer)
+    scan.check_processes(pids, root)
+    volumes.check_volumes(pids, root, request["volumes"])
+    mounts = scan.list_mounts(root)
     files = []
-    for file, handle in scan.host_files(pids, root, [Path(path) for path in request["files"]]):
+    for file, handle in scan.list_host_files(pids, root, [Path(path) for path in request["files"]]):
         files.append(file)
         if file.copy:
-            _keep_copy(handle, library / file.copy)
+            _store_copy(handle, library / file.copy)
     arguments = ["dump", "--tree", str(root), "--images-dir", str(images / "criu"), "--freeze-cgroup", str(freezer)]
     arguments += ["--leave-running", "--skip-in-flight", "--link-remap", "--ghost-limit", str(GHOST_LIMIT)]
     for file in files:
         arguments += ["--external", file.key]
     for number, point in enumerate([*mounts.prepared, *mounts.blank]):
         arguments += ["--external", f"mnt[{point}]:m{number}"]
-    for path in scan.watched_paths(pids, root):
+    for path in scan.find_watched_paths(pids, root):
         arguments += ["--irmap-scan-path", path]
 
-    own = {kind: _open_namespace(f"/proc/{root}/ns/{kind}") for kind in scan.NAMESPACES}
+    namespaces = {kind: _open_namespace(f"/proc/{root}/ns/{kind}") for kind in scan.NAMESPACES}
     # A mount namespace can be bound only in an older one, and recent kernels number them in order only on one CPU.
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cpus)})
-    _private_mounts()
-    copy, limits = _copy_of_mounts(own["mnt"], own["user"])
+    _make_mounts_private()
+    copy, limits = _copy_mount_namespace(namespaces["mnt"], namespaces["user"])
     os.sched_setaffinity(0, cpus)
-    _show_namespaces(pids, own, copy, f"{request['work']}/namespaces")
+    _cover_namespaces(pids, namespaces, copy, f"{request['work']}/namespaces")
     for kind in ("net", "uts", "ipc", "cgroup"):
-        kernel.setns(own[kind], _KINDS[kind])
+        kernel.setns(namespaces[kind], _CLONE_FLAGS[kind])
     facts = {
         "format": FORMAT,
         "machine": os.uname().machine,
-        "owner": scan.host_id(root),
-        "socket": scan.listening_socket(root),
+        "owner": scan.read_root_uid(root),
+        "socket": scan.find_listening_socket(root),
         "files": [asdict(file) for file in files],
         "prepared": mounts.prepared,
         "blank": mounts.blank,
         "limits": limits,
-        "rlimits": scan.rlimits(root),
+        "rlimits": scan.read_rlimits(root),
     }
     (images / "sandbox.json").write_text(json.dumps(facts))
-    _exec(request["criu"], [*arguments, *_common(request)])
+    _exec_criu(request["criu"], [*arguments, *_list_common_options(request)])
 
 
-def _common(request: dict[str, Any]) -> list[str]:
-    given = ["--work-dir", request["work"], "--log-file", "criu.log", "-v2", "--no-default-config"]
-    return [*given, "--manage-cgroups=ignore", "--network-lock", "skip", "--tcp-close", "--file-locks"]
+def _list_common_options(request: dict[str, Any]) -> list[str]:
+    options = ["--work-dir", request["work"], "--log-file", "criu.log", "-v2", "--no-default-config"]
+    return [*options, "--manage-cgroups=ignore", "--network-lock", "skip", "--tcp-close", "--file-locks"]
 
 
-def _keep_copy(handle: Path, target: Path) -> None:
+def _store_copy(handle: Path, target: Path) -> None:
     if target.exists():
         return
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
@@ -136,39 +136,44 @@ def _keep_copy(handle: Path, target: Path) -> None:
     partial.rename(target)
 
 
-def _show_namespaces(pids: list[int], own: dict[str, int], mounts: int, stage: str) -> None:
+def _cover_namespaces(pids: list[int], namespaces: dict[str, int], mounts: int, stage: str) -> None:
     """Cover `/proc/PID/ns` of all processes with their own namespaces, and `mounts` as the mount namespace."""
     Path(stage).mkdir()
     kernel.mount("none", stage, "tmpfs")
-    shown = {**own, "mnt": mounts, "pid_for_children": own["pid"], "time_for_children": own["time"]}
-    for kind, descriptor in shown.items():
+    visible = {
+        **namespaces,
+        "mnt": mounts,
+        "pid_for_children": namespaces["pid"],
+        "time_for_children": namespaces["time"],
+    }
+    for kind, descriptor in visible.items():
         Path(stage, kind).touch()
         kernel.bind(f"/proc/self/fd/{descriptor}", f"{stage}/{kind}")
     for pid in pids:
         kernel.bind(stage, f"/proc/{pid}/ns", recursive=True)
 
 
-def _copy_of_mounts(mounts: int, users: int) -> tuple[int, dict[str, str]]:
+def _copy_mount_namespace(mounts: int, users: int) -> tuple[int, dict[str, str]]:
     """Return a copy of that mount namespace that belongs to that user namespace and lives as long as its descriptor,
     and the namespace limits of that user namespace, which are raised while the copy is made."""
-    ready, tell = os.pipe()
+    ready, report = os.pipe()
     hold, release = os.pipe()
-    knobs = os.open("/proc/sys/user", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sysctls = os.open("/proc/sys/user", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         try:
             kernel.setns(mounts, kernel.CLONE_NEWNS)
             kernel.setns(users, kernel.CLONE_NEWUSER)
-            limits = {kind: _access_user_sysctl(knobs, f"max_{kind}_namespaces") for kind in scan.NAMESPACES}
-            _access_user_sysctl(knobs, "max_mnt_namespaces", _SOME)
+            limits = {kind: _access_user_sysctl(sysctls, f"max_{kind}_namespaces") for kind in scan.NAMESPACES}
+            _access_user_sysctl(sysctls, "max_mnt_namespaces", _TEMPORARY_LIMIT)
             kernel.unshare(kernel.CLONE_NEWNS)
-            _access_user_sysctl(knobs, "max_mnt_namespaces", limits["mnt"])
-            os.write(tell, json.dumps(limits).encode())
+            _access_user_sysctl(sysctls, "max_mnt_namespaces", limits["mnt"])
+            os.write(report, json.dumps(limits).encode())
             os.close(release)
             os.read(hold, 1)
         finally:
             os._exit(0)
-    for descriptor in (tell, hold, knobs):
+    for descriptor in (report, hold, sysctls):
         os.close(descriptor)
     try:
         answer = os.read(ready, 4096)
@@ -182,7 +187,8 @@ def _copy_of_mounts(mounts: int, users: int) -> tuple[int, dict[str, str]]:
 
 
 def _access_user_sysctl(folder: int, name: str, value: str = "") -> str:
-    """Read or write a file of /proc/sys/user: its meaning depends on the user namespace of the process that opens it."""
+    """Read or write a file of /proc/sys/user: its meaning depends on the user namespace of the process that opens
+    it."""
     descriptor = os.open(name, os.O_RDWR if value else os.O_RDONLY, dir_fd=folder)
     try:
         return str(os.write(descriptor, value.encode())) if value else os.read(descriptor, 64).decode().strip()
@@ -200,38 +206,40 @@ def restore(request: dict[str, Any]) -> NoReturn:
         raise scan.NotDumpableError("these images were made by another version or on another kind of machine")
     # Opened before any namespace is entered, so that their mounts outlive this process.
     library = Path(request["library"])
-    inherited = {_reopen(scan.HostFile(**file), library, facts["owner"]): file["key"] for file in facts["files"]}
+    inherited = {_reopen_file(scan.HostFile(**file), library, facts["owner"]): file["key"] for file in facts["files"]}
     for folder in request["cgroups"]:
         Path(folder, "cgroup.procs").write_text("0")
-    namespaces = {kind: _open_namespace(f"/proc/{request['holder']}/ns/{kind}") for kind in _KINDS}
-    kernel.setns(namespaces["net"], _KINDS["net"])
+    namespaces = {kind: _open_namespace(f"/proc/{request['holder']}/ns/{kind}") for kind in _CLONE_FLAGS}
+    kernel.setns(namespaces["net"], _CLONE_FLAGS["net"])
     inherited[_listen(request["socket"])] = (
         f"socket:[{facts['socket']}]"  # a unix socket belongs to a network namespace
     )
     for kind in ("uts", "ipc", "cgroup"):
-        kernel.setns(namespaces[kind], _KINDS[kind])
-    _private_mounts()
-    root, *places = _copy_mounts(namespaces["mnt"], request["root"], ["/", *facts["prepared"]], f"{work}/mounts")
-    places += [_make_mask(kind, f"{work}/mounts/blank{number}") for number, kind in enumerate(facts["blank"].values())]
+        kernel.setns(namespaces[kind], _CLONE_FLAGS[kind])
+    _make_mounts_private()
+    root, *mount_paths = _copy_mounts(namespaces["mnt"], request["root"], ["/", *facts["prepared"]], f"{work}/mounts")
+    mount_paths += [
+        _make_mask(kind, f"{work}/mounts/blank{number}") for number, kind in enumerate(facts["blank"].values())
+    ]
     arguments = ["restore", "--images-dir", str(images / "criu"), "--root", root, "--restore-detached"]
-    arguments += ["--pidfile", "pid", "--action-script", f"{work}/mounts/limit", *_common(request)]
-    _write_script(Path(work, "mounts/limit"), facts["limits"], images / USED)
-    for number, path in enumerate(places):
+    arguments += ["--pidfile", "pid", "--action-script", f"{work}/mounts/limit", *_list_common_options(request)]
+    _write_script(Path(work, "mounts/limit"), facts["limits"], images / USED_MARK)
+    for number, path in enumerate(mount_paths):
         arguments += ["--external", f"mnt[m{number}]:{path}"]
-    for kind, most in facts.get("rlimits", []):  # the new user namespace is created under these limits
-        resource.setrlimit(kind, (most, most))
+    for kind, limit in facts.get("rlimits", []):  # the new user namespace is created under these limits
+        resource.setrlimit(kind, (limit, limit))
     for descriptor, key in inherited.items():
         os.set_inheritable(descriptor, True)
         arguments += ["--inherit-fd", f"fd[{descriptor}]:{key}"]
-    _exec(request["criu"], arguments)
+    _exec_criu(request["criu"], arguments)
 
 
 def _write_script(script: Path, limits: dict[str, str], used: Path) -> None:
     """Write the script that CRIU calls at every stage. Before anything runs, it gives the new user namespace the limits
     of the old one, and marks the images as used."""
-    knobs = {f"max_{kind}_namespaces": int(value) for kind, value in limits.items()}
-    knobs["max_inotify_instances"] = _INOTIFY_INSTANCES
-    writes = "; ".join(f"echo {value} >/proc/sys/user/{name}" for name, value in knobs.items())
+    sysctls = {f"max_{kind}_namespaces": int(value) for kind, value in limits.items()}
+    sysctls["max_inotify_instances"] = _INOTIFY_INSTANCES
+    writes = "; ".join(f"echo {value} >/proc/sys/user/{name}" for name, value in sysctls.items())
     lines = ["#!/bin/sh -e", '[ "$CRTOOLS_SCRIPT_ACTION" = post-restore ] || exit 0']
     lines.append(f": >{shlex.quote(str(used))}")
     lines.append(f"exec nsenter --user=/proc/$CRTOOLS_INIT_PID/ns/user sh -ec '{writes}'\n")
@@ -239,7 +247,7 @@ def _write_script(script: Path, limits: dict[str, str], used: Path) -> None:
     script.chmod(0o700)
 
 
-def _reopen(file: scan.HostFile, library: Path, owner: int) -> int:
+def _reopen_file(file: scan.HostFile, library: Path, owner: int) -> int:
     """Open the host's file if it is still the same, otherwise the copy that was kept.
 
     CRIU opens it once more, as the sandbox's root, which therefore has to own files that it writes to.
@@ -264,43 +272,43 @@ def _reopen(file: scan.HostFile, library: Path, owner: int) -> int:
 
 def _listen(path: str) -> int:
     """Return a new listening socket at the agent's path, which may be longer than a socket address allows."""
-    place = Path(path)
-    place.unlink(missing_ok=True)
-    folder = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    socket_path = Path(path)
+    socket_path.unlink(missing_ok=True)
+    folder = os.open(socket_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    listener.bind(f"/proc/self/fd/{folder}/{place.name}")
+    listener.bind(f"/proc/self/fd/{folder}/{socket_path.name}")
     listener.listen(1024)
     os.close(folder)
     return listener.detach()
 
 
-def _make_mask(kind: str, place: str) -> str:
-    """Return something that hides what is below it, on proc."""
+def _make_mask(kind: str, path: str) -> str:
+    """Return the path of something to mount on proc to hide what is below."""
     if kind == "device":
         return "/dev/null"
     if kind == "folder":
-        Path(place).mkdir(0o555)
+        Path(path).mkdir(0o555)
     else:
-        Path(place).write_text(kind.removeprefix(scan.TEXT))
-        Path(place).chmod(0o444)
-    return place
+        Path(path).write_text(kind.removeprefix(scan.TEXT_PREFIX))
+        Path(path).chmod(0o444)
+    return path
 
 
-def _copy_mounts(mounts: int, root: str, points: list[str], place: str) -> list[str]:
-    """Copy mounts out of the tree at `root` in that mount namespace: each alone, below `place`."""
-    here = _open_namespace("/proc/self/ns/mnt")
+def _copy_mounts(mounts: int, root: str, points: list[str], path: str) -> list[str]:
+    """Copy mounts out of the tree at `root` in that mount namespace: each alone, below `path`."""
+    own_namespace = _open_namespace("/proc/self/ns/mnt")
     kernel.setns(mounts, kernel.CLONE_NEWNS)
     copies = [kernel.clone_mount(f"{root}{point}") for point in points]
     are_folders = [Path(f"{root}{point}").is_dir() for point in points]
-    kernel.setns(here, kernel.CLONE_NEWNS)
-    os.close(here)
-    Path(place).mkdir()
-    kernel.mount("none", place, "tmpfs", 0, "mode=755")  # no flags: CRIU adds those a mount had, but cannot remove any
-    places = []
+    kernel.setns(own_namespace, kernel.CLONE_NEWNS)
+    os.close(own_namespace)
+    Path(path).mkdir()
+    kernel.mount("none", path, "tmpfs", 0, "mode=755")  # no flags: CRIU adds those a mount had, but cannot remove any
+    paths = []
     for number, (copy, is_folder) in enumerate(zip(copies, are_folders, strict=True)):
-        target = Path(place, str(number))
+        target = Path(path, str(number))
         target.mkdir() if is_folder else target.touch()
         kernel.attach_mount(copy, str(target))
         os.close(copy)
-        places.append(str(target))
-    return places
+        paths.append(str(target))
+    return paths

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget, bare_python
+from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget, make_bare_command
 from sandyard.kit.errors import SandyardError, UnsupportedError
 
 _FIRST_ID = 1_910_000_000  # of the sandbox's users on the host; otherwise unused
@@ -37,10 +37,10 @@ _results: dict[tuple[str, ...], Criu | UnsupportedError] = {}
 
 
 async def find_working() -> Criu:
-    """Return a CRIU that was tested successfully. Raises UnsupportedError with the reason if there is none. Takes half a
-    second the first time; the result is cached."""
+    """Return a CRIU that was tested successfully. Raises UnsupportedError with the reason if there is none. Takes half
+    a second the first time; the result is cached."""
     criu = await Criu.find()
-    if not kernel.effective_capabilities() >> _CAP_SYS_RESOURCE & 1:
+    if not kernel.get_effective_capabilities() >> _CAP_SYS_RESOURCE & 1:
         raise UnsupportedError(
             "CRIU reads the limits of processes that are not root's; run the engine with CAP_SYS_RESOURCE"
         )
@@ -106,7 +106,8 @@ def _find_freezer() -> Path:
 
 
 def sweep() -> None:
-    """Remove the leftovers of engines that were killed during a test. Killing their processes also ends their mounts."""
+    """Remove the leftovers of engines that were killed during a test. Killing their processes also ends their
+    mounts."""
     for group in _find_freezer().glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError, UnsupportedError):
             inside = (group / "cgroup.procs").read_text().split()
@@ -169,7 +170,7 @@ async def read_reply(agent_socket: Path) -> bytes:
 
 async def start(folder: Path, mode: str, freezer: Path, entry: str = f"from {__name__} import main; main()") -> int:
     """Run `entry` with these arguments: see `main`. Return the pid it prints."""
-    command = [*bare_python(entry), mode, str(folder), str(freezer)]
+    command = [*make_bare_command(entry), mode, str(folder), str(freezer)]
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=pipe, stderr=pipe)
     output, errors = await process.communicate()
@@ -186,7 +187,7 @@ def main(serve: Callable[[socket.socket], None] | None = None) -> None:
     kernel.close_range(3, 0x7FFF_FFFF)  # children of a process that runs uvloop inherit its pipes
     mode, folder, freezer = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     users = _create_user_namespace()
-    ready, tell = os.pipe()
+    ready, report = os.pipe()
     if mode == "live":
         kernel.unshare(kernel.CLONE_NEWPID)
     pid = os.fork()
@@ -201,26 +202,26 @@ def main(serve: Callable[[socket.socket], None] | None = None) -> None:
             root = _mount_root(folder)
             if mode == "live":
                 listener = _enter_sandbox(folder, root, users)
-                os.close(tell)
+                os.close(report)
                 (serve or _serve_counter)(listener)
-            for descriptor in (0, 1, 2, tell):
+            for descriptor in (0, 1, 2, report):
                 os.close(descriptor)
             signal.pause()
         finally:
             os._exit(1)
-    os.close(tell)
+    os.close(report)
     os.read(ready, 1)
     sys.stdout.write(str(pid))
 
 
 def _create_user_namespace() -> int:
-    ready, tell = os.pipe()
+    ready, report = os.pipe()
     hold, release = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             kernel.unshare(kernel.CLONE_NEWUSER)
-            os.write(tell, b"1")
+            os.write(report, b"1")
             os.close(release)
             os.read(hold, 1)
         finally:
@@ -229,7 +230,7 @@ def _create_user_namespace() -> int:
     for kind in ("uid_map", "gid_map"):
         Path(f"/proc/{pid}/{kind}").write_text(f"0 {_FIRST_ID} 65536\n")
     users = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    for descriptor in (ready, tell, hold, release):
+    for descriptor in (ready, report, hold, release):
         os.close(descriptor)
     os.waitpid(pid, 0)
     return users

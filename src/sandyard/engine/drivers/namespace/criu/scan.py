@@ -1,4 +1,4 @@
-"""Collects the facts about a frozen sandbox that CRIU needs. They are read from /proc while nothing in it runs.
+"""Collect the facts about a frozen sandbox that CRIU needs. They are read from /proc while nothing in it runs.
 
 Everything is written to `sandbox.json` next to CRIU's images, because a restore needs the same information.
 """
@@ -16,11 +16,11 @@ from pathlib import Path
 NAMESPACES = ("mnt", "user", "pid", "net", "uts", "ipc", "cgroup", "time")
 
 _KERNEL_FILES = ("/memfd:", "/SYSV", "/dev/zero (deleted)", "/anon_hugepage")  # not real paths; CRIU handles them
-_ACCEPTS = 0x10000  # in /proc/net/unix
-TEXT = "text:"
-_MOST_TEXT = 4096
-_REOPEN = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY
-_DEEPEST_SEARCH = 300_000  # directory entries searched for the location of a file watch
+_LISTENING_FLAG = 0x10000  # in /proc/net/unix
+TEXT_PREFIX = "text:"
+_MAX_TEXT_BYTES = 4096
+_REOPEN_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY
+_MAX_SEARCHED = 300_000  # directory entries searched for the location of a file watch
 _SYSTEM_FOLDERS = ("usr", "var", "lib", "etc")  # searched last
 
 
@@ -51,7 +51,7 @@ class Mounts:
     ]  # on proc, to hide what is below: "text:" and a file's contents, "folder" (empty) or "device" (null)
 
 
-def processes(freezer: Path) -> list[int]:
+def list_pids(freezer: Path) -> list[int]:
     """Return the host pids of everything in that cgroup and below."""
     found = []
     for folder, _, _ in os.walk(freezer):
@@ -59,7 +59,7 @@ def processes(freezer: Path) -> list[int]:
     return found
 
 
-def check(pids: list[int], root: int) -> None:
+def check_processes(pids: list[int], root: int) -> None:
     """Raise NotDumpableError for what is known to fail, or to be dumped incorrectly.
 
     All processes must be in the namespaces of the agent, because CRIU uses those for every one of them.
@@ -72,30 +72,30 @@ def check(pids: list[int], root: int) -> None:
             except (FileNotFoundError, ProcessLookupError):
                 continue  # a zombie has left its namespaces
             if own != inode:
-                raise NotDumpableError(f"process {describe(pid)} lives in a {kind} namespace of its own")
-        if any(_target(handle) == "anon_inode:[io_uring]" for handle, _ in _descriptors(pid)):
-            raise NotDumpableError(f"process {describe(pid)} uses io_uring")
-    if count := len(connections(root)):
+                raise NotDumpableError(f"process {describe_process(pid)} runs in its own {kind} namespace")
+        if any(_read_target(handle) == "anon_inode:[io_uring]" for handle, _ in _list_descriptors(pid)):
+            raise NotDumpableError(f"process {describe_process(pid)} uses io_uring")
+    if count := len(list_connections(root)):
         raise NotDumpableError(f"{count} connections to its agent are still open")
 
 
-def describe(pid: int) -> str:
+def describe_process(pid: int) -> str:
     """Describe a process with its pid inside the sandbox."""
     inside = re.search(r"^NSpid:.*\s(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return f"{inside[1] if inside else pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
 
 
-def host_id(root: int) -> int:
+def read_root_uid(root: int) -> int:
     """Return the host's user id of the sandbox's root."""
     return int(Path(f"/proc/{root}/uid_map").read_text().split()[1])
 
 
-def connections(root: int) -> set[str]:
+def list_connections(root: int) -> set[str]:
     """Return the agent's sockets that belong to another network namespace: connections from the host.
 
     A connection that the host has closed counts until the agent, which must run for that, has closed it too.
     """
-    own = {_target(handle) for handle, _ in _descriptors(root)}
+    own = {_read_target(handle) for handle, _ in _list_descriptors(root)}
     known = set()
     for table in ("unix", "tcp", "tcp6", "udp", "udp6", "raw", "raw6", "icmp", "icmp6", "netlink", "packet"):
         path = Path(f"/proc/{root}/net/{table}")
@@ -104,17 +104,17 @@ def connections(root: int) -> set[str]:
     return {target for target in own if target.startswith("socket:[")} - known
 
 
-def listening_socket(root: int) -> int:
+def find_listening_socket(root: int) -> int:
     """Return the inode of the agent's listening unix socket."""
-    own = {_target(handle) for handle, _ in _descriptors(root)}
+    own = {_read_target(handle) for handle, _ in _list_descriptors(root)}
     for line in Path(f"/proc/{root}/net/unix").read_text().splitlines()[1:]:
         _, _, _, flags, _, _, inode, *_ = line.split()
-        if int(flags, 16) & _ACCEPTS and f"socket:[{inode}]" in own:
+        if int(flags, 16) & _LISTENING_FLAG and f"socket:[{inode}]" in own:
             return int(inode)
     raise NotDumpableError("the agent has no listening socket in the sandbox's network namespace")
 
 
-def mounts(root: int) -> Mounts:
+def list_mounts(root: int) -> Mounts:
     prepared, blank, procs = [], {}, []
     for line in Path(f"/proc/{root}/mountinfo").read_text().splitlines():
         own, _, rest = line.partition(" - ")
@@ -131,14 +131,16 @@ def mounts(root: int) -> Mounts:
     return Mounts(tuple(prepared), blank)
 
 
-_COUNTED = {"Max pending signals": resource.RLIMIT_SIGPENDING, "Max msgqueue size": resource.RLIMIT_MSGQUEUE}
+_COUNTED_LIMITS = {"Max pending signals": resource.RLIMIT_SIGPENDING, "Max msgqueue size": resource.RLIMIT_MSGQUEUE}
 
 
-def rlimits(pid: int) -> list[tuple[int, int]]:
+def read_rlimits(pid: int) -> list[tuple[int, int]]:
     """Return the hard limits of a process that apply to a whole user namespace created under them. Read from its file,
     because prlimit(2) would need CAP_SYS_RESOURCE."""
     lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
-    known = [(kind, line.split()[-2]) for line in lines for name, kind in _COUNTED.items() if line.startswith(name)]
+    known = [
+        (kind, line.split()[-2]) for line in lines for name, kind in _COUNTED_LIMITS.items() if line.startswith(name)
+    ]
     return [(kind, int(hard)) for kind, hard in known if hard.isdigit()]
 
 
@@ -146,8 +148,8 @@ def _describe_mask(path: Path) -> str:
     status = path.stat()
     if stat.S_ISDIR(status.st_mode) and not any(path.iterdir()):
         return "folder"
-    if stat.S_ISREG(status.st_mode) and status.st_size < _MOST_TEXT:
-        return TEXT + path.read_text()
+    if stat.S_ISREG(status.st_mode) and status.st_size < _MAX_TEXT_BYTES:
+        return TEXT_PREFIX + path.read_text()
     if stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 3):
         return "device"
     raise NotDumpableError("something unknown is mounted on its proc file system")
@@ -157,37 +159,39 @@ def _unescape(field: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
 
 
-def host_files(pids: list[int], root: int, known: list[Path]) -> Iterator[tuple[HostFile, Path]]:
+def list_host_files(pids: list[int], root: int, known: list[Path]) -> Iterator[tuple[HostFile, Path]]:
     """Yield every file of the host in use in the sandbox, with a path under which its content can be read now.
 
-    `known`: where files are that may have been opened under another name, from another mount namespace.
+    `known`: paths of files that may have been opened under another name, from another mount namespace.
     """
-    places = {(status.st_dev, status.st_ino): str(path) for path in known if path.exists() and (status := path.stat())}
+    known_paths = {
+        (status.st_dev, status.st_ino): str(path) for path in known if path.exists() and (status := path.stat())
+    }
     table = Path(f"/proc/{root}/mountinfo").read_text()
     inside = {int(line.split()[0]) for line in table.splitlines()}
     seen: set[str] = set()
     for pid in pids:
-        for handle, flags in (*_mappings(pid), *_descriptors(pid)):
-            path = _target(handle)
+        for handle, flags in (*_list_mappings(pid), *_list_descriptors(pid)):
+            path = _read_target(handle)
             if not path.startswith("/") or path.startswith(_KERNEL_FILES):
                 continue
             mount, status = _stat_handle(handle)
             key = f"file[{mount:x}:{status.st_ino:x}]"
             if mount not in inside and key not in seen:
                 seen.add(key)
-                place = places.get((status.st_dev, status.st_ino), path)
-                yield _host_file(key, place, flags, status), handle
+                host_path = known_paths.get((status.st_dev, status.st_ino), path)
+                yield _make_host_file(key, host_path, flags, status), handle
 
 
-def handles(pid: int) -> Iterator[Path]:
+def list_handles(pid: int) -> Iterator[Path]:
     """Yield everything a process has open or mapped, as links in /proc."""
-    for handle, _ in (*_mappings(pid), *_descriptors(pid)):
-        path = _target(handle)
+    for handle, _ in (*_list_mappings(pid), *_list_descriptors(pid)):
+        path = _read_target(handle)
         if path.startswith("/") and not path.startswith(_KERNEL_FILES):
             yield handle
 
 
-def mount_of(handle: Path) -> int:
+def get_mount_id(handle: Path) -> int:
     """Return the id of the mount that such a file is on."""
     return _stat_handle(handle)[0]
 
@@ -195,76 +199,76 @@ def mount_of(handle: Path) -> int:
 def _stat_handle(handle: Path) -> tuple[int, os.stat_result]:
     descriptor = os.open(handle, os.O_PATH | os.O_CLOEXEC)
     try:
-        return _field(Path(f"/proc/self/fdinfo/{descriptor}"), "mnt_id", 10), os.fstat(descriptor)
+        return _read_field(Path(f"/proc/self/fdinfo/{descriptor}"), "mnt_id", 10), os.fstat(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _host_file(key: str, path: str, flags: int, status: os.stat_result) -> HostFile:
+def _make_host_file(key: str, path: str, flags: int, status: os.stat_result) -> HostFile:
     regular, writes = stat.S_ISREG(status.st_mode), flags & os.O_ACCMODE != os.O_RDONLY
     try:
-        there = Path(path).stat()
-        same = (there.st_dev, there.st_ino) == (status.st_dev, status.st_ino)
+        current = Path(path).stat()
+        is_unchanged = (current.st_dev, current.st_ino) == (status.st_dev, status.st_ino)
     except OSError:
-        same = False
-    if not same and (writes or not regular):
+        is_unchanged = False
+    if not is_unchanged and (writes or not regular):
         raise NotDumpableError(f"the host's file {path}, which is open inside, has been moved or removed")
     name = f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}" if regular and not writes else None
-    return HostFile(key, path, flags & _REOPEN, status.st_size, status.st_mtime_ns, status.st_ino, name)
+    return HostFile(key, path, flags & _REOPEN_FLAGS, status.st_size, status.st_mtime_ns, status.st_ino, name)
 
 
-def _mappings(pid: int) -> Iterator[tuple[Path, int]]:
+def _list_mappings(pid: int) -> Iterator[tuple[Path, int]]:
     seen = set()
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        where, _, _, device, inode, *_ = line.split(None, 5)
+        address_range, _, _, device, inode, *_ = line.split(None, 5)
         if inode != "0" and (device, inode) not in seen:
             seen.add((device, inode))
-            start, _, end = where.partition("-")
+            start, _, end = address_range.partition("-")
             yield Path(f"/proc/{pid}/map_files/{int(start, 16):x}-{int(end, 16):x}"), os.O_RDONLY
 
 
-def _descriptors(pid: int) -> Iterator[tuple[Path, int]]:
+def _list_descriptors(pid: int) -> Iterator[tuple[Path, int]]:
     for handle in Path(f"/proc/{pid}/fd").iterdir():
-        yield handle, _field(Path(f"/proc/{pid}/fdinfo/{handle.name}"), "flags", 8)
+        yield handle, _read_field(Path(f"/proc/{pid}/fdinfo/{handle.name}"), "flags", 8)
 
 
-def _target(handle: Path) -> str:
+def _read_target(handle: Path) -> str:
     return str(handle.readlink())
 
 
-def _field(path: Path, name: str, base: int) -> int:
+def _read_field(path: Path, name: str, base: int) -> int:
     return int(next(line for line in path.read_text().splitlines() if line.startswith(f"{name}:")).split()[1], base)
 
 
-def watched_paths(pids: list[int], root: int) -> list[str]:
+def find_watched_paths(pids: list[int], root: int) -> list[str]:
     """Return the paths of watched files in the root file system. An overlay does not provide them, so they are searched
     for."""
     top = Path(f"/proc/{root}/root")
     device = Path(f"{top}/.").stat().st_dev
     wanted = set()
     for pid in pids:
-        for handle, _ in _descriptors(pid):
-            if _target(handle) == "anon_inode:inotify":
+        for handle, _ in _list_descriptors(pid):
+            if _read_target(handle) == "anon_inode:inotify":
                 text = Path(f"/proc/{pid}/fdinfo/{handle.name}").read_text()
                 for inode, number in re.findall(r"^inotify wd:\S+ ino:(\S+) sdev:(\S+)", text, re.MULTILINE):
                     if int(number, 16) == os.major(device) << 20 | os.minor(device):
                         wanted.add(int(inode, 16))
-    return list(_search(str(top), device, wanted))
+    return list(_search_paths(str(top), device, wanted))
 
 
-def _search(top: str, device: int, wanted: set[int]) -> Iterator[str]:
+def _search_paths(top: str, device: int, wanted: set[int]) -> Iterator[str]:
     """Search likely places before the system's. What is not found in time makes CRIU fail with its own message."""
     if Path(f"{top}/.").stat().st_ino in wanted:
         yield "/"
-    looked_at = 0
+    searched = 0
     folders, system = ["/"], [f"/{name}" for name in _SYSTEM_FOLDERS]
-    while wanted and looked_at < _DEEPEST_SEARCH and (folders or system):
+    while wanted and searched < _MAX_SEARCHED and (folders or system):
         folder = folders.pop() if folders else system.pop()
         try:
             entries = list(os.scandir(top + folder))
         except OSError:
             continue
-        looked_at += len(entries)
+        searched += len(entries)
         for entry in entries:
             path = f"{folder.rstrip('/')}/{entry.name}"
             status = entry.stat(follow_symlinks=False)

@@ -8,21 +8,21 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sandyard.engine.drivers.namespace.criu.scan import NotDumpableError, describe, handles, mount_of
+from sandyard.engine.drivers.namespace.criu.scan import NotDumpableError, describe_process, get_mount_id, list_handles
 
 
-def check(pids: Sequence[int], root: int, volumes: Sequence[str]) -> None:
+def check_volumes(pids: Sequence[int], root: int, volumes: Sequence[str]) -> None:
     """Raise NotDumpableError if a process uses a file of one of these volumes: has it open, mapped or watched, or has
     its working directory there."""
     if not volumes:
         return
     mounts, devices = _find_volume_mounts(root, volumes)
     for pid in pids:
-        for handle in _uses(pid):
-            if mount_of(handle) in mounts:
-                raise NotDumpableError(f"process {describe(pid)} uses a file of a volume ({handle.readlink()})")
+        for handle in _list_used_paths(pid):
+            if get_mount_id(handle) in mounts:
+                raise NotDumpableError(f"process {describe_process(pid)} uses a file of a volume ({handle.readlink()})")
         if devices & set(_list_watched_devices(pid)):
-            raise NotDumpableError(f"process {describe(pid)} watches a file of a volume")
+            raise NotDumpableError(f"process {describe_process(pid)} watches a file of a volume")
 
 
 def _find_volume_mounts(root: int, volumes: Sequence[str]) -> tuple[set[int], set[int]]:
@@ -37,8 +37,8 @@ def _find_volume_mounts(root: int, volumes: Sequence[str]) -> tuple[set[int], se
     return mounts, devices
 
 
-def _uses(pid: int) -> Iterator[Path]:
-    yield from handles(pid)
+def _list_used_paths(pid: int) -> Iterator[Path]:
+    yield from list_handles(pid)
     for name in ("cwd", "root", "exe"):
         if os.path.lexists(f"/proc/{pid}/{name}"):
             yield Path(f"/proc/{pid}/{name}")

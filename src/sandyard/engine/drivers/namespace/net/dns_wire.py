@@ -34,7 +34,8 @@ class Question:
         return self.section[-4:] == _A_IN
 
     def make_answer(self, address: IPv4Address, ttl: int) -> bytes:
-        """Return a response with that address for one of our own names; without records if another type is requested."""
+        """Return a response with that address for one of our own names; without records if another type is
+        requested."""
         count = 1 if self.asks_for_address else 0
         head = _HEADER.pack(self.id, _RESPONSE | _AUTHORITATIVE | _RECURSION, 1, count, 0, 0) + self.section
         return head + (_POINTER + _A_IN + _RECORD.pack(ttl, 4) + address.packed) * count
@@ -44,7 +45,7 @@ class Question:
         return _HEADER.pack(self.id, _RESPONSE | _RECURSION | code, 1, 0, 0, 0) + self.section
 
 
-def read_question(message: bytes) -> Question | None:
+def parse_question(message: bytes) -> Question | None:
     """Parse a query. Return None for anything that is not one ordinary question."""
     if len(message) < _HEADER.size:
         return None
@@ -52,28 +53,30 @@ def read_question(message: bytes) -> Question | None:
     if flags & (_RESPONSE | _OPCODE) or questions != 1 or answers:
         return None
     labels: list[str] = []
-    at = _HEADER.size
-    while at < len(message):
-        length = message[at]
-        at += 1
+    position = _HEADER.size
+    while position < len(message):
+        length = message[position]
+        position += 1
         if length == 0:
-            end = at + 4
+            end = position + 4
             if end > len(message):
                 return None
             return Question(number, ".".join(labels), message[_HEADER.size : end])
-        if length > 63 or at + length > len(message) or at - _HEADER.size > 255:
+        if length > 63 or position + length > len(message) or position - _HEADER.size > 255:
             return None
         # A dot within a label must not make it look like two labels.
-        labels.append(message[at : at + length].decode("ascii", errors="replace").lower().replace(".", "\ufffd"))
-        at += length
+        labels.append(
+            message[position : position + length].decode("ascii", errors="replace").lower().replace(".", "\ufffd")
+        )
+        position += length
     return None
 
 
-def with_id(message: bytes, number: int) -> bytes:
+def replace_id(message: bytes, number: int) -> bytes:
     return number.to_bytes(2, "big") + message[2:]
 
 
-def answers_to(message: bytes, number: int, question: Question) -> bool:
+def is_answer_to(message: bytes, number: int, question: Question) -> bool:
     """Return whether this is a response with that number to that question, and not forged by a third party."""
     if len(message) < _HEADER.size:
         return False

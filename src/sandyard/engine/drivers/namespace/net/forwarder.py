@@ -26,7 +26,7 @@ from sandyard.engine.drivers.namespace.net.dns_wire import (
     SERVFAIL,
     Question,
     parse_addresses,
-    read_question,
+    parse_question,
 )
 from sandyard.engine.drivers.namespace.net.hairpin import TTL, GatewayNames
 from sandyard.engine.drivers.namespace.net.policy import Domains, Egress
@@ -34,11 +34,11 @@ from sandyard.engine.drivers.namespace.net.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 64  # concurrent queries of one sandbox; more are dropped, because UDP clients retry
-_STREAMS = 8  # TCP connections of one sandbox
-_STREAM_IDLE = 10.0
-_STREAM_QUESTIONS = 100
-_REFUSED = 256  # refused names of one sandbox that are kept until they are read
+_MAX_QUERIES = 64  # concurrent queries of one sandbox; more are dropped, because UDP clients retry
+_MAX_STREAMS = 8  # TCP connections of one sandbox
+_STREAM_IDLE_S = 10.0
+_MAX_STREAM_QUERIES = 100
+_MAX_REFUSED = 256  # refused names of one sandbox that are kept until they are read
 
 Admit = Callable[[IPv4Address, str, Mapping[IPv4Address, int]], Awaitable[None]]
 
@@ -57,12 +57,13 @@ class _Client:
 
 
 class Forwarder(asyncio.DatagramProtocol):
-    """Lives in one event loop. `admit` is awaited with the addresses of a name that a policy allows."""
+    """Answers the DNS queries of sandboxes in one event loop. `admit` is awaited with the addresses of a name that a
+    policy allows."""
 
-    def __init__(self, upstream: Upstream, admit: Admit, own: GatewayNames | None = None) -> None:
+    def __init__(self, upstream: Upstream, admit: Admit, gateway_names: GatewayNames | None = None) -> None:
         self._upstream = upstream
         self._admit = admit
-        self._own = own
+        self._gateway_names = gateway_names
         self._clients: dict[str, _Client] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._transport: asyncio.DatagramTransport | None = None
@@ -71,11 +72,11 @@ class Forwarder(asyncio.DatagramProtocol):
 
     async def open(self, address: IPv4Address) -> None:
         """Listen on port 53 of the address, or on another port if the host's own server uses it; see `port`."""
-        datagrams, streams = _bind(str(address))
+        datagrams, streams = _bind_sockets(str(address))
         self.port = datagrams.getsockname()[1]
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_datagram_endpoint(lambda: self, sock=datagrams)
-        self._server = await asyncio.start_server(self._stream, sock=streams, limit=1 << 17)
+        self._server = await asyncio.start_server(self._serve_stream, sock=streams, limit=1 << 17)
 
     async def close(self) -> None:
         if self._transport is not None:
@@ -92,7 +93,7 @@ class Forwarder(asyncio.DatagramProtocol):
         client = self._clients.setdefault(str(address), _Client(address, False, Domains()))
         client.resolves_names, client.domains = egress.resolves_names, egress.domains
 
-    def forget(self, address: IPv4Address) -> None:
+    def remove_client(self, address: IPv4Address) -> None:
         self._clients.pop(str(address), None)
 
     def is_allowed(self, address: str, name: str) -> bool:
@@ -110,31 +111,31 @@ class Forwarder(asyncio.DatagramProtocol):
         return names
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Part of DatagramProtocol; `open` keeps the transport."""
+        """Part of DatagramProtocol; `open` stores the transport."""
 
     def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
         client = self._clients.get(addr[0])
-        if client is None or client.questions >= _AT_ONCE:
+        if client is None or client.questions >= _MAX_QUERIES:
             return
-        self._start(self._datagram(client, data, addr))
+        self._start_task(self._answer_datagram(client, data, addr))
 
     def error_received(self, exc: Exception) -> None:
         """Ignore the error: a sandbox closed its port before the response arrived."""
 
-    def _start(self, work: Any) -> None:
+    def _start_task(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _datagram(self, client: _Client, message: bytes, sender: tuple[str | Any, int]) -> None:
+    async def _answer_datagram(self, client: _Client, message: bytes, sender: tuple[str | Any, int]) -> None:
         answer = await self._answer(client, message, stream=False)
         if answer is not None and self._transport is not None and not self._transport.is_closing():
             self._transport.sendto(answer, sender)
 
-    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = self._clients.get(writer.get_extra_info("peername")[0])
         task = asyncio.current_task()
-        if client is None or client.streams >= _STREAMS or task is None:
+        if client is None or client.streams >= _MAX_STREAMS or task is None:
             writer.transport.abort()
             return
         self._tasks.add(task)
@@ -142,38 +143,38 @@ class Forwarder(asyncio.DatagramProtocol):
         client.streams += 1
         try:
             with suppress(OSError, asyncio.IncompleteReadError):
-                for _ in range(_STREAM_QUESTIONS):
-                    async with asyncio.timeout(_STREAM_IDLE):
+                for _ in range(_MAX_STREAM_QUERIES):
+                    async with asyncio.timeout(_STREAM_IDLE_S):
                         length = int.from_bytes(await reader.readexactly(2), "big")
                         message = await reader.readexactly(length)
                     answer = await self._answer(client, message, stream=True)
                     if answer is None:
                         break
                     writer.write(len(answer).to_bytes(2, "big") + answer)
-                    async with asyncio.timeout(_STREAM_IDLE):
+                    async with asyncio.timeout(_STREAM_IDLE_S):
                         await writer.drain()
         finally:
             client.streams -= 1
             writer.close()
 
     async def _answer(self, client: _Client, message: bytes, stream: bool) -> bytes | None:
-        question = read_question(message)
+        question = parse_question(message)
         if question is None:
-            return _not_implemented(message)
+            return _make_not_implemented_reply(message)
         if not client.may_ask(question.name):
-            if len(client.refused) < _REFUSED:
+            if len(client.refused) < _MAX_REFUSED:
                 client.refused[question.name] = None
             return question.make_empty_reply(REFUSED)
-        if client.questions >= _AT_ONCE:
+        if client.questions >= _MAX_QUERIES:
             return question.make_empty_reply(SERVFAIL)
         client.questions += 1
         try:
-            if self._own is not None and self._own.names.include(question.name):
-                answer: bytes | None = question.make_answer(self._own.address, TTL)
+            if self._gateway_names is not None and self._gateway_names.names.include(question.name):
+                answer: bytes | None = question.make_answer(self._gateway_names.address, TTL)
             else:
-                answer = await self._upstream.ask(message, question, stream)
+                answer = await self._upstream.query(message, question, stream)
             if answer is not None and client.domains:
-                await self._open(client, question, answer)
+                await self._open_addresses(client, question, answer)
         except Exception:
             log.exception("dns_answer_failed address=%s", client.address)
             answer = None
@@ -183,19 +184,19 @@ class Forwarder(asyncio.DatagramProtocol):
             return question.make_empty_reply(REFUSED)
         return answer or question.make_empty_reply(SERVFAIL)
 
-    async def _open(self, client: _Client, question: Question, answer: bytes) -> None:
+    async def _open_addresses(self, client: _Client, question: Question, answer: bytes) -> None:
         found = parse_addresses(answer)
         if found:
             await self._admit(client.address, question.name, found)
 
 
-def _not_implemented(message: bytes) -> bytes | None:
+def _make_not_implemented_reply(message: bytes) -> bytes | None:
     if len(message) < 12 or message[2] & 0x80:
         return None
     return message[:2] + bytes([0x80 | (message[2] & 0x79), NOTIMP]) + bytes(8)
 
 
-def _bind(address: str) -> tuple[socket.socket, socket.socket]:
+def _bind_sockets(address: str) -> tuple[socket.socket, socket.socket]:
     """Return a UDP socket and a listening TCP socket on the same port."""
     for attempt in range(20):
         port = 53 if attempt == 0 else 0

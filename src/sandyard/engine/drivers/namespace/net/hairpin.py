@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from sandyard.engine.contract import PublicNames
-from sandyard.engine.drivers.namespace.net.proxy.sockets import keep_alive
+from sandyard.engine.drivers.namespace.net.proxy.sockets import enable_keepalive
 
 TTL = 60
 _BACKLOG = 512
@@ -31,7 +31,7 @@ def listen(address: IPv4Address) -> socket.socket:
     """Return a listening socket on a free port. Detects connections of sandboxes that are gone. Raises OSError."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        keep_alive(listener)  # accepted connections inherit it
+        enable_keepalive(listener)  # accepted connections inherit it
         listener.bind((str(address), 0))
         listener.listen(_BACKLOG)
     except OSError:

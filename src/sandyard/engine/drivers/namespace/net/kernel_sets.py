@@ -16,7 +16,7 @@ _PROTOCOLS: dict[str | int, str] = {6: "tcp", 17: "udp"}
 
 @dataclass(frozen=True, slots=True)
 class WrittenPolicy:
-    """One sandbox's policy. `mark` represents its names; the default policy writes nothing."""
+    """One sandbox's policy as the kernel has it. `mark` represents its names; the default policy writes nothing."""
 
     verdict: str = ""
     mark: str = ""
@@ -26,7 +26,7 @@ class WrittenPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ResolvedAddress:
     """A resolved address that one sandbox may reach; `comment` is the name."""
 
     owner: IPv4Address
@@ -36,6 +36,8 @@ class Pair:
 
 
 class KernelSets:
+    """Reads the sets and maps of one table and makes commands that change them."""
+
     def __init__(self, nft: Nft, table: str) -> None:
         self._nft = nft
         self._name = table
@@ -47,55 +49,62 @@ class KernelSets:
             for item in self._nft.query("list tables inet")
         )
 
-    def add(self, name: str, content: str) -> str:
+    def make_add_command(self, name: str, content: str) -> str:
         return f"add element {self._table} {name} {{ {content} }}"
 
-    def delete(self, name: str, content: str) -> str:
+    def make_delete_command(self, name: str, content: str) -> str:
         return f"delete element {self._table} {name} {{ {content} }}"
 
-    def difference(self, address: IPv4Address, before: WrittenPolicy, after: WrittenPolicy) -> list[str]:
+    def make_change_commands(self, address: IPv4Address, before: WrittenPolicy, after: WrittenPolicy) -> list[str]:
         """Return the commands that change one policy into the other."""
         lines = []
         for name, old, new in (("allow", before.allow, after.allow), ("deny", before.deny, after.deny)):
-            for verb, items in ((self.delete, set(old) - set(new)), (self.add, set(new) - set(old))):
+            for make_command, items in (
+                (self.make_delete_command, set(old) - set(new)),
+                (self.make_add_command, set(new) - set(old)),
+            ):
                 if items:
-                    lines.append(verb(name, ", ".join(f"{address} . {ranges.show(item)}" for item in sorted(items))))
+                    lines.append(
+                        make_command(
+                            name, ", ".join(f"{address} . {ranges.format_range(item)}" for item in sorted(items))
+                        )
+                    )
         if (before.verdict, before.mark) != (after.verdict, after.mark):
             if before.verdict:
-                lines.append(self.delete("verdicts", str(address)))
+                lines.append(self.make_delete_command("verdicts", str(address)))
             if after.verdict:
                 comment = f' comment "{after.mark}"' if after.mark else ""
-                lines.append(self.add("verdicts", f"{address}{comment} : {after.verdict}"))
+                lines.append(self.make_add_command("verdicts", f"{address}{comment} : {after.verdict}"))
         if before.ruled != after.ruled:
-            lines.append((self.add if after.ruled else self.delete)("ruled", str(address)))
+            lines.append((self.make_add_command if after.ruled else self.make_delete_command)("ruled", str(address)))
         return lines
 
-    def set_pair(self, address: IPv4Address, to: IPv4Address, seconds: int, name: str) -> list[str]:
-        """Open one resolved address for that many seconds from now."""
+    def make_open_commands(self, address: IPv4Address, to: IPv4Address, seconds: int, name: str) -> list[str]:
+        """Return the commands that open one resolved address for that many seconds from now."""
         pair = f"{address} . {to}"
         return [
             # Kernels before 6.12 do not extend an element; adding it first lets the deletion succeed in any case.
-            self.add("names", f"{pair} timeout {seconds}s"),
-            self.delete("names", pair),
-            self.add("names", f'{pair} timeout {seconds}s comment "{name[:120]}"'),
+            self.make_add_command("names", f"{pair} timeout {seconds}s"),
+            self.make_delete_command("names", pair),
+            self.make_add_command("names", f'{pair} timeout {seconds}s comment "{name[:120]}"'),
         ]
 
-    def discard_pair(self, address: IPv4Address, to: IPv4Address) -> list[str]:
-        """Close one resolved address, whether it exists or has expired."""
+    def make_close_commands(self, address: IPv4Address, to: IPv4Address) -> list[str]:
+        """Return the commands that close one resolved address, whether it exists or has expired."""
         pair = f"{address} . {to}"
         lines = []
         for name in ("names", "lively"):
-            lines += [self.add(name, f"{pair} timeout 60s"), self.delete(name, pair)]
+            lines += [self.make_add_command(name, f"{pair} timeout 60s"), self.make_delete_command(name, pair)]
         return lines
 
-    def read_written(self) -> dict[IPv4Address, WrittenPolicy]:
+    def read_policies(self) -> dict[IPv4Address, WrittenPolicy]:
         verdicts: dict[IPv4Address, tuple[str, str]] = {}
-        for key, verdict in self._elements("map", "verdicts"):
+        for key, verdict in self._read_elements("map", "verdicts"):
             element = key["elem"] if isinstance(key, dict) else {"val": key}
             kind, target = next(iter(verdict.items()))
             verdicts[IPv4Address(element["val"])] = (f"{kind} {target['target']}", element.get("comment", ""))
         allow, deny = (self._read_ranges(name) for name in ("allow", "deny"))
-        ruled = {IPv4Address(item) for item in self._elements("set", "ruled")}
+        ruled = {IPv4Address(item) for item in self._read_elements("set", "ruled")}
         return {
             address: WrittenPolicy(
                 *verdicts.get(address, ("", "")),
@@ -106,44 +115,47 @@ class KernelSets:
             for address in {*verdicts, *allow, *deny, *ruled}
         }
 
-    def read_pairs(self, name: str) -> Iterator[Pair]:
-        for item in self._elements("set", name):
+    def read_resolved(self, name: str) -> Iterator[ResolvedAddress]:
+        for item in self._read_elements("set", name):
             element = item.get("elem", item)
             owner, to = element.get("val", element)["concat"]
-            yield Pair(
+            yield ResolvedAddress(
                 IPv4Address(owner), IPv4Address(to), str(element.get("comment", "")), float(element.get("expires", 0))
             )
 
     def read_denied(self, address: IPv4Address) -> Iterator[tuple[IPv4Address, str, int]]:
         """Yield the blocked connections of one sandbox: address, protocol and port."""
-        for item in self._elements("set", "denied"):
+        for item in self._read_elements("set", "denied"):
             element = item.get("elem", item)
             owner, to, protocol, port = element.get("val", element)["concat"]
             if owner == str(address):
                 yield IPv4Address(to), _PROTOCOLS.get(protocol, str(protocol)), int(port)
 
-    def discard_denied(self, address: IPv4Address, found: Iterable[tuple[IPv4Address, str, int]]) -> list[str]:
+    def make_discard_commands(self, address: IPv4Address, found: Iterable[tuple[IPv4Address, str, int]]) -> list[str]:
         lines = []
         for to, protocol, port in found:
             attempt = f"{address} . {to} . {protocol} . {port}"
-            lines += [self.add("denied", attempt), self.delete("denied", attempt)]  # it may have expired
+            lines += [
+                self.make_add_command("denied", attempt),
+                self.make_delete_command("denied", attempt),
+            ]  # it may have expired
         return lines
 
     def _read_ranges(self, name: str) -> dict[IPv4Address, list[Range]]:
         owned: dict[IPv4Address, list[Range]] = {}
-        for element in self._elements("set", name):
+        for element in self._read_elements("set", name):
             owner, target = element["concat"]
-            owned.setdefault(IPv4Address(owner), []).append(_interval(target))
+            owned.setdefault(IPv4Address(owner), []).append(_parse_interval(target))
         return owned
 
-    def _elements(self, kind: str, name: str) -> list[Any]:
+    def _read_elements(self, kind: str, name: str) -> list[Any]:
         found: list[Any] = []
         for item in self._nft.query(f"list {kind} {self._table} {name}"):
             found += item.get(kind, {}).get("elem", ())
         return found
 
 
-def _interval(target: Any) -> Range:
+def _parse_interval(target: Any) -> Range:
     if isinstance(target, str):
         return int(IPv4Address(target)), int(IPv4Address(target))
     if "range" in target:

@@ -1,4 +1,7 @@
-"""Interfaces, addresses, routes and neighbours, in the kernel's own terms (rtnetlink)."""
+"""Interfaces, addresses, routes and neighbours, in the kernel's own terms (rtnetlink).
+
+Functions that return a `Message` send nothing: `Netlink.request` does.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from sandyard.engine.drivers.namespace.net.netlink import (
     REPLACE,
     Message,
     Netlink,
-    attribute,
-    attributes,
-    nest_attributes,
-    text,
-    u32,
+    pack_attribute,
+    pack_nested,
+    pack_text,
+    pack_u32,
+    parse_attributes,
 )
 
 _LINK = struct.Struct("=BxHiII")  # family, type, index, flags, change
@@ -56,7 +59,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One end of a veth pair. `index` 0 lets the kernel choose; `namespace` is a descriptor, None for the current one."""
+    """One end of a veth pair. `index` 0 lets the kernel choose; `namespace` is a descriptor, None for the current
+    one."""
 
     name: str
     mac: bytes
@@ -82,25 +86,25 @@ class Route:
     priority: int = 0
 
 
-def veth(here: Peer, there: Peer, mtu: int) -> Message:
+def create_veth(here: Peer, there: Peer, mtu: int) -> Message:
     """Create a pair, both ends down."""
-    peer = _end(there, mtu)
-    info = nest_attributes(
-        _IFLA_LINKINFO, text(_INFO_KIND, "veth"), nest_attributes(_INFO_DATA, attribute(_VETH_PEER, peer))
+    peer = _pack_end(there, mtu)
+    info = pack_nested(
+        _IFLA_LINKINFO, pack_text(_INFO_KIND, "veth"), pack_nested(_INFO_DATA, pack_attribute(_VETH_PEER, peer))
     )
-    return Message(_NEWLINK, _end(here, mtu) + info, CREATE | EXCLUSIVE)
+    return Message(_NEWLINK, _pack_end(here, mtu) + info, CREATE | EXCLUSIVE)
 
 
-def _end(peer: Peer, mtu: int) -> bytes:
+def _pack_end(peer: Peer, mtu: int) -> bytes:
     parts = [
         _LINK.pack(0, 0, peer.index, 0, 0),
-        text(_IFLA_IFNAME, peer.name),
-        attribute(_IFLA_ADDRESS, peer.mac),
-        u32(_IFLA_MTU, mtu),
-        u32(_IFLA_GROUP, peer.group),
+        pack_text(_IFLA_IFNAME, peer.name),
+        pack_attribute(_IFLA_ADDRESS, peer.mac),
+        pack_u32(_IFLA_MTU, mtu),
+        pack_u32(_IFLA_GROUP, peer.group),
     ]
     if peer.namespace is not None:
-        parts.append(u32(_IFLA_NET_NS_FD, peer.namespace))
+        parts.append(pack_u32(_IFLA_NET_NS_FD, peer.namespace))
     return b"".join(parts)
 
 
@@ -110,104 +114,109 @@ def bring_up(index: int) -> Message:
 
 def wait_until_ready(index: int) -> Message:
     """Wait until the interface can send. The kernel (6.8 or later) ensures that before it answers this; otherwise it
-    happens shortly after both ends of a cable are up, and earlier packets are lost."""
+    happens shortly after both ends of a veth pair are up, and earlier packets are lost."""
     return Message(_GETLINK, _LINK.pack(0, 0, index, 0, 0))
 
 
-def no_ipv6(index: int) -> Message:
+def disable_ipv6(index: int) -> Message:
     """Prevent the interface, still down, from getting an IPv6 address. EAFNOSUPPORT on a kernel without IPv6."""
-    mode = attribute(_INET6_ADDR_GEN_MODE, bytes([_GENERATE_NONE]))
+    mode = pack_attribute(_INET6_ADDR_GEN_MODE, bytes([_GENERATE_NONE]))
     return Message(
-        _SETLINK, _LINK.pack(0, 0, index, 0, 0) + nest_attributes(_IFLA_AF_SPEC, nest_attributes(socket.AF_INET6, mode))
+        _SETLINK, _LINK.pack(0, 0, index, 0, 0) + pack_nested(_IFLA_AF_SPEC, pack_nested(socket.AF_INET6, mode))
     )
 
 
-def regroup(index: int, group: int) -> Message:
-    return Message(_SETLINK, _LINK.pack(0, 0, index, 0, 0) + u32(_IFLA_GROUP, group))
+def set_group(index: int, group: int) -> Message:
+    return Message(_SETLINK, _LINK.pack(0, 0, index, 0, 0) + pack_u32(_IFLA_GROUP, group))
 
 
 def delete_group(group: int) -> Message:
     """Delete every interface of the group at once: the kernel waits for its readers once, not for each. ENODEV if it is
     empty."""
-    return Message(_DELLINK, _LINK.pack(0, 0, 0, 0, 0) + u32(_IFLA_GROUP, group))
+    return Message(_DELLINK, _LINK.pack(0, 0, 0, 0, 0) + pack_u32(_IFLA_GROUP, group))
 
 
 def add_address(index: int, address: IPv4Address, prefix: int = 32, label: str | None = None) -> Message:
     """Add an address. EEXIST if the interface already has it."""
-    return Message(_NEWADDR, _address(index, address, prefix, label), CREATE | EXCLUSIVE)
+    return Message(_NEWADDR, _pack_address(index, address, prefix, label), CREATE | EXCLUSIVE)
 
 
 def delete_address(index: int, address: IPv4Address, prefix: int = 32) -> Message:
-    return Message(_DELADDR, _address(index, address, prefix, None))
+    return Message(_DELADDR, _pack_address(index, address, prefix, None))
 
 
-def _address(index: int, address: IPv4Address, prefix: int, label: str | None) -> bytes:
+def _pack_address(index: int, address: IPv4Address, prefix: int, label: str | None) -> bytes:
     scope = _SCOPE_HOST if index == LOOPBACK else _SCOPE_UNIVERSE
     parts = [
         _ADDRESS.pack(_AF, prefix, 0, scope, index),
-        attribute(_IFA_LOCAL, address.packed),
-        attribute(_IFA_ADDRESS, address.packed),
+        pack_attribute(_IFA_LOCAL, address.packed),
+        pack_attribute(_IFA_ADDRESS, address.packed),
     ]
     if label:
-        parts.append(text(_IFA_LABEL, label))
+        parts.append(pack_text(_IFA_LABEL, label))
     return b"".join(parts)
 
 
-def route_to(address: IPv4Address, index: int) -> Message:
+def add_route(address: IPv4Address, index: int) -> Message:
     """Route the address to that interface; replaces an older route."""
     header = _ROUTE.pack(_AF, 32, 0, 0, _TABLE_MAIN, _PROTOCOL_BOOT, _SCOPE_LINK, _UNICAST, 0)
-    return Message(_NEWROUTE, header + attribute(_RTA_DST, address.packed) + u32(_RTA_OIF, index), CREATE | REPLACE)
+    return Message(
+        _NEWROUTE, header + pack_attribute(_RTA_DST, address.packed) + pack_u32(_RTA_OIF, index), CREATE | REPLACE
+    )
 
 
-def default_route(gateway: IPv4Address, index: int) -> Message:
+def add_default_route(gateway: IPv4Address, index: int) -> Message:
     header = _ROUTE.pack(_AF, 0, 0, 0, _TABLE_MAIN, _PROTOCOL_BOOT, _SCOPE_UNIVERSE, _UNICAST, 0)
     return Message(
-        _NEWROUTE, header + attribute(_RTA_GATEWAY, gateway.packed) + u32(_RTA_OIF, index), CREATE | EXCLUSIVE
+        _NEWROUTE, header + pack_attribute(_RTA_GATEWAY, gateway.packed) + pack_u32(_RTA_OIF, index), CREATE | EXCLUSIVE
     )
 
 
 def add_blackhole(network: IPv4Network) -> Message:
     """Drop packets to the network unless there is a more specific route. EEXIST if it already exists."""
-    return Message(_NEWROUTE, _blackhole(network), CREATE | EXCLUSIVE)
+    return Message(_NEWROUTE, _pack_blackhole(network), CREATE | EXCLUSIVE)
 
 
 def delete_blackhole(network: IPv4Network) -> Message:
-    return Message(_DELROUTE, _blackhole(network))
+    return Message(_DELROUTE, _pack_blackhole(network))
 
 
-def _blackhole(network: IPv4Network) -> bytes:
+def _pack_blackhole(network: IPv4Network) -> bytes:
     header = _ROUTE.pack(_AF, network.prefixlen, 0, 0, _TABLE_MAIN, _PROTOCOL_BOOT, _SCOPE_UNIVERSE, _BLACKHOLE, 0)
-    return header + attribute(_RTA_DST, network.network_address.packed)
+    return header + pack_attribute(_RTA_DST, network.network_address.packed)
 
 
 def add_local(address: IPv4Address, priority: int) -> Message:
     """Make the address local without adding it to an interface, so that programs that watch addresses do not notice
     (browsers drop their requests when one is added or removed). EEXIST if it already exists."""
-    return Message(_NEWROUTE, _local(address, priority), CREATE | EXCLUSIVE)
+    return Message(_NEWROUTE, _pack_local(address, priority), CREATE | EXCLUSIVE)
 
 
 def delete_local(address: IPv4Address, priority: int) -> Message:
-    return Message(_DELROUTE, _local(address, priority))
+    return Message(_DELROUTE, _pack_local(address, priority))
 
 
-def _local(address: IPv4Address, priority: int) -> bytes:
+def _pack_local(address: IPv4Address, priority: int) -> bytes:
     header = _ROUTE.pack(_AF, 32, 0, 0, _TABLE_LOCAL, _PROTOCOL_BOOT, _SCOPE_HOST, _LOCAL, 0)
-    destination = attribute(_RTA_DST, address.packed)
-    return header + destination + u32(_RTA_OIF, LOOPBACK) + u32(_RTA_PRIORITY, priority)
+    destination = pack_attribute(_RTA_DST, address.packed)
+    return header + destination + pack_u32(_RTA_OIF, LOOPBACK) + pack_u32(_RTA_PRIORITY, priority)
 
 
-def neighbour(address: IPv4Address, mac: bytes, index: int) -> Message:
-    """Add a permanent entry: no ARP on the wire, and no use of the kernel's single table of about a thousand neighbours."""
+def add_neighbour(address: IPv4Address, mac: bytes, index: int) -> Message:
+    """Add a permanent entry: no ARP on the wire, and no use of the kernel's single table of about a thousand
+    neighbours."""
     header = _NEIGHBOUR.pack(_AF, 0, index, _PERMANENT, 0, 0)
     return Message(
-        _NEWNEIGH, header + attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, mac), CREATE | REPLACE
+        _NEWNEIGH,
+        header + pack_attribute(_NDA_DST, address.packed) + pack_attribute(_NDA_LLADDR, mac),
+        CREATE | REPLACE,
     )
 
 
 def list_links(netlink: Netlink) -> list[Link]:
     links = []
     for payload in netlink.dump(Message(_GETLINK, _LINK.pack(0, 0, 0, 0, 0))):
-        found = attributes(payload[_LINK.size :])
+        found = parse_attributes(payload[_LINK.size :])
         name = found.get(_IFLA_IFNAME, b"").rstrip(b"\0").decode(errors="replace")
         mtu = struct.unpack("=I", found[_IFLA_MTU])[0] if _IFLA_MTU in found else 0
         links.append(Link(index=_LINK.unpack_from(payload)[2], name=name, mtu=mtu))
@@ -219,7 +228,7 @@ def list_addresses(netlink: Netlink) -> list[Address]:
     result = []
     for payload in netlink.dump(Message(_GETADDR, _ADDRESS.pack(_AF, 0, 0, 0, 0))):
         family, prefix, _, _, index = _ADDRESS.unpack_from(payload)
-        found = attributes(payload[_ADDRESS.size :])
+        found = parse_attributes(payload[_ADDRESS.size :])
         if family != _AF or _IFA_ADDRESS not in found:
             continue
         network = IPv4Network((found[_IFA_ADDRESS], prefix), strict=False)
@@ -236,7 +245,7 @@ def list_routes(netlink: Netlink) -> list[Route]:
         family, prefix, _, _, _, _, _, kind, _ = _ROUTE.unpack_from(payload)
         if family != _AF:
             continue
-        found = attributes(payload[_ROUTE.size :])
+        found = parse_attributes(payload[_ROUTE.size :])
         index = struct.unpack("=i", found[_RTA_OIF])[0] if _RTA_OIF in found else 0
         network = IPv4Network((found.get(_RTA_DST, bytes(4)), prefix), strict=False)
         priority = struct.unpack("=I", found[_RTA_PRIORITY])[0] if _RTA_PRIORITY in found else 0

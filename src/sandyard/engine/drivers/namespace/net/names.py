@@ -7,7 +7,7 @@ import hashlib
 import string
 from dataclasses import dataclass
 
-ANY_CABLE = "sdy"
+INTERFACE_PREFIX = "sdy"
 """Prefix of the host's interfaces of all sandboxes of all instances."""
 
 
@@ -25,7 +25,7 @@ class Names:
     @property
     def prefix(self) -> str:
         """Return the prefix of this instance's interfaces."""
-        return f"{ANY_CABLE}{self.tag}-"
+        return f"{INTERFACE_PREFIX}{self.tag}-"
 
     @property
     def table(self) -> str:
@@ -37,7 +37,7 @@ class Names:
         """Return the label of the gateway's address on `lo`, used by earlier versions."""
         return f"lo:sdy{self.tag}"
 
-    def interface(self, index: int, generation: int) -> str:
+    def make_interface_name(self, index: int, generation: int) -> str:
         """Return a name of at most 15 characters, the kernel's limit, for an index below 100,000. The letter
-        distinguishes a new cable from one of the same index that the kernel has not finished removing."""
+        distinguishes a new interface from one of the same index that the kernel has not finished removing."""
         return f"{self.prefix}{index}{string.ascii_lowercase[generation % 26]}"

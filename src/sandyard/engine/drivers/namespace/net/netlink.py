@@ -26,7 +26,7 @@ _SOL_NETLINK, _EXT_ACK, _CAP_ACK = 270, 11, 10
 _NLMSGERR_ATTR_MSG = 1
 _TYPE_MASK = 0x3FFF  # without the "nested" and "network byte order" bits
 _NESTED = 0x8000
-_RECEIVE = 1 << 18
+_RECEIVE_BYTES = 1 << 18
 
 
 class NetlinkError(OSError):
@@ -42,33 +42,33 @@ class Message:
     flags: int = 0
 
 
-def attribute(kind: int, data: bytes) -> bytes:
+def pack_attribute(kind: int, data: bytes) -> bytes:
     """Return one attribute, padded to four bytes."""
     return _ATTRIBUTE.pack(4 + len(data), kind) + data + b"\0" * (-len(data) % 4)
 
 
-def nest_attributes(kind: int, *attributes: bytes) -> bytes:
-    return attribute(kind | _NESTED, b"".join(attributes))
+def pack_nested(kind: int, *attributes: bytes) -> bytes:
+    return pack_attribute(kind | _NESTED, b"".join(attributes))
 
 
-def u32(kind: int, value: int) -> bytes:
-    return attribute(kind, struct.pack("=I", value))
+def pack_u32(kind: int, value: int) -> bytes:
+    return pack_attribute(kind, struct.pack("=I", value))
 
 
-def text(kind: int, value: str) -> bytes:
-    return attribute(kind, value.encode() + b"\0")
+def pack_text(kind: int, value: str) -> bytes:
+    return pack_attribute(kind, value.encode() + b"\0")
 
 
-def attributes(data: bytes) -> dict[int, bytes]:
+def parse_attributes(data: bytes) -> dict[int, bytes]:
     """Return attributes by type; the last one if a type is repeated."""
     found: dict[int, bytes] = {}
-    at = 0
-    while at + 4 <= len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, at)
+    position = 0
+    while position + 4 <= len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, position)
         if length < 4:
             break
-        found[kind & _TYPE_MASK] = data[at + 4 : at + length]
-        at += (length + 3) & ~3
+        found[kind & _TYPE_MASK] = data[position + 4 : position + length]
+        position += (length + 3) & ~3
     return found
 
 
@@ -103,35 +103,35 @@ class Netlink:
         self._socket.send(b"".join(self._frame(message, _ACK) for message in messages))
         pending, failure = len(messages), None
         while pending:
-            for kind, flags, payload in split(self._socket.recv(_RECEIVE)):
+            for kind, flags, payload in split_messages(self._socket.recv(_RECEIVE_BYTES)):
                 if kind == _NLMSG_ERROR:
                     pending -= 1
-                    failure = failure or _failure(flags, payload)
+                    failure = failure or _parse_failure(flags, payload)
         if failure:
             raise failure
 
     def dump(self, message: Message) -> list[bytes]:
         """Return the payloads of a dump. Repeated if the kernel reports that the tables changed in the meantime."""
         for _ in range(10):
-            payloads, whole = self._dump(message)
-            if whole:
+            payloads, complete = self._dump(message)
+            if complete:
                 return payloads
         return payloads
 
     def _dump(self, message: Message) -> tuple[list[bytes], bool]:
         self._socket.send(self._frame(message, _DUMP))
         payloads: list[bytes] = []
-        whole = True
+        complete = True
         while True:
-            for kind, flags, payload in split(self._socket.recv(_RECEIVE)):
-                whole = whole and not flags & _DUMP_INTERRUPTED
+            for kind, flags, payload in split_messages(self._socket.recv(_RECEIVE_BYTES)):
+                complete = complete and not flags & _DUMP_INTERRUPTED
                 if kind == _NLMSG_DONE:
-                    return payloads, whole
+                    return payloads, complete
                 if kind == _NLMSG_ERROR:
-                    failure = _failure(flags, payload)
+                    failure = _parse_failure(flags, payload)
                     if failure:
                         raise failure
-                    return payloads, whole
+                    return payloads, complete
                 payloads.append(payload)
 
     def stream(self, message: Message) -> Iterator[bytes]:
@@ -139,11 +139,11 @@ class Netlink:
         call `close`."""
         self._socket.send(self._frame(message, _DUMP))
         while True:
-            for kind, flags, payload in split(self._socket.recv(_RECEIVE)):
+            for kind, flags, payload in split_messages(self._socket.recv(_RECEIVE_BYTES)):
                 if kind == _NLMSG_DONE:
                     return
                 if kind == _NLMSG_ERROR:
-                    raise _failure(flags, payload) or NetlinkError(errno.EPROTO, "the kernel ended a dump")
+                    raise _parse_failure(flags, payload) or NetlinkError(errno.EPROTO, "the kernel ended a dump")
                 yield payload
 
     def _frame(self, message: Message, flags: int) -> bytes:
@@ -152,23 +152,23 @@ class Netlink:
         return header + message.payload + b"\0" * (-length % 4)
 
 
-def split(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    at = 0
-    while at + _HEADER.size <= len(data):
-        length, kind, flags, _, _ = _HEADER.unpack_from(data, at)
+def split_messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    position = 0
+    while position + _HEADER.size <= len(data):
+        length, kind, flags, _, _ = _HEADER.unpack_from(data, position)
         if length < _HEADER.size:
             return
-        yield kind, flags, data[at + _HEADER.size : at + length]
-        at += (length + 3) & ~3
+        yield kind, flags, data[position + _HEADER.size : position + length]
+        position += (length + 3) & ~3
 
 
-def _failure(flags: int, payload: bytes) -> NetlinkError | None:
+def _parse_failure(flags: int, payload: bytes) -> NetlinkError | None:
     number = -_ERROR.unpack_from(payload)[0]
     if number == 0:
         return None
     reason = os.strerror(number)
     if flags & _ACK_TLVS and flags & _CAPPED:
-        said = attributes(payload[_ERROR.size + _HEADER.size :]).get(_NLMSGERR_ATTR_MSG)
-        if said:
-            reason = f"{reason}: {said.rstrip(bytes(1)).decode(errors='replace')}"
+        detail = parse_attributes(payload[_ERROR.size + _HEADER.size :]).get(_NLMSGERR_ATTR_MSG)
+        if detail:
+            reason = f"{reason}: {detail.rstrip(bytes(1)).decode(errors='replace')}"
     return NetlinkError(number, reason)

@@ -21,7 +21,7 @@ class NftUnavailableError(Exception):
 
 
 class Nft:
-    """One context. Not thread-safe; bound to the network namespace of the thread that creates it."""
+    """A libnftables context. Not thread-safe; bound to the network namespace of the thread that creates it."""
 
     def __init__(self) -> None:
         try:
@@ -30,12 +30,12 @@ class Nft:
         except OSError as error:
             raise NftUnavailableError(f"the kernel offers no nftables ({error.strerror})") from error
         try:
-            self._library = _load()
+            self._library = _load_library()
         except OSError as error:
             raise NftUnavailableError(f"{_LIBRARY} is not installed: apt install libnftables1") from error
         self._context = self._library.nft_ctx_new(_DEFAULT)
         if not self._context:
-            raise NftUnavailableError("libnftables gave no context")
+            raise NftUnavailableError("libnftables could not create a context")
         self._library.nft_ctx_buffer_output(self._context)
         self._library.nft_ctx_buffer_error(self._context)
 
@@ -59,13 +59,13 @@ class Nft:
         self._library.nft_ctx_output_set_flags(self._context, flags)
         failed = self._library.nft_run_cmd_from_buffer(self._context, commands.encode())
         output: bytes = self._library.nft_ctx_get_output_buffer(self._context) or b""
-        complaint: bytes = self._library.nft_ctx_get_error_buffer(self._context) or b""
+        error: bytes = self._library.nft_ctx_get_error_buffer(self._context) or b""
         if failed:
-            raise NftError(complaint.decode(errors="replace").strip() or "nftables refused without a reason")
+            raise NftError(error.decode(errors="replace").strip() or "nftables reported no reason")
         return output
 
 
-def _load() -> ctypes.CDLL:
+def _load_library() -> ctypes.CDLL:
     library = ctypes.CDLL(_LIBRARY)
     pointer, number, string = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     signatures: dict[str, tuple[Any, list[Any]]] = {

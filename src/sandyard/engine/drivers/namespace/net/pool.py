@@ -16,8 +16,8 @@ _REFILL_DELAY_S = 0.1
 
 
 class Pool:
-    """Keeps `size` resources ready, each known by the number that `make` returned. Creates one at a time. `take` waits if
-    none is ready."""
+    """Keeps `size` resources ready, each known by the number that `make` returned. Creates one at a time. `take` waits
+    if none is ready."""
 
     def __init__(self, size: int, make: Callable[[], Awaitable[int]]) -> None:
         self._size = size
@@ -35,7 +35,7 @@ class Pool:
         """Return the number of a resource. If it could not be created, raises what `make` raised."""
         if self._ready:
             number = self._ready.popleft()
-            self._fill_soon()
+            self._schedule_fill()
             return number
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
@@ -56,7 +56,7 @@ class Pool:
         if self._task is None and not self._closed and (self._waiting or len(self._ready) < self._size):
             self._task = asyncio.get_running_loop().create_task(self._create_missing())
 
-    def _fill_soon(self) -> None:
+    def _schedule_fill(self) -> None:
         """Refill now if half are gone, otherwise after a moment without calls of `take`, which background
         work would slow down."""
         if self._refill_timer is not None:

@@ -34,15 +34,15 @@ def _check_rules() -> list[Finding]:
     except NftUnavailableError as error:
         return [Finding("nftables", False, str(error))]
     try:
-        complaints = host_firewall.list_problems(nft)
+        problems = host_firewall.list_problems(nft)
     except NftError as error:
         return [Finding("nftables", False, f"nftables cannot be used by this user ({error}). Run the engine as root")]
     finally:
         nft.close()
     found = [Finding("nftables", True, "the firewall of the sandboxes can be loaded")]
-    if not complaints:
+    if not problems:
         return [*found, Finding("host firewall", True, "no other firewall is in the way")]
-    return found + [Finding(f"host firewall ({what})", False, why) for what, why in complaints.items()]
+    return found + [Finding(f"host firewall ({what})", False, why) for what, why in problems.items()]
 
 
 def _check_forwarding() -> Finding:
@@ -60,5 +60,5 @@ def _check_forwarding() -> Finding:
 
 
 def _check_resolver(settings: NetworkSettings) -> Finding:
-    servers = ", ".join(str(address[0]) for _, address in Upstream(settings.resolv_conf).servers())
+    servers = ", ".join(str(address[0]) for _, address in Upstream(settings.resolv_conf).list_servers())
     return Finding("resolver", True, f"DNS queries of sandboxes are forwarded to {servers}")

@@ -29,25 +29,25 @@ def merge(ranges: Iterable[Range]) -> Ranges:
 
 def subtract(ranges: Ranges, hole: Ranges) -> Ranges:
     """Return what is in `ranges` and not in `hole`."""
-    left: list[Range] = []
+    remaining: list[Range] = []
     for low, high in ranges:
         start = low
         for hole_low, hole_high in hole:
             if hole_high < start or hole_low > high:
                 continue
             if hole_low > start:
-                left.append((start, hole_low - 1))
+                remaining.append((start, hole_low - 1))
             start = hole_high + 1
         if start <= high:
-            left.append((start, high))
-    return tuple(left)
+            remaining.append((start, high))
+    return tuple(remaining)
 
 
 def contains(ranges: Ranges, address: int) -> bool:
     return any(low <= address <= high for low, high in ranges)
 
 
-def show(item: Range) -> str:
+def format_range(item: Range) -> str:
     """Return the range in nftables notation."""
     low, high = item
     return str(IPv4Address(low)) if low == high else f"{IPv4Address(low)}-{IPv4Address(high)}"

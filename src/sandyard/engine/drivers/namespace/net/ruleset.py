@@ -8,8 +8,8 @@
 - Connections to the engine's public names (see `hairpin`) go to the gateway, at one port, and are redirected to the
   engine; `hairpin` checks for them what `out` checks for others.
 - Web connections of a sandbox with rules for its requests are redirected to the proxy; `proxied` checks for them what
-  `out` checks for others, with the original destination. What the proxy opens leaves through the sandbox's cable again,
-  with a mark.
+  `out` checks for others, with the original destination. What the proxy opens leaves through the sandbox's interface
+  again, with a mark.
 
 Refused TCP gets a reset and the rest an ICMP error, so that programs inside fail at once.
 """
@@ -21,25 +21,27 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
 from sandyard.engine.drivers.namespace.net import ranges
-from sandyard.engine.drivers.namespace.net.names import ANY_CABLE, Names
+from sandyard.engine.drivers.namespace.net.names import INTERFACE_PREFIX, Names
 from sandyard.engine.drivers.namespace.net.policy import NEVER
 from sandyard.engine.drivers.namespace.net.proxy.dialler import MARK
 from sandyard.engine.drivers.namespace.net.proxy.listener import HTTP, HTTPS
 from sandyard.engine.drivers.namespace.net.ranges import Ranges
 
-_LIVELY = 600  # seconds a connection may be idle after its resolved address has expired
+_LIVELY_SECONDS = 600  # seconds a connection may be idle after its resolved address has expired
 
-_QUESTIONS = 500  # DNS packets per second from one sandbox; more are dropped before they cost the engine anything
+_QUERIES_PER_SECOND = (
+    500  # DNS packets per second from one sandbox; more are dropped before they cost the engine anything
+)
 
-_BEGUN = 1000  # connections per second that one sandbox may open, of any kind
+_CONNECTIONS_PER_SECOND = 1000  # connections per second that one sandbox may open, of any kind
 
-_DIALS = 50  # web connections per second that one sandbox may open through the proxy
+_PROXIED_PER_SECOND = 50  # web connections per second that one sandbox may open through the proxy
 
-_HAIRPINS, _HAIRPIN_DIALS = 256, 20
+_MAX_HAIRPINS, _HAIRPINS_PER_SECOND = 256, 20
 """Connections to the engine's public names that one sandbox may have, and open per second: each costs the engine a
 handshake."""
 
-_PAIR = "ct original ip saddr . ct original ip daddr"
+_SOURCE_AND_DESTINATION = "ct original ip saddr . ct original ip daddr"
 
 _SETS = {
     "never": "type ipv4_addr; flags interval;",
@@ -87,7 +89,8 @@ class HairpinPorts:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The parameters of the rules. `dns_port` is 53 unless another server of the host uses it. `proxy_port` 0: no proxy."""
+    """The parameters of the rules. `dns_port` is 53 unless another server of the host uses it. `proxy_port` 0: no
+    proxy."""
 
     names: Names
     subnet: IPv4Network
@@ -98,7 +101,7 @@ class Layout:
     hairpin: HairpinPorts | None = None
 
 
-def transaction(layout: Layout) -> str:
+def make_transaction(layout: Layout) -> str:
     """Return the commands that create the table, or update its rules without touching the elements that belong to
     sandboxes."""
     table = f"inet {layout.names.table}"
@@ -109,19 +112,20 @@ def transaction(layout: Layout) -> str:
     lines.append(f"add map {table} verdicts {{ type ipv4_addr : verdict; }}")
     lines += [f"flush chain {table} {name}" for name in _CHAINS]
     never = (*NEVER, (int(layout.subnet.network_address), int(layout.subnet.broadcast_address)))
-    lines += replace_set(layout.names, "never", ranges.merge(never))
-    lines += [f"add rule {table} {chain} {rule}" for chain, rule in _rules(layout)]
+    lines += make_replace_commands(layout.names, "never", ranges.merge(never))
+    lines += [f"add rule {table} {chain} {rule}" for chain, rule in _list_rules(layout)]
     return "\n".join(lines)
 
 
-def replace_set(names: Names, name: str, content: Ranges) -> list[str]:
+def make_replace_commands(names: Names, name: str, content: Ranges) -> list[str]:
+    """Return the commands that replace the contents of a set."""
     lines = [f"flush set inet {names.table} {name}"]
     if content:
-        lines.append(f"add element inet {names.table} {name} {{ {', '.join(map(ranges.show, content))} }}")
+        lines.append(f"add element inet {names.table} {name} {{ {', '.join(map(ranges.format_range, content))} }}")
     return lines
 
 
-def _rules(layout: Layout) -> Iterable[tuple[str, str]]:
+def _list_rules(layout: Layout) -> Iterable[tuple[str, str]]:
     ours, gateway, port = f'"{layout.names.prefix}*"', layout.gateway, layout.dns_port
 
     yield "early", f"iifname {ours} goto guard"
@@ -139,18 +143,18 @@ def _rules(layout: Layout) -> Iterable[tuple[str, str]]:
         for protocol in ("udp", "tcp"):
             yield "redirected", f"iifname {ours} ip daddr {gateway} {protocol} dport 53 dnat ip to {gateway}:{port}"
     if layout.hairpin is not None:
-        yield from _hairpin(layout, layout.hairpin)
+        yield from _list_hairpin_rules(layout, layout.hairpin)
     if layout.proxy_port:
         proxy = f"{gateway}:{layout.proxy_port}"
         web = f"ip saddr @ruled ip dscp != {MARK} tcp dport {{ {HTTP}, {HTTPS} }}"
         yield "redirected", f"iifname {ours} {web} dnat ip to {proxy}"
         yield "incoming", f"iifname {ours} ct status dnat tcp dport {layout.proxy_port} goto proxied"
-        yield from _filter_proxied(layout)
+        yield from _list_proxied_rules(layout)
     yield "incoming", f"iifname {ours} goto asking"
     yield "incoming", f'ip daddr {gateway} iifname != "lo" drop'
     yield (
         "asking",
-        f"update @questions {{ ip saddr limit rate over {_QUESTIONS}/second burst {_QUESTIONS} packets }} drop",
+        f"update @questions {{ ip saddr limit rate over {_QUERIES_PER_SECOND}/second burst {_QUERIES_PER_SECOND} packets }} drop",
     )
     yield "asking", f"ip daddr {gateway} udp dport {port} accept"
     yield "asking", f"ip daddr {gateway} tcp dport {port} accept"
@@ -159,11 +163,11 @@ def _rules(layout: Layout) -> Iterable[tuple[str, str]]:
     yield "passing", f"iifname {ours} goto out"
     yield "passing", f"oifname {ours} goto back"
     yield "out", "ct state invalid,untracked drop"
-    yield "out", f'oifname "{ANY_CABLE}*" goto refuse'
+    yield "out", f'oifname "{INTERFACE_PREFIX}*" goto refuse'
     yield "out", "ip daddr @never goto refuse"
     yield "out", f"ip dscp {MARK} ip dscp set cs0"
     if layout.connections:
-        yield from _limit_connections("out", layout)
+        yield from _list_connection_limits("out", layout)
     yield "out", "ip saddr vmap @verdicts"
     yield "out", "ct original ip daddr @private goto refuse"
     yield "out", "accept"
@@ -172,60 +176,61 @@ def _rules(layout: Layout) -> Iterable[tuple[str, str]]:
     yield "back", "ct original ip daddr @private goto refuse"
     yield "back", "accept"
 
-    yield from _policies()
+    yield from _list_policy_rules()
 
     yield "refuse", "meta l4proto tcp reject with tcp reset"
     yield "refuse", f"oifname {ours} drop"
     yield "refuse", "reject with icmpx type admin-prohibited"
 
-    yield "leaving", f'ip saddr {layout.subnet} oifname != "{ANY_CABLE}*" masquerade'
+    yield "leaving", f'ip saddr {layout.subnet} oifname != "{INTERFACE_PREFIX}*" masquerade'
 
 
-def _policies() -> Iterable[tuple[str, str]]:
-    yield "closed", f"{_PAIR} @allow accept"
+def _list_policy_rules() -> Iterable[tuple[str, str]]:
+    yield "closed", f"{_SOURCE_AND_DESTINATION} @allow accept"
     # A resolved address may be used as long as the response said; connections opened by then continue while they are used.
-    lively = f"update @lively {{ {_PAIR} timeout {_LIVELY}s }} accept"
-    yield "closed", f"{_PAIR} @names {lively}"
-    yield "closed", f"ct state established {_PAIR} @lively {lively}"
+    lively = f"update @lively {{ {_SOURCE_AND_DESTINATION} timeout {_LIVELY_SECONDS}s }} accept"
+    yield "closed", f"{_SOURCE_AND_DESTINATION} @names {lively}"
+    yield "closed", f"ct state established {_SOURCE_AND_DESTINATION} @lively {lively}"
     yield "closed", "jump note"
     yield "closed", "goto refuse"
-    yield "listed", f"{_PAIR} @allow accept"
-    yield "listed", f"{_PAIR} @deny jump note"
-    yield "listed", f"{_PAIR} @deny goto refuse"
+    yield "listed", f"{_SOURCE_AND_DESTINATION} @allow accept"
+    yield "listed", f"{_SOURCE_AND_DESTINATION} @deny jump note"
+    yield "listed", f"{_SOURCE_AND_DESTINATION} @deny goto refuse"
     # Shown to users; if the set is full the packet is refused all the same.
-    attempt = f"{_PAIR} . meta l4proto . ct original proto-dst"
+    attempt = f"{_SOURCE_AND_DESTINATION} . meta l4proto . ct original proto-dst"
     yield "note", f"ct direction original meta l4proto {{ tcp, udp }} update @denied {{ {attempt} }}"
 
 
-def _filter_proxied(layout: Layout) -> Iterable[tuple[str, str]]:
+def _list_proxied_rules(layout: Layout) -> Iterable[tuple[str, str]]:
     yield "proxied", "ct state invalid,untracked drop"
-    limit = f"limit rate over {_DIALS}/second burst {4 * _DIALS} packets"
+    limit = f"limit rate over {_PROXIED_PER_SECOND}/second burst {4 * _PROXIED_PER_SECOND} packets"
     yield "proxied", f"ct state new update @dials {{ ip saddr {limit} }} goto refuse"
     if layout.connections:
-        yield from _limit_connections("proxied", layout)
+        yield from _list_connection_limits("proxied", layout)
     yield "proxied", "ip saddr vmap @verdicts"
     yield "proxied", "ct original ip daddr @private goto refuse"
     yield "proxied", "accept"
 
 
-def _hairpin(layout: Layout, ports: HairpinPorts) -> Iterable[tuple[str, str]]:
+def _list_hairpin_rules(layout: Layout, ports: HairpinPorts) -> Iterable[tuple[str, str]]:
     ours, gateway = f'"{layout.names.prefix}*"', layout.gateway
     to = f"ip daddr {gateway} tcp dport {ports.public}"
     yield "redirected", f"iifname {ours} {to} dnat ip to {gateway}:{ports.served}"
     yield "incoming", f"iifname {ours} ct status dnat tcp dport {ports.served} goto hairpin"
     yield "hairpin", "ct state invalid,untracked drop"
-    limit = f"limit rate over {_HAIRPIN_DIALS}/second burst {5 * _HAIRPIN_DIALS} packets"
+    limit = f"limit rate over {_HAIRPINS_PER_SECOND}/second burst {5 * _HAIRPINS_PER_SECOND} packets"
     yield "hairpin", f"ct state new update @hairpin_dials {{ ip saddr {limit} }} goto refuse"
-    yield "hairpin", f"ct state new add @hairpins {{ ip saddr ct count over {_HAIRPINS} }} goto refuse"
+    yield "hairpin", f"ct state new add @hairpins {{ ip saddr ct count over {_MAX_HAIRPINS} }} goto refuse"
     if layout.connections:
-        yield from _limit_connections("hairpin", layout)
+        yield from _list_connection_limits("hairpin", layout)
     yield "hairpin", "ip saddr vmap @verdicts"
     yield "hairpin", "accept"
 
 
-def _limit_connections(chain: str, layout: Layout) -> Iterable[tuple[str, str]]:
-    """Limit how much of the host's connection table one sandbox uses, and all of them together."""
-    limit = f"limit rate over {_BEGUN}/second burst {_BEGUN} packets"
+def _list_connection_limits(chain: str, layout: Layout) -> Iterable[tuple[str, str]]:
+    """Return the rules that limit how much of the host's connection table one sandbox uses, and all of them
+    together."""
+    limit = f"limit rate over {_CONNECTIONS_PER_SECOND}/second burst {_CONNECTIONS_PER_SECOND} packets"
     yield chain, "ct state new ip saddr @crowded goto refuse"
     yield chain, f"ct state new update @begun {{ ip saddr {limit} }} goto refuse"
     yield chain, f"ct state new add @connections {{ ip saddr ct count over {layout.connections} }} goto refuse"

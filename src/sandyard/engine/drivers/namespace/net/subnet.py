@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 _PREFIX = 20  # 4,093 sandboxes
 _SHARED_SPACE = IPv4Network("100.64.0.0/10")  # reserved for carriers, so rarely used by companies or homes
 _POOLS = (_SHARED_SPACE, IPv4Network("172.16.0.0/12"), IPv4Network("10.0.0.0/8"))
-_LOCK = "\0sandyard.network.subnet"
-_LOCK_WAIT = 10.0
+_LOCK_ADDRESS = "\0sandyard.network.subnet"
+_LOCK_TIMEOUT_S = 10.0
 
 
 class NoSubnetError(Exception):
@@ -49,44 +49,44 @@ class Subnet:
         """Return how many sandboxes fit. Indexes are below it."""
         return self.network.num_addresses - 3
 
-    def address(self, index: int) -> IPv4Address:
+    def get_address(self, index: int) -> IPv4Address:
         return self.network[2 + index]
 
 
-def reserve(netlink: Netlink, names: Names, memory: Path, wanted: str | None, in_use: bool) -> Subnet:
+def reserve(netlink: Netlink, names: Names, file: Path, wanted: str | None, in_use: bool) -> Subnet:
     """Return the instance's subnet: its current one, otherwise the remembered one, otherwise a free one. Idempotent.
     Blocks.
 
     A new `wanted` subnet takes effect only if no sandbox uses the old one (`in_use`).
     """
     with _lock_namespace():
-        mine = find_reserved(netlink, names)
-        choice = _parse(wanted) if wanted else None
-        if mine and (in_use or choice is None or choice == mine):
-            subnet = mine
+        reserved = find_reserved(netlink, names)
+        choice = _parse_subnet(wanted) if wanted else None
+        if reserved and (in_use or choice is None or choice == reserved):
+            subnet = reserved
         else:
             release(netlink, names)
-            subnet = _claim(netlink, names, _choices(choice, memory, names))
-        release(netlink, names, but=subnet)
+            subnet = _claim(netlink, names, _list_candidates(choice, file, names))
+        release(netlink, names, keep=subnet)
         _add_gateway(netlink, names, subnet)
-    memory.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     text = f"{subnet.network}\n"
-    if not memory.exists() or memory.read_text() != text:  # avoids a write, which could fail on a full disk
-        memory.write_text(text)
+    if not file.exists() or file.read_text() != text:  # avoids a write, which could fail on a full disk
+        file.write_text(text)
     return subnet
 
 
 def find_reserved(netlink: Netlink, names: Names) -> Subnet | None:
     """Return the subnet this instance holds in the kernel, if both parts of the reservation exist."""
     routes = links.list_routes(netlink)
-    gateways = _gateways(netlink, names, routes)
+    gateways = _find_gateways(netlink, names, routes)
     for route in routes:
         if route.blackhole and route.network.num_addresses > 3 and route.network[1] in gateways:
             return Subnet(route.network)
     return None
 
 
-def _gateways(netlink: Netlink, names: Names, routes: list[Route]) -> set[IPv4Address]:
+def _find_gateways(netlink: Netlink, names: Names, routes: list[Route]) -> set[IPv4Address]:
     labelled = {item.address for item in links.list_addresses(netlink) if item.label == names.label}
     return labelled | {route.network[0] for route in routes if route.local and route.priority == names.group}
 
@@ -102,11 +102,11 @@ def _add_gateway(netlink: Netlink, names: Names, subnet: Subnet) -> None:
             raise
 
 
-def release(netlink: Netlink, names: Names, but: Subnet | None = None) -> None:
+def release(netlink: Netlink, names: Names, keep: Subnet | None = None) -> None:
     """Release every reservation of this instance, except one. Idempotent."""
     routes = links.list_routes(netlink)
-    for gateway in _gateways(netlink, names, routes):
-        if but and gateway == but.gateway:
+    for gateway in _find_gateways(netlink, names, routes):
+        if keep and gateway == keep.gateway:
             continue
         for route in routes:
             if route.blackhole and route.network.num_addresses > 3 and route.network[1] == gateway:
@@ -117,7 +117,7 @@ def release(netlink: Netlink, names: Names, but: Subnet | None = None) -> None:
                 netlink.request(message)
 
 
-def _parse(text: str) -> Subnet:
+def _parse_subnet(text: str) -> Subnet:
     try:
         subnet = Subnet(IPv4Network(text.strip()))
     except ValueError as error:
@@ -127,12 +127,12 @@ def _parse(text: str) -> Subnet:
     return subnet
 
 
-def _choices(choice: Subnet | None, memory: Path, names: Names) -> Iterator[Subnet]:
+def _list_candidates(choice: Subnet | None, file: Path, names: Names) -> Iterator[Subnet]:
     if choice:
         yield choice
         return
     with suppress(OSError, NoSubnetError):
-        yield _parse(memory.read_text())
+        yield _parse_subnet(file.read_text())
     for pool in _POOLS:
         count = 1 << (_PREFIX - pool.prefixlen)
         # Each instance starts at a different position, so that after a reboot a new one rarely takes what an old one
@@ -143,12 +143,12 @@ def _choices(choice: Subnet | None, memory: Path, names: Names) -> Iterator[Subn
             yield Subnet(IPv4Network((base, _PREFIX)))
 
 
-def _claim(netlink: Netlink, names: Names, choices: Iterator[Subnet]) -> Subnet:
+def _claim(netlink: Netlink, names: Names, candidates: Iterator[Subnet]) -> Subnet:
     all_links = links.list_links(netlink)
     routes = links.list_routes(netlink)
     own = {link.index for link in all_links if link.name.startswith(names.prefix)}
     reason = "every candidate overlaps with a route of this host"
-    for subnet in choices:
+    for subnet in candidates:
         if _is_taken(subnet.network, routes, own, all_links):
             continue
         try:
@@ -180,10 +180,10 @@ def _lock_namespace() -> Iterator[None]:
     """Let one engine of this network namespace run at a time: an abstract socket is visible in all of it and nowhere
     else."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
-        deadline = time.monotonic() + _LOCK_WAIT
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
         while True:
             try:
-                lock.bind(_LOCK)
+                lock.bind(_LOCK_ADDRESS)
                 break
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:

@@ -20,7 +20,7 @@ def _check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def new_network_namespace() -> None:
+def create_network_namespace() -> None:
     """Move the calling thread, and only it, into a new network namespace."""
     _check(_libc.unshare(_NEWNET), "unshare(CLONE_NEWNET)")
 
@@ -34,7 +34,7 @@ def bind_mount(source: Path, target: Path) -> None:
     _check(_libc.mount(os.fsencode(source), os.fsencode(target), None, _MS_BIND, None), f"bind mount on {target}")
 
 
-def private_tmpfs(target: Path) -> None:
+def mount_private_tmpfs(target: Path) -> None:
     """Mount an empty in-memory file system; mounts below it are not visible in other mount namespaces."""
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     options = b"mode=700,size=1m,nr_inodes=70k"
@@ -42,12 +42,13 @@ def private_tmpfs(target: Path) -> None:
     _check(_libc.mount(b"none", os.fsencode(target), None, _MS_PRIVATE, None), f"private mount {target}")
 
 
-def detach(target: Path) -> None:
-    """Unmount immediately for new users, and completely when the last user is gone. EINVAL if nothing is mounted there."""
+def unmount_lazily(target: Path) -> None:
+    """Unmount immediately for new users, and completely when the last user is gone. EINVAL if nothing is mounted
+    there."""
     _check(_libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW), f"unmount {target}")
 
 
-def detached_proc() -> int:
+def open_detached_proc() -> int:
     """Return a descriptor of a separate proc file system that is mounted nowhere. It is freed when closed."""
     context = _libc.syscall(_SYS_FSOPEN, b"proc", _CLOEXEC)
     _check(min(context, 0), "fsopen")

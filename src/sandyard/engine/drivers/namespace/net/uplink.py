@@ -56,25 +56,25 @@ table {table} {{
 """
 _DNS_TEST_TIMEOUT_S = 0.25
 _DNS_QUERY = bytes.fromhex("53590100000100000000000004746573740000010001")  # the A record of `test`
-_CROWDING_INTERVAL = 1.0
+_CROWDING_INTERVAL_S = 1.0
 
 
 class Uplink:
-    """Connects network namespaces, identified by their index. `pin` returns the path of a namespace's bind mount. Without
-    `outbound` no policy may have rules. All methods belong to one event loop and none blocks it."""
+    """Connects network namespaces, identified by their index. `get_pin_path` returns the path of a namespace's bind
+    mount. Without `outbound` no policy may have rules. All methods belong to one event loop and none blocks it."""
 
     def __init__(
         self,
         names: Names,
         state: Path,
         settings: NetworkSettings,
-        pin: Callable[[int], Path],
+        get_pin_path: Callable[[int], Path],
         outbound: Outbound | None = None,
     ) -> None:
         self._names = names
         self._state = state
         self._settings = settings
-        self._pin = pin
+        self._get_pin_path = get_pin_path
         self._outbound = outbound
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="sandyard-nft")
         self._nft: Nft | None = None
@@ -91,11 +91,11 @@ class Uplink:
         self.missing: dict[str, str] = {}
 
     async def open(self, keep: Collection[int], swept: Collection[int]) -> None:
-        """Open the uplink. `keep` are the indexes of the namespaces that stay, `swept` of those just removed; there are no
-        others."""
+        """Open the uplink. `keep` are the indexes of the namespaces that stay, `swept` of those just removed; there are
+        no others."""
         try:
             await self._open(keep)
-            await self._run_in_worker(self._forget_connections, swept)
+            await self._run_in_worker(self._delete_connections, swept)
         except (NftUnavailableError, NoSubnetError, _NoForwardingError, NftError, OSError) as error:
             log.warning("network_egress_missing error=%s", error)
             self.missing["egress"] = f"sandboxes have only a loopback and no network: {error}"
@@ -128,7 +128,7 @@ class Uplink:
             self._open_hairpin(subnet.gateway, self._forwarder),
         )
         self._firewall = Firewall(self._nft, layout)
-        kept = [subnet.address(index) for index in keep]
+        kept = [subnet.get_address(index) for index in keep]
         await self._run_in_worker(self._firewall.open, kept, await self._run_in_worker(self._list_private_ranges))
         await self._run_in_worker(host_firewall.allow_in_docker_chain, self._nft, self._names)
         self.missing.update(await self._run_in_worker(host_firewall.list_problems, self._nft))
@@ -143,7 +143,7 @@ class Uplink:
             return 0
 
         async def open_socket(index: int) -> socket.socket:
-            return await self._run_in_worker(_open_socket_in, self._pin(index), socket.SOCK_STREAM)
+            return await self._run_in_worker(_open_socket_in, self._get_pin_path(index), socket.SOCK_STREAM)
 
         def make_proxy() -> Proxy:
             dialler = Dialler(open_socket, Upstream(settings.resolv_conf), self._admit, settings.egress_ca_file)
@@ -176,12 +176,12 @@ class Uplink:
     def serve(self, index: int, egress: Egress) -> None:
         """Answer this namespace's DNS queries from now on."""
         if self._forwarder is not None and self.subnet is not None:
-            self._forwarder.serve(self.subnet.address(index), egress)
+            self._forwarder.serve(self.subnet.get_address(index), egress)
 
     async def apply(self, index: int, egress: Egress) -> None:
         if self._firewall is None or self.subnet is None:
             return  # without an uplink there is nothing to filter
-        address = self.subnet.address(index)
+        address = self.subnet.get_address(index)
         if self._proxy is not None:  # before the first connection is redirected to it
             await self._proxy.serve(index, address, egress)
         await self._run_in_worker(self._firewall.apply, address, egress)
@@ -191,19 +191,19 @@ class Uplink:
         """Return what was blocked for this namespace since the last call."""
         if self._firewall is None or self._forwarder is None or self.subnet is None:
             return []
-        address = self.subnet.address(index)
+        address = self.subnet.get_address(index)
         names = [Denied(name, "dns") for name in self._forwarder.take_refused(address)]
         return names + await self._run_in_worker(self._firewall.take_denied, address)
 
-    async def forget(self, index: int) -> None:
+    async def remove_namespace(self, index: int) -> None:
         if self._firewall is None or self._forwarder is None or self.subnet is None:
             return
-        address = self.subnet.address(index)
-        self._forwarder.forget(address)
+        address = self.subnet.get_address(index)
+        self._forwarder.remove_client(address)
         if self._proxy is not None:
-            await self._proxy.forget(address)
+            await self._proxy.remove_client(address)
         await self._run_in_worker(self._firewall.clear, address)
-        await self._run_in_worker(self._forget_connections, [index])
+        await self._run_in_worker(self._delete_connections, [index])
 
     async def test_dns(self, index: int, pin: Path) -> None:
         """Record in `missing` if a DNS query from that namespace is not answered."""
@@ -224,7 +224,7 @@ class Uplink:
             )
         finally:
             client.close()
-            self._forwarder.forget(self.subnet.address(index))
+            self._forwarder.remove_client(self.subnet.get_address(index))
 
     async def _admit(self, address: IPv4Address, name: str, answers: Mapping[IPv4Address, int]) -> None:
         if self._firewall is not None:
@@ -244,7 +244,7 @@ class Uplink:
     async def _watch_crowding(self, firewall: Firewall) -> None:
         crowded = False
         while True:
-            await asyncio.sleep(_CROWDING_INTERVAL)
+            await asyncio.sleep(_CROWDING_INTERVAL_S)
             try:
                 if (now := is_crowded(crowded)) != crowded:
                     await self._run_in_worker(firewall.set_crowded, now)
@@ -253,12 +253,12 @@ class Uplink:
             except (OSError, NftError):
                 log.exception("network_crowding_unknown")
 
-    def _forget_connections(self, indexes: Collection[int]) -> None:
+    def _delete_connections(self, indexes: Collection[int]) -> None:
         for index in indexes:
             if self._conntrack is None or self.subnet is None or index >= self.subnet.capacity:
                 continue
             try:
-                self._conntrack.forget(self.subnet.address(index))
+                self._conntrack.delete_connections(self.subnet.get_address(index))
             except OSError as error:  # they will time out
                 log.warning("network_connections_kept error=%s", error)
 
@@ -330,7 +330,8 @@ def _get_uplink_mtu(netlink: Netlink) -> int:
 
 
 async def _query_until_answered(loop: asyncio.AbstractEventLoop, client: socket.socket) -> None:
-    """Send a query several times, because a new veth pair may lose the first packets on older kernels. Raises TimeoutError."""
+    """Send a query several times, because a new veth pair may lose the first packets on older kernels. Raises
+    TimeoutError."""
     for last in (False, False, False, True):
         try:
             async with asyncio.timeout(_DNS_TEST_TIMEOUT_S):

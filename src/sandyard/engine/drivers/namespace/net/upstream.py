@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sandyard.engine.drivers.namespace.net.dns_wire import Question, answers_to, with_id
+from sandyard.engine.drivers.namespace.net.dns_wire import Question, is_answer_to, replace_id
 
-_PATIENCE = 2.0  # seconds for one server
+_TIMEOUT_S = 2.0  # for one server
 _ROUNDS = 2
-_REREAD = 1.0
+_REREAD_INTERVAL_S = 1.0
 
 _Server = tuple[socket.AddressFamily, tuple[Any, ...]]
 
@@ -25,39 +25,39 @@ class Upstream:
         self._path = resolv_conf
         self._servers: list[_Server] = []
         self._version: tuple[int, int] | None = None
-        self._looked = float("-inf")
+        self._checked_at = float("-inf")
 
-    async def ask(self, message: bytes, question: Question, stream: bool) -> bytes | None:
+    async def query(self, message: bytes, question: Question, stream: bool) -> bytes | None:
         """Return the first valid response, with the query's own number, or None if no server answered in time."""
         for _ in range(_ROUNDS):
-            for family, address in self.servers():
+            for family, address in self.list_servers():
                 number = int.from_bytes(os.urandom(2), "big")
-                asked = with_id(message, number)
+                request = replace_id(message, number)
                 try:
-                    async with asyncio.timeout(_PATIENCE):
-                        exchange = _over_tcp if stream else _over_udp
-                        answer = await exchange(family, address, asked, number, question)
+                    async with asyncio.timeout(_TIMEOUT_S):
+                        query_server = _query_over_tcp if stream else _query_over_udp
+                        answer = await query_server(family, address, request, number, question)
                 except (OSError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
                     continue
-                return with_id(answer, question.id)
+                return replace_id(answer, question.id)
         return None
 
-    def servers(self) -> list[_Server]:
+    def list_servers(self) -> list[_Server]:
         now = time.monotonic()
-        if now - self._looked >= _REREAD:
-            self._looked = now
+        if now - self._checked_at >= _REREAD_INTERVAL_S:
+            self._checked_at = now
             try:
                 status = self._path.stat()
                 version = (status.st_mtime_ns, status.st_ino)
                 if version != self._version:
-                    self._servers = _read(self._path.read_text(errors="replace"))
+                    self._servers = _parse_servers(self._path.read_text(errors="replace"))
                     self._version = version
             except OSError:
-                self._servers, self._version = _read(""), None
+                self._servers, self._version = _parse_servers(""), None
         return self._servers
 
 
-def _read(content: str) -> list[_Server]:
+def _parse_servers(content: str) -> list[_Server]:
     servers: list[_Server] = []
     for line in content.splitlines():
         words = line.split()
@@ -70,21 +70,21 @@ def _read(content: str) -> list[_Server]:
     return servers or [(socket.AF_INET, ("127.0.0.1", 53))]  # the meaning of an empty file according to resolv.conf(5)
 
 
-async def _over_udp(
+async def _query_over_udp(
     family: socket.AddressFamily, address: tuple[Any, ...], message: bytes, number: int, question: Question
 ) -> bytes:
     """Query from a separate port each time, which together with the number is hard to guess."""
     loop = asyncio.get_running_loop()
-    with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as asking:
-        asking.connect(address)
-        await loop.sock_sendall(asking, message)
+    with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as client:
+        client.connect(address)
+        await loop.sock_sendall(client, message)
         while True:
-            answer = await loop.sock_recv(asking, 65535)
-            if answers_to(answer, number, question):
+            answer = await loop.sock_recv(client, 65535)
+            if is_answer_to(answer, number, question):
                 return answer
 
 
-async def _over_tcp(
+async def _query_over_tcp(
     family: socket.AddressFamily, address: tuple[Any, ...], message: bytes, number: int, question: Question
 ) -> bytes:
     reader, writer = await asyncio.open_connection(address[0], address[1], family=family)
@@ -94,6 +94,6 @@ async def _over_tcp(
         answer = await reader.readexactly(length)
     finally:
         writer.close()
-    if not answers_to(answer, number, question):
+    if not is_answer_to(answer, number, question):
         raise ConnectionError("the server answered another question")
     return answer

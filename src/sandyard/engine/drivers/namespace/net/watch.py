@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sandyard.engine.drivers.namespace.net.netlink import split
+from sandyard.engine.drivers.namespace.net.netlink import split_messages
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Subscription:
     protocol: int
     group: int
     types: frozenset[int]
-    settle: float
+    delay_s: float
 
 
 ADDRESS_CHANGED = Subscription(socket.NETLINK_ROUTE, 5, frozenset({20, 21}), 0.2)  # RTM_NEWADDR, RTM_DELADDR
@@ -31,19 +31,19 @@ RULES_CHANGED = Subscription(12, 7, frozenset({10 << 8 | 2, 10 << 8 | 3}), 0)  #
 
 
 class Watch:
-    """Calls `notice` soon after something happened: once for a burst, and never twice at a time."""
+    """Calls `on_change` shortly after a change: once for a burst, and never twice at a time."""
 
-    def __init__(self, news: Subscription, notice: Callable[[], Awaitable[None]]) -> None:
-        self._news = news
-        self._notice = notice
-        self._happened = asyncio.Event()
+    def __init__(self, subscription: Subscription, on_change: Callable[[], Awaitable[None]]) -> None:
+        self._subscription = subscription
+        self._on_change = on_change
+        self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._socket = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, news.protocol
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, subscription.protocol
         )
         try:
             self._socket.bind((0, 0))
-            self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, news.group)
+            self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, subscription.group)
         except OSError:
             self._socket.close()
             raise
@@ -60,19 +60,19 @@ class Watch:
     def _drain(self) -> None:
         try:
             while True:
-                if any(kind in self._news.types for kind, _, _ in split(self._socket.recv(1 << 16))):
-                    self._happened.set()
+                if any(kind in self._subscription.types for kind, _, _ in split_messages(self._socket.recv(1 << 16))):
+                    self._changed.set()
         except BlockingIOError:
             return
-        except OSError:  # ENOBUFS: some were lost, so it may have been among them
-            self._happened.set()
+        except OSError:  # ENOBUFS: some notifications were lost, so a change may have been among them
+            self._changed.set()
 
     async def _run(self) -> None:
         while True:
-            await self._happened.wait()
-            await asyncio.sleep(self._news.settle)
-            self._happened.clear()
+            await self._changed.wait()
+            await asyncio.sleep(self._subscription.delay_s)
+            self._changed.clear()
             try:
-                await self._notice()
+                await self._on_change()
             except Exception:
                 log.exception("network_watch_failed")

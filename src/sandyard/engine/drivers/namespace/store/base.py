@@ -29,7 +29,7 @@ class Store(Protocol):
 
     def has(self, sandbox: str) -> bool: ...
 
-    def names(self) -> set[str]:
+    def list_names(self) -> set[str]:
         """Return the sandboxes that have something in the store."""
         ...
 
@@ -45,7 +45,7 @@ class Store(Protocol):
         """Wait until the store has failed and must be opened again. Return the reason. Cancellable."""
         ...
 
-    def shared_layers(self, sandbox: str) -> Layers:
+    def list_shared_layers(self, sandbox: str) -> Layers:
         """Return the layers between a sandbox's own directory and those it was created from, which result from sharing
         a stopped one."""
         ...
@@ -81,7 +81,7 @@ class Store(Protocol):
 
     async def remove_volume(self, volume: str) -> None: ...
 
-    async def usage(self, sandbox: str) -> int:
+    async def measure_usage(self, sandbox: str) -> int:
         """Return the used bytes."""
         ...
 

@@ -44,7 +44,7 @@ def _open_directory(path: Path) -> Iterator[int]:
 
 
 def is_btrfs(path: Path) -> bool:
-    return kernel.filesystem_type(str(path)) == MAGIC
+    return kernel.get_filesystem_type(str(path)) == MAGIC
 
 
 def resize(path: Path, size: int | None) -> None:
@@ -55,7 +55,7 @@ def resize(path: Path, size: int | None) -> None:
         fcntl.ioctl(fd, _RESIZE, bytearray(struct.pack("=q4088s", 0, name)))
 
 
-def pending_bytes(path: Path) -> int:
+def read_pending_bytes(path: Path) -> int:
     """Return the bytes that were written but have no place on disk yet: statvfs still reports them as free."""
     info = bytearray(1024)
     with _open_directory(path) as fd:
@@ -70,18 +70,18 @@ def pending_bytes(path: Path) -> int:
 
 def create(path: Path, group: int | None) -> int:
     """Create a subvolume as a member of that quota group. Return its id."""
-    _make(_SUBVOL_CREATE_V2, path, 0, 0, group)
-    return subvolume_id(path)
+    _create_subvolume(_SUBVOL_CREATE_V2, path, 0, 0, group)
+    return get_subvolume_id(path)
 
 
 def snapshot(source: Path, path: Path, group: int | None, *, read_only: bool) -> int:
     """Copy a subvolume as it is now, including dirty pages."""
     with _open_directory(source) as fd:
-        _make(_SNAP_CREATE_V2, path, fd, _READ_ONLY if read_only else 0, group)
-    return subvolume_id(path)
+        _create_subvolume(_SNAP_CREATE_V2, path, fd, _READ_ONLY if read_only else 0, group)
+    return get_subvolume_id(path)
 
 
-def _make(request: int, path: Path, source: int, flags: int, group: int | None) -> None:
+def _create_subvolume(request: int, path: Path, source: int, flags: int, group: int | None) -> None:
     inherit = ctypes.create_string_buffer(struct.pack("10Q", 0, 1, 0, 0, 0, 0, 0, 0, 0, group or 0), 80)
     size, pointer = (80, ctypes.addressof(inherit)) if group is not None else (0, 0)
     flags |= _INHERIT if group is not None else 0
@@ -97,7 +97,7 @@ def delete(path: Path) -> None:
         fcntl.ioctl(parent, _SNAP_DESTROY, args)
 
 
-def subvolume_id(path: Path) -> int:
+def get_subvolume_id(path: Path) -> int:
     args = bytearray(4096)
     struct.pack_into("=QQ", args, 0, 0, _FIRST_OBJECT)
     with _open_directory(path) as fd:
@@ -108,9 +108,9 @@ def subvolume_id(path: Path) -> int:
 # Quotas ------------------------------------------------------------------------------------------------------------------
 
 
-def quota_kind(path: Path) -> str | None:
+def get_quota_kind(path: Path) -> str | None:
     """Return "simple", "full", or None if quotas are off."""
-    for _, _, data in _search(path, _QUOTA_TREE, 0, _MAX, kind=_QGROUP_STATUS_KEY):
+    for _, _, data in _search_tree(path, _QUOTA_TREE, 0, _MAX, kind=_QGROUP_STATUS_KEY):
         simple = 1 << 3  # BTRFS_QGROUP_STATUS_FLAG_SIMPLE_MODE
         return "simple" if struct.unpack_from("=Q", data, 16)[0] & simple else "full"
     return None
@@ -142,17 +142,19 @@ def set_limit(path: Path, group: int, limit: int) -> None:
         fcntl.ioctl(fd, _QGROUP_LIMIT, struct.pack("=6Q", group, _LIMIT_REFERENCED, limit, 0, 0, 0))
 
 
-def usage(path: Path, group: int) -> int:
+def read_usage(path: Path, group: int) -> int:
     """Return the bytes that a quota group uses, as of the last commit (at most half a minute ago)."""
-    for _, _, data in _search(path, _QUOTA_TREE, 0, 0, kind=_QGROUP_INFO_KEY, offset=group):
+    for _, _, data in _search_tree(path, _QUOTA_TREE, 0, 0, kind=_QGROUP_INFO_KEY, offset=group):
         return int(struct.unpack_from("=Q", data, 8)[0])
     return 0
 
 
 def drop_stale_groups(path: Path) -> None:
     """Remove the quota groups of deleted subvolumes. New kernels do this by themselves."""
-    subvolumes = {objectid for objectid, _, _ in _search(path, _ROOT_TREE, _FIRST_OBJECT, _MAX, kind=_ROOT_ITEM_KEY)}
-    groups = [group for _, group, _ in _search(path, _QUOTA_TREE, 0, 0, kind=_QGROUP_INFO_KEY)]
+    subvolumes = {
+        objectid for objectid, _, _ in _search_tree(path, _ROOT_TREE, _FIRST_OBJECT, _MAX, kind=_ROOT_ITEM_KEY)
+    }
+    groups = [group for _, group, _ in _search_tree(path, _QUOTA_TREE, 0, 0, kind=_QGROUP_INFO_KEY)]
     with _open_directory(path) as fd:
         for group in groups:
             if group >= _FIRST_OBJECT and group >> 48 == 0 and group not in subvolumes:
@@ -160,7 +162,7 @@ def drop_stale_groups(path: Path) -> None:
                     fcntl.ioctl(fd, _QGROUP_CREATE, struct.pack("=QQ", 0, group))
 
 
-def _search(
+def _search_tree(
     path: Path, tree: int, first: int, last: int, *, kind: int, offset: int | None = None
 ) -> Iterator[tuple[int, int, bytes]]:
     """Yield items of one type in a metadata tree, as (objectid, offset, data). Nothing if there is no such tree."""

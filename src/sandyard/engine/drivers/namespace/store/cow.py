@@ -15,19 +15,19 @@ from typing import TypeVar
 
 from sandyard.engine.contract import Layers
 from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.errors import from_os
+from sandyard.engine.drivers.namespace.errors import translate_os_error
 from sandyard.engine.drivers.namespace.store import btrfs, guard
 from sandyard.engine.drivers.namespace.store import image as images
 from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, UPPER, VOLUMES, WORK, prepare_volume
-from sandyard.engine.drivers.namespace.store.guard import Guard
+from sandyard.engine.drivers.namespace.store.guard import SpaceGuard
 from sandyard.kit.errors import SandyardError
 
 T = TypeVar("T")
 
 
 class CowStore:
-    """Keeps sandboxes, snapshots and volumes as btrfs subvolumes. `image` is the file that contains the btrfs; None if the
-    data directory is on btrfs itself."""
+    """Keeps sandboxes, snapshots and volumes as btrfs subvolumes. `image` is the file that contains the btrfs; None if
+    the data directory is on btrfs itself."""
 
     live_copy = "cow"
 
@@ -38,7 +38,7 @@ class CowStore:
         self._image = image
         # All subvolumes of this engine are members of one quota group, whose limit follows the machine's free space.
         self._group: int | None = (1 << 48) | zlib.crc32(instance.encode())
-        self._guard: Guard | None = None
+        self._guard: SpaceGuard | None = None
         # btrfs calls wait for each other inside the kernel while it commits, so never call them in the loop's thread.
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="store")
 
@@ -51,7 +51,7 @@ class CowStore:
         self.limits = frozenset({"disk"})
         if kind == "full":  # in a common parent group, every snapshot would trigger a full quota rescan
             self._group = None
-        self._guard = Guard(self.path, self._image, self._group)
+        self._guard = SpaceGuard(self.path, self._image, self._group)
         self._guard.start(self._threads)
 
     def _open(self) -> str | None:
@@ -59,7 +59,7 @@ class CowStore:
             (self.path / name).mkdir(exist_ok=True)
         if self._image is not None:
             self._repair_image(self._image)
-        kind = btrfs.quota_kind(self.path)
+        kind = btrfs.get_quota_kind(self.path)
         if kind is None and self._image is not None:
             kind = btrfs.enable_quota(self.path)
         if kind == "simple" and self._group is not None:
@@ -71,15 +71,15 @@ class CowStore:
     def _repair_image(self, image: Path) -> None:
         """Finish what a crash interrupted. An image of an earlier version is as large as the disk and has no allocated
         blocks: it is converted to one that has them all."""
-        if images.unreserved_bytes(image):
-            space = guard.survey(self.path, image)
+        if images.count_unreserved_bytes(image):
+            space = guard.measure_space(self.path, image)
             # the used space and 2 GiB more, rounded up to whole GiB
             small = -(-(space.used + (2 << 30)) // (1 << 30)) << 30
-            if images.SMALLEST <= small < images.size(image):
+            if images.MIN_SIZE <= small < images.get_size(image):
                 with contextlib.suppress(OSError):  # the guard continues in steps
                     images.shrink(image, self.path, small)
             with contextlib.suppress(OSError):  # the guard continues with these too
-                images.reserve_all(image)
+                images.allocate_all_blocks(image)
         images.resize_to_file(image, self.path)
 
     async def close(self, *, unmount: bool) -> None:
@@ -94,12 +94,12 @@ class CowStore:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, function)
         except OSError as error:
-            raise from_os(error, f"The store could not {action}") from error
+            raise translate_os_error(error, f"The store could not {action}") from error
 
     def has(self, sandbox: str) -> bool:
         return (self.path / SANDBOXES / sandbox / UPPER).is_dir()
 
-    def names(self) -> set[str]:
+    def list_names(self) -> set[str]:
         return {entry.name for entry in os.scandir(self.path / SANDBOXES)}
 
     async def sweep(self, sandboxes: Collection[str], snapshots: Collection[str]) -> None:
@@ -122,7 +122,7 @@ class CowStore:
             await self._guard.broken.wait()
         return f"The store {self.path} is no longer writable: the kernel has made it read-only after an error."
 
-    def shared_layers(self, sandbox: str) -> Layers:
+    def list_shared_layers(self, sandbox: str) -> Layers:
         return ()
 
     async def create(self, sandbox: str, disk_mb: int) -> None:
@@ -156,7 +156,7 @@ class CowStore:
         path = self.path / SANDBOXES / sandbox
 
         def work() -> None:
-            self._set_limit(btrfs.subvolume_id(path), disk_mb)
+            self._set_limit(btrfs.get_subvolume_id(path), disk_mb)
             _recreate_work_directory(path)
 
         await self._run_in_thread(work, "prepare the sandbox's directory")
@@ -178,7 +178,7 @@ class CowStore:
         path = self.path / VOLUMES / volume
 
         def work() -> None:
-            group = btrfs.subvolume_id(path) if path.is_dir() else btrfs.create(path, self._group)
+            group = btrfs.get_subvolume_id(path) if path.is_dir() else btrfs.create(path, self._group)
             self._set_limit(group, size_mb)
             prepare_volume(path)
 
@@ -187,13 +187,13 @@ class CowStore:
     async def remove_volume(self, volume: str) -> None:
         await self._run_in_thread(lambda: _delete(self.path / VOLUMES / volume), "remove the volume")
 
-    async def usage(self, sandbox: str) -> int:
+    async def measure_usage(self, sandbox: str) -> int:
         path = self.path / SANDBOXES / sandbox
         if not self.limits:
             return 0
         try:
             return await self._run_in_thread(
-                lambda: btrfs.usage(self.path, btrfs.subvolume_id(path)), "read the disk usage"
+                lambda: btrfs.read_usage(self.path, btrfs.get_subvolume_id(path)), "read the disk usage"
             )
         except SandyardError:
             if path.exists():

@@ -1,9 +1,9 @@
-"""Keeps the store and the machine's disk from filling up: a btrfs without a free block breaks every sandbox in it at
+"""Keep the store and the machine's disk from filling up: a btrfs without a free block breaks every sandbox in it at
 once.
 
 A store in an image has its blocks reserved. It grows ahead of what sandboxes write, as long as the machine's disk keeps
-its reserve, and gives back surplus space. Its quota group may use all of it except a rest, so that processes in
-sandboxes get "disk quota exceeded" while everything still works. New sandboxes are refused before that.
+its reserve, and gives back surplus space. Its quota group may use all of it except a small reserve, so that processes
+in sandboxes get "disk quota exceeded" while everything still works. New sandboxes are refused before that.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from sandyard.kit.tasks import run_uninterrupted
 
 log = get_logger(__name__)
 
-_INTERVAL = 0.5
-_CHANGE = 64 << 20  # smaller changes of the limit are not worth a transaction
-_NEEDED = 256 << 20  # free space required for a new sandbox
-_REST = 512 << 20  # of the store, for btrfs itself
-_LEAST_AHEAD, _MOST_AHEAD = (
+_INTERVAL_S = 0.5
+_MIN_CHANGE = 64 << 20  # smaller changes of the limit are not worth a transaction
+_MIN_ROOM = 256 << 20  # free space required for a new sandbox
+_BTRFS_RESERVE = 512 << 20  # of the store, for btrfs itself
+_MIN_AHEAD, _MAX_AHEAD = (
     1 << 30,
     10 << 30,
 )  # reserved space ahead of sandboxes: a part of what the store could grow by
-_PART_AHEAD = 32
+_AHEAD_DIVISOR = 32
 _STEP = 1 << 30
 _SURPLUS = 4 * _STEP  # more than this beyond the space ahead is given back
-_QUIET = 30.0  # seconds since the last growth before space is given back
+_SHRINK_DELAY_S = 30.0  # seconds since the last growth before space is given back
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,53 +58,54 @@ class Space:
     @property
     def ahead(self) -> int:
         """The bytes that sandboxes can still write immediately."""
-        return self.free - self.pending - _REST
+        return self.free - self.pending - _BTRFS_RESERVE
 
     @property
     def wanted(self) -> int:
         """The bytes that should be ahead: sandboxes may fill them before the next check, or request all of them at once
         (fallocate)."""
-        return min(max(self.growth // _PART_AHEAD, _LEAST_AHEAD), _MOST_AHEAD)
+        return min(max(self.growth // _AHEAD_DIVISOR, _MIN_AHEAD), _MAX_AHEAD)
 
 
-def measure(store: Path, image: Path | None) -> Room:
+def measure_room(store: Path, image: Path | None) -> Room:
     """Measure a store without quotas, or one that shares its file system with the machine."""
     if image is not None:
-        return _room(survey(store, image), store, image)
+        return _get_room(measure_space(store, image), store, image)
     stat = os.statvfs(store)
     free = stat.f_bavail * stat.f_frsize
     rooms = (
-        Room(free - _REST, f"the store {store}"),
+        Room(free - _BTRFS_RESERVE, f"the store {store}"),
         Room(free - images.get_reserve(store), f"the disk of {store}"),
     )
     return min(rooms, key=lambda room: room.left)
 
 
-def survey(store: Path, image: Path) -> Space:
+def measure_space(store: Path, image: Path) -> Space:
+    """Measure a store in an image."""
     inside, outside = os.statvfs(store), os.statvfs(image.parent)
     return Space(
         used=(inside.f_blocks - inside.f_bfree) * inside.f_frsize,
-        free=max(inside.f_bavail * inside.f_frsize - images.unreserved_bytes(image), 0),
-        pending=btrfs.pending_bytes(store),
+        free=max(inside.f_bavail * inside.f_frsize - images.count_unreserved_bytes(image), 0),
+        pending=btrfs.read_pending_bytes(store),
         growth=outside.f_bavail * outside.f_frsize - images.get_reserve(image.parent),
     )
 
 
-def _room(space: Space, store: Path, image: Path) -> Room:
+def _get_room(space: Space, store: Path, image: Path) -> Room:
     if space.growth < _STEP:  # the disk keeps the store from growing
         return Room(space.ahead, f"the store {store}, for which the disk of {image.parent} has no more room,")
     return Room(space.ahead + space.growth, f"the store {store}")
 
 
-class Guard:
-    """`broken` is set when the store is no longer writable."""
+class SpaceGuard:
+    """Adjusts the size and the limit of a store. `broken` is set when the store is no longer writable."""
 
     def __init__(self, store: Path, image: Path | None, group: int | None) -> None:
         self._store = store
         self._image = image
         self._group = group
         self._limit = 0
-        self._room = measure(store, image)
+        self._room = measure_room(store, image)
         self._last_used = 0
         self._grown_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
@@ -126,7 +127,7 @@ class Guard:
             raise FullError(
                 f"The store {self._store} is not writable: the kernel has made it read-only. Restart the engine."
             )
-        if self._room.left < _NEEDED:
+        if self._room.left < _MIN_ROOM:
             free = max(self._room.left, 0) >> 20
             raise FullError(f"The machine is full (disk): {self._room.where} has {free} MiB left beside its reserve.")
 
@@ -144,29 +145,29 @@ class Guard:
                 if failed != str(error):
                     failed = str(error)
                     log.warning("store_adjustment_failed", store=str(self._store), reason=failed)
-            await asyncio.sleep(_INTERVAL)
+            await asyncio.sleep(_INTERVAL_S)
 
     def _adjust(self) -> None:
         if self._image is None:
-            self._room = measure(self._store, None)
+            self._room = measure_room(self._store, None)
             if self._group is not None:
-                self._set_limit(btrfs.usage(self._store, self._group) + max(self._room.left, 0), self._room.left)
+                self._set_limit(btrfs.read_usage(self._store, self._group) + max(self._room.left, 0), self._room.left)
             return
-        space = survey(self._store, self._image)
-        if images.unreserved_bytes(self._image):
+        space = measure_space(self._store, self._image)
+        if images.count_unreserved_bytes(self._image):
             with contextlib.suppress(OSError):  # space without blocks is not counted as free
-                images.reserve_all(self._image)
-                space = survey(self._store, self._image)
+                images.allocate_all_blocks(self._image)
+                space = measure_space(self._store, self._image)
         if self._resize(space, self._image):
-            space = survey(self._store, self._image)
-        self._room = _room(space, self._store, self._image)
-        self._set_limit(space.used + space.free - _REST, space.ahead)
+            space = measure_space(self._store, self._image)
+        self._room = _get_room(space, self._store, self._image)
+        self._set_limit(space.used + space.free - _BTRFS_RESERVE, space.ahead)
 
     def _set_limit(self, limit: int, left: int) -> None:
         if self._group is None:
             return
         limit = max(limit, 1 << 20)
-        if abs(limit - self._limit) >= _CHANGE or (left < 4 * _CHANGE and limit != self._limit):
+        if abs(limit - self._limit) >= _MIN_CHANGE or (left < 4 * _MIN_CHANGE and limit != self._limit):
             btrfs.set_limit(self._store, self._group, limit)
             self._limit = limit
 
@@ -183,11 +184,17 @@ class Guard:
             return amount > 0
         surplus = space.ahead - space.wanted
         wanted = _STEP if space.growth < 0 else _SURPLUS
-        if surplus < wanted + _STEP or now < self._grown_at + _QUIET or images.size(image) <= images.SMALLEST:
+        if (
+            surplus < wanted + _STEP
+            or now < self._grown_at + _SHRINK_DELAY_S
+            or images.get_size(image) <= images.MIN_SIZE
+        ):
             return False
-        self._set_limit(space.used + space.free - _REST - _STEP, 0)  # nobody may use what is about to be removed
+        self._set_limit(
+            space.used + space.free - _BTRFS_RESERVE - _STEP, 0
+        )  # nobody may use what is about to be removed
         try:
-            images.shrink(image, self._store, images.size(image) - _STEP)
+            images.shrink(image, self._store, images.get_size(image) - _STEP)
         except OSError:
             self._grown_at = now  # what is in its last part fits nowhere else for now
             raise

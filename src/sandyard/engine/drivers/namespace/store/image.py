@@ -30,19 +30,19 @@ _AUTOCLEAR, _DIRECT_IO = 4, 16
 _INFO_SIZE, _CONFIG_SIZE, _FLAGS_OFFSET = 232, 304, 8 + 52
 _GET_FLAGS, _SET_FLAGS, _NO_COW = 0x8008_6601, 0x4008_6602, 0x0080_0000
 
-SMALLEST = 2 << 30  # size of an empty one; without this much space none is created
+MIN_SIZE = 2 << 30  # size of an empty one; without this much space none is created
 _OPTIONS = "nodiscard,commit=15"
-_SUPPORT = ("rescue=usebackuproot",)  # tried in turn if a plain mount fails, such as after a power failure
+_FALLBACK_OPTIONS = ("rescue=usebackuproot",)  # tried in turn if a plain mount fails, such as after a power failure
 
 
 class ImageError(Exception):
-    """A message for users: why there is no image, or why it can't be used."""
+    """An image could not be created or used. The message is for users."""
 
 
 def find_obstacle() -> str | None:
     """Return why no image can be created on this machine, or None."""
     if os.geteuid() != 0:
-        return "making one needs root"
+        return "creating one needs root"
     if shutil.which("mkfs.btrfs") is None:
         return "mkfs.btrfs is missing: install btrfs-progs"
     if "\tbtrfs\n" not in Path("/proc/filesystems").read_text() and not _load_module():
@@ -64,11 +64,11 @@ def get_reserve(folder: Path) -> int:
     return min(max(stat.f_blocks * stat.f_frsize // 20, 1 << 30), 10 << 30)
 
 
-def make(image: Path, label: str) -> None:
+def create(image: Path, label: str) -> None:
     """Create an image of the smallest size. Blocks for about 0.1 s."""
     stat = os.statvfs(image.parent)
-    if stat.f_bavail * stat.f_frsize - get_reserve(image.parent) < SMALLEST:
-        raise ImageError(f"{image.parent} has no room for a store of at least {SMALLEST >> 30} GiB beside its reserve")
+    if stat.f_bavail * stat.f_frsize - get_reserve(image.parent) < MIN_SIZE:
+        raise ImageError(f"{image.parent} has no room for a store of at least {MIN_SIZE >> 30} GiB beside its reserve")
     partial = image.with_suffix(".partial")
     partial.unlink(missing_ok=True)
     fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -76,19 +76,20 @@ def make(image: Path, label: str) -> None:
         with contextlib.suppress(OSError):  # on a copy-on-write file system: one such layer is enough
             flags = struct.unpack("=l", fcntl.ioctl(fd, _GET_FLAGS, struct.pack("=l", 0)))[0]
             fcntl.ioctl(fd, _SET_FLAGS, struct.pack("=l", flags | _NO_COW))
-        os.ftruncate(fd, SMALLEST)
-        _reserve(fd, 0, SMALLEST)
+        os.ftruncate(fd, MIN_SIZE)
+        _allocate_blocks(fd, 0, MIN_SIZE)
     finally:
         os.close(fd)
     command = ["mkfs.btrfs", "--quiet", "--nodiscard", "--metadata", "single", "--label", label, str(partial)]
-    made = subprocess.run(command, check=False, capture_output=True, text=True)
-    if made.returncode:
-        raise ImageError(f"mkfs.btrfs failed: {made.stderr.strip()}")
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    if result.returncode:
+        raise ImageError(f"mkfs.btrfs failed: {result.stderr.strip()}")
     partial.rename(image)
 
 
 def renew_uuid(image: Path) -> None:
-    """Give a copied image a new UUID: the kernel treats two with the same UUID as one file system. Raises ImageError."""
+    """Give a copied image a new UUID: the kernel treats two with the same UUID as one file system. Raises
+    ImageError."""
     try:
         superblock.renew_uuid(image)
     except (OSError, ValueError) as error:
@@ -99,15 +100,15 @@ def mount(image: Path, target: Path) -> None:
     """Mount the image, already attached or not. Idempotent. Raises ImageError; never changes the image's contents."""
     if target.is_mount():
         if btrfs.is_btrfs(target):
-            _keep_blocks(find_loop_device(image))
+            _disable_discards(find_loop_device(image))
             return
         raise ImageError(f"{target} is a mount point of something else")
     device, fd = _attach(image)
-    _keep_blocks(device)
+    _disable_discards(device)
     try:
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOATIME
         problem = None
-        for extra in ("", *_SUPPORT):
+        for extra in ("", *_FALLBACK_OPTIONS):
             try:
                 kernel.mount(device, str(target), "btrfs", flags, ",".join(filter(None, (_OPTIONS, extra))))
             except OSError as error:
@@ -119,7 +120,7 @@ def mount(image: Path, target: Path) -> None:
         os.close(fd)
 
 
-def _keep_blocks(device: str | None) -> None:
+def _disable_discards(device: str | None) -> None:
     """Disable discards on the device, so that `fstrim` and the like do not release reserved blocks."""
     if device is not None:
         with contextlib.suppress(OSError):  # if /sys is not writable, the mount option has to suffice
@@ -127,28 +128,29 @@ def _keep_blocks(device: str | None) -> None:
 
 
 def is_read_only(target: Path) -> bool:
-    """Return whether the kernel has made it read-only, such as after a disk error. Only unmounting it everywhere helps."""
+    """Return whether the kernel has made it read-only, such as after a disk error. Only unmounting it everywhere
+    helps."""
     return bool(os.statvfs(target).f_flag & os.ST_RDONLY)
 
 
-def size(image: Path) -> int:
+def get_size(image: Path) -> int:
     return image.stat().st_size
 
 
-def unreserved_bytes(image: Path) -> int:
+def count_unreserved_bytes(image: Path) -> int:
     """Return the bytes of the image for which the disk has reserved no blocks."""
     status = image.stat()
     return max(status.st_size - status.st_blocks * 512, 0)
 
 
-def reserve_all(image: Path) -> None:
+def allocate_all_blocks(image: Path) -> None:
     """Reserve missing blocks of an image from an earlier version. Raises OSError, and takes nothing, if the disk would
     not keep its reserve."""
     disk = os.statvfs(image.parent)
-    if unreserved_bytes(image) > disk.f_bavail * disk.f_frsize - get_reserve(image.parent):
+    if count_unreserved_bytes(image) > disk.f_bavail * disk.f_frsize - get_reserve(image.parent):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(image))
     with _open_image(image) as fd:
-        _reserve(fd, 0, os.fstat(fd).st_size)
+        _allocate_blocks(fd, 0, os.fstat(fd).st_size)
 
 
 def grow(image: Path, target: Path, amount: int) -> None:
@@ -157,7 +159,7 @@ def grow(image: Path, target: Path, amount: int) -> None:
         before = os.fstat(fd).st_size
         try:
             os.ftruncate(fd, before + amount)
-            _reserve(fd, before, amount)
+            _allocate_blocks(fd, before, amount)
         except OSError:
             os.ftruncate(fd, before)
             raise
@@ -169,16 +171,16 @@ def shrink(image: Path, target: Path, size: int) -> None:
     btrfs.resize(target, size)
     with _open_image(image) as fd:
         os.ftruncate(fd, size)
-    _tell_size(image)
+    _update_device_size(image)
 
 
 def resize_to_file(image: Path, target: Path) -> None:
     """Let the btrfs use the whole file, also after a crash during a change. Idempotent."""
-    _tell_size(image)
+    _update_device_size(image)
     btrfs.resize(target, None)
 
 
-def _tell_size(image: Path) -> None:
+def _update_device_size(image: Path) -> None:
     device = find_loop_device(image)
     if device is not None:
         fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
@@ -188,7 +190,7 @@ def _tell_size(image: Path) -> None:
             os.close(fd)
 
 
-def _reserve(fd: int, offset: int, length: int) -> None:
+def _allocate_blocks(fd: int, offset: int, length: int) -> None:
     try:
         kernel.fallocate(fd, offset, length)
     except OSError as error:
@@ -236,7 +238,7 @@ def _attach(image: Path) -> tuple[str, int]:
             device = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
             fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
             try:
-                _configure(fd, image_fd)
+                _configure_device(fd, image_fd)
             except OSError as error:
                 os.close(fd)
                 if error.errno != errno.EBUSY:
@@ -249,7 +251,7 @@ def _attach(image: Path) -> tuple[str, int]:
         os.close(image_fd)
 
 
-def _configure(loop: int, image: int) -> None:
+def _configure_device(loop: int, image: int) -> None:
     """Use direct I/O if the file system supports it, which avoids a second copy of every page in memory."""
     for flags in (_AUTOCLEAR | _DIRECT_IO, _AUTOCLEAR):
         config = bytearray(_CONFIG_SIZE)

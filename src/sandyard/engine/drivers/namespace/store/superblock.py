@@ -12,10 +12,10 @@ import struct
 import uuid
 from pathlib import Path
 
-_PLACES = (1 << 16, 1 << 26, 1 << 38)  # the second and third exist if the file system is that large
+_OFFSETS = (1 << 16, 1 << 26, 1 << 38)  # the second and third exist if the file system is that large
 _SIZE = 4096
 _CHECKSUM = slice(0, 4)
-_SUMMED = slice(32, _SIZE)
+_CHECKSUMMED = slice(32, _SIZE)
 _FSID = slice(0x20, 0x30)
 _MAGIC_AT, _MAGIC = 0x40, b"_BHRfS_M"
 _INCOMPAT = struct.Struct("<Q"), 0xBC
@@ -33,15 +33,15 @@ def renew_uuid(image: Path) -> None:
     new = uuid.uuid4().bytes
     fd = os.open(image, os.O_RDWR | os.O_CLOEXEC)
     try:
-        blocks = [(place, block) for place in _PLACES if _is_superblock(block := os.pread(fd, _SIZE, place))]
-        if not blocks or blocks[0][0] != _PLACES[0]:
+        blocks = [(offset, block) for offset in _OFFSETS if _is_superblock(block := os.pread(fd, _SIZE, offset))]
+        if not blocks or blocks[0][0] != _OFFSETS[0]:
             raise ValueError("it has no superblock of btrfs")
         # the first one last: it is the one that counts, and nothing has changed until it is written
         first = _update_block(blocks[0][1], new)
-        for place, block in reversed(blocks[1:]):
+        for offset, block in reversed(blocks[1:]):
             with contextlib.suppress(ValueError):  # a damaged copy stays as it is
-                os.pwrite(fd, _update_block(block, new), place)
-        os.pwrite(fd, first, _PLACES[0])
+                os.pwrite(fd, _update_block(block, new), offset)
+        os.pwrite(fd, first, _OFFSETS[0])
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -50,7 +50,7 @@ def renew_uuid(image: Path) -> None:
 def read_uuid(image: Path) -> bytes:
     """Return the UUID of the file system, not of its metadata."""
     with image.open("rb") as stream:
-        stream.seek(_PLACES[0])
+        stream.seek(_OFFSETS[0])
         return stream.read(_SIZE)[_FSID]
 
 
@@ -63,7 +63,7 @@ def _update_block(block: bytes, new: bytes) -> bytes:
     form, at = _CHECKSUM_KIND
     if form.unpack_from(changed, at)[0] != _CRC32C:
         raise ValueError("its checksums are not CRC-32C")
-    if _checksum(changed) != changed[_CHECKSUM]:
+    if _compute_checksum(changed) != changed[_CHECKSUM]:
         raise ValueError("its superblock is damaged")
     form, at = _INCOMPAT
     features = form.unpack_from(changed, at)[0]
@@ -71,12 +71,12 @@ def _update_block(block: bytes, new: bytes) -> bytes:
         changed[_METADATA_UUID] = changed[_FSID]
         form.pack_into(changed, at, features | _HAS_METADATA_UUID)
     changed[_FSID] = new
-    changed[_CHECKSUM] = _checksum(changed)
+    changed[_CHECKSUM] = _compute_checksum(changed)
     return bytes(changed)
 
 
-def _checksum(block: bytes | bytearray) -> bytes:
-    return crc32c(block[_SUMMED]).to_bytes(4, "little")
+def _compute_checksum(block: bytes | bytearray) -> bytes:
+    return crc32c(block[_CHECKSUMMED]).to_bytes(4, "little")
 
 
 def crc32c(data: bytes | bytearray) -> int:

@@ -24,7 +24,7 @@ from sandyard.engine.drivers.namespace.zygote import confine, protocol, rootfs, 
 
 LISTEN_FD, STDERR_FD = 3, 2
 FIRST_FREE_FD = 4
-_MOST_KNOWN = 2048
+_MAX_CACHED = 2048
 _BACKLOG = 1024
 _ADDRESS = struct.pack("H", socket.AF_UNIX) + b"agent.sock\0"
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
@@ -36,29 +36,29 @@ class ChildFactory:
     def __init__(self, root: rootfs.RootFs, program: kernel.SeccompProgram) -> None:
         self.root = root
         self._program = program  # its arguments point into it
-        self._entering = rootfs.enter()
-        self._confining = confine.drop_privileges(program)
-        self._known: dict[tuple[Any, ...], list[script.Step]] = {}
+        self._enter_steps = rootfs.make_enter_steps()
+        self._confine_steps = confine.make_drop_steps(program)
+        self._cached_steps: dict[tuple[Any, ...], list[script.Step]] = {}
 
     def make_child(self, request: dict[str, Any], fds: dict[str, list[int]], userns_fd: int) -> Child:
         """Prepare a start. `fds` are the descriptors that came with the request, by purpose."""
         if "netns" in fds:
             network: script.Step = (libc.setns, (fds["netns"][0], kernel.CLONE_NEWNET), "join its network")
         else:
-            network = (_own_network, (), "make its network")
+            network = (_create_network, (), "make its network")
         rootfs.write_boot_id(request["slot"])
         steps: list[script.Step] = [
             (libc.setsid, (), "begin a session"),
             *((libc.write, (fd, b"0", 1), "join its cgroups") for fd in fds.get("join", ())),
             network,
             (libc.dup3, (fds["stderr"][0], STDERR_FD, os.O_CLOEXEC), "take its descriptors"),
-            *_listen(fds["run"][0]),
-            *self.root.open_writable(request["writable"]),
-            *self._common(userns_fd, request),
+            *_make_listen_steps(fds["run"][0]),
+            *self.root.make_open_steps(request["writable"]),
+            *self._make_common_steps(userns_fd, request),
         ]
         return Child(steps, request)
 
-    def _common(self, userns_fd: int, request: dict[str, Any]) -> list[script.Step]:
+    def _make_common_steps(self, userns_fd: int, request: dict[str, Any]) -> list[script.Step]:
         """Return the steps that are the same for all sandboxes that use this user namespace one after the other, as
         long as they are alike."""
         hostname, processes, shows = request["hostname"], request["processes"], request["show_cgroup"]
@@ -74,31 +74,32 @@ class ChildFactory:
             shows,
             *map(tuple, request["volumes"]),
         )
-        steps = self._known.get(key)
+        steps = self._cached_steps.get(key)
         if steps is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
+            if len(self._cached_steps) >= _MAX_CACHED:
+                self._cached_steps.clear()
             name = hostname.encode()
-            steps = self._known[key] = [
-                *self.root.steps(request["layers"], request["uid"], userns_fd, request["shm"]),
-                *rootfs.mount_boot_id(request["slot"]),
+            steps = self._cached_steps[key] = [
+                *self.root.make_steps(request["layers"], request["uid"], userns_fd, request["shm"]),
+                *rootfs.make_boot_id_steps(request["slot"]),
                 (libc.unshare, (kernel.CLONE_NEWCGROUP,), "hide its place in the cgroups"),
-                *([rootfs.show_cgroup()] if shows else []),
-                *volumes.open_all(request["volumes"], userns_fd, rootless=self.root.rootless),
-                *self._entering,
-                *volumes.attach_all(
+                *([rootfs.make_cgroup_step()] if shows else []),
+                *volumes.make_open_steps(request["volumes"], userns_fd, rootless=self.root.rootless),
+                *self._enter_steps,
+                *volumes.make_attach_steps(
                     request["volumes"], request["uid"], self.root.capabilities, rootless=self.root.rootless
                 ),
                 (libc.sethostname, (name, len(name)), "set its host name"),
-                *([confine.limit_processes(processes)] if processes else []),
-                *confine.enter_userns(userns_fd, request["ids"]),
-                *self._confining,
+                *([confine.make_process_limit_step(processes)] if processes else []),
+                *confine.make_userns_steps(userns_fd, request["ids"]),
+                *self._confine_steps,
             ]
         return steps
 
 
 class Child:
-    """One prepared start. `run` never returns; failures before the agent serves are reported to the engine as a message."""
+    """One prepared start. `run` never returns; failures before the agent serves are reported to the engine as a
+    message."""
 
     def __init__(self, steps: list[script.Step], request: dict[str, Any]) -> None:
         self._steps = steps
@@ -112,8 +113,8 @@ class Child:
                 raise OSError(errno.EROFS, "its root file system can't be written to")  # noqa: TRY301
             control.send(self._ready)
         except BaseException as error:
-            said = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            answer = {"n": self._request["n"], "error": f"could not {said}", "errno": getattr(error, "errno", None)}
+            detail = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            answer = {"n": self._request["n"], "error": f"could not {detail}", "errno": getattr(error, "errno", None)}
             protocol.send(control, answer)
             os._exit(1)
         control.detach()
@@ -127,21 +128,21 @@ class Child:
         os._exit(70)  # it never returns
 
 
-def _listen(folder: int) -> list[script.Step]:
+def _make_listen_steps(folder: int) -> list[script.Step]:
     """Listen on `agent.sock` in that directory of the host. Done here, because a socket belongs to the network
     namespace it was created in, and a foreign one could not be moved to disk with the sandbox."""
-    doing, fd = "listen", rootfs.FIRST_LAYER_FD  # the lowest free one
+    purpose, fd = "listen", rootfs.FIRST_LAYER_FD  # the lowest free one
     return [
         rootfs.CLOSE_LAYERS,
-        (libc.fchdir, (folder,), doing),
-        (libc.socket, (socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, 0), doing),
-        (libc.bind, (fd, _ADDRESS, len(_ADDRESS)), doing),
-        (libc.listen, (fd, _BACKLOG), doing),
-        (libc.dup3, (fd, LISTEN_FD, os.O_CLOEXEC), doing),
+        (libc.fchdir, (folder,), purpose),
+        (libc.socket, (socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, 0), purpose),
+        (libc.bind, (fd, _ADDRESS, len(_ADDRESS)), purpose),
+        (libc.listen, (fd, _BACKLOG), purpose),
+        (libc.dup3, (fd, LISTEN_FD, os.O_CLOEXEC), purpose),
     ]
 
 
-def _own_network() -> int:
+def _create_network() -> int:
     """Create a network namespace with only a loopback."""
     kernel.unshare(kernel.CLONE_NEWNET)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

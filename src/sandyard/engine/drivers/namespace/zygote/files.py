@@ -16,7 +16,7 @@ from sandyard.engine.guest.files import trees
 from sandyard.engine.guest.files.trees import FOLDER, Level, inode
 
 _FICLONE = 0x4004_9409
-_CHUNK = 1 << 26
+_CHUNK_BYTES = 1 << 26
 
 Inode = tuple[int, int]
 
@@ -42,10 +42,10 @@ def copy_tree(source: str, target: str) -> None:
                 name = level.names.pop()
                 status = os.stat(name, dir_fd=source_fd, follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
-                    above = inode(source_fd), inode(target_fd)
+                    parents = inode(source_fd), inode(target_fd)
                     source_fd, target_fd = _enter_both(source_fd, target_fd, name)
-                    levels.append((Level(name, above[0], os.listdir(source_fd)), above[1]))
-                elif not _link_again(status, name, target_fd, seen):
+                    levels.append((Level(name, parents[0], os.listdir(source_fd)), parents[1]))
+                elif not _link_if_copied(status, name, target_fd, seen):
                     _copy_entry(source_fd, target_fd, name, status)
                     _copy_metadata(f"/proc/self/fd/{source_fd}/{name}", f"/proc/self/fd/{target_fd}/{name}", status)
                 continue
@@ -73,7 +73,7 @@ def _enter_both(source: int, target: int, name: str) -> tuple[int, int]:
     return inner_source, inner_target
 
 
-def disk_usage(path: str) -> int:
+def measure_disk_usage(path: str) -> int:
     """Return the bytes on disk below a directory, as far as this process has access."""
     total = 0
     try:
@@ -106,8 +106,8 @@ def disk_usage(path: str) -> int:
         os.close(fd)
 
 
-def _link_again(status: os.stat_result, name: str, target: int, seen: dict[Inode, tuple[str, str]]) -> bool:
-    """Create a hard link to a file that was already copied."""
+def _link_if_copied(status: os.stat_result, name: str, target: int, seen: dict[Inode, tuple[str, str]]) -> bool:
+    """Create a hard link if the file was already copied. Return whether it was."""
     if status.st_nlink < 2:
         return False
     number = (status.st_dev, status.st_ino)
@@ -158,7 +158,7 @@ def _copy_data(reader: int, writer: int, size: int) -> None:
             raise
         end = os.lseek(reader, offset, os.SEEK_HOLE)
         while offset < end:
-            copied = os.copy_file_range(reader, writer, min(end - offset, _CHUNK), offset, offset)
+            copied = os.copy_file_range(reader, writer, min(end - offset, _CHUNK_BYTES), offset, offset)
             if copied == 0:
                 return
             offset += copied

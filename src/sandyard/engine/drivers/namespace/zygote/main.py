@@ -41,7 +41,7 @@ def main(guest_module: str, title: str) -> None:
         guest.prepare()
         _disable_file_imports()
         _set_title(title)
-        kernel.set_name("sandyard")
+        kernel.set_process_name("sandyard")
         Zygote(control, guest).serve()
     except BaseException:
         with contextlib.suppress(OSError):
@@ -152,9 +152,9 @@ class Zygote:
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
         confine.limit_self()
-        root, problem = find_working_root(zygote_root.enter(request))
+        root, problem = find_working_root(zygote_root.enter_root(request))
         if root is not None:
-            self._child_factory = ChildFactory(root, kernel.SeccompProgram(seccomp.program()))
+            self._child_factory = ChildFactory(root, kernel.SeccompProgram(seccomp.make_program()))
         return {"problem": problem}
 
     def _make_userns(self, request: protocol.Message, _fds: list[int]) -> protocol.Message:
@@ -165,7 +165,7 @@ class Zygote:
     def _get_or_create_userns(self, request: protocol.Message) -> int:
         slot = request["slot"]
         if slot not in self._userns:
-            self._userns[slot] = userns.make(request["uid"], request["ids"])
+            self._userns[slot] = userns.create(request["uid"], request["ids"])
         return self._userns[slot]
 
     def _start(self, request: protocol.Message, fds: list[int]) -> None:

@@ -9,22 +9,22 @@ from sandyard.engine.drivers.namespace.zygote import files, script, userns
 from sandyard.engine.drivers.namespace.zygote.rootfs import ROOT, RootFs
 from sandyard.engine.drivers.namespace.zygote.zygote_root import ZygoteRoot
 
-_PLACE = "/store/probe"
+_TEST_FOLDER = "/store/probe"
 _ANY_UID = 0x7000_0000
 
 
 def find_working_root(home: ZygoteRoot) -> tuple[RootFs | None, str | None]:
-    """Return a root maker that works here, or the reason why there is none. Mounts in a separate namespace, and leaves
+    """Return a `RootFs` that works here, or the reason why there is none. Mounts in a separate namespace, and leaves
     nothing."""
     problem = None
     uid, ids = (0, 1) if home.rootless else (_ANY_UID, 65_536)
-    userns_fd = userns.make(uid, ids)
+    userns_fd = userns.create(uid, ids)
     for attach in (False, True):
         root = RootFs(home, attach=attach)
         reader, writer = os.pipe2(os.O_CLOEXEC)
         pid, pidfd = kernel.clone(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
         if pid == 0:
-            os.write(writer, (_try(root, uid, userns_fd) or "").encode()[:500])
+            os.write(writer, (_try_mounts(root, uid, userns_fd) or "").encode()[:500])
             os._exit(0)
         os.close(writer)
         os.waitpid(pid, 0)
@@ -38,17 +38,19 @@ def find_working_root(home: ZygoteRoot) -> tuple[RootFs | None, str | None]:
     return None, problem
 
 
-def _try(root: RootFs, uid: int, userns_fd: int) -> str | None:
+def _try_mounts(root: RootFs, uid: int, userns_fd: int) -> str | None:
     try:
-        files.remove_tree(_PLACE)
+        files.remove_tree(_TEST_FOLDER)
         for name in ("lower/proc", "lower/sys", "lower/dev", "upper", "work"):
-            os.makedirs(f"{_PLACE}/{name}")
-        script.run([*root.open_writable(_PLACE), *root.steps([f"{_PLACE}/lower"], uid, userns_fd, 1 << 20)])
+            os.makedirs(f"{_TEST_FOLDER}/{name}")
+        script.run(
+            [*root.make_open_steps(_TEST_FOLDER), *root.make_steps([f"{_TEST_FOLDER}/lower"], uid, userns_fd, 1 << 20)]
+        )
         if os.statvfs(ROOT).f_flag & os.ST_RDONLY:
             return "overlay can't write to its upper directory"
         kernel.unmount(os.fsdecode(ROOT), kernel.MNT_DETACH)
     except OSError as error:
         return error.strerror or str(error)
     finally:
-        files.remove_tree(_PLACE)
+        files.remove_tree(_TEST_FOLDER)
     return None

@@ -17,7 +17,7 @@ Step = tuple[Callable[..., int], tuple[Any, ...], str]  # the function, its argu
 
 def run(steps: Iterable[Step]) -> None:
     """Run the calls in order; a negative result raises an OSError with the step's purpose."""
-    for function, arguments, doing in steps:
+    for function, arguments, purpose in steps:
         if function(*arguments) < 0:
             code = ctypes.get_errno()
-            raise OSError(code, f"{doing}: {os.strerror(code)}")
+            raise OSError(code, f"{purpose}: {os.strerror(code)}")

@@ -11,10 +11,10 @@ from typing import NoReturn
 from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.zygote import protocol
 
-_NO_MORE = ("user", "pid", "uts", "ipc", "net", "mnt", "cgroup", "time")
+_NAMESPACE_KINDS = ("user", "pid", "uts", "ipc", "net", "mnt", "cgroup", "time")
 
 
-def make(first: int, count: int) -> int:
+def create(first: int, count: int) -> int:
     """Return a user namespace whose ids 0 to count-1 are first to first+count-1 of this one. No further namespaces can
     be created in it: the seccomp filter prevents that too, this is the kernel's own limit.
 
@@ -23,18 +23,18 @@ def make(first: int, count: int) -> int:
     up to this process's resource limits and the machine's limits for a user. If the owner were root, sandboxes would
     use up root's limits.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
+    own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with own_end, child_end:
         pid, pidfd = kernel.clone(0)
         if pid == 0:  # it has a copy of everything, but only for a moment
-            ours.close()
-            _live_in_new(theirs, first)
+            own_end.close()
+            _create_and_wait(child_end, first)
         try:
-            theirs.close()
-            answer, fds = protocol.receive(ours)
+            child_end.close()
+            answer, fds = protocol.receive(own_end)
             if not fds:
-                told = answer or {"errno": errno.ECHILD, "error": "make a user namespace: the process was killed"}
-                raise OSError(told["errno"], told["error"])
+                failure = answer or {"errno": errno.ECHILD, "error": "make a user namespace: the process was killed"}
+                raise OSError(failure["errno"], failure["error"])
             try:
                 for kind in ("uid", "gid"):
                     _write(f"/proc/{pid}/{kind}_map", f"0 {first} {count}")
@@ -43,16 +43,16 @@ def make(first: int, count: int) -> int:
                 raise
             return fds[0]
         finally:
-            ours.close()
+            own_end.close()
             os.waitpid(pid, 0)
             os.close(pidfd)
 
 
-def _live_in_new(control: socket.socket, owner: int) -> NoReturn:
+def _create_and_wait(control: socket.socket, owner: int) -> NoReturn:
     """Create a user namespace that belongs to `owner`, pass it to the other side, and wait until its ids are mapped."""
     try:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the owner may not look it up in our root
-        capabilities = kernel.capset_arguments(kernel.effective_capabilities())
+        capabilities = kernel.make_capset_arguments(kernel.get_effective_capabilities())
         os.seteuid(owner)
         kernel.libc.capset(
             *capabilities
@@ -62,7 +62,7 @@ def _live_in_new(control: socket.socket, owner: int) -> NoReturn:
         fd = os.open("self/ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
         protocol.send(control, {}, [fd])
         control.recv(1)
-        _forbid_more(proc)
+        _forbid_namespaces(proc)
     except OSError as error:
         with contextlib.suppress(OSError):
             protocol.send(control, {"errno": error.errno, "error": error.strerror or str(error)})
@@ -70,8 +70,8 @@ def _live_in_new(control: socket.socket, owner: int) -> NoReturn:
         os._exit(0)
 
 
-def _forbid_more(proc: int) -> None:
-    for kind in _NO_MORE:
+def _forbid_namespaces(proc: int) -> None:
+    for kind in _NAMESPACE_KINDS:
         with contextlib.suppress(OSError):  # a kernel without that type; an outer container that hides the file
             _write(f"sys/user/max_{kind}_namespaces", "0", proc)
 

@@ -22,13 +22,13 @@ Volumes = Sequence[tuple[str, str, bool]]  # path in the zygote's root, path in 
 _SYS_OPENAT2 = 437
 _NO_XDEV, _NO_MAGICLINKS, _IN_ROOT = 0x01, 0x02, 0x10
 _MOVE_MOUNT_T_EMPTY_PATH = 0x40
-_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 # No other mount on the way: not /proc or /dev through a link, and not another volume, which would hide one below the other.
-_HOW = struct.pack("3Q", _FOLDER, 0, _NO_XDEV | _NO_MAGICLINKS | _IN_ROOT)
-_DOING = "mount its volumes"
+_OPEN_HOW = struct.pack("3Q", _OPEN_DIRECTORY, 0, _NO_XDEV | _NO_MAGICLINKS | _IN_ROOT)
+_PURPOSE = "mount its volumes"
 
 
-def open_all(volumes: Volumes, userns_fd: int, *, rootless: bool) -> list[Step]:
+def make_open_steps(volumes: Volumes, userns_fd: int, *, rootless: bool) -> list[Step]:
     """Return the steps that copy the mounts, with ids mapped to the sandbox's own range, into the lowest free
     descriptors."""
     steps: list[Step] = []
@@ -36,55 +36,56 @@ def open_all(volumes: Volumes, userns_fd: int, *, rootless: bool) -> list[Step]:
     for number, (source, _, read_only) in enumerate(volumes):
         fd = FIRST_LAYER_FD + number
         wanted = kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV | (kernel.MOUNT_ATTR_RDONLY if read_only else 0)
-        attributes = kernel.mount_attributes(wanted, -1 if rootless else userns_fd)
+        attributes = kernel.make_mount_attributes(wanted, -1 if rootless else userns_fd)
         change = (kernel.SYS_MOUNT_SETATTR, fd, b"", kernel.AT_EMPTY_PATH, attributes, len(attributes))
-        steps.append((libc.syscall, (kernel.SYS_OPEN_TREE, kernel.AT_FDCWD, os.fsencode(source), clone), _DOING))
-        steps.append((libc.syscall, change, _DOING))
+        steps.append((libc.syscall, (kernel.SYS_OPEN_TREE, kernel.AT_FDCWD, os.fsencode(source), clone), _PURPOSE))
+        steps.append((libc.syscall, change, _PURPOSE))
     return steps
 
 
-def attach_all(volumes: Volumes, uid: int, capabilities: tuple[bytes, bytes], *, rootless: bool) -> list[Step]:
-    """Return the steps that attach them in the sandbox's root. `uid` is its root, which will own missing directories."""
+def make_attach_steps(volumes: Volumes, uid: int, capabilities: tuple[bytes, bytes], *, rootless: bool) -> list[Step]:
+    """Return the steps that attach them in the sandbox's root. `uid` is its root, which will own missing
+    directories."""
     if not volumes:
         return []
-    become: list[Step] = [(libc.setfsgid, (uid,), _DOING), (libc.setfsuid, (uid,), _DOING)]
-    become.append((libc.capset, capabilities, _DOING))  # with another file system id the kernel removed some
-    back: list[Step] = [(libc.setfsuid, (0,), _DOING), (libc.setfsgid, (0,), _DOING)]
+    become_owner: list[Step] = [(libc.setfsgid, (uid,), _PURPOSE), (libc.setfsuid, (uid,), _PURPOSE)]
+    become_owner.append((libc.capset, capabilities, _PURPOSE))  # with another file system id the kernel removed some
+    become_root: list[Step] = [(libc.setfsuid, (0,), _PURPOSE), (libc.setfsgid, (0,), _PURPOSE)]
     attach: list[Step] = [
         (_attach, (FIRST_LAYER_FD + number, target), f"mount a volume on {target}")
         for number, (_, target, _) in enumerate(volumes)
     ]
-    return [*([] if rootless else become), *attach, *([] if rootless else back), CLOSE_LAYERS]
+    return [*([] if rootless else become_owner), *attach, *([] if rootless else become_root), CLOSE_LAYERS]
 
 
 def _attach(fd: int, target: str) -> int:
-    place = _open_target(target)
-    if place < 0:
+    target_fd = _open_target(target)
+    if target_fd < 0:
         return -1
     flags = kernel.MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
-    done: int = libc.syscall(kernel.SYS_MOVE_MOUNT, fd, b"", place, b"", flags)
-    os.close(place)
+    done: int = libc.syscall(kernel.SYS_MOVE_MOUNT, fd, b"", target_fd, b"", flags)
+    os.close(target_fd)
     return done
 
 
 def _open_target(target: str) -> int:
     """Return a descriptor of that directory, created with its parents if it is missing."""
     parts = target.strip("/").split("/")
-    root = os.open("/", _FOLDER)
-    here = os.dup(root)
+    root = os.open("/", _OPEN_DIRECTORY)
+    parent = os.dup(root)
     try:
         for number, part in enumerate(parts, 1):
             path = os.fsencode("/".join(parts[:number]))
-            inner = libc.syscall(_SYS_OPENAT2, root, path, _HOW, len(_HOW))
+            inner = libc.syscall(_SYS_OPENAT2, root, path, _OPEN_HOW, len(_OPEN_HOW))
             if inner < 0 and ctypes.get_errno() == errno.ENOENT:
-                if libc.mkdirat(here, os.fsencode(part), 0o755) < 0 and ctypes.get_errno() != errno.EEXIST:
+                if libc.mkdirat(parent, os.fsencode(part), 0o755) < 0 and ctypes.get_errno() != errno.EEXIST:
                     return -1
-                inner = libc.syscall(_SYS_OPENAT2, root, path, _HOW, len(_HOW))
+                inner = libc.syscall(_SYS_OPENAT2, root, path, _OPEN_HOW, len(_OPEN_HOW))
             if inner < 0:
                 return -1
-            os.close(here)
-            here = inner
-        return os.dup(here)
+            os.close(parent)
+            parent = inner
+        return os.dup(parent)
     finally:
-        os.close(here)
+        os.close(parent)
         os.close(root)

@@ -1,15 +1,15 @@
 """The zygote's own root file system: a tmpfs with binds of the few places it works on, and nothing else.
 
-A private copy of all of the host's mounts would pin every one of them (a disk that can't be ejected, another engine's store that
-stays attached), and each sandbox would pay for copying them. Every fork starts from this instead:
+A private copy of all of the host's mounts would pin every one of them (a disk that can't be ejected, another engine's
+store that stays attached), and would be copied again for each sandbox. Every fork starts from this instead:
 
     /proc      the host's, for /proc/self/fd and for the ids of a user namespace
     /store     the data directory's store/: what sandboxes wrote
-    /roots/N   the folders below which read-only layers lie
-    /dev, /sys what sandboxes get of the host's
-    /blank     an empty file and an empty directory to lay over what they don't get
-    /stack/N   where layers are attached on kernels that want that
-    /root      where a sandbox's root is put together
+    /roots/N   the folders that contain read-only layers
+    /dev, /sys the parts of the host's that sandboxes get
+    /blank     an empty file and an empty directory to mount over what they don't get
+    /stack/N   where layers are attached on kernels that require it
+    /root      where a sandbox's root is mounted
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sandyard.engine.drivers.namespace import kernel
 
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 
-# Of procfs, what tells about the machine, or does something to it: Docker's list and more. Root in a sandbox owns none of it, so
-# what others can't read it can't either; only the rest of these needs to be covered.
-_HIDDEN = (
+# Files of procfs that reveal or change something of the machine: Docker's list and more. Root in a sandbox owns none of them, so
+# only those that everybody can read need to be covered.
+_HIDDEN_PROC_NAMES = (
     *(
         "acpi",
         "asound",
@@ -71,8 +71,10 @@ _HIDDEN = (
         "vmallocinfo",
     ),
 )
-_SHOWN_OF_SYS = ("devices/system/cpu",)  # glibc and libuv count processors there; all of it is in /proc/cpuinfo as well
-_STACK = 128
+_VISIBLE_SYS_PATHS = (
+    "devices/system/cpu",
+)  # glibc and libuv count processors there; all of it is in /proc/cpuinfo as well
+_STACK_SIZE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +82,30 @@ class ZygoteRoot:
     """The properties of the zygote's root file system that its children need."""
 
     rootless: bool
-    hidden: tuple[tuple[str, str], ...]  # a name in /proc, and what is laid over it
+    hidden: tuple[tuple[str, str], ...]  # a name in /proc, and what is mounted over it
 
 
-def enter(request: dict[str, Any]) -> ZygoteRoot:
-    """Move into a new mount namespace with the root described above. Needs CAP_SYS_ADMIN in the current user namespace."""
+def enter_root(request: dict[str, Any]) -> ZygoteRoot:
+    """Move into a new mount namespace with the root described above. Needs CAP_SYS_ADMIN in the current user
+    namespace."""
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    places = {"store": request["store"]}
-    places |= {f"roots/{number}": path for number, path in enumerate(request["roots"])}
-    # Opened before the new root hides the old one: any of them may lie in /tmp.
-    opened = {place: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for place, path in places.items()}
-    kernel.mount("sandyard", "/tmp", "tmpfs", kernel.MS_NOSUID, "mode=700,size=4m")  # noqa: S108 (any directory will do)
+    sources = {"store": request["store"]}
+    sources |= {f"roots/{number}": path for number, path in enumerate(request["roots"])}
+    # Opened before the new root hides the old one: any of them may be in /tmp.
+    opened = {target: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for target, path in sources.items()}
+    kernel.mount("sandyard", "/tmp", "tmpfs", kernel.MS_NOSUID, "mode=700,size=4m")  # noqa: S108 (any directory works)
     os.chdir("/tmp")  # noqa: S108
     for folder in ("proc", "store", "roots", "dev", "sys", "blank", "stack", "root"):
         os.mkdir(folder, 0o755)
     _make_blank()
-    for number in range(_STACK):
+    for number in range(_STACK_SIZE):
         os.mkdir(f"stack/{number}")
 
     kernel.bind("/proc", "proc", recursive=True)
-    for place, fd in opened.items():
-        os.makedirs(place, exist_ok=True)
-        kernel.bind(f"/proc/self/fd/{fd}", place, recursive=True)
+    for target, fd in opened.items():
+        os.makedirs(target, exist_ok=True)
+        kernel.bind(f"/proc/self/fd/{fd}", target, recursive=True)
         os.close(fd)
     if request["rootless"]:
         _bind_devices()
@@ -112,7 +115,7 @@ def enter(request: dict[str, Any]) -> ZygoteRoot:
 
 
 def _list_hidden() -> Iterator[tuple[str, str]]:
-    for name in _HIDDEN:
+    for name in _HIDDEN_PROC_NAMES:
         with contextlib.suppress(FileNotFoundError):
             mode = os.lstat(f"/proc/{name}").st_mode
             if mode & 0o007:
@@ -128,17 +131,17 @@ def _make_blank() -> None:
 
 
 def _bind_devices() -> None:
-    """The host's own nodes, for the mode in which none can be made."""
+    """Bind the host's own device nodes, because none can be created without root."""
     for name in DEVICES:
         os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_WRONLY, 0o666))
         kernel.bind(f"/dev/{name}", f"dev/{name}")
 
 
 def _bind_sys() -> None:
-    """A read-only /sys with nothing in it but what common tools ask for. Sandboxes share it."""
+    """Mount a read-only /sys that contains only what common tools need. Sandboxes share it."""
     kernel.mount("sysfs", "sys", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, "mode=755,size=64k")
     os.makedirs("sys/fs/cgroup")
-    for name in _SHOWN_OF_SYS:
+    for name in _VISIBLE_SYS_PATHS:
         if os.path.isdir(f"/sys/{name}"):
             os.makedirs(f"sys/{name}")
             kernel.bind(f"/sys/{name}", f"sys/{name}", recursive=True)
@@ -146,6 +149,6 @@ def _bind_sys() -> None:
     attributes = (
         kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_ATTR_NOEXEC
     )
-    kernel.set_mount(tree, attributes, recursive=True)
+    kernel.change_mount(tree, attributes, recursive=True)
     kernel.attach_mount(tree, "sys")
     os.close(tree)

@@ -124,7 +124,7 @@ async def test_a_sandbox_is_unreachable_from_outside(
     services = Internet(namespace.fileno(), (slot.address,), names=False)
     try:
         with within(topology.outside), Netlink() as netlink:
-            netlink.request(links.default_route(IPv4Address(HOST), 10))  # the neighbour routes through the host
+            netlink.request(links.add_default_route(IPv4Address(HOST), 10))  # the neighbour routes through the host
         with within(topology.outside):
             assert dial(slot.address, timeout=0.5) != "ok"
             assert dial_udp(slot.address, timeout=0.5) != "ok"
@@ -187,7 +187,7 @@ async def test_a_network_the_host_joins_later_is_private_too(topology: Topology,
     with Netlink() as netlink:
         netlink.request(links.add_address(10, IPv4Address("198.51.100.1"), 24))
     with within(topology.outside), Netlink() as netlink:
-        netlink.request(links.route_to(IPv4Address("198.51.100.1"), 10))
+        netlink.request(links.add_route(IPv4Address("198.51.100.1"), 10))
     for _ in range(1000):
         if await tcp(slot, WEB) == REFUSED:
             break
@@ -349,7 +349,7 @@ async def test_all_sandboxes_together_leave_the_host_half_of_its_connection_tabl
 
     fill(500)
     monkeypatch.setattr(uplink, "is_crowded", lambda before: is_crowded(before, tmp_path))
-    monkeypatch.setattr(uplink, "_CROWDING_INTERVAL", 0.01)
+    monkeypatch.setattr(uplink, "_CROWDING_INTERVAL_S", 0.01)
     network = Network("crowd", tmp_path / "net", NetworkSettings(pool=1, resolv_conf=topology.resolv_conf))
     await network.open(())
     try:

@@ -128,8 +128,8 @@ async def test_forwarding_is_turned_on_only_for_sandboxes(topology: Topology, ne
     assert Path("/proc/sys/net/ipv4/ip_forward").read_text().strip() == "1"
     with within(topology.outside):
         with Netlink() as netlink:
-            netlink.request(links.route_to(IPv4Address("203.0.113.9"), 10))
-            netlink.request(links.neighbour(IPv4Address("203.0.113.9"), bytes.fromhex("020000000001"), 10))
+            netlink.request(links.add_route(IPv4Address("203.0.113.9"), 10))
+            netlink.request(links.add_neighbour(IPv4Address("203.0.113.9"), bytes.fromhex("020000000001"), 10))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.sendto(b"pass this on", ("203.0.113.9", 9))
     nft = Nft()
@@ -209,7 +209,7 @@ def test_a_subnet_in_use_is_not_reserved(topology: Topology, tmp_path: Path) -> 
 def test_the_address_space_of_tailscale_is_avoided(topology: Topology, tmp_path: Path) -> None:
     with Netlink() as netlink:
         netlink.request(
-            links.veth(links.Peer("tailscale0", bytes(5) + b"\x02"), links.Peer("ts1", bytes(5) + b"\x04"), 1280)
+            links.create_veth(links.Peer("tailscale0", bytes(5) + b"\x02"), links.Peer("ts1", bytes(5) + b"\x04"), 1280)
         )
     assert reserve("one", tmp_path).network.subnet_of(IPv4Network("172.16.0.0/12"))
 
@@ -238,4 +238,4 @@ def test_interface_names_fit_and_are_unique() -> None:
     names = {Names.for_instance(f"/data/{number}") for number in range(500)}
     assert len({item.tag for item in names}) == len({item.group for item in names}) == 500
     assert all(item.group % 2 == 0 and 0 < item.group < 2**31 for item in names)
-    assert all(len(item.interface(99999, 25)) == 15 for item in names)
+    assert all(len(item.make_interface_name(99999, 25)) == 15 for item in names)

@@ -398,7 +398,7 @@ async def test_connections_through_the_proxy_do_not_keep_a_released_slot(harness
 
 
 async def test_the_number_of_connections_is_limited(harness: ProxyHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "_OF_ONE", 3)
+    monkeypatch.setattr(listener, "_MAX_PER_SANDBOX", 3)
     await harness.network.set_policy(0, RULES)
 
     def use_connections() -> list[str]:
@@ -429,7 +429,8 @@ async def test_rules_are_rejected_without_a_secret_filler(network: Network) -> N
 
 
 def test_hostile_requests_are_parsed_quickly() -> None:
-    """They are parsed in the engine's process: a regular expression that backtracks over blanks would block all of it."""
+    """They are parsed in the engine's process: a regular expression that backtracks over blanks would block all of
+    it."""
     started = time.process_time()
     for blanks in (b" \t" * 16000, b"\r" * 32000, b"\r\n" * 16000, b"a " * 16000):
         host_detection.parse_http(b"GET / HTTP/1.1\r\nHost:" + blanks + b"\x0b\r\r\n\r\n")

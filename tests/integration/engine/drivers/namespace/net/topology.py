@@ -32,7 +32,11 @@ import dns.rrset
 
 from sandyard.engine.drivers.namespace.net import links
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
-from sandyard.engine.drivers.namespace.net.syscalls import detach, enter_network_namespace, new_network_namespace
+from sandyard.engine.drivers.namespace.net.syscalls import (
+    create_network_namespace,
+    enter_network_namespace,
+    unmount_lazily,
+)
 
 T = TypeVar("T")
 
@@ -288,15 +292,15 @@ class Topology:
     def __init__(self, state: Path) -> None:
         self.state = state
         self._machine = open_current_namespace()
-        new_network_namespace()
+        create_network_namespace()
         self.host = open_current_namespace()
-        new_network_namespace()
+        create_network_namespace()
         self.outside = open_current_namespace()
         try:
             with Netlink() as netlink:
                 netlink.request(
                     links.bring_up(links.LOOPBACK),
-                    links.veth(
+                    links.create_veth(
                         links.Peer("up0", bytes.fromhex("020000000002"), index=10),
                         links.Peer("wan0", bytes.fromhex("020000000001"), index=10, namespace=self.host),
                         1500,
@@ -312,7 +316,7 @@ class Topology:
                     links.bring_up(links.LOOPBACK),
                     links.bring_up(10),
                     links.add_address(10, IPv4Address(HOST), 30),
-                    links.default_route(IPv4Address(NEIGHBOUR), 10),
+                    links.add_default_route(IPv4Address(NEIGHBOUR), 10),
                 )
             self.internet = Internet(self.outside, SERVED)
         except BaseException:
@@ -328,7 +332,7 @@ class Topology:
             os.close(namespace)
         for mount in reversed(self.mounts()):
             with contextlib.suppress(OSError):
-                detach(mount)
+                unmount_lazily(mount)
 
     def mounts(self) -> list[Path]:
         """Return the mount points below `state`."""
@@ -343,7 +347,7 @@ class Topology:
     def route_back(self, address: str) -> None:
         """Make the outside send packets for this address to the host."""
         with within(self.outside), Netlink() as netlink:
-            netlink.request(links.route_to(IPv4Address(address), 10))
+            netlink.request(links.add_route(IPv4Address(address), 10))
 
     @staticmethod
     def interfaces() -> set[str]:

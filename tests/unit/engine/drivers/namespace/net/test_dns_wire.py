@@ -6,7 +6,13 @@ from ipaddress import IPv4Address
 import dns.message
 import dns.rrset
 
-from sandyard.engine.drivers.namespace.net.dns_wire import REFUSED, answers_to, parse_addresses, read_question, with_id
+from sandyard.engine.drivers.namespace.net.dns_wire import (
+    REFUSED,
+    is_answer_to,
+    parse_addresses,
+    parse_question,
+    replace_id,
+)
 
 
 def query(name: str = "web.test", kind: str = "A") -> bytes:
@@ -21,7 +27,7 @@ def response(*records: tuple[str, int, str, str], name: str = "web.test") -> byt
 
 def test_a_question_is_parsed_and_can_be_refused() -> None:
     wire = query("WwW.Web.test")
-    question = read_question(wire)
+    question = parse_question(wire)
     assert question and question.name == "www.web.test"
     refusal = dns.message.from_wire(question.make_empty_reply(REFUSED))
     assert refusal.rcode() == REFUSED
@@ -30,7 +36,7 @@ def test_a_question_is_parsed_and_can_be_refused() -> None:
 
 def test_a_dot_inside_a_label_is_not_a_separator() -> None:
     wire = query("x")[:12] + b"\x08web.test\x00\x00\x01\x00\x01"
-    question = read_question(wire)
+    question = parse_question(wire)
     assert question and question.name != "web.test"
 
 
@@ -57,25 +63,25 @@ def test_malformed_questions_are_rejected() -> None:
         + b"\x05eeeee\x00"
         + bytes(4),
     ):
-        assert read_question(bad) is None
+        assert parse_question(bad) is None
     random.seed(7)
     for _ in range(2000):
         noise = bytes(random.getrandbits(8) for _ in range(random.randrange(80)))
-        read_question(noise)
-        read_question(wire[:12] + noise)
+        parse_question(noise)
+        parse_question(wire[:12] + noise)
         parse_addresses(noise)
         parse_addresses(response(("web.test.", 60, "A", "198.51.100.1"))[:20] + noise)
 
 
 def test_only_the_matching_response_is_accepted() -> None:
-    question = read_question(query())
+    question = parse_question(query())
     assert question
-    good = with_id(response(("web.test.", 60, "A", "198.51.100.1")), 77)
-    assert answers_to(good, 77, question)
-    assert not answers_to(good, 78, question)
-    assert not answers_to(with_id(query(), 77), 77, question)
-    assert not answers_to(with_id(response(name="other.test"), 77), 77, question)
-    assert not answers_to(b"\x00", 77, question)
+    good = replace_id(response(("web.test.", 60, "A", "198.51.100.1")), 77)
+    assert is_answer_to(good, 77, question)
+    assert not is_answer_to(good, 78, question)
+    assert not is_answer_to(replace_id(query(), 77), 77, question)
+    assert not is_answer_to(replace_id(response(name="other.test"), 77), 77, question)
+    assert not is_answer_to(b"\x00", 77, question)
 
 
 def test_addresses_are_resolved_through_aliases_of_the_requested_name() -> None:

@@ -101,5 +101,5 @@ def test_ranges_are_merged_subtracted_and_formatted() -> None:
     assert ranges.subtract(ranges.EVERYTHING, ()) == ranges.EVERYTHING
     assert ranges.subtract(ranges.EVERYTHING, ranges.EVERYTHING) == ()
     assert ranges.subtract(((0, 10), (20, 30)), ((5, 5), (8, 22), (30, 40))) == ((0, 4), (6, 7), (23, 29))
-    assert ranges.show((1, 1)) == "0.0.0.1"
-    assert ranges.show((1, 2)) == "0.0.0.1-0.0.0.2"
+    assert ranges.format_range((1, 1)) == "0.0.0.1"
+    assert ranges.format_range((1, 2)) == "0.0.0.1-0.0.0.2"

@@ -1,4 +1,4 @@
-"""The proxy for requests to which a rule adds headers: secrets are inserted here, on the engine's side of the cable.
+"""The proxy for requests to which a rule adds headers: secrets are inserted here, outside the sandbox.
 
 The firewall redirects TCP connections to ports 80 and 443 of a sandbox with rules here, after checking its policy.
 Traffic that is not for a rule's host is forwarded unchanged to its destination. For a rule's host the proxy acts as the

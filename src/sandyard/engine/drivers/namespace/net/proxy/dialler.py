@@ -14,39 +14,39 @@ import dns.exception
 import dns.flags
 import dns.message
 
-from sandyard.engine.drivers.namespace.net.dns_wire import parse_addresses, read_question
-from sandyard.engine.drivers.namespace.net.proxy.sockets import keep_alive
+from sandyard.engine.drivers.namespace.net.dns_wire import parse_addresses, parse_question
+from sandyard.engine.drivers.namespace.net.proxy.sockets import enable_keepalive
 from sandyard.engine.drivers.namespace.net.upstream import Upstream
 
 MARK = 0x2B
-"""The DSCP value by which the firewall recognises our packets and does not redirect them again. It is cleared on the
-way, and a sandbox that sets it gains nothing."""
+"""The DSCP value by which the firewall recognises our packets and does not redirect them again. It is cleared before
+the packets leave, and a sandbox that sets it gains nothing."""
 
-_TRIED = 4  # addresses tried for one name
-_CONNECT, _HANDSHAKE = 8.0, 10.0
+_MAX_ADDRESSES = 4  # addresses tried for one name
+_CONNECT_TIMEOUT_S, _HANDSHAKE_TIMEOUT_S = 8.0, 10.0
 
 
 class RefusedError(Exception):
     """The request is not forwarded; the client gets this message with that status."""
 
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
-        self.sentence = sentence
+        self.message = message
 
 
-SocketIn = Callable[[int], Awaitable[socket.socket]]
+OpenSocket = Callable[[int], Awaitable[socket.socket]]
 """Returns a new TCP socket in the namespace with this index."""
 Admit = Callable[[IPv4Address, str, Mapping[IPv4Address, int]], Awaitable[None]]
 
 
 class Dialler:
-    """`admit` opens the addresses that a name resolved to for the sandbox with that address, if its policy allows the
-    name."""
+    """Opens connections for sandboxes. `admit` opens the addresses that a name resolved to for the sandbox with that
+    address, if its policy allows the name."""
 
-    def __init__(self, socket_in: SocketIn, upstream: Upstream, admit: Admit, ca_file: Path | None) -> None:
+    def __init__(self, open_socket: OpenSocket, upstream: Upstream, admit: Admit, ca_file: Path | None) -> None:
         """Blocks briefly. `ca_file` contains authorities that are trusted in addition to the machine's."""
-        self._socket_in = socket_in
+        self._open_socket = open_socket
         self._upstream = upstream
         self._admit = admit
         self._tls = ssl.create_default_context()
@@ -57,11 +57,11 @@ class Dialler:
 
     async def connect_address(self, index: int, address: IPv4Address, port: int) -> socket.socket:
         """Connect to an address. Raises OSError."""
-        connection = await self._socket_in(index)
+        connection = await self._open_socket(index)
         try:
             connection.setsockopt(socket.SOL_IP, socket.IP_TOS, MARK << 2)
-            keep_alive(connection)
-            async with asyncio.timeout(_CONNECT):
+            enable_keepalive(connection)
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 await asyncio.get_running_loop().sock_connect(connection, (str(address), port))
         except BaseException:
             connection.close()
@@ -75,7 +75,7 @@ class Dialler:
             raise RefusedError(502, f"The name {host} does not resolve.")
         await self._admit(sandbox, host, found)
         reason = ""
-        for address in list(found)[:_TRIED]:
+        for address in list(found)[:_MAX_ADDRESSES]:
             try:
                 return await self.connect_address(index, address, port)
             except OSError as error:
@@ -91,7 +91,7 @@ class Dialler:
         """Start TLS with this host on a connection, which the streams take over. Raises RefusedError."""
         try:
             return await asyncio.open_connection(
-                sock=connection, ssl=self._tls, server_hostname=host, ssl_handshake_timeout=_HANDSHAKE
+                sock=connection, ssl=self._tls, server_hostname=host, ssl_handshake_timeout=_HANDSHAKE_TIMEOUT_S
             )
         except ssl.SSLCertVerificationError as error:
             connection.close()
@@ -105,10 +105,10 @@ class Dialler:
             wire = dns.message.make_query(host, "A").to_wire()
         except dns.exception.DNSException:
             return {}
-        question = read_question(wire)
+        question = parse_question(wire)
         if question is None:
             return {}
-        answer = await self._upstream.ask(wire, question, stream=False)
+        answer = await self._upstream.query(wire, question, stream=False)
         if answer is not None and int.from_bytes(answer[2:4], "big") & dns.flags.TC:
-            answer = await self._upstream.ask(wire, question, stream=True)
+            answer = await self._upstream.query(wire, question, stream=True)
         return parse_addresses(answer) if answer is not None else {}

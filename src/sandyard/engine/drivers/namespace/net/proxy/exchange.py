@@ -21,16 +21,16 @@ from sandyard.kit.pacing import take_turn
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-_HEAD = 64 << 10
-_READ = 64 << 10
-_FIRST, _NEXT = 30.0, 120.0  # seconds for the first request's head, and between requests
-_LAST_WORDS = 2.0
-_FAREWELL = 10.0
-_STALLED = 120.0  # seconds in which a peer accepts no data
-_AHEAD = 64 << 10  # bytes a client may send beyond the current request
+_MAX_HEAD_BYTES = 64 << 10
+_READ_BYTES = 64 << 10
+_FIRST_REQUEST_TIMEOUT_S, _NEXT_REQUEST_TIMEOUT_S = 30.0, 120.0  # for the first request's head, and between requests
+_REJECTION_TIMEOUT_S = 2.0
+_CLOSE_TIMEOUT_S = 10.0
+_WRITE_TIMEOUT_S = 120.0  # after which a peer that accepts no data is disconnected
+_MAX_AHEAD_BYTES = 64 << 10  # bytes a client may send beyond the current request
 
 
-class GoneError(Exception):
+class PeerClosedError(Exception):
     """A peer closed the connection unexpectedly."""
 
 
@@ -42,30 +42,30 @@ class _Side:
     writer: asyncio.StreamWriter
     http: h11.Connection
 
-    async def event(self) -> object:
-        """Return the next event; `PAUSED` if nothing more is expected now. Raises GoneError if the peer violates the
+    async def read_event(self) -> object:
+        """Return the next event; `PAUSED` if nothing more is expected now. Raises PeerClosedError if the peer violates the
         protocol."""
         while True:
             try:
                 event = self.http.next_event()
             except h11.RemoteProtocolError as error:
-                raise GoneError(str(error)) from error
+                raise PeerClosedError(str(error)) from error
             if event is not h11.NEED_DATA:
                 await take_turn()  # one read may contain ten thousand events
                 return event
-            self.http.receive_data(await self.reader.read(_READ))
+            self.http.receive_data(await self.reader.read(_READ_BYTES))
 
     async def send(self, event: h11.Event) -> None:
         data = self.http.send(event)
         if data:
             self.writer.write(data)
-            async with asyncio.timeout(_STALLED):
+            async with asyncio.timeout(_WRITE_TIMEOUT_S):
                 await self.writer.drain()
 
 
 class Exchange:
-    """`rule` returns the current rule, or None if the host no longer has one. `dial` returns the connection to the
-    host; raises RefusedError."""
+    """Serves one connection. `get_rule` returns the current rule, or None if the host no longer has one. `dial` returns
+    the connection to the host; raises RefusedError."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class Exchange:
         host: str,
         *,
         secure: bool,
-        rule: Callable[[], HostRule | None],
+        get_rule: Callable[[], HostRule | None],
         outbound: Outbound,
         dial: Callable[[], Awaitable[Streams]],
     ) -> None:
-        self._client = _Side(*client, h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD))
+        self._client = _Side(*client, h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES))
         self._host = host
         self._secure = secure
-        self._rule = rule
+        self._get_rule = get_rule
         self._outbound = outbound
         self._dial = dial
         self._server: _Side | None = None
@@ -88,32 +88,34 @@ class Exchange:
     async def run(self) -> None:
         """Serve until the connection ends. Errors are reported to the client if that is still possible."""
         try:
-            patience = _FIRST
-            while await self._handle_request(patience):
-                patience = _NEXT
+            timeout_s = _FIRST_REQUEST_TIMEOUT_S
+            while await self._handle_request(timeout_s):
+                timeout_s = _NEXT_REQUEST_TIMEOUT_S
         except RefusedError as refused:
-            await self._tell(refused.status, refused.sentence)
-        except (GoneError, h11.LocalProtocolError, OSError):  # includes TimeoutError
-            await self._tell(502, f"{self._host} sent an invalid response or closed the connection.")
+            await self._send_error(refused.status, refused.message)
+        except (PeerClosedError, h11.LocalProtocolError, OSError):  # includes TimeoutError
+            await self._send_error(502, f"{self._host} sent an invalid response or closed the connection.")
         finally:
             if self._server is not None:
                 self._server.writer.transport.abort()
             await self._close()
 
-    async def _handle_request(self, patience: float) -> bool:
+    async def _handle_request(self, timeout_s: float) -> bool:
         """Handle one request and its response. Return whether there may be another."""
-        request = await self._request(patience)
+        request = await self._read_request(timeout_s)
         if request is None:
             return False
-        rule = self._rule()
+        rule = self._get_rule()
         if rule is None:
             return False
         head = await rewriter.rewrite_request(request, self._host, rule, self._outbound, secure=self._secure)
         if self._server is None:
-            self._server = _Side(*await self._dial(), h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD))
+            self._server = _Side(
+                *await self._dial(), h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
+            )
         await self._server.send(head)
         if await self._relay(self._server):
-            await self._pass_on(self._server)
+            await self._forward_raw(self._server)
             return False
         for side in (self._client, self._server):
             if side.http.our_state is not h11.DONE or side.http.their_state is not h11.DONE:
@@ -121,18 +123,19 @@ class Exchange:
             side.http.start_next_cycle()
         return True
 
-    async def _request(self, patience: float) -> h11.Request | None:
-        """Return the next request, or None if the client or the server has ended, or the client is silent for too long."""
-        asking = asyncio.ensure_future(self._client.event())
-        watched: set[asyncio.Future[object]] = {asking}
+    async def _read_request(self, timeout_s: float) -> h11.Request | None:
+        """Return the next request, or None if the client or the server has ended, or the client is silent for too
+        long."""
+        reading = asyncio.ensure_future(self._client.read_event())
+        watched: set[asyncio.Future[object]] = {reading}
         if self._server is not None:  # detects its end or unexpected data
             watched.add(asyncio.ensure_future(self._server.reader.read(1)))
         try:
-            done, _ = await asyncio.wait(watched, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-            if done != {asking}:
+            done, _ = await asyncio.wait(watched, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if done != {reading}:
                 return None
-            event = asking.result()
-        except GoneError as error:
+            event = reading.result()
+        except PeerClosedError as error:
             raise RefusedError(400, f"The request cannot be forwarded: {error}.") from error
         finally:
             for task in watched:
@@ -143,44 +146,44 @@ class Exchange:
     async def _relay(self, server: _Side) -> bool:
         """Forward the body and the response. Return whether both sides switch to another protocol."""
         sending = asyncio.ensure_future(self._send_body(server))
-        answering = asyncio.ensure_future(self._answer(server))
+        forwarding = asyncio.ensure_future(self._forward_response(server))
         try:
-            await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done() and isinstance(sending.exception(), OSError):
+            await asyncio.wait({sending, forwarding}, return_when=asyncio.FIRST_COMPLETED)
+            if not forwarding.done() and isinstance(sending.exception(), OSError):
                 # a server that rejects the body may have sent the reason
-                await asyncio.wait({answering}, timeout=_LAST_WORDS)
-            if not answering.done():
+                await asyncio.wait({forwarding}, timeout=_REJECTION_TIMEOUT_S)
+            if not forwarding.done():
                 sending.result()
-            return await answering
+            return await forwarding
         finally:
-            for task in (sending, answering):
+            for task in (sending, forwarding):
                 task.cancel()
-            await asyncio.gather(sending, answering, return_exceptions=True)
+            await asyncio.gather(sending, forwarding, return_exceptions=True)
 
     async def _send_body(self, server: _Side) -> None:
         client = self._client
         while True:
             if client.http.they_are_waiting_for_100_continue:
                 await client.send(h11.InformationalResponse(status_code=100, headers=[]))
-            event = await client.event()
+            event = await client.read_event()
             if not isinstance(event, h11.Data):
                 break
             await server.send(event)
         if not isinstance(event, h11.EndOfMessage):
-            raise GoneError("the client has gone")
+            raise PeerClosedError("the client has gone")
         await server.send(h11.EndOfMessage())
         ahead = 0
-        while ahead < _AHEAD:  # further data is the next request; only the end of the connection matters here
-            data = await client.reader.read(_READ)
+        while ahead < _MAX_AHEAD_BYTES:  # further data is the next request; only the end of the connection matters here
+            data = await client.reader.read(_READ_BYTES)
             if not data:
-                raise GoneError("the client has gone")
+                raise PeerClosedError("the client has gone")
             client.http.receive_data(data)
             ahead += len(data)
         await asyncio.Event().wait()
 
-    async def _answer(self, server: _Side) -> bool:
+    async def _forward_response(self, server: _Side) -> bool:
         while True:
-            event = await server.event()
+            event = await server.read_event()
             if isinstance(event, h11.InformationalResponse):
                 if event.status_code != 100:  # the client already got it from us
                     headers = rewriter.rewrite_response_headers(event)
@@ -200,27 +203,27 @@ class Exchange:
                 await self._client.send(h11.EndOfMessage())
                 return False
             else:
-                raise GoneError("the server has gone")
+                raise PeerClosedError("the server has gone")
 
-    async def _pass_on(self, server: _Side) -> None:
+    async def _forward_raw(self, server: _Side) -> None:
         """After a protocol switch: forward bytes unparsed until either side ends."""
-        both = [
-            asyncio.ensure_future(_copy(one.http.trailing_data[0], one.reader, other.writer))
+        tasks = [
+            asyncio.ensure_future(_copy_stream(one.http.trailing_data[0], one.reader, other.writer))
             for one, other in ((self._client, server), (server, self._client))
         ]
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in both:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _tell(self, status: int, sentence: str) -> None:
+    async def _send_error(self, status: int, message: str) -> None:
         """Send an error if no response has begun."""
         http = self._client.http
         if http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
-        body = json.dumps({"code": status, "message": sentence}).encode()
+        body = json.dumps({"code": status, "message": message}).encode()
         headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
         with contextlib.suppress(OSError, h11.LocalProtocolError):
             await self._client.send(
@@ -236,17 +239,17 @@ class Exchange:
             return
         writer.close()
         try:
-            async with asyncio.timeout(_FAREWELL):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await writer.wait_closed()
         except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             raise
 
 
-async def _copy(first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    data = first or await reader.read(_READ)
+async def _copy_stream(first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    data = first or await reader.read(_READ_BYTES)
     while data:
         writer.write(data)
-        async with asyncio.timeout(_STALLED):
+        async with asyncio.timeout(_WRITE_TIMEOUT_S):
             await writer.drain()
-        data = await reader.read(_READ)
+        data = await reader.read(_READ_BYTES)

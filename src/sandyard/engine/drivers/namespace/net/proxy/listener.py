@@ -1,4 +1,4 @@
-"""Accepts redirected connections and determines their sandbox, their destination and how to handle them."""
+"""Accept redirected connections and determine their sandbox, their destination and how to handle them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from sandyard.engine.drivers.namespace.net.proxy import host_detection
 from sandyard.engine.drivers.namespace.net.proxy.dialler import Dialler
 from sandyard.engine.drivers.namespace.net.proxy.exchange import Exchange, Streams
 from sandyard.engine.drivers.namespace.net.proxy.sockets import (
-    keep_alive,
-    original_destination,
+    enable_keepalive,
+    get_original_destination,
     peek,
     reset_on_close,
     splice,
@@ -31,10 +31,10 @@ from sandyard.kit.pacing import turns_for
 log = logging.getLogger(__name__)
 
 HTTP, HTTPS = 80, 443
-_OF_ONE, _OF_ALL = 256, 4096  # concurrent connections
-_SILENT = 5.0  # seconds after which a silent client is no longer waited for, because its server may send first
-_HANDSHAKE = 10.0
-_BUFFER = 64 << 10
+_MAX_PER_SANDBOX, _MAX_TOTAL = 256, 4096  # concurrent connections
+_SILENCE_TIMEOUT_S = 5.0  # how long to wait for a client's first bytes; its server may send first
+_HANDSHAKE_TIMEOUT_S = 10.0
+_BUFFER_BYTES = 64 << 10
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _Client:
     egress: Egress
     links: set[_Link] = field(default_factory=set)
 
-    def rule(self, host: str) -> HostRule | None:
+    def find_rule(self, host: str) -> HostRule | None:
         return self.egress.find_rule(host)
 
 
@@ -67,7 +67,7 @@ class _Link:
 
 
 class Proxy:
-    """Lives in one event loop."""
+    """Serves the redirected connections of sandboxes with rules, in one event loop."""
 
     def __init__(self, outbound: Outbound, dialler: Dialler) -> None:
         self._outbound = outbound
@@ -97,7 +97,7 @@ class Proxy:
             await asyncio.gather(self._accepting, return_exceptions=True)
         if self._listener is not None:
             self._listener.close()
-        ending = [self.forget(client.address) for client in list(self._clients.values())]
+        ending = [self.remove_client(client.address) for client in list(self._clients.values())]
         await asyncio.gather(*ending)
 
     def serve(self, index: int, address: IPv4Address, egress: Egress) -> None:
@@ -111,7 +111,7 @@ class Proxy:
                 if link.transport is not None:
                     link.end()
 
-    async def forget(self, address: IPv4Address) -> None:
+    async def remove_client(self, address: IPv4Address) -> None:
         """Remove a sandbox that is gone: nothing here may keep its namespace alive. Idempotent."""
         client = self._clients.pop(str(address), None)
         if client is None:
@@ -130,7 +130,7 @@ class Proxy:
                 await asyncio.sleep(0.1)
                 continue
             client = self._clients.get(peer[0])
-            if client is None or len(client.links) >= _OF_ONE or self._open_links >= _OF_ALL:
+            if client is None or len(client.links) >= _MAX_PER_SANDBOX or self._open_links >= _MAX_TOTAL:
                 reset_on_close(connection)
                 connection.close()
                 continue
@@ -150,36 +150,36 @@ class Proxy:
 
     async def _serve(self, client: _Client, link: _Link, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            keep_alive(connection)
-            address, port = original_destination(connection)
+            enable_keepalive(connection)
+            address, port = get_original_destination(connection)
             host = await self._detect_host(connection, port)
-            rule = client.rule(host) if host is not None else None
+            rule = client.find_rule(host) if host is not None else None
             if host is None or rule is None:
-                onward = await self._dialler.connect_address(client.index, address, port)
-                link.sockets.append(onward)
-                await splice(connection, onward)
+                upstream = await self._dialler.connect_address(client.index, address, port)
+                link.sockets.append(upstream)
+                await splice(connection, upstream)
             else:
-                await self._exchange(client, link, connection, host, secure=port == HTTPS)
+                await self._run_exchange(client, link, connection, host, secure=port == HTTPS)
 
     async def _detect_host(self, connection: socket.socket, port: int) -> str | None:
-        read = {HTTPS: host_detection.parse_tls, HTTP: host_detection.parse_http}.get(port)
-        if read is None:
+        parse = {HTTPS: host_detection.parse_tls, HTTP: host_detection.parse_http}.get(port)
+        if parse is None:
             return None
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SILENT):
-                greeting = await peek(connection, read, host_detection.LONGEST)
-                return greeting.host if greeting is not None else None
+            async with asyncio.timeout(_SILENCE_TIMEOUT_S):
+                detected = await peek(connection, parse, host_detection.MAX_BYTES)
+                return detected.host if detected is not None else None
         return None
 
-    async def _exchange(
+    async def _run_exchange(
         self, client: _Client, link: _Link, connection: socket.socket, host: str, *, secure: bool
     ) -> None:
         async def dial() -> Streams:
-            onward = await self._dialler.connect_host(client.index, client.address, host, HTTPS if secure else HTTP)
-            link.sockets.append(onward)
+            upstream = await self._dialler.connect_host(client.index, client.address, host, HTTPS if secure else HTTP)
+            link.sockets.append(upstream)
             if secure:
-                return await self._dialler.start_tls(onward, host)
-            return await asyncio.open_connection(sock=onward)
+                return await self._dialler.start_tls(upstream, host)
+            return await asyncio.open_connection(sock=upstream)
 
         try:
             context = self._outbound.context(host) if secure else None
@@ -187,13 +187,13 @@ class Proxy:
             log.warning("proxy_certificate_missing host=%s reason=%s", host, error.message)
             reset_on_close(connection)
             return
-        streams = await _streams(connection, context)
+        streams = await _open_streams(connection, context)
         link.transport = streams[1].transport
         exchange = Exchange(
             streams,
             host,
             secure=secure,
-            rule=lambda: client.rule(host),
+            get_rule=lambda: client.find_rule(host),
             outbound=self._outbound,
             dial=dial,
         )
@@ -201,14 +201,14 @@ class Proxy:
             await exchange.run()
 
 
-async def _streams(connection: socket.socket, context: ssl.SSLContext | None) -> Streams:
+async def _open_streams(connection: socket.socket, context: ssl.SSLContext | None) -> Streams:
     """Return streams for the server's end of the connection, with TLS if there is a context. Raises OSError."""
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=_BUFFER)
+    reader = asyncio.StreamReader(limit=_BUFFER_BYTES)
     protocol = asyncio.StreamReaderProtocol(reader)
-    patience: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE} if context is not None else {}
+    options: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_TIMEOUT_S} if context is not None else {}
     accepting: Coroutine[Any, Any, Any] = loop.connect_accepted_socket(
-        lambda: protocol, connection, ssl=context, **patience
+        lambda: protocol, connection, ssl=context, **options
     )
     transport, _ = await accepting
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)

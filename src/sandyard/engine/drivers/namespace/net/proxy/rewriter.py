@@ -1,4 +1,4 @@
-"""Rewrites a request for a rule's host: for that host only, with the rule's headers, and with our own framing."""
+"""Rewrite a request for a rule's host: for that host only, with the rule's headers, and with our own framing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Headers = list[tuple[bytes, bytes]]
 Message = h11.Request | h11.Response | h11.InformationalResponse
 
 _REFUSED_METHODS = frozenset((b"CONNECT", b"TRACE"))  # CONNECT opens a tunnel, TRACE would return the headers
-_VALUE = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
+_VALID_VALUE = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
 
 
 async def rewrite_request(
@@ -34,7 +34,7 @@ async def rewrite_request(
     upgrade = is_websocket(request)
     added = await _fill_headers(host, rule, outbound, secure=secure)
     replaced = {name.lower() for name, _ in added}
-    headers = end_to_end(request, (b"expect", *replaced))
+    headers = filter_headers(request, (b"expect", *replaced))
     if any(name == b"transfer-encoding" for name, _ in request.headers):
         headers = [pair for pair in headers if pair[0].lower() != b"content-length"]
         headers.append((b"Transfer-Encoding", b"chunked"))
@@ -46,7 +46,7 @@ async def rewrite_request(
 
 def rewrite_response_headers(response: h11.Response | h11.InformationalResponse) -> Headers:
     """Return the headers of a response as the sandbox gets them."""
-    headers = end_to_end(response, (b"alt-svc",))  # it would lead clients to HTTP/3, which bypasses the proxy
+    headers = filter_headers(response, (b"alt-svc",))  # it would lead clients to HTTP/3, which bypasses the proxy
     if any(name == b"transfer-encoding" for name, _ in response.headers):
         headers = [pair for pair in headers if pair[0].lower() != b"content-length"]
         headers.append((b"Transfer-Encoding", b"chunked"))
@@ -59,22 +59,31 @@ def ends_connection(response: h11.Response) -> bool:
     """Return whether the server will close the connection after this response."""
     framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in response.headers)
     bodiless = response.status_code in (204, 304)
-    return b"close" in _tokens(response.headers) or response.http_version < b"1.1" or not (framed or bodiless)
+    return (
+        b"close" in _list_connection_tokens(response.headers)
+        or response.http_version < b"1.1"
+        or not (framed or bodiless)
+    )
 
 
 def is_websocket(request: h11.Request) -> bool:
-    asked = [value.strip().lower() for name, value in request.headers if name == b"upgrade"]
-    return asked == [b"websocket"] and b"upgrade" in _tokens(request.headers) and request.method == b"GET"
+    upgrades = [value.strip().lower() for name, value in request.headers if name == b"upgrade"]
+    return (
+        upgrades == [b"websocket"]
+        and b"upgrade" in _list_connection_tokens(request.headers)
+        and request.method == b"GET"
+    )
 
 
-def end_to_end(message: Message, besides: Sequence[bytes]) -> Headers:
-    """Return the headers in their original spelling, without those that concern only one connection, and without these."""
-    named = _tokens(message.headers) - {b"content-length", b"host"}  # needed whatever `Connection` says
-    dropped = HOP_BY_HOP | named | set(besides)
+def filter_headers(message: Message, also_dropped: Sequence[bytes]) -> Headers:
+    """Return the headers in their original spelling, without those that concern only one connection, and without
+    `also_dropped`."""
+    named = _list_connection_tokens(message.headers) - {b"content-length", b"host"}  # needed whatever `Connection` says
+    dropped = HOP_BY_HOP | named | set(also_dropped)
     return [(name, value) for name, value in message.headers.raw_items() if name.lower() not in dropped]
 
 
-def _tokens(headers: Sequence[tuple[bytes, bytes]]) -> set[bytes]:
+def _list_connection_tokens(headers: Sequence[tuple[bytes, bytes]]) -> set[bytes]:
     return {
         token.strip().lower() for name, value in headers if name.lower() == b"connection" for token in value.split(b",")
     }
@@ -89,7 +98,7 @@ async def _fill_headers(host: str, rule: HostRule, outbound: Outbound, *, secure
             content = (await outbound.fill(value)).encode()
         except SandyardError as error:
             raise RefusedError(502, f"Could not set the header {name} for {host}: {error.message}") from error
-        if not _VALUE.fullmatch(content) or content != content.strip():
+        if not _VALID_VALUE.fullmatch(content) or content != content.strip():
             raise RefusedError(
                 502,
                 f"Could not set the header {name} for {host}: the secret contains characters that are not allowed in a header.",

@@ -1,4 +1,4 @@
-"""Runs the proxy in a separate thread and event loop, so that sandboxes' traffic never delays the engine's own work for
+"""Run the proxy in a separate thread and event loop, so that sandboxes' traffic never delays the engine's own work for
 longer than the interpreter's switch interval."""
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class ProxyThread:
     async def serve(self, index: int, address: IPv4Address, egress: Egress) -> None:
         await self._run_in_thread(self._serve(index, address, egress))
 
-    async def forget(self, address: IPv4Address) -> None:
-        await self._run_in_thread(self._proxy.forget(address))
+    async def remove_client(self, address: IPv4Address) -> None:
+        await self._run_in_thread(self._proxy.remove_client(address))
 
     async def _run_in_thread(self, work: Coroutine[Any, Any, _T]) -> _T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
