@@ -170,7 +170,7 @@ AS_IT_IS = Try()
 async def list_(caller: Caller, agents: Agents, models: Models) -> AgentList:
     """List built-in agents, agents available to all users, and your own agents."""
     found = await agents.list(caller)
-    readiness = await models.readiness(caller, [one.profile for one in found])
+    readiness = await models.list_readiness(caller, [one.profile for one in found])
     default = await agents.find_default_agent(None)
     return AgentList(items=[AgentView.of(one, readiness, default) for one in found])
 
@@ -226,5 +226,5 @@ async def test(
 
 
 async def _view(caller: Caller, agents: Agents, models: Models, listed: ListedAgent) -> AgentView:
-    readiness = await models.readiness(caller, [listed.profile])
+    readiness = await models.list_readiness(caller, [listed.profile])
     return AgentView.of(listed, readiness, await agents.find_default_agent(None))

@@ -20,7 +20,7 @@ from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, Moment, example, id_in_path
 from sandyard.platform.domain.agents import catalogue
 from sandyard.platform.domain.models import addresses, providers, service
-from sandyard.platform.domain.models.model import ModelApi, Price, Spent
+from sandyard.platform.domain.models.model import ModelApi, Price, UsageTotals
 from sandyard.platform.domain.models.presets import get_price_date, list_presets
 from sandyard.platform.domain.models.providers import MAX_KEY, MAX_MODELS
 
@@ -32,7 +32,7 @@ OfProject = Annotated[
     str | None, Query(alias="projectId", max_length=40, description="Only providers that the project's agents may use.")
 ]
 Name = Annotated[str, Field(min_length=1, max_length=100, examples=["anthropic"])]
-Url = Annotated[str, Field(min_length=1, max_length=addresses.LONGEST, examples=["https://api.anthropic.com"])]
+Url = Annotated[str, Field(min_length=1, max_length=addresses.MAX_LENGTH, examples=["https://api.anthropic.com"])]
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]
 ModelNames = Annotated[list[ModelName], Field(max_length=MAX_MODELS, description="The first one is the default.")]
 Key = Annotated[SecretStr, Field(min_length=1, max_length=MAX_KEY)]
@@ -254,7 +254,7 @@ async def delete(caller: Caller, provider_id: ProviderId, models: Models) -> Non
 @router.post("/model-providers/{provider_id}/test", name="model_provider.test", dependencies=[limited("execute")])
 async def test(caller: Caller, provider_id: ProviderId, models: Models) -> ModelProviderTest:
     """Test the key: ask the first model for one word, or ask for the list of models."""
-    return ModelProviderTest.model_validate(await models.test(caller, provider_id))
+    return ModelProviderTest.model_validate(await models.test_provider(caller, provider_id))
 
 
 @router.get("/usage", name="usage.get", dependencies=[large_response()])
@@ -267,7 +267,7 @@ async def usage(
     since: Annotated[Moment | None, Query(description="Only requests at or after this time.")] = None,
 ) -> UsageView:
     """Get model usage, in total and by model. Without a filter: of everything you may see."""
-    spent, by_model = await models.report(
+    spent, by_model = await models.make_report(
         caller, session_id=session_id, task_id=task_id, project_id=project_id, since=since
     )
     return UsageView(
@@ -283,7 +283,7 @@ async def usage_days(
     since: Annotated[Moment | None, Query(description="Only requests at or after this time.")] = None,
 ) -> Response:
     """Get usage by day, project and model, newest day first. Days without requests are left out."""
-    days, truncated = await models.days(caller, project_id=project_id, since=since)
+    days, truncated = await models.list_days(caller, project_id=project_id, since=since)
     pieces: list[bytes] = []
     for start in range(0, len(days), _ITEMS_AT_ONCE):
         await take_turn()  # there may be ten thousand
@@ -301,5 +301,5 @@ _ITEMS_AT_ONCE = 100
 _SUMS = tuple(UsageSums.model_fields)
 
 
-def _sums(spent: Spent) -> dict[str, Any]:
+def _sums(spent: UsageTotals) -> dict[str, Any]:
     return {name: getattr(spent, name) for name in _SUMS}

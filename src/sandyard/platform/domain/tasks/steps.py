@@ -135,7 +135,7 @@ class Steps:
                 f"Project {context.project.name!r} has no repository. Add one in the project's settings."
             )
         profile = await self._agents.profile(context.attempt.owner_id, context.attempt.agent)
-        await self._models.require(
+        await self._models.require_model(
             context.project.id, profile, context.attempt.model
         )  # fail early instead of after minutes of setup
         prepared = await self._wait_unless_cancelled(
