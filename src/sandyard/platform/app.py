@@ -213,7 +213,7 @@ async def _serve_until(  # noqa: PLR0917 - created by `_serve`
     host, port = listener.getsockname()[:2]
     admin = await services.users.bootstrap()
     if admin is None and settings.new_admin_token:
-        admin = await services.users.rescue()
+        admin = await services.users.create_rescue_token()
     entrance.app = build(services, ROUTERS)
     gc.collect()
     gc.freeze()  # existing objects are permanent, so that no collection has to examine them again

@@ -26,7 +26,7 @@ from sandyard.platform.domain.models.redaction import Redactor
 from sandyard.platform.domain.models.token_counter import TokenCounter
 from sandyard.platform.domain.models.tunnel import RequestMemory, Tunnel, TunnelError
 from sandyard.platform.domain.preparations import jsonc
-from sandyard.platform.domain.remote.line import Line, SshError
+from sandyard.platform.domain.remote.ssh_channel import SshChannel, SshError
 from sandyard.platform.domain.sandboxes.e2b.relay import CommandEnded, EndReason
 
 CHAT = ModelRequest("/v1/chat/completions", "", counted=True)
@@ -126,7 +126,7 @@ async def test_ends_tunnel() -> None:
 
 
 async def test_ends_ssh_connection() -> None:
-    line = Line(Script(flood(t="ack", n=1).decode()), "ssh-ed25519 AAAA")
+    line = SshChannel(Script(flood(t="ack", n=1).decode()), "ssh-ed25519 AAAA")
     await line.run()
     with pytest.raises(SshError, match="invalid line"):
         await line.receive()

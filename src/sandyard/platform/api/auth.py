@@ -83,11 +83,11 @@ async def authenticate(connection: HTTPConnection, bearer: Bearer, cookie: Cooki
     """
     users = _users(connection)
     if bearer is not None:
-        found = await users.by_token(bearer)
+        found = await users.authenticate_token(bearer)
         if found is None:
             raise UnauthenticatedError("The token is invalid, expired or revoked.")
     elif cookie is not None:
-        found = await users.by_cookie(cookie)
+        found = await users.authenticate_cookie(cookie)
         if found is None:
             raise UnauthenticatedError("Your session has expired. Sign in again.")
         check_origin(connection)
@@ -101,7 +101,7 @@ async def stream_caller(connection: HTTPConnection, bearer: Bearer, cookie: Cook
     """Authenticate like `caller`, but also accept a ticket, which is consumed."""
     if ticket is None or bearer is not None:
         return await authenticate(connection, bearer, cookie)
-    found = await _users(connection).by_ticket(ticket)
+    found = await _users(connection).authenticate_ticket(ticket)
     if found is None:
         raise UnauthenticatedError("The ticket is invalid: it was already used or is older than 30 seconds.")
     _note_caller(connection, found)

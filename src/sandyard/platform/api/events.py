@@ -173,10 +173,10 @@ async def history(
     the first event, and the next page has the events before it.
     """
     if newest:
-        last = await events.newest(caller, filters, after=after or 0, before=cursor, limit=limit + 1)
+        last = await events.list_newest(caller, filters, after=after or 0, before=cursor, limit=limit + 1)
         items = [EventOut.model_validate(event) for event in reversed(last[:limit])]
         return Page(items=items, next_cursor=str(items[0].seq) if len(last) > limit else None)
-    found = await events.history(caller, filters, cursor or after or 0, limit + 1)
+    found = await events.list_after(caller, filters, cursor or after or 0, limit + 1)
     items = [EventOut.model_validate(event) for event in found[:limit]]
     return Page(items=items, next_cursor=str(items[-1].seq) if len(found) > limit else None)
 

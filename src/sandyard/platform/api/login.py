@@ -96,7 +96,7 @@ async def login(body: LoginRequest, request: Request, response: Response, users:
         password=body.password.get_secret_value() if body.password else None,
         token=body.token.get_secret_value() if body.token else None,
     )
-    principal = await users.by_cookie(issued.value.reveal())
+    principal = await users.authenticate_cookie(issued.value.reveal())
     assert principal is not None, "a new cookie is valid"
     request.state.principal = principal
     settings = request.app.state.services.settings

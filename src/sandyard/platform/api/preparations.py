@@ -138,7 +138,7 @@ async def create(
     project = await projects.get(caller, project_id)
     name = body.agent or await agents.find_default_agent(project)
     profile = await agents.profile(caller.user_id, name)
-    row = await preparations.begin(caller, project, base_branch=body.base_branch, profile=profile, again=True)
+    row = await preparations.start(caller, project, base_branch=body.base_branch, profile=profile, again=True)
     note(request, target=row.id)
     if row.status != PreparationStatus.READY and wait > 0:
         with contextlib.suppress(TimeoutError):

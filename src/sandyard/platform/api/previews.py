@@ -63,7 +63,7 @@ class ShownPreview(Model):
 @router.get("/sandboxes/{sandbox_id}/ports", name="port.list", dependencies=[large_response(slow=True)])
 async def list_(caller: Caller, previews: Previews, sandbox_id: SandboxId) -> PortList:
     """List TCP ports with a listening process. The list is at most 2 seconds old. Does not resume the sandbox or count as activity."""
-    return PortList.model_validate(await previews.ports(caller, sandbox_id))
+    return PortList.model_validate(await previews.list_ports(caller, sandbox_id))
 
 
 @router.post(
@@ -85,4 +85,4 @@ async def get(
 
     Changes a page makes to its URL without loading another page are not tracked.
     """
-    return ShownPreview(path=await previews.shown_path(caller, sandbox_id, port))
+    return ShownPreview(path=await previews.get_shown_path(caller, sandbox_id, port))

@@ -26,7 +26,7 @@ from sandyard.platform.api.schema import Model, example
 from sandyard.platform.api.sessions import SessionId
 from sandyard.platform.api.terminal import TEXT_LIMIT, TEXT_VALUES
 from sandyard.platform.domain.remote import service
-from sandyard.platform.domain.remote.connections import Connection
+from sandyard.platform.domain.remote.connections import SshConnection
 
 router = api_router("remote")
 Remotes = Annotated[service.Remotes, inject("remotes")]
@@ -76,7 +76,7 @@ class EditorView(Model):
 @router.get("/sessions/{session_id}/remote", name="session.remote")
 async def remote(request: Request, caller: Caller, remotes: Remotes, session_id: SessionId) -> RemoteView:
     """Get the session's connection details for `ssh` and editors. Does not resume its sandbox."""
-    found = await remotes.of_session(caller, session_id)
+    found = await remotes.get_for_session(caller, session_id)
     address = request.app.state.services.settings.public_url or str(request.base_url)
     return RemoteView(
         sandbox_id=found.sandbox_id,
@@ -127,7 +127,7 @@ async def ssh(
                 task.cancel()
 
 
-async def _forward_output(socket: WebSocket, connection: Connection) -> str | None:
+async def _forward_output(socket: WebSocket, connection: SshConnection) -> str | None:
     """Forward the output of sshd until it ends. Returns the reason."""
     try:
         while (data := await connection.receive()) is not None:
@@ -139,7 +139,7 @@ async def _forward_output(socket: WebSocket, connection: Connection) -> str | No
     return connection.reason
 
 
-async def _said(socket: WebSocket, connection: Connection) -> None:
+async def _said(socket: WebSocket, connection: SshConnection) -> None:
     """Forward the client's input until it disconnects. Unknown messages are ignored."""
     while True:
         message = await socket.receive()

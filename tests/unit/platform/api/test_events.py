@@ -105,7 +105,7 @@ async def yard(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     first = await users.bootstrap()
     assert first is not None
     token = first.value.reveal()
-    admin = await users.by_token(token)
+    admin = await users.authenticate_token(token)
     assert admin is not None
     await feed.open()
     app = FastAPI()

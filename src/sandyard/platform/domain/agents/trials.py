@@ -194,7 +194,7 @@ class Trials:
     async def _build_result(
         self, caller: Principal, profile: Profile, session_id: str, turn: Turn | None, error: SandyardError | None
     ) -> Trial:
-        events = await self._feed.history(caller, EventFilter(session_id=session_id), limit=_EVENT_LIMIT)
+        events = await self._feed.list_after(caller, EventFilter(session_id=session_id), limit=_EVENT_LIMIT)
         answer = await self._read_answer(caller, session_id)
         completed = turn is not None and turn.status == TurnStatus.COMPLETED
         ok = error is None and completed and bool(answer)

@@ -325,9 +325,8 @@ class Gateway:
         redactor = Redactor(key)
         try:
             outcome.sent = True
-            outcome.tokens = _raise_to_minimum(
-                Tokens(), call, 0
-            )  # in case the agent disconnects before the response starts
+            # in case the agent disconnects before the response starts
+            outcome.tokens = _raise_to_minimum(Tokens(), call, 0)
             response = await self._send_upstream(call, key)
             outcome.tokens = Tokens()
         except (httpx.HTTPError, PrivateAddressError) as error:

@@ -18,7 +18,7 @@ from sandyard.kit.errors import SandyardError
 from sandyard.platform.api import previews as previews_api
 from sandyard.platform.api.preview_proxy.middleware import PLAIN_COOKIE, SECURE_COOKIE
 from sandyard.platform.db.models import Sandbox
-from sandyard.platform.domain.previews.model import SleepingError
+from sandyard.platform.domain.previews.model import PreviewSleepingError
 from sandyard.platform.domain.previews.service import Previews
 from sandyard.platform.domain.sandboxes.activity import Activity
 from sandyard.platform.domain.sandboxes.e2b import Route
@@ -99,7 +99,7 @@ async def scene_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: An
         scene = Scene(world, world.app(previews_api.router), server, previews, owner, box, [])
 
         @contextlib.asynccontextmanager
-        async def reaching(place: object, *, wake: bool) -> AsyncIterator[Route]:
+        async def reaching(preview: object, *, wake: bool) -> AsyncIterator[Route]:
             scene.wakes.append(wake)
             if scene.fails is not None:
                 raise scene.fails
@@ -214,7 +214,7 @@ async def test_only_navigation_wakes_sandbox(scene: Scene) -> None:
         for mode in ("navigate", "cors", "no-cors", None):
             await web.get(scene.url(), headers={"Sec-Fetch-Mode": mode} if mode else {})
         assert scene.wakes == [True, False, False, True]
-        scene.fails = SleepingError()
+        scene.fails = PreviewSleepingError()
         answer = await web.get(scene.url())
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "paused" in answer.text

@@ -267,7 +267,7 @@ async def test_tunnel_that_violates_protocol_is_given_up_until_next_turn() -> No
         failed.append((turn_id, fault))
 
     models._turns, models._faults, models._answered, models._keepers, models.refusal_hooks = {}, {}, {}, {}, [refused]
-    on_give_up = functools.partial(models._fail_tunnel, "sbx_1")
+    on_give_up = functools.partial(models._report_tunnel_failure, "sbx_1")
     keeper = TunnelKeeper(sandbox, "sbx_1", "usr_1", serve_much, RequestMemory(1), on_give_up=on_give_up)
     models._keepers["sbx_1"] = keeper
     with models.count_for_turn("sbx_1", Turn(id="trn_1")):
