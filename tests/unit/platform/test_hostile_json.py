@@ -44,7 +44,7 @@ def _count(event: str) -> Tokens:
 
 
 ENTRY_POINTS: dict[str, Callable[[], object]] = {
-    "terminal": lambda: terminal._size(flood(type="resize", cols=1, rows=1).decode()),
+    "terminal": lambda: terminal._parse_size(flood(type="resize", cols=1, rows=1).decode()),
     "ssh": lambda: remote._is_end(flood(type="eof").decode()),
     "command": lambda: CommandEnded.parse(flood(reason="exited").decode()),
     "agent": lambda: wire.parse_line(flood(method="session/update")),

@@ -9,9 +9,9 @@ from fastapi import Query, Request, Response
 from pydantic import Field, SecretStr, TypeAdapter
 
 from sandyard.kit.pacing import take_turn
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
-from sandyard.platform.api.credential_input import secret
+from sandyard.platform.api.credential_input import to_secret
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
@@ -206,20 +206,20 @@ async def list_(caller: Caller, page: Paging, models: Models, project_id: OfProj
 @router.post("/model-providers", name="model_provider.create", status_code=201, dependencies=[limited("create")])
 async def create(caller: Caller, body: NewModelProvider, request: Request, models: Models) -> ModelProviderView:
     """Add a provider: for all users (administrators only) or for a project (its owner)."""
-    made = await models.providers.create(
+    provider = await models.providers.create(
         caller,
         name=body.name,
         kind=body.kind,
         preset=body.preset,
         project_id=body.project_id,
         base_url=body.base_url,
-        key=secret(body.key),
+        key=to_secret(body.key),
         models=body.models,
         prices=body.prices,
         check=models.check_provider if body.test else None,
     )
-    note(request, target=made.id, provider=made.name)
-    return ModelProviderView.model_validate(made)
+    add_audit_detail(request, target=provider.id, provider=provider.name)
+    return ModelProviderView.model_validate(provider)
 
 
 @router.get("/model-providers/{provider_id}", name="model_provider.get", dependencies=[large_response()])
@@ -231,13 +231,13 @@ async def get(caller: Caller, provider_id: ProviderId, models: Models) -> ModelP
 async def update(
     caller: Caller, provider_id: ProviderId, body: ModelProviderChange, request: Request, models: Models
 ) -> ModelProviderView:
-    note(request, fields=sorted(body.model_fields_set))
+    add_audit_detail(request, fields=sorted(body.model_fields_set))
     changed = await models.providers.update(
         caller,
         provider_id,
         name=body.name,
         base_url=body.base_url,
-        key=secret(body.key) if "key" in body.model_fields_set else providers.UNCHANGED,
+        key=to_secret(body.key) if "key" in body.model_fields_set else providers.UNCHANGED,
         models=body.models,
         prices=body.prices,
         check=models.check_provider if body.test else None,
@@ -271,7 +271,7 @@ async def usage(
         caller, session_id=session_id, task_id=task_id, project_id=project_id, since=since
     )
     return UsageView(
-        **_sums(spent), models=[UsageOfModel(model=model, **_sums(of_model)) for model, of_model in by_model]
+        **_to_sums(spent), models=[UsageOfModel(model=model, **_to_sums(of_model)) for model, of_model in by_model]
     )
 
 
@@ -284,15 +284,15 @@ async def usage_days(
 ) -> Response:
     """Get usage by day, project and model, newest day first. Days without requests are left out."""
     days, truncated = await models.list_days(caller, project_id=project_id, since=since)
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     for start in range(0, len(days), _ITEMS_AT_ONCE):
         await take_turn()  # there may be ten thousand
         items = [
-            UsageOfDay(day=one.day, project_id=one.project_id, model=one.model, **_sums(one.spent))
+            UsageOfDay(day=one.day, project_id=one.project_id, model=one.model, **_to_sums(one.spent))
             for one in days[start : start + _ITEMS_AT_ONCE]
         ]
-        pieces.append(_DAYS.dump_json(items, by_alias=True)[1:-1])
-    body = b'{"items":[%b],"truncated":%b}' % (b",".join(pieces), b"true" if truncated else b"false")
+        chunks.append(_DAYS.dump_json(items, by_alias=True)[1:-1])
+    body = b'{"items":[%b],"truncated":%b}' % (b",".join(chunks), b"true" if truncated else b"false")
     return Response(body, media_type="application/json")
 
 
@@ -301,5 +301,5 @@ _ITEMS_AT_ONCE = 100
 _SUMS = tuple(UsageSums.model_fields)
 
 
-def _sums(spent: UsageTotals) -> dict[str, Any]:
+def _to_sums(spent: UsageTotals) -> dict[str, Any]:
     return {name: getattr(spent, name) for name in _SUMS}

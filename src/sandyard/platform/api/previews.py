@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Path, Request
 from pydantic import Field
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
@@ -73,7 +73,7 @@ async def create(
     request: Request, caller: Caller, previews: Previews, sandbox_id: SandboxId, body: NewPreview
 ) -> PreviewView:
     """Create a URL that shows a port of the sandbox in a browser tab or frame. Valid once, for 30 seconds."""
-    note(request, port=body.port)
+    add_audit_detail(request, port=body.port)
     return PreviewView.model_validate(await previews.create(caller, sandbox_id, body.port, body.path))
 
 

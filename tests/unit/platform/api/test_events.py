@@ -216,7 +216,7 @@ async def test_sends_stream_in_pieces(yard: Yard, monkeypatch: pytest.MonkeyPatc
     await behind.open()  # it has none of these events in memory
     seen: list[list[int]] = []
     subscription = await behind.subscribe(yard.admin, after=emitted[0] - 1)
-    async for piece in module._frames(request, yard.admin, subscription):
+    async for piece in module._stream_frames(request, yard.admin, subscription):
         if found := [int(number) for number in re.findall(rb"^id: ([0-9]+)$", piece, re.MULTILINE)]:
             seen.append(found)
             if found[-1] == emitted[-1]:

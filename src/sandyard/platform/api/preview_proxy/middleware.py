@@ -18,7 +18,7 @@ from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.ids import random_id
 from sandyard.kit.logging import bind_fields, get_logger
 from sandyard.kit.server import mark_authenticated
-from sandyard.platform.api.guard import host_name
+from sandyard.platform.api.guard import parse_host_name
 from sandyard.platform.api.preview_proxy import pages
 from sandyard.platform.api.preview_proxy.exchange import PreviewExchange, run_until_first
 from sandyard.platform.api.preview_proxy.sockets import forward_socket
@@ -48,7 +48,7 @@ class PreviewMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._addresses is not None and scope["type"] in ("http", "websocket"):
-            host = host_name(Headers(scope=scope).get("host", ""))
+            host = parse_host_name(Headers(scope=scope).get("host", ""))
             if self._addresses.is_preview_host(host):
                 with bind_fields(request=random_id("req_"), host=host):
                     await _PreviewRequest(self._services.previews, self._addresses, scope, receive, send).respond(host)
