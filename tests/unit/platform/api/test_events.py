@@ -99,7 +99,7 @@ async def reader(http: httpx.AsyncClient, token: str, params: dict[str, Any]) ->
 
 @pytest.fixture
 async def yard(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Yard]:
-    monkeypatch.setattr(module, "STANDING_SECONDS", 0.2)
+    monkeypatch.setattr(module, "RECHECK_SECONDS", 0.2)
     settings, clock = PlatformSettings(heartbeat_s=0.2), SystemClock()
     users, feed = Users(settings, database, clock), Feed(database, backlog=settings.reader_backlog)
     first = await users.bootstrap()
@@ -207,7 +207,7 @@ async def test_requires_authentication(yard: Yard) -> None:
 
 async def test_sends_stream_in_pieces(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece is kept until its reader has taken it."""
-    monkeypatch.setattr(module, "AT_ONCE", 3)
+    monkeypatch.setattr(module, "EVENTS_PER_CHUNK", 3)
     monkeypatch.setattr(feeds, "CATCH_UP_PAGE", 5)
     emitted = [await yard.emit() for _ in range(8)]
     services = SimpleNamespace(settings=PlatformSettings(), clock=SystemClock(), database=yard.database)

@@ -115,7 +115,7 @@ async def test_drops_finished_answer_without_slot(world: World, monkeypatch: pyt
     silent = [Silent(app, maria, "POST", "/api/v1/command") for _ in range(SLOTS)]
     for one in silent:
         await one.stuck.wait()
-    monkeypatch.setattr(large_responses, "FINISHED_WAITING", 0)
+    monkeypatch.setattr(large_responses, "MAX_FINISHED_WAITING", 0)
     async with client(app, maria) as web:
         refused = await web.post("/api/v1/command")
         assert refused.status_code == 429 and refused.json()["detail"].startswith("The request was carried out, but")

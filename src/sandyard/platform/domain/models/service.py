@@ -137,7 +137,7 @@ class Models:
     async def open_gateway(self, session: Session, sandbox: Sandbox) -> tuple[str, Secret]:
         """Return the gateway's address inside the sandbox, and its capability. Opens the tunnel like `attach`."""
         await self.attach(session, sandbox)
-        port = await self._keepers[sandbox.id].up()
+        port = await self._keepers[sandbox.id].wait_until_up()
         return f"http://127.0.0.1:{port}", await asyncio.to_thread(self._capabilities.derive, sandbox.id)
 
     async def require_model(self, project_id: str | None, profile: ModelUser, model: str | None) -> None:

@@ -231,7 +231,7 @@ async def test_events_committed_by_this_process_are_not_read_again(
 ) -> None:
     """Subscribers receive the same as from the stored row, without a query."""
     views: list[EventView] = []
-    monkeypatch.setattr(feed, "_take", views.extend)
+    monkeypatch.setattr(feed, "_append", views.extend)
     before = feed.last
     async with database.transaction() as tx:
         ids = {
@@ -261,7 +261,7 @@ async def test_events_of_two_processes_arrive_in_order(database_url: str, databa
 async def test_a_feed_does_not_query_events_it_was_notified_of(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "LOOK_SECONDS", 60)
+    monkeypatch.setattr(feeds, "POLL_SECONDS", 60)
     feed = Feed(database)
     await feed.open()
     subscription = await feed.subscribe(ADMIN)

@@ -57,7 +57,7 @@ async def test_a_stream_is_delivered_piece_by_piece(
     yard: Yard, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model continues only when the agent has confirmed, with another request, what it received so far."""
-    monkeypatch.setattr(gateway, "NOTE_S", 0)
+    monkeypatch.setattr(gateway, "RECORD_USAGE_EVERY_S", 0)
     confirmed = asyncio.Queue[str]()
 
     async def handler(seen: Seen, reply: Reply) -> None:

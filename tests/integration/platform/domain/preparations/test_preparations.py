@@ -392,7 +392,7 @@ async def test_an_unrecorded_snapshot_is_deleted(harness: PreparationHarness, mo
     async def is_taken() -> bool:
         return bool(taken)
 
-    monkeypatch.setattr(preparations, "_ready", wait_forever)
+    monkeypatch.setattr(preparations, "_mark_ready", wait_forever)
     waiting = asyncio.create_task(harness.prepare())
     await until(is_taken, "the snapshot is taken")
     (flight,) = preparations._builds.values()

@@ -62,7 +62,7 @@ async def test_connections_are_authorized_and_limited(yard: Yard, monkeypatch: p
     with pytest.raises(InvalidInputError):
         async with ssh.open(yard.owner, row.id, 'command="evil" ' + KEY):
             pass
-    monkeypatch.setattr(connections, "AT_ONCE", 1)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
     async with ssh.open(yard.owner, row.id, KEY) as connection:
         with pytest.raises(TooManyConnectionsError):
             async with ssh.open(yard.owner, row.id, KEY):

@@ -105,7 +105,7 @@ async def scene_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: An
                 raise scene.fails
             yield Route(f"http://127.0.0.1:{server.port}", {"E2b-Sandbox-Id": "i1"}, keeps_host=True)
 
-        monkeypatch.setattr(previews, "reaching", reaching)
+        monkeypatch.setattr(previews, "open_route", reaching)
         yield scene
         await previews.close()
     listener.close()
@@ -288,7 +288,7 @@ async def test_internal_error_shows_no_details(scene: Scene, monkeypatch: pytest
         raise RuntimeError("secret words")
 
     async with scene.browser() as web:
-        monkeypatch.setattr(scene.previews, "entering", broken)
+        monkeypatch.setattr(scene.previews, "count_connection", broken)
         answer = await web.get(scene.url())
     assert answer.status_code == 500
     assert "secret words" not in answer.text

@@ -45,7 +45,7 @@ def test_largest_request_fits_into_share() -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody wait for memory."""
-    monkeypatch.setattr(tunnel, "ROOM_S", 0)
+    monkeypatch.setattr(tunnel, "MEMORY_WAIT_S", 0)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -99,7 +99,7 @@ async def test_counts_complete_answers() -> None:
 
 
 async def test_drops_large_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_counter, "LARGEST", 1000)
+    monkeypatch.setattr(token_counter, "MAX_BYTES", 1000)
     counter = TokenCounter(ModelApi.OPENAI_CHAT, "text/event-stream")
     await counter.feed(b"data: " + b"x" * 5000)
     assert len(counter._stream._held) <= 1000
@@ -136,7 +136,7 @@ def test_redacts_key_in_pieces(size: int) -> None:
 
 
 async def test_does_not_store_empty_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_counter, "LARGEST", 256 << 10)
+    monkeypatch.setattr(token_counter, "MAX_BYTES", 256 << 10)
     counter = TokenCounter(ModelApi.OPENAI, "text/event-stream")
     for _ in range(20):
         await counter.feed(b"data:\n" * (token_counter.MAX_BYTES // 60))

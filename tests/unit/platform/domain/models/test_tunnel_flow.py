@@ -254,7 +254,7 @@ class Sandbox:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tunnel_keeper, "_PAUSES", (0,))
+    monkeypatch.setattr(tunnel_keeper, "_RETRY_PAUSES_S", (0,))
 
 
 @pytest.mark.usefixtures("hasty", "no_gc")

@@ -96,7 +96,7 @@ def test_platform_may_be_below_preview_domain() -> None:
     ],
 )
 def test_ignores_unknown_names(label: str) -> None:
-    assert require_addresses(Addresses.from_settings(settings())).preview(f"{label}.localhost") is None
+    assert require_addresses(Addresses.from_settings(settings())).parse_host(f"{label}.localhost") is None
 
 
 @pytest.mark.parametrize(
