@@ -133,7 +133,7 @@ class LargeResponseMiddleware:
 
         slot = _Slot(self._slots)
         state = scope.setdefault("state", {})
-        state["answer_slot"] = slot
+        state["response_slot"] = slot
         # start message of a large response, held until the first body message shows whether the whole body is in memory
         held_back: Message | None = None
 

@@ -300,5 +300,5 @@ async def test_forgets_disconnected_reader(yard: Yard) -> None:
     async with yard.open() as stream:
         await stream.block()
     async with asyncio.timeout(DEADLINE):
-        while any("EventStream" in repr(task.get_coro()) for task in asyncio.all_tasks()) or yard.feed._waiting:
+        while any("EventStream" in repr(task.get_coro()) for task in asyncio.all_tasks()) or yard.feed._waiters:
             await asyncio.sleep(0.01)
