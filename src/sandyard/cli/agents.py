@@ -13,7 +13,7 @@ from sandyard.cli.advice import NO_MODEL, get_advice
 from sandyard.cli.agent_doctor import doctor
 from sandyard.cli.completion import complete_agents
 from sandyard.cli.connection import connect, quote_segment
-from sandyard.cli.errors import FAILED, ApiError, CommandError, NoAnswerError
+from sandyard.cli.errors import FAILED, ApiError, CommandError, NoResponseError
 from sandyard.cli.git.progress import ProgressLine
 from sandyard.cli.options import drop_missing, env_option
 from sandyard.cli.output import as_json, echo, escape, output_option, print_json, show_list, show_one, text_option
@@ -196,8 +196,8 @@ def _wait_for_result(client: Client, session_id: str, line: ProgressLine) -> Any
                 line.show_progress(data.get("what"), None)
             elif event.kind in DOING:
                 line.show_progress(DOING[event.kind], None)
-    except NoAnswerError as error:
-        raise NoAnswerError(
+    except NoResponseError as error:
+        raise NoResponseError(
             f"{error.message} The test is still running: sandyard events --session {session_id}"
         ) from None
     raise CommandError("The server did not report the result of the test.")

@@ -44,7 +44,7 @@ def create(name: str, output: str | None) -> None:
 def list_tokens(limit: int, output: str | None) -> None:
     """List tokens. Their values are not stored."""
     with connect() as client:
-        page = client.pages("/tokens", limit)
+        page = client.list_items("/tokens", limit)
     show_list(page, COLUMNS, output, nothing="No tokens.")
 
 

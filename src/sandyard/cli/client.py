@@ -11,12 +11,12 @@ import httpx
 
 from sandyard import __version__
 from sandyard.cli.config import Login
-from sandyard.cli.errors import ApiError, NoAnswerError, NotLoggedInError
+from sandyard.cli.errors import ApiError, NoResponseError, NotLoggedInError
 from sandyard.cli.output import escape
 
 API = "/api/v1"
 PAGE = 200
-CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 330.0
+CONNECT_SECONDS, RESPONSE_SECONDS = 10.0, 330.0
 """A command that the server waits for may itself take 300 s."""
 
 Json = Any
@@ -24,9 +24,9 @@ Content = bytes | Iterable[bytes] | AsyncIterable[bytes]
 
 
 class Client:
-    """An API client for one login. Paths are relative to /api/v1. Raises ApiError and NoAnswerError, never httpx's exceptions."""
+    """An API client for one login. Paths are relative to /api/v1. Raises ApiError and NoResponseError, never httpx's exceptions."""
 
-    def __init__(self, login: Login, *, timeout: float = ANSWER_SECONDS) -> None:
+    def __init__(self, login: Login, *, timeout: float = RESPONSE_SECONDS) -> None:
         self.login = login
         headers = {"User-Agent": f"sandyard-cli/{__version__}", "Accept": "application/json"}
         if login.token is not None:
@@ -63,7 +63,7 @@ class Client:
         """Send bytes unchanged, as a stream."""
         return self.request("PUT", path, content=content, params=params)
 
-    def pages(self, path: str, limit: int, /, **params: object) -> dict[str, Json]:
+    def list_items(self, path: str, limit: int, /, **params: object) -> dict[str, Json]:
         """Return up to `limit` items of a list, in as few requests as possible, in the format of a single page."""
         items: list[Json] = []
         cursor: str | None = None
@@ -85,18 +85,18 @@ class Client:
         headers: Mapping[str, str] | None = None,
     ) -> Json:
         """Return the JSON of the response, or None if it is empty."""
-        sent = {"json": body} if body is not None else {"content": content}
+        payload = {"json": body} if body is not None else {"content": content}
         if content is not None:
             headers = {"Content-Type": "application/octet-stream", **(headers or {})}
-        with self._reaching():
-            answer = self._http.request(method, API + path, params=_query_params(params), headers=headers, **sent)
-        self._check(answer)
-        if not answer.content:
+        with self._translate_errors():
+            response = self._http.request(method, API + path, params=_query_params(params), headers=headers, **payload)
+        self._check(response)
+        if not response.content:
             return None
         try:
-            return answer.json()
+            return response.json()
         except ValueError:
-            raise NoAnswerError(f"The server at {self.login.url} is not a Sandyard server.") from None
+            raise NoResponseError(f"The server at {self.login.url} is not a Sandyard server.") from None
 
     @contextlib.contextmanager
     def stream(
@@ -105,24 +105,24 @@ class Client:
         *,
         params: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
-        silence: float | None = None,
+        silence_seconds: float | None = None,
     ) -> Iterator[httpx.Response]:
-        """GET a response whose body is read while it arrives. Also raises NoAnswerError if the connection drops or is silent for
-        `silence` seconds."""
-        timeout = httpx.Timeout(silence or ANSWER_SECONDS, connect=CONNECT_SECONDS)
+        """GET a response whose body is read while it arrives. Also raises NoResponseError if the connection drops or is silent for
+        `silence_seconds`."""
+        timeout = httpx.Timeout(silence_seconds or RESPONSE_SECONDS, connect=CONNECT_SECONDS)
         with (
-            self._reaching(),
+            self._translate_errors(),
             self._http.stream(
                 "GET", API + path, params=_query_params(params), headers=headers, timeout=timeout
-            ) as answer,
+            ) as response,
         ):
-            if answer.is_error:
-                answer.read()
-            self._check(answer)
-            yield answer
+            if response.is_error:
+                response.read()
+            self._check(response)
+            yield response
 
     @contextlib.contextmanager
-    def _reaching(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except httpx.ConnectError as error:
@@ -131,42 +131,44 @@ class Client:
                 if self.login.local
                 else ""
             )
-            raise NoAnswerError(f"Could not connect to {self.login.url}: {_describe_error(error)}.{hint}") from None
+            raise NoResponseError(f"Could not connect to {self.login.url}: {_describe_error(error)}.{hint}") from None
         except httpx.TransportError as error:
-            raise NoAnswerError(f"The server at {self.login.url} did not respond: {_describe_error(error)}.") from None
+            raise NoResponseError(
+                f"The server at {self.login.url} did not respond: {_describe_error(error)}."
+            ) from None
 
-    def _check(self, answer: httpx.Response) -> None:
-        if not answer.is_error and not answer.is_redirect:
+    def _check(self, response: httpx.Response) -> None:
+        if not response.is_error and not response.is_redirect:
             return
-        if answer.status_code == 401 and self.login.token is None:
+        if response.status_code == 401 and self.login.token is None:
             raise NotLoggedInError(f"Not logged in to {self.login.url}. Run `sandyard login {self.login.url}`.")
-        raise _to_api_error(answer)
+        raise _to_api_error(response)
 
 
-def _to_api_error(answer: httpx.Response) -> ApiError:
+def _to_api_error(response: httpx.Response) -> ApiError:
     """Convert an error response, including one from a proxy in front of the server."""
     try:
-        problem = answer.json()
+        problem = response.json()
         sentence = problem.get("detail") or problem.get("title")
-        wrong = [_format_field_error(error) for error in problem.get("errors") or []]
+        field_errors = [_format_field_error(error) for error in problem.get("errors") or []]
         code = problem.get("code")
     except (ValueError, AttributeError):
-        problem, sentence, wrong, code = {}, None, [], None
+        problem, sentence, field_errors, code = {}, None, [], None
     if not sentence:
-        sentence = f"The server at {answer.url.host} returned {answer.status_code} {answer.reason_phrase}"
-    if wrong := [text for text in wrong if text not in sentence]:
-        sentence = f"{sentence.rstrip('.')}: {'; '.join(wrong)}"
+        sentence = f"The server at {response.url.host} returned {response.status_code} {response.reason_phrase}"
+    if field_errors := [text for text in field_errors if text not in sentence]:
+        sentence = f"{sentence.rstrip('.')}: {'; '.join(field_errors)}"
     sentence = escape(sentence)  # it may quote untrusted text
     sentence = sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
-    return ApiError(sentence, answer.status_code, code, problem)
+    return ApiError(sentence, response.status_code, code, problem)
 
 
 def _format_field_error(error: Json) -> str:
     """Format one of the `errors` of problem+json."""
     if not isinstance(error, dict):
         return str(error)
-    where = error.get("field") or error.get("pointer") or error.get("path") or error.get("loc") or ""
-    name = ".".join(str(part) for part in where) if isinstance(where, list) else str(where)
+    location = error.get("field") or error.get("pointer") or error.get("path") or error.get("loc") or ""
+    name = ".".join(str(part) for part in location) if isinstance(location, list) else str(location)
     what = str(error.get("message") or error.get("detail") or error.get("msg") or "is not valid")
     return f"{name}: {what}" if name else what
 
@@ -174,7 +176,7 @@ def _format_field_error(error: Json) -> str:
 def _query_params(params: Mapping[str, object] | None) -> dict[str, str | list[str]]:
     """Return query parameters. A tuple or list becomes a repeated parameter."""
     return {
-        name: [_format_param(one) for one in value] if isinstance(value, (tuple, list)) else _format_param(value)
+        name: [_format_param(item) for item in value] if isinstance(value, (tuple, list)) else _format_param(value)
         for name, value in (params or {}).items()
         if value is not None
     }

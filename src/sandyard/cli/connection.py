@@ -15,9 +15,9 @@ MANY = 5000
 
 def connect(login: config.Login | None = None, *, timeout: float | None = None) -> Client:
     """Return a client. Use it as a context manager. `timeout` overrides the number of seconds to wait for a response."""
-    from sandyard.cli.client import ANSWER_SECONDS, Client  # noqa: PLC0415 - slow to load
+    from sandyard.cli.client import RESPONSE_SECONDS, Client  # noqa: PLC0415 - slow to load
 
-    return Client(login or config.load(), timeout=timeout or ANSWER_SECONDS)
+    return Client(login or config.load(), timeout=timeout or RESPONSE_SECONDS)
 
 
 def get_sandbox_id(client: Client, name: str) -> str:
@@ -34,7 +34,7 @@ def get_project_id(client: Client, name: str) -> str:
     """Return the id of a project, given its id or its name. Raises an error if no visible project or more than one has that name."""
     if name.startswith("prj_"):
         return name
-    found = [project["id"] for project in client.pages("/projects", MANY)["items"] if project["name"] == name]
+    found = [project["id"] for project in client.list_items("/projects", MANY)["items"] if project["name"] == name]
     if not found:
         raise ApiError(f"There is no project {name!r}. To list projects, run `sandyard project list`.", 404)
     if len(found) > 1:

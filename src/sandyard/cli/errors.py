@@ -35,7 +35,7 @@ class NotLoggedInError(CommandError):
     exit_code = NOT_ALLOWED
 
 
-class NoAnswerError(CommandError):
+class NoResponseError(CommandError):
     """The server is not responding."""
 
     exit_code = UNREACHABLE

@@ -94,7 +94,7 @@ def list_providers(project: str | None, limit: int, output: str | None) -> None:
     """List providers, newest first. API keys are never shown."""
     with connect() as client:
         project_id = get_project_id(client, project) if project else None
-        page = client.pages(BASE, limit, projectId=project_id)
+        page = client.list_items(BASE, limit, projectId=project_id)
     show_list(page, COLUMNS, output, nothing="No model providers. To add one: sandyard model add PROVIDER")
 
 
@@ -285,7 +285,7 @@ def find(client: Client, name: str, project: str | None) -> str:
     if name.startswith("prv_"):
         return name
     project_id = get_project_id(client, project) if project else None
-    found = [one for one in client.pages(BASE, MANY, projectId=project_id)["items"] if one["name"] == name]
+    found = [one for one in client.list_items(BASE, MANY, projectId=project_id)["items"] if one["name"] == name]
     if project_id is not None:
         found = [one for one in found if one["projectId"] == project_id] or found
     if not found:

@@ -130,7 +130,7 @@ def list_pulls(project: str | None, state: str | None, limit: int, output: str |
     """List pull requests, newest first. Shows the state last reported by the forge."""
     with connect() as client:
         project_id = get_project_id(client, project) if project else None
-        page = client.pages(BASE, limit, projectId=project_id, state=state)
+        page = client.list_items(BASE, limit, projectId=project_id, state=state)
     show_list(page, COLUMNS, output, nothing="No pull requests. To open one: sandyard pr open SESSION")
 
 

@@ -20,7 +20,7 @@ import click
 from sandyard.cli import config
 from sandyard.cli.completion import complete_agents
 from sandyard.cli.connection import MANY, connect, quote_segment
-from sandyard.cli.errors import FAILED, ApiError, CommandError, NoAnswerError, NotLoggedInError
+from sandyard.cli.errors import FAILED, ApiError, CommandError, NoResponseError, NotLoggedInError
 from sandyard.cli.live.feed import INTERRUPTED
 from sandyard.cli.live.screen import Screen
 from sandyard.cli.options import drop_missing
@@ -162,7 +162,7 @@ def _is_running(login: config.Login) -> bool:
     try:
         with connect(login) as client:
             client.get("/me")
-    except NoAnswerError as error:
+    except NoResponseError as error:
         if not login.local or login.url.startswith("https:") or "not a Sandyard server" in error.message:
             raise
         return False
@@ -295,7 +295,7 @@ def _run_git(folder: Path, settings: Mapping[str, str], *words: str) -> bytes | 
 def ensure_project(client: Client, repository: str, *, token: str | None, verify: str | None, screen: Screen) -> Any:
     """Return the project of this repository, or a new one, after testing its connection. Raises CommandError with the reason if that
     fails."""
-    projects = client.pages("/projects", MANY)["items"]
+    projects = client.list_items("/projects", MANY)["items"]
     same = [
         one for one in projects if one.get("repository") and _normalise(one["repository"]) == _normalise(repository)
     ]

@@ -83,7 +83,7 @@ def list_sessions(project: str | None, archived: bool, limit: int, output: str |
     """List sessions, newest first."""
     with connect() as client:
         project_id = get_project_id(client, project) if project else None
-        page = client.pages("/sessions", limit, projectId=project_id, archived=True if archived else None)
+        page = client.list_items("/sessions", limit, projectId=project_id, archived=True if archived else None)
     show_list(page, COLUMNS, output, nothing="No sessions. To create one: sandyard session create")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sandyard.cli.errors import ApiError, NoAnswerError
+from sandyard.cli.errors import ApiError, NoResponseError
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -60,14 +60,14 @@ def follow(
 
     A dropped connection is reopened from the last event's id, with growing pauses; `on_drop` is called with the reason. The first
     connection must succeed. `on_open` is called each time the stream is open, so that no event is missed from then on; returning True ends
-    the iteration. After `give_up` seconds without a server, NoAnswerError is raised. Errors returned by the server (ApiError) are always
+    the iteration. After `give_up` seconds without a server, NoResponseError is raised. Errors returned by the server (ApiError) are always
     raised.
     """
     pause, connected_before, lost_at = FIRST_PAUSE_SECONDS, False, 0.0
     while True:
         try:
             headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after is not None else {})
-            with client.stream(path, params=params, headers=headers, silence=SILENCE_SECONDS) as response:
+            with client.stream(path, params=params, headers=headers, silence_seconds=SILENCE_SECONDS) as response:
                 if on_open():
                     return
                 pause, connected_before, lost_at = FIRST_PAUSE_SECONDS, True, 0.0
@@ -75,7 +75,7 @@ def follow(
                     after = event.id if event.id is not None else after
                     yield event
             reason = "The stream ended."
-        except NoAnswerError as error:
+        except NoResponseError as error:
             if not connected_before:
                 raise
             reason = error.message
@@ -86,7 +86,7 @@ def follow(
         now = time.monotonic()
         lost_at = lost_at or now
         if give_up is not None and now - lost_at > give_up:
-            raise NoAnswerError(reason)
+            raise NoResponseError(reason)
         on_drop(reason)
         time.sleep(pause)
         pause = min(MAX_PAUSE_SECONDS, pause * 2)

@@ -11,7 +11,7 @@ from sandyard.cli.advice import get_advice
 from sandyard.cli.completion import complete_sessions
 from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import FAILED, CommandError
-from sandyard.cli.live.asks import Answering, allow_refused, answer_one, answer_options
+from sandyard.cli.live.asks import AskPrompt, allow_refused, answer_one, answer_options
 from sandyard.cli.live.feed import INTERRUPTED, FeedUpdate, follow_until
 from sandyard.cli.live.screen import Screen
 from sandyard.cli.live.transcript import Transcript, open_transcript, print_transcript
@@ -110,7 +110,7 @@ def allow(session_id: str, output: str) -> None:
 
 
 def _turns(client: Client, session_id: str) -> list[Any]:
-    return list(client.pages(f"/sessions/{quote_segment(session_id)}/turns", 1000)["items"])
+    return list(client.list_items(f"/sessions/{quote_segment(session_id)}/turns", 1000)["items"])
 
 
 def _follow_and_exit(client: Client, session_id: str, turn: Any, *, as_json: bool) -> None:
@@ -138,28 +138,28 @@ def _follow_and_exit(client: Client, session_id: str, turn: Any, *, as_json: boo
 def _follow(client: Client, session_id: str, turn: Any, screen: Screen, *, as_json: bool) -> Any:
     """Return the followed turns, newest first, in their final state."""
     start = str(turn.get("promptId") or "") if turn is not None else ""
-    told = open_transcript(client, session_id, screen, as_json=as_json, start=start)
-    whose = {"sessionId": session_id}
+    shown = open_transcript(client, session_id, screen, as_json=as_json, start=start)
+    filters = {"sessionId": session_id}
     typing = sys.stdin.isatty() and screen.terminal
-    answering = Answering(client, screen, whose, f"session answer {session_id}", typing=typing)
+    answering = AskPrompt(client, screen, filters, f"session answer {session_id}", typing=typing)
     turns: list[Any] = []
 
-    def look(news: FeedUpdate) -> list[Any] | None:
-        if news.again or news.has("turn"):
+    def look(update: FeedUpdate) -> list[Any] | None:
+        if update.reconnected or update.has("turn"):
             found = client.get(f"/turns/{quote_segment(turn['id'])}") if turn is not None else None
             turns[:] = [found] if found is not None else _turns(client, session_id)
         over = not any(one["status"] in OPEN for one in turns)
-        told.hear(news, over=over)
-        screen.status(_describe_activity(turns, told))
+        shown.handle_events(update, over=over)
+        screen.status(_describe_activity(turns, shown))
         return turns if over else None
 
-    return follow_until(client, whose, screen, answering, look)
+    return follow_until(client, filters, screen, answering, look)
 
 
-def _describe_activity(turns: list[Any], told: Transcript) -> str:
+def _describe_activity(turns: list[Any], shown: Transcript) -> str:
     statuses = {turn["status"] for turn in turns}
     if "waiting" in statuses:
         return "the agent is waiting for an answer"
     if "running" in statuses:
-        return f"the agent is working: {told.doing}" if told.doing else "the agent is working"
+        return f"the agent is working: {shown.activity}" if shown.activity else "the agent is working"
     return "waiting in the queue"

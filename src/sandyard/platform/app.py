@@ -47,7 +47,7 @@ from sandyard.platform.api import terminal as terminal_api
 from sandyard.platform.api import turns as turns_api
 from sandyard.platform.api import webhooks as webhooks_api
 from sandyard.platform.api.app import build
-from sandyard.platform.api.standby import Entrance
+from sandyard.platform.api.standby import EntryPoint
 from sandyard.platform.db.database import parse_url
 from sandyard.platform.db.ownership import LOOK_S
 from sandyard.platform.domain.repositories.git_process import find_git_problem
@@ -152,7 +152,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     stop = asyncio.create_task(stopping.wait())
-    entrance = Entrance()
+    entrance = EntryPoint()
     server = _server(entrance)
     serving: list[asyncio.Task[None]] = []
 
@@ -200,7 +200,7 @@ async def _open_services(
 
 async def _serve_until(  # noqa: PLR0917 - created by `_serve`
     services: Services,
-    entrance: Entrance,
+    entrance: EntryPoint,
     server: Server,
     serving: list[asyncio.Task[None]],
     listener: socket.socket,
@@ -213,7 +213,7 @@ async def _serve_until(  # noqa: PLR0917 - created by `_serve`
     host, port = listener.getsockname()[:2]
     admin = await services.users.bootstrap()
     if admin is None and settings.new_admin_token:
-        admin = await services.users.rescue()
+        admin = await services.users.create_rescue_token()
     entrance.app = build(services, ROUTERS)
     gc.collect()
     gc.freeze()  # existing objects are permanent, so that no collection has to examine them again
@@ -245,7 +245,7 @@ def _list_warnings(settings: PlatformSettings) -> Iterator[str]:
         yield reason
 
 
-def _server(app: Entrance) -> Server:
+def _server(app: EntryPoint) -> Server:
     return Server(
         uvicorn.Config(
             app,

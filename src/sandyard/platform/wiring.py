@@ -264,9 +264,9 @@ def _register_hooks(services: Services, mcp: McpGateway) -> None:
         services.terminals.after_end,
     ]
     services.projects.on_change.append(lambda project_id: lifecycle.tasks.spawn(lifecycle.apply_network(project_id)))
-    models.over_budget.append(turns.stop_over_budget)
-    models.refused.append(turns.stop_failed)
-    mcp.note_failure.append(turns.add_notice)
+    models.over_budget_hooks.append(turns.stop_over_budget)
+    models.refusal_hooks.append(turns.stop_failed)
+    mcp.failure_hooks.append(turns.add_notice)
 
 
 async def _start_services(services: Services, instance: str, stack: contextlib.AsyncExitStack) -> None:

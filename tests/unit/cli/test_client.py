@@ -105,9 +105,9 @@ def test_pages_are_joined(server: Server) -> None:
 
     server.on("GET", "/sandboxes", page)
     with connect() as client:
-        assert client.pages("/sandboxes", 250)["items"] == list(range(250))
+        assert client.list_items("/sandboxes", 250)["items"] == list(range(250))
         assert [request.query["limit"] for request in server.requests] == ["200", "50"]
-        everything = client.pages("/sandboxes", 1000, all=True)
+        everything = client.list_items("/sandboxes", 1000, all=True)
     assert everything == {"items": list(range(450)), "nextCursor": None}
     assert server.requests[-1].query["all"] == "true"
 

@@ -8,7 +8,7 @@ import pytest
 
 from sandyard.cli import sse
 from sandyard.cli.connection import connect
-from sandyard.cli.errors import ApiError, NoAnswerError
+from sandyard.cli.errors import ApiError, NoResponseError
 from sandyard.cli.sse import Event, follow, parse
 from tests.unit.cli.server import Server, events, problem
 
@@ -62,5 +62,5 @@ def test_an_authentication_error_is_raised(server: Server) -> None:
 
 def test_retrying_ends_after_the_given_time(server: Server) -> None:
     server.on("GET", "/events", events(("1", "a", 1)), problem(503, "busy", "Busy."))
-    with connect() as client, pytest.raises(NoAnswerError, match="Busy"):
+    with connect() as client, pytest.raises(NoResponseError, match="Busy"):
         list(itertools.islice(follow(client, "/events", {}, give_up=0.05), 5))

@@ -20,16 +20,16 @@ from sandyard.platform.domain.forge.github_connection import CachedResponse
 from sandyard.platform.domain.forge.github_errors import extract_message
 from sandyard.platform.domain.mcp_servers import probe
 from sandyard.platform.domain.models import faults, gateway, provider_check
-from sandyard.platform.domain.models.apis import Asked
+from sandyard.platform.domain.models.apis import ModelRequest
 from sandyard.platform.domain.models.model import ModelApi, Tokens
 from sandyard.platform.domain.models.redaction import Redactor
 from sandyard.platform.domain.models.token_counter import TokenCounter
-from sandyard.platform.domain.models.tunnel import Room, Tunnel, TunnelError
+from sandyard.platform.domain.models.tunnel import RequestMemory, Tunnel, TunnelError
 from sandyard.platform.domain.preparations import jsonc
-from sandyard.platform.domain.remote.line import Line, SshError
+from sandyard.platform.domain.remote.ssh_channel import SshChannel, SshError
 from sandyard.platform.domain.sandboxes.e2b.relay import CommandEnded, EndReason
 
-CHAT = Asked("/v1/chat/completions", "", counted=True)
+CHAT = ModelRequest("/v1/chat/completions", "", counted=True)
 
 
 def flood(**fields: object) -> bytes:
@@ -40,18 +40,18 @@ def flood(**fields: object) -> bytes:
 def _count(event: str) -> Tokens:
     counter = TokenCounter(ModelApi.OPENAI, "text/event-stream" if event else "application/json")
     asyncio.run(counter.feed(event.encode() + flood(usage={"input_tokens": 1})))
-    return counter.result()
+    return counter.get_result()
 
 
 ENTRY_POINTS: dict[str, Callable[[], object]] = {
-    "terminal": lambda: terminal._size(flood(type="resize", cols=1, rows=1).decode()),
+    "terminal": lambda: terminal._parse_size(flood(type="resize", cols=1, rows=1).decode()),
     "ssh": lambda: remote._is_end(flood(type="eof").decode()),
     "command": lambda: CommandEnded.parse(flood(reason="exited").decode()),
     "agent": lambda: wire.parse_line(flood(method="session/update")),
     "forge error": lambda: extract_message(flood(message="no")),
-    "provider error": lambda: faults._quote(flood(error="no").decode(), Redactor())[:20],
+    "provider error": lambda: faults._quote_message(flood(error="no").decode(), Redactor())[:20],
     "models": lambda: provider_check._list_models(flood(data=[{"id": "m"}])),
-    "mcp server": lambda: probe._message(flood(id=1), 1),
+    "mcp server": lambda: probe._parse_message(flood(id=1), 1),
     "stream": lambda: _count("data: "),
     "answer": lambda: _count(""),
 }
@@ -122,11 +122,11 @@ async def test_ends_tunnel() -> None:
     async def serve(*_: object) -> None: ...
 
     with pytest.raises(TunnelError, match="invalid line"):
-        await Tunnel(Script(flood(t="ping").decode()), serve, Room(1), lambda _: None).run()
+        await Tunnel(Script(flood(t="ping").decode()), serve, RequestMemory(1), lambda _: None).run()
 
 
 async def test_ends_ssh_connection() -> None:
-    line = Line(Script(flood(t="ack", n=1).decode()), "ssh-ed25519 AAAA")
+    line = SshChannel(Script(flood(t="ack", n=1).decode()), "ssh-ed25519 AAAA")
     await line.run()
     with pytest.raises(SshError, match="invalid line"):
         await line.receive()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from sandyard.platform.domain.forge.github_connection import CachedResponse, _parse_response
-from sandyard.platform.domain.models.apis import Asked
+from sandyard.platform.domain.models.apis import ModelRequest
 from sandyard.platform.domain.models.gateway import _parse_body
 from sandyard.platform.domain.models.model import ModelApi, Tokens
 from sandyard.platform.domain.models.token_counter import TokenCounter
@@ -18,7 +18,11 @@ def test_accepts_request_with_long_context() -> None:
     said = [{"role": "user", "content": [{"type": "text", "text": CODE}, image]}]
     short = [{"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}] * 5_000
     body = json.dumps({"model": "m", "messages": [*said, *short]}).encode()
-    assert _parse_body(body, Asked("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) == ("m", body, [])
+    assert _parse_body(body, ModelRequest("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) == (
+        "m",
+        body,
+        [],
+    )
 
 
 async def test_accepts_event_that_repeats_whole_answer() -> None:
@@ -26,7 +30,7 @@ async def test_accepts_event_that_repeats_whole_answer() -> None:
     response = {"output": [{"text": CODE}], "tools": tools, "usage": {"input_tokens": 5, "output_tokens": 6}}
     counter = TokenCounter(ModelApi.OPENAI, "text/event-stream")
     await counter.feed(b"data: " + json.dumps({"type": "response.completed", "response": response}).encode() + b"\n\n")
-    assert counter.result() == Tokens(5, 6)
+    assert counter.get_result() == Tokens(5, 6)
 
 
 def test_accepts_page_of_pull_requests() -> None:

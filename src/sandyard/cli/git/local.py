@@ -140,7 +140,7 @@ def checkpoint(target: str, output: str | None) -> None:
 def checkpoints(target: str, limit: int, output: str | None) -> None:
     """List a session's checkpoints, newest first."""
     with connect() as client:
-        page = client.pages(f"/sessions/{quote_segment(get_session_id(client, target))}/checkpoints", limit)
+        page = client.list_items(f"/sessions/{quote_segment(get_session_id(client, target))}/checkpoints", limit)
     show_list(page, COLUMNS, output, nothing="No checkpoints.")
 
 

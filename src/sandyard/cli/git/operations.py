@@ -14,7 +14,7 @@ import click
 
 from sandyard.cli.completion import complete_projects, complete_targets
 from sandyard.cli.connection import connect, get_project_id, get_sandbox_id, quote_segment
-from sandyard.cli.errors import ApiError, NoAnswerError
+from sandyard.cli.errors import ApiError, NoResponseError
 from sandyard.cli.git.failures import fail
 from sandyard.cli.git.progress import ProgressLine
 from sandyard.cli.options import limit_option
@@ -78,9 +78,9 @@ def submit_operation(client: Client, verb: str, body: dict[str, object], target:
         except KeyboardInterrupt:
             line.stop()
             exit_interrupted(operation, target)
-        except NoAnswerError as error:
+        except NoResponseError as error:
             look = f"To see the result: `{_inspect_command(operation, target)}`"
-            raise NoAnswerError(f"{error.message} {look}") from None
+            raise NoResponseError(f"{error.message} {look}") from None
         except ApiError as error:
             line.stop()
             fail(error, target, verb, body)
@@ -115,7 +115,7 @@ def _get_operation(client: Client, path: str) -> Any:
     while True:
         try:
             return client.get(path)
-        except (NoAnswerError, ApiError) as error:
+        except (NoResponseError, ApiError) as error:
             if time.monotonic() > deadline or (isinstance(error, ApiError) and not error.is_transient):
                 raise
         time.sleep(LINE_SECONDS)
@@ -184,5 +184,5 @@ def operations(name: str | None, project: str | None, limit: int, output: str | 
         params: dict[str, Any] = {"projectId": get_project_id(client, project)} if project else {}
         if name is not None:
             params["sandboxId" if name.startswith("sbx_") else "sessionId"] = name
-        page = client.pages("/git/operations", limit, **params)
+        page = client.list_items("/git/operations", limit, **params)
     show_list(page, COLUMNS, output, nothing="No operations.")

@@ -37,13 +37,13 @@ DECISIONS = {
 """Accepted words for decisions, because every agent names its options differently."""
 TRUE, FALSE = {"yes", "y", "true", "1"}, {"no", "n", "false", "0"}
 COMMAND_LINES = 10
-ABOUT = " - "
+DESCRIPTION_SEPARATOR = " - "
 """Separator between an answer and its description."""
 
 
-def list_pending(client: Client, whose: Mapping[str, str]) -> list[Any]:
-    """Return the pending requests, oldest first. `whose` is a filter of the API."""
-    return list(reversed(client.pages("/asks", 200, status="pending", **whose)["items"]))
+def list_pending(client: Client, filters: Mapping[str, str]) -> list[Any]:
+    """Return the pending requests, oldest first. `filters` are query parameters of the API."""
+    return list(reversed(client.list_items("/asks", 200, status="pending", **filters)["items"]))
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,7 +62,7 @@ def answer_options(function: F) -> F:
 
 def answer_one(
     client: Client,
-    whose: Mapping[str, str],
+    filters: Mapping[str, str],
     name: str,
     *,
     ask_id: str | None,
@@ -77,7 +77,7 @@ def answer_one(
         raise click.UsageError("Use --message together with --reject or an ANSWER that rejects.")
     if reject and answers:
         raise click.UsageError("Use either ANSWER or --reject, not both.")
-    asks = [ask for ask in list_pending(client, whose) if ask_id in {None, ask["id"]}]
+    asks = [ask for ask in list_pending(client, filters) if ask_id in {None, ask["id"]}]
     if not asks:
         raise ApiError(f"{name} has no pending request{f' with the id {escape(ask_id)}' if ask_id else ''}.", 404)
     if not answers and not reject:
@@ -88,7 +88,7 @@ def answer_one(
             for line in describe(ask):
                 echo(line.text)
             which = f" --ask {ask['id']}" if len(asks) > 1 else ""
-            what = "session" if "sessionId" in whose else "task"
+            what = "session" if "sessionId" in filters else "task"
             echo(f"  To answer: sandyard {what} answer {name} {answer_hint(ask)}{which}", err=True)
         return
     if len(asks) > 1:
@@ -96,31 +96,31 @@ def answer_one(
             f"{name} has several pending requests. Choose one with --ask: {', '.join(a['id'] for a in asks)}."
         )
     body = make_body(asks[0], *answers) if answers else {"decision": "reject"}
-    done = client.post(
+    result = client.post(
         f"/asks/{quote_segment(asks[0]['id'])}/answer", {**body, **({"message": message} if message else {})}
     )
     if as_json:
-        print_json(done)
+        print_json(result)
     else:
         echo("Answered.", err=True)
 
 
-def allow_refused(client: Client, whose: Mapping[str, str], name: str, *, as_json: bool) -> None:
+def allow_refused(client: Client, filters: Mapping[str, str], name: str, *, as_json: bool) -> None:
     """Allow what the project's policy refused in the latest turn with a refusal, for the rest of the session, and resume the agent."""
-    answered = client.pages("/asks", 200, status="answered", **whose)["items"]
+    answered = client.list_items("/asks", 200, status="answered", **filters)["items"]
     refused = [ask for ask in answered if is_refused_by_policy(ask)]
     if not refused:
         raise CommandError(f"The project's policy has not refused anything in {name}.")
     newest = [ask for ask in refused if ask.get("turnId") == refused[0].get("turnId")]
     by_pattern = {ask["detail"]["pattern"]: ask for ask in newest}
-    done = []
+    result = []
     for number, (pattern, ask) in enumerate(by_pattern.items(), 1):
         body = {"resume": number == len(by_pattern)}
-        done.append(client.post(f"/asks/{quote_segment(ask['id'])}/allow", body))
+        result.append(client.post(f"/asks/{quote_segment(ask['id'])}/allow", body))
         if not as_json:
             echo(f"Allowed for this session: {escape(pattern)!r}.", err=True)
     if as_json:
-        print_json({"items": done, "nextCursor": None})
+        print_json({"items": result, "nextCursor": None})
 
 
 def is_refused_by_policy(ask: Any) -> bool:
@@ -201,14 +201,14 @@ def describe(ask: Any) -> Iterator[Line]:
             indent = "    "
         for number, (_, label) in enumerate(list_choices(one.field), 1):
             yield Line(f"{indent}{number}  {escape(label)}")
-        if more := _more_answers(one):
+        if more := _describe_more_answers(one):
             yield Line(f"{indent}{more}", {"dim": True})
     if ask.get("expiresAt"):
         when = str(ask["expiresAt"])[:16].replace("T", " ")
         yield Line(f"  If unanswered, it is declined at {escape(when)} UTC.", {"dim": True})
 
 
-def _more_answers(question: Question) -> str:
+def _describe_more_answers(question: Question) -> str:
     several = "You can choose several, for example 1,2." if question.field.get("type") == "array" else ""
     own = "Or type your own answer." if question.custom else ""
     return f"{several} {own}".strip()
@@ -219,8 +219,8 @@ def _describe_tool_call(ask: Any) -> Iterator[Line]:
     call = (ask.get("detail") or {}).get("toolCall")
     if not isinstance(call, dict):
         return
-    given = call.get("rawInput", call.get("input"))
-    command = given.get("command") if isinstance(given, dict) else None
+    tool_input = call.get("rawInput", call.get("input"))
+    command = tool_input.get("command") if isinstance(tool_input, dict) else None
     if isinstance(command, list):
         command = " ".join(str(word) for word in command)
     if isinstance(command, str) and command.strip() not in str(ask.get("title") or ""):
@@ -228,9 +228,9 @@ def _describe_tool_call(ask: Any) -> Iterator[Line]:
         yield from (Line(f"  $ {escape_line(line)}") for line in lines[:COMMAND_LINES])
         if len(lines) > COMMAND_LINES:
             yield Line(f"  … {len(lines) - COMMAND_LINES} more lines")
-    for place in call.get("locations") or []:
-        if isinstance(place, dict) and str(place.get("path")) not in str(ask.get("title") or ""):
-            yield Line(f"  {escape(str(place.get('path') or ''))}")
+    for location in call.get("locations") or []:
+        if isinstance(location, dict) and str(location.get("path")) not in str(ask.get("title") or ""):
+            yield Line(f"  {escape(str(location.get('path') or ''))}")
     for content in call.get("content") or []:
         if isinstance(content, dict) and content.get("type") == "diff":
             yield from format_changes(content)
@@ -241,7 +241,7 @@ def make_body(ask: Any, *answers: str) -> dict[str, Any]:
     or JSON. Raises CommandError, which lists the possible answers, if it is none of these."""
     answer = " ".join(answers)
     if options := list_options(ask):
-        return _chosen(options, answer)
+        return _choose_option(options, answer)
     questions = list_questions(ask)
     if (content := _parse_json_answer(ask, answer)) is not None:
         return {"content": content}
@@ -301,7 +301,7 @@ def parse_content(question: Question, text: str) -> dict[str, Any]:
     return {question.custom: text.strip()}
 
 
-def _chosen(options: list[Any], answer: str) -> dict[str, Any]:
+def _choose_option(options: list[Any], answer: str) -> dict[str, Any]:
     word = answer.strip()
     if word.isascii() and word.isdecimal() and 1 <= int(word) <= len(options):
         return {"optionId": options[int(word) - 1]["optionId"]}
@@ -325,13 +325,13 @@ def list_choices(field: Mapping[str, Any]) -> list[tuple[Any, str]]:
         return [(value, str(label)) for value, label in zip(field["enum"], labels, strict=True)]
     found = field.get("oneOf") or field.get("anyOf")
     if isinstance(found, list):
-        return [(one["const"], _label(one)) for one in found if isinstance(one, dict) and "const" in one]
+        return [(one["const"], _make_label(one)) for one in found if isinstance(one, dict) and "const" in one]
     return []
 
 
-def _label(choice: Mapping[str, Any]) -> str:
+def _make_label(choice: Mapping[str, Any]) -> str:
     label, about = str(choice.get("title") or choice["const"]), choice.get("description")
-    return f"{label}{ABOUT}{about}" if isinstance(about, str) and about else label
+    return f"{label}{DESCRIPTION_SEPARATOR}{about}" if isinstance(about, str) and about else label
 
 
 def parse_value(field: Mapping[str, Any], text: str) -> Any:
@@ -358,21 +358,23 @@ def _find_choice(choices: list[tuple[Any, str]], word: str) -> Any:
     if word.isascii() and word.isdecimal() and 1 <= int(word) <= len(choices):
         return choices[int(word) - 1][0]
     for value, label in choices:
-        if word.lower() in {str(value).lower(), label.lower(), label.partition(ABOUT)[0].lower()}:
+        if word.lower() in {str(value).lower(), label.lower(), label.partition(DESCRIPTION_SEPARATOR)[0].lower()}:
             return value
     raise CommandError(
-        f"{escape(word)!r} is not one of the options: {', '.join(label.partition(ABOUT)[0] for _, label in choices)}."
+        f"{escape(word)!r} is not one of the options: {', '.join(label.partition(DESCRIPTION_SEPARATOR)[0] for _, label in choices)}."
     )
 
 
-class Answering:
+class AskPrompt:
     """Shows pending requests while a user follows. On a terminal, reads the answers from the keyboard. `command` is the command that answers
     otherwise."""
 
-    def __init__(self, client: Client, screen: Screen, whose: Mapping[str, str], command: str, *, typing: bool) -> None:
+    def __init__(
+        self, client: Client, screen: Screen, filters: Mapping[str, str], command: str, *, typing: bool
+    ) -> None:
         self._client = client
         self._screen = screen
-        self._whose = whose
+        self._filters = filters
         self._command = command
         self._typing = typing
         self._shown: set[str] = set()
@@ -382,12 +384,12 @@ class Answering:
         self._content: dict[str, Any] = {}
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether typed input is expected."""
         return self._ask is not None
 
-    def look(self) -> None:
-        asks = list_pending(self._client, self._whose)
+    def refresh(self) -> None:
+        asks = list_pending(self._client, self._filters)
         if self._ask is not None and self._ask["id"] not in {ask["id"] for ask in asks}:
             self._close()
             self._screen.note("This request was already answered.")
@@ -401,11 +403,11 @@ class Answering:
                 self._ask, self._content = ask, {}
                 self._questions = [] if list_options(ask) else list_questions(ask)
                 self._several = len(self._questions) > 1
-                self._invite()
+                self._show_prompt()
             else:
                 self._screen.note(f"  To answer: sandyard {self._command} {answer_hint(ask)} --ask {ask['id']}")
 
-    def typed(self) -> None:
+    def read_input(self) -> None:
         """Process a typed line, if there is one."""
         if self._ask is None or not select.select([sys.stdin], [], [], 0)[0]:
             return
@@ -417,13 +419,13 @@ class Answering:
             self._screen.note(f"  To answer: sandyard {self._command} {answer_hint(ask)} --ask {ask['id']}")
             return
         try:
-            self._take(text.strip("\r\n"))
+            self._answer(text.strip("\r\n"))
         except CommandError as error:
             self._screen.note(error.message, fg="red")
             if self._ask is not None:
-                self._invite()
+                self._show_prompt()
 
-    def _take(self, text: str) -> None:
+    def _answer(self, text: str) -> None:
         ask = self._ask
         if self._several:
             question = self._questions[0]
@@ -431,7 +433,7 @@ class Answering:
                 self._content |= parse_content(question, text)
             del self._questions[0]
             if self._questions:
-                self._invite()
+                self._show_prompt()
                 return
             body: dict[str, Any] = {"content": self._content}
         else:
@@ -443,14 +445,14 @@ class Answering:
                 raise
             self._screen.note(error.message)
         self._close()
-        self.look()
+        self.refresh()
 
-    def _invite(self) -> None:
-        self._screen.held = True
+    def _show_prompt(self) -> None:
+        self._screen.is_input_active = True
         what = f"{self._questions[0].label}: " if self._several else "> "
         sys.stderr.write(what)
         sys.stderr.flush()
 
     def _close(self) -> None:
         self._ask = None
-        self._screen.held = False
+        self._screen.is_input_active = False

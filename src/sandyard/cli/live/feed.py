@@ -1,7 +1,7 @@
 """Receive events in a separate thread, so that the caller can do other work meanwhile, and the loop of commands that follow something.
 
 Events only tell that something changed: the caller fetches the current state from the server. So nothing is missed or reported
-twice when connections drop: after each new connection, `again` means that anything may have changed.
+twice when connections drop: after each new connection, `reconnected` means that anything may have changed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sandyard.cli.errors import ApiError, CommandError, NoAnswerError
-from sandyard.cli.live.asks import Answering
+from sandyard.cli.errors import ApiError, CommandError, NoResponseError
+from sandyard.cli.live.asks import AskPrompt
 from sandyard.cli.live.screen import Screen
 from sandyard.cli.sse import follow
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 GIVE_UP_SECONDS = 600.0
 """How long the server may be unreachable."""
-BREATH_SECONDS = 0.15
+BATCH_SECONDS = 0.15
 """Events within this time of the first one are handled together."""
 T = TypeVar("T")
 TICK_SECONDS, TYPING_SECONDS = 0.25, 0.1
@@ -37,14 +37,17 @@ INTERRUPTED = 130
 
 @dataclass(slots=True)
 class FeedUpdate:
-    """Received events. `again`: there is a new connection, and earlier state may be outdated. `lost`: why there is no connection now."""
+    """Received events.
 
-    again: bool = False
+    `reconnected`: there is a new connection, and earlier state may be outdated. `lost`: why there is no connection now.
+    """
+
+    reconnected: bool = False
     lost: str | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return self.again or bool(self.events)
+        return self.reconnected or bool(self.events)
 
     def has(self, *nouns: str) -> bool:
         """Return whether there is an event for one of these nouns: `task`, `ask` …"""
@@ -52,7 +55,7 @@ class FeedUpdate:
 
     def of(self, session_id: str) -> FeedUpdate:
         return FeedUpdate(
-            self.again, self.lost, [event for event in self.events if event.get("sessionId") == session_id]
+            self.reconnected, self.lost, [event for event in self.events if event.get("sessionId") == session_id]
         )
 
 
@@ -63,7 +66,7 @@ class Feed:
         self._client = client
         self._params = params
         self._queue: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._left = False
+        self._is_closed = False
 
     def __enter__(self) -> Feed:
         threading.Thread(target=self._run, name="feed", daemon=True).start()
@@ -72,87 +75,88 @@ class Feed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._left = True
+        self._is_closed = True
 
     def wait(self, seconds: float) -> FeedUpdate:
-        """Return what was received, after at most that many seconds. Raises the error that ended the feed: an API error, or a server that
-        was
-        unreachable for too long."""
-        news = FeedUpdate()
-        for item in self._taken(seconds):
+        """Return what was received, after at most that many seconds.
+
+        Raises the error that ended the feed: an API error, or a server that was unreachable for too long.
+        """
+        update = FeedUpdate()
+        for item in self._receive(seconds):
             if isinstance(item, Exception):
                 raise item
             if isinstance(item, str):
-                news.lost = item
+                update.lost = item
             elif item is True:
-                news.again, news.lost = True, None
+                update.reconnected, update.lost = True, None
             elif isinstance(item, dict):
-                news.events.append(item)
-        return news
+                update.events.append(item)
+        return update
 
-    def _taken(self, seconds: float) -> Iterator[object]:
+    def _receive(self, seconds: float) -> Iterator[object]:
         with contextlib.suppress(queue.Empty):
             yield self._queue.get(timeout=seconds)
-            end = time.monotonic() + BREATH_SECONDS
+            end = time.monotonic() + BATCH_SECONDS
             while (left := end - time.monotonic()) > 0:
                 yield self._queue.get(timeout=left)
 
     def _run(self) -> None:
         try:
-            seen = follow(
+            messages = follow(
                 self._client,
                 "/events",
                 self._params,
                 give_up=GIVE_UP_SECONDS,
-                on_open=self._opened,
+                on_open=self._on_open,
                 on_drop=self._queue.put,
             )
-            for message in seen:
-                if self._left:
+            for message in messages:
+                if self._is_closed:
                     return
                 event = json.loads(message.data)
                 self._queue.put(event if "kind" in event else True)  # other messages mean that events were deleted
         except Exception as error:  # raised in `wait`
             self._queue.put(error)
 
-    def _opened(self) -> bool:
+    def _on_open(self) -> bool:
         self._queue.put(True)
-        return self._left
+        return self._is_closed
 
 
 def follow_until(
     client: Client,
-    whose: Mapping[str, str],
+    filters: Mapping[str, str],
     screen: Screen,
-    answering: Answering,
-    look: Callable[[FeedUpdate], T | None],
+    answering: AskPrompt,
+    refresh: Callable[[FeedUpdate], T | None],
 ) -> T:
-    """Call `look` until it returns a result, and return that. `look` gets all events since its last success. If the server becomes
-    unreachable during a call, `look` is called again later and must tolerate that. Ctrl-C raises KeyboardInterrupt."""
-    owed = FeedUpdate()
-    with Feed(client, whose) as feed:
+    """Call `refresh` until it returns a result, and return that. `refresh` gets all events since its last success. If the server becomes
+    unreachable during a call, `refresh` is called again later and must tolerate that. Ctrl-C raises KeyboardInterrupt."""
+    pending = FeedUpdate()
+    with Feed(client, filters) as feed:
         while True:
-            news = feed.wait(TYPING_SECONDS if answering.open else TICK_SECONDS)
-            owed = FeedUpdate(owed.again or news.again, None, owed.events + news.events)
-            if news.lost:
-                screen.status(f"the server is not responding: {news.lost}")
-            elif owed:
+            update = feed.wait(TYPING_SECONDS if answering.is_open else TICK_SECONDS)
+            pending = FeedUpdate(pending.reconnected or update.reconnected, None, pending.events + update.events)
+            if update.lost:
+                screen.status(f"the server is not responding: {update.lost}")
+            elif pending:
                 try:
-                    found = look(owed)
-                    if owed.again or owed.has("ask", "turn"):
-                        answering.look()
+                    found = refresh(pending)
+                    if pending.reconnected or pending.has("ask", "turn"):
+                        answering.refresh()
                 except CommandError as error:
-                    if not _may_pass(error):
+                    if not _is_temporary(error):
                         raise
-                    owed.again = True
+                    pending.reconnected = True
                 else:
                     if found is not None:
                         return found
-                    owed = FeedUpdate()
-            answering.typed()
+                    pending = FeedUpdate()
+            answering.read_input()
             screen.tick()
 
 
-def _may_pass(error: CommandError) -> bool:
+def _is_temporary(error: CommandError) -> bool:
     """Return whether the error may be caused by a server restart."""
-    return isinstance(error, NoAnswerError) or (isinstance(error, ApiError) and error.is_transient)
+    return isinstance(error, NoResponseError) or (isinstance(error, ApiError) and error.is_transient)

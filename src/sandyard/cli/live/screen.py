@@ -22,7 +22,7 @@ class Screen:
     def __init__(self) -> None:
         self.terminal = sys.stderr.isatty()
         self.colour = use_colour()
-        self.held = False
+        self.is_input_active = False
         """While the user types, the last line belongs to the input."""
         self._status = ""
         self._since = 0.0
@@ -54,7 +54,7 @@ class Screen:
 
     def tick(self) -> None:
         """Redraw the status line."""
-        if not self.terminal or self.held or not self._status:
+        if not self.terminal or self.is_input_active or not self._status:
             return
         from rich.cells import set_cell_size  # noqa: PLC0415 - slow to load
 
@@ -62,8 +62,8 @@ class Screen:
         frame = FRAMES[int(now * 8) % len(FRAMES)]
         seconds = int(now - self._since)
         tail = f"  {format_duration(seconds)}" if seconds >= 2 else ""
-        room = max(10, shutil.get_terminal_size().columns - 1)
-        sys.stderr.write(CLEAR + set_cell_size(f"{frame} {self._status}{tail}", room).rstrip())
+        width = max(10, shutil.get_terminal_size().columns - 1)
+        sys.stderr.write(CLEAR + set_cell_size(f"{frame} {self._status}{tail}", width).rstrip())
         sys.stderr.flush()
         self._drawn = True
 

@@ -97,7 +97,7 @@ def add(
 def list_projects(archived: bool, limit: int, output: str | None) -> None:
     """List your projects, newest first."""
     with connect() as client:
-        page = client.pages("/projects", limit, archived=True if archived else None)
+        page = client.list_items("/projects", limit, archived=True if archived else None)
     show_list(page, COLUMNS, output, nothing="No projects. To add one: sandyard project add NAME")
 
 

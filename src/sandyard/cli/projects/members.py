@@ -67,7 +67,7 @@ def _find_user_id(client: Client, name: str) -> str:
     if name.startswith("usr_"):
         return name
     try:
-        users = client.pages("/users", MANY)["items"]
+        users = client.list_items("/users", MANY)["items"]
     except ApiError as error:
         if error.exit_code != NOT_ALLOWED:
             raise

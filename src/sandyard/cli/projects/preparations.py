@@ -94,5 +94,5 @@ def preparations(project: str, deleted: str | None, limit: int, output: str | No
             client.delete(f"/preparations/{quote_segment(deleted)}")
             echo(f"Deleted {deleted}.", err=True)
             return
-        page = client.pages(f"/projects/{quote_segment(get_project_id(client, project))}/preparations", limit)
+        page = client.list_items(f"/projects/{quote_segment(get_project_id(client, project))}/preparations", limit)
     show_list(page, COLUMNS, output, nothing="No preparations. To create one: sandyard project prepare PROJECT")

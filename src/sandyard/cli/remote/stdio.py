@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from sandyard.cli.config import Login
 from sandyard.cli.connection import quote_segment
-from sandyard.cli.errors import FAILED, ApiError, NoAnswerError, NotLoggedInError
+from sandyard.cli.errors import FAILED, ApiError, NoResponseError, NotLoggedInError
 from sandyard.cli.output import echo, escape
 
 OPEN_SECONDS = 120.0
@@ -26,14 +26,14 @@ CHUNK = 64 << 10
 
 def forward(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], None]) -> int:
     """Forward until either side ends and return the exit code. `know` gets the host key before any data is forwarded. Raises ApiError and
-    NoAnswerError."""
+    NoResponseError."""
     try:
         return asyncio.run(_forward(login, sandbox_id, public_key, know))
     except InvalidStatus as error:
         raise _to_error(login, error) from None
     except (OSError, TimeoutError, WebSocketException) as error:
         reason = str(error).rstrip(".") or type(error).__name__
-        raise NoAnswerError(f"Could not open an SSH connection through {login.url}: {reason}.") from None
+        raise NoResponseError(f"Could not open an SSH connection through {login.url}: {reason}.") from None
 
 
 async def _forward(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], None]) -> int:

@@ -15,7 +15,7 @@ import click
 
 from sandyard.cli.completion import complete_sandboxes
 from sandyard.cli.connection import connect, get_sandbox_id, quote_segment
-from sandyard.cli.errors import FAILED, NoAnswerError
+from sandyard.cli.errors import FAILED, NoResponseError
 from sandyard.cli.options import drop_missing, env_option
 from sandyard.cli.output import echo, print_json
 from sandyard.cli.sse import follow
@@ -104,8 +104,8 @@ def _follow_command(client: Client, command_id: str) -> int:
         except BrokenPipeError:  # the reader is gone
             _kill_command(client, command_id)
             raise
-        except NoAnswerError as error:
-            raise NoAnswerError(f"{error.message} The command {command_id} is still running.") from None
+        except NoResponseError as error:
+            raise NoResponseError(f"{error.message} The command {command_id} is still running.") from None
     if interrupted and ended["status"] == "killed":
         return INTERRUPTED
     return get_exit_code(ended)

@@ -103,7 +103,7 @@ def create(
 def list_sandboxes(everyone: bool, status: str | None, limit: int, output: str | None) -> None:
     """List sandboxes, newest first."""
     with connect() as client:
-        page = client.pages("/sandboxes", limit, all=True if everyone else None, status=status)
+        page = client.list_items("/sandboxes", limit, all=True if everyone else None, status=status)
     columns = {"OWNER": "ownerId"} if everyone else {}
     show_list(page, COLUMNS | columns, output, nothing="No sandboxes. To create one: sandyard sandbox create")
 

@@ -38,7 +38,7 @@ def logs(sandbox_id: str, number: str | None, limit: int, output: str) -> None:
             else:
                 _write(client, found)
             return
-        page = client.pages(f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}/commands", limit)
+        page = client.list_items(f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}/commands", limit)
         if output == "json":
             print_json(page)
             return

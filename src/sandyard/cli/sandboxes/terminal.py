@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from sandyard.cli.config import Login
 from sandyard.cli.connection import quote_segment
-from sandyard.cli.errors import ApiError, NoAnswerError
+from sandyard.cli.errors import ApiError, NoResponseError
 
 FIRST_PAUSE, LONGEST_PAUSE, GIVE_UP_SECONDS = 0.5, 5.0, 300.0
 INTERRUPT = b"\x03"
@@ -60,7 +60,7 @@ class Terminal:
         self._outbox.put_nowait(json.dumps({"type": "resize", "cols": columns, "rows": rows}))
 
     async def run(self) -> int:
-        """Run until the shell ends. Raises NoAnswerError if the server stays unreachable and ApiError if it refuses."""
+        """Run until the shell ends. Raises NoResponseError if the server stays unreachable and ApiError if it refuses."""
         pause, lost_at = FIRST_PAUSE, None
         loop = asyncio.get_running_loop()
         while True:
@@ -86,10 +86,10 @@ class Terminal:
             if self._exit_code is not None:
                 return self._exit_code
             if self._id is None:
-                raise NoAnswerError(f"Could not open a shell: {reason.rstrip('.')}.")
+                raise NoResponseError(f"Could not open a shell: {reason.rstrip('.')}.")
             lost_at = lost_at or loop.time()
             if self._given_up.is_set() or loop.time() - lost_at > GIVE_UP_SECONDS:
-                raise NoAnswerError(
+                raise NoResponseError(
                     f"The connection was lost. The shell is still running: reconnect with --terminal {self._id}."
                 )
             self._write(b"\r\n[connection lost, reconnecting; press Ctrl-C to give up]\r\n")

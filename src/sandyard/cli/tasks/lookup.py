@@ -32,7 +32,7 @@ def find_task(client: Client, name: str) -> Any:
         except ApiError as error:
             if error.http_status != 404:
                 raise
-    found = _match_tasks(client.pages("/tasks", MANY)["items"], name)
+    found = _match_tasks(client.list_items("/tasks", MANY)["items"], name)
     if not found:
         raise ApiError(f"There is no task {escape(name)!r}. To list tasks, run `sandyard task list`.", 404)
     if len(found) > 1:

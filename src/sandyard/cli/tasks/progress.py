@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sandyard.cli.advice import get_advice
 from sandyard.cli.connection import quote_segment
 from sandyard.cli.errors import FAILED, ApiError
-from sandyard.cli.live.asks import Answering
+from sandyard.cli.live.asks import AskPrompt
 from sandyard.cli.live.feed import INTERRUPTED, FeedUpdate, follow_until
 from sandyard.cli.live.screen import Screen
 from sandyard.cli.live.transcript import open_transcript
@@ -69,16 +69,18 @@ class AttemptFollower:
             client, attempt["sessionId"], screen, as_json=as_json, prefix=prefix, after=known.message
         )
 
-    def hear(self, news: FeedUpdate) -> None:
+    def handle_events(self, update: FeedUpdate) -> None:
         """Show what is new in the transcript."""
         try:
-            self.transcript.hear(news.of(self.attempt["sessionId"]), over=self.attempt["status"] not in WORKING)
+            self.transcript.handle_events(
+                update.of(self.attempt["sessionId"]), over=self.attempt["status"] not in WORKING
+            )
         except ApiError as error:
             if error.http_status != 404:  # its session does not exist yet
                 raise
 
     def tell_steps(self) -> None:
-        for step in self.steps.news(self.attempt.get("steps") or []):
+        for step in self.steps.list_new(self.attempt.get("steps") or []):
             if step["status"] != "running":
                 colour = STEP_COLOURS.get(get_step_state(step))
                 fatal = self.attempt["status"] == "failed" and step.get("error") == self.attempt.get("error")
@@ -93,7 +95,7 @@ class AttemptFollower:
         self._detail = detail
 
     @property
-    def doing(self) -> str:
+    def activity(self) -> str:
         """The text for the status line."""
         attempt = self.attempt
         if attempt["status"] == "queued":
@@ -103,8 +105,8 @@ class AttemptFollower:
         words = DOING.get(str(step), str(step or "starting").replace("_", " "))
         if detail := attempt.get("stepDetail"):
             words = escape(detail)
-        if step == "agent" and (doing := self.transcript.doing):
-            words = f"{words}: {doing}"
+        if step == "agent" and (activity := self.transcript.activity):
+            words = f"{words}: {activity}"
         return words
 
 
@@ -132,20 +134,20 @@ class TaskFollower:
         self._agents = AgentNames(client)
         self._seen = seen or {}
         typing = sys.stdin.isatty() and screen.terminal
-        self._answering = Answering(client, screen, {"taskId": task["id"]}, f"task answer {task['id']}", typing=typing)
+        self._answering = AskPrompt(client, screen, {"taskId": task["id"]}, f"task answer {task['id']}", typing=typing)
 
     def run(self) -> Any:
         """Return the task once all its attempts have stopped. Ctrl-C raises KeyboardInterrupt."""
         return follow_until(self._client, {"taskId": self._task["id"]}, self._screen, self._answering, self._look)
 
-    def _look(self, news: FeedUpdate) -> Any:
+    def _look(self, update: FeedUpdate) -> Any:
         """Fetch the task, show new messages and then the steps, because a step ends after its messages. Return the task if it has
         stopped."""
-        if news.again or news.has("task", "attempt", "preparation"):
+        if update.reconnected or update.has("task", "attempt", "preparation"):
             self._task = self._client.get(self._path)
             self._watch()
         for watching in self._watched.values():
-            watching.hear(news)
+            watching.handle_events(update)
             if not self._as_json:
                 watching.tell_steps()
         self._say_what_goes_on()
@@ -187,9 +189,9 @@ class TaskFollower:
     def _say_what_goes_on(self) -> None:
         working = [one for one in self._watched.values() if one.attempt["status"] in WORKING]
         if len(working) == 1:
-            self._screen.status(working[0].doing)
+            self._screen.status(working[0].activity)
         elif working:
-            self._screen.status("   ".join(f"{one.attempt['number']} {one.doing}" for one in working))
+            self._screen.status("   ".join(f"{one.attempt['number']} {one.activity}" for one in working))
         else:
             blocked = ", ".join(self._task.get("blockedBy") or [])
             self._screen.status(f"waiting for {blocked}" if blocked else "waiting to start")

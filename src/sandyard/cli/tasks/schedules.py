@@ -115,7 +115,7 @@ def add(
 def list_schedules(project: str | None, limit: int, output: str | None) -> None:
     """List schedules and when they create their next task."""
     with connect() as client:
-        page = client.pages("/schedules", limit, projectId=get_project_id(client, project) if project else None)
+        page = client.list_items("/schedules", limit, projectId=get_project_id(client, project) if project else None)
     if not as_json(output):
         page = {**page, "items": [_with_next_time(one) for one in page["items"]]}
     show_list(page, COLUMNS, output, nothing="No schedules. To add one: sandyard schedule add CRON TEXT")
@@ -167,7 +167,7 @@ _add_switch_command("disable", False, "Disable a schedule until it is enabled ag
 def find(client: Client, name: str) -> Any:
     if name.startswith(PREFIX):
         return client.get(f"/schedules/{quote_segment(name)}")
-    found = [one for one in client.pages("/schedules", MANY)["items"] if one["name"] == name]
+    found = [one for one in client.list_items("/schedules", MANY)["items"] if one["name"] == name]
     if not found:
         raise ApiError(f"There is no schedule {escape(name)!r}. To list schedules, run `sandyard schedule list`.", 404)
     if len(found) > 1:

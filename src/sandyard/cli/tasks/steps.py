@@ -80,7 +80,7 @@ class StepLog:
         for step in past:
             self._told[_get_key(step)] = _get_progress(step)
 
-    def news(self, steps: Iterable[Any]) -> Iterator[Any]:
+    def list_new(self, steps: Iterable[Any]) -> Iterator[Any]:
         for step in steps:
             state = _get_progress(step)
             if self._told.get(_get_key(step)) != state:

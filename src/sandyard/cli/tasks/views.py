@@ -133,12 +133,12 @@ def list_tasks(
 def _fetch_tasks(client: Client, limit: int, statuses: tuple[str, ...], **params: object) -> Any:
     """Return tasks of several columns. The API only filters by one column at a time."""
     if len(statuses) < 2:
-        return client.pages("/tasks", limit, status=statuses[0] if statuses else None, **params)
+        return client.list_items("/tasks", limit, status=statuses[0] if statuses else None, **params)
     items: list[Any] = []
     more = None
     for status in statuses:
         if len(items) < limit:
-            page = client.pages("/tasks", limit - len(items), status=status, **params)
+            page = client.list_items("/tasks", limit - len(items), status=status, **params)
             items += page["items"]
             more = more or page.get("nextCursor")
     return {"items": items, "nextCursor": more}
@@ -212,7 +212,7 @@ def get_task_state(task: Any) -> str:
 
 
 def _project_names(client: Client) -> dict[str, str]:
-    return {project["id"]: escape(project["name"]) for project in client.pages("/projects", MANY)["items"]}
+    return {project["id"]: escape(project["name"]) for project in client.list_items("/projects", MANY)["items"]}
 
 
 @click.command()

@@ -9,7 +9,7 @@ from fastapi import Path, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
@@ -163,16 +163,16 @@ class TrialBegun(Model):
     session_id: str
 
 
-AS_IT_IS = Try()
+DEFAULT_TRY = Try()
 
 
 @router.get("/agents", name="agent.list", dependencies=[large_response()])
 async def list_(caller: Caller, agents: Agents, models: Models) -> AgentList:
     """List built-in agents, agents available to all users, and your own agents."""
     found = await agents.list(caller)
-    readiness = await models.readiness(caller, [one.profile for one in found])
+    readiness = await models.list_readiness(caller, [agent.profile for agent in found])
     default = await agents.find_default_agent(None)
-    return AgentList(items=[AgentView.of(one, readiness, default) for one in found])
+    return AgentList(items=[AgentView.of(agent, readiness, default) for agent in found])
 
 
 @router.post("/agents", name="agent.create", status_code=201, dependencies=[limited("create")])
@@ -181,13 +181,13 @@ async def create(request: Request, caller: Caller, agents: Agents, models: Model
 
     Agents created by an administrator are available to all users.
     """
-    note(request, target=body.name)
-    return await _view(caller, agents, models, await agents.create(caller, body.name, body.title, body.definition))
+    add_audit_detail(request, target=body.name)
+    return await _make_view(caller, agents, models, await agents.create(caller, body.name, body.title, body.definition))
 
 
 @router.get("/agents/{agent_name}", name="agent.get", dependencies=[large_response()])
 async def get(caller: Caller, agents: Agents, models: Models, agent_name: AgentName) -> AgentView:
-    return await _view(caller, agents, models, await agents.get(caller, agent_name))
+    return await _make_view(caller, agents, models, await agents.get(caller, agent_name))
 
 
 @router.put("/agents/{agent_name}", name="agent.update", dependencies=[limited("execute")])
@@ -195,7 +195,9 @@ async def update(
     caller: Caller, agents: Agents, models: Models, agent_name: AgentName, body: ChangedAgent
 ) -> AgentView:
     """Replace the agent's definition. Running processes are not affected."""
-    return await _view(caller, agents, models, await agents.update(caller, agent_name, body.title, body.definition))
+    return await _make_view(
+        caller, agents, models, await agents.update(caller, agent_name, body.title, body.definition)
+    )
 
 
 @router.delete("/agents/{agent_name}", name="agent.delete", status_code=204)
@@ -211,20 +213,20 @@ async def delete(caller: Caller, agents: Agents, agent_name: AgentName) -> None:
     responses={202: {"model": TrialBegun, "description": "The test continues in the background."}},
 )
 async def test(
-    request: Request, caller: Caller, trials: Trials, agent_name: AgentName, body: Try = AS_IT_IS
+    request: Request, caller: Caller, trials: Trials, agent_name: AgentName, body: Try = DEFAULT_TRY
 ) -> Response | TrialView:
     """Test the agent: ask it for one word in a new sandbox.
 
     Installing an agent may take minutes. The test continues if the client disconnects.
     """
-    session_id, trying = await trials.begin(caller, agent_name, model=body.model)
-    note(request, session=session_id)
+    session_id, trial = await trials.begin(caller, agent_name, model=body.model)
+    add_audit_detail(request, session=session_id)
     if body.background:
-        begun = TrialBegun(agent=agent_name, session_id=session_id)
-        return JSONResponse(begun.model_dump(mode="json", by_alias=True), 202)
-    return TrialView.model_validate(await trials.wait(trying))
+        started = TrialBegun(agent=agent_name, session_id=session_id)
+        return JSONResponse(started.model_dump(mode="json", by_alias=True), 202)
+    return TrialView.model_validate(await trials.wait(trial))
 
 
-async def _view(caller: Caller, agents: Agents, models: Models, listed: ListedAgent) -> AgentView:
-    readiness = await models.readiness(caller, [listed.profile])
+async def _make_view(caller: Caller, agents: Agents, models: Models, listed: ListedAgent) -> AgentView:
+    readiness = await models.list_readiness(caller, [listed.profile])
     return AgentView.of(listed, readiness, await agents.find_default_agent(None))

@@ -11,15 +11,15 @@ from fastapi import APIRouter, FastAPI
 from sandyard import __version__
 from sandyard.platform.api import audit, health, login, metrics, openapi, problems, projects, secrets, tokens, users
 from sandyard.platform.api.audit_middleware import AuditMiddleware
-from sandyard.platform.api.guard import Guard
+from sandyard.platform.api.guard import GuardMiddleware
 from sandyard.platform.api.large_responses import LargeResponseMiddleware
-from sandyard.platform.api.limits import Limits
+from sandyard.platform.api.limits import RateLimiter
 from sandyard.platform.api.mcp import endpoint as mcp
 from sandyard.platform.api.metrics import Metrics, MetricsMiddleware
 from sandyard.platform.api.outer_middleware import OuterMiddleware
 from sandyard.platform.api.preview_proxy.middleware import PreviewMiddleware
 from sandyard.platform.api.routers import PREFIX
-from sandyard.platform.api.web import STATIC, Web
+from sandyard.platform.api.web import STATIC, WebApplication
 
 if TYPE_CHECKING:
     from sandyard.platform.domain.services import Services
@@ -57,16 +57,16 @@ def build(services: Services, routers: Iterable[APIRouter], *, static: Path = ST
         separate_input_output_schemas=False,
     )
     app.state.services = services
-    app.state.limits = Limits(services.settings, services.clock)
+    app.state.limits = RateLimiter(services.settings, services.clock)
     app.state.metrics = Metrics()
     problems.install(app)
     for router in (*_CORE_ROUTERS, *routers):
         app.router.routes.extend(router.routes)
-    app.router.default = Web(app.router.default, services.settings, static)
+    app.router.default = WebApplication(app.router.default, services.settings, static)
     for layer, options in (
         (LargeResponseMiddleware, {}),
         (AuditMiddleware, {}),
-        (Guard, {"settings": services.settings}),
+        (GuardMiddleware, {"settings": services.settings}),
         (MetricsMiddleware, {"metrics": app.state.metrics}),
         (OuterMiddleware, {"https": (services.settings.public_url or "").startswith("https:")}),
         (PreviewMiddleware, {"services": services}),

@@ -49,7 +49,7 @@ class AuditView(Model):
     detail: dict[str, Any]
 
 
-async def _query(
+async def _make_query(
     user_id: Annotated[str | None, Query(alias="userId", max_length=40)] = None,
     action: Annotated[str | None, Query(max_length=60, examples=["sandbox.execute"])] = None,
     target: Annotated[str | None, Query(max_length=300)] = None,
@@ -59,7 +59,7 @@ async def _query(
     return AuditQuery(user_id, action, target, since, until)
 
 
-Filters = Annotated[AuditQuery, Depends(_query)]
+Filters = Annotated[AuditQuery, Depends(_make_query)]
 
 
 @router.get("/audit", name="audit.list")

@@ -18,25 +18,27 @@ from sandyard.platform.api.auth import SAFE_METHODS
 
 log = get_logger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
-_MARK = "__sandyard_audited__"
-_ITSELF = "__sandyard_audits_itself__"
-_STARTS = frozenset(("http.response.start", "websocket.accept", "websocket.close", "websocket.http.response.start"))
-_UNRECORDED = frozenset(("rate_limited", "method_not_allowed"))
+_AUDITED = "__sandyard_audited__"
+_AUDITS_ITSELF = "__sandyard_audits_itself__"
+_START_MESSAGES = frozenset(
+    ("http.response.start", "websocket.accept", "websocket.close", "websocket.http.response.start")
+)
+_UNRECORDED_OUTCOMES = frozenset(("rate_limited", "method_not_allowed"))
 
 
 def audited(endpoint: F) -> F:
     """Mark a read-only route that is recorded anyway, such as a download."""
-    setattr(endpoint, _MARK, True)
+    setattr(endpoint, _AUDITED, True)
     return endpoint
 
 
 def audits_itself(endpoint: F) -> F:
     """Mark a route that writes its own audit entries."""
-    setattr(endpoint, _ITSELF, True)
+    setattr(endpoint, _AUDITS_ITSELF, True)
     return endpoint
 
 
-def note(connection: HTTPConnection, *, target: str | None = None, **detail: Any) -> None:
+def add_audit_detail(connection: HTTPConnection, *, target: str | None = None, **detail: Any) -> None:
     """Add details to the request's audit entry. `target` replaces the id in the path, which a creating request lacks."""
     if target is not None:
         connection.state.audit_target = target
@@ -44,6 +46,8 @@ def note(connection: HTTPConnection, *, target: str | None = None, **detail: Any
 
 
 class AuditMiddleware:
+    """Records requests in the audit log."""
+
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -55,7 +59,7 @@ class AuditMiddleware:
 
         async def reply(message: Message) -> None:
             nonlocal recorded
-            if not recorded and message["type"] in _STARTS:
+            if not recorded and message["type"] in _START_MESSAGES:
                 recorded = True
                 await _record(scope, message.get("status", 200))
             await send(message)
@@ -72,11 +76,11 @@ class AuditMiddleware:
 async def _record(scope: Scope, status: int) -> None:
     route = scope.get("route")
     name = getattr(route, "name", None)
-    if name is None or not _wanted(scope):
+    if name is None or not _is_audited(scope):
         return
     state = scope["state"]
     outcome = state.get("problem_code") or ("ok" if status < 400 else "internal" if status == 500 else str(status))
-    if outcome in _UNRECORDED or (outcome == "unauthenticated" and name != "login.create"):
+    if outcome in _UNRECORDED_OUTCOMES or (outcome == "unauthenticated" and name != "login.create"):
         return
     if outcome != "ok" and name.startswith("webhook."):
         return
@@ -96,12 +100,12 @@ async def _record(scope: Scope, status: int) -> None:
             detail=detail,
         )
     except Exception as error:
-        log.error("audit_failed", exc=error, action=name, outcome=outcome)  # noqa: TRY400 - exc= is our own word
+        log.error("audit_failed", exc=error, action=name, outcome=outcome)  # noqa: TRY400 - `exc` logs the traceback
 
 
-def _wanted(scope: Scope) -> bool:
-    if getattr(scope.get("endpoint"), _ITSELF, False):
+def _is_audited(scope: Scope) -> bool:
+    if getattr(scope.get("endpoint"), _AUDITS_ITSELF, False):
         return False
     if scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS:
         return True
-    return getattr(scope.get("endpoint"), _MARK, False)
+    return getattr(scope.get("endpoint"), _AUDITED, False)

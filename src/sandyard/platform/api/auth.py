@@ -81,31 +81,31 @@ async def authenticate(connection: HTTPConnection, bearer: Bearer, cookie: Cooki
 
     Raises UnauthenticatedError, or CrossSiteError if the cookie may have been sent by another site.
     """
-    users = _users(connection)
+    users = _get_users(connection)
     if bearer is not None:
-        found = await users.by_token(bearer)
-        if found is None:
+        principal = await users.authenticate_token(bearer)
+        if principal is None:
             raise UnauthenticatedError("The token is invalid, expired or revoked.")
     elif cookie is not None:
-        found = await users.by_cookie(cookie)
-        if found is None:
+        principal = await users.authenticate_cookie(cookie)
+        if principal is None:
             raise UnauthenticatedError("Your session has expired. Sign in again.")
         check_origin(connection)
     else:
         raise UnauthenticatedError("Sign in, or send an API token in the header: Authorization: Bearer sy_…")
-    _note_caller(connection, found)
-    return found
+    _set_caller(connection, principal)
+    return principal
 
 
-async def stream_caller(connection: HTTPConnection, bearer: Bearer, cookie: Cookie, ticket: Ticket) -> Principal:
-    """Authenticate like `caller`, but also accept a ticket, which is consumed."""
+async def authenticate_stream(connection: HTTPConnection, bearer: Bearer, cookie: Cookie, ticket: Ticket) -> Principal:
+    """Authenticate like `authenticate`, but also accept a ticket, which is consumed."""
     if ticket is None or bearer is not None:
         return await authenticate(connection, bearer, cookie)
-    found = await _users(connection).by_ticket(ticket)
-    if found is None:
+    principal = await _get_users(connection).authenticate_ticket(ticket)
+    if principal is None:
         raise UnauthenticatedError("The ticket is invalid: it was already used or is older than 30 seconds.")
-    _note_caller(connection, found)
-    return found
+    _set_caller(connection, principal)
+    return principal
 
 
 async def authenticate_admin(principal: Caller) -> Principal:
@@ -115,7 +115,7 @@ async def authenticate_admin(principal: Caller) -> Principal:
 
 
 Caller = Annotated[Principal, Depends(authenticate)]
-StreamCaller = Annotated[Principal, Depends(stream_caller)]
+StreamCaller = Annotated[Principal, Depends(authenticate_stream)]
 AdminCaller = Annotated[Principal, Depends(authenticate_admin)]
 
 
@@ -142,12 +142,12 @@ def is_same_origin(connection: HTTPConnection) -> bool:
     return urlsplit(origin).netloc in allowed
 
 
-def _note_caller(connection: HTTPConnection, principal: Principal) -> None:
+def _set_caller(connection: HTTPConnection, principal: Principal) -> None:
     connection.state.principal = principal
     mark_authenticated(connection.scope)
     set_turn_owner(principal.user_id)
 
 
-def _users(connection: HTTPConnection) -> Users:
+def _get_users(connection: HTTPConnection) -> Users:
     users: Users = connection.app.state.services.users
     return users

@@ -12,7 +12,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
@@ -69,7 +69,7 @@ class CommandView(Model):
     @classmethod
     def of(cls, row: models.Command) -> CommandView:
         fields = {name: getattr(row, name) for name in cls.model_fields if name != "duration_ms"}
-        return cls(**fields, duration_ms=_duration(row))
+        return cls(**fields, duration_ms=_get_duration_ms(row))
 
 
 class Truncated(Model):
@@ -113,9 +113,9 @@ async def execute(
         envs=body.envs,
         background=body.background,
     )
-    note(request, text=" ".join(body.command.split())[:500])
+    add_audit_detail(request, text=" ".join(body.command.split())[:500])
     command = await commands.execute(caller, sandbox_id, new)
-    note(request, command=command.id)
+    add_audit_detail(request, command=command.id)
     if body.background:
         view = CommandView.of(command).model_dump(mode="json", by_alias=True)
         return JSONResponse(view, 202, {"Location": f"/api/v1/commands/{command.id}"})
@@ -129,7 +129,7 @@ async def execute(
         exit_code=command.exit_code,
         signal=command.signal,
         error=command.error,
-        duration_ms=_duration(command),
+        duration_ms=_get_duration_ms(command),
         truncated=Truncated(stdout=command.stdout_bytes > limit, stderr=command.stderr_bytes > limit),
     )  # fmt: skip
 
@@ -170,7 +170,7 @@ async def output(
     command, _ = await commands.get_for(caller, command_id)
     total: int = getattr(command, f"{stream}_bytes")
     data = await commands.files.read(command.id, stream, offset, max(0, min(limit, total - offset)))
-    text = _text(data, at_end=offset + len(data) >= total)
+    text = _decode_page(data, at_end=offset + len(data) >= total)
     if text is not None:
         data = data[: len(text.encode())]
     end = offset + len(data)
@@ -202,32 +202,34 @@ async def stream_(
     """Stream the output as it is written (SSE): `output` events with stream, offset and base64 data, then one `end` event."""
     command, _ = await commands.get_for(caller, command_id)
     return StreamingResponse(
-        _events(request, caller, commands, command, {STDOUT: stdout, STDERR: stderr}),
+        _stream_events(request, caller, commands, command, {STDOUT: stdout, STDERR: stderr}),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no"},
     )
 
 
-async def _events(
+async def _stream_events(
     request: Request, caller: Principal, commands: domain.Commands, command: models.Command, offsets: dict[str, int]
 ) -> AsyncIterator[bytes]:
-    watch = asyncio.ensure_future(wait_until_revoked(request, caller, lambda: commands.get_for(caller, command.id)))
+    revocation = asyncio.ensure_future(
+        wait_until_revoked(request, caller, lambda: commands.get_for(caller, command.id))
+    )
     try:
-        async for piece in commands.follow(command, offsets):
-            if watch.done():
+        async for chunk in commands.follow(command, offsets):
+            if revocation.done():
                 return
-            if piece is None:
+            if chunk is None:
                 yield b": still here\n\n"
                 continue
-            stream, offset, data = piece
+            stream, offset, data = chunk
             body = {"stream": stream, "offset": offset, "data": base64.b64encode(data).decode()}
             yield b"event: output\ndata: %s\n\n" % json.dumps(body).encode()
     finally:
-        watch.cancel()
-    over = CommandView.of(await commands.get(command.id))
-    if not over.status.over:
+        revocation.cancel()
+    final = CommandView.of(await commands.get(command.id))
+    if not final.status.over:
         return  # the platform is stopping, or the user lost access; the command continues
-    view = over.model_dump_json(by_alias=True)
+    view = final.model_dump_json(by_alias=True)
     yield b"event: end\ndata: %s\n\n" % view.encode()
 
 
@@ -237,11 +239,11 @@ async def kill(caller: Caller, commands: Commands, command_id: CommandId) -> Com
     return CommandView.of(await commands.kill(caller, command_id))
 
 
-def _duration(row: models.Command) -> int | None:
+def _get_duration_ms(row: models.Command) -> int | None:
     return None if row.duration_s is None else round(row.duration_s * 1000)
 
 
-def _text(data: bytes, *, at_end: bool) -> str | None:
+def _decode_page(data: bytes, *, at_end: bool) -> str | None:
     """Decode a page; None if it is not UTF-8.
 
     A character cut in two by the end of the page is left to the next page.

@@ -44,29 +44,29 @@ class GivenCredentials(Input):
     app: App | None = None
     webhook_secret: SecretStr | None = Field(None, min_length=1, max_length=MAX_TOKEN_LENGTH)
 
-    def given(self) -> dict[str, Any]:
+    def to_arguments(self) -> dict[str, Any]:
         """Return the credentials as arguments of `Credentials.put`."""
         return {
-            "token": secret(self.token),
+            "token": to_secret(self.token),
             "username": self.username,
-            "ssh_key": secret(self.ssh_key),
-            "app": _app(self.app),
-            "webhook_secret": secret(self.webhook_secret),
+            "ssh_key": to_secret(self.ssh_key),
+            "app": _to_app_key(self.app),
+            "webhook_secret": to_secret(self.webhook_secret),
         }
 
-    def drafts(self) -> list[CredentialDraft]:
+    def make_drafts(self) -> list[CredentialDraft]:
         """Validate the credentials. Raises InvalidInputError. Blocks for a few milliseconds if there are keys."""
-        given = self.given()
+        given = self.to_arguments()
         return validate_credentials(
             given["token"], given["username"], given["ssh_key"], given["app"], given["webhook_secret"]
         )
 
 
-def secret(given: SecretStr | None) -> Secret | None:
+def to_secret(given: SecretStr | None) -> Secret | None:
     return None if given is None else Secret(given.get_secret_value())
 
 
-def _app(given: App | None) -> AppKey | None:
+def _to_app_key(given: App | None) -> AppKey | None:
     if given is None:
         return None
     return AppKey(given.app_id, given.installation_id, Secret(given.private_key.get_secret_value()))

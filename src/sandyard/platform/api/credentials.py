@@ -9,7 +9,7 @@ from fastapi import Path, Query, Request
 from pydantic import Field
 
 from sandyard.kit.errors import SandyardError
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import GivenCredentials
 from sandyard.platform.api.dependencies import inject
@@ -66,11 +66,11 @@ async def put(
     test: Annotated[bool, Query(description="Test the connection first, and store nothing if the test fails.")] = False,
 ) -> CredentialList:
     """Store all given credentials, or none. Returns all stored credentials."""
-    note(request, kinds=sorted(body.model_fields_set - {"username"}))
+    add_audit_detail(request, kinds=sorted(body.model_fields_set - {"username"}))
     if test:
         project = await projects.require_change(caller, project_id)
-        await tests.check_draft(project, await asyncio.to_thread(body.drafts))
-    stored = await credentials.put(caller, project_id, **body.given())
+        await tests.check_draft(project, await asyncio.to_thread(body.make_drafts))
+    stored = await credentials.put(caller, project_id, **body.to_arguments())
     if test:
         await projects.record_connection_error(project_id, None)
     return CredentialList.of(stored)

@@ -1,4 +1,4 @@
-"""Inject domain services into routes: `Users = Annotated[users.Users, part("users")]`."""
+"""Inject domain services into routes: `Users = Annotated[users.Users, inject("users")]`."""
 
 from __future__ import annotations
 

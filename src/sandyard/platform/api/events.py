@@ -36,12 +36,12 @@ router = api_router("events")
 Events = Annotated[Feed, inject("events")]
 
 RETRY_MS = 2000
-STANDING_SECONDS = 10.0
+RECHECK_SECONDS = 10.0
 """How often a stream checks whether its reader is still authorized."""
-AGAIN_SECONDS = 1.0
-AT_ONCE = 20
+RETRY_SECONDS = 1.0
+EVENTS_PER_CHUNK = 20
 """Events per chunk of a stream. A copy of the chunk is kept for each reader until the reader has received it."""
-HIGHEST = 2**63 - 1
+MAX_EVENT_ID = 2**63 - 1
 HEARTBEAT = b":\n\n"
 _SAMPLE: dict[str, Any] = {
     "seq": 4711,
@@ -78,23 +78,23 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, subscription: Subscription, pieces: AsyncIterator[bytes]) -> None:
+    def __init__(self, subscription: Subscription, chunks: AsyncIterator[bytes]) -> None:
         super().__init__(headers={"Cache-Control": "no-store, no-transform", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._subscription = subscription
-        self._pieces = pieces
+        self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        watching = asyncio.create_task(self._watch(receive))
+        watching = asyncio.create_task(self._wait_for_disconnect(receive))
         try:
-            async for piece in self._pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            async for chunk in self._chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             watching.cancel()
 
-    async def _watch(self, receive: Receive) -> None:
+    async def _wait_for_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._subscription.end()
@@ -116,7 +116,7 @@ class EventOut(Model):
     data: dict[str, Any]
 
 
-async def _filters(
+async def _make_filters(
     session_id: Annotated[str | None, Query(alias="sessionId", description="Only events of this session.")] = None,
     task_id: Annotated[str | None, Query(alias="taskId", description="Only events of this task.")] = None,
     project_id: Annotated[str | None, Query(alias="projectId", description="Only events of this project.")] = None,
@@ -125,8 +125,8 @@ async def _filters(
     return EventFilter(session_id, task_id, project_id, sandbox_id)
 
 
-Filters = Annotated[EventFilter, Depends(_filters)]
-After = Annotated[int | None, Query(ge=0, le=HIGHEST, description="The number of the last event you received.")]
+Filters = Annotated[EventFilter, Depends(_make_filters)]
+After = Annotated[int | None, Query(ge=0, le=MAX_EVENT_ID, description="The number of the last event you received.")]
 
 
 @router.get(
@@ -152,8 +152,8 @@ async def stream(
 
     Without a number to continue from, the stream starts with new events. It ends when the token is revoked or the login expires.
     """
-    subscription = await events.subscribe(caller, filters, _number(last_event_id) if last_event_id else after)
-    return EventStream(subscription, _frames(request, caller, subscription))
+    subscription = await events.subscribe(caller, filters, _parse_event_id(last_event_id) if last_event_id else after)
+    return EventStream(subscription, _stream_frames(request, caller, subscription))
 
 
 @router.get("/events/history", name="event.list", summary="List past events", dependencies=[large_response()])
@@ -173,21 +173,21 @@ async def history(
     the first event, and the next page has the events before it.
     """
     if newest:
-        last = await events.newest(caller, filters, after=after or 0, before=cursor, limit=limit + 1)
+        last = await events.list_newest(caller, filters, after=after or 0, before=cursor, limit=limit + 1)
         items = [EventOut.model_validate(event) for event in reversed(last[:limit])]
         return Page(items=items, next_cursor=str(items[0].seq) if len(last) > limit else None)
-    found = await events.history(caller, filters, cursor or after or 0, limit + 1)
+    found = await events.list_after(caller, filters, cursor or after or 0, limit + 1)
     items = [EventOut.model_validate(event) for event in found[:limit]]
     return Page(items=items, next_cursor=str(items[-1].seq) if len(found) > limit else None)
 
 
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text[:20]) <= HIGHEST):
+def _parse_event_id(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text[:20]) <= MAX_EVENT_ID):
         raise InvalidInputError("Last-Event-ID is not an event id.")
     return int(text)
 
 
-async def _frames(request: Request, caller: Principal, subscription: Subscription) -> AsyncIterator[bytes]:
+async def _stream_frames(request: Request, caller: Principal, subscription: Subscription) -> AsyncIterator[bytes]:
     """Yield pending events in large chunks.
 
     While the database is unavailable, the stream stays open without events and continues afterwards.
@@ -197,25 +197,25 @@ async def _frames(request: Request, caller: Principal, subscription: Subscriptio
     yield b"retry: %d\n\n" % RETRY_MS
     if subscription.trimmed is not None:
         yield b'event: events.trimmed\ndata: {"upTo":%d}\n\n' % subscription.trimmed
-    beat = clock() + services.settings.heartbeat_s
-    look = clock() + STANDING_SECONDS * random.random()  # noqa: S311 - so that not all who came at once ask at once
+    next_heartbeat = clock() + services.settings.heartbeat_s
+    next_check = clock() + RECHECK_SECONDS * random.random()  # noqa: S311 - spreads the checks of clients that connected at the same time
     while not subscription.ended:
         try:
-            if clock() >= look:
+            if clock() >= next_check:
                 if not await is_still_valid(services.database, services.clock, caller):
                     log.info("stream_ended", user=caller.user_id, means=caller.means, reason="no longer allowed")
                     return
-                look = clock() + STANDING_SECONDS
-            found = await subscription.batch(max(0.0, min(beat, look) - clock()))
+                next_check = clock() + RECHECK_SECONDS
+            found = await subscription.batch(max(0.0, min(next_heartbeat, next_check) - clock()))
         except SandyardError as error:
             log.warning("stream_stalled", user=caller.user_id, reason=error.message)
-            await subscription.wait(AGAIN_SECONDS)
+            await subscription.wait(RETRY_SECONDS)
             found = []
         if found:
-            for number in range(0, len(found), AT_ONCE):
-                yield b"".join([event.frame for event in found[number : number + AT_ONCE]])
-        elif clock() >= beat:
+            for number in range(0, len(found), EVENTS_PER_CHUNK):
+                yield b"".join([event.frame for event in found[number : number + EVENTS_PER_CHUNK]])
+        elif clock() >= next_heartbeat:
             yield HEARTBEAT
         else:
             continue
-        beat = clock() + services.settings.heartbeat_s
+        next_heartbeat = clock() + services.settings.heartbeat_s

@@ -9,7 +9,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from sandyard.platform.api.audit_middleware import audited, note
+from sandyard.platform.api.audit_middleware import add_audit_detail, audited
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.guard import streams_body
@@ -66,7 +66,7 @@ async def download(
     request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path
 ) -> StreamingResponse:
     """Download a file. A 404 error names the path."""
-    note(request, path=path)
+    add_audit_detail(request, path=path)
     size, chunks = await sandboxes.download_file(caller, sandbox_id, path)
     name = quote(path.rsplit("/", 1)[-1] or "file", safe="")
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
@@ -84,7 +84,7 @@ async def download(
 @streams_body
 async def upload(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path) -> Uploaded:
     """Write a file and create missing parent folders. The body is the file's content, up to the size limit."""
-    note(request, path=path)
+    add_audit_detail(request, path=path)
     announced = request.headers.get("content-length", "")
     size = await sandboxes.upload_file(
         caller, sandbox_id, path, request.stream(), int(announced) if announced.isdigit() else None
@@ -95,7 +95,7 @@ async def upload(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox
 @router.delete("/sandboxes/{sandbox_id}/files", name="file.remove", status_code=204)
 async def remove(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path) -> Response:
     """Delete a file, or a folder with all its contents."""
-    note(request, path=path)
+    add_audit_detail(request, path=path)
     await sandboxes.remove_file(caller, sandbox_id, path)
     return Response(status_code=204)
 

@@ -9,9 +9,9 @@ from fastapi import Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
-from sandyard.platform.api.git_queries import Git, operation_view
+from sandyard.platform.api.git_queries import Git, make_operation_view
 from sandyard.platform.api.git_views import OperationView
 from sandyard.platform.api.guard import body_limit
 from sandyard.platform.api.limits import limited
@@ -36,7 +36,7 @@ Id = Annotated[str, Field(min_length=1, max_length=40)]
 SANDBOX = "sbx_00mwhnkzb5gfh26ygacc"
 MAX_MESSAGE = 20_000
 WAIT_SECONDS = 120.0
-_DOES: dict[str, Any] = {
+_OPERATION_ROUTE: dict[str, Any] = {
     "dependencies": [limited("execute")],
     "response_model": OperationView,
     "responses": {202: {"model": OperationView, "description": "The operation has not finished. Poll `Location`."}},
@@ -121,47 +121,51 @@ class Restore(Input):
     checkpoint_id: Id
 
 
-async def _done(
-    request: Request, git: service.GitService, asked: Awaitable[models.GitOperation], wait: float
+async def _wait_and_respond(
+    request: Request, git: service.GitService, started: Awaitable[models.GitOperation], wait: float
 ) -> JSONResponse:
     """Return the finished operation (200), or its current state after `wait` seconds (202).
 
     Raises the error of a failed operation. The operation continues if the client disconnects.
     """
-    operation = await asked
-    note(request, target=operation.sandbox_id, operation=operation.id)
+    operation = await started
+    add_audit_detail(request, target=operation.sandbox_id, operation=operation.id)
     operation = await git.operations.wait(operation.id, wait)
     if operation.status == OperationStatus.FAILED:
         git.operations.raise_failure(operation)
-    over = OperationStatus(operation.status).over
-    view = operation_view(git, operation).model_dump(mode="json", by_alias=True)
-    return JSONResponse(view, 200 if over else 202, {"Location": f"/api/v1/git/operations/{operation.id}"})
+    is_finished = OperationStatus(operation.status).over
+    view = make_operation_view(git, operation).model_dump(mode="json", by_alias=True)
+    return JSONResponse(view, 200 if is_finished else 202, {"Location": f"/api/v1/git/operations/{operation.id}"})
 
 
-@router.post("/git/clone", name="git.clone", **_DOES)
+@router.post("/git/clone", name="git.clone", **_OPERATION_ROUTE)
 async def clone(request: Request, caller: Caller, git: Git, body: Clone, wait: Wait = WAIT_SECONDS) -> JSONResponse:
     """Clone the project's repository into the sandbox, on a new branch."""
-    asked = git.clone(
+    started = git.clone(
         caller, body.sandbox_id, project_id=body.project_id, base_branch=body.base_branch, branch=body.branch
     )
-    return await _done(request, git, asked, wait)
+    return await _wait_and_respond(request, git, started, wait)
 
 
-@router.post("/git/branch", name="git.branch", **_DOES)
+@router.post("/git/branch", name="git.branch", **_OPERATION_ROUTE)
 async def branch(
     request: Request, caller: Caller, git: Git, body: NewBranch, wait: Wait = WAIT_SECONDS
 ) -> JSONResponse:
     """Create a branch and switch to it."""
-    return await _done(request, git, git.create_branch(caller, body.sandbox_id, name=body.name, start=body.start), wait)
+    return await _wait_and_respond(
+        request, git, git.create_branch(caller, body.sandbox_id, name=body.name, start=body.start), wait
+    )
 
 
-@router.post("/git/stage", name="git.stage", **_DOES)
+@router.post("/git/stage", name="git.stage", **_OPERATION_ROUTE)
 @body_limit(values=2 * MAX_PATHS)
 async def stage(request: Request, caller: Caller, git: Git, body: Stage, wait: Wait = WAIT_SECONDS) -> JSONResponse:
-    return await _done(request, git, git.stage(caller, body.sandbox_id, body.paths, unstage=body.unstage), wait)
+    return await _wait_and_respond(
+        request, git, git.stage(caller, body.sandbox_id, body.paths, unstage=body.unstage), wait
+    )
 
 
-@router.post("/git/commit", name="git.commit", **_DOES)
+@router.post("/git/commit", name="git.commit", **_OPERATION_ROUTE)
 @body_limit(values=2 * MAX_PATHS)
 async def commit(
     request: Request, caller: Caller, git: Git, body: NewCommit, wait: Wait = WAIT_SECONDS
@@ -170,47 +174,49 @@ async def commit(
 
     A message that does not follow the project's convention is rejected with a `suggestion` that does.
     """
-    asked = git.commit(caller, body.sandbox_id, message=body.message, paths=body.paths, everything=body.everything)
-    return await _done(request, git, asked, wait)
+    started = git.commit(caller, body.sandbox_id, message=body.message, paths=body.paths, everything=body.everything)
+    return await _wait_and_respond(request, git, started, wait)
 
 
-@router.post("/git/discard", name="git.discard", **_DOES)
+@router.post("/git/discard", name="git.discard", **_OPERATION_ROUTE)
 @body_limit(values=2 * MAX_PATHS)
 async def discard(request: Request, caller: Caller, git: Git, body: Discard, wait: Wait = WAIT_SECONDS) -> JSONResponse:
     """Restore files to their state in the last commit."""
-    asked = git.discard(caller, body.sandbox_id, paths=body.paths, everything=body.everything)
-    return await _done(request, git, asked, wait)
+    started = git.discard(caller, body.sandbox_id, paths=body.paths, everything=body.everything)
+    return await _wait_and_respond(request, git, started, wait)
 
 
-@router.post("/git/push", name="git.push", **_DOES)
+@router.post("/git/push", name="git.push", **_OPERATION_ROUTE)
 async def push(request: Request, caller: Caller, git: Git, body: InSandbox, wait: Wait = WAIT_SECONDS) -> JSONResponse:
     """Push the branch to the remote, never with force. Idempotent."""
-    return await _done(request, git, git.push(caller, body.sandbox_id), wait)
+    return await _wait_and_respond(request, git, git.push(caller, body.sandbox_id), wait)
 
 
-@router.post("/git/update", name="git.update", **_DOES)
+@router.post("/git/update", name="git.update", **_OPERATION_ROUTE)
 async def update(request: Request, caller: Caller, git: Git, body: Update, wait: Wait = WAIT_SECONDS) -> JSONResponse:
     """Update the branch from its base branch. If there are conflicts, the error lists the `files` and nothing is changed."""
-    return await _done(request, git, git.update(caller, body.sandbox_id, how=body.how, source=body.source), wait)
+    return await _wait_and_respond(
+        request, git, git.update(caller, body.sandbox_id, how=body.how, source=body.source), wait
+    )
 
 
-@router.post("/git/tag", name="git.tag", **_DOES)
+@router.post("/git/tag", name="git.tag", **_OPERATION_ROUTE)
 async def tag(request: Request, caller: Caller, git: Git, body: NewTag, wait: Wait = WAIT_SECONDS) -> JSONResponse:
-    asked = git.create_tag(caller, body.sandbox_id, name=body.name, message=body.message, push=body.push)
-    return await _done(request, git, asked, wait)
+    started = git.create_tag(caller, body.sandbox_id, name=body.name, message=body.message, push=body.push)
+    return await _wait_and_respond(request, git, started, wait)
 
 
-@router.post("/git/checkpoint", name="git.checkpoint", **_DOES)
+@router.post("/git/checkpoint", name="git.checkpoint", **_OPERATION_ROUTE)
 async def checkpoint(
     request: Request, caller: Caller, git: Git, body: InSandbox, wait: Wait = WAIT_SECONDS
 ) -> JSONResponse:
     """Save the state of all files, committed or not. This happens automatically before every pause and push."""
-    return await _done(request, git, git.checkpoint(caller, body.sandbox_id), wait)
+    return await _wait_and_respond(request, git, git.checkpoint(caller, body.sandbox_id), wait)
 
 
-@router.post("/git/restore", name="git.restore", **_DOES)
+@router.post("/git/restore", name="git.restore", **_OPERATION_ROUTE)
 async def restore(
     request: Request, caller: Caller, git: Git, sessions: Sessions, body: Restore, wait: Wait = WAIT_SECONDS
 ) -> JSONResponse:
     """Create a new sandbox for the checkpoint's session, with all files restored."""
-    return await _done(request, git, sessions.restore(caller, body.checkpoint_id), wait)
+    return await _wait_and_respond(request, git, sessions.restore(caller, body.checkpoint_id), wait)

@@ -36,7 +36,7 @@ Patches = Annotated[bool, Query(description="Include the changed lines.")]
 IdQuery = Annotated[str | None, Query(max_length=40)]
 
 
-def operation_view(git: service.GitService, row: models.GitOperation) -> OperationView:
+def make_operation_view(git: service.GitService, row: models.GitOperation) -> OperationView:
     fields = {name: getattr(row, name) for name in OperationView.model_fields if name != "position"}
     return OperationView(**fields, position=git.operations.get_position(row.id))
 
@@ -52,12 +52,12 @@ async def operations(
 ) -> Page[OperationView]:
     """List operations, newest first."""
     found = await git.list_operations(caller, page, sandbox_id=sandbox_id, session_id=session_id, project_id=project_id)
-    return Page.of(found, lambda row: operation_view(git, row))
+    return Page.of(found, lambda row: make_operation_view(git, row))
 
 
 @router.get("/git/operations/{operation_id}", name="git.operation", dependencies=[large_response()])
 async def operation(caller: Caller, git: Git, operation_id: OperationId) -> OperationView:
-    return operation_view(git, await git.get_operation(caller, operation_id))
+    return make_operation_view(git, await git.get_operation(caller, operation_id))
 
 
 @router.get("/git/{sandbox_id}", name="git.checkout")
@@ -77,11 +77,11 @@ async def history(
 ) -> History:
     """List commits, newest first."""
     found = await git.list_commits(caller, sandbox_id, limit=limit, skip=skip)
-    room = limit - len(found)
-    earlier = await git.list_base_commits(caller, sandbox_id, limit=room) if base and room else []
+    remaining = limit - len(found)
+    earlier = await git.list_base_commits(caller, sandbox_id, limit=remaining) if base and remaining else []
     return History(
-        items=[CommitView.model_validate(one) for one in found],
-        base=[CommitView.model_validate(one) for one in earlier],
+        items=[CommitView.model_validate(commit) for commit in found],
+        base=[CommitView.model_validate(commit) for commit in earlier],
     )
 
 
@@ -125,5 +125,7 @@ async def compare(
     patches: Patches = True,
 ) -> Comparison:
     """Compare two revisions: the changes that are in `head` but not in `base`, from the platform's copy of the repository."""
-    commits, made = await git.compare(caller, project_id, base, head, patches=patches)
-    return Comparison(commits=[CommitView.model_validate(one) for one in commits], diff=DiffView.model_validate(made))
+    commits, changes = await git.compare(caller, project_id, base, head, patches=patches)
+    return Comparison(
+        commits=[CommitView.model_validate(commit) for commit in commits], diff=DiffView.model_validate(changes)
+    )

@@ -20,7 +20,7 @@ from sandyard.platform.settings import PlatformSettings
 BODY_LIMIT, BODY_VALUES = 1024 * 1024, 5_000
 """Maximum bytes and JSON values of a request body. Each invalid value produces an error, which costs much more than reading it."""
 F = TypeVar("F", bound=Callable[..., Any])
-_MARK = "__sandyard_body_limit__"
+_LIMIT_ATTRIBUTE = "__sandyard_body_limit__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class BodyLimit:
     values: int = BODY_VALUES
 
 
-_USUAL = BodyLimit()
+_DEFAULT_LIMIT = BodyLimit()
 
 
 def streams_body(endpoint: F) -> F:
     """Mark a route that reads its body as a stream and has its own limit."""
-    setattr(endpoint, _MARK, None)
+    setattr(endpoint, _LIMIT_ATTRIBUTE, None)
     return endpoint
 
 
@@ -42,16 +42,18 @@ def body_limit(*, size: int = BODY_LIMIT, values: int = BODY_VALUES) -> Callable
     """Mark a route with its own body limit: a higher one, or a lower one because the route needs no authentication."""
 
     def mark(endpoint: F) -> F:
-        setattr(endpoint, _MARK, BodyLimit(size, values))
+        setattr(endpoint, _LIMIT_ATTRIBUTE, BodyLimit(size, values))
         return endpoint
 
     return mark
 
 
-class Guard:
+class GuardMiddleware:
+    """Rejects requests with a wrong host name, a NUL character or a body that is too large."""
+
     def __init__(self, app: ASGIApp, *, settings: PlatformSettings) -> None:
         self._app = app
-        self._hosts = allowed_hosts(settings)
+        self._hosts = list_allowed_hosts(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -59,8 +61,8 @@ class Guard:
             return
         refusal = self._check(scope)
         if refusal is None:
-            limited = _limited(scope, receive) if scope["type"] == "http" else receive
-            await self._app(scope, limited, send)
+            limited_receive = _limit_body(scope, receive) if scope["type"] == "http" else receive
+            await self._app(scope, limited_receive, send)
         elif scope["type"] == "http":
             await make_problem(HTTPConnection(scope), *refusal)(scope, receive, send)
         else:
@@ -68,7 +70,7 @@ class Guard:
 
     def _check(self, scope: Scope) -> tuple[int, str, str] | None:
         if self._hosts is not None:
-            host = host_name(Headers(scope=scope).get("host", ""))
+            host = parse_host_name(Headers(scope=scope).get("host", ""))
             if host not in self._hosts:
                 return (
                     421,
@@ -80,7 +82,7 @@ class Guard:
         return None
 
 
-def allowed_hosts(settings: PlatformSettings) -> frozenset[str] | None:
+def list_allowed_hosts(settings: PlatformSettings) -> frozenset[str] | None:
     """Return the accepted host names; None means any.
 
     On loopback, only a page that lies about its own name (DNS rebinding) sends another host name.
@@ -93,7 +95,7 @@ def allowed_hosts(settings: PlatformSettings) -> frozenset[str] | None:
     return frozenset(hosts - {""})
 
 
-def host_name(value: str) -> str:
+def parse_host_name(value: str) -> str:
     """Return the host without port or brackets: `::1` for `[::1]:8700`, `localhost` for `Localhost:8700`."""
     value = value.strip().lower()
     if value.startswith("["):
@@ -101,20 +103,20 @@ def host_name(value: str) -> str:
     return value.partition(":")[0]
 
 
-def _limited(scope: Scope, receive: Receive) -> Receive:
-    seen = 0
+def _limit_body(scope: Scope, receive: Receive) -> Receive:
+    received = 0
     counter: ValueCounter | None = None
 
-    async def counted() -> Message:
-        nonlocal seen, counter
+    async def receive_limited() -> Message:
+        nonlocal received, counter
         message = await receive()
-        limit: BodyLimit | None = getattr(scope.get("endpoint"), _MARK, _USUAL)
+        limit: BodyLimit | None = getattr(scope.get("endpoint"), _LIMIT_ATTRIBUTE, _DEFAULT_LIMIT)
         if message["type"] != "http.request" or limit is None:
             return message
         body = message.get("body", b"")
-        seen += len(body)
-        if seen > limit.size:
-            raise HTTPException(413, f"The request body is too large: the limit is {_words(limit.size)}.")
+        received += len(body)
+        if received > limit.size:
+            raise HTTPException(413, f"The request body is too large: the limit is {_format_size(limit.size)}.")
         counter = counter or ValueCounter(limit.values)
         try:
             counter.feed(body)
@@ -126,8 +128,8 @@ def _limited(scope: Scope, receive: Receive) -> Receive:
             raise HTTPException(400, "The request body is not valid JSON: it is not UTF-8.") from None
         return message
 
-    return counted
+    return receive_limited
 
 
-def _words(size: int) -> str:
+def _format_size(size: int) -> str:
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"

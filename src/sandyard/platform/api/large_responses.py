@@ -14,70 +14,70 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.problems import TooManyRequestsError, translate_error
 
-PIECE = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 """Size of the pieces in which a response is handed to the server, which takes the next piece when the client has read enough."""
 SLOTS = 8
 """Number of large responses one user may have in progress. A browser opens six connections."""
 WAIT_SECONDS = 10.0
 """How long a request waits for one of the user's other responses to be read."""
-FINISHED_WAITING = 32
+MAX_FINISHED_WAITING = 32
 """How many finished responses of one user may wait for a slot."""
 _UNREAD = f"You have {SLOTS} large responses in progress that are not being read. Read them or close their connections."
 
 
 @dataclass(slots=True)
-class _Person:
+class _UserSlots:
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SLOTS))
     requests: int = 0
 
 
-class AnswerSlots:
+class ResponseSlots:
     """Give each user SLOTS slots. The count is kept in this process, so each replica counts separately."""
 
     def __init__(self) -> None:
-        self._people: dict[str, _Person] = {}
+        self._users: dict[str, _UserSlots] = {}
 
-    async def take(self, who: str, *, waiting: int | None = None) -> None:
+    async def take(self, key: str, *, waiting: int | None = None) -> None:
         """Wait for a slot.
 
         Raises TooManyRequestsError if no slot becomes free in time, or if more than `waiting` requests are already waiting.
         """
-        person = self._people.setdefault(who, _Person())
-        if waiting is not None and person.requests >= SLOTS + waiting:
+        user = self._users.setdefault(key, _UserSlots())
+        if waiting is not None and user.requests >= SLOTS + waiting:
             raise TooManyRequestsError(_UNREAD, WAIT_SECONDS)
-        person.requests += 1
+        user.requests += 1
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                await person.slots.acquire()
+                await user.slots.acquire()
         except BaseException as error:
-            self._forget(who, person)
+            self._end_request(key, user)
             if isinstance(error, TimeoutError):
                 raise TooManyRequestsError(_UNREAD, WAIT_SECONDS) from None
             raise
 
-    def release(self, who: str) -> None:
-        person = self._people[who]
-        person.slots.release()
-        self._forget(who, person)
+    def release(self, key: str) -> None:
+        user = self._users[key]
+        user.slots.release()
+        self._end_request(key, user)
 
-    def _forget(self, who: str, person: _Person) -> None:
-        person.requests -= 1
-        if not person.requests:
-            del self._people[who]
+    def _end_request(self, key: str, user: _UserSlots) -> None:
+        user.requests -= 1
+        if not user.requests:
+            del self._users[key]
 
 
 class _Slot:
     """A request's optional claim to a slot."""
 
-    def __init__(self, slots: AnswerSlots) -> None:
+    def __init__(self, slots: ResponseSlots) -> None:
         self._slots = slots
         self._holder: str | None = None
 
-    async def take(self, who: str, *, waiting: int | None = None) -> None:
+    async def take(self, key: str, *, waiting: int | None = None) -> None:
         """Take a slot. Idempotent."""
         if self._holder is None:
-            await self._slots.take(who, waiting=waiting)
-            self._holder = who
+            await self._slots.take(key, waiting=waiting)
+            self._holder = key
 
     def release(self) -> None:
         """Release the slot. Idempotent."""
@@ -87,17 +87,17 @@ class _Slot:
 
 
 async def _take_slot(connection: HTTPConnection, caller: Caller) -> None:
-    slot: _Slot = connection.state.answer_slot
+    slot: _Slot = connection.state.response_slot
     await slot.take(caller.user_id)
 
 
 async def _take_slow_slot(connection: HTTPConnection, caller: Caller) -> None:
-    slot: _Slot = connection.state.answer_slot
+    slot: _Slot = connection.state.response_slot
     await slot.take(f"{caller.user_id} slow")
 
 
 def large_response(*, slow: bool = False) -> Any:
-    """Return a dependency for routes whose response may be several megabytes: `dependencies=[large_answer()]`.
+    """Return a dependency for routes whose response may be several megabytes: `dependencies=[large_response()]`.
 
     Lists with `Paging` already have it. Set `slow` for routes that wait for a sandbox or a remote; these use separate slots, so that other
     requests don't wait for them.
@@ -110,7 +110,7 @@ def is_large(dependant: Dependant) -> bool:
     return dependant.call in (_take_slot, _take_slow_slot) or any(map(is_large, dependant.dependencies))
 
 
-def _size(start: Message) -> int:
+def _get_body_size(start: Message) -> int:
     """Return the size of the body that follows, or 0 if it is unknown, as in a stream."""
     return next((int(value) for name, value in start.get("headers", ()) if name.lower() == b"content-length"), 0)
 
@@ -124,7 +124,7 @@ class LargeResponseMiddleware:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._slots = AnswerSlots()
+        self._slots = ResponseSlots()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -133,19 +133,23 @@ class LargeResponseMiddleware:
 
         slot = _Slot(self._slots)
         state = scope.setdefault("state", {})
-        state["answer_slot"] = slot
+        state["response_slot"] = slot
         # start message of a large response, held until the first body message shows whether the whole body is in memory
         held_back: Message | None = None
 
         async def reply(message: Message) -> None:
             nonlocal held_back
-            if message["type"] == "http.response.start" and _size(message) > PIECE and "principal" in state:
+            if (
+                message["type"] == "http.response.start"
+                and _get_body_size(message) > CHUNK_BYTES
+                and "principal" in state
+            ):
                 held_back = message
                 return
             if held_back is not None:
                 try:
                     if not message.get("more_body"):
-                        await slot.take(f"{state['principal'].user_id} finished", waiting=FINISHED_WAITING)
+                        await slot.take(f"{state['principal'].user_id} finished", waiting=MAX_FINISHED_WAITING)
                 except TooManyRequestsError as error:
                     error.message = f"The request was carried out, but its response was dropped. {error.message}"
                     await translate_error(HTTPConnection(scope), error)(scope, receive, send)
@@ -153,10 +157,10 @@ class LargeResponseMiddleware:
                 await send(held_back)
                 held_back = None
             body = message.get("body", b"")
-            if message["type"] == "http.response.body" and len(body) > PIECE:
-                end = (len(body) - 1) // PIECE * PIECE
-                for at in range(0, end, PIECE):
-                    await send({**message, "body": body[at : at + PIECE], "more_body": True})
+            if message["type"] == "http.response.body" and len(body) > CHUNK_BYTES:
+                end = (len(body) - 1) // CHUNK_BYTES * CHUNK_BYTES
+                for offset in range(0, end, CHUNK_BYTES):
+                    await send({**message, "body": body[offset : offset + CHUNK_BYTES], "more_body": True})
                 message = {**message, "body": body[end:]}
             await send(message)
 

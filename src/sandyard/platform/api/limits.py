@@ -19,22 +19,24 @@ from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.settings import PlatformSettings
 
 Kind = Literal["create", "execute", "login", "address", "webhook"]
-_WORDS = {
+_DESCRIPTIONS = {
     "create": "create {n} objects",
     "execute": "run {n} commands or send {n} messages",
     "login": "try to sign in {n} times",
 }
-_WORDS |= {"address": _WORDS["login"], "webhook": "send {n} webhooks"}
-_MANY = 10_000
+_DESCRIPTIONS |= {"address": _DESCRIPTIONS["login"], "webhook": "send {n} webhooks"}
+_MAX_BUCKETS = 10_000
 
 
 @dataclass(slots=True)
 class _Bucket:
     left: float
-    at: float
+    updated_at: float
 
 
-class Limits:
+class RateLimiter:
+    """Counts requests in buckets, one per kind and user, name or address."""
+
     def __init__(self, settings: PlatformSettings, clock: Clock) -> None:
         self._per_minute: Mapping[str, int] = {
             "create": settings.creates_per_minute,
@@ -46,36 +48,36 @@ class Limits:
         self._clock = clock
         self._buckets: dict[tuple[str, str], _Bucket] = {}
 
-    def take(self, kind: Kind, who: str) -> None:
+    def take(self, kind: Kind, key: str) -> None:
         """Take one from the bucket. Raises TooManyRequestsError with the time to wait."""
         size, now = self._per_minute[kind], self._clock.now()
-        bucket = self._buckets.get((kind, who))
+        bucket = self._buckets.get((kind, key))
         if bucket is None:
-            if len(self._buckets) >= _MANY:
-                self._forget_full(now)
-            bucket = self._buckets[kind, who] = _Bucket(size, now)
-        bucket.left = self._left(bucket, size, now)
-        bucket.at = now
+            if len(self._buckets) >= _MAX_BUCKETS:
+                self._drop_full(now)
+            bucket = self._buckets[kind, key] = _Bucket(size, now)
+        bucket.left = self._get_refilled(bucket, size, now)
+        bucket.updated_at = now
         if bucket.left < 1:
             wait = (1 - bucket.left) * 60 / size
-            words = _WORDS[kind].format(n=size)
+            description = _DESCRIPTIONS[kind].format(n=size)
             raise TooManyRequestsError(
-                f"Rate limit exceeded: you may {words} per minute. Try again in {math.ceil(wait)} s.", wait
+                f"Rate limit exceeded: you may {description} per minute. Try again in {math.ceil(wait)} s.", wait
             )
         bucket.left -= 1
 
     @staticmethod
-    def _left(bucket: _Bucket, size: int, now: float) -> float:
-        return min(size, bucket.left + max(0.0, now - bucket.at) * size / 60)
+    def _get_refilled(bucket: _Bucket, size: int, now: float) -> float:
+        return min(size, bucket.left + max(0.0, now - bucket.updated_at) * size / 60)
 
-    def _forget_full(self, now: float) -> None:
+    def _drop_full(self, now: float) -> None:
         """Drop full buckets, which hold no information. If there are still too many, drop the oldest half."""
         for key, bucket in list(self._buckets.items()):
-            if self._left(bucket, self._per_minute[key[0]], now) >= self._per_minute[key[0]]:
+            if self._get_refilled(bucket, self._per_minute[key[0]], now) >= self._per_minute[key[0]]:
                 del self._buckets[key]
-        if len(self._buckets) >= _MANY:
-            by_age = sorted(self._buckets, key=lambda key: self._buckets[key].at)
-            for key in by_age[: _MANY // 2]:
+        if len(self._buckets) >= _MAX_BUCKETS:
+            by_age = sorted(self._buckets, key=lambda key: self._buckets[key].updated_at)
+            for key in by_age[: _MAX_BUCKETS // 2]:
                 del self._buckets[key]
 
 
@@ -83,7 +85,7 @@ def limited(kind: Literal["create", "execute"]) -> Any:
     """Return a dependency that counts against the caller's limit: `dependencies=[limited("create")]`."""
 
     async def check(connection: HTTPConnection, principal: Caller) -> None:
-        limits: Limits = connection.app.state.limits
+        limits: RateLimiter = connection.app.state.limits
         limits.take(kind, principal.user_id)
 
     return Depends(check)
@@ -94,17 +96,17 @@ def login_limited() -> Any:
 
     `count_login` also counts per name.
     """
-    return _by_address("address")
+    return _limit_by_address("address")
 
 
 def webhook_limited() -> Any:
     """Return a dependency that counts per address, because the sender of a webhook is unknown until its signature is checked."""
-    return _by_address("webhook")
+    return _limit_by_address("webhook")
 
 
-def _by_address(kind: Literal["address", "webhook"]) -> Any:
+def _limit_by_address(kind: Literal["address", "webhook"]) -> Any:
     async def check(connection: HTTPConnection) -> None:
-        limits: Limits = connection.app.state.limits
+        limits: RateLimiter = connection.app.state.limits
         limits.take(kind, connection.client.host if connection.client else "")
 
     return Depends(check)
@@ -112,5 +114,5 @@ def _by_address(kind: Literal["address", "webhook"]) -> Any:
 
 def count_login(connection: HTTPConnection, name: str) -> None:
     """Count a sign-in for one name from one address, so that other people's attempts lock nobody out."""
-    limits: Limits = connection.app.state.limits
+    limits: RateLimiter = connection.app.state.limits
     limits.take("login", f"{connection.client.host if connection.client else ''} {name}")

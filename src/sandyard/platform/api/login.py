@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import Request, Response
 from pydantic import Field, SecretStr, model_validator
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import COOKIE, Caller, Cookie
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.guard import body_limit
@@ -37,9 +37,9 @@ class LoginRequest(Input):
     )
 
     @model_validator(mode="after")
-    def _one_way(self) -> LoginRequest:
-        by_name = self.name is not None and self.password is not None
-        if (self.token is None) != by_name or (self.token is not None and (self.name or self.password)):
+    def _check_credentials(self) -> LoginRequest:
+        has_password = self.name is not None and self.password is not None
+        if (self.token is None) != has_password or (self.token is not None and (self.name or self.password)):
             raise ValueError("Set either name and password, or token")
         return self
 
@@ -89,14 +89,14 @@ class TicketView(Model):
 @body_limit(size=BODY_LIMIT, values=BODY_VALUES)
 async def login(body: LoginRequest, request: Request, response: Response, users: Users) -> LoginAnswer:
     """Sign in and set the session cookie."""
-    note(request, target=body.name)
+    add_audit_detail(request, target=body.name)
     count_login(request, body.name or "")
     issued = await users.login(
         name=body.name,
         password=body.password.get_secret_value() if body.password else None,
         token=body.token.get_secret_value() if body.token else None,
     )
-    principal = await users.by_cookie(issued.value.reveal())
+    principal = await users.authenticate_cookie(issued.value.reveal())
     assert principal is not None, "a new cookie is valid"
     request.state.principal = principal
     settings = request.app.state.services.settings
@@ -121,7 +121,7 @@ async def logout(caller: Caller, cookie: Cookie, response: Response, users: User
 
 
 @router.get("/me", name="login.get")
-async def me(caller: Caller, users: Users, events: Events, settings: Settings) -> Me:
+async def get_me(caller: Caller, users: Users, events: Events, settings: Settings) -> Me:
     last = events.last
     user = await users.get(caller, caller.user_id)
     return Me(
@@ -143,7 +143,7 @@ async def change_password(caller: Caller, body: PasswordChange, request: Request
 
 
 @router.post("/tickets", name="ticket.create", status_code=201)
-async def ticket(caller: Caller, users: Users) -> TicketView:
+async def create_ticket(caller: Caller, users: Users) -> TicketView:
     """Create a ticket, valid once and for 30 seconds, as `?ticket=` of an event stream or a terminal."""
     issued = await users.create_ticket(caller)
     assert issued.expires_at is not None

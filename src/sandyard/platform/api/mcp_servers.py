@@ -8,7 +8,7 @@ from fastapi import Request
 from pydantic import Field, SecretStr
 
 from sandyard.kit.secret import Secret
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
@@ -178,9 +178,9 @@ async def create(
     caller: Caller, project_id: ProjectId, body: NewMcpServer, request: Request, servers: McpServers
 ) -> McpServerView:
     """Add an MCP server. Takes effect on the agent's next turn."""
-    made = await servers.create(caller, project_id, _draft_of(body, body.type), test=body.test)
-    note(request, server=made.id, name=made.name)
-    return McpServerView.model_validate(made)
+    server = await servers.create(caller, project_id, _make_draft(body, body.type), test=body.test)
+    add_audit_detail(request, server=server.id, name=server.name)
+    return McpServerView.model_validate(server)
 
 
 @router.get("/projects/{project_id}/mcp-servers/{server_id}", name="mcp_server.get", dependencies=[large_response()])
@@ -203,8 +203,8 @@ async def update(
 
     Takes effect on the agent's next turn; changed headers and URLs take effect immediately.
     """
-    note(request, fields=sorted(body.model_fields_set))
-    changed = await servers.update(caller, project_id, server_id, _draft_of(body), test=body.test)
+    add_audit_detail(request, fields=sorted(body.model_fields_set))
+    changed = await servers.update(caller, project_id, server_id, _make_draft(body), test=body.test)
     return McpServerView.model_validate(changed)
 
 
@@ -221,7 +221,7 @@ async def test(caller: Caller, project_id: ProjectId, server_id: ServerId, serve
     return McpServerTest.model_validate(await servers.test(caller, project_id, server_id))
 
 
-def _draft_of(body: NewMcpServer | McpServerChange, type: ServerType | None = None) -> service.McpServerDraft:
+def _make_draft(body: NewMcpServer | McpServerChange, type: ServerType | None = None) -> service.McpServerDraft:
     headers = body.headers
     return service.McpServerDraft(
         name=body.name,

@@ -21,8 +21,8 @@ from sandyard.platform.db.models import Command, Event, Sandbox
 
 router = api_router("service", prefix="")
 _BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-_BREAKER = {"closed": 0, "half_open": 1, "open": 2}
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+_BREAKER_VALUES = {"closed": 0, "half_open": 1, "open": 2}
+_FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip")
 
 
 class Metrics:
@@ -53,23 +53,25 @@ class Metrics:
         ).set(1)
 
     async def render(self, services: Any) -> bytes:
-        self._breaker.set(_BREAKER[str(services.engine.breaker.state)])
+        self._breaker.set(_BREAKER_VALUES[str(services.engine.breaker.state)])
         try:
             async with services.database.reading() as session:
-                sandboxes = (await session.execute(_count(Sandbox.status))).all()
-                commands = (await session.execute(_count(Command.status))).all()
+                sandboxes = (await session.execute(_count_by(Sandbox.status))).all()
+                commands = (await session.execute(_count_by(Command.status))).all()
                 seq = await session.scalar(select(func.max(Event.seq)))
         except SandyardError:
             self._database.set(0)
         else:
             self._database.set(1)
-            _fill(self._sandboxes, sandboxes)
-            _fill(self._commands, commands)
+            _set_gauge(self._sandboxes, sandboxes)
+            _set_gauge(self._commands, commands)
             self._seq.set(seq or 0)
         return generate_latest(self.registry)
 
 
 class MetricsMiddleware:
+    """Counts requests and measures the time until their responses start."""
+
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
@@ -87,7 +89,7 @@ class MetricsMiddleware:
                 if _is_event_stream(message):
                     streams = True
                     self._metrics.sse_clients.inc()
-                self._metrics.latency.labels(*_route(scope)).observe(time.perf_counter() - started)
+                self._metrics.latency.labels(*_get_route_labels(scope)).observe(time.perf_counter() - started)
             await send(message)
 
         try:
@@ -95,7 +97,7 @@ class MetricsMiddleware:
         finally:
             if streams:
                 self._metrics.sse_clients.dec()
-            self._metrics.requests.labels(*_route(scope), str(status)).inc()
+            self._metrics.requests.labels(*_get_route_labels(scope), str(status)).inc()
 
 
 @router.get(
@@ -106,23 +108,23 @@ class MetricsMiddleware:
 )
 async def metrics(request: Request, bearer: Bearer, cookie: Cookie) -> Response:
     """Return metrics. No authentication is needed from this machine; others need a token."""
-    if not _local(request):
+    if not _is_local(request):
         await authenticate(request, bearer, cookie)
-    made: Metrics = request.app.state.metrics
-    return Response(await made.render(request.app.state.services), media_type=CONTENT_TYPE_LATEST)
+    collected: Metrics = request.app.state.metrics
+    return Response(await collected.render(request.app.state.services), media_type=CONTENT_TYPE_LATEST)
 
 
-def _local(connection: HTTPConnection) -> bool:
+def _is_local(connection: HTTPConnection) -> bool:
     """Return whether the client is on this machine. A local proxy forwards other clients and sets a forwarding header."""
     peer = connection.client.host if connection.client else ""
-    return is_loopback(peer) and not any(name in connection.headers for name in _FORWARDED)
+    return is_loopback(peer) and not any(name in connection.headers for name in _FORWARDING_HEADERS)
 
 
 def _is_event_stream(message: Message) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in message["headers"])
 
 
-def _route(scope: Scope) -> tuple[str, str]:
+def _get_route_labels(scope: Scope) -> tuple[str, str]:
     """Return the route's template, because ids would create one series each. Requests without a route share one series."""
     method = scope["method"] if scope["method"] in _METHODS else "other"
     path: str = getattr(scope.get("route"), "path", None) or "none"
@@ -132,11 +134,11 @@ def _route(scope: Scope) -> tuple[str, str]:
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 
-def _count(column: Any) -> Any:
+def _count_by(column: Any) -> Any:
     return select(column, func.count()).group_by(column)
 
 
-def _fill(gauge: Gauge, rows: Any) -> None:
+def _set_gauge(gauge: Gauge, rows: Any) -> None:
     gauge.clear()
     for status, count in rows:
         gauge.labels(status).set(count)

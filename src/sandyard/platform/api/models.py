@@ -9,9 +9,9 @@ from fastapi import Query, Request, Response
 from pydantic import Field, SecretStr, TypeAdapter
 
 from sandyard.kit.pacing import take_turn
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
-from sandyard.platform.api.credential_input import secret
+from sandyard.platform.api.credential_input import to_secret
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
@@ -20,7 +20,7 @@ from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, Moment, example, id_in_path
 from sandyard.platform.domain.agents import catalogue
 from sandyard.platform.domain.models import addresses, providers, service
-from sandyard.platform.domain.models.model import ModelApi, Price, Spent
+from sandyard.platform.domain.models.model import ModelApi, Price, UsageTotals
 from sandyard.platform.domain.models.presets import get_price_date, list_presets
 from sandyard.platform.domain.models.providers import MAX_KEY, MAX_MODELS
 
@@ -32,7 +32,7 @@ OfProject = Annotated[
     str | None, Query(alias="projectId", max_length=40, description="Only providers that the project's agents may use.")
 ]
 Name = Annotated[str, Field(min_length=1, max_length=100, examples=["anthropic"])]
-Url = Annotated[str, Field(min_length=1, max_length=addresses.LONGEST, examples=["https://api.anthropic.com"])]
+Url = Annotated[str, Field(min_length=1, max_length=addresses.MAX_LENGTH, examples=["https://api.anthropic.com"])]
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]
 ModelNames = Annotated[list[ModelName], Field(max_length=MAX_MODELS, description="The first one is the default.")]
 Key = Annotated[SecretStr, Field(min_length=1, max_length=MAX_KEY)]
@@ -206,20 +206,20 @@ async def list_(caller: Caller, page: Paging, models: Models, project_id: OfProj
 @router.post("/model-providers", name="model_provider.create", status_code=201, dependencies=[limited("create")])
 async def create(caller: Caller, body: NewModelProvider, request: Request, models: Models) -> ModelProviderView:
     """Add a provider: for all users (administrators only) or for a project (its owner)."""
-    made = await models.providers.create(
+    provider = await models.providers.create(
         caller,
         name=body.name,
         kind=body.kind,
         preset=body.preset,
         project_id=body.project_id,
         base_url=body.base_url,
-        key=secret(body.key),
+        key=to_secret(body.key),
         models=body.models,
         prices=body.prices,
         check=models.check_provider if body.test else None,
     )
-    note(request, target=made.id, provider=made.name)
-    return ModelProviderView.model_validate(made)
+    add_audit_detail(request, target=provider.id, provider=provider.name)
+    return ModelProviderView.model_validate(provider)
 
 
 @router.get("/model-providers/{provider_id}", name="model_provider.get", dependencies=[large_response()])
@@ -231,13 +231,13 @@ async def get(caller: Caller, provider_id: ProviderId, models: Models) -> ModelP
 async def update(
     caller: Caller, provider_id: ProviderId, body: ModelProviderChange, request: Request, models: Models
 ) -> ModelProviderView:
-    note(request, fields=sorted(body.model_fields_set))
+    add_audit_detail(request, fields=sorted(body.model_fields_set))
     changed = await models.providers.update(
         caller,
         provider_id,
         name=body.name,
         base_url=body.base_url,
-        key=secret(body.key) if "key" in body.model_fields_set else providers.UNCHANGED,
+        key=to_secret(body.key) if "key" in body.model_fields_set else providers.UNCHANGED,
         models=body.models,
         prices=body.prices,
         check=models.check_provider if body.test else None,
@@ -254,7 +254,7 @@ async def delete(caller: Caller, provider_id: ProviderId, models: Models) -> Non
 @router.post("/model-providers/{provider_id}/test", name="model_provider.test", dependencies=[limited("execute")])
 async def test(caller: Caller, provider_id: ProviderId, models: Models) -> ModelProviderTest:
     """Test the key: ask the first model for one word, or ask for the list of models."""
-    return ModelProviderTest.model_validate(await models.test(caller, provider_id))
+    return ModelProviderTest.model_validate(await models.test_provider(caller, provider_id))
 
 
 @router.get("/usage", name="usage.get", dependencies=[large_response()])
@@ -267,11 +267,11 @@ async def usage(
     since: Annotated[Moment | None, Query(description="Only requests at or after this time.")] = None,
 ) -> UsageView:
     """Get model usage, in total and by model. Without a filter: of everything you may see."""
-    spent, by_model = await models.report(
+    spent, by_model = await models.make_report(
         caller, session_id=session_id, task_id=task_id, project_id=project_id, since=since
     )
     return UsageView(
-        **_sums(spent), models=[UsageOfModel(model=model, **_sums(of_model)) for model, of_model in by_model]
+        **_to_sums(spent), models=[UsageOfModel(model=model, **_to_sums(of_model)) for model, of_model in by_model]
     )
 
 
@@ -283,16 +283,16 @@ async def usage_days(
     since: Annotated[Moment | None, Query(description="Only requests at or after this time.")] = None,
 ) -> Response:
     """Get usage by day, project and model, newest day first. Days without requests are left out."""
-    days, truncated = await models.days(caller, project_id=project_id, since=since)
-    pieces: list[bytes] = []
+    days, truncated = await models.list_days(caller, project_id=project_id, since=since)
+    chunks: list[bytes] = []
     for start in range(0, len(days), _ITEMS_AT_ONCE):
         await take_turn()  # there may be ten thousand
         items = [
-            UsageOfDay(day=one.day, project_id=one.project_id, model=one.model, **_sums(one.spent))
+            UsageOfDay(day=one.day, project_id=one.project_id, model=one.model, **_to_sums(one.spent))
             for one in days[start : start + _ITEMS_AT_ONCE]
         ]
-        pieces.append(_DAYS.dump_json(items, by_alias=True)[1:-1])
-    body = b'{"items":[%b],"truncated":%b}' % (b",".join(pieces), b"true" if truncated else b"false")
+        chunks.append(_DAYS.dump_json(items, by_alias=True)[1:-1])
+    body = b'{"items":[%b],"truncated":%b}' % (b",".join(chunks), b"true" if truncated else b"false")
     return Response(body, media_type="application/json")
 
 
@@ -301,5 +301,5 @@ _ITEMS_AT_ONCE = 100
 _SUMS = tuple(UsageSums.model_fields)
 
 
-def _sums(spent: Spent) -> dict[str, Any]:
+def _to_sums(spent: UsageTotals) -> dict[str, Any]:
     return {name: getattr(spent, name) for name in _SUMS}

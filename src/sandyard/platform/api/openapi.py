@@ -35,7 +35,7 @@ TAGS = {
     "secrets": "Write-only values for sandboxes.",
     "service": "Health, readiness and metrics.",
 }
-_MEANING = {
+_STATUS_DESCRIPTIONS = {
     "400": "The request is invalid.",
     "401": "Not signed in, or the token is invalid.",
     "403": "You may not do this.",
@@ -128,24 +128,24 @@ the audit log."""
 def make_document(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document. It is built once and is the same for everyone."""
     if app.openapi_schema is None:
-        made = get_openapi(
+        document = get_openapi(
             title=app.title,
             version=app.version,
             description=_DESCRIPTION,
             routes=app.routes,
             tags=[{"name": name, "description": text} for name, text in TAGS.items()],
         )
-        schemas = made.setdefault("components", {}).setdefault("schemas", {})
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= problem.pop("$defs", {})
         schemas["Problem"] = problem
-        for path, operations in made["paths"].items():
+        for path, operations in document["paths"].items():
             for method, operation in operations.items():
-                operation["summary"] = _summary_of(operation["summary"])
+                operation["summary"] = _make_summary(operation["summary"])
                 _add_problems(path, method, operation)
-        app.openapi_schema = made
+        app.openapi_schema = document
     return app.openapi_schema
 
 
@@ -160,11 +160,11 @@ def _add_problems(path: str, method: str, operation: dict[str, Any]) -> None:
     if method in ("post", "put", "patch", "delete"):
         codes |= {"409", "413"}
     for code in sorted(codes):
-        responses.setdefault(code, {"description": _MEANING[code], "content": _CONTENT})
+        responses.setdefault(code, {"description": _STATUS_DESCRIPTIONS[code], "content": _CONTENT})
     responses.setdefault("default", {"description": "Another error.", "content": _CONTENT})
 
 
-def _summary_of(default: str) -> str:
+def _make_summary(default: str) -> str:
     """Return a readable summary in place of FastAPI's default, which is the route's name in title case: `Mcp Server.Create`."""
     name = default.lower().replace(" ", "_")
     if "." not in name:

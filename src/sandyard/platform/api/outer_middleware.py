@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandyard.kit.ids import random_id
 from sandyard.kit.logging import bind_fields, get_logger
-from sandyard.platform.api.problems import FAILED, make_problem
+from sandyard.platform.api.problems import INTERNAL_ERROR, make_problem
 
 log = get_logger(__name__)
 
@@ -29,6 +29,8 @@ HEADERS = {
 
 
 class OuterMiddleware:
+    """Sets the request id and default headers, and handles unexpected errors."""
+
     def __init__(self, app: ASGIApp, *, https: bool) -> None:
         self._app = app
         self._headers = HEADERS | ({"Strict-Transport-Security": "max-age=31536000"} if https else {})
@@ -37,16 +39,16 @@ class OuterMiddleware:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        request_id = _get_request_id(scope)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state["started"] = time.perf_counter()
-        answered = False
+        response_started = False
 
         async def reply(message: Message) -> None:
-            nonlocal answered
+            nonlocal response_started
             if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
-                answered = True
+                response_started = True
                 message.setdefault("headers", [])
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
@@ -61,14 +63,14 @@ class OuterMiddleware:
                 log.error("request_failed", exc=error, method=scope.get("method"), path=scope["path"])  # noqa: TRY400
                 if scope["type"] == "websocket":
                     await reply({"type": "websocket.close", "code": 1011, "reason": "Internal error."})
-                elif not answered:
-                    response = make_problem(HTTPConnection(scope), 500, "internal", FAILED)
+                elif not response_started:
+                    response = make_problem(HTTPConnection(scope), 500, "internal", INTERNAL_ERROR)
                     await response(scope, receive, reply)
                 else:
                     raise  # the response has started: only a broken connection tells the client that it failed
 
 
-def _request_id(scope: Scope) -> str:
+def _get_request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             given: str = value.decode("latin-1")

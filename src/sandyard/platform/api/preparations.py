@@ -10,7 +10,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
@@ -87,16 +87,16 @@ class PreparationView(Model):
     @classmethod
     def of(cls, row: models.Preparation) -> PreparationView:
         detail = row.detail
-        told = {
+        details = {
             "step": detail.get("step"),
             "sources": detail.get("sources", []),
-            "commands": [PreparedCommand.model_validate(one) for one in detail.get("commands", [])],
+            "commands": [PreparedCommand.model_validate(entry) for entry in detail.get("commands", [])],
             "warnings": [*detail.get("warnings", []), *detail.get("lacks", [])],
             "agents_md": bool(detail.get("agentsMd")),
             "shallow": bool(detail.get("shallow")),
             "seconds": detail.get("seconds"),
         }
-        return cls(**{name: getattr(row, name) for name in cls.model_fields if name not in told}, **told)
+        return cls(**{name: getattr(row, name) for name in cls.model_fields if name not in details}, **details)
 
 
 class NewPreparation(Input):
@@ -108,7 +108,7 @@ class NewPreparation(Input):
     base_branch: Branch | None = Field(None, description="Default: the project's base branch.")
 
 
-_DOES: dict[str, Any] = {
+_PREPARATION_ROUTE: dict[str, Any] = {
     "dependencies": [limited("create")],
     "response_model": PreparationView,
     "responses": {202: {"model": PreparationView, "description": "The preparation is in progress. Poll `Location`."}},
@@ -123,7 +123,7 @@ async def list_(
     return Page.of(await preparations.list(caller, project_id, page), PreparationView.of)
 
 
-@router.post("/projects/{project_id}/preparations", name="preparation.create", **_DOES)
+@router.post("/projects/{project_id}/preparations", name="preparation.create", **_PREPARATION_ROUTE)
 async def create(
     request: Request,
     caller: Caller,
@@ -138,8 +138,8 @@ async def create(
     project = await projects.get(caller, project_id)
     name = body.agent or await agents.find_default_agent(project)
     profile = await agents.profile(caller.user_id, name)
-    row = await preparations.begin(caller, project, base_branch=body.base_branch, profile=profile, again=True)
-    note(request, target=row.id)
+    row = await preparations.start(caller, project, base_branch=body.base_branch, profile=profile, again=True)
+    add_audit_detail(request, target=row.id)
     if row.status != PreparationStatus.READY and wait > 0:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
@@ -147,8 +147,8 @@ async def create(
     if row.status != PreparationStatus.READY:
         row = await preparations.get(caller, row.id)
     view = PreparationView.of(row).model_dump(mode="json", by_alias=True)
-    made = row.status != PreparationStatus.PREPARING
-    return JSONResponse(view, 200 if made else 202, {"Location": f"/api/v1/preparations/{row.id}"})
+    is_finished = row.status != PreparationStatus.PREPARING
+    return JSONResponse(view, 200 if is_finished else 202, {"Location": f"/api/v1/preparations/{row.id}"})
 
 
 @router.get("/preparations/{preparation_id}", name="preparation.get", dependencies=[large_response()])

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Path, Request
 from pydantic import Field
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
@@ -63,7 +63,7 @@ class ShownPreview(Model):
 @router.get("/sandboxes/{sandbox_id}/ports", name="port.list", dependencies=[large_response(slow=True)])
 async def list_(caller: Caller, previews: Previews, sandbox_id: SandboxId) -> PortList:
     """List TCP ports with a listening process. The list is at most 2 seconds old. Does not resume the sandbox or count as activity."""
-    return PortList.model_validate(await previews.ports(caller, sandbox_id))
+    return PortList.model_validate(await previews.list_ports(caller, sandbox_id))
 
 
 @router.post(
@@ -73,7 +73,7 @@ async def create(
     request: Request, caller: Caller, previews: Previews, sandbox_id: SandboxId, body: NewPreview
 ) -> PreviewView:
     """Create a URL that shows a port of the sandbox in a browser tab or frame. Valid once, for 30 seconds."""
-    note(request, port=body.port)
+    add_audit_detail(request, port=body.port)
     return PreviewView.model_validate(await previews.create(caller, sandbox_id, body.port, body.path))
 
 
@@ -85,4 +85,4 @@ async def get(
 
     Changes a page makes to its URL without loading another page are not tracked.
     """
-    return ShownPreview(path=await previews.shown_path(caller, sandbox_id, port))
+    return ShownPreview(path=await previews.get_shown_path(caller, sandbox_id, port))

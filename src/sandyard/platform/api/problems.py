@@ -20,8 +20,8 @@ from sandyard.kit.errors import SandyardError
 from sandyard.platform.api.validation_messages import make_message
 
 MEDIA_TYPE = "application/problem+json"
-FAILED = "Internal error. See the platform's log for this request id, and try again or report it."
-MOST_FAULTS, _LONGEST_FIELD = 20, 300
+INTERNAL_ERROR = "Internal error. See the platform's log for this request id, and try again or report it."
+MAX_ERRORS, _MAX_FIELD_LENGTH = 20, 300
 """Limits of a validation error: how many errors are listed, and the length of a field's path."""
 _RETRY_AFTER = {503: 1.0}
 _CODES = {
@@ -119,7 +119,7 @@ def make_problem(
     body: dict[str, Any] = {
         **(extra or {}),
         "type": f"urn:sandyard:problem:{code}",
-        "title": _title(status),
+        "title": _get_title(status),
         "status": status,
         "code": code,
         "detail": detail,
@@ -127,14 +127,14 @@ def make_problem(
     }
     if errors is not None:
         body["errors"] = list(errors)
-    sent = dict(headers or {})
+    response_headers = dict(headers or {})
     if status == 401:
-        sent["WWW-Authenticate"] = 'Bearer realm="sandyard"'
-    if status in _RETRY_AFTER and "Retry-After" not in sent:
-        sent["Retry-After"] = str(math.ceil(_RETRY_AFTER[status]))
+        response_headers["WWW-Authenticate"] = 'Bearer realm="sandyard"'
+    if status in _RETRY_AFTER and "Retry-After" not in response_headers:
+        response_headers["Retry-After"] = str(math.ceil(_RETRY_AFTER[status]))
     # the detail may quote the client's input: escape invalid text instead of failing on it
     text = json.dumps(body, ensure_ascii=False).encode(errors="backslashreplace")
-    return Response(text, status, sent, media_type=MEDIA_TYPE)
+    return Response(text, status, response_headers, media_type=MEDIA_TYPE)
 
 
 def translate_error(connection: HTTPConnection, error: SandyardError) -> Response:
@@ -146,36 +146,36 @@ def translate_error(connection: HTTPConnection, error: SandyardError) -> Respons
 def install(app: FastAPI) -> None:
     """Install one handler per kind of error, for requests and WebSockets."""
 
-    async def sandyard(connection: Any, error: SandyardError) -> Response | None:
-        return await _answer(connection, translate_error(connection, error), error.message)
+    async def handle_sandyard_error(connection: Any, error: SandyardError) -> Response | None:
+        return await _respond(connection, translate_error(connection, error), error.message)
 
-    async def invalid(connection: Any, error: Any) -> Response | None:
+    async def handle_invalid_request(connection: Any, error: Any) -> Response | None:
         found = error.errors()
-        faults = [_fault(one) for one in found[:MOST_FAULTS]]
-        detail = "The request is invalid: " + "; ".join(f"{f['field']}: {f['message']}" for f in faults[:3]) + "."
-        if len(found) > MOST_FAULTS:
-            detail += f" There are {len(found) - MOST_FAULTS:,} more errors."
-        return await _answer(
-            connection, make_problem(connection, 400, "invalid_argument", detail, errors=faults), detail
+        field_errors = [_make_field_error(entry) for entry in found[:MAX_ERRORS]]
+        detail = "The request is invalid: " + "; ".join(f"{f['field']}: {f['message']}" for f in field_errors[:3]) + "."
+        if len(found) > MAX_ERRORS:
+            detail += f" There are {len(found) - MAX_ERRORS:,} more errors."
+        return await _respond(
+            connection, make_problem(connection, 400, "invalid_argument", detail, errors=field_errors), detail
         )
 
-    async def http(connection: Any, error: HTTPException) -> Response | None:
-        detail = _sentence(connection, error)
+    async def handle_http_error(connection: Any, error: HTTPException) -> Response | None:
+        detail = _make_detail(connection, error)
         code = _CODES.get(error.status_code, "error")
-        made = make_problem(connection, error.status_code, code, detail, headers=error.headers)
-        return await _answer(connection, made, detail)
+        response = make_problem(connection, error.status_code, code, detail, headers=error.headers)
+        return await _respond(connection, response, detail)
 
     handlers: dict[type[Exception], Any] = {
-        SandyardError: sandyard,
-        RequestValidationError: invalid,
-        WebSocketRequestValidationError: invalid,
-        HTTPException: http,
+        SandyardError: handle_sandyard_error,
+        RequestValidationError: handle_invalid_request,
+        WebSocketRequestValidationError: handle_invalid_request,
+        HTTPException: handle_http_error,
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
 
 
-async def _answer(connection: HTTPConnection, response: Response, detail: str) -> Response | None:
+async def _respond(connection: HTTPConnection, response: Response, detail: str) -> Response | None:
     """Deny a WebSocket that is not yet open with the response; close an open one with 4000 + status."""
     if not isinstance(connection, WebSocket):
         return response
@@ -189,16 +189,16 @@ async def _answer(connection: HTTPConnection, response: Response, detail: str) -
     return None
 
 
-def _fault(error: Mapping[str, Any]) -> dict[str, str]:
+def _make_field_error(error: Mapping[str, Any]) -> dict[str, str]:
     if error["type"] == "json_invalid":
         return {"field": "body", "message": "is not valid JSON"}
-    places = [str(part) for part in error["loc"]]
-    if len(places) > 1 and places[0] in ("body", "query", "path", "header", "cookie"):
-        places = places[1:]
-    return {"field": ".".join(places)[:_LONGEST_FIELD] or "body", "message": make_message(error)}
+    location = [str(part) for part in error["loc"]]
+    if len(location) > 1 and location[0] in ("body", "query", "path", "header", "cookie"):
+        location = location[1:]
+    return {"field": ".".join(location)[:_MAX_FIELD_LENGTH] or "body", "message": make_message(error)}
 
 
-def _sentence(connection: HTTPConnection, error: HTTPException) -> str:
+def _make_detail(connection: HTTPConnection, error: HTTPException) -> str:
     path, method = connection.scope["path"], connection.scope.get("method", "WebSocket")
     if error.status_code == 404 and error.detail == "Not Found":
         return f"{method} {path} does not exist."
@@ -207,7 +207,7 @@ def _sentence(connection: HTTPConnection, error: HTTPException) -> str:
     return str(error.detail)
 
 
-def _title(status: int) -> str:
+def _get_title(status: int) -> str:
     try:
         return HTTPStatus(status).phrase
     except ValueError:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 from pydantic import Field, StringConstraints
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import GivenCredentials
 from sandyard.platform.api.dependencies import inject
@@ -149,7 +149,7 @@ async def list_projects(
     """List projects that you own or are a member of. Administrators see all projects."""
     found = await projects.list(caller, page, archived=archived)
     default = await agents.find_default_agents(found.items)
-    return Page[ProjectView].of(found, lambda one: _view(one, default[one.id]))
+    return Page[ProjectView].of(found, lambda project: _to_view(project, default[project.id]))
 
 
 @router.post("/projects", name="project.create", status_code=201, dependencies=[limited("create")])
@@ -162,14 +162,14 @@ async def create_project(
     tests: ConnectionTests,
     agents: Agents,
 ) -> ProjectView:
-    drafts = await asyncio.to_thread(body.drafts)  # validate before anything is created
+    drafts = await asyncio.to_thread(body.make_drafts)  # validate before anything is created
     project = await projects.draft(
         caller, body.name, repository=body.repository, base_branch=body.base_branch, settings=body.settings
     )
     if body.test:
         await tests.check_draft(project, drafts)
     project = await projects.store(project)
-    note(request, target=project.id)
+    add_audit_detail(request, target=project.id)
     if drafts:
         await credentials.store(project.id, drafts)
     return await make_view(agents, project)
@@ -187,11 +187,11 @@ async def sample_project(
 ) -> SampleProject:
     """Create a sample project for the caller: a small repository and tasks for it. Idempotent."""
     found = await samples.ensure(caller)
-    note(request, target=found.project.id)
+    add_audit_detail(request, target=found.project.id)
     if not found.created:
         response.status_code = 200
     project = await make_view(agents, found.project)
-    return SampleProject(project=project, tasks=[SampleTask.model_validate(one) for one in sample.TASKS])
+    return SampleProject(project=project, tasks=[SampleTask.model_validate(task) for task in sample.TASKS])
 
 
 @router.get("/projects/{project_id}", name="project.get", dependencies=[large_response()])
@@ -217,7 +217,7 @@ async def update_project(
     ] = False,
 ) -> ProjectView:
     given = {name: getattr(body, name) for name in body.model_fields_set}
-    note(request, changed=sorted(given))
+    add_audit_detail(request, changed=sorted(given))
     if test:
         tested = {name: given[name] for name in ("repository", "base_branch", "settings") if name in given}
         await tests.check_api(await projects.draft_update(caller, project_id, **tested))
@@ -249,10 +249,10 @@ async def remove_member(caller: Caller, project_id: ProjectId, user_id: MemberId
 
 
 async def make_view(agents: Agents, project: Project) -> ProjectView:
-    return _view(project, await agents.find_default_agent(project))
+    return _to_view(project, await agents.find_default_agent(project))
 
 
-def _view(project: Project, default_agent: str) -> ProjectView:
+def _to_view(project: Project, default_agent: str) -> ProjectView:
     return ProjectView(
         id=project.id,
         owner_id=project.owner_id,

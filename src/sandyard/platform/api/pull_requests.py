@@ -8,7 +8,7 @@ from fastapi import Path, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.git import SANDBOX, Id
@@ -38,7 +38,7 @@ OfProject = Annotated[
 ]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 MAX_BODY = 60_000
-_CHANGES: dict[str, Any] = {"dependencies": [limited("execute")]}
+_CHANGE_ROUTE: dict[str, Any] = {"dependencies": [limited("execute")]}
 
 
 class PullRequestView(Model):
@@ -124,7 +124,7 @@ class Merge(InProject, MergeHow):
     model_config = example(projectId="prj_0mh3k7a1x2abcdefghij", method="squash")
 
 
-NO_PROJECT, AS_THE_PROJECT_SAYS, AS_SEEN = InProject(), Merge(), MergeHow()
+NO_PROJECT, DEFAULT_MERGE, DEFAULT_MERGE_HOW = InProject(), Merge(), MergeHow()
 
 
 @router.post(
@@ -135,15 +135,15 @@ NO_PROJECT, AS_THE_PROJECT_SAYS, AS_SEEN = InProject(), Merge(), MergeHow()
     responses={
         200: {"model": PullRequestView, "description": "The branch already had a pull request, which was updated."}
     },
-    **_CHANGES,
+    **_CHANGE_ROUTE,
 )
 async def open_(request: Request, caller: Caller, pulls: PullRequests, body: NewPullRequest) -> JSONResponse:
     """Push unpushed commits, and open a pull request for the branch or update the existing one."""
-    note(request, target=body.sandbox_id)
-    row, made = await pulls.open(caller, **dict(body))
-    note(request, pull_request=row.id)
+    add_audit_detail(request, target=body.sandbox_id)
+    row, created = await pulls.open(caller, **dict(body))
+    add_audit_detail(request, pull_request=row.id)
     view = PullRequestView.model_validate(row).model_dump(mode="json", by_alias=True)
-    return JSONResponse(view, 201 if made else 200)
+    return JSONResponse(view, 201 if created else 200)
 
 
 @router.get("/github/pull-requests", name="pull_request.list")
@@ -170,39 +170,39 @@ async def get(
     return PullRequestView.model_validate(await pulls.get(caller, project_id, number, refresh=refresh))
 
 
-@router.post("/github/pull-requests/{number}/merge", name="pull_request.merge", **_CHANGES)
+@router.post("/github/pull-requests/{number}/merge", name="pull_request.merge", **_CHANGE_ROUTE)
 async def merge(
-    request: Request, caller: Caller, pulls: PullRequests, number: Number, body: Merge = AS_THE_PROJECT_SAYS
+    request: Request, caller: Caller, pulls: PullRequests, number: Number, body: Merge = DEFAULT_MERGE
 ) -> PullRequestView:
     """Merge a pull request. Does nothing if it is already merged."""
-    row = await _one(request, pulls, caller, number, body)
+    row = await _get_row(request, pulls, caller, number, body)
     return PullRequestView.model_validate(await pulls.merge(caller, row.id, body.method, head_commit=body.head_commit))
 
 
-@router.post("/github/pull-requests/{number}/ready", name="pull_request.ready", **_CHANGES)
+@router.post("/github/pull-requests/{number}/ready", name="pull_request.ready", **_CHANGE_ROUTE)
 async def ready(
     request: Request, caller: Caller, pulls: PullRequests, number: Number, body: InProject = NO_PROJECT
 ) -> PullRequestView:
     """Mark a draft as ready for review."""
-    row = await _one(request, pulls, caller, number, body)
+    row = await _get_row(request, pulls, caller, number, body)
     return PullRequestView.model_validate(await pulls.mark_ready(caller, row.id))
 
 
-@router.post("/github/pull-requests/{number}/close", name="pull_request.close", **_CHANGES)
+@router.post("/github/pull-requests/{number}/close", name="pull_request.close", **_CHANGE_ROUTE)
 async def close(
     request: Request, caller: Caller, pulls: PullRequests, number: Number, body: InProject = NO_PROJECT
 ) -> PullRequestView:
     """Close a pull request without merging it."""
-    row = await _one(request, pulls, caller, number, body)
+    row = await _get_row(request, pulls, caller, number, body)
     return PullRequestView.model_validate(await pulls.close(caller, row.id))
 
 
-@router.post("/github/pull-requests/{number}/refresh", name="pull_request.refresh", **_CHANGES)
+@router.post("/github/pull-requests/{number}/refresh", name="pull_request.refresh", **_CHANGE_ROUTE)
 async def refresh(
     request: Request, caller: Caller, pulls: PullRequests, number: Number, body: InProject = NO_PROJECT
 ) -> PullRequestView:
     """Refresh the pull request from the forge. Changes are published as events."""
-    row = await _one(request, pulls, caller, number, body)
+    row = await _get_row(request, pulls, caller, number, body)
     return PullRequestView.model_validate(await pulls.refresh(row))
 
 
@@ -212,48 +212,48 @@ async def get_by_id(caller: Caller, pulls: PullRequests, pull_request_id: PullRe
     return PullRequestView.model_validate(await pulls.get_by_id(caller, pull_request_id))
 
 
-@router.post("/pull-requests/{pull_request_id}/merge", name="pull_request.merge_by_id", **_CHANGES)
+@router.post("/pull-requests/{pull_request_id}/merge", name="pull_request.merge_by_id", **_CHANGE_ROUTE)
 async def merge_by_id(
     request: Request,
     caller: Caller,
     pulls: PullRequests,
     pull_request_id: PullRequestId,
-    body: MergeHow = AS_SEEN,
+    body: MergeHow = DEFAULT_MERGE_HOW,
 ) -> PullRequestView:
     """Merge a pull request. Does nothing if it is already merged.
 
     On a remote without pull requests, the pushed branch is merged into its base here and the base is pushed. A base that is checked out in a
     work tree of the remote is rejected (`branch_checked_out`).
     """
-    note(request, target=pull_request_id)
-    done = await pulls.merge(caller, pull_request_id, body.method, head_commit=body.head_commit)
-    return PullRequestView.model_validate(done)
+    add_audit_detail(request, target=pull_request_id)
+    merged = await pulls.merge(caller, pull_request_id, body.method, head_commit=body.head_commit)
+    return PullRequestView.model_validate(merged)
 
 
-@router.post("/pull-requests/{pull_request_id}/refresh", name="pull_request.refresh_by_id", **_CHANGES)
+@router.post("/pull-requests/{pull_request_id}/refresh", name="pull_request.refresh_by_id", **_CHANGE_ROUTE)
 async def refresh_by_id(
     request: Request, caller: Caller, pulls: PullRequests, pull_request_id: PullRequestId
 ) -> PullRequestView:
     """Refresh from the forge, or check whether the remote's branch was merged. Changes are published as events."""
-    note(request, target=pull_request_id)
+    add_audit_detail(request, target=pull_request_id)
     return PullRequestView.model_validate(await pulls.refresh(await pulls.get_by_id(caller, pull_request_id)))
 
 
 @router.get("/tasks/{task_id}/pull-request", name="task.pull_request", dependencies=[large_response()])
-async def of_task(caller: Caller, pulls: PullRequests, task_id: TaskId) -> PullRequestView:
+async def get_of_task(caller: Caller, pulls: PullRequests, task_id: TaskId) -> PullRequestView:
     """Get the task's newest pull request."""
     return PullRequestView.model_validate(await pulls.get_of_task(caller, task_id))
 
 
 @router.get("/sessions/{session_id}/pull-request", name="session.pull_request", dependencies=[large_response()])
-async def of_session(caller: Caller, pulls: PullRequests, session_id: SessionId) -> PullRequestView:
+async def get_of_session(caller: Caller, pulls: PullRequests, session_id: SessionId) -> PullRequestView:
     """Get the session's newest pull request."""
     return PullRequestView.model_validate(await pulls.get_of_session(caller, session_id))
 
 
-async def _one(
+async def _get_row(
     request: Request, pulls: service.PullRequests, caller: Caller, number: int, body: InProject
 ) -> models.PullRequest:
     row = await pulls.get(caller, body.project_id, number)
-    note(request, target=row.id, number=number, project=row.project_id)
+    add_audit_detail(request, target=row.id, number=number, project=row.project_id)
     return row

@@ -17,19 +17,25 @@ from sandyard.platform.domain.repositories.ref_names import (
 MAX_PATHS, MAX_PATH = 10_000, 4096
 
 
-def _by(rule: Callable[[str], str | None]) -> AfterValidator:
+def _make_validator(rule: Callable[[str], str | None]) -> AfterValidator:
     def check(name: str) -> str:
-        wrong = rule(name)
-        if wrong is not None:
-            raise ValueError(wrong)
+        error = rule(name)
+        if error is not None:
+            raise ValueError(error)
         return name
 
     return AfterValidator(check)
 
 
-Branch = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH, examples=["main"]), _by(find_name_error)]
-Tag = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH, examples=["v1.2.0"]), _by(find_name_error)]
-Revision = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH, examples=["main"]), _by(find_revision_error)]
+Branch = Annotated[
+    str, Field(min_length=1, max_length=MAX_NAME_LENGTH, examples=["main"]), _make_validator(find_name_error)
+]
+Tag = Annotated[
+    str, Field(min_length=1, max_length=MAX_NAME_LENGTH, examples=["v1.2.0"]), _make_validator(find_name_error)
+]
+Revision = Annotated[
+    str, Field(min_length=1, max_length=MAX_NAME_LENGTH, examples=["main"]), _make_validator(find_revision_error)
+]
 """A branch, a tag or a commit."""
 Against = Annotated[str, Field(max_length=64, pattern=rf"^(base|head|{COMMIT_ID.pattern})$", examples=["base"])]
 """`base`, `head` or a commit."""

@@ -26,7 +26,7 @@ from sandyard.platform.api.schema import Model, example
 from sandyard.platform.api.sessions import SessionId
 from sandyard.platform.api.terminal import TEXT_LIMIT, TEXT_VALUES
 from sandyard.platform.domain.remote import service
-from sandyard.platform.domain.remote.connections import Connection
+from sandyard.platform.domain.remote.connections import SshConnection
 
 router = api_router("remote")
 Remotes = Annotated[service.Remotes, inject("remotes")]
@@ -76,7 +76,7 @@ class EditorView(Model):
 @router.get("/sessions/{session_id}/remote", name="session.remote")
 async def remote(request: Request, caller: Caller, remotes: Remotes, session_id: SessionId) -> RemoteView:
     """Get the session's connection details for `ssh` and editors. Does not resume its sandbox."""
-    found = await remotes.of_session(caller, session_id)
+    found = await remotes.get_for_session(caller, session_id)
     address = request.app.state.services.settings.public_url or str(request.base_url)
     return RemoteView(
         sandbox_id=found.sandbox_id,
@@ -111,23 +111,27 @@ async def ssh(
     async with remotes.ssh.open(caller, sandbox_id, key) as connection:
         await socket.accept()
         await socket.send_text(json.dumps({"type": "opened", "hostKey": connection.host_key}))
-        said = asyncio.ensure_future(_said(socket, connection))
-        shown = asyncio.ensure_future(_forward_output(socket, connection))
-        watch = asyncio.ensure_future(wait_until_revoked(socket, caller, lambda: connection.check(caller)))
+        input_task = asyncio.ensure_future(_forward_input(socket, connection))
+        output_task = asyncio.ensure_future(_forward_output(socket, connection))
+        revocation = asyncio.ensure_future(wait_until_revoked(socket, caller, lambda: connection.check(caller)))
         try:
-            await asyncio.wait((said, shown, watch), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((input_task, output_task, revocation), return_when=asyncio.FIRST_COMPLETED)
             reason = (
-                await shown if shown.done() else "You no longer have access to this sandbox." if watch.done() else None
+                await output_task
+                if output_task.done()
+                else "You no longer have access to this sandbox."
+                if revocation.done()
+                else None
             )
-            if socket.client_state is WebSocketState.CONNECTED and not said.done():
+            if socket.client_state is WebSocketState.CONNECTED and not input_task.done():
                 await socket.send_text(json.dumps({"type": "closed", "reason": reason}))
                 await socket.close()
         finally:
-            for task in (said, shown, watch):
+            for task in (input_task, output_task, revocation):
                 task.cancel()
 
 
-async def _forward_output(socket: WebSocket, connection: Connection) -> str | None:
+async def _forward_output(socket: WebSocket, connection: SshConnection) -> str | None:
     """Forward the output of sshd until it ends. Returns the reason."""
     try:
         while (data := await connection.receive()) is not None:
@@ -139,7 +143,7 @@ async def _forward_output(socket: WebSocket, connection: Connection) -> str | No
     return connection.reason
 
 
-async def _said(socket: WebSocket, connection: Connection) -> None:
+async def _forward_input(socket: WebSocket, connection: SshConnection) -> None:
     """Forward the client's input until it disconnects. Unknown messages are ignored."""
     while True:
         message = await socket.receive()

@@ -13,20 +13,20 @@ from sandyard.platform.domain.users.authentication import is_still_valid
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
-LOOK_SECONDS = 10.0
+RECHECK_SECONDS = 10.0
 
 
 async def wait_until_revoked(
-    connection: HTTPConnection, caller: Principal, look: Callable[[], Awaitable[object]]
+    connection: HTTPConnection, caller: Principal, check_access: Callable[[], Awaitable[object]]
 ) -> None:
-    """Return when the caller's token, login or account is no longer valid, or `look` raises NotFoundError."""
+    """Return when the caller's token, login or account is no longer valid, or `check_access` raises NotFoundError."""
     services = connection.app.state.services
     while True:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(RECHECK_SECONDS)
         try:
             if not await is_still_valid(services.database, services.clock, caller):
                 break
-            await look()
+            await check_access()
         except NotFoundError:
             break
         except SandyardError as error:
@@ -35,14 +35,17 @@ async def wait_until_revoked(
 
 
 async def end_when_revoked(
-    connection: HTTPConnection, caller: Principal, look: Callable[[], Awaitable[object]], chunks: AsyncIterator[bytes]
+    connection: HTTPConnection,
+    caller: Principal,
+    check_access: Callable[[], Awaitable[object]],
+    chunks: AsyncIterator[bytes],
 ) -> AsyncIterator[bytes]:
     """Yield the chunks of a long response until the caller may no longer read them."""
-    watch = asyncio.ensure_future(wait_until_revoked(connection, caller, look))
+    revocation = asyncio.ensure_future(wait_until_revoked(connection, caller, check_access))
     try:
         async for chunk in chunks:
-            if watch.done():
+            if revocation.done():
                 return
             yield chunk
     finally:
-        watch.cancel()
+        revocation.cancel()

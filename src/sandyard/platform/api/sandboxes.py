@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 from pydantic import Field
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.limits import limited
@@ -107,7 +107,7 @@ class NewSandbox(Input):
 async def create(request: Request, caller: Caller, sandboxes: Sandboxes, body: NewSandbox) -> SandboxView:
     """Create a sandbox and respond when it is running."""
     row = await sandboxes.create_sandbox(caller, **dict(body))
-    note(request, target=row.id)
+    add_audit_detail(request, target=row.id)
     return SandboxView.of(row)
 
 
@@ -159,7 +159,7 @@ async def resume(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) ->
 async def fork(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> SandboxView:
     """Copy the sandbox's files into a new sandbox."""
     row = await sandboxes.fork(caller, sandbox_id)
-    note(request, made=row.id)
+    add_audit_detail(request, made=row.id)
     return SandboxView.of(row)
 
 

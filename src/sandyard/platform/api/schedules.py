@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 from pydantic import Field, StringConstraints
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
@@ -65,8 +65,8 @@ class ScheduleView(Model):
 
     @classmethod
     def of(cls, row: models.Schedule, error: str | None) -> ScheduleView:
-        same = {name: getattr(row, name) for name in cls.model_fields if name not in ("task", "last_error")}
-        return cls(**same, task=ScheduledTask.model_validate(row.task), last_error=error)
+        fields = {name: getattr(row, name) for name in cls.model_fields if name not in ("task", "last_error")}
+        return cls(**fields, task=ScheduledTask.model_validate(row.task), last_error=error)
 
 
 class ScheduledTaskInput(TaskInput):
@@ -77,7 +77,7 @@ class ScheduledTaskInput(TaskInput):
         description="True: start immediately or when a slot is free. False: leave the task in the backlog.",
     )
 
-    def scheduled(self) -> ScheduledTask:
+    def to_scheduled_task(self) -> ScheduledTask:
         return ScheduledTask(start=self.start, **{name: getattr(self, name) for name in TaskFields.model_fields})
 
 
@@ -121,14 +121,14 @@ async def list_(
 async def create(request: Request, caller: Caller, schedules: Schedules, body: NewSchedule) -> ScheduleView:
     """Create a schedule. Runs missed while the platform was down are made up for by a single task."""
     given: dict[str, Any] = {name: getattr(body, name) for name in ("name", "cron", "timezone", "enabled")}
-    row = await schedules.create(caller, body.project_id, task=body.task.scheduled(), **given)
-    note(request, target=row.id)
+    row = await schedules.create(caller, body.project_id, task=body.task.to_scheduled_task(), **given)
+    add_audit_detail(request, target=row.id)
     return ScheduleView.of(row, None)
 
 
 @router.get("/schedules/{schedule_id}", name="schedule.get", dependencies=[large_response()])
 async def get(caller: Caller, schedules: Schedules, schedule_id: ScheduleId) -> ScheduleView:
-    return await _view(schedules, await schedules.get(caller, schedule_id))
+    return await _make_view(schedules, await schedules.get(caller, schedule_id))
 
 
 @router.patch("/schedules/{schedule_id}", name="schedule.update", dependencies=[limited("execute")])
@@ -137,10 +137,10 @@ async def update(
 ) -> ScheduleView:
     """Update a schedule. Allowed for its creator, the project's owner and administrators."""
     given = {name: value for name in body.model_fields_set if (value := getattr(body, name)) is not None}
-    note(request, changed=sorted(given))
+    add_audit_detail(request, changed=sorted(given))
     if body.task is not None:
-        given["task"] = body.task.scheduled()
-    return await _view(schedules, await schedules.update(caller, schedule_id, given))
+        given["task"] = body.task.to_scheduled_task()
+    return await _make_view(schedules, await schedules.update(caller, schedule_id, given))
 
 
 @router.delete("/schedules/{schedule_id}", name="schedule.delete", status_code=204)
@@ -156,9 +156,9 @@ async def run(
 ) -> TaskView:
     """Create the schedule's task now, on your behalf. Does not change its times."""
     row = await schedules.run(caller, schedule_id)
-    note(request, task=row.id)
+    add_audit_detail(request, task=row.id)
     return TaskView.of(await tasks.cards.get_card(row))
 
 
-async def _view(schedules: service.Schedules, row: models.Schedule) -> ScheduleView:
+async def _make_view(schedules: service.Schedules, row: models.Schedule) -> ScheduleView:
     return ScheduleView.of(row, (await schedules.list_failures([row])).get(row.id))

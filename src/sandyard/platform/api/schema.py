@@ -26,10 +26,10 @@ class Input(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_text(cls, data: Any) -> Any:
-        if isinstance(data, dict) and len(data) > _MOST_FIELDS:  # otherwise each of them would produce an error
-            raise ValueError(f"Must not have more than {_MOST_FIELDS} fields")
-        if not _is_text(data):
+    def _check_text(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > _MAX_FIELDS:  # otherwise each of them would produce an error
+            raise ValueError(f"Must not have more than {_MAX_FIELDS} fields")
+        if not _is_storable(data):
             raise ValueError("Must not contain NUL characters or lone surrogates")
         return data
 
@@ -40,14 +40,14 @@ Instant = Annotated[
 """A time in a response."""
 
 
-def _bounded(moment: datetime) -> datetime:
+def _check_year(moment: datetime) -> datetime:
     if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
         raise ValueError(f"Must be between the years {_FIRST_YEAR} and {_LAST_YEAR}")
     return moment.astimezone(UTC)
 
 
 _FIRST_YEAR, _LAST_YEAR = 1970, 9998
-Moment = Annotated[AwareDatetime, AfterValidator(_bounded), Field(examples=["2026-01-31T10:00:00Z"])]
+Moment = Annotated[AwareDatetime, AfterValidator(_check_year), Field(examples=["2026-01-31T10:00:00Z"])]
 """A time with time zone in a request, bounded so that arithmetic does not overflow."""
 
 
@@ -61,15 +61,15 @@ def example(**values: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [values]})
 
 
-def _is_text(data: Any, depth: int = 0) -> bool:
+def _is_storable(data: Any, depth: int = 0) -> bool:
     if isinstance(data, str):
         return "\0" not in data and (data.isascii() or not _SURROGATE.search(data))
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         return False
     if isinstance(data, dict):
-        return all(_is_text(key) and _is_text(value, depth + 1) for key, value in data.items())
-    return not isinstance(data, list) or all(_is_text(value, depth + 1) for value in data)
+        return all(_is_storable(key) and _is_storable(value, depth + 1) for key, value in data.items())
+    return not isinstance(data, list) or all(_is_storable(value, depth + 1) for value in data)
 
 
-_DEEPEST, _MOST_FIELDS = 50, 200
+_MAX_DEPTH, _MAX_FIELDS = 50, 200
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -8,7 +8,7 @@ from fastapi import Path, Query, Request
 from pydantic import Field, SecretStr
 
 from sandyard.kit.secret import Secret
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.limits import limited
@@ -67,7 +67,7 @@ async def put_secret(
 ) -> SecretView:
     """Create a secret or replace its value."""
     if body.project_id is not None:
-        note(request, project=body.project_id)
+        add_audit_detail(request, project=body.project_id)
     value = Secret(body.value.get_secret_value())
     return SecretView.model_validate(await secrets.put(caller, name, value, body.project_id))
 
@@ -77,5 +77,5 @@ async def delete_secret(
     caller: Caller, name: SecretName, request: Request, secrets: Secrets, project_id: OfProject = None
 ) -> None:
     if project_id is not None:
-        note(request, project=project_id)
+        add_audit_detail(request, project=project_id)
     await secrets.delete(caller, name, project_id)

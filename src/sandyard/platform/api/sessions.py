@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request, Response
 from pydantic import Field
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.limits import limited
@@ -83,7 +83,7 @@ class SessionChange(Input):
 async def create(request: Request, caller: Caller, sessions: Sessions, body: NewSession) -> SessionView:
     """Start a session. Responds immediately, while the sandbox is being created."""
     row, sandbox = await sessions.create(caller, **dict(body))
-    note(request, target=row.id)
+    add_audit_detail(request, target=row.id)
     return SessionView.of(row, sandbox)
 
 
@@ -125,7 +125,7 @@ async def archive(caller: Caller, sessions: Sessions, session_id: SessionId) -> 
 
 
 @router.get("/sessions/{session_id}/sandbox", name="session.sandbox")
-async def sandbox(caller: Caller, sessions: Sessions, session_id: SessionId) -> SandboxView:
+async def get_sandbox(caller: Caller, sessions: Sessions, session_id: SessionId) -> SandboxView:
     """Get the session's sandbox. Does not resume it."""
     return SandboxView.of(await sessions.get_sandbox(caller, session_id))
 
@@ -184,7 +184,7 @@ class MessageView(Model):
 
 
 @router.get("/sessions/{session_id}/messages", name="message.list")
-async def messages(caller: Caller, sessions: Sessions, session_id: SessionId, page: Paging) -> Page[MessageView]:
+async def list_messages(caller: Caller, sessions: Sessions, session_id: SessionId, page: Paging) -> Page[MessageView]:
     """List messages, newest first."""
     return Page.of(await sessions.list_messages(caller, session_id, page), MessageView.of)
 

@@ -12,7 +12,7 @@ from sandyard.platform.api.problems import MEDIA_TYPE
 RETRY_AFTER_S = 5
 
 
-class Entrance:
+class EntryPoint:
     """The ASGI entry point: serves `app` once it is set; before that, reports that this platform is on standby, with `reason`."""
 
     def __init__(self) -> None:
@@ -23,16 +23,16 @@ class Entrance:
         if self.app is not None:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._answer(Request(scope))(scope, receive, send)
+            await self._make_response(Request(scope))(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1013, "reason": "standby"})
 
-    def _answer(self, request: Request) -> Response:
+    def _make_response(self, request: Request) -> Response:
         if request.url.path == "/health":
             return JSONResponse({"status": "standby", "version": __version__, "reason": self.reason})
-        later = {"Retry-After": str(RETRY_AFTER_S), "Cache-Control": "no-store"}
+        headers = {"Retry-After": str(RETRY_AFTER_S), "Cache-Control": "no-store"}
         if request.url.path == "/ready":
-            return JSONResponse({"ready": False, "status": "standby", "reasons": [self.reason]}, 503, later)
+            return JSONResponse({"ready": False, "status": "standby", "reasons": [self.reason]}, 503, headers)
         problem = {
             "type": "urn:sandyard:problem:standby",
             "title": "Service Unavailable",
@@ -41,4 +41,4 @@ class Entrance:
             "detail": f"This platform is on standby. {self.reason}",
             "requestId": None,
         }
-        return JSONResponse(problem, 503, later, MEDIA_TYPE)
+        return JSONResponse(problem, 503, headers, MEDIA_TYPE)

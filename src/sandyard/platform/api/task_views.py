@@ -71,7 +71,7 @@ class StepView(Model):
     @classmethod
     def of_all(cls, steps: Sequence[models.Step]) -> list[StepView]:
         return [
-            cls(**{name: getattr(step, name) for name in _OF_STEP}, outcome=outcome)
+            cls(**{name: getattr(step, name) for name in _STEP_FIELDS}, outcome=outcome)
             for step, outcome in zip(steps, list_outcomes(steps), strict=True)
         ]
 
@@ -123,12 +123,12 @@ class AttemptView(Model):
         row, detail = card.attempt, card.attempt.detail or {}
         verified = detail.get("verified")
         verified = verified if isinstance(verified, dict) else None
-        doing = detail.get("doing") if row.step == StepName.SETUP else None
-        doing = doing if isinstance(doing, dict) and doing.get("round") == row.round else {}
+        progress = detail.get("doing") if row.step == StepName.SETUP else None
+        progress = progress if isinstance(progress, dict) and progress.get("round") == row.round else {}
         return cls(
-            **{name: getattr(row, name) for name in _OF_ATTEMPT},
-            step_detail=doing.get("step"),
-            step_output=doing.get("output"),
+            **{name: getattr(row, name) for name in _ATTEMPT_FIELDS},
+            step_detail=progress.get("step"),
+            step_output=progress.get("output"),
             sandbox_id=card.sandbox_id,
             queue_position=card.queue_position,
             stopping=row.cancel_at is not None and not AttemptStatus(row.status).over,
@@ -140,7 +140,7 @@ class AttemptView(Model):
             spent=SpentView.model_validate(card.spent),
             seconds=card.seconds,
             working_since=card.working_since,
-            pull_request=_pull(card.pull_request),
+            pull_request=_to_pull_summary(card.pull_request),
             steps=None if card.steps is None else StepView.of_all(card.steps),
         )
 
@@ -183,7 +183,7 @@ class CardView(Model):
     def of(cls, card: Card) -> Self:
         row = card.task
         return cls(
-            **{name: getattr(row, name) for name in _OF_TASK if name in cls.model_fields},
+            **{name: getattr(row, name) for name in _TASK_FIELDS if name in cls.model_fields},
             position=card.position,
             wanted=[WantedAttempt.model_validate(one) for one in row.attempts or []],
             budget=BudgetSettings.model_validate(row.budget or {}),
@@ -193,7 +193,7 @@ class CardView(Model):
             blocked_by=list(card.blocked_by),
             queue_position=card.queue_position,
             attempts=[AttemptView.of(one) for one in card.attempts],
-            pull_request=_pull(card.pull_request),
+            pull_request=_to_pull_summary(card.pull_request),
         )
 
 
@@ -266,26 +266,26 @@ class Waiting(Model):
     queued_at: Instant
 
     @classmethod
-    def of(cls, row: models.Attempt, title: str, place: int, why: str) -> Waiting:
-        same = {name: getattr(row, name) for name in _OF_WAITING}
-        return cls(**same, attempt_id=row.id, title=title, position=place, reason=why)
+    def of(cls, row: models.Attempt, title: str, position: int, reason: str) -> Waiting:
+        fields = {name: getattr(row, name) for name in _WAITING_FIELDS}
+        return cls(**fields, attempt_id=row.id, title=title, position=position, reason=reason)
 
 
 class QueueView(Model):
     items: list[Waiting]
 
 
-_OF_STEP = ("round", "number", "name", "status", "tries", "detail", "error", "started_at", "finished_at")
-_OF_WAITING = ("task_id", "project_id", "number", "agent", "model", "round", "queued_at")
-_OF_ATTEMPT = (
+_STEP_FIELDS = ("round", "number", "name", "status", "tries", "detail", "error", "started_at", "finished_at")
+_WAITING_FIELDS = ("task_id", "project_id", "number", "agent", "model", "round", "queued_at")
+_ATTEMPT_FIELDS = (
     *("id", "task_id", "number", "owner_id", "session_id", "agent", "model", "status", "step", "round"),
     *("error", "error_code", "queued_at", "started_at", "finished_at"),
 )
-_OF_TASK = (
+_TASK_FIELDS = (
     *("id", "project_id", "created_by", "title", "description", "status", "priority", "base_branch", "agent", "model"),
     *("error", "created_at", "updated_at", "started_at", "finished_at"),
 )
 
 
-def _pull(row: models.PullRequest | None) -> PullSummary | None:
+def _to_pull_summary(row: models.PullRequest | None) -> PullSummary | None:
     return None if row is None else PullSummary.model_validate(row)

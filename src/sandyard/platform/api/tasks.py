@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Body, Query, Request, Response
 from pydantic import Field
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
@@ -71,7 +71,7 @@ Wanted = Annotated[
     ),
 ]
 COLUMN_LIMIT = 25
-_ALWAYS_SOMETHING = frozenset(("title", "description", "attempts", "priority", "budget"))
+_NOT_NULLABLE = frozenset(("title", "description", "attempts", "priority", "budget"))
 """Fields that a task cannot be without: null means the same as leaving them out."""
 
 
@@ -91,7 +91,7 @@ class TaskInput(Input):
         default_factory=BudgetSettings, description="Null limits are taken from the project."
     )
 
-    def fields(self) -> TaskFields:
+    def to_fields(self) -> TaskFields:
         return TaskFields(**{name: getattr(self, name) for name in TaskFields.model_fields})
 
 
@@ -166,8 +166,8 @@ class Pick(Input):
 @router.post("/tasks", name="task.create", status_code=201, dependencies=[limited("create")])
 async def create(request: Request, caller: Caller, tasks: Tasks, body: NewTask) -> TaskView:
     """Create a task in the backlog, and start it if requested."""
-    row = await tasks.create(caller, body.project_id, body.fields(), needs=body.needs, start=body.start)
-    note(request, target=row.id)
+    row = await tasks.create(caller, body.project_id, body.to_fields(), needs=body.needs, start=body.start)
+    add_audit_detail(request, target=row.id)
     return TaskView.of(await tasks.cards.get_card(row))
 
 
@@ -216,8 +216,8 @@ async def show_board(
 
     Descriptions of tasks and `steps` of attempts are left out.
     """
-    wanted = BoardFilter(q or "", agent, show)
-    page = await tasks.get_board(caller, wanted, project_id=project_id, only=status, offset=offset, limit=limit)
+    filters = BoardFilter(q or "", agent, show)
+    page = await tasks.get_board(caller, filters, project_id=project_id, only=status, offset=offset, limit=limit)
     return BoardView.of(page)
 
 
@@ -229,9 +229,9 @@ async def get(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
 @router.patch("/tasks/{task_id}", name="task.update", dependencies=[limited("execute")])
 async def update(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId, body: TaskChange) -> TaskView:
     given: dict[str, Any] = {name: getattr(body, name) for name in body.model_fields_set}
-    note(request, changed=sorted(given))
+    add_audit_detail(request, changed=sorted(given))
     needs, start = given.pop("needs", None), given.pop("start", None)
-    changes = {name: value for name, value in given.items() if value is not None or name not in _ALWAYS_SOMETHING}
+    changes = {name: value for name, value in given.items() if value is not None or name not in _NOT_NULLABLE}
     row = await tasks.update(caller, task_id, changes, needs=needs, start=start)
     return TaskView.of(await tasks.cards.get_card(row))
 
@@ -250,7 +250,7 @@ async def move(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId, 
     Moving to in progress starts it. Moving from there to the backlog or to cancelled stops it. Moving from review back to in progress
     requires feedback.
     """
-    note(request, to=body.status)
+    add_audit_detail(request, to=body.status)
     row = await tasks.move(caller, task_id, body.status, position=body.position, feedback=body.feedback)
     return TaskView.of(await tasks.cards.get_card(row))
 
@@ -275,7 +275,7 @@ async def retry(
 
 
 @router.get("/tasks/{task_id}/attempts", name="task.attempts", dependencies=[large_response()])
-async def attempts_of(caller: Caller, tasks: Tasks, task_id: TaskId) -> AttemptList:
+async def list_attempts(caller: Caller, tasks: Tasks, task_id: TaskId) -> AttemptList:
     """List attempts with their changes, verification, cost and duration, for comparison."""
     return AttemptList.of(await tasks.cards.get_card(await tasks.get(caller, task_id)))
 
@@ -287,7 +287,7 @@ async def pick(
     """Choose the attempt that becomes the pull request. The others are archived."""
     task = await tasks.get(caller, task_id)
     row = await attempts.pick(caller, task_id, body.attempt_id)
-    note(request, attempt=row.id)
+    add_audit_detail(request, attempt=row.id)
     return TaskView.of(await tasks.cards.get_card(task))
 
 
@@ -296,4 +296,6 @@ async def queue(caller: Caller, tasks: Tasks, attempts: Attempts) -> QueueView:
     """List waiting attempts in order, with what they wait for. Positions include other users' attempts."""
     waiting = await attempts.list_queue(caller)
     titles = await tasks.cards.get_titles([row.task_id for row, _, _ in waiting])
-    return QueueView(items=[Waiting.of(row, titles.get(row.task_id, ""), place, why) for row, place, why in waiting])
+    return QueueView(
+        items=[Waiting.of(row, titles.get(row.task_id, ""), position, reason) for row, position, reason in waiting]
+    )

@@ -80,8 +80,10 @@ async def open_(
         if terminal is not None:
             await terminals.resize(shell, cols, rows)
         typing = asyncio.ensure_future(_forward_input(socket, terminals, shell))
-        watch = asyncio.ensure_future(wait_until_revoked(socket, caller, lambda: terminals.list(caller, sandbox_id)))
-        watch.add_done_callback(lambda _: viewer.send(None))
+        revocation = asyncio.ensure_future(
+            wait_until_revoked(socket, caller, lambda: terminals.list(caller, sandbox_id))
+        )
+        revocation.add_done_callback(lambda _: viewer.send(None))
         try:
             await _send_output(socket, viewer, typing)
             if socket.client_state is WebSocketState.CONNECTED and not typing.done():
@@ -91,7 +93,7 @@ async def open_(
                 await socket.close()
         finally:
             typing.cancel()
-            watch.cancel()
+            revocation.cancel()
 
 
 async def _send_output(socket: WebSocket, viewer: domain.Viewer, typing: asyncio.Future[None]) -> None:
@@ -118,14 +120,14 @@ async def _forward_input(socket: WebSocket, terminals: domain.Terminals, shell: 
             if message.get("bytes"):
                 await terminals.write(shell, message["bytes"])
             elif message.get("text"):
-                size = _size(message["text"])
+                size = _parse_size(message["text"])
                 if size is not None:
                     await terminals.resize(shell, *size)
     except (WebSocketDisconnect, SandyardError):
         return
 
 
-def _size(text: str) -> tuple[int, int] | None:
+def _parse_size(text: str) -> tuple[int, int] | None:
     try:
         message = bounded_json.parse(text, largest=TEXT_LIMIT, values=TEXT_VALUES)
         cols, rows = int(message["cols"]), int(message["rows"])

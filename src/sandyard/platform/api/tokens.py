@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Request
 from pydantic import Field, StringConstraints
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.limits import limited
@@ -69,7 +69,7 @@ async def list_tokens(caller: Caller, page: Paging, users: Users) -> Page[TokenV
 @router.post("/tokens", name="token.create", status_code=201, dependencies=[limited("create")])
 async def create_token(caller: Caller, body: NewToken, request: Request, users: Users) -> TokenMade:
     issued = await users.create_token(caller, body.name, body.expires_at)
-    note(request, target=issued.id)
+    add_audit_detail(request, target=issued.id)
     token = TokenView.model_validate(await users.get_token(caller, issued.id))
     return TokenMade(**token.model_dump(), value=issued.value.reveal())
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request
 from pydantic import Field
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
@@ -189,7 +189,7 @@ async def create(request: Request, caller: Caller, service: Turns, session_id: S
     parts = [{"type": "text", "text": body.text}]
     key = None if body.key is None else f"{session_id}:{body.key}"
     turn = await service.prompt(caller, session_id, parts, key=key, model=body.model, mode=body.mode)
-    note(request, turn=turn.id)
+    add_audit_detail(request, turn=turn.id)
     return TurnView.of(turn)
 
 
@@ -220,7 +220,7 @@ async def cancel(caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
 async def retry(request: Request, caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
     """Send the same prompt as a new turn."""
     turn = await service.retry(caller, turn_id)
-    note(request, turn=turn.id)
+    add_audit_detail(request, turn=turn.id)
     return TurnView.of(turn)
 
 
@@ -254,7 +254,7 @@ async def answer(request: Request, caller: Caller, service: Asks, ask_id: AskId,
         content=body.content,
         message=body.message,
     )
-    note(request, session=ask.session_id, decision=body.decision, option=body.option_id)
+    add_audit_detail(request, session=ask.session_id, decision=body.decision, option=body.option_id)
     return AskView.of(ask)
 
 
@@ -267,7 +267,7 @@ async def allow(
     Applies to requests with `decidedBy: policy`, with the `pattern` in their detail. Only for the project's owner and administrators.
     """
     ask = await service.allow(caller, ask_id)
-    note(request, session=ask.session_id, pattern=ask.detail.get("pattern"))
+    add_audit_detail(request, session=ask.session_id, pattern=ask.detail.get("pattern"))
     if body.resume and not await cards.resume_allowed(caller, ask.session_id, [ask.title]):
         await prompts.resume_allowed(caller, ask.session_id, [ask.title])
     return AskView.of(ask)

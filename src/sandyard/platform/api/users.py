@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Request
 from pydantic import Field, SecretStr, StringConstraints
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import AdminCaller, Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.limits import limited
@@ -72,7 +72,7 @@ async def list_users(caller: AdminCaller, page: Paging, users: Users) -> Page[Us
 async def create_user(caller: AdminCaller, body: NewUser, request: Request, users: Users) -> UserView:
     password = body.password.get_secret_value() if body.password else None
     user = await users.create(caller, body.name, body.role, password)
-    note(request, target=user.id)
+    add_audit_detail(request, target=user.id)
     return UserView.model_validate(user)
 
 
@@ -90,7 +90,7 @@ async def update_user(
     given = body.model_dump(exclude_unset=True, exclude={"password"})
     if "password" in body.model_fields_set:
         given["password"] = body.password.get_secret_value() if body.password else None
-    note(request, changed=sorted(body.model_fields_set))
+    add_audit_detail(request, changed=sorted(body.model_fields_set))
     return UserView.model_validate(await users.update(caller, user_id, **given))
 
 

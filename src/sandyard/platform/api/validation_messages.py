@@ -32,60 +32,66 @@ def make_message(error: Mapping[str, Any]) -> str:
     return describe(error.get("ctx", {})) if describe else str(error["msg"]).removeprefix("Value error, ")
 
 
-def _number(value: Any) -> str:
+def _format_number(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _characters(limit: int) -> str:
+def _format_characters(limit: int) -> str:
     return "1 character" if limit == 1 else f"{limit} characters"
 
 
-def _entries(limit: int) -> str:
+def _format_entries(limit: int) -> str:
     return "1 entry" if limit == 1 else f"{limit} entries"
 
 
-def _too_short(ctx: Mapping[str, Any]) -> str:
+def _describe_too_short(ctx: Mapping[str, Any]) -> str:
     limit = ctx["min_length"]
     if ctx.get("field_type", "Value") != "Value":
-        return f"Add at least {_entries(limit)}"
-    return "Must not be empty" if limit == 1 else f"Use at least {_characters(limit)}"
+        return f"Add at least {_format_entries(limit)}"
+    return "Must not be empty" if limit == 1 else f"Use at least {_format_characters(limit)}"
 
 
-def _too_long(ctx: Mapping[str, Any]) -> str:
-    counted = _characters if ctx.get("field_type", "Value") == "Value" else _entries  # "Value": a secret's text
-    return f"Use at most {counted(ctx['max_length'])}"
+def _describe_too_long(ctx: Mapping[str, Any]) -> str:
+    format_limit = (
+        _format_characters if ctx.get("field_type", "Value") == "Value" else _format_entries
+    )  # "Value": a secret's text
+    return f"Use at most {format_limit(ctx['max_length'])}"
 
 
-def _says(text: str) -> Callable[[Mapping[str, Any]], str]:
+def _make_constant(text: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda _: text
 
 
-_WHOLE, _NUMBER, _OBJECT = _says("Must be a whole number"), _says("Must be a number"), _says("Must be an object")
-_TIME = _says("Must be a time with time zone, such as 2026-01-31T10:00:00Z")
+_WHOLE, _NUMBER, _OBJECT = (
+    _make_constant("Must be a whole number"),
+    _make_constant("Must be a number"),
+    _make_constant("Must be an object"),
+)
+_TIME = _make_constant("Must be a time with time zone, such as 2026-01-31T10:00:00Z")
 _MESSAGES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "missing": _says("This is required"),
-    "extra_forbidden": _says("Unknown field"),
-    "string_too_short": _too_short,
-    "too_short": _too_short,
-    "string_too_long": _too_long,
-    "too_long": _too_long,
+    "missing": _make_constant("This is required"),
+    "extra_forbidden": _make_constant("Unknown field"),
+    "string_too_short": _describe_too_short,
+    "too_short": _describe_too_short,
+    "string_too_long": _describe_too_long,
+    "too_long": _describe_too_long,
     "string_pattern_mismatch": lambda ctx: PATTERNS.get(ctx["pattern"], "Invalid format"),
-    "greater_than": lambda ctx: f"Must be more than {_number(ctx['gt'])}",
-    "greater_than_equal": lambda ctx: f"Must be at least {_number(ctx['ge'])}",
-    "less_than": lambda ctx: f"Must be less than {_number(ctx['lt'])}",
-    "less_than_equal": lambda ctx: f"Must be at most {_number(ctx['le'])}",
+    "greater_than": lambda ctx: f"Must be more than {_format_number(ctx['gt'])}",
+    "greater_than_equal": lambda ctx: f"Must be at least {_format_number(ctx['ge'])}",
+    "less_than": lambda ctx: f"Must be less than {_format_number(ctx['lt'])}",
+    "less_than_equal": lambda ctx: f"Must be at most {_format_number(ctx['le'])}",
     "literal_error": lambda ctx: f"Must be {ctx['expected']}",
     "enum": lambda ctx: f"Must be {ctx['expected']}",
-    "string_type": _says("Must be text"),
-    "bool_type": _says("Must be true or false"),
-    "bool_parsing": _says("Must be true or false"),
+    "string_type": _make_constant("Must be text"),
+    "bool_type": _make_constant("Must be true or false"),
+    "bool_parsing": _make_constant("Must be true or false"),
     "int_type": _WHOLE,
     "int_parsing": _WHOLE,
     "int_from_float": _WHOLE,
     "float_type": _NUMBER,
     "float_parsing": _NUMBER,
     "finite_number": _NUMBER,
-    "list_type": _says("Must be a list"),
+    "list_type": _make_constant("Must be a list"),
     "dict_type": _OBJECT,
     "model_type": _OBJECT,
     "model_attributes_type": _OBJECT,

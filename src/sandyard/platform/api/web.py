@@ -22,11 +22,11 @@ from sandyard.platform.settings import PlatformSettings
 STATIC = Path(__file__).parents[1] / "static"
 PAGE = "/index.html"
 ASSETS = "/assets/"
-OTHERS = frozenset(("api", "mcp", "health", "ready", "metrics", "assets"))
+NON_PAGE_SEGMENTS = frozenset(("api", "mcp", "health", "ready", "metrics", "assets"))
 """First path segments that are never pages, even if nothing exists there."""
-FOREVER = "public, max-age=31536000, immutable"  # an asset's name contains a hash of its content
-ASK_AGAIN = "no-cache"
-UNBUILT = """\
+CACHE_FOREVER = "public, max-age=31536000, immutable"  # an asset's name contains a hash of its content
+REVALIDATE = "no-cache"
+NOT_BUILT_MESSAGE = """\
 The web application has not been built. In a clone of the repository, run:
 
     make web
@@ -48,7 +48,7 @@ _TYPES = {  # the machine's own table may lack these or differ
     ".webmanifest": "application/manifest+json",
     ".woff2": "font/woff2",
 }
-_OF_TEXT = ("text/", "application/json", "application/manifest+json", "image/svg+xml")
+_TEXT_TYPES = ("text/", "application/json", "application/manifest+json", "image/svg+xml")
 
 
 def make_policy(settings: PlatformSettings) -> str:
@@ -71,71 +71,71 @@ def make_policy(settings: PlatformSettings) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """`packed` is the content compressed with gzip, or None if that saves too little."""
+class StaticFile:
+    """A file of the web application. `gzipped`: the compressed content, or None if that saves too little."""
 
     content: bytes
-    packed: bytes | None
+    gzipped: bytes | None
     tag: str
     media_type: str
-    lasting: bool
+    immutable: bool
 
 
-class Web:
-    """Serve the web application behind all routes. `otherwise` handles what is neither a file nor a page."""
+class WebApplication:
+    """Serve the web application behind all routes. `fallback` handles what is neither a file nor a page."""
 
-    def __init__(self, otherwise: ASGIApp, settings: PlatformSettings, folder: Path = STATIC) -> None:
-        self._otherwise = otherwise
+    def __init__(self, fallback: ASGIApp, settings: PlatformSettings, folder: Path = STATIC) -> None:
+        self._fallback = fallback
         self._policy = make_policy(settings)
         self._folder = folder
-        self._files: Mapping[str, File] = {}
-        self._seen: tuple[int, int] | None = None
+        self._files: Mapping[str, StaticFile] = {}
+        self._loaded_version: tuple[int, int] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = None
+        response = None
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
-            answer = await self._answer(scope["path"], Headers(scope=scope), head=scope["method"] == "HEAD")
-        await (answer or self._otherwise)(scope, receive, send)
+            response = await self._find_response(scope["path"], Headers(scope=scope), head=scope["method"] == "HEAD")
+        await (response or self._fallback)(scope, receive, send)
 
-    async def _answer(self, path: str, headers: Headers, *, head: bool) -> Response | None:
+    async def _find_response(self, path: str, headers: Headers, *, head: bool) -> Response | None:
         page = is_page(path, headers.get("accept", ""))
         if page or not self._files:
-            await self._look()
+            await self._reload_if_changed()
         found = self._files.get(path)
         if found is None and page:
             found = self._files.get(PAGE)
             if found is None:
-                return PlainTextResponse(UNBUILT, 503)
-        return None if found is None else self._made(found, headers, head=head)
+                return PlainTextResponse(NOT_BUILT_MESSAGE, 503)
+        return None if found is None else self._make_response(found, headers, head=head)
 
-    def _made(self, file: File, headers: Headers, *, head: bool) -> Response:
-        packed = file.packed if accepts_gzip(headers.get("accept-encoding", "")) else None
-        tag = f'"{file.tag}"' if packed is None else f'"{file.tag}-gz"'
-        sent = {
+    def _make_response(self, file: StaticFile, headers: Headers, *, head: bool) -> Response:
+        gzipped = file.gzipped if accepts_gzip(headers.get("accept-encoding", "")) else None
+        tag = f'"{file.tag}"' if gzipped is None else f'"{file.tag}-gz"'
+        response_headers = {
             "ETag": tag,
-            "Cache-Control": FOREVER if file.lasting else ASK_AGAIN,
+            "Cache-Control": CACHE_FOREVER if file.immutable else REVALIDATE,
             "Content-Security-Policy": self._policy,  # also for scripts: a worker uses the policy of its own file
             "Vary": "Accept-Encoding",
         }
-        if tag in (one.strip().removeprefix("W/") for one in headers.get("if-none-match", "").split(",")):
-            return Response(None, 304, sent)
-        content = file.content if packed is None else packed
-        if packed is not None:
-            sent["Content-Encoding"] = "gzip"
-        sent |= {"Content-Type": file.media_type, "Content-Length": str(len(content))}
-        return Response(b"" if head else content, 200, sent)
+        if tag in (tag_text.strip().removeprefix("W/") for tag_text in headers.get("if-none-match", "").split(",")):
+            return Response(None, 304, response_headers)
+        content = file.content if gzipped is None else gzipped
+        if gzipped is not None:
+            response_headers["Content-Encoding"] = "gzip"
+        response_headers |= {"Content-Type": file.media_type, "Content-Length": str(len(content))}
+        return Response(b"" if head else content, 200, response_headers)
 
-    async def _look(self) -> None:
+    async def _reload_if_changed(self) -> None:
         """Load all files into memory if they were rebuilt, so that a page and its assets come from the same build."""
         try:
             state = (self._folder / PAGE[1:]).stat()
         except OSError:
-            self._files, self._seen = {}, None
+            self._files, self._loaded_version = {}, None
             return
-        seen = (state.st_ino, state.st_mtime_ns)
-        if seen != self._seen:
-            self._files = await asyncio.to_thread(lambda: dict(_read(self._folder)))
-            self._seen = seen
+        version = (state.st_ino, state.st_mtime_ns)
+        if version != self._loaded_version:
+            self._files = await asyncio.to_thread(lambda: dict(_read_files(self._folder)))
+            self._loaded_version = version
 
 
 def is_page(path: str, accept: str) -> bool:
@@ -144,7 +144,7 @@ def is_page(path: str, accept: str) -> bool:
     Clients that accept anything get a page where one could be. Clients that want only an image or a script do not.
     """
     first, last = path[1:].partition("/")[0], path.rpartition("/")[2]
-    if first in OTHERS:
+    if first in NON_PAGE_SEGMENTS:
         return False
     if "text/html" in accept.lower():
         return True
@@ -153,32 +153,32 @@ def is_page(path: str, accept: str) -> bool:
 
 def accepts_gzip(accept: str) -> bool:
     """Return whether the Accept-Encoding header allows gzip; `q=0` means it does not."""
-    for one in accept.lower().split(","):
-        name, _, options = one.partition(";")
+    for encoding in accept.lower().split(","):
+        name, _, options = encoding.partition(";")
         if name.strip() in ("gzip", "*"):
             return options.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
     return False
 
 
-def _read(folder: Path) -> Iterator[tuple[str, File]]:
+def _read_files(folder: Path) -> Iterator[tuple[str, StaticFile]]:
     """Yield the files by URL path. Only files in the folder are ever served, whatever the request path."""
     for file in sorted(folder.rglob("*")):
         name = "/" + file.relative_to(folder).as_posix()
         if file.suffix == ".gz" or "/." in name or not file.is_file():
             continue
-        content, packed = file.read_bytes(), file.with_name(f"{file.name}.gz")
+        content, gzipped = file.read_bytes(), file.with_name(f"{file.name}.gz")
         yield (
             name,
-            File(
+            StaticFile(
                 content=content,
-                packed=packed.read_bytes() if packed.is_file() else None,
+                gzipped=gzipped.read_bytes() if gzipped.is_file() else None,
                 tag=hashlib.sha256(content).hexdigest()[:32],
-                media_type=_media_type(file),
-                lasting=name.startswith(ASSETS),
+                media_type=_get_media_type(file),
+                immutable=name.startswith(ASSETS),
             ),
         )
 
 
-def _media_type(file: Path) -> str:
+def _get_media_type(file: Path) -> str:
     found = _TYPES.get(file.suffix.lower()) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-    return f"{found}; charset=utf-8" if found.startswith(_OF_TEXT) else found
+    return f"{found}; charset=utf-8" if found.startswith(_TEXT_TYPES) else found

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from fastapi import Request
 
-from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.guard import streams_body
 from sandyard.platform.api.limits import webhook_limited
@@ -45,7 +45,9 @@ class Taken(Model):
 async def github(request: Request, webhooks: Webhooks) -> Taken:
     """Receive a GitHub webhook. `known`: already received. `ignored`: not relevant."""
     result = await webhooks.receive(request.headers, await _body(request))
-    note(request, event=request.headers.get("x-github-event"), delivery=request.headers.get("x-github-delivery"))
+    add_audit_detail(
+        request, event=request.headers.get("x-github-event"), delivery=request.headers.get("x-github-delivery")
+    )
     return Taken(status=result.value)
 
 

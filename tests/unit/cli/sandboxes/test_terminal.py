@@ -12,7 +12,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.http11 import Request, Response
 
 from sandyard.cli.config import Login
-from sandyard.cli.errors import ApiError, NoAnswerError
+from sandyard.cli.errors import ApiError, NoResponseError
 from sandyard.cli.sandboxes import terminal as terminal_module
 from sandyard.cli.sandboxes.terminal import CLEAR, Terminal
 from sandyard.kit.secret import Secret
@@ -98,7 +98,7 @@ async def test_ctrl_c_stops_reconnecting() -> None:
             while not running.done():
                 shell.type(b"\x03")
                 await asyncio.sleep(0.01)
-    with pytest.raises(NoAnswerError, match="--terminal trm_1"):
+    with pytest.raises(NoResponseError, match="--terminal trm_1"):
         await running
 
 
@@ -129,5 +129,5 @@ async def test_a_destroyed_sandbox_ends_the_shell() -> None:
 
 async def test_an_unreachable_server_is_reported() -> None:
     login = Login("http://127.0.0.1:1", None)
-    with pytest.raises(NoAnswerError):
+    with pytest.raises(NoResponseError):
         await Terminal(login, "sbx_1", None, write=print, size=lambda: (80, 24)).run()

@@ -12,7 +12,7 @@ from tests.unit.cli.tasks.answers import ScriptedTask
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(sse, "MAX_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(feed, "BREATH_SECONDS", 0.02)
+    monkeypatch.setattr(feed, "BATCH_SECONDS", 0.02)
 
 
 @pytest.fixture

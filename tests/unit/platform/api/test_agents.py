@@ -45,7 +45,7 @@ class FakeTrials:
 class NoModels:
     """No model provider is configured."""
 
-    async def readiness(self, caller: Principal, profiles: Sequence[Profile]) -> dict[str, Readiness]:
+    async def list_readiness(self, caller: Principal, profiles: Sequence[Profile]) -> dict[str, Readiness]:
         return {one.name: Readiness(not one.apis) for one in profiles}
 
 

@@ -6,7 +6,7 @@ from fastapi import Request, WebSocket
 from sqlalchemy import text
 
 from sandyard.kit.errors import ConflictError
-from sandyard.platform.api.audit_middleware import audited, note
+from sandyard.platform.api.audit_middleware import add_audit_detail, audited
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.domain.audit.service import AuditQuery
@@ -19,12 +19,12 @@ router = api_router("test")
 
 @router.post("/things/{thing_id}/parts/{part_id}", name="thing.change")
 async def change(caller: Caller, thing_id: str, part_id: str, request: Request) -> None:
-    note(request, color="red")
+    add_audit_detail(request, color="red")
 
 
 @router.post("/things", name="thing.create")
 async def create(caller: Caller, request: Request) -> None:
-    note(request, target="thg_new")
+    add_audit_detail(request, target="thg_new")
 
 
 @router.delete("/things/{thing_id}", name="thing.delete")

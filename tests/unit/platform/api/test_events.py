@@ -99,13 +99,13 @@ async def reader(http: httpx.AsyncClient, token: str, params: dict[str, Any]) ->
 
 @pytest.fixture
 async def yard(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Yard]:
-    monkeypatch.setattr(module, "STANDING_SECONDS", 0.2)
+    monkeypatch.setattr(module, "RECHECK_SECONDS", 0.2)
     settings, clock = PlatformSettings(heartbeat_s=0.2), SystemClock()
     users, feed = Users(settings, database, clock), Feed(database, backlog=settings.reader_backlog)
     first = await users.bootstrap()
     assert first is not None
     token = first.value.reveal()
-    admin = await users.by_token(token)
+    admin = await users.authenticate_token(token)
     assert admin is not None
     await feed.open()
     app = FastAPI()
@@ -207,7 +207,7 @@ async def test_requires_authentication(yard: Yard) -> None:
 
 async def test_sends_stream_in_pieces(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece is kept until its reader has taken it."""
-    monkeypatch.setattr(module, "AT_ONCE", 3)
+    monkeypatch.setattr(module, "EVENTS_PER_CHUNK", 3)
     monkeypatch.setattr(feeds, "CATCH_UP_PAGE", 5)
     emitted = [await yard.emit() for _ in range(8)]
     services = SimpleNamespace(settings=PlatformSettings(), clock=SystemClock(), database=yard.database)
@@ -216,7 +216,7 @@ async def test_sends_stream_in_pieces(yard: Yard, monkeypatch: pytest.MonkeyPatc
     await behind.open()  # it has none of these events in memory
     seen: list[list[int]] = []
     subscription = await behind.subscribe(yard.admin, after=emitted[0] - 1)
-    async for piece in module._frames(request, yard.admin, subscription):
+    async for piece in module._stream_frames(request, yard.admin, subscription):
         if found := [int(number) for number in re.findall(rb"^id: ([0-9]+)$", piece, re.MULTILINE)]:
             seen.append(found)
             if found[-1] == emitted[-1]:
@@ -300,5 +300,5 @@ async def test_forgets_disconnected_reader(yard: Yard) -> None:
     async with yard.open() as stream:
         await stream.block()
     async with asyncio.timeout(DEADLINE):
-        while any("EventStream" in repr(task.get_coro()) for task in asyncio.all_tasks()) or yard.feed._waiting:
+        while any("EventStream" in repr(task.get_coro()) for task in asyncio.all_tasks()) or yard.feed._waiters:
             await asyncio.sleep(0.01)

@@ -12,12 +12,12 @@ from fastapi.responses import Response, StreamingResponse
 
 from sandyard.platform.api import large_responses
 from sandyard.platform.api.auth import Caller
-from sandyard.platform.api.large_responses import PIECE, SLOTS, AnswerSlots, large_response
+from sandyard.platform.api.large_responses import CHUNK_BYTES, SLOTS, ResponseSlots, large_response
 from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.api.routers import api_router
 from tests.unit.platform.world import Person, World, client
 
-BODY = bytes(range(256)) * (3 * PIECE // 256) + b"end"
+BODY = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"end"
 
 
 def app_of(world: World) -> FastAPI:
@@ -38,8 +38,8 @@ def app_of(world: World) -> FastAPI:
     @router.get("/download", name="test.download")
     async def download(caller: Caller) -> StreamingResponse:
         async def pieces() -> AsyncIterator[bytes]:
-            yield BODY[:PIECE]
-            yield BODY[PIECE:]
+            yield BODY[:CHUNK_BYTES]
+            yield BODY[CHUNK_BYTES:]
 
         return StreamingResponse(pieces(), headers={"Content-Length": str(len(BODY))})
 
@@ -79,10 +79,10 @@ async def test_sends_large_body_in_pieces(world: World) -> None:
     app, maria = app_of(world), await world.person("maria")
     silent = Silent(app, maria)
     await silent.stuck.wait()
-    assert silent.pieces == [PIECE]
+    assert silent.pieces == [CHUNK_BYTES]
     silent.read.set()
     await silent.task
-    assert silent.pieces == [PIECE, PIECE, PIECE, 3]
+    assert silent.pieces == [CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES, 3]
     async with client(app, maria) as web:
         assert (await web.get("/api/v1/large")).content == BODY
 
@@ -115,7 +115,7 @@ async def test_drops_finished_answer_without_slot(world: World, monkeypatch: pyt
     silent = [Silent(app, maria, "POST", "/api/v1/command") for _ in range(SLOTS)]
     for one in silent:
         await one.stuck.wait()
-    monkeypatch.setattr(large_responses, "FINISHED_WAITING", 0)
+    monkeypatch.setattr(large_responses, "MAX_FINISHED_WAITING", 0)
     async with client(app, maria) as web:
         refused = await web.post("/api/v1/command")
         assert refused.status_code == 429 and refused.json()["detail"].startswith("The request was carried out, but")
@@ -128,7 +128,7 @@ async def test_drops_finished_answer_without_slot(world: World, monkeypatch: pyt
 
 
 async def test_waits_for_free_slot() -> None:
-    slots = AnswerSlots()
+    slots = ResponseSlots()
     for _ in range(SLOTS):
         await slots.take("maria")
     waiting = asyncio.create_task(slots.take("maria"))
@@ -140,14 +140,14 @@ async def test_waits_for_free_slot() -> None:
 
 async def test_forgets_users_without_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_responses, "WAIT_SECONDS", 0)
-    slots = AnswerSlots()
+    slots = ResponseSlots()
     for _ in range(SLOTS):
         await slots.take("maria")
     with pytest.raises(TooManyRequestsError):
         await slots.take("maria")
     for _ in range(SLOTS):
         slots.release("maria")
-    assert not slots._people
+    assert not slots._users
 
 
 async def test_failed_answer_releases_slot(world: World) -> None:

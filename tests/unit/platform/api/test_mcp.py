@@ -101,13 +101,13 @@ async def test_older_clients_get_their_version(place: Place) -> None:
 def test_schemas() -> None:
     """Each tool has a description, and its examples match its schema."""
     for tool in mcp_tools.TOOLS.values():
-        schema = tool.given.model_json_schema(by_alias=True)
+        schema = tool.arguments_type.model_json_schema(by_alias=True)
         assert len(tool.description) > 30, tool.name
         assert schema["type"] == "object" and schema["examples"], tool.name
         for one in schema["examples"]:
             jsonschema.validate(one, schema)
-            tool.given.model_validate(one)
-        assert tool.answer.model_json_schema(by_alias=True, mode="serialization")["type"] == "object"
+            tool.arguments_type.model_validate(one)
+        assert tool.result_type.model_json_schema(by_alias=True, mode="serialization")["type"] == "object"
 
 
 async def test_requires_token(place: Place) -> None:

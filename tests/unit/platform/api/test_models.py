@@ -120,7 +120,7 @@ async def test_which_agents_have_a_model(services: Services, admin: httpx.AsyncC
         with pytest.raises(
             NoModelError, match=r"^Claude Code needs a model, but no Anthropic API key is set up\.$"
         ) as none:
-            await services.models.require(project.id, BUILT_IN["claude"], None)
+            await services.models.require_model(project.id, BUILT_IN["claude"], None)
         assert "sandyard" not in str(none.value)  # the message is also shown in the web
         assert await default_agents(web) == {"website": "demo", "platform": "demo"}
         own = {"preset": "openai", "key": KEY, "projectId": project.id}
@@ -139,7 +139,7 @@ async def test_which_agents_have_a_model(services: Services, admin: httpx.AsyncC
     async with client(build(services, ROUTERS), await person(services, "stranger")) as web:
         assert (await agents(web))["codex"] == (False, [])
     with pytest.raises(NoModelError) as unknown:
-        await services.models.require(project.id, BUILT_IN["claude"], "gpt-2")
+        await services.models.require_model(project.id, BUILT_IN["claude"], "gpt-2")
     assert unknown.value.code == "model_unknown"
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from sandyard.kit import logging as kit_logging
 from sandyard.kit.errors import BusyError, NotFoundError
 from sandyard.kit.logging import get_logger
-from sandyard.platform.api.guard import BODY_VALUES, body_limit, host_name, streams_body
+from sandyard.platform.api.guard import BODY_VALUES, body_limit, parse_host_name, streams_body
 from sandyard.platform.api.outer_middleware import HEADERS
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input
@@ -285,7 +285,7 @@ async def test_accepts_any_host_name_when_bound_to_all_addresses(tmp_path: Path)
     [("[::1]:8700", "::1"), ("[::1]", "::1"), (" LocalHost:1", "localhost"), ("", ""), ("a:b:c", "a")],
 )
 def test_host_names(value: str, name: str) -> None:
-    assert host_name(value) == name
+    assert parse_host_name(value) == name
 
 
 async def test_refuses_socket_with_problem(world: World) -> None:

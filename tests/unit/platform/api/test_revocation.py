@@ -15,7 +15,7 @@ from tests.unit.platform.world import ROOT, World
 
 @pytest.mark.parametrize("reason", ["disabled", "no longer visible"])
 async def test_download_ends_when_access_is_lost(world: World, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    monkeypatch.setattr(revocation, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(revocation, "RECHECK_SECONDS", 0.001)
     maria = (await world.person("maria")).principal
     connection: Any = SimpleNamespace(
         app=SimpleNamespace(state=SimpleNamespace(services=SimpleNamespace(database=world.database, clock=world.clock)))

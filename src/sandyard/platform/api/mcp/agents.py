@@ -8,7 +8,7 @@ from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.schema import Input, Model, example
 
 tools = Toolbox()
-AT_ONCE = 200
+MAX_AGENTS = 200
 
 
 class ListAgents(Input):
@@ -33,19 +33,19 @@ class AgentList(Model):
 
 
 @tools.add("list_agents", title="List agents", reads=True)
-async def list_agents(call: Call, given: ListAgents) -> AgentList:
+async def list_agents(call: Call, arguments: ListAgents) -> AgentList:
     """List the coding agents available for tasks and sessions, by the names that create_task and create_session take."""
-    profiles = [one.profile for one in await call.services.agents.list(call.caller)]
+    profiles = [agent.profile for agent in await call.services.agents.list(call.caller)]
     return AgentList(
         items=[
             AgentSummary(
-                name=one.name,
-                title=one.title,
-                description=one.description[:1000],
-                demo=one.demo,
-                models=list(one.models)[:50],
-                modes=list(one.modes)[:50],
+                name=profile.name,
+                title=profile.title,
+                description=profile.description[:1000],
+                demo=profile.demo,
+                models=list(profile.models)[:50],
+                modes=list(profile.modes)[:50],
             )
-            for one in profiles[:AT_ONCE]
+            for profile in profiles[:MAX_AGENTS]
         ]
     )

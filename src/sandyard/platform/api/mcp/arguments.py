@@ -14,16 +14,16 @@ MAX_ID = 60
 MAX_WAIT = 600
 
 
-def id_of(what: str, example: str) -> object:
+def id_field(what: str, example: str) -> object:
     return Field(min_length=1, max_length=MAX_ID, description=f"The {what}'s id.", examples=[example])
 
 
-ProjectId = Annotated[str, id_of("project", "prj_0mh3k7a1x2abcdefghij")]
-SessionId = Annotated[str, id_of("session", "ses_00mwhnkz2f0a9s8d7f6g")]
-SandboxId = Annotated[str, id_of("sandbox", "sbx_00mwhnkzb5gfh26ygacc")]
-CommandId = Annotated[str, id_of("command", "cmd_00mwhnkzc0a1b2c3d4e5")]
-TaskId = Annotated[str, id_of("task", "tsk_00mwhnkzc0a1b2c3d4e5")]
-AskId = Annotated[str, id_of("ask", "ask_00mwhnkzc0a1b2c3d4e5")]
+ProjectId = Annotated[str, id_field("project", "prj_0mh3k7a1x2abcdefghij")]
+SessionId = Annotated[str, id_field("session", "ses_00mwhnkz2f0a9s8d7f6g")]
+SandboxId = Annotated[str, id_field("sandbox", "sbx_00mwhnkzb5gfh26ygacc")]
+CommandId = Annotated[str, id_field("command", "cmd_00mwhnkzc0a1b2c3d4e5")]
+TaskId = Annotated[str, id_field("task", "tsk_00mwhnkzc0a1b2c3d4e5")]
+AskId = Annotated[str, id_field("ask", "ask_00mwhnkzc0a1b2c3d4e5")]
 Path = Annotated[
     str,
     Field(
@@ -35,7 +35,7 @@ Path = Annotated[
 ]
 
 
-def waiting(default: float) -> object:
+def wait_field(default: float) -> object:
     return Field(
         default=default,
         ge=0,

@@ -15,7 +15,7 @@ from sandyard.platform.domain.paging import PageRequest
 
 tools = Toolbox()
 TITLE_LIMIT, FORM_LIMIT = 4_000, 16_000
-AT_ONCE = 20
+MAX_PENDING = 20
 
 
 class ListAsks(Paged):
@@ -103,34 +103,34 @@ class AskList(Model):
 
 
 @tools.add("list_asks", title="List agents' requests", reads=True)
-async def list_asks(call: Call, given: ListAsks) -> AskList:
+async def list_asks(call: Call, arguments: ListAsks) -> AskList:
     """List the questions and permission requests of agents, newest first. An agent waits until its request is answered."""
     found = await call.services.asks.list(
-        call.caller, given.page, session_id=given.session_id, task_id=given.task_id, status=given.status
+        call.caller, arguments.page, session_id=arguments.session_id, task_id=arguments.task_id, status=arguments.status
     )
     return AskList(items=[AskState.of(row) for row in found.items], next_cursor=found.next_cursor)
 
 
 @tools.add("answer_ask", title="Answer an agent")
-async def answer_ask(call: Call, given: AnswerAsk) -> AskState:
+async def answer_ask(call: Call, arguments: AnswerAsk) -> AskState:
     """Answer a question or permission request with one of optionId, decision or content. The agent continues immediately.
 
     You answer on behalf of your token's owner: do not allow what they would not allow.
     """
     row = await call.services.asks.answer(
         call.caller,
-        given.ask_id,
-        option_id=given.option_id,
-        decision=given.decision,
-        content=given.content,
-        message=given.message,
+        arguments.ask_id,
+        option_id=arguments.option_id,
+        decision=arguments.decision,
+        content=arguments.content,
+        message=arguments.message,
     )
-    call.note(decision=given.decision, option=given.option_id)
+    call.add_audit_detail(decision=arguments.decision, option=arguments.option_id)
     return AskState.of(row)
 
 
-async def pending(call: Call, *, task_id: str | None = None, session_id: str | None = None) -> list[AskState]:
+async def list_pending(call: Call, *, task_id: str | None = None, session_id: str | None = None) -> list[AskState]:
     found = await call.services.asks.list(
-        call.caller, PageRequest(AT_ONCE), task_id=task_id, session_id=session_id, status=AskStatus.PENDING
+        call.caller, PageRequest(MAX_PENDING), task_id=task_id, session_id=session_id, status=AskStatus.PENDING
     )
     return [AskState.of(row) for row in found.items]

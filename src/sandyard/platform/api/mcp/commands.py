@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sandyard.platform.api.mcp.arguments import CommandId, SandboxId, waiting
+from sandyard.platform.api.mcp.arguments import CommandId, SandboxId, wait_field
 from sandyard.platform.api.mcp.output import Output, get_page, get_tail
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.schema import Input, Model, example
@@ -42,7 +42,7 @@ class RunCommand(Input):
     timeout: float | None = Field(
         default=None, gt=0, description="Seconds after which the command is killed. Default: 300.", examples=[300]
     )
-    wait_seconds: Annotated[float, waiting(120)]
+    wait_seconds: Annotated[float, wait_field(120)]
     output_limit: OutputLimit = 16 * 1024
 
 
@@ -52,7 +52,7 @@ class ReadOutput(Input):
     command_id: CommandId
     stdout_offset: int = Field(default=0, ge=0, le=2**53, description="The byte of stdout to start at.")
     stderr_offset: int = Field(default=0, ge=0, le=2**53, description="The byte of stderr to start at.")
-    wait_seconds: Annotated[float, waiting(0)]
+    wait_seconds: Annotated[float, wait_field(0)]
     output_limit: OutputLimit = 16 * 1024
 
 
@@ -79,7 +79,7 @@ class CommandResult(Model):
 
 
 @tools.add("run_command", title="Run a command", limit="execute", waits=True)
-async def run_command(call: Call, given: RunCommand) -> CommandResult:
+async def run_command(call: Call, arguments: RunCommand) -> CommandResult:
     """Run a shell command in a sandbox and wait for it to finish. Resumes a paused sandbox.
 
     Returns the end of its output; read_output returns any other part by offset. A command that takes longer than waitSeconds continues: the
@@ -87,52 +87,52 @@ async def run_command(call: Call, given: RunCommand) -> CommandResult:
     """
     commands, settings = call.services.commands, call.services.settings
     new = NewCommand(
-        command=given.command,
-        timeout_s=given.timeout or settings.command_timeout_s,
-        cwd=given.cwd,
-        envs=given.envs,
-        background=given.wait_seconds == 0,
+        command=arguments.command,
+        timeout_s=arguments.timeout or settings.command_timeout_s,
+        cwd=arguments.cwd,
+        envs=arguments.envs,
+        background=arguments.wait_seconds == 0,
     )
-    call.note(text=" ".join(given.command.split())[:500])
-    with call.surely():
-        command = await commands.execute(call.caller, given.sandbox_id, new)
-    call.note(command=command.id)
-    command = await _waited(call, command, given.wait_seconds)
-    return _result(
+    call.add_audit_detail(text=" ".join(arguments.command.split())[:500])
+    with call.shield():
+        command = await commands.execute(call.caller, arguments.sandbox_id, new)
+    call.add_audit_detail(command=command.id)
+    command = await _wait_for_command(call, command, arguments.wait_seconds)
+    return _make_result(
         command,
-        await get_tail(commands, command, STDOUT, given.output_limit),
-        await get_tail(commands, command, STDERR, given.output_limit),
+        await get_tail(commands, command, STDOUT, arguments.output_limit),
+        await get_tail(commands, command, STDERR, arguments.output_limit),
     )
 
 
 @tools.add("read_output", title="Read a command's output", reads=True, waits=True)
-async def read_output(call: Call, given: ReadOutput) -> CommandResult:
+async def read_output(call: Call, arguments: ReadOutput) -> CommandResult:
     """Read a command's output from given offsets, and whether it has finished.
 
     With waitSeconds, waits for the command to finish before reading. To follow a long command, call it again with the `end` of each stream
     as the next offset.
     """
     commands = call.services.commands
-    command, _ = await commands.get_for(call.caller, given.command_id)
-    command = await _waited(call, command, given.wait_seconds)
-    return _result(
+    command, _ = await commands.get_for(call.caller, arguments.command_id)
+    command = await _wait_for_command(call, command, arguments.wait_seconds)
+    return _make_result(
         command,
-        await get_page(commands, command, STDOUT, given.stdout_offset, given.output_limit),
-        await get_page(commands, command, STDERR, given.stderr_offset, given.output_limit),
+        await get_page(commands, command, STDOUT, arguments.stdout_offset, arguments.output_limit),
+        await get_page(commands, command, STDERR, arguments.stderr_offset, arguments.output_limit),
     )
 
 
 @tools.add("kill_command", title="Kill a command", destroys=True, repeats=True)
-async def kill_command(call: Call, given: OneCommand) -> CommandResult:
+async def kill_command(call: Call, arguments: OneCommand) -> CommandResult:
     """Kill a running command. Does nothing if it has finished."""
     commands = call.services.commands
-    command = await commands.kill(call.caller, given.command_id)
-    return _result(
+    command = await commands.kill(call.caller, arguments.command_id)
+    return _make_result(
         command, await get_tail(commands, command, STDOUT, 4096), await get_tail(commands, command, STDERR, 4096)
     )
 
 
-async def _waited(call: Call, command: models.Command, seconds: float) -> models.Command:
+async def _wait_for_command(call: Call, command: models.Command, seconds: float) -> models.Command:
     """Wait for the command to finish or for the time to pass, and report progress meanwhile."""
     commands = call.services.commands
     started, end = time.monotonic(), time.monotonic() + seconds
@@ -145,11 +145,11 @@ async def _waited(call: Call, command: models.Command, seconds: float) -> models
         written = command.stdout_bytes + command.stderr_bytes
         await call.progress(time.monotonic() - started, seconds, f"Running; {written:,} bytes of output so far.")
     if seconds > PROGRESS_S:
-        await call.check_standing()
+        await call.check_authorization()
     return command
 
 
-def _result(command: models.Command, stdout: Output, stderr: Output) -> CommandResult:
+def _make_result(command: models.Command, stdout: Output, stderr: Output) -> CommandResult:
     return CommandResult(
         command_id=command.id,
         status=CommandStatus(command.status),

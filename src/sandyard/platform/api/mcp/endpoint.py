@@ -45,11 +45,11 @@ class _DelegatedResponse(Response):
         self._message: bytes | None = message
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def told() -> Message:
+        async def replay_body() -> Message:
             message, self._message = self._message, None
             return await receive() if message is None else {"type": "http.request", "body": message}
 
-        await self._app(scope, told, send)
+        await self._app(scope, replay_body, send)
 
 
 @router.post("/mcp", name="mcp", include_in_schema=False)
@@ -59,12 +59,13 @@ async def mcp(request: Request, principal: TokenCaller) -> Response:
 
     The server sends nothing on its own, so there is no stream to GET, and there is no session to DELETE.
     """
-    door = getattr(request.app.state, "mcp", None)
-    if door is None:
+    mcp_app = getattr(request.app.state, "mcp", None)
+    if mcp_app is None:
         # the package takes a second to load: load it on first use, in a thread, and not at every start
-        made: Callable[[], Any] = (await asyncio.to_thread(importlib.import_module, _SERVER)).Door
-        door = request.app.state.mcp = getattr(request.app.state, "mcp", None) or made()
-    return _DelegatedResponse(door, await request.body())  # read the body here, where it is rejected if it is too large
+        make_app: Callable[[], Any] = (await asyncio.to_thread(importlib.import_module, _SERVER)).McpApplication
+        mcp_app = request.app.state.mcp = getattr(request.app.state, "mcp", None) or make_app()
+    body = await request.body()  # here, where it is rejected if it is too large
+    return _DelegatedResponse(mcp_app, body)
 
 
 _SERVER = "sandyard.platform.api.mcp.server"

@@ -17,33 +17,33 @@ PROGRESS_S = 5.0
 async def wait_for_events(
     call: Call,
     filters: EventFilter,
-    look: Callable[[], Awaitable[T]],
-    over: Callable[[T], bool],
-    say: Callable[[T], str],
+    load: Callable[[], Awaitable[T]],
+    is_over: Callable[[T], bool],
+    describe: Callable[[T], str],
     seconds: float,
 ) -> T:
-    """Return what `look` finds as soon as it is `over`, or when the time has passed.
+    """Return what `load` returns as soon as `is_over` accepts it, or when the time has passed.
 
-    Looks again after each event and after periods without events. Each look uses the caller's permissions, which may change meanwhile.
+    Loads again after each event and after periods without events, each time with the caller's permissions, which may change meanwhile.
     Raises StoppingError if the platform stops.
     """
-    started = told = time.monotonic()
-    news = await call.services.events.subscribe(call.caller, filters)
-    found = await look()
-    while not over(found) and (left := started + seconds - time.monotonic()) > 0:
-        events = await news.batch(min(left, PROGRESS_S))
-        if news.ended:
+    started = reported_at = time.monotonic()
+    subscription = await call.services.events.subscribe(call.caller, filters)
+    found = await load()
+    while not is_over(found) and (left := started + seconds - time.monotonic()) > 0:
+        events = await subscription.batch(min(left, PROGRESS_S))
+        if subscription.ended:
             raise StoppingError("The platform is stopping. The work continues: try again in a moment.")
         if not events:
-            await call.check_standing()
-        found = await look()
+            await call.check_authorization()
+        found = await load()
         now = time.monotonic()
-        if not events or (now - told > 1 and not _is_chatter(events)):
-            told = now
-            await call.progress(now - started, seconds, say(found))
+        if not events or (now - reported_at > 1 and not _is_output(events)):
+            reported_at = now
+            await call.progress(now - started, seconds, describe(found))
     return found
 
 
-def _is_chatter(events: Sequence[EventView]) -> bool:
+def _is_output(events: Sequence[EventView]) -> bool:
     """Return whether all events are streamed output of agents or commands."""
     return all(event.kind.startswith(("message.", "command.")) for event in events)

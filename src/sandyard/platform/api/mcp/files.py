@@ -79,18 +79,18 @@ class FileList(Model):
 
 
 @tools.add("read_file", title="Read a file", reads=True)
-async def read_file(call: Call, given: ReadFile) -> FilePiece:
+async def read_file(call: Call, arguments: ReadFile) -> FilePiece:
     """Read a file in a sandbox, or a part of it. Text is returned as is, anything else as base64. Resumes a paused sandbox."""
-    call.note(path=given.path)
-    total, chunks = await call.services.sandboxes.download_file(call.caller, given.sandbox_id, given.path)
-    data, more = await _piece(chunks, given.offset, given.limit)
-    text = _text(data, more=more)
+    call.add_audit_detail(path=arguments.path)
+    total, chunks = await call.services.sandboxes.download_file(call.caller, arguments.sandbox_id, arguments.path)
+    data, more = await _read_piece(chunks, arguments.offset, arguments.limit)
+    text = _decode_text(data, more=more)
     if text is not None:
         data = text.encode()
-    end = given.offset + len(data)
+    end = arguments.offset + len(data)
     return FilePiece(
-        path=given.path,
-        offset=given.offset,
+        path=arguments.path,
+        offset=arguments.offset,
         end=end,
         total=total,
         complete=not more,
@@ -100,40 +100,42 @@ async def read_file(call: Call, given: ReadFile) -> FilePiece:
 
 
 @tools.add("write_file", title="Write a file", destroys=True, repeats=True)
-async def write_file(call: Call, given: WriteFile) -> Written:
+async def write_file(call: Call, arguments: WriteFile) -> Written:
     """Write a file in a sandbox. Creates missing folders and replaces an existing file. Resumes a paused sandbox."""
-    call.note(path=given.path)
-    data = _decoded(given)
+    call.add_audit_detail(path=arguments.path)
+    data = _decode_content(arguments)
 
     async def body() -> AsyncIterator[bytes]:
         yield data
 
-    size = await call.services.sandboxes.upload_file(call.caller, given.sandbox_id, given.path, body(), len(data))
-    return Written(path=given.path, size=size)
+    size = await call.services.sandboxes.upload_file(
+        call.caller, arguments.sandbox_id, arguments.path, body(), len(data)
+    )
+    return Written(path=arguments.path, size=size)
 
 
 @tools.add("list_files", title="List files", reads=True)
-async def list_files(call: Call, given: ListFiles) -> FileList:
+async def list_files(call: Call, arguments: ListFiles) -> FileList:
     """List a folder of a sandbox. Resumes a paused sandbox."""
     found = await call.services.sandboxes.list_files(
-        call.caller, given.sandbox_id, given.path, given.depth, PageRequest(MAX_ENTRIES)
+        call.caller, arguments.sandbox_id, arguments.path, arguments.depth, PageRequest(MAX_ENTRIES)
     )
     return FileList(items=[Entry.of(entry) for entry in found.items], truncated=found.next_cursor is not None)
 
 
-async def _piece(chunks: AsyncIterator[bytes], offset: int, limit: int) -> tuple[bytes, bool]:
+async def _read_piece(chunks: AsyncIterator[bytes], offset: int, limit: int) -> tuple[bytes, bool]:
     """Return these bytes and whether there are more. Reads no further than needed."""
-    piece, passed = bytearray(), 0
+    piece, position = bytearray(), 0
     async with aclosing(chunks):  # type: ignore[type-var]  # a generator
         async for chunk in chunks:
-            piece += chunk[max(0, offset - passed) :]
-            passed += len(chunk)
+            piece += chunk[max(0, offset - position) :]
+            position += len(chunk)
             if len(piece) > limit:
                 break
     return bytes(piece[:limit]), len(piece) > limit
 
 
-def _text(data: bytes, *, more: bool) -> str | None:
+def _decode_text(data: bytes, *, more: bool) -> str | None:
     """Decode the piece; None if it is not text. A character cut in two is left to the next piece."""
     try:
         text = data.decode()
@@ -144,10 +146,10 @@ def _text(data: bytes, *, more: bool) -> str | None:
     return None if "\0" in text else text
 
 
-def _decoded(given: WriteFile) -> bytes:
-    if given.encoding == "utf-8":
-        return given.content.encode()
+def _decode_content(arguments: WriteFile) -> bytes:
+    if arguments.encoding == "utf-8":
+        return arguments.content.encode()
     try:
-        return base64.b64decode(given.content, validate=True)
+        return base64.b64decode(arguments.content, validate=True)
     except binascii.Error:
         raise InvalidInputError("`content` is not valid base64.") from None

@@ -36,39 +36,39 @@ class GitDiff(Input):
 
 
 @tools.add("git_status", title="Get Git status", reads=True)
-async def git_status(call: Call, given: GitStatus) -> StatusView:
+async def git_status(call: Call, arguments: GitStatus) -> StatusView:
     """Get the branch checked out in a sandbox and the changes since its last commit.
 
     Does not resume the sandbox: for a paused one, returns the last saved state.
     """
-    found = StatusView.model_validate(await call.services.git.get_status(call.caller, given.sandbox_id))
+    found = StatusView.model_validate(await call.services.git.get_status(call.caller, arguments.sandbox_id))
     if len(found.entries) > MAX_ENTRIES:
         found.entries, found.truncated = found.entries[:MAX_ENTRIES], True
     return found
 
 
 @tools.add("git_diff", title="Show changes", reads=True)
-async def git_diff(call: Call, given: GitDiff) -> DiffView:
+async def git_diff(call: Call, arguments: GitDiff) -> DiffView:
     """Show the changes in a sandbox's checkout, file by file.
 
     Does not resume the sandbox. Files that are too large to show are marked as truncated: request single paths then.
     """
-    made = await call.services.git.get_diff(
-        call.caller, given.sandbox_id, against=given.against, paths=given.paths, patches=given.patches
+    diff = await call.services.git.get_diff(
+        call.caller, arguments.sandbox_id, against=arguments.against, paths=arguments.paths, patches=arguments.patches
     )
-    return limit_size(made)
+    return limit_size(diff)
 
 
-def limit_size(made: Any) -> DiffView:
+def limit_size(diff: Any) -> DiffView:
     """Limit a diff to what a model can read: patches up to a limit, in order; later files without patches."""
-    view = DiffView.model_validate(made)
+    view = DiffView.model_validate(diff)
     view.truncated = view.truncated or len(view.files) > MAX_ENTRIES
     view.files = view.files[:MAX_ENTRIES]
-    _cut(view.files)
+    _drop_large_patches(view.files)
     return view
 
 
-def _cut(files: Sequence[FileDiffView]) -> None:
+def _drop_large_patches(files: Sequence[FileDiffView]) -> None:
     left = PATCH_LIMIT
     for file in files:
         if file.patch is None:

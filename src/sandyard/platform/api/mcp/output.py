@@ -8,7 +8,7 @@ from sandyard.platform.api.schema import Model, example
 from sandyard.platform.db.models import Command
 from sandyard.platform.domain.sandboxes.commands import Commands
 
-_LONGEST = 4  # bytes of the longest UTF-8 character
+_MAX_CHARACTER_BYTES = 4  # bytes of the longest UTF-8 character
 
 
 class Output(Model):
@@ -34,16 +34,16 @@ async def get_page(commands: Commands, command: Command, stream: str, offset: in
     total: int = getattr(command, f"{stream}_bytes")
     data = await commands.files.read(command.id, stream, offset, max(0, min(limit, total - offset)))
     if offset > 0:
-        skipped = next((n for n, byte in enumerate(data[:_LONGEST]) if byte & 0xC0 != 0x80), 0)
+        skipped = next((n for n, byte in enumerate(data[:_MAX_CHARACTER_BYTES]) if byte & 0xC0 != 0x80), 0)
         offset, data = offset + skipped, data[skipped:]
     if offset + len(data) < total:
-        data = data[: len(data) - _cut(data)]
+        data = data[: len(data) - _count_incomplete_bytes(data)]
     return Output(text=data.decode(errors="replace"), offset=offset, end=offset + len(data), total=total)
 
 
-def _cut(data: bytes) -> int:
+def _count_incomplete_bytes(data: bytes) -> int:
     """Return how many bytes at the end belong to an incomplete character."""
-    for back in range(1, min(_LONGEST, len(data)) + 1):
+    for back in range(1, min(_MAX_CHARACTER_BYTES, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0xC0:
             length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4

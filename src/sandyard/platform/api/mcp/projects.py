@@ -31,7 +31,7 @@ class ProjectList(Model):
 
 
 @tools.add("list_projects", title="List projects", reads=True)
-async def list_projects(call: Call, given: ListProjects) -> ProjectList:
+async def list_projects(call: Call, arguments: ListProjects) -> ProjectList:
     """List the projects you may work on, newest first. A project is a repository with its settings; every task belongs to one."""
-    found = await call.services.projects.list(call.caller, given.page)
+    found = await call.services.projects.list(call.caller, arguments.page)
     return ProjectList(items=[ProjectSummary.model_validate(row) for row in found.items], next_cursor=found.next_cursor)

@@ -89,46 +89,46 @@ class SandboxList(Model):
 
 
 @tools.add("create_sandbox", title="Create a sandbox", limit="create")
-async def create_sandbox(call: Call, given: CreateSandbox) -> SandboxState:
+async def create_sandbox(call: Call, arguments: CreateSandbox) -> SandboxState:
     """Create a sandbox: an isolated Linux machine. Returns when it is running.
 
     Run commands in it with run_command, and delete it with destroy_sandbox when you no longer need it. To work on a project's repository,
     use create_session or create_task instead: they check it out.
     """
-    row = await call.services.sandboxes.create_sandbox(call.caller, **dict(given))
-    call.note(target=row.id)
+    row = await call.services.sandboxes.create_sandbox(call.caller, **dict(arguments))
+    call.add_audit_detail(target=row.id)
     return SandboxState.of(row)
 
 
 @tools.add("list_sandboxes", title="List sandboxes", reads=True)
-async def list_sandboxes(call: Call, given: ListSandboxes) -> SandboxList:
+async def list_sandboxes(call: Call, arguments: ListSandboxes) -> SandboxList:
     """List your sandboxes, newest first."""
     found = await call.services.sandboxes.list_sandboxes(
-        call.caller, given.page, everybody=False, status=given.status, session_id=None
+        call.caller, arguments.page, everybody=False, status=arguments.status, session_id=None
     )
     return SandboxList(items=[SandboxState.of(row) for row in found.items], next_cursor=found.next_cursor)
 
 
 @tools.add("get_sandbox", title="Get a sandbox", reads=True)
-async def get_sandbox(call: Call, given: OneSandbox) -> SandboxState:
+async def get_sandbox(call: Call, arguments: OneSandbox) -> SandboxState:
     """Get a sandbox's status, and why it failed. Does not resume it."""
-    return SandboxState.of(await call.services.sandboxes.get_status(call.caller, given.sandbox_id))
+    return SandboxState.of(await call.services.sandboxes.get_status(call.caller, arguments.sandbox_id))
 
 
 @tools.add("pause_sandbox", title="Pause a sandbox", repeats=True)
-async def pause_sandbox(call: Call, given: OneSandbox) -> SandboxState:
+async def pause_sandbox(call: Call, arguments: OneSandbox) -> SandboxState:
     """Pause all processes of a sandbox and keep its memory and files. Using the sandbox resumes it."""
-    return SandboxState.of(await call.services.sandboxes.pause(call.caller, given.sandbox_id))
+    return SandboxState.of(await call.services.sandboxes.pause(call.caller, arguments.sandbox_id))
 
 
 @tools.add("resume_sandbox", title="Resume a sandbox", repeats=True)
-async def resume_sandbox(call: Call, given: OneSandbox) -> SandboxState:
+async def resume_sandbox(call: Call, arguments: OneSandbox) -> SandboxState:
     """Resume the processes of a paused sandbox."""
-    return SandboxState.of(await call.services.sandboxes.resume(call.caller, given.sandbox_id))
+    return SandboxState.of(await call.services.sandboxes.resume(call.caller, arguments.sandbox_id))
 
 
 @tools.add("destroy_sandbox", title="Delete a sandbox", destroys=True, repeats=True)
-async def destroy_sandbox(call: Call, given: OneSandbox) -> Done:
+async def destroy_sandbox(call: Call, arguments: OneSandbox) -> Done:
     """Delete a sandbox and everything in it permanently. Read or push what you want to keep first."""
-    await call.services.sandboxes.destroy_sandbox(call.caller, given.sandbox_id)
+    await call.services.sandboxes.destroy_sandbox(call.caller, arguments.sandbox_id)
     return Done()

@@ -69,10 +69,10 @@ class SessionState(Model):
 
     @classmethod
     def of(cls, row: models.Session, sandbox: models.Sandbox | None) -> SessionState:
-        same = {name: getattr(row, name) for name in cls.model_fields if not name.startswith("sandbox_")}
+        fields = {name: getattr(row, name) for name in cls.model_fields if not name.startswith("sandbox_")}
         status = None if sandbox is None else Status(sandbox.status)
         error = None if sandbox is None else sandbox.error
-        return cls(**same, sandbox_id=row.sandbox_id, sandbox_status=status, sandbox_error=error)
+        return cls(**fields, sandbox_id=row.sandbox_id, sandbox_status=status, sandbox_error=error)
 
 
 class SessionList(Model):
@@ -81,37 +81,39 @@ class SessionList(Model):
 
 
 @tools.add("create_session", title="Create a session", limit="create")
-async def create_session(call: Call, given: CreateSession) -> SessionState:
+async def create_session(call: Call, arguments: CreateSession) -> SessionState:
     """Start a session: one agent at work, with its own sandbox.
 
     Returns immediately while the sandbox is being created; its first use waits for it. Send prompts to the agent with prompt_session, or use
     its sandbox yourself.
     """
-    row, sandbox = await call.services.sessions.create(call.caller, **dict(given))
-    call.note(target=row.id)
+    row, sandbox = await call.services.sessions.create(call.caller, **dict(arguments))
+    call.add_audit_detail(target=row.id)
     return SessionState.of(row, sandbox)
 
 
 @tools.add("list_sessions", title="List sessions", reads=True)
-async def list_sessions(call: Call, given: ListSessions) -> SessionList:
+async def list_sessions(call: Call, arguments: ListSessions) -> SessionList:
     """List the sessions you may see, newest first, each with its sandbox."""
     sessions = call.services.sessions
-    found = await sessions.list_sessions(call.caller, given.page, project_id=given.project_id, archived=given.archived)
-    boxes = await sessions.get_sandboxes(found)
+    found = await sessions.list_sessions(
+        call.caller, arguments.page, project_id=arguments.project_id, archived=arguments.archived
+    )
+    sandboxes = await sessions.get_sandboxes(found)
     return SessionList(
-        items=[SessionState.of(row, boxes.get(row.sandbox_id or "")) for row in found.items],
+        items=[SessionState.of(row, sandboxes.get(row.sandbox_id or "")) for row in found.items],
         next_cursor=found.next_cursor,
     )
 
 
 @tools.add("get_session", title="Get a session", reads=True)
-async def get_session(call: Call, given: OneSession) -> SessionState:
+async def get_session(call: Call, arguments: OneSession) -> SessionState:
     """Get a session and its sandbox. Does not resume it."""
-    return SessionState.of(*await call.services.sessions.get_with_sandbox(call.caller, given.session_id))
+    return SessionState.of(*await call.services.sessions.get_with_sandbox(call.caller, arguments.session_id))
 
 
 @tools.add("delete_session", title="Delete a session", destroys=True)
-async def delete_session(call: Call, given: OneSession) -> Done:
+async def delete_session(call: Call, arguments: OneSession) -> Done:
     """Delete a session with its sandbox, transcript and checkpoints. Pushed branches are kept."""
-    await call.services.sessions.delete(call.caller, given.session_id)
+    await call.services.sessions.delete(call.caller, arguments.session_id)
     return Done()

@@ -13,7 +13,7 @@ from sandyard.platform.domain.forge.model import Checks, PullState, Review
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 
 DESCRIPTION_LIMIT, ERROR_LIMIT = 20_000, 4_000
-_AT_WORK = (AttemptStatus.QUEUED, AttemptStatus.RUNNING)
+_WORKING = (AttemptStatus.QUEUED, AttemptStatus.RUNNING)
 
 
 class Pull(Model):
@@ -48,8 +48,8 @@ class AttemptState(Model):
 
     @classmethod
     def of(cls, view: AttemptView) -> AttemptState:
-        same = {name: getattr(view, name) for name in cls.model_fields if name not in ("cost_usd", "error")}
-        return cls(**same, cost_usd=view.spent.cost_usd, error=view.error and view.error[:ERROR_LIMIT])
+        fields = {name: getattr(view, name) for name in cls.model_fields if name not in ("cost_usd", "error")}
+        return cls(**fields, cost_usd=view.spent.cost_usd, error=view.error and view.error[:ERROR_LIMIT])
 
 
 class TaskSummary(Model):
@@ -111,7 +111,7 @@ def describe_state(view: TaskView, asks: Sequence[AskState]) -> TaskState:
         **dict(summarize(view)),
         description=view.description[:DESCRIPTION_LIMIT],
         asks=list(asks),
-        hint=_hint(view, asks),
+        hint=_make_hint(view, asks),
     )
 
 
@@ -122,23 +122,23 @@ def describe_move(view: TaskView) -> TaskMoved:
         title=view.title,
         status=view.status,
         rests=is_at_rest(view),
-        hint=_hint(view, ()),
+        hint=_make_hint(view, ()),
     )
 
 
 def is_at_rest(view: TaskView) -> bool:
-    if any(one.status in _AT_WORK for one in view.attempts):
+    if any(one.status in _WORKING for one in view.attempts):
         return False
     return not (view.start_when_ready and view.status == Column.BACKLOG)
 
 
-def _hint(view: TaskView, asks: Sequence[AskState]) -> str:
+def _make_hint(view: TaskView, asks: Sequence[AskState]) -> str:
     if asks:
         return "An agent is waiting for an answer: call answer_ask."
-    return _resting(view) if is_at_rest(view) else _working(view)
+    return _describe_resting(view) if is_at_rest(view) else _describe_working(view)
 
 
-def _working(view: TaskView) -> str:
+def _describe_working(view: TaskView) -> str:
     if view.blocked_by and view.status == Column.BACKLOG:
         return f"The task starts when these tasks are done: {', '.join(view.blocked_by)}."
     running = any(one.status == AttemptStatus.RUNNING for one in view.attempts)
@@ -147,7 +147,7 @@ def _working(view: TaskView) -> str:
     return "The task is in progress: call wait_for_task."
 
 
-def _resting(view: TaskView) -> str:
+def _describe_resting(view: TaskView) -> str:
     ready = any(one.status == AttemptStatus.READY for one in view.attempts)
     if view.status == Column.IN_PROGRESS and ready:
         return "Attempts are ready: compare them with task_diff and choose one with pick_attempt."

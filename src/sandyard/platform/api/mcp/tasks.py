@@ -9,8 +9,8 @@ from pydantic import Field
 from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.platform.api.git_views import DiffView
 from sandyard.platform.api.mcp import git, transcript
-from sandyard.platform.api.mcp.arguments import Paged, ProjectId, TaskId, waiting
-from sandyard.platform.api.mcp.asks import pending
+from sandyard.platform.api.mcp.arguments import Paged, ProjectId, TaskId, wait_field
+from sandyard.platform.api.mcp.asks import list_pending
 from sandyard.platform.api.mcp.event_wait import wait_for_events
 from sandyard.platform.api.mcp.task_states import (
     AttemptState,
@@ -111,7 +111,7 @@ class ListTasks(Paged):
 class WaitForTask(OneTask):
     model_config = example(taskId=TASK, waitSeconds=300)
 
-    wait_seconds: Annotated[float, waiting(300)]
+    wait_seconds: Annotated[float, wait_field(300)]
 
 
 class SendFeedback(OneTask):
@@ -142,135 +142,145 @@ class TaskTranscript(Paged):
 
 
 @tools.add("create_task", title="Create a task", limit="create")
-async def create_task(call: Call, given: CreateTask) -> TaskMoved:
+async def create_task(call: Call, arguments: CreateTask) -> TaskMoved:
     """Create a task for a coding agent and start it.
 
     The agent works in its own sandbox on its own branch. The outcome is a pull request, a question, or a failure with its transcript. Call
     wait_for_task next.
     """
-    wanted = WantedAttempt(agent=given.agent, model=given.model)
+    wanted = WantedAttempt(agent=arguments.agent, model=arguments.model)
     fields = TaskFields(
-        title=given.title,
-        description=given.description,
-        agent=given.agent,
-        model=given.model,
-        attempts=[wanted] * given.attempts if given.attempts > 1 else [],
-        base_branch=given.base_branch,
-        priority=given.priority,
+        title=arguments.title,
+        description=arguments.description,
+        agent=arguments.agent,
+        model=arguments.model,
+        attempts=[wanted] * arguments.attempts if arguments.attempts > 1 else [],
+        base_branch=arguments.base_branch,
+        priority=arguments.priority,
     )
-    row = await call.services.tasks.create(call.caller, given.project_id, fields, needs=given.needs, start=given.start)
-    call.note(target=row.id)
-    return await _moved(call, row)
+    row = await call.services.tasks.create(
+        call.caller, arguments.project_id, fields, needs=arguments.needs, start=arguments.start
+    )
+    call.add_audit_detail(target=row.id)
+    return await _make_moved(call, row)
 
 
 @tools.add("get_task", title="Get a task", reads=True)
-async def get_task(call: Call, given: OneTask) -> TaskState:
+async def get_task(call: Call, arguments: OneTask) -> TaskState:
     """Get a task's state: its attempts, open requests, pull request, and what you can do next."""
-    return await _state(call, await call.services.tasks.get(call.caller, given.task_id))
+    return await _get_state(call, await call.services.tasks.get(call.caller, arguments.task_id))
 
 
 @tools.add("list_tasks", title="List tasks", reads=True)
-async def list_tasks(call: Call, given: ListTasks) -> TaskList:
+async def list_tasks(call: Call, arguments: ListTasks) -> TaskList:
     """List tasks by column, in board order."""
     tasks = call.services.tasks
-    found = await tasks.list(call.caller, given.page, project_id=given.project_id, status=given.status, q=given.words)
+    found = await tasks.list(
+        call.caller, arguments.page, project_id=arguments.project_id, status=arguments.status, q=arguments.words
+    )
     cards = await tasks.cards.list_cards(found.items)
     return TaskList(items=[summarize(TaskView.of(card)) for card in cards], next_cursor=found.next_cursor)
 
 
 @tools.add("wait_for_task", title="Wait for a task", reads=True, waits=True)
-async def wait_for_task(call: Call, given: WaitForTask) -> TaskState:
+async def wait_for_task(call: Call, arguments: WaitForTask) -> TaskState:
     """Wait until a task comes to rest (`rests`: in review, done, failed or stopped) or one of its agents needs an answer (`asks`).
 
     If the time runs out first, the task continues: call again.
     """
 
-    async def look() -> TaskState:
-        return await _state(call, await call.services.tasks.get(call.caller, given.task_id))
+    async def load() -> TaskState:
+        return await _get_state(call, await call.services.tasks.get(call.caller, arguments.task_id))
 
     return await wait_for_events(
         call,
-        EventFilter(task_id=given.task_id),
-        look,
+        EventFilter(task_id=arguments.task_id),
+        load,
         lambda found: found.rests or bool(found.asks),
         _progress,
-        given.wait_seconds,
+        arguments.wait_seconds,
     )
 
 
 @tools.add("start_task", title="Start a task", limit="execute")
-async def start_task(call: Call, given: OneTask) -> TaskMoved:
+async def start_task(call: Call, arguments: OneTask) -> TaskMoved:
     """Start a task that is in the backlog."""
-    return await _moved(call, await call.services.tasks.move(call.caller, given.task_id, Column.IN_PROGRESS))
+    return await _make_moved(call, await call.services.tasks.move(call.caller, arguments.task_id, Column.IN_PROGRESS))
 
 
 @tools.add("send_feedback", title="Request changes", limit="execute")
-async def send_feedback(call: Call, given: SendFeedback) -> TaskMoved:
+async def send_feedback(call: Call, arguments: SendFeedback) -> TaskMoved:
     """Send a task that is in review back to its agent with feedback.
 
     The feedback becomes the agent's next prompt, and new commits go to the same pull request.
     """
-    row = await call.services.tasks.move(call.caller, given.task_id, Column.IN_PROGRESS, feedback=given.feedback)
-    return await _moved(call, row)
+    row = await call.services.tasks.move(
+        call.caller, arguments.task_id, Column.IN_PROGRESS, feedback=arguments.feedback
+    )
+    return await _make_moved(call, row)
 
 
 @tools.add("stop_task", title="Stop a task", limit="execute", destroys=True, repeats=True)
-async def stop_task(call: Call, given: OneTask) -> TaskMoved:
+async def stop_task(call: Call, arguments: OneTask) -> TaskMoved:
     """Stop a task and its attempts. Its branch and transcript are kept; retry_task continues it."""
-    return await _moved(call, await call.services.tasks.stop(call.caller, given.task_id))
+    return await _make_moved(call, await call.services.tasks.stop(call.caller, arguments.task_id))
 
 
 @tools.add("retry_task", title="Retry a task", limit="execute")
-async def retry_task(call: Call, given: RetryTask) -> TaskMoved:
+async def retry_task(call: Call, arguments: RetryTask) -> TaskMoved:
     """Retry a task that failed or was stopped, from its existing work. A task that is done starts over."""
-    return await _moved(call, await call.services.tasks.retry(call.caller, given.task_id, message=given.message))
+    return await _make_moved(
+        call, await call.services.tasks.retry(call.caller, arguments.task_id, message=arguments.message)
+    )
 
 
 @tools.add("pick_attempt", title="Pick an attempt", limit="execute")
-async def pick_attempt(call: Call, given: PickAttempt) -> TaskMoved:
+async def pick_attempt(call: Call, arguments: PickAttempt) -> TaskMoved:
     """Choose which attempt at a task becomes the pull request. The others are archived."""
-    await call.services.attempts.pick(call.caller, given.task_id, str(given.attempt))
-    return await _moved(call, await call.services.tasks.get(call.caller, given.task_id))
+    await call.services.attempts.pick(call.caller, arguments.task_id, str(arguments.attempt))
+    return await _make_moved(call, await call.services.tasks.get(call.caller, arguments.task_id))
 
 
 @tools.add("task_diff", title="Show a task's changes", reads=True)
-async def task_diff(call: Call, given: TaskDiff) -> DiffView:
+async def task_diff(call: Call, arguments: TaskDiff) -> DiffView:
     """Show what an attempt has changed since its base, file by file.
 
     Does not resume the sandbox. Files that are too large to show are marked as truncated: request single paths then.
     """
-    one = await _attempt(call, given.task_id, given.attempt)
+    one = await _get_attempt(call, arguments.task_id, arguments.attempt)
     if one.sandbox_id is None:
         raise ConflictError(f"Attempt {one.number} has no sandbox yet, so there are no changes to show.")
-    made = await call.services.git.get_diff(
-        call.caller, one.sandbox_id, against="base", paths=given.paths, patches=given.patches
+    diff = await call.services.git.get_diff(
+        call.caller, one.sandbox_id, against="base", paths=arguments.paths, patches=arguments.patches
     )
-    return git.limit_size(made)
+    return git.limit_size(diff)
 
 
 @tools.add("task_transcript", title="Read a task's transcript", reads=True)
-async def task_transcript(call: Call, given: TaskTranscript) -> Transcript:
+async def task_transcript(call: Call, arguments: TaskTranscript) -> Transcript:
     """Read an attempt's transcript, newest first: prompts, answers, thoughts, plans and tool calls."""
-    one = await _attempt(call, given.task_id, given.attempt)
+    one = await _get_attempt(call, arguments.task_id, arguments.attempt)
     try:
-        return transcript.get_page(await call.services.sessions.list_messages(call.caller, one.session_id, given.page))
+        return transcript.get_page(
+            await call.services.sessions.list_messages(call.caller, one.session_id, arguments.page)
+        )
     except NotFoundError:
         raise ConflictError(
             f"Attempt {one.number} has no session: it has not started, or its session was deleted."
         ) from None
 
 
-async def _state(call: Call, row: models.Task) -> TaskState:
+async def _get_state(call: Call, row: models.Task) -> TaskState:
     view = TaskView.of(await call.services.tasks.cards.get_card(row))
-    return describe_state(view, [] if is_at_rest(view) else await pending(call, task_id=row.id))
+    return describe_state(view, [] if is_at_rest(view) else await list_pending(call, task_id=row.id))
 
 
-async def _moved(call: Call, row: models.Task) -> TaskMoved:
+async def _make_moved(call: Call, row: models.Task) -> TaskMoved:
     return describe_move(TaskView.of(await call.services.tasks.cards.get_card(row)))
 
 
-async def _attempt(call: Call, task_id: str, number: int | None) -> AttemptState:
-    found = await _state(call, await call.services.tasks.get(call.caller, task_id))
+async def _get_attempt(call: Call, task_id: str, number: int | None) -> AttemptState:
+    found = await _get_state(call, await call.services.tasks.get(call.caller, task_id))
     one = next((one for one in reversed(found.attempts) if number in (None, one.number)), None)
     if one is None:
         raise NotFoundError(
@@ -280,6 +290,6 @@ async def _attempt(call: Call, task_id: str, number: int | None) -> AttemptState
 
 
 def _progress(found: TaskState) -> str:
-    at_work = [one for one in found.attempts if one.status == "running"]
-    steps = ", ".join(f"attempt {one.number}: {one.step or 'starting'}" for one in at_work)
+    running = [one for one in found.attempts if one.status == "running"]
+    steps = ", ".join(f"attempt {one.number}: {one.step or 'starting'}" for one in running)
     return f"{found.hint} {steps}".strip()

@@ -1,7 +1,7 @@
 """Define a tool: a domain operation with a name, a description for models, and schemas of its arguments and result.
 
     @tools.add("pause_sandbox", title="Pause a sandbox", repeats=True)
-    async def pause_sandbox(call: Call, given: OneSandbox) -> SandboxView:
+    async def pause_sandbox(call: Call, arguments: OneSandbox) -> SandboxView:
         \"\"\"What the model reads.\"\"\"
 
 A tool calls the same services as a route does, as the same user. Nothing here depends on the protocol.
@@ -42,16 +42,16 @@ class Call:
     target: str | None = None
     detail: dict[str, Any] = field(default_factory=dict)
 
-    def note(self, *, target: str | None = None, **detail: Any) -> None:
+    def add_audit_detail(self, *, target: str | None = None, **detail: Any) -> None:
         """Add details to the call's audit entry. `target` replaces the first id among the arguments."""
         self.target = target or self.target
         self.detail |= detail
 
-    def surely(self) -> AbstractContextManager[object]:
+    def shield(self) -> AbstractContextManager[object]:
         """Return a context whose work is finished even if the client disconnects or cancels."""
         return anyio.CancelScope(shield=True)
 
-    async def check_standing(self) -> None:
+    async def check_authorization(self) -> None:
         """Raise UnauthenticatedError if the caller's token has become invalid during a long wait."""
         if not await is_still_valid(self.services.database, self.services.clock, self.caller):
             raise UnauthenticatedError("The token has expired or was revoked.")
@@ -67,8 +67,8 @@ class Tool:
     name: str
     title: str
     description: str
-    given: type[Input]
-    answer: type[BaseModel]
+    arguments_type: type[Input]
+    result_type: type[BaseModel]
     run: Callable[[Call, Any], Awaitable[BaseModel]]
     limit: Limit | None = None
     reads: bool = False
@@ -78,6 +78,8 @@ class Tool:
 
 
 class Toolbox:
+    """A collection of tools, by name."""
+
     def __init__(self) -> None:
         self.tools: dict[str, Tool] = {}
 
@@ -103,8 +105,8 @@ class Toolbox:
                 name=name,
                 title=title,
                 description=inspect.cleandoc(run.__doc__ or ""),
-                given=hints["given"],
-                answer=hints["return"],
+                arguments_type=hints["arguments"],
+                result_type=hints["return"],
                 run=run,
                 limit=limit,
                 reads=reads,

@@ -40,22 +40,22 @@ def get_page(rows: Listing[Message]) -> Transcript:
     items: list[Said] = []
     left = PAGE_LIMIT
     for count, row in enumerate(rows.items):
-        said = [_said(row, part) for part in row.parts if isinstance(part, dict)]
-        left -= sum(len(one.text) for one in said)
+        entries = [_make_entry(row, part) for part in row.parts if isinstance(part, dict)]
+        left -= sum(len(entry.text) for entry in entries)
         if left < 0 and count:
             return Transcript(items=items, next_cursor=rows.items[count - 1].id)
-        items += said
+        items += entries
     return Transcript(items=items, next_cursor=rows.next_cursor)
 
 
 def get_turn(rows: Sequence[Message], turn_id: str) -> Transcript:
     """Return the messages of a turn, without its prompt."""
-    mine = [row for row in rows if row.turn_id == turn_id and row.role != "user"]
-    return get_page(Listing(mine))
+    of_turn = [row for row in rows if row.turn_id == turn_id and row.role != "user"]
+    return get_page(Listing(of_turn))
 
 
-def _said(row: Message, part: dict[str, Any]) -> Said:
-    text = _text(part)
+def _make_entry(row: Message, part: dict[str, Any]) -> Said:
+    text = _render_part(part)
     status = part.get("status")
     return Said(
         id=row.id,
@@ -69,19 +69,19 @@ def _said(row: Message, part: dict[str, Any]) -> Said:
     )
 
 
-def _text(part: dict[str, Any]) -> str:
+def _render_part(part: dict[str, Any]) -> str:
     kind = part.get("type")
     if kind == "plan":
         entries = [entry for entry in part.get("entries") or [] if isinstance(entry, dict)]
         return "\n".join(f"[{entry.get('status')}] {entry.get('content')}" for entry in entries)
     if kind == "tool_call":
-        return "\n".join(line for line in _tool_call(part) if line)
+        return "\n".join(line for line in _render_tool_call(part) if line)
     if kind == "image":
         return f"{part.get('mimeType')}, {part.get('bytes')} bytes"
     return str(part.get("text") or "")
 
 
-def _tool_call(part: dict[str, Any]) -> list[str]:
+def _render_tool_call(part: dict[str, Any]) -> list[str]:
     lines = [str(part.get("title") or part.get("kind") or "")]
     lines += [str(one.get("path")) for one in part.get("locations") or [] if isinstance(one, dict)]
     for one in part.get("content") or []:

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from sandyard.platform.api.mcp import transcript
-from sandyard.platform.api.mcp.arguments import Paged, SessionId, id_of, waiting
-from sandyard.platform.api.mcp.asks import AskState, pending
+from sandyard.platform.api.mcp.arguments import Paged, SessionId, id_field, wait_field
+from sandyard.platform.api.mcp.asks import AskState, list_pending
 from sandyard.platform.api.mcp.event_wait import wait_for_events
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.mcp.transcript import Transcript
@@ -19,8 +19,8 @@ from sandyard.platform.domain.events.model import EventFilter
 from sandyard.platform.domain.paging import PageRequest
 
 tools = Toolbox()
-TurnId = Annotated[str, id_of("turn", "trn_00mwhnkzc0a1b2c3d4e5")]
-MESSAGES = 100
+TurnId = Annotated[str, id_field("turn", "trn_00mwhnkzc0a1b2c3d4e5")]
+MAX_MESSAGES = 100
 
 
 class PromptSession(Input):
@@ -41,7 +41,7 @@ class PromptSession(Input):
         pattern=r"^[A-Za-z0-9._-]+$",
         description="Idempotency key: a prompt sent again with the same key returns the same turn.",
     )
-    wait_seconds: Annotated[float, waiting(120)]
+    wait_seconds: Annotated[float, wait_field(120)]
 
 
 class OneTurn(Input):
@@ -53,7 +53,7 @@ class OneTurn(Input):
 class WaitForTurn(OneTurn):
     model_config = example(turnId="trn_00mwhnkzc0a1b2c3d4e5", waitSeconds=300)
 
-    wait_seconds: Annotated[float, waiting(120)]
+    wait_seconds: Annotated[float, wait_field(120)]
 
 
 class ReadSession(Paged):
@@ -85,44 +85,48 @@ class TurnMoved(Model):
 
 
 @tools.add("prompt_session", title="Prompt a session's agent", limit="execute", waits=True)
-async def prompt_session(call: Call, given: PromptSession) -> TurnState:
+async def prompt_session(call: Call, arguments: PromptSession) -> TurnState:
     """Send a prompt to a session's agent, and wait until it is done or needs an answer.
 
     The prompt is queued while the agent is working. If the time runs out first, the agent continues: call wait_for_turn to keep waiting.
     """
-    key = None if given.key is None else f"mcp:{call.caller.user_id}:{given.session_id}:{given.key}"
-    parts = [{"type": "text", "text": given.text}]
-    with call.surely():
+    key = None if arguments.key is None else f"mcp:{call.caller.user_id}:{arguments.session_id}:{arguments.key}"
+    parts = [{"type": "text", "text": arguments.text}]
+    with call.shield():
         turn = await call.services.turns.prompt(
-            call.caller, given.session_id, parts, key=key, model=given.model, mode=given.mode
+            call.caller, arguments.session_id, parts, key=key, model=arguments.model, mode=arguments.mode
         )
-    call.note(turn=turn.id)
-    return await _waited(call, turn, given.wait_seconds)
+    call.add_audit_detail(turn=turn.id)
+    return await _wait_for_turn(call, turn, arguments.wait_seconds)
 
 
 @tools.add("wait_for_turn", title="Wait for an agent", reads=True, waits=True)
-async def wait_for_turn(call: Call, given: WaitForTurn) -> TurnState:
+async def wait_for_turn(call: Call, arguments: WaitForTurn) -> TurnState:
     """Wait until a session's agent has finished a prompt or needs an answer. With waitSeconds 0, returns the current state."""
-    return await _waited(call, await call.services.turns.get(call.caller, given.turn_id), given.wait_seconds)
+    return await _wait_for_turn(
+        call, await call.services.turns.get(call.caller, arguments.turn_id), arguments.wait_seconds
+    )
 
 
 @tools.add("cancel_turn", title="Stop an agent", repeats=True)
-async def cancel_turn(call: Call, given: OneTurn) -> TurnMoved:
+async def cancel_turn(call: Call, arguments: OneTurn) -> TurnMoved:
     """Cancel a turn. What the agent has done so far is kept.
 
     The agent is asked to stop, and killed if it does not. Use wait_for_turn to see when it has stopped.
     """
-    turn = await call.services.turns.cancel(call.caller, given.turn_id)
+    turn = await call.services.turns.cancel(call.caller, arguments.turn_id)
     return TurnMoved(turn_id=turn.id, session_id=turn.session_id, status=TurnStatus(turn.status))
 
 
 @tools.add("session_transcript", title="Read a session", reads=True)
-async def session_transcript(call: Call, given: ReadSession) -> Transcript:
+async def session_transcript(call: Call, arguments: ReadSession) -> Transcript:
     """Read a session's transcript, newest first."""
-    return transcript.get_page(await call.services.sessions.list_messages(call.caller, given.session_id, given.page))
+    return transcript.get_page(
+        await call.services.sessions.list_messages(call.caller, arguments.session_id, arguments.page)
+    )
 
 
-async def _waited(call: Call, turn: models.Turn, seconds: float) -> TurnState:
+async def _wait_for_turn(call: Call, turn: models.Turn, seconds: float) -> TurnState:
     turns = call.services.turns
     turn = await wait_for_events(
         call,
@@ -132,12 +136,12 @@ async def _waited(call: Call, turn: models.Turn, seconds: float) -> TurnState:
         lambda one: f"The turn is {one.status}.",
         seconds,
     )
-    return await _state(call, turn)
+    return await _make_state(call, turn)
 
 
-async def _state(call: Call, turn: models.Turn) -> TurnState:
-    rows = await call.services.sessions.list_messages(call.caller, turn.session_id, PageRequest(MESSAGES))
-    asks = await pending(call, session_id=turn.session_id) if turn.status == TurnStatus.WAITING else []
+async def _make_state(call: Call, turn: models.Turn) -> TurnState:
+    rows = await call.services.sessions.list_messages(call.caller, turn.session_id, PageRequest(MAX_MESSAGES))
+    asks = await list_pending(call, session_id=turn.session_id) if turn.status == TurnStatus.WAITING else []
     return TurnState(
         turn_id=turn.id,
         session_id=turn.session_id,

@@ -14,23 +14,28 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.api.preview_proxy.headers import filter_request_headers, filter_response_headers
-from sandyard.platform.api.preview_proxy.pages import Trouble, is_complete, may_be_trouble, render_error
-from sandyard.platform.domain.previews.addresses import Addresses, Place
-from sandyard.platform.domain.previews.model import BrokenAnswerError, PortClosedError
+from sandyard.platform.api.preview_proxy.pages import (
+    RouteFailure,
+    find_route_failure,
+    is_complete,
+    may_be_route_failure,
+)
+from sandyard.platform.domain.previews.addresses import Addresses, PreviewPort
+from sandyard.platform.domain.previews.model import BrokenResponseError, PortClosedError
 from sandyard.platform.domain.previews.service import Previews
 from sandyard.platform.domain.sandboxes.e2b import EngineUnreachableError, Route, SandboxUnreachableError
 
 log = get_logger(__name__)
 CONNECT_S = 10.0
 _TIMEOUT = {"connect": CONNECT_S, "pool": CONNECT_S, "read": None, "write": None}  # a stream may be silent for hours
-_LIVE = b"text/event-stream"
+_EVENT_STREAM = b"text/event-stream"
 
 
-class _GoneError(Exception):
+class _DisconnectedError(Exception):
     """The browser has disconnected."""
 
 
-class Exchange:
+class PreviewExchange:
     """A proxied request. With `wake`, a person opens the preview, so a paused sandbox is resumed.
 
     Raises SandyardError if there is no response to pass on.
@@ -40,7 +45,7 @@ class Exchange:
         self,
         previews: Previews,
         addresses: Addresses,
-        place: Place,
+        preview: PreviewPort,
         *,
         wake: bool,
         scope: Scope,
@@ -49,85 +54,91 @@ class Exchange:
     ) -> None:
         self._previews = previews
         self._addresses = addresses
-        self._place = place
+        self._preview = preview
         self._wake = wake
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._whole = asyncio.Event()  # set when the whole request has been read
+        self._request_read = asyncio.Event()  # set when the whole request has been read
         names = dict(scope["headers"])
         self._has_body = b"transfer-encoding" in names or names.get(b"content-length", b"0") != b"0"
         if not self._has_body:
-            self._whole.set()
+            self._request_read.set()
 
     async def run(self) -> None:
         """Proxy until the response is complete or the browser disconnects."""
         try:
-            await run_until_first(self._proxy(), self._left())
-        except _GoneError:
+            await run_until_first(self._proxy(), self._wait_for_disconnect())
+        except _DisconnectedError:
             return
 
-    async def _left(self) -> None:
-        await self._whole.wait()
+    async def _wait_for_disconnect(self) -> None:
+        await self._request_read.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     async def _proxy(self) -> None:
-        for again in (True, False):
-            async with self._previews.reaching(self._place, wake=self._wake) as route:
-                answer = await self._ask(route)
+        for may_retry in (True, False):
+            async with self._previews.open_route(self._preview, wake=self._wake) as route:
+                response = await self._send_request(route)
             try:
-                pieces = answer.aiter_raw()
-                held = await _held(answer, pieces)
-                reason = render_error(answer.status_code, held)
+                chunks = response.aiter_raw()
+                beginning = await _read_beginning(response, chunks)
+                reason = find_route_failure(response.status_code, beginning)
                 if reason is None:
-                    await self._stream_response(answer, held, pieces)
+                    await self._stream_response(response, beginning, chunks)
                     return
             finally:
-                await answer.aclose()
-            if reason is Trouble.CLOSED:
+                await response.aclose()
+            if reason is RouteFailure.CLOSED:
                 raise PortClosedError(
-                    f"Nothing is listening on port {self._place.port} of this sandbox. Start a server on it."
+                    f"Nothing is listening on port {self._preview.port} of this sandbox. Start a server on it."
                 )
-            if not await self._previews.missed(self._place, wake=self._wake) or self._has_body or not again:
+            if (
+                not await self._previews.resume_if_paused(self._preview, wake=self._wake)
+                or self._has_body
+                or not may_retry
+            ):
                 raise SandboxUnreachableError
 
-    async def _ask(self, route: Route) -> httpx.Response:
-        content = self._body() if self._has_body else None
-        return await send_request(self._previews, self._addresses, self._place, route, self._scope, content=content)
+    async def _send_request(self, route: Route) -> httpx.Response:
+        content = self._stream_body() if self._has_body else None
+        return await send_request(self._previews, self._addresses, self._preview, route, self._scope, content=content)
 
-    async def _body(self) -> AsyncIterator[bytes]:
+    async def _stream_body(self) -> AsyncIterator[bytes]:
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise _GoneError
+                raise _DisconnectedError
             if message.get("body"):
-                self._previews.touch(self._place)
+                self._previews.touch(self._preview)
                 await take_turn()
                 yield message["body"]
             if not message.get("more_body"):
-                self._whole.set()
+                self._request_read.set()
                 return
 
-    async def _stream_response(self, answer: httpx.Response, held: bytes, pieces: AsyncIterator[bytes]) -> None:
+    async def _stream_response(self, response: httpx.Response, beginning: bytes, chunks: AsyncIterator[bytes]) -> None:
         """Stream the response to the browser.
 
         If the response breaks off, it is left incomplete: the server then closes the browser's connection too.
         """
-        headers = list(filter_response_headers(answer.headers.raw))
-        await self._send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+        headers = list(filter_response_headers(response.headers.raw))
+        await self._send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         # an open event stream may be a forgotten tab, so it does not count as activity
-        counts = not any(name == b"content-type" and value.lower().startswith(_LIVE) for name, value in headers)
+        counts_as_activity = not any(
+            name == b"content-type" and value.lower().startswith(_EVENT_STREAM) for name, value in headers
+        )
         try:
-            if held:
-                await self._send({"type": "http.response.body", "body": held, "more_body": True})
-            async for piece in pieces:
+            if beginning:
+                await self._send({"type": "http.response.body", "body": beginning, "more_body": True})
+            async for chunk in chunks:
                 await take_turn()
-                if counts:
-                    self._previews.touch(self._place)
-                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+                if counts_as_activity:
+                    self._previews.touch(self._preview)
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
         except httpx.TransportError as error:
-            log.info("preview_cut", sandbox=self._place.sandbox_id, port=self._place.port, reason=repr(error)[:200])
+            log.info("preview_cut", sandbox=self._preview.sandbox_id, port=self._preview.port, reason=repr(error)[:200])
             return
         await self._send({"type": "http.response.body", "body": b""})
 
@@ -135,16 +146,16 @@ class Exchange:
 async def send_request(
     previews: Previews,
     addresses: Addresses,
-    place: Place,
+    preview: PreviewPort,
     route: Route,
     scope: Scope,
     *,
     content: AsyncIterator[bytes] | None = None,
-    more: Iterable[tuple[bytes, bytes]] = (),
+    extra_headers: Iterable[tuple[bytes, bytes]] = (),
     timeouts: Mapping[str, float | None] = _TIMEOUT,
 ) -> httpx.Response:
-    """Send a browser's request to the sandbox, with `more` headers. Raises SandyardError if there is no response."""
-    headers = [*filter_request_headers(scope["headers"], addresses, place, route), *more]
+    """Send a browser's request to the sandbox, with `extra_headers` added. Raises SandyardError if there is no response."""
+    headers = [*filter_request_headers(scope["headers"], addresses, preview, route), *extra_headers]
     target = scope["raw_path"] + (b"?" + query if (query := scope["query_string"]) else b"")
     try:
         request = httpx.Request(
@@ -160,28 +171,28 @@ async def send_request(
     except httpx.LocalProtocolError as error:
         raise InvalidInputError(f"The request cannot be forwarded: {error}.") from None
     except httpx.TransportError as error:
-        log.info("preview_broken", sandbox=place.sandbox_id, port=place.port, reason=repr(error)[:200])
-        raise BrokenAnswerError from None
+        log.info("preview_broken", sandbox=preview.sandbox_id, port=preview.port, reason=repr(error)[:200])
+        raise BrokenResponseError from None
 
 
-async def _held(answer: httpx.Response, pieces: AsyncIterator[bytes]) -> bytes:
+async def _read_beginning(response: httpx.Response, chunks: AsyncIterator[bytes]) -> bytes:
     """Return the beginning of a response that may come from the engine itself."""
-    held = b""
-    if may_be_trouble(answer.status_code):
+    beginning = b""
+    if may_be_route_failure(response.status_code):
         try:
-            async for piece in pieces:
+            async for chunk in chunks:
                 await take_turn()
-                held += piece
-                if is_complete(held):
+                beginning += chunk
+                if is_complete(beginning):
                     break
         except httpx.TransportError:
-            raise BrokenAnswerError from None
-    return held
+            raise BrokenResponseError from None
+    return beginning
 
 
-async def run_until_first(*works: Coroutine[Any, Any, object]) -> None:
+async def run_until_first(*coroutines: Coroutine[Any, Any, object]) -> None:
     """Return or raise as the first coroutine does. The others are cancelled and have ended by then."""
-    tasks = [asyncio.ensure_future(work) for work in works]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

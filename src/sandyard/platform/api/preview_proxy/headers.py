@@ -5,48 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from sandyard.kit.headers import HOP_BY_HOP
-from sandyard.platform.domain.previews.addresses import Addresses, Place
+from sandyard.platform.domain.previews.addresses import Addresses, PreviewPort
 from sandyard.platform.domain.sandboxes.e2b import Route
 
 Pairs = Iterable[tuple[bytes, bytes]]
-OURS = (b"sandyard_", b"__host-sandyard_")
+PLATFORM_COOKIES = (b"sandyard_", b"__host-sandyard_")
 """Prefixes of the names of the platform's cookies."""
-_NOT_SENT = frozenset((b"host", b"expect", b"forwarded"))
-_NOT_ANSWERED = frozenset((b"date", b"alt-svc"))  # date is added here; alt-svc would bypass this proxy
-_NOT_SENT_AHEAD = (b"e2b-", b"x-forwarded-")
+_DROPPED_REQUEST_HEADERS = frozenset((b"host", b"expect", b"forwarded"))
+_DROPPED_RESPONSE_HEADERS = frozenset((b"date", b"alt-svc"))  # date is added here; alt-svc would bypass this proxy
+_DROPPED_REQUEST_PREFIXES = (b"e2b-", b"x-forwarded-")
 
 
 def filter_request_headers(
-    given: Pairs, addresses: Addresses, place: Place, route: Route
+    headers: Pairs, addresses: Addresses, preview: PreviewPort, route: Route
 ) -> Iterator[tuple[bytes, bytes]]:
     """Yield the headers of a request. Leaves out Host if the route has its own."""
-    host = addresses.host(place).encode()
+    host = addresses.make_host(preview).encode()
     if route.keeps_host:
         yield b"host", host
-    for name, value in _passing(given, _NOT_SENT):
-        if name.startswith(_NOT_SENT_AHEAD):
+    for name, value in _drop_headers(headers, _DROPPED_REQUEST_HEADERS):
+        if name.startswith(_DROPPED_REQUEST_PREFIXES):
             continue
-        passed = _others_cookies(value) if name == b"cookie" else value
+        passed = _drop_platform_cookies(value) if name == b"cookie" else value
         if passed or not value:
             yield name, passed
     yield b"x-forwarded-host", host
     yield b"x-forwarded-proto", addresses.scheme.encode()
-    for key, word in route.headers.items():
-        yield key.lower().encode(), word.encode()
+    for key, text in route.headers.items():
+        yield key.lower().encode(), text.encode()
 
 
-def filter_response_headers(given: Pairs) -> Iterator[tuple[bytes, bytes]]:
+def filter_response_headers(headers: Pairs) -> Iterator[tuple[bytes, bytes]]:
     """Yield the headers of a response."""
-    for name, value in _passing(given, _NOT_ANSWERED):
+    for name, value in _drop_headers(headers, _DROPPED_RESPONSE_HEADERS):
         if name != b"set-cookie":
             yield name, value
-        elif not value.strip().lower().startswith(OURS):
-            yield name, _of_this_host(value)
+        elif not value.strip().lower().startswith(PLATFORM_COOKIES):
+            yield name, _remove_domain(value)
 
 
-def _passing(given: Pairs, dropped: frozenset[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    pairs = [(name.lower(), value) for name, value in given]
-    named = {word.strip().lower() for name, value in pairs if name == b"connection" for word in value.split(b",")}
+def _drop_headers(headers: Pairs, dropped: frozenset[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    pairs = [(name.lower(), value) for name, value in headers]
+    named = {token.strip().lower() for name, value in pairs if name == b"connection" for token in value.split(b",")}
     chunked = any(name == b"transfer-encoding" for name, _ in pairs)
     for name, value in pairs:
         if name in HOP_BY_HOP or name in dropped or (name in named and name != b"cookie"):
@@ -56,13 +56,13 @@ def _passing(given: Pairs, dropped: frozenset[bytes]) -> Iterator[tuple[bytes, b
         yield name, value
 
 
-def _others_cookies(value: bytes) -> bytes:
-    cookies = [one.strip() for one in value.split(b";")]
-    return b"; ".join(one for one in cookies if one and not one.lower().startswith(OURS))
+def _drop_platform_cookies(value: bytes) -> bytes:
+    cookies = [cookie.strip() for cookie in value.split(b";")]
+    return b"; ".join(cookie for cookie in cookies if cookie and not cookie.lower().startswith(PLATFORM_COOKIES))
 
 
-def _of_this_host(cookie: bytes) -> bytes:
+def _remove_domain(cookie: bytes) -> bytes:
     """Remove the Domain attribute: such a cookie would be sent to other sandboxes' previews and to the platform."""
     value, *attributes = cookie.split(b";")
-    kept = [one for one in attributes if one.partition(b"=")[0].strip().lower() != b"domain"]
+    kept = [attribute for attribute in attributes if attribute.partition(b"=")[0].strip().lower() != b"domain"]
     return b";".join((value, *kept))

@@ -11,9 +11,9 @@ from sandyard.kit.pacing import take_turn
 from sandyard.kit.websockets import RAW, FrameTracker
 from sandyard.platform.api.preview_proxy.exchange import CONNECT_S, run_until_first, send_request
 from sandyard.platform.api.preview_proxy.headers import filter_response_headers
-from sandyard.platform.api.preview_proxy.pages import Trouble, render_error
-from sandyard.platform.domain.previews.addresses import Addresses, Place
-from sandyard.platform.domain.previews.model import BrokenAnswerError, PortClosedError
+from sandyard.platform.api.preview_proxy.pages import RouteFailure, find_route_failure
+from sandyard.platform.domain.previews.addresses import Addresses, PreviewPort
+from sandyard.platform.domain.previews.model import BrokenResponseError, PortClosedError
 from sandyard.platform.domain.previews.service import Previews
 from sandyard.platform.domain.sandboxes.e2b import SandboxUnreachableError
 
@@ -25,7 +25,7 @@ _TIMEOUT = {"connect": CONNECT_S, "pool": CONNECT_S, "read": CONNECT_S, "write":
 
 
 async def forward_socket(
-    previews: Previews, addresses: Addresses, place: Place, *, scope: Scope, receive: Receive, send: Send
+    previews: Previews, addresses: Addresses, preview: PreviewPort, *, scope: Scope, receive: Receive, send: Send
 ) -> Response | None:
     """Proxy until one side closes. Returns the response if the server in the sandbox rejects the WebSocket.
 
@@ -33,45 +33,47 @@ async def forward_socket(
     """
     await receive()  # websocket.connect
     request = {**scope, "method": "GET"}
-    async with previews.reaching(place, wake=False) as route:
-        answer = await send_request(previews, addresses, place, route, request, more=_UPGRADE, timeouts=_TIMEOUT)
+    async with previews.open_route(preview, wake=False) as route:
+        upstream = await send_request(
+            previews, addresses, preview, route, request, extra_headers=_UPGRADE, timeouts=_TIMEOUT
+        )
     try:
-        if answer.status_code != httpx.codes.SWITCHING_PROTOCOLS:
-            return await _refused(previews, place, answer)
-        await send({"type": RAW, "headers": list(filter_response_headers(answer.headers.raw))})
-        stream: httpcore.AsyncNetworkStream = answer.extensions["network_stream"]
-        await run_until_first(_forward_input(previews, place, stream, receive), _forward_output(stream, send))
+        if upstream.status_code != httpx.codes.SWITCHING_PROTOCOLS:
+            return await _make_refusal(previews, preview, upstream)
+        await send({"type": RAW, "headers": list(filter_response_headers(upstream.headers.raw))})
+        stream: httpcore.AsyncNetworkStream = upstream.extensions["network_stream"]
+        await run_until_first(_forward_input(previews, preview, stream, receive), _forward_output(stream, send))
     finally:
-        await answer.aclose()
+        await upstream.aclose()
     return None
 
 
-async def _refused(previews: Previews, place: Place, answer: httpx.Response) -> Response:
+async def _make_refusal(previews: Previews, preview: PreviewPort, upstream: httpx.Response) -> Response:
     body = b""
     try:
-        async for piece in answer.aiter_raw():
+        async for chunk in upstream.aiter_raw():
             await take_turn()
-            body += piece
+            body += chunk
             if len(body) > REFUSAL_BYTES:
-                raise BrokenAnswerError
+                raise BrokenResponseError
     except httpx.TransportError:
-        raise BrokenAnswerError from None
-    reason = render_error(answer.status_code, body)
-    if reason is Trouble.CLOSED:
+        raise BrokenResponseError from None
+    reason = find_route_failure(upstream.status_code, body)
+    if reason is RouteFailure.CLOSED:
         raise PortClosedError
-    if reason is Trouble.MISSING:
-        await previews.missed(place, wake=False)
+    if reason is RouteFailure.MISSING:
+        await previews.resume_if_paused(preview, wake=False)
         raise SandboxUnreachableError
-    response = Response(body, answer.status_code)
+    response = Response(body, upstream.status_code)
     response.raw_headers = [
-        pair for pair in filter_response_headers(answer.headers.raw) if pair[0] != b"content-length"
+        pair for pair in filter_response_headers(upstream.headers.raw) if pair[0] != b"content-length"
     ]
     response.headers["content-length"] = str(len(body))
     return response
 
 
 async def _forward_input(
-    previews: Previews, place: Place, stream: httpcore.AsyncNetworkStream, receive: Receive
+    previews: Previews, preview: PreviewPort, stream: httpcore.AsyncNetworkStream, receive: Receive
 ) -> None:
     """Forward the browser's data until it disconnects.
 
@@ -83,7 +85,7 @@ async def _forward_input(
         if message["type"] == "websocket.disconnect":
             return
         if frames.feed(message["bytes"]):
-            previews.touch(place)
+            previews.touch(preview)
         await take_turn()
         try:
             await stream.write(message["bytes"])

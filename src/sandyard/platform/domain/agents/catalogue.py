@@ -21,7 +21,7 @@ from sandyard.platform.domain.agents.profiles import BUILT_IN
 from sandyard.platform.domain.agents.profiles.custom import CustomProfile, Definition
 from sandyard.platform.domain.agents.profiles.demo import DEMO
 from sandyard.platform.domain.agents.profiles.model import Profile
-from sandyard.platform.domain.models.apis import SPEAKS
+from sandyard.platform.domain.models.apis import SUPPORTED_APIS
 from sandyard.platform.domain.models.model import ModelApi
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.model import utc_now
@@ -237,7 +237,7 @@ async def _load_provider_kinds(session: AsyncSession) -> Sequence[tuple[str | No
 def _choose_for_first_provider(kinds: Sequence[tuple[str | None, ModelApi]], project: Project | None) -> str:
     here = (None, project.id if project is not None else None)
     for owner, kind in kinds:
-        usable = [one for one in BUILT_IN.values() if not set(SPEAKS[kind]).isdisjoint(one.apis)]
+        usable = [one for one in BUILT_IN.values() if not set(SUPPORTED_APIS[kind]).isdisjoint(one.apis)]
         if owner in here and usable:
             return min(usable, key=lambda one: len(one.apis)).name
     return DEMO.name

@@ -87,7 +87,7 @@ class Trial:
 
 
 class TrialModels(Protocol):
-    async def require(self, project_id: str | None, profile: Profile, model: str | None) -> None: ...
+    async def require_model(self, project_id: str | None, profile: Profile, model: str | None) -> None: ...
 
 
 class Trials:
@@ -163,7 +163,9 @@ class Trials:
         error: SandyardError | None = None
         turn: Turn | None = None
         try:
-            await self._models.require(None, profile, model)  # fail before a sandbox is created and the agent installed
+            await self._models.require_model(
+                None, profile, model
+            )  # fail before a sandbox is created and the agent installed
             async with asyncio.timeout(LONGEST_S):
                 await self._sessions.create(
                     caller,
@@ -192,7 +194,7 @@ class Trials:
     async def _build_result(
         self, caller: Principal, profile: Profile, session_id: str, turn: Turn | None, error: SandyardError | None
     ) -> Trial:
-        events = await self._feed.history(caller, EventFilter(session_id=session_id), limit=_EVENT_LIMIT)
+        events = await self._feed.list_after(caller, EventFilter(session_id=session_id), limit=_EVENT_LIMIT)
         answer = await self._read_answer(caller, session_id)
         completed = turn is not None and turn.status == TurnStatus.COMPLETED
         ok = error is None and completed and bool(answer)

@@ -21,7 +21,7 @@ from sandyard.platform.domain.paging import Listing, PageRequest, read_rows
 from sandyard.platform.domain.users.model import Principal
 
 _EXPORT_PAGE = 500
-_WIDTHS = {"target": 300, "action": 60, "outcome": 40, "request_id": 40, "address": 60}
+_MAX_LENGTHS = {"target": 300, "action": 60, "outcome": 40, "request_id": 40, "address": 60}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class AuditQuery:
 
 
 class Audit:
+    """Operations on the audit log."""
+
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
@@ -62,7 +64,7 @@ class Audit:
             user_name=principal.name if principal else None,
             means=principal.means if principal else None,
             detail=dict(detail or {}),
-            **{name: text if text is None else text[: _WIDTHS[name]] for name, text in texts.items()},
+            **{name: text if text is None else text[: _MAX_LENGTHS[name]] for name, text in texts.items()},
         )
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.append((entry, written))
@@ -72,7 +74,7 @@ class Audit:
         """List entries, newest first. The cursor is a sequence number."""
         caller.require_admin()
         before = _parse_cursor(page.cursor)
-        return await self._page(query, page.limit, before)
+        return await self._read_page(query, page.limit, before)
 
     async def export(self, caller: Principal, query: AuditQuery) -> AsyncIterator[bytes]:
         """Stream all matching entries, newest first, as one JSON object per line.
@@ -81,23 +83,23 @@ class Audit:
         meanwhile are not included.
         """
         caller.require_admin()
-        return self._lines(query)
+        return self._stream_lines(query)
 
     async def close(self) -> None:
         await self._tasks.wait(5)
         await self._tasks.cancel()
 
-    async def _lines(self, query: AuditQuery) -> AsyncIterator[bytes]:
+    async def _stream_lines(self, query: AuditQuery) -> AsyncIterator[bytes]:
         before = None
         while True:
-            page = await self._page(query, _EXPORT_PAGE, before)
+            page = await self._read_page(query, _EXPORT_PAGE, before)
             if page.items:
                 yield b"".join(_to_line(entry) for entry in page.items)
             if page.next_cursor is None:
                 return
             before = int(page.next_cursor)
 
-    async def _page(self, query: AuditQuery, limit: int, before: int | None) -> Listing[Entry]:
+    async def _read_page(self, query: AuditQuery, limit: int, before: int | None) -> Listing[Entry]:
         rows = _build_query(query)
         if before is not None:
             rows = rows.where(Entry.seq < before)
@@ -124,9 +126,9 @@ class Audit:
 
 def _build_query(query: AuditQuery) -> Select[Entry]:
     rows = select(Entry)
-    for column, wanted in ((Entry.user_id, query.user_id), (Entry.action, query.action), (Entry.target, query.target)):
-        if wanted is not None:
-            rows = rows.where(column == wanted)
+    for column, value in ((Entry.user_id, query.user_id), (Entry.action, query.action), (Entry.target, query.target)):
+        if value is not None:
+            rows = rows.where(column == value)
     if query.since is not None:
         rows = rows.where(Entry.at >= query.since)
     if query.until is not None:
@@ -142,7 +144,7 @@ def _parse_cursor(cursor: str | None) -> int | None:
     return int(cursor)
 
 
-def as_json(entry: Entry) -> dict[str, Any]:
+def to_json(entry: Entry) -> dict[str, Any]:
     """Return the entry as the API shows it."""
     return {
         "seq": entry.seq,
@@ -160,4 +162,4 @@ def as_json(entry: Entry) -> dict[str, Any]:
 
 
 def _to_line(entry: Entry) -> bytes:
-    return json.dumps(as_json(entry), ensure_ascii=False).encode() + b"\n"
+    return json.dumps(to_json(entry), ensure_ascii=False).encode() + b"\n"

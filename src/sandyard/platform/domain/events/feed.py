@@ -21,18 +21,18 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Event, Setting
-from sandyard.platform.domain.events import notices
+from sandyard.platform.domain.events import notifications
 from sandyard.platform.domain.events.model import COLUMNS, EventFilter, EventView
-from sandyard.platform.domain.events.visibility import Projects, Sight, changes_projects, visible_to
+from sandyard.platform.domain.events.visibility import EventVisibility, UserProjects, changes_projects, visible_to
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 PAGE = 500
 CATCH_UP_PAGE = 100
 """Events read at once for a reader that is behind, and kept until it has received them. An event can have 20 kB."""
 TRIM_PAGE = 5000
-_TRIMMED = "events_trimmed"
+_TRIMMED_SETTING = "events_trimmed"
 _EVERYTHING = EventFilter()
 
 
@@ -44,22 +44,22 @@ class Feed:
         self._clock = clock or SystemClock()
         self._backlog = backlog
         self._tasks = TaskSet("events")
-        self._news = asyncio.Event()
-        self._heard: Sequence[Event] | None = None
-        self._waiting: set[asyncio.Future[bool]] = set()
-        self.projects = Projects(database)
+        self._new_events = asyncio.Event()
+        self._delivered: Sequence[Event] | None = None
+        self._waiters: set[asyncio.Future[bool]] = set()
+        self.projects = UserProjects(database)
         self.recent: list[EventView] = []
         self.floor = 0  # `recent` holds every event above this number, up to `last`
         self.last = 0
         self.closed = False
 
     async def open(self) -> None:
-        self.last = self.floor = await self._newest()
-        self._database.listen_committed(self._hear)
-        self._database.listen(self._look_for)
-        self._tasks.spawn(self._read())
+        self.last = self.floor = await self._get_newest()
+        self._database.listen_committed(self._deliver_committed)
+        self._database.listen(self._request_read)
+        self._tasks.spawn(self._follow())
         if not self._database.is_sqlite:
-            self._tasks.spawn(notices.listen(self._database, self._news.set))
+            self._tasks.spawn(notifications.listen(self._database, self._new_events.set))
 
     def end(self) -> None:
         """End all subscriptions immediately and permanently. A server that stops calls this first. Idempotent."""
@@ -77,17 +77,17 @@ class Feed:
 
         None starts now: everything committed after this returns is delivered. A number that does not exist yet counts as now.
         """
-        newest = max(await self._newest(), self.last)
-        trimmed = await self._trimmed() if after is not None else 0
+        newest = max(await self._get_newest(), self.last)
+        trimmed = await self._get_trimmed_position() if after is not None else 0
         return Subscription(self, principal, filters, newest if after is None else min(after, newest), trimmed)
 
-    async def history(
+    async def list_after(
         self, principal: Principal, filters: EventFilter = _EVERYTHING, after: int = 0, limit: int = PAGE
     ) -> list[EventView]:
         """Return events the caller may see after number `after`, oldest first."""
-        return await self.rows(principal, filters, after, None, limit)
+        return await self.read_rows(principal, filters, after, None, limit)
 
-    async def newest(
+    async def list_newest(
         self,
         principal: Principal,
         filters: EventFilter = _EVERYTHING,
@@ -97,7 +97,9 @@ class Feed:
         limit: int = PAGE,
     ) -> list[EventView]:
         """Return the last events the caller may see between numbers `after` and `before`, newest first."""
-        query = select(*COLUMNS).where(Event.seq > after, *filters.clauses()).order_by(Event.seq.desc()).limit(limit)
+        query = (
+            select(*COLUMNS).where(Event.seq > after, *filters.make_clauses()).order_by(Event.seq.desc()).limit(limit)
+        )
         if before is not None:
             query = query.where(Event.seq < before)
         return await self._read_views(principal, query)
@@ -115,23 +117,23 @@ class Feed:
                 last = await tx.session.scalar(select(func.max(oldest.subquery().c.seq)))
                 if last is None:
                     break
-                gone = delete(Event).where(Event.seq <= last, Event.at < limit).returning(Event.seq)
-                count = len((await tx.session.execute(gone)).all())
-                mark = await tx.session.get(Setting, _TRIMMED, with_for_update=True)
-                if mark is None:
-                    tx.add(Setting(name=_TRIMMED, value=str(last)))
+                statement = delete(Event).where(Event.seq <= last, Event.at < limit).returning(Event.seq)
+                count = len((await tx.session.execute(statement)).all())
+                setting = await tx.session.get(Setting, _TRIMMED_SETTING, with_for_update=True)
+                if setting is None:
+                    tx.add(Setting(name=_TRIMMED_SETTING, value=str(last)))
                 else:
-                    mark.value = str(max(last, int(mark.value)))
+                    setting.value = str(max(last, int(setting.value)))
             total += count
         if total:
             log.info("events_trimmed", count=total)
         return total
 
-    async def rows(
+    async def read_rows(
         self, principal: Principal, filters: EventFilter, after: int, upto: int | None, limit: int
     ) -> list[EventView]:
         """Read events from the database, in order."""
-        query = select(*COLUMNS).where(Event.seq > after, *filters.clauses()).order_by(Event.seq).limit(limit)
+        query = select(*COLUMNS).where(Event.seq > after, *filters.make_clauses()).order_by(Event.seq).limit(limit)
         if upto is not None:
             query = query.where(Event.seq <= upto)
         return await self._read_views(principal, query)
@@ -142,7 +144,7 @@ class Feed:
         async with self._database.reading() as session:
             return [EventView(*row) for row in (await session.execute(query)).all()]
 
-    def since(self, position: int, limit: int) -> Sequence[EventView]:
+    def read_recent(self, position: int, limit: int) -> Sequence[EventView]:
         """Return events from memory. `position` must not be below `floor`."""
         start = bisect_right(self.recent, position, key=lambda event: event.seq)
         return self.recent[start : start + limit]
@@ -151,20 +153,20 @@ class Feed:
         """Wait for the next event, the end, or until `woken` is resolved elsewhere. Returns False on timeout."""
         # a bare timer: asyncio.timeout costs several times as much, for every reader and event
         timer = None if timeout is None else asyncio.get_running_loop().call_later(timeout, _resolve, woken, False)
-        self._waiting.add(woken)
+        self._waiters.add(woken)
         try:
             return await woken
         finally:
-            self._waiting.discard(woken)
+            self._waiters.discard(woken)
             if timer is not None:
                 timer.cancel()
 
-    async def _read(self) -> None:
+    async def _follow(self) -> None:
         failing = False
         while True:
-            self._news.clear()
+            self._new_events.clear()
             try:
-                more = await self._pull()
+                more = await self._read_new()
             except SandyardError as error:
                 if not failing:
                     log.warning("events_not_read", reason=error.message)
@@ -175,32 +177,33 @@ class Feed:
                 failing = False
             if not more:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
-                        await self._news.wait()
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await self._new_events.wait()
 
-    def _hear(self, events: Sequence[Event]) -> None:
-        """Take events that this process just committed without reading them, unless other events came before them."""
+    def _deliver_committed(self, events: Sequence[Event]) -> None:
+        """Deliver events that this process just committed without reading them, unless other events came before them."""
         if [event.seq for event in events] == list(range(self.last + 1, self.last + 1 + len(events))):
-            self._take([EventView.of(event) for event in events])
-            self._heard = events
+            self._append([EventView.from_row(event) for event in events])
+            self._delivered = events
 
-    def _look_for(self, events: Sequence[Event]) -> None:
-        if events is not self._heard:
-            self._news.set()
+    def _request_read(self, events: Sequence[Event]) -> None:
+        if events is not self._delivered:
+            self._new_events.set()
 
-    async def _pull(self) -> bool:
+    async def _read_new(self) -> bool:
         """Read new events. Returns True if there may be more."""
         query = select(*COLUMNS).where(Event.seq > self.last).order_by(Event.seq).limit(PAGE)
         async with self._database.reading() as session:
             read = [EventView(*row) for row in (await session.execute(query)).all()]
-        self._take([event for event in read if event.seq > self.last])  # some may have arrived by _hear meanwhile
+        # `_deliver_committed` may have appended some of them meanwhile
+        self._append([event for event in read if event.seq > self.last])
         return len(read) == PAGE
 
-    def _take(self, found: Sequence[EventView]) -> None:
+    def _append(self, found: Sequence[EventView]) -> None:
         if not found:
             return
         if any(changes_projects(event) for event in found):
-            self.projects.changed()
+            self.projects.invalidate()
         self.recent += found
         self.last = found[-1].seq
         if len(self.recent) > self._backlog + PAGE:
@@ -210,18 +213,18 @@ class Feed:
         self._wake()
 
     def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, set()
-        for woken in waiting:
+        waiters, self._waiters = self._waiters, set()
+        for woken in waiters:
             _resolve(woken, True)
 
-    async def _newest(self) -> int:
+    async def _get_newest(self) -> int:
         async with self._database.reading() as session:
             return int(await session.scalar(select(func.max(Event.seq))) or 0)
 
-    async def _trimmed(self) -> int:
+    async def _get_trimmed_position(self) -> int:
         async with self._database.reading() as session:
-            mark = await session.get(Setting, _TRIMMED)
-        return int(mark.value) if mark else 0
+            setting = await session.get(Setting, _TRIMMED_SETTING)
+        return int(setting.value) if setting else 0
 
 
 class Subscription:
@@ -286,27 +289,27 @@ class Subscription:
         feed = self._feed
         if self.position < feed.floor:
             upto = feed.last
-            found = await feed.rows(self._principal, self._filters, self.position, upto, CATCH_UP_PAGE)
+            found = await feed.read_rows(self._principal, self._filters, self.position, upto, CATCH_UP_PAGE)
             self.position = found[-1].seq if len(found) == CATCH_UP_PAGE else upto
             return found
-        sight = await self._sight()
+        visibility = await self._get_visibility()
         if self.position < feed.floor:  # the feed advanced while we looked
             return []
-        events = feed.since(self.position, PAGE)
+        events = feed.read_recent(self.position, PAGE)
         self.position = events[-1].seq
-        return [event for event in events if self._filters.matches(event) and sight.sees(event)]
+        return [event for event in events if self._filters.matches(event) and visibility.includes(event)]
 
-    async def _sight(self) -> Sight:
+    async def _get_visibility(self) -> EventVisibility:
         """Return what the reader may see, valid for everything currently in memory."""
         principal = self._principal
         if principal.is_admin:
-            return Sight(principal.user_id, everything=True)
-        known, before = None, self._projects
-        while known is None or known[0] != self._feed.projects.generation:
+            return EventVisibility(principal.user_id, everything=True)
+        current, before = None, self._projects
+        while current is None or current[0] != self._feed.projects.generation:
             generation = self._feed.projects.generation
-            known = (generation, await self._feed.projects.of(principal.user_id))
-        self._projects = known[1]
-        return Sight(principal.user_id, False, known[1], before if before is not None else known[1])
+            current = (generation, await self._feed.projects.list_for(principal.user_id))
+        self._projects = current[1]
+        return EventVisibility(principal.user_id, False, current[1], before if before is not None else current[1])
 
 
 def _resolve(woken: asyncio.Future[bool], happened: bool) -> None:

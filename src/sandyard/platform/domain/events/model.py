@@ -43,7 +43,7 @@ class EventView:
     data: dict[str, Any]
 
     @classmethod
-    def of(cls, event: Event) -> EventView:
+    def from_row(cls, event: Event) -> EventView:
         """Return the event as it would be read from its row."""
         fields = {column.key: getattr(event, column.key) for column in COLUMNS}
         return cls(**{**fields, "data": json.loads(json.dumps(event.data))})
@@ -88,7 +88,7 @@ class EventFilter:
             and self.sandbox_id in (None, event.sandbox_id)
         )
 
-    def clauses(self) -> Iterator[ColumnElement[bool]]:
+    def make_clauses(self) -> Iterator[ColumnElement[bool]]:
         """Yield the same conditions for the database."""
         for column, wanted in (
             (Event.session_id, self.session_id),

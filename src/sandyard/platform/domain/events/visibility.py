@@ -16,19 +16,19 @@ from sandyard.platform.db.models import Event, Project, ProjectMember
 from sandyard.platform.domain.events.model import EventView
 from sandyard.platform.domain.users.model import Principal
 
-STALE_SECONDS = 5.0
-"""How long a list of projects is trusted without an event about a change."""
+CACHE_SECONDS = 5.0
+"""How long a list of projects is cached without an event about a change."""
 
 
 def visible_to(principal: Principal) -> ColumnElement[bool] | None:
     """Return the condition for the database; None if nothing is hidden."""
     if principal.is_admin:
         return None
-    mine = _projects_of(principal.user_id).subquery()
+    mine = _select_projects(principal.user_id).subquery()
     return or_(Event.owner_id == principal.user_id, Event.project_id.in_(select(mine.c.id)))
 
 
-def _projects_of(user_id: str) -> Select[str]:
+def _select_projects(user_id: str) -> Select[str]:
     both = union(
         select(Project.id.label("id")).where(Project.owner_id == user_id),
         select(ProjectMember.project_id.label("id")).where(ProjectMember.user_id == user_id),
@@ -37,15 +37,18 @@ def _projects_of(user_id: str) -> Select[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What one user may see, for events in memory. `before` are their projects before the last change, so that they see that change."""
+class EventVisibility:
+    """Which events in memory one user may see.
+
+    `now`: the user's projects. `before`: those before the last change, so that the user sees the event about that change.
+    """
 
     user_id: str
     everything: bool
     now: frozenset[str] = frozenset()
     before: frozenset[str] = frozenset()
 
-    def sees(self, event: EventView) -> bool:
+    def includes(self, event: EventView) -> bool:
         if self.everything or event.owner_id == self.user_id:
             return True
         if event.project_id is None:
@@ -58,36 +61,36 @@ def changes_projects(event: EventView) -> bool:
 
 
 @dataclass
-class _Known:
+class _CachedProjects:
     projects: frozenset[str] = frozenset()
     generation: int = -1
     until: float = 0.0
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Projects:
+class UserProjects:
     """The projects of each user, looked up once for all their streams and again after each change."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: dict[str, _Known] = {}
+        self._cached: dict[str, _CachedProjects] = {}
         self.generation = 0
 
-    def changed(self) -> None:
+    def invalidate(self) -> None:
         self.generation += 1
 
-    async def of(self, user_id: str) -> frozenset[str]:
+    async def list_for(self, user_id: str) -> frozenset[str]:
         """Return the user's projects, at least as recent as the newest known change."""
-        known = self._known.setdefault(user_id, _Known())
-        if not self._trusted(known):
-            async with known.loading:
-                if not self._trusted(known):
+        cached = self._cached.setdefault(user_id, _CachedProjects())
+        if not self._is_current(cached):
+            async with cached.loading:
+                if not self._is_current(cached):
                     generation = self.generation
                     async with self._database.reading() as session:
-                        projects = frozenset((await session.scalars(_projects_of(user_id))).all())
-                    known.projects, known.generation = projects, generation
-                    known.until = time.monotonic() + STALE_SECONDS
-        return known.projects
+                        projects = frozenset((await session.scalars(_select_projects(user_id))).all())
+                    cached.projects, cached.generation = projects, generation
+                    cached.until = time.monotonic() + CACHE_SECONDS
+        return cached.projects
 
-    def _trusted(self, known: _Known) -> bool:
-        return known.generation == self.generation and time.monotonic() < known.until
+    def _is_current(self, cached: _CachedProjects) -> bool:
+        return cached.generation == self.generation and time.monotonic() < cached.until

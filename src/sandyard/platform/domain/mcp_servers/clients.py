@@ -8,7 +8,7 @@ import httpx
 
 from sandyard.kit.destinations import Destinations, is_proxied
 from sandyard.platform.db.models import McpServer
-from sandyard.platform.domain.models.clients import Clients
+from sandyard.platform.domain.models.clients import ServerClients
 
 
 class McpClients:
@@ -16,7 +16,7 @@ class McpClients:
 
     def __init__(self, destinations: Destinations, *, timeout_s: float) -> None:
         self._destinations = destinations
-        self._clients = Clients(destinations, timeout_s=timeout_s)
+        self._clients = ServerClients(destinations, timeout_s=timeout_s)
 
     async def check(self, url: SplitResult) -> None:
         """Raise PrivateAddressError if connections to this URL are not allowed, and OSError if its host has no address.
@@ -28,8 +28,8 @@ class McpClients:
         if not is_proxied(url.scheme, host):
             await self._destinations.resolve(host)
 
-    def client_for(self, row: McpServer) -> httpx.AsyncClient:
-        return self._clients.client_for(row.url or "", named_by_admin=row.named_by_admin)
+    def get_client(self, row: McpServer) -> httpx.AsyncClient:
+        return self._clients.get_client(row.url or "", named_by_admin=row.named_by_admin)
 
     async def close(self) -> None:
         await self._clients.close()

@@ -9,21 +9,23 @@ from sandyard.kit.http_clients import describe_unreachable
 from sandyard.platform.domain.models.redaction import Redactor
 
 
-def explain_response(name: str, response: httpx.Response, *, keyed: bool, redactor: Redactor) -> str | None:
-    """Return why the response is an error, or None if it is not. `keyed`: the request had configured headers, which `redactor` removes
-    from the message."""
+def explain_response(name: str, response: httpx.Response, *, has_headers: bool, redactor: Redactor) -> str | None:
+    """Return why the response is an error, or None if it is not.
+
+    `has_headers`: the request had configured headers, which `redactor` removes from the message.
+    """
     status = response.status_code
     if response.is_success:
         return None
     if status in (401, 403):
         return (
             f"The MCP server {name} rejected the configured headers ({status}). Check their values in the project settings."
-            if keyed
+            if has_headers
             else f"The MCP server {name} requires authentication ({status}). Add a header, such as Authorization."
         )
     if response.is_redirect:
-        where = redactor.text(str(response.headers.get("location", "")))[:200]
-        return f"The MCP server {name} redirects to another URL ({where}). Redirects are not followed. Check that URL and use it instead."
+        location = redactor.redact(str(response.headers.get("location", "")))[:200]
+        return f"The MCP server {name} redirects to another URL ({location}). Redirects are not followed. Check that URL and use it instead."
     if status == 404:
         return f"The MCP server {name} was not found at this URL (404)."
     if status == 405:

@@ -15,12 +15,12 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.models import McpServer
 from sandyard.platform.domain.mcp_servers.error_messages import explain_error, explain_response
 from sandyard.platform.domain.mcp_servers.model import SERVER_FAILED, ServerType
-from sandyard.platform.domain.mcp_servers.service import ID, McpServers
+from sandyard.platform.domain.mcp_servers.service import ID_PREFIX, McpServers
 from sandyard.platform.domain.models import apis
 from sandyard.platform.domain.models.capability import Capabilities
-from sandyard.platform.domain.models.gateway import Place
-from sandyard.platform.domain.models.redaction import Redactor, redactor_of_headers
-from sandyard.platform.domain.models.tunnel import Answering, Asking
+from sandyard.platform.domain.models.gateway import RequestOrigin
+from sandyard.platform.domain.models.redaction import Redactor, make_header_redactor
+from sandyard.platform.domain.models.tunnel import ResponseWriter, TunnelRequest
 
 log = get_logger(__name__)
 
@@ -28,12 +28,12 @@ METHODS = ("POST", "GET", "DELETE")
 _FORWARDED_HEADERS = frozenset(("accept", "content-type", "last-event-id", "user-agent"))
 _STRIPPED_RESPONSE_HEADERS = frozenset(("www-authenticate",))
 """Headers that would make an agent ask for a login that is impossible in a sandbox."""
-_NOTED = 10_000
-NoteFailure = Callable[[str, str, str], Awaitable[None]]
+_MAX_REPORTED = 10_000
+FailureHook = Callable[[str, str, str], Awaitable[None]]
 """Called with a turn, a code and a sentence."""
 
 
-class _Refused(Exception):  # noqa: N818 - an answer, no error of ours
+class _Refused(Exception):  # noqa: N818 - a response, not an error of the platform
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
         self.status, self.sentence = status, sentence
@@ -42,7 +42,7 @@ class _Refused(Exception):  # noqa: N818 - an answer, no error of ours
 class McpGateway:
     """Proxy for MCP servers. Settings are read for each request, so that changes take effect immediately.
 
-    `note_failure` is called for servers that cannot be used, once per turn.
+    `failure_hooks` are called for servers that cannot be used, once per turn.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class McpGateway:
         self.servers = servers
         self._capabilities = capabilities
         self._tasks = TaskSet("mcp")
-        self._noted: set[tuple[str, str]] = set()
-        self.note_failure: list[NoteFailure] = []
+        self._reported: set[tuple[str, str]] = set()
+        self.failure_hooks: list[FailureHook] = []
 
     async def close(self) -> None:
         await self._tasks.wait(2)
@@ -63,84 +63,88 @@ class McpGateway:
 
     def handles(self, target: str) -> bool:
         """Return whether a request in the tunnel is for an MCP server and not for a model."""
-        return target.startswith(f"/{ID}")
+        return target.startswith(f"/{ID_PREFIX}")
 
-    async def serve(self, place: Place, asking: Asking, answer: Answering) -> None:
+    async def serve(self, origin: RequestOrigin, request: TunnelRequest, writer: ResponseWriter) -> None:
         """Serve a request. Always responds, unless cancelled."""
         try:
-            row = await self._authorize(place, asking)
-            await self._forward(place, row, asking, answer)
+            row = await self._authorize(origin, request)
+            await self._forward(origin, row, request, writer)
         except _Refused as refused:
             error = {"code": -32000, "message": refused.sentence}
             body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
             headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
-            await answer.head(refused.status, headers)
-            await answer.data(b"" if asking.method == "HEAD" else body)
-            await answer.end()
+            await writer.send_head(refused.status, headers)
+            await writer.send_data(b"" if request.method == "HEAD" else body)
+            await writer.end()
 
-    async def _authorize(self, place: Place, asking: Asking) -> McpServer:
-        target, _, query = asking.target.partition("?")
-        capability = self._capabilities.of(place.sandbox_id)
-        if not any(capability.matches(shown) for shown in apis.list_capabilities(asking.headers, "")):
+    async def _authorize(self, origin: RequestOrigin, request: TunnelRequest) -> McpServer:
+        target, _, query = request.target.partition("?")
+        capability = self._capabilities.derive(origin.sandbox_id)
+        if not any(capability.matches(given) for given in apis.list_capabilities(request.headers, "")):
             raise _Refused(403, "Invalid capability.")
-        row = await self.servers.find(target.strip("/"), place.session_id)
+        row = await self.servers.find(target.strip("/"), origin.session_id)
         if row is None or row.type != ServerType.HTTP:
             raise _Refused(404, "The project no longer has this MCP server.")
-        if asking.method not in METHODS:
-            raise _Refused(405, f"Method {asking.method[:10]} is not allowed.")
+        if request.method not in METHODS:
+            raise _Refused(405, f"Method {request.method[:10]} is not allowed.")
         if query:
             raise _Refused(400, "Query parameters are not allowed here.")
-        if any(name == "content-encoding" and value != "identity" for name, value in asking.headers):
+        if any(name == "content-encoding" and value != "identity" for name, value in request.headers):
             raise _Refused(415, "Send the request uncompressed.")
         return row
 
-    async def _forward(self, place: Place, row: McpServer, asking: Asking, answer: Answering) -> None:
+    async def _forward(
+        self, origin: RequestOrigin, row: McpServer, request: TunnelRequest, writer: ResponseWriter
+    ) -> None:
         try:
             secrets = await self.servers.reveal(row)
         except SandyardError as error:
             log.error("mcp_headers_unreadable", server=row.id, reason=error.message)  # noqa: TRY400
             raise _Refused(500, f"The headers of {row.name} cannot be decrypted. Ask an administrator.") from None
-        redactor = redactor_of_headers(secrets.values())
+        redactor = make_header_redactor(secrets.values())
         try:
-            response = await self._send(row, asking, secrets)
+            response = await self._send(row, request, secrets)
         except (httpx.HTTPError, httpx.InvalidURL, SandyardError) as error:
-            sentence = redactor.text(explain_error(row.name, row.url or "", error))
+            sentence = redactor.redact(explain_error(row.name, row.url or "", error))
             log.warning("mcp_server_unreachable", server=row.id, reason=type(error).__name__)
-            self._note(place, row, sentence)
+            self._report_failure(origin, row, sentence)
             raise _Refused(504 if isinstance(error, httpx.TimeoutException) else 502, sentence) from None
         try:
-            complete = await self._stream_response(place, row, response, answer, redactor, keyed=bool(secrets))
+            complete = await self._stream_response(origin, row, response, writer, redactor, has_headers=bool(secrets))
         finally:
             await response.aclose()
         if complete:
-            await answer.end()
+            await writer.end()
 
     async def _stream_response(
         self,
-        place: Place,
+        origin: RequestOrigin,
         row: McpServer,
         response: httpx.Response,
-        answer: Answering,
+        writer: ResponseWriter,
         redactor: Redactor,
         *,
-        keyed: bool,
+        has_headers: bool,
     ) -> bool:
         """Stream the response to the agent. Returns whether it is complete."""
         if response.status_code in (401, 403) or response.is_redirect:
-            sentence = redactor.text(explain_response(row.name, response, keyed=keyed, redactor=redactor) or "")
+            sentence = redactor.redact(
+                explain_response(row.name, response, has_headers=has_headers, redactor=redactor) or ""
+            )
             log.info("mcp_server_refused", server=row.id, status=response.status_code)
-            self._note(place, row, sentence)
+            self._report_failure(origin, row, sentence)
             raise _Refused(502 if response.is_redirect else 403, sentence)
-        headers = [(name, redactor.text(value)) for name, value in response.headers.items()]
+        headers = [(name, redactor.redact(value)) for name, value in response.headers.items()]
         kept = [header for header in headers if header[0].lower() not in _STRIPPED_RESPONSE_HEADERS]
-        await answer.head(
+        await writer.send_head(
             response.status_code, apis.filter_response_headers(kept, decoded="content-encoding" in response.headers)
         )
         try:
             async for chunk in response.aiter_bytes():
                 await take_turn()
-                await answer.data(redactor.feed(chunk))
-            await answer.data(redactor.rest())
+                await writer.send_data(redactor.feed(chunk))
+            await writer.send_data(redactor.flush())
         except httpx.ReadTimeout:
             # an idle stream ends, and the client reopens it if needed
             return response.request.method == "GET"
@@ -149,35 +153,35 @@ class McpGateway:
             return False
         return True
 
-    async def _send(self, row: McpServer, asking: Asking, secrets: Mapping[str, Secret]) -> httpx.Response:
-        client = self.servers.client_for(row)
-        own = {name.lower() for name in secrets}
+    async def _send(self, row: McpServer, request: TunnelRequest, secrets: Mapping[str, Secret]) -> httpx.Response:
+        client = self.servers.get_client(row)
+        configured = {name.lower() for name in secrets}
         headers = [
-            *((name, value) for name, value in asking.headers if _is_forwarded(name) and name not in own),
+            *((name, value) for name, value in request.headers if _is_forwarded(name) and name not in configured),
             ("accept-encoding", "identity"),
-            *([("content-length", str(len(asking.body)))] if asking.body else []),
+            *([("content-length", str(len(request.body)))] if request.body else []),
             *((name, value.reveal()) for name, value in secrets.items()),
         ]
-        request = client.build_request(
-            asking.method,
+        upstream_request = client.build_request(
+            request.method,
             row.url or "",
             headers=[
                 (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers
             ],
-            content=asking.stream_body() if asking.body else None,
+            content=request.stream_body() if request.body else None,
         )
-        response = await client.send(request, stream=True)
-        asking.drop_body()
+        response = await client.send(upstream_request, stream=True)
+        request.drop_body()
         return response
 
-    def _note(self, place: Place, row: McpServer, sentence: str) -> None:
-        turn_id = place.turn()
-        if turn_id is None or (turn_id, row.id) in self._noted:
+    def _report_failure(self, origin: RequestOrigin, row: McpServer, sentence: str) -> None:
+        turn_id = origin.get_turn_id()
+        if turn_id is None or (turn_id, row.id) in self._reported:
             return
-        if len(self._noted) > _NOTED:
-            self._noted.clear()
-        self._noted.add((turn_id, row.id))
-        for hook in self.note_failure:
+        if len(self._reported) > _MAX_REPORTED:
+            self._reported.clear()
+        self._reported.add((turn_id, row.id))
+        for hook in self.failure_hooks:
             self._tasks.spawn(_call_hook(hook, turn_id, sentence))
 
 
@@ -185,7 +189,7 @@ def _is_forwarded(name: str) -> bool:
     return name in _FORWARDED_HEADERS or name.startswith("mcp-")
 
 
-async def _call_hook(hook: NoteFailure, turn_id: str, sentence: str) -> None:
+async def _call_hook(hook: FailureHook, turn_id: str, sentence: str) -> None:
     try:
         await hook(turn_id, SERVER_FAILED, sentence)
     except SandyardError as error:

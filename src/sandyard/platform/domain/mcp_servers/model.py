@@ -27,10 +27,10 @@ MAX_URL, MAX_HEADERS, MAX_HEADER = 2000, 20, 4000
 NAME = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38}[A-Za-z0-9])?"
 """No underscores: agents join the server's and the tool's names with underscores."""
 ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]{0,199}"
-_SHOWN = 4  # characters of a header's value
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
-_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
-_RESERVED = frozenset(
+_HINT_LENGTH = 4  # characters of a header's value
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
+_RESERVED_HEADERS = frozenset(
     "accept accept-encoding connection content-encoding content-length content-type expect forwarded host keep-alive last-event-id "
     "origin proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding upgrade".split()
 )
@@ -79,7 +79,7 @@ class McpServerInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class McpTestResult:
     """The result of a test."""
 
     ok: bool
@@ -125,7 +125,7 @@ def check_command(command: str) -> str:
 
 
 def check_args(args: Sequence[str]) -> list[str]:
-    if len(args) > MAX_ARGS or any(len(one) > MAX_ARG for one in args):
+    if len(args) > MAX_ARGS or any(len(arg) > MAX_ARG for arg in args):
         raise InvalidInputError(f"Use at most {MAX_ARGS} arguments of at most {MAX_ARG} characters each.")
     return list(args)
 
@@ -162,10 +162,10 @@ def check_url(url: str) -> SplitResult:
 
 
 def check_header(name: str, value: Secret) -> None:
-    if not _HEADER.fullmatch(name) or name.lower() in _RESERVED or name.lower().startswith("mcp-"):
+    if not _HEADER_NAME.fullmatch(name) or name.lower() in _RESERVED_HEADERS or name.lower().startswith("mcp-"):
         raise InvalidInputError(f"{name[:60]!r} cannot be set as a header of an MCP server.")
     text = value.reveal()
-    if len(text) > MAX_HEADER or not _VALUE.fullmatch(text):
+    if len(text) > MAX_HEADER or not _HEADER_VALUE.fullmatch(text):
         raise InvalidInputError(
             f"The value of {name} is empty, is longer than {MAX_HEADER} characters, or contains line breaks or other invalid "
             "characters. Copy it again."
@@ -175,7 +175,7 @@ def check_header(name: str, value: Secret) -> None:
 def make_hint(value: Secret) -> str:
     """Return the end of the value. Four characters of a short one would reveal too much."""
     text = value.reveal()
-    return f"…{text[-_SHOWN:]}" if len(text) >= 4 * _SHOWN else "…"
+    return f"…{text[-_HINT_LENGTH:]}" if len(text) >= 4 * _HINT_LENGTH else "…"
 
 
 # configuration of agents ------------------------------------------------------------------------------------------------
@@ -191,8 +191,11 @@ def make_entry(row: McpServer, gateway: str, capability: Secret | None) -> dict[
 
 
 def make_fingerprint(rows: Sequence[McpServer]) -> str:
-    """Return a value that changes with what agents are told; empty without servers. What the gateway adds is read for each request."""
+    """Return a value that changes with the configuration of agents; empty without servers.
+
+    Header values are not part of it: the gateway reads them for each request.
+    """
     if not rows:
         return ""
-    told = [[row.id, row.name, row.type, row.command, row.args, sorted(row.env.items())] for row in rows]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    fields = [[row.id, row.name, row.type, row.command, row.args, sorted(row.env.items())] for row in rows]
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]

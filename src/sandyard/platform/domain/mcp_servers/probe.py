@@ -19,57 +19,60 @@ from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.kit.text import storable
 from sandyard.platform.domain.mcp_servers.error_messages import explain_error, explain_response
-from sandyard.platform.domain.mcp_servers.model import Probe
-from sandyard.platform.domain.models.redaction import Redactor, redactor_of_headers
+from sandyard.platform.domain.mcp_servers.model import McpTestResult
+from sandyard.platform.domain.models.redaction import Redactor, make_header_redactor
 
 VERSION = "2025-06-18"
 """The protocol version offered. A server that uses another version says so, and that version is used."""
-WHOLE_S = 30.0
-END_S = 5.0
+TIMEOUT_S = 30.0
+END_TIMEOUT_S = 5.0
 """How long the server may take to end the test's session."""
 MAX_TOOLS, MAX_PAGES = 500, 10
-_MOST, _VALUES = 4 << 20, 50_000
-_LONGEST = 600
+_MAX_BYTES, _MAX_VALUES = 4 << 20, 50_000
+_MAX_DETAIL_LENGTH = 600
 _SESSION, _VERSION = "mcp-session-id", "mcp-protocol-version"
 _HEADER_VALUE = re.compile(r"[!-~]{1,1000}")
 _ID = re.compile(rb'"id"')
 
 
-class _Failed(Exception):  # noqa: N818 - an answer, no error of ours
+class _CheckFailed(Exception):  # noqa: N818 - a result, not an error of the platform
     """The test failed, with a message for people."""
 
 
-async def probe(client: httpx.AsyncClient, name: str, url: str, headers: Mapping[str, Secret]) -> Probe:
-    began = time.monotonic()
-    redactor = redactor_of_headers(headers.values())
+async def check_server(client: httpx.AsyncClient, name: str, url: str, headers: Mapping[str, Secret]) -> McpTestResult:
+    """Connect to the server with these headers and list its tools. Never raises for errors of the server."""
+    started = time.monotonic()
+    redactor = make_header_redactor(headers.values())
     conversation = _Conversation(client, name, url, headers, redactor)
     try:
-        async with asyncio.timeout(WHOLE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             server, tools = await conversation.run()
-        ok, detail = True, f"{name} works: {_count(tools)}."
-    except _Failed as failed:
+        ok, detail = True, f"{name} works: {_describe_count(tools)}."
+    except _CheckFailed as failed:
         ok, detail, server, tools = False, str(failed), None, []
     except TimeoutError:
-        ok, detail, server, tools = False, f"{name} did not respond within {WHOLE_S:.0f} s.", None, []
+        ok, detail, server, tools = False, f"{name} did not respond within {TIMEOUT_S:.0f} s.", None, []
     except (httpx.HTTPError, httpx.InvalidURL, SandyardError) as error:
         ok, detail, server, tools = False, explain_error(name, url, error), None, []
-    duration_ms = round((time.monotonic() - began) * 1000)
+    duration_ms = round((time.monotonic() - started) * 1000)
     await conversation.end()
-    shown = [redactor.text(storable(tool))[:200] for tool in tools]
-    return Probe(
+    shown = [redactor.redact(storable(tool))[:200] for tool in tools]
+    return McpTestResult(
         ok,
-        redactor.text(storable(detail))[:_LONGEST],
+        redactor.redact(storable(detail))[:_MAX_DETAIL_LENGTH],
         duration_ms,
-        None if server is None else redactor.text(storable(server))[:200],
+        None if server is None else redactor.redact(storable(server))[:200],
         tuple(shown),
     )
 
 
-def _count(tools: list[str]) -> str:
+def _describe_count(tools: list[str]) -> str:
     return f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"
 
 
 class _Conversation:
+    """A connection to an MCP server for the length of one test."""
+
     def __init__(
         self, client: httpx.AsyncClient, name: str, url: str, headers: Mapping[str, Secret], redactor: Redactor
     ) -> None:
@@ -81,13 +84,13 @@ class _Conversation:
             "accept-encoding": "identity",
             **{name: value.reveal() for name, value in headers.items()},
         }
-        self._keyed = bool(headers)
+        self._has_headers = bool(headers)
         self._redactor = redactor
-        self._number = 0
+        self._last_id = 0
 
     async def run(self) -> tuple[str | None, list[str]]:
         """Return the server's own name and the names of its tools."""
-        greeting = await self._ask(
+        server_info = await self._request(
             "initialize",
             {
                 "protocolVersion": VERSION,
@@ -95,29 +98,31 @@ class _Conversation:
                 "clientInfo": {"name": "sandyard", "version": __version__},
             },
         )
-        self._headers[_VERSION] = self._checked("protocol version", greeting.get("protocolVersion") or VERSION)
+        self._headers[_VERSION] = self._check_header_value(
+            "protocol version", server_info.get("protocolVersion") or VERSION
+        )
         await self._send({"jsonrpc": "2.0", "method": "notifications/initialized"})
-        return _server_name(greeting.get("serverInfo")), await self._tools(greeting)
+        return _make_server_name(server_info.get("serverInfo")), await self._list_tools(server_info)
 
     async def end(self) -> None:
         """End the server's session, if there is one. Ignores the response."""
         if _SESSION not in self._headers:
             return
         with contextlib.suppress(httpx.HTTPError, SandyardError, TimeoutError):
-            async with asyncio.timeout(END_S), self._client.stream("DELETE", self._url, headers=self._headers):
+            async with asyncio.timeout(END_TIMEOUT_S), self._client.stream("DELETE", self._url, headers=self._headers):
                 pass
 
-    async def _tools(self, greeting: dict[str, Any]) -> list[str]:
-        offered = greeting.get("capabilities")
-        if not isinstance(offered, dict) or "tools" not in offered:
+    async def _list_tools(self, server_info: dict[str, Any]) -> list[str]:
+        capabilities = server_info.get("capabilities")
+        if not isinstance(capabilities, dict) or "tools" not in capabilities:
             return []
         found: list[str] = []
         cursor: str | None = None
         for _ in range(MAX_PAGES):
-            page = await self._ask("tools/list", {} if cursor is None else {"cursor": cursor})
+            page = await self._request("tools/list", {} if cursor is None else {"cursor": cursor})
             listed = page.get("tools")
             if not isinstance(listed, list):
-                raise _Failed(f"{self._name} did not return a list of tools.")
+                raise _CheckFailed(f"{self._name} did not return a list of tools.")
             names = [one.get("name") for one in listed if isinstance(one, dict)]
             found += [name for name in names if isinstance(name, str)]
             cursor = page.get("nextCursor")
@@ -125,66 +130,70 @@ class _Conversation:
                 break
         return found[:MAX_TOOLS]
 
-    async def _ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        self._number += 1
-        number = self._number
-        answer = await self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": params}, number)
-        if answer is None:
-            raise _Failed(f"{self._name} responds, but not like an MCP server. Check that the URL is its MCP endpoint.")
-        if isinstance(error := answer.get("error"), dict):
-            message = self._redactor.text(str(error.get("message")))[:300]
-            raise _Failed(f"{self._name} rejected {method}: {message}")
-        result = answer.get("result")
+    async def _request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        self._last_id += 1
+        request_id = self._last_id
+        response = await self._send(
+            {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}, request_id
+        )
+        if response is None:
+            raise _CheckFailed(
+                f"{self._name} responds, but not like an MCP server. Check that the URL is its MCP endpoint."
+            )
+        if isinstance(error := response.get("error"), dict):
+            message = self._redactor.redact(str(error.get("message")))[:300]
+            raise _CheckFailed(f"{self._name} rejected {method}: {message}")
+        result = response.get("result")
         return result if isinstance(result, dict) else {}
 
-    async def _send(self, message: dict[str, Any], number: int | None = None) -> dict[str, Any] | None:
+    async def _send(self, message: dict[str, Any], request_id: int | None = None) -> dict[str, Any] | None:
         async with self._client.stream("POST", self._url, json=message, headers=self._headers) as response:
-            refused = explain_response(self._name, response, keyed=self._keyed, redactor=self._redactor)
-            if refused is not None:
-                raise _Failed(refused)
+            error = explain_response(self._name, response, has_headers=self._has_headers, redactor=self._redactor)
+            if error is not None:
+                raise _CheckFailed(error)
             if session := response.headers.get(_SESSION):
-                self._headers[_SESSION] = self._checked("session id", session)
-            if number is None:
+                self._headers[_SESSION] = self._check_header_value("session id", session)
+            if request_id is None:
                 return None
-            return await _read_answer(response, number)
+            return await _read_response(response, request_id)
 
-    def _checked(self, what: str, value: object) -> str:
+    def _check_header_value(self, what: str, value: object) -> str:
         """Check a value that the server wants sent back in a header."""
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
-            raise _Failed(f"{self._name} sent an invalid {what}: it must be ASCII without spaces.")
+            raise _CheckFailed(f"{self._name} sent an invalid {what}: it must be ASCII without spaces.")
         return value
 
 
-async def _read_answer(response: httpx.Response, number: int) -> dict[str, Any] | None:
+async def _read_response(response: httpx.Response, request_id: int) -> dict[str, Any] | None:
     """Return the message with this id from JSON or an event stream."""
     streamed = response.headers.get("content-type", "").partition(";")[0].strip() == "text/event-stream"
-    events, whole, size = EventStream(_ID, largest=_MOST), bytearray(), 0
+    events, whole, size = EventStream(_ID, largest=_MAX_BYTES), bytearray(), 0
     async for chunk in response.aiter_bytes():
         await take_turn()
         size += len(chunk)
-        if size > _MOST:
+        if size > _MAX_BYTES:
             return None
         if not streamed:
             whole += chunk
             continue
         for data in events.feed(chunk):
             await take_turn()
-            if (told := _message(data, number)) is not None:
-                return told
+            if (message := _parse_message(data, request_id)) is not None:
+                return message
     if not streamed:
-        return _message(bytes(whole), number)
-    return next((told for data in events.rest() if (told := _message(data, number)) is not None), None)
+        return _parse_message(bytes(whole), request_id)
+    return next((message for data in events.rest() if (message := _parse_message(data, request_id)) is not None), None)
 
 
-def _message(data: bytes, number: int) -> dict[str, Any] | None:
+def _parse_message(data: bytes, request_id: int) -> dict[str, Any] | None:
     try:
-        told: Any = bounded_json.parse(data, largest=_MOST, values=_VALUES)
+        message: Any = bounded_json.parse(data, largest=_MAX_BYTES, values=_MAX_VALUES)
     except ValueError:
         return None
-    return told if isinstance(told, dict) and told.get("id") == number else None
+    return message if isinstance(message, dict) and message.get("id") == request_id else None
 
 
-def _server_name(server: Any) -> str | None:
+def _make_server_name(server: Any) -> str | None:
     if not isinstance(server, dict) or not isinstance(server.get("name"), str):
         return None
     return " ".join(str(server[key]) for key in ("name", "version") if isinstance(server.get(key), str))

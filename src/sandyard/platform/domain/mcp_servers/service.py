@@ -27,15 +27,15 @@ from sandyard.platform.domain.mcp_servers.model import (
     MAX_SERVERS,
     McpServerInfo,
     McpTestFailedError,
-    Probe,
+    McpTestResult,
+    ServerType,
 )
-from sandyard.platform.domain.mcp_servers.model import ServerType as Type
-from sandyard.platform.domain.mcp_servers.probe import probe
+from sandyard.platform.domain.mcp_servers.probe import check_server
 from sandyard.platform.domain.mcp_servers.records import list_servers
 from sandyard.platform.domain.projects.service import Projects, owner_has_access
 from sandyard.platform.domain.users.model import Principal
 
-ID = "mcp_"
+ID_PREFIX = "mcp_"
 Headers = Mapping[str, Secret | None]
 """By name. None keeps the stored value."""
 
@@ -45,7 +45,7 @@ class McpServerDraft:
     """The fields of a server to create or change. None means not set or unchanged."""
 
     name: str | None = None
-    type: Type | None = None
+    type: ServerType | None = None
     command: str | None = None
     args: Sequence[str] | None = None
     env: Mapping[str, str] | None = None
@@ -62,16 +62,16 @@ class McpServers:
         projects: Projects,
         vault: Vault,
         clock: Clock,
-        connections: McpClients,
+        clients: McpClients,
     ) -> None:
         self._database = database
         self._projects = projects
         self._vault = vault
         self._clock = clock
-        self._connections = connections
+        self._clients = clients
 
     async def close(self) -> None:
-        await self._connections.close()
+        await self._clients.close()
 
     async def list(self, caller: Principal, project_id: str) -> Sequence[McpServerInfo]:
         """List the project's servers, oldest first."""
@@ -81,7 +81,7 @@ class McpServers:
 
     async def get(self, caller: Principal, project_id: str, server_id: str) -> McpServerInfo:
         await self._projects.get(caller, project_id)
-        return model.make_info(await self._row(project_id, server_id))
+        return model.make_info(await self._load_copy(project_id, server_id))
 
     async def create(
         self, caller: Principal, project_id: str, draft: McpServerDraft, *, test: bool = False
@@ -95,10 +95,10 @@ class McpServers:
         if draft.name is None:
             raise InvalidInputError("An MCP server needs a name.")
         row = McpServer(
-            id=ordered_id(ID),
+            id=ordered_id(ID_PREFIX),
             project_id=project_id,
             name="",
-            type=_type(draft),
+            type=_get_type(draft),
             args=[],
             env={},
             hints={},
@@ -111,13 +111,13 @@ class McpServers:
             raise InvalidInputError("An MCP server needs a command or a url.")
         if test:
             async with self._database.reading() as session:
-                await _require_room(session, row)  # fail before sending a request to the server
-            await self._check(row)
+                await _require_capacity(session, row)  # fail before sending a request to the server
+            await self._require_working(row)
         async with self._database.transaction() as tx:
             await _lock_project(tx, project_id)
-            await _require_room(tx.session, row)
+            await _require_capacity(tx.session, row)
             tx.add(row)
-            _tell(tx, "mcp_server.created", row, owner)
+            _emit(tx, "mcp_server.created", row, owner)
         return model.make_info(row)
 
     async def update(
@@ -129,24 +129,24 @@ class McpServers:
         their own server.
         """
         owner = (await self._projects.require_change(caller, project_id)).owner_id
-        edited = await self._row(project_id, server_id)
+        edited = await self._load_copy(project_id, server_id)
         if draft.type is not None and draft.type != edited.type:
             raise InvalidInputError("The type of an MCP server cannot be changed. Add another server instead.")
         await self._fill(caller, edited, draft)
         if test:
-            await self._check(edited)
+            await self._require_working(edited)
         async with self._database.transaction() as tx:
             await _lock_project(tx, project_id)
             row = await tx.session.get(McpServer, server_id, with_for_update=True)
             if row is None or row.project_id != project_id:
-                raise _unknown(server_id)
+                raise _make_not_found(server_id)
             if row.updated_at != edited.updated_at:
                 raise ConflictError("This MCP server was changed by someone else. Reload and try again.")
-            await _require_free(tx.session, edited)
+            await _require_unused_name(tx.session, edited)
             for name in ("name", "command", "args", "env", "url", "headers", "hints", "named_by_admin"):
                 setattr(row, name, getattr(edited, name))
             row.updated_at = get_time(self._clock)
-            _tell(tx, "mcp_server.updated", row, owner)
+            _emit(tx, "mcp_server.updated", row, owner)
         return model.make_info(row)
 
     async def delete(self, caller: Principal, project_id: str, server_id: str) -> None:
@@ -155,17 +155,17 @@ class McpServers:
         async with self._database.transaction() as tx:
             row = await tx.session.get(McpServer, server_id)
             if row is None or row.project_id != project_id:
-                raise _unknown(server_id)
+                raise _make_not_found(server_id)
             await tx.session.delete(row)
-            _tell(tx, "mcp_server.deleted", row, owner)
+            _emit(tx, "mcp_server.deleted", row, owner)
 
-    async def test(self, caller: Principal, project_id: str, server_id: str) -> Probe:
+    async def test(self, caller: Principal, project_id: str, server_id: str) -> McpTestResult:
         """Connect to the server with its headers and list its tools. Requires permission to change the project."""
         await self._projects.require_change(caller, project_id)
-        row = await self._row(project_id, server_id)
-        if row.type != Type.HTTP:
+        row = await self._load_copy(project_id, server_id)
+        if row.type != ServerType.HTTP:
             raise ConflictError("Only servers with a URL can be tested. Commands run only in an agent's sandbox.")
-        return await self._probe(row)
+        return await self._check_server(row)
 
     # internal ----------------------------------------------------------------------------------------------------------
 
@@ -181,30 +181,30 @@ class McpServers:
                 return None
             return row if await owner_has_access(reading, session) else None
 
-    def client_for(self, row: McpServer) -> httpx.AsyncClient:
-        return self._connections.client_for(row)
+    def get_client(self, row: McpServer) -> httpx.AsyncClient:
+        return self._clients.get_client(row)
 
     async def reveal(self, row: McpServer) -> dict[str, Secret]:
         """Return its headers. Raises VaultError if they cannot be decrypted."""
         if row.headers is None:
             return {}
-        opened = await asyncio.to_thread(self._vault.open, row.headers, *_place(row.id))
-        told: dict[str, str] = json.loads(opened.reveal())
-        return {name: Secret(value) for name, value in told.items()}
+        opened = await asyncio.to_thread(self._vault.open, row.headers, *_get_seal_context(row.id))
+        values: dict[str, str] = json.loads(opened.reveal())
+        return {name: Secret(value) for name, value in values.items()}
 
-    async def _row(self, project_id: str, server_id: str) -> McpServer:
+    async def _load_copy(self, project_id: str, server_id: str) -> McpServer:
         """Return a detached copy. Changes to it are not stored."""
         async with self._database.reading() as session:
             row = await session.get(McpServer, server_id)
             if row is None or row.project_id != project_id:
-                raise _unknown(server_id)
+                raise _make_not_found(server_id)
             session.expunge(row)
         return row
 
     async def _fill(self, caller: Principal, row: McpServer, draft: McpServerDraft) -> None:
-        of_command = any(one is not None for one in (draft.command, draft.args, draft.env))
-        of_url = draft.url is not None or draft.headers is not None
-        if (of_command and row.type != Type.STDIO) or (of_url and row.type != Type.HTTP):
+        has_command_fields = any(value is not None for value in (draft.command, draft.args, draft.env))
+        has_url_fields = draft.url is not None or draft.headers is not None
+        if (has_command_fields and row.type != ServerType.STDIO) or (has_url_fields and row.type != ServerType.HTTP):
             raise InvalidInputError("An MCP server has either a command with args and env, or a url with headers.")
         if draft.name is not None:
             row.name = model.check_name(draft.name)
@@ -219,15 +219,15 @@ class McpServers:
             parts = model.check_url(draft.url)
             row.url = parts._replace(netloc=parts.netloc.lower()).geturl()
             if before != row.url:
-                await self._require_permitted(caller, parts)
+                await self._require_permitted_url(caller, parts)
                 row.named_by_admin = caller.is_admin
-        moved = before is not None and _server(before) != _server(row.url or before)
+        moved = before is not None and _get_server(before) != _get_server(row.url or before)
         if draft.headers is not None:
             await self._seal(row, draft.headers, moved_from=before if moved else None)
         elif before is not None and moved and row.headers is not None:
-            raise _moved(before)
+            raise _make_moved_error(before)
 
-    async def _require_permitted(self, caller: Principal, url: SplitResult) -> None:
+    async def _require_permitted_url(self, caller: Principal, url: SplitResult) -> None:
         """Raise ForbiddenError for a URL that only an administrator may set, because the platform connects to it from its own network."""
         if caller.is_admin:
             return
@@ -235,7 +235,7 @@ class McpServers:
             raise ForbiddenError("Only an administrator may use an http:// URL. Use https://.")
         host = (url.hostname or "")[:200]
         try:
-            await self._connections.check(url)
+            await self._clients.check(url)
         except PrivateAddressError:
             raise PrivateAddressError(
                 f"{host} is in a private network. Only an administrator can use this URL, unless the host is in SANDYARD_PRIVATE_HOSTS."
@@ -255,40 +255,40 @@ class McpServers:
             if value is None:
                 raise InvalidInputError(f"The header {name[:60]} has no value.")
             if given is None and moved_from is not None:
-                raise _moved(moved_from)
+                raise _make_moved_error(moved_from)
             model.check_header(name, value)
             values[name] = value
         row.hints = {name: model.make_hint(value) for name, value in values.items()}
         row.headers = None
         if values:
-            told = json.dumps({name: value.reveal() for name, value in values.items()})
-            row.headers = await asyncio.to_thread(self._vault.seal, Secret(told), *_place(row.id))
+            document = json.dumps({name: value.reveal() for name, value in values.items()})
+            row.headers = await asyncio.to_thread(self._vault.seal, Secret(document), *_get_seal_context(row.id))
 
-    async def _check(self, row: McpServer) -> None:
-        if row.type == Type.HTTP:
-            found = await self._probe(row)
-            if not found.ok:
-                raise McpTestFailedError(found.detail)
+    async def _require_working(self, row: McpServer) -> None:
+        if row.type == ServerType.HTTP:
+            result = await self._check_server(row)
+            if not result.ok:
+                raise McpTestFailedError(result.detail)
 
-    async def _probe(self, row: McpServer) -> Probe:
+    async def _check_server(self, row: McpServer) -> McpTestResult:
         assert row.url is not None
-        return await probe(self.client_for(row), row.name, row.url, await self.reveal(row))
+        return await check_server(self.get_client(row), row.name, row.url, await self.reveal(row))
 
 
-def _type(draft: McpServerDraft) -> Type:
+def _get_type(draft: McpServerDraft) -> ServerType:
     if draft.type is not None:
         return draft.type
-    return Type.HTTP if draft.url is not None else Type.STDIO
+    return ServerType.HTTP if draft.url is not None else ServerType.STDIO
 
 
-def _server(url: str) -> str:
-    """Return scheme, host and port, to which headers are bound."""
+def _get_server(url: str) -> str:
+    """Return scheme, host and port. Header values are only sent to the server they were entered for."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}".lower()
 
 
-def _moved(url: str) -> ConflictError:
-    return ConflictError(f"The header values were entered for {_server(url)}. Enter them again for the new URL.")
+def _make_moved_error(url: str) -> ConflictError:
+    return ConflictError(f"The header values were entered for {_get_server(url)}. Enter them again for the new URL.")
 
 
 async def _lock_project(tx: Transaction, project_id: str) -> None:
@@ -297,15 +297,15 @@ async def _lock_project(tx: Transaction, project_id: str) -> None:
         raise NotFoundError(f"There is no project {project_id[:60]}.")
 
 
-async def _require_room(session: AsyncSession, row: McpServer) -> None:
+async def _require_capacity(session: AsyncSession, row: McpServer) -> None:
     of_project = McpServer.project_id == row.project_id
     count = await session.scalar(select(func.count()).select_from(McpServer).where(of_project))
     if (count or 0) >= MAX_SERVERS:
         raise ConflictError(f"A project can have at most {MAX_SERVERS} MCP servers.")
-    await _require_free(session, row)
+    await _require_unused_name(session, row)
 
 
-async def _require_free(session: AsyncSession, row: McpServer) -> None:
+async def _require_unused_name(session: AsyncSession, row: McpServer) -> None:
     same = select(McpServer.id).where(
         McpServer.project_id == row.project_id,
         McpServer.id != row.id,
@@ -315,14 +315,14 @@ async def _require_free(session: AsyncSession, row: McpServer) -> None:
         raise ConflictError(f"The project already has an MCP server {row.name!r}.")
 
 
-def _tell(tx: Transaction, kind: str, row: McpServer, owner_id: str) -> None:
+def _emit(tx: Transaction, kind: str, row: McpServer, owner_id: str) -> None:
     tx.emit(kind, owner_id=owner_id, project_id=row.project_id, serverId=row.id, name=row.name, type=row.type)
 
 
-def _unknown(server_id: str) -> NotFoundError:
+def _make_not_found(server_id: str) -> NotFoundError:
     return NotFoundError(f"The project has no MCP server {server_id[:60]!r}.")
 
 
-def _place(server_id: str) -> tuple[str, ...]:
+def _get_seal_context(server_id: str) -> tuple[str, ...]:
     """Return the context a sealed value is bound to. It cannot be opened in another row."""
     return "mcp server", server_id

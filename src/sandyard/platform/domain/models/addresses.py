@@ -17,27 +17,27 @@ from sandyard.kit.dns_lookup import Address
 from sandyard.kit.errors import ForbiddenError, InvalidInputError
 from sandyard.platform.domain.users.model import Principal
 
-LONGEST = 1000
+MAX_LENGTH = 1000
 
 
 async def normalize(caller: Principal, base_url: str) -> str:
-    """Return the address as it is stored. Raises InvalidInputError, and ForbiddenError for one that only an administrator may set."""
-    parts = _parsed(base_url)
-    stored = f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
+    """Return the address in the form that is stored. Raises InvalidInputError, and ForbiddenError if only an administrator may set it."""
+    parts = _parse_url(base_url)
+    normalized = f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
     if caller.is_admin:
-        return stored
+        return normalized
     if parts.scheme != "https":
         raise ForbiddenError("Only an administrator may use an http:// address. Use https://.")
-    for address in await _addresses(parts.hostname or ""):
+    for address in await _resolve(parts.hostname or ""):
         if not is_public(address):
             raise ForbiddenError(
                 "This address is in a private network, which only an administrator may use. Ask an administrator to add this provider."
             )
-    return stored
+    return normalized
 
 
-def server(base_url: str) -> str:
-    """Return scheme, host and port, to which a key is bound."""
+def get_server(base_url: str) -> str:
+    """Return scheme, host and port. A key is only sent to the server it was entered for."""
     parts = urlsplit(base_url)
     return f"{parts.scheme}://{parts.netloc}".lower()
 
@@ -51,11 +51,11 @@ def is_local(base_url: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def _parsed(base_url: str) -> SplitResult:
+def _parse_url(base_url: str) -> SplitResult:
     text = base_url.strip()
-    if len(text) > LONGEST or not text.isascii() or any(letter <= " " or letter == "\x7f" for letter in text):
+    if len(text) > MAX_LENGTH or not text.isascii() or any(letter <= " " or letter == "\x7f" for letter in text):
         raise InvalidInputError(
-            f"The address of a provider must have at most {LONGEST} ASCII characters without spaces."
+            f"The address of a provider must have at most {MAX_LENGTH} ASCII characters without spaces."
         )
     try:
         httpx.URL(text)
@@ -72,7 +72,7 @@ def _parsed(base_url: str) -> SplitResult:
     return parts
 
 
-async def _addresses(host: str) -> list[Address]:
+async def _resolve(host: str) -> list[Address]:
     try:
         return await dns_lookup.look_up(host)
     except OSError:

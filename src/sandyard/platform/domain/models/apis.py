@@ -17,7 +17,7 @@ DEFAULT_URLS = {
     ModelApi.OPENAI: "https://api.openai.com",
     ModelApi.GEMINI: "https://generativelanguage.googleapis.com",
 }
-SPEAKS: Mapping[ModelApi, tuple[ModelApi, ...]] = {
+SUPPORTED_APIS: Mapping[ModelApi, tuple[ModelApi, ...]] = {
     ModelApi.ANTHROPIC: (ModelApi.ANTHROPIC,),
     ModelApi.OPENAI: (ModelApi.OPENAI, ModelApi.OPENAI_CHAT),
     ModelApi.OPENAI_CHAT: (ModelApi.OPENAI_CHAT,),
@@ -25,34 +25,36 @@ SPEAKS: Mapping[ModelApi, tuple[ModelApi, ...]] = {
 }
 """The APIs that a provider of a kind serves: OpenAI itself serves both of its APIs."""
 
-_MODELS = ("GET", r"/v1/models(/(?!\.+$)[A-Za-z0-9._:@-]+)?", False)
-_CHAT = (("POST", r"/v1/chat/completions", True), ("POST", r"/v1/embeddings", True), _MODELS)
-_NAME = r"(?!\.+(?:[:/]|$))[A-Za-z0-9._-]+"
-_ROUTES: Mapping[ModelApi, tuple[tuple[str, str, bool], ...]] = {
+_MODELS_ROUTE = ("GET", r"/v1/models(/(?!\.+$)[A-Za-z0-9._:@-]+)?", False)
+_CHAT_ROUTES = (("POST", r"/v1/chat/completions", True), ("POST", r"/v1/embeddings", True), _MODELS_ROUTE)
+_MODEL_NAME = r"(?!\.+(?:[:/]|$))[A-Za-z0-9._-]+"
+_ROUTES: Mapping[ModelApi, tuple[tuple[str, str, bool], ...]] = {  # method, pattern of the path, counted
     ModelApi.ANTHROPIC: (
         ("POST", r"/v1/messages", True),
         ("POST", r"/v1/messages/count_tokens", False),
-        _MODELS,
+        _MODELS_ROUTE,
     ),
-    ModelApi.OPENAI: (("POST", r"/v1/responses", True), *_CHAT),
-    ModelApi.OPENAI_CHAT: _CHAT,
+    ModelApi.OPENAI: (("POST", r"/v1/responses", True), *_CHAT_ROUTES),
+    ModelApi.OPENAI_CHAT: _CHAT_ROUTES,
     ModelApi.GEMINI: (
-        ("POST", rf"/v1(?:beta)?/models/{_NAME}:(?:generateContent|streamGenerateContent|embedContent)", True),
-        ("POST", rf"/v1(?:beta)?/models/{_NAME}:countTokens", False),
-        ("GET", rf"/v1(?:beta)?/models(?:/{_NAME})?", False),
+        ("POST", rf"/v1(?:beta)?/models/{_MODEL_NAME}:(?:generateContent|streamGenerateContent|embedContent)", True),
+        ("POST", rf"/v1(?:beta)?/models/{_MODEL_NAME}:countTokens", False),
+        ("GET", rf"/v1(?:beta)?/models(?:/{_MODEL_NAME})?", False),
     ),
 }
-_VERSION = re.compile(r"/v[0-9][a-z0-9]*$")
-_HOP = frozenset(
+_VERSION_SUFFIX = re.compile(r"/v[0-9][a-z0-9]*$")
+_HOP_BY_HOP_HEADERS = frozenset(
     "connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
 )
-_NOT_UP = _HOP | frozenset(
+_DROPPED_REQUEST_HEADERS = _HOP_BY_HOP_HEADERS | frozenset(
     "host content-length content-encoding expect accept-encoding cookie authorization x-api-key x-goog-api-key api-key forwarded "
     "x-goog-fieldmask x-http-method x-http-method-override x-method-override".split()
 )
-_NOT_ASKED = frozenset(("key", "access_token", "oauth_token", "fields", "$fields"))
+_DROPPED_PARAMETERS = frozenset(("key", "access_token", "oauth_token", "fields", "$fields"))
 """Query parameters that are dropped: other credentials, and those that would leave token counts out of the response."""
-_NOT_DOWN = _HOP | frozenset("set-cookie location content-encoding alt-svc strict-transport-security".split())
+_DROPPED_RESPONSE_HEADERS = _HOP_BY_HOP_HEADERS | frozenset(
+    "set-cookie location content-encoding alt-svc strict-transport-security".split()
+)
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -73,20 +75,20 @@ Headers = list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request is for. `counted`: it uses a model and so costs something."""
+class ModelRequest:
+    """A request for a path of a provider's API. `counted`: it uses a model and so costs something."""
 
     path: str
     query: str
     counted: bool
 
     @property
-    def chat(self) -> bool:
+    def is_chat(self) -> bool:
         return self.path.endswith("/chat/completions")
 
     @property
-    def continues(self) -> bool:
-        """Whether it may continue a request that the provider stores, so that its input may be larger than its body."""
+    def may_continue(self) -> bool:
+        """Whether it may continue a conversation that the provider stores, so that its input may be larger than its body."""
         return self.path.endswith("/responses")
 
     @property
@@ -94,18 +96,22 @@ class Asked:
         return self.path.rpartition("/")[2].partition(":")[0]
 
 
-def parse_request(kind: ModelApi, method: str, path: str, query: str) -> Asked | None:
-    """Return the request, or None for what no agent needs: files, batches, other responses, fine-tuning, the account."""
-    wanted = "GET" if method == "HEAD" else method
-    for verb, pattern, counted in _ROUTES[kind]:
-        if verb == wanted and re.fullmatch(pattern, path):
-            kept = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name not in _NOT_ASKED]
-            return Asked(path, urlencode(kept), counted)
+def parse_request(kind: ModelApi, method: str, path: str, query: str) -> ModelRequest | None:
+    """Return the request; None for everything that no agent needs: files, batches, other responses, fine-tuning, the account."""
+    route_method = "GET" if method == "HEAD" else method
+    for allowed_method, pattern, counted in _ROUTES[kind]:
+        if allowed_method == route_method and re.fullmatch(pattern, path):
+            kept = [
+                (name, value)
+                for name, value in parse_qsl(query, keep_blank_values=True)
+                if name not in _DROPPED_PARAMETERS
+            ]
+            return ModelRequest(path, urlencode(kept), counted)
     return None
 
 
 def list_capabilities(headers: Iterable[tuple[str, str]], query: str) -> list[str]:
-    """Return what the agent sent in place of a key, wherever its protocol puts it."""
+    """Return the capabilities that the agent sent in place of a key, wherever its protocol puts them."""
     found = [value for name, value in parse_qsl(query) if name == "key"]
     for name, value in headers:
         if name == "authorization" and value[:7].lower() == "bearer ":
@@ -115,17 +121,21 @@ def list_capabilities(headers: Iterable[tuple[str, str]], query: str) -> list[st
     return found
 
 
-def build_url(base_url: str, ask: Asked) -> str:
-    """Return the URL. A base with its own version, such as `…/v4`, keeps it."""
-    base, path = base_url.rstrip("/"), ask.path
-    if _VERSION.search(base):
+def build_url(base_url: str, request: ModelRequest) -> str:
+    """Return the URL of a request. The version of the base URL, such as `…/v4`, replaces that of the path."""
+    base, path = base_url.rstrip("/"), request.path
+    if _VERSION_SUFFIX.search(base):
         path = re.sub(r"^/v1(?:beta)?(?=/)", "", path)
-    return base + path + (f"?{ask.query}" if ask.query else "")
+    return base + path + (f"?{request.query}" if request.query else "")
 
 
 def filter_request_headers(kind: ModelApi, headers: Iterable[tuple[str, str]], key: Secret | None) -> Headers:
     """Return the agent's headers without hop-by-hop headers and the capability, with the real key."""
-    kept = [(name, value) for name, value in headers if name not in _NOT_UP and not name.startswith("x-forwarded-")]
+    kept = [
+        (name, value)
+        for name, value in headers
+        if name not in _DROPPED_REQUEST_HEADERS and not name.startswith("x-forwarded-")
+    ]
     return [*kept, ("accept-encoding", "identity"), *make_key_headers(kind, key)]
 
 
@@ -140,22 +150,24 @@ def make_key_headers(kind: ModelApi, key: Secret | None) -> Headers:
 
 
 def filter_response_headers(headers: Iterable[tuple[str, str]], *, decoded: bool) -> Headers:
-    """Return the provider's headers without hop-by-hop headers. `decoded`: its length is no longer correct."""
-    dropped = _NOT_DOWN | {"content-length"} if decoded else _NOT_DOWN
+    """Return the provider's headers without hop-by-hop headers. `decoded`: the body was decoded, so that its length is no longer correct."""
+    dropped = _DROPPED_RESPONSE_HEADERS | {"content-length"} if decoded else _DROPPED_RESPONSE_HEADERS
     return [(name.lower(), value) for name, value in headers if name.lower() not in dropped]
 
 
 def format_refusal(kind: ModelApi, status: int, code: str, sentence: str) -> tuple[Headers, bytes]:
     """Return an error in the format of this provider's clients. The SDKs of Anthropic and OpenAI check `x-should-retry` first."""
-    said: dict[str, Any]
+    error: dict[str, Any]
     if kind is ModelApi.ANTHROPIC:
-        said = {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": sentence}}
+        error = {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": sentence}}
     elif kind is ModelApi.GEMINI:
-        status_word = _GEMINI_STATUSES.get(status, "UNAVAILABLE")
-        said = {"error": {"code": status, "message": sentence, "status": status_word}}
+        status_name = _GEMINI_STATUSES.get(status, "UNAVAILABLE")
+        error = {"error": {"code": status, "message": sentence, "status": status_name}}
     else:
-        word = "insufficient_quota" if status == 402 else "invalid_request_error" if status < 500 else "server_error"
-        said = {"error": {"message": sentence, "type": word, "param": None, "code": code}}
-    body = json.dumps(said).encode()
+        error_type = (
+            "insufficient_quota" if status == 402 else "invalid_request_error" if status < 500 else "server_error"
+        )
+        error = {"error": {"message": sentence, "type": error_type, "param": None, "code": code}}
+    body = json.dumps(error).encode()
     headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
     return [*headers, ("x-should-retry", "true" if status >= 500 else "false")], body

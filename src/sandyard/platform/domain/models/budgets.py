@@ -10,16 +10,16 @@ from sandyard.kit.clock import Clock, get_time
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, Session, Task
 from sandyard.platform.domain.models.ledger import Ledger, select_calls
-from sandyard.platform.domain.models.model import OverBudgetError, PriceMissingError, Spent
+from sandyard.platform.domain.models.model import OverBudgetError, PriceMissingError, UsageTotals
 from sandyard.platform.domain.projects.model import BudgetSettings, ProjectSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit. `whose` starts a sentence, `when` ends one."""
+    """A limit. `subject` starts the sentence about it, `period` ends it."""
 
-    whose: str
-    when: str
+    subject: str
+    period: str
     usd: float | None
     tokens: int | None
     task_id: str | None = None
@@ -40,39 +40,39 @@ class Budgets:
 
     async def check(self, session: Session) -> None:
         """Check before a request. Raises OverBudgetError if the budget is used up."""
-        for limit in await self._limits(session):
-            if (sentence := _reached(limit, await self._spent(limit), inclusive=True)) is not None:
+        for limit in await self._load_limits(session):
+            if (sentence := _describe_reached(limit, await self._get_totals(limit), inclusive=True)) is not None:
                 raise OverBudgetError(sentence)
 
     async def check_price(self, session: Session, model: str | None, provider: str) -> None:
         """Check a model without a price. Raises PriceMissingError if a limit in dollars applies."""
-        for limit in await self._limits(session):
+        for limit in await self._load_limits(session):
             if limit.usd is not None:
                 raise PriceMissingError(
-                    f"{limit.whose} has a budget of {limit.usd:.2f} US dollars{limit.when}, but the price of the model "
+                    f"{limit.subject} has a budget of {limit.usd:.2f} US dollars{limit.period}, but the price of the model "
                     f"{(model or 'of this request')[:200]} is unknown. Set its price for the provider {provider}, or set the "
                     "budget in tokens."
                 )
 
-    async def exceeded(self, session: Session) -> str | None:
+    async def explain_exceeded(self, session: Session) -> str | None:
         """Check after a request. Returns a sentence if more was spent than allowed."""
-        for limit in await self._limits(session):
-            if (sentence := _reached(limit, await self._spent(limit), inclusive=False)) is not None:
+        for limit in await self._load_limits(session):
+            if (sentence := _describe_reached(limit, await self._get_totals(limit), inclusive=False)) is not None:
                 return sentence
         return None
 
-    async def _limits(self, session: Session) -> list[Limit]:
+    async def _load_limits(self, session: Session) -> list[Limit]:
         async with self._database.reading() as reading:
             project = await reading.get(Project, session.project_id) if session.project_id else None
             task = await reading.get(Task, session.task_id) if session.task_id else None
-        return list(self._applying(project, task))
+        return list(self._make_limits(project, task))
 
-    def _applying(self, project: Project | None, task: Task | None) -> Iterator[Limit]:
+    def _make_limits(self, project: Project | None, task: Task | None) -> Iterator[Limit]:
         settings = ProjectSettings.of(project).tasks if project is not None else None
         if task is not None:
             own = BudgetSettings.model_validate({name: value for name, value in task.budget.items() if value})
-            usual = settings.budget if settings is not None else BudgetSettings()
-            budget = own if own.usd or own.tokens else usual
+            default = settings.budget if settings is not None else BudgetSettings()
+            budget = own if own.usd or own.tokens else default
             if budget.usd or budget.tokens:
                 yield Limit("The task", "", budget.usd, budget.tokens, task_id=task.id)
         if settings is not None and project is not None:
@@ -84,17 +84,17 @@ class Budgets:
                     "The project", " for this month", monthly.usd, monthly.tokens, project_id=project.id, since=since
                 )
 
-    async def _spent(self, limit: Limit) -> Spent:
-        return await self._ledger.spent(
+    async def _get_totals(self, limit: Limit) -> UsageTotals:
+        return await self._ledger.get_totals(
             *select_calls(task_id=limit.task_id, project_id=limit.project_id, since=limit.since),
-            *self._ledger.settled(),
+            *self._ledger.make_settled_condition(),
         )
 
 
-def _reached(limit: Limit, spent: Spent, *, inclusive: bool) -> str | None:
-    cost, on = spent.cost_usd or 0.0, "Raise the budget to continue."
+def _describe_reached(limit: Limit, spent: UsageTotals, *, inclusive: bool) -> str | None:
+    cost, advice = spent.cost_usd or 0.0, "Raise the budget to continue."
     if limit.usd is not None and (cost > limit.usd or (inclusive and cost >= limit.usd)):
-        return f"{limit.whose} has used up its budget of {limit.usd:.2f} US dollars for models{limit.when}: {cost:.2f} spent. {on}"
+        return f"{limit.subject} has used up its budget of {limit.usd:.2f} US dollars for models{limit.period}: {cost:.2f} spent. {advice}"
     if limit.tokens is not None and (spent.tokens > limit.tokens or (inclusive and spent.tokens >= limit.tokens)):
-        return f"{limit.whose} has used up its budget of {limit.tokens} tokens for models{limit.when}: {spent.tokens} used. {on}"
+        return f"{limit.subject} has used up its budget of {limit.tokens} tokens for models{limit.period}: {spent.tokens} used. {advice}"
     return None

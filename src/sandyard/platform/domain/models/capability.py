@@ -16,7 +16,7 @@ class Capabilities:
     def __init__(self, vault: Vault) -> None:
         self._vault = vault
 
-    def of(self, sandbox_id: str) -> Secret:
+    def derive(self, sandbox_id: str) -> Secret:
         """Return the sandbox's capability. Blocks briefly when the vault's key is first read."""
         key = self._vault.derive("model capability")
         return Secret(PREFIX + hmac.new(key, sandbox_id.encode(), "sha256").hexdigest())

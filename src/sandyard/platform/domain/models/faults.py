@@ -13,8 +13,8 @@ from sandyard.kit.http_clients import describe_unreachable
 from sandyard.platform.domain.models.presets import find_preset, list_presets
 from sandyard.platform.domain.models.redaction import Redactor
 
-LONGEST_QUOTE = 300
-_LARGEST, _VALUES = 1 << 20, 1000
+MAX_QUOTE_LENGTH = 300
+_MAX_BYTES, _MAX_VALUES = 1 << 20, 1000
 
 
 class Cause(StrEnum):
@@ -52,7 +52,7 @@ class Fault:
     sentence: str
     final: bool = False
     at: float = field(default=0.0, compare=False)
-    """When it was noted (`time.monotonic`)."""
+    """When it was recorded (`time.monotonic`)."""
     alone: bool = field(default=False, compare=False)
     """No other request of the turn succeeded while this one was in progress."""
 
@@ -84,11 +84,13 @@ def make_label(name: str, base_url: str) -> str:
 
 
 def classify_response(
-    label: str, status: int, body: str, *, model: str | None, keyed: bool, redactor: Redactor
+    label: str, status: int, body: str, *, model: str | None, has_key: bool, redactor: Redactor
 ) -> Fault:
-    """Return the fault of an error response or redirect. `keyed`: a key was sent. `redactor` removes it from the provider's message."""
-    cause, final = _cause(status, body.lower(), model)
-    return Fault(cause, _sentence(cause, label, status, _quote(body, redactor), model, keyed=keyed), final)
+    """Return the fault of an error response or redirect. `has_key`: a key was sent. `redactor` removes it from the provider's message."""
+    cause, final = _find_cause(status, body.lower(), model)
+    return Fault(
+        cause, _make_sentence(cause, label, status, _quote_message(body, redactor), model, has_key=has_key), final
+    )
 
 
 def classify_error(label: str, base_url: str, error: Exception, *, late: bool) -> Fault:
@@ -98,11 +100,11 @@ def classify_error(label: str, base_url: str, error: Exception, *, late: bool) -
     return Fault(Cause.UNREACHABLE, describe_unreachable(label, base_url, error))
 
 
-def _cause(status: int, body: str, model: str | None) -> tuple[Cause, bool]:
+def _find_cause(status: int, body: str, model: str | None) -> tuple[Cause, bool]:
     if status == 401 or (status == 400 and ("api_key_invalid" in body or "api key not valid" in body)):
         return Cause.KEY, True
-    if status >= 400 and (out_of_quota := _out_of_quota(status, body)) is not None:
-        return Cause.QUOTA, out_of_quota
+    if status >= 400 and (for_all_models := _check_quota(status, body)) is not None:
+        return Cause.QUOTA, for_all_models
     if status == 403:  # perhaps for this model only
         return Cause.KEY, False
     if status == 404:
@@ -112,11 +114,11 @@ def _cause(status: int, body: str, model: str | None) -> tuple[Cause, bool]:
     return Cause.ADDRESS if 300 <= status < 400 else Cause.ERROR, False
 
 
-def _out_of_quota(status: int, body: str) -> bool | None:
-    """Return None if the account has quota left, otherwise whether that applies to every model of the account."""
+def _check_quota(status: int, body: str) -> bool | None:
+    """Return None if the account has quota left, True if it has none for any model, False if only this model has none."""
     if status == 402 or "insufficient_quota" in body or "credit balance is too low" in body:
         return True
-    if status == 429 and not any(words in body for words in _RATE_LIMITS):
+    if status == 429 and not any(phrase in body for phrase in _RATE_LIMITS):
         # Gemini counts daily requests per model
         if "resource_exhausted" in body:
             return False
@@ -125,30 +127,30 @@ def _out_of_quota(status: int, body: str) -> bool | None:
     return None
 
 
-def _sentence(cause: Cause, label: str, status: int, quote: str, model: str | None, *, keyed: bool) -> str:
+def _make_sentence(cause: Cause, label: str, status: int, quote: str, model: str | None, *, has_key: bool) -> str:
     if cause is Cause.KEY:
-        said = f"{label} rejected the API key" if keyed else f"{label} requires an API key"
+        summary = f"{label} rejected the API key" if has_key else f"{label} requires an API key"
     elif cause is Cause.QUOTA:
         return f"Your {label} account has no quota left. Add credit with the provider, or use another key.{quote}"
     elif cause is Cause.BUSY:
-        said = f"{label} is overloaded or is rate-limiting requests"
+        summary = f"{label} is overloaded or is rate-limiting requests"
     elif cause is Cause.MODEL:
-        said = f"{label} does not have the model {model}"
+        summary = f"{label} does not have the model {model}"
     elif cause is Cause.ADDRESS:
-        said = f"{label} does not serve this API at its address, or redirects to another one"
+        summary = f"{label} does not serve this API at its address, or redirects to another one"
     else:
-        said = f"{label} returned an error"
-    return f"{said} ({status}).{quote}"
+        summary = f"{label} returned an error"
+    return f"{summary} ({status}).{quote}"
 
 
-def _quote(body: str, redactor: Redactor) -> str:
-    """Return the provider's own message, if any. Redacted before it is cut, which could leave a part of a secret."""
+def _quote_message(body: str, redactor: Redactor) -> str:
+    """Return the provider's own message, if any. It is redacted before it is cut, because cutting could leave a part of a secret."""
     try:
-        told: Any = bounded_json.parse(body, largest=_LARGEST, values=_VALUES)
-        told = told[0] if isinstance(told, list) and told else told
-        error = told.get("error", told) if isinstance(told, dict) else told
-        words = error.get("message", "") if isinstance(error, dict) else error
+        document: Any = bounded_json.parse(body, largest=_MAX_BYTES, values=_MAX_VALUES)
+        document = document[0] if isinstance(document, list) and document else document
+        error = document.get("error", document) if isinstance(document, dict) else document
+        text = error.get("message", "") if isinstance(error, dict) else error
     except ValueError:
-        words = body
-    text = " ".join(redactor.text(str(words)).split())
-    return f" It said: {text[:LONGEST_QUOTE]}" if text else ""
+        text = body
+    text = " ".join(redactor.redact(str(text)).split())
+    return f" It said: {text[:MAX_QUOTE_LENGTH]}" if text else ""

@@ -22,43 +22,43 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ModelProvider, Project, Session
 from sandyard.platform.domain.models import apis
-from sandyard.platform.domain.models.apis import Asked
+from sandyard.platform.domain.models.apis import ModelRequest
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
-from sandyard.platform.domain.models.clients import Clients
+from sandyard.platform.domain.models.clients import ServerClients
 from sandyard.platform.domain.models.faults import Fault, classify_error, classify_response, make_label
 from sandyard.platform.domain.models.hosted_tools import list_hosted_tools, list_refused_tools
 from sandyard.platform.domain.models.ledger import Ledger
-from sandyard.platform.domain.models.model import MOST_TOKENS, ModelApi, OverBudgetError, Price, Tokens, compute_cost
+from sandyard.platform.domain.models.model import MAX_TOKENS, ModelApi, OverBudgetError, Price, Tokens, compute_cost
 from sandyard.platform.domain.models.presets import find_price
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.redaction import Redactor
-from sandyard.platform.domain.models.token_counter import BYTES_OF_A_TOKEN, TokenCounter
-from sandyard.platform.domain.models.tunnel import BODY_LIMIT, Answering, Asking
+from sandyard.platform.domain.models.token_counter import BYTES_PER_TOKEN, TokenCounter
+from sandyard.platform.domain.models.tunnel import BODY_LIMIT, ResponseWriter, TunnelRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.service import owner_has_access
 
 log = get_logger(__name__)
 
-NOTE_S = 10.0
+RECORD_USAGE_EVERY_S = 10.0
 """How often the usage of a response in progress is recorded, so that it is counted if the platform dies."""
 TOKENS_PER_SECOND = 30
 """Estimated output of a request that the agent abandons before its usage is reported: a model may think without sending anything."""
-MOST_VALUES = 200_000
+MAX_VALUES = 200_000
 """Maximum number of JSON values in a request. Long contexts and images are long strings, which are limited only by the body size."""
-_APART = 32 << 10
+_PARSE_IN_THREAD_BYTES = 32 << 10
 """Larger bodies are parsed in a thread."""
-_ERROR = 64 << 10
+_MAX_ERROR_BYTES = 64 << 10
 """Only this much of an error response is read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a request comes from. `turn` returns the turn it is counted for, if any."""
+class RequestOrigin:
+    """Where a request comes from. `get_turn_id` returns the turn that it is counted for, if any."""
 
     sandbox_id: str
     session_id: str
-    turn: Callable[[], str | None]
+    get_turn_id: Callable[[], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class _Call:
     provider: ModelProvider
     session: Session
     turn_id: str | None
-    asked: Asked
-    asking: Asking
+    target: ModelRequest
+    request: TunnelRequest
     model: str | None = None
     size: int = 0
     """Size of the body sent, which is dropped afterwards."""
@@ -84,14 +84,14 @@ class _Call:
         return find_price(self.provider.base_url, self.provider.prices, self.model)
 
 
-class _Refused(Exception):  # noqa: N818 - an answer, no error of ours
+class _Refused(Exception):  # noqa: N818 - a response, not an error of the platform
     def __init__(self, kind: ModelApi, status: int, code: str, sentence: str) -> None:
         super().__init__(sentence)
         self.kind, self.status, self.code, self.sentence = kind, status, code, sentence
 
 
 class _Outcome:
-    """What is known of a call when it has ended."""
+    """The outcome of a call, as far as it is known."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -99,10 +99,10 @@ class _Outcome:
         self.tokens = Tokens()
         self.error: str | None = None
         self.sent = False
-        """The provider has the request and, as far as known, works on it."""
+        """The provider has received the request and, as far as known, processes it."""
         self.reported = False
         """The provider has reported its output."""
-        self.note: Callable[[Tokens], Awaitable[None]] | None = None
+        self.record_usage: Callable[[Tokens], Awaitable[None]] | None = None
         """Records the usage so far."""
 
     @property
@@ -126,13 +126,13 @@ class Gateway:
         *,
         destinations: Destinations,
         timeout_s: float,
-        over_budget: Callable[[str, str], Coroutine[Any, Any, None]],
-        note_fault: Callable[[str, Fault | None, float], None],
-        refused: Callable[[str, Fault], Coroutine[Any, Any, None]],
+        on_over_budget: Callable[[str, str], Coroutine[Any, Any, None]],
+        on_outcome: Callable[[str, Fault | None, float], None],
+        on_refused: Callable[[str, Fault], Coroutine[Any, Any, None]],
     ) -> None:
-        """`note_fault` is called with the outcome and start of each request of a turn, before the agent sees it.
+        """`on_outcome` is called with the outcome and start of each request of a turn, before the agent sees it.
 
-        For a successful response it is called when the response starts and when it is complete. `refused` is called if all other requests
+        For a successful response it is called when the response starts and when it is complete. `on_refused` is called if all other requests
         would be rejected too.
         """
         self._database = database
@@ -140,44 +140,44 @@ class Gateway:
         self._capabilities = capabilities
         self._budgets = budgets
         self._ledger = ledger
-        self._over_budget = over_budget
-        self._note_fault = note_fault
-        self._refused = refused
+        self._on_over_budget = on_over_budget
+        self._on_outcome = on_outcome
+        self._on_refused = on_refused
         self._tasks = TaskSet("models")
-        self._clients = Clients(destinations, timeout_s=timeout_s)
+        self._clients = ServerClients(destinations, timeout_s=timeout_s)
 
     async def close(self) -> None:
         await self._tasks.wait(2)
         await self._tasks.cancel()
         await self._clients.close()
 
-    def client_for(self, provider: ModelProvider) -> httpx.AsyncClient:
-        return self._clients.client_for(provider.base_url, named_by_admin=provider.named_by_admin)
+    def get_client(self, provider: ModelProvider) -> httpx.AsyncClient:
+        return self._clients.get_client(provider.base_url, named_by_admin=provider.named_by_admin)
 
-    async def serve(self, place: Place, asking: Asking, answer: Answering) -> None:
+    async def serve(self, origin: RequestOrigin, request: TunnelRequest, writer: ResponseWriter) -> None:
         """Serve a request. Always responds, unless cancelled."""
         try:
-            call = await self._authorize(place, asking)
-            if call.asked.counted:
-                await self._proxy_and_count(call, answer)
+            call = await self._authorize(origin, request)
+            if call.target.counted:
+                await self._proxy_and_count(call, writer)
             else:
-                await self._proxy(call, answer, _Outcome())
+                await self._proxy(call, writer, _Outcome())
         except _Refused as refused:
             headers, body = apis.format_refusal(refused.kind, refused.status, refused.code, refused.sentence)
-            await answer.head(refused.status, headers)
-            await answer.data(b"" if asking.method == "HEAD" else body)
-            await answer.end()
+            await writer.send_head(refused.status, headers)
+            await writer.send_data(b"" if request.method == "HEAD" else body)
+            await writer.end()
 
     # authorization -----------------------------------------------------------------------------------------------------
 
-    async def _authorize(self, place: Place, asking: Asking) -> _Call:
-        target, _, query = asking.target.partition("?")
+    async def _authorize(self, origin: RequestOrigin, request: TunnelRequest) -> _Call:
+        target, _, query = request.target.partition("?")
         provider_id, _, rest = target.lstrip("/").partition("/")
-        capability = self._capabilities.of(place.sandbox_id)
-        if not any(capability.matches(shown) for shown in apis.list_capabilities(asking.headers, query)):
+        capability = self._capabilities.derive(origin.sandbox_id)
+        if not any(capability.matches(shown) for shown in apis.list_capabilities(request.headers, query)):
             raise _Refused(ModelApi.OPENAI, 401, "unauthenticated", "Invalid capability.")
         async with self._database.reading() as reading:
-            session = await reading.get(Session, place.session_id)
+            session = await reading.get(Session, origin.session_id)
             if session is not None and not await owner_has_access(reading, session):
                 session = None
         provider = await self._providers.find(provider_id, session.project_id) if session is not None else None
@@ -186,28 +186,28 @@ class Gateway:
                 ModelApi.OPENAI, 404, "no_provider", "This model provider is no longer available to this session."
             )
         kind = ModelApi(provider.kind)
-        asked = apis.parse_request(kind, asking.method, "/" + rest, query)
-        if asked is None:
-            raise _Refused(kind, 404, "not_found", f"{asking.method[:10]} /{rest[:200]} is not available to agents.")
-        if any(name == "content-encoding" and value != "identity" for name, value in asking.headers):
+        model_request = apis.parse_request(kind, request.method, "/" + rest, query)
+        if model_request is None:
+            raise _Refused(kind, 404, "not_found", f"{request.method[:10]} /{rest[:200]} is not available to agents.")
+        if any(name == "content-encoding" and value != "identity" for name, value in request.headers):
             raise _Refused(kind, 415, "unsupported", "Send the request uncompressed.")
-        call = _Call(kind, provider, session, place.turn(), asked, asking)
-        return await self._read_request(call) if asked.counted or asking.method == "POST" else call
+        call = _Call(kind, provider, session, origin.get_turn_id(), model_request, request)
+        return await self._read_request(call) if model_request.counted or request.method == "POST" else call
 
     async def _read_request(self, call: _Call) -> _Call:
         """Parse the request: set its model, make streams report usage, and reject provider-side tools that the project does not allow."""
-        body = call.asking.body
+        body = call.request.body
         try:
-            if len(body) > _APART:
-                parsed = await asyncio.to_thread(_parse_body, body, call.asked, call.kind)
+            if len(body) > _PARSE_IN_THREAD_BYTES:
+                parsed = await asyncio.to_thread(_parse_body, body, call.target, call.kind)
             else:
-                parsed = _parse_body(body, call.asked, call.kind)
+                parsed = _parse_body(body, call.target, call.kind)
         except bounded_json.TooManyValuesError:
             raise _Refused(
                 call.kind,
                 413,
                 "too_large",
-                f"The request body has more than {MOST_VALUES:,} JSON values. Start a new session or give the agent fewer tools.",
+                f"The request body has more than {MAX_VALUES:,} JSON values. Start a new session or give the agent fewer tools.",
             ) from None
         if parsed is None:
             raise _Refused(
@@ -228,7 +228,7 @@ class Gateway:
                 f"This project does not allow these provider-side tools: {', '.join(refused)}. The project's owner can allow "
                 "them in its settings (agent.hostedTools).",
             )
-        call.asking.body = body
+        call.request.body = body
         return replace(call, model=model, size=len(body))
 
     async def _list_allowed_tools(self, session: Session) -> Sequence[str]:
@@ -238,34 +238,34 @@ class Gateway:
 
     # calls that cost something -----------------------------------------------------------------------------------------
 
-    async def _proxy_and_count(self, call: _Call, answer: Answering) -> None:
+    async def _proxy_and_count(self, call: _Call, writer: ResponseWriter) -> None:
         outcome, settled = _Outcome(), False
         refused = await self._check_limits(call, outcome)
-        least = _raise_to_minimum(Tokens(), call, 0) if refused is None else Tokens()
+        minimum = _raise_to_minimum(Tokens(), call, 0) if refused is None else Tokens()
         call_id = await self._ledger.open(
             call.provider.id,
             call.session,
             call.turn_id,
             call.model,
-            tokens=least,
-            cost_micros=_get_cost(call, least),
+            tokens=minimum,
+            cost_micros=_get_cost(call, minimum),
             configured=call.model in call.provider.models,
         )
 
-        async def note(tokens: Tokens) -> None:
+        async def record_usage(tokens: Tokens) -> None:
             with contextlib.suppress(SandyardError):  # it is counted at the end
-                await self._ledger.note(call_id, tokens, _get_cost(call, tokens))
+                await self._ledger.record_usage(call_id, tokens, _get_cost(call, tokens))
 
         async def settle() -> None:
             nonlocal settled
             settled = True
             await self._tasks.finish(self._settle(call_id, call, outcome))
 
-        outcome.note = note
+        outcome.record_usage = record_usage
         try:
             if refused is not None:
                 raise refused
-            await self._proxy(call, answer, outcome, settle)
+            await self._proxy(call, writer, outcome, settle)
         except _Refused:
             await settle()
             raise
@@ -273,7 +273,7 @@ class Gateway:
             if not settled:
                 if outcome.sent and not outcome.reported:
                     output = outcome.duration_ms * TOKENS_PER_SECOND // 1000
-                    outcome.tokens = _raise_to_minimum(outcome.tokens, call, min(output, MOST_TOKENS))
+                    outcome.tokens = _raise_to_minimum(outcome.tokens, call, min(output, MAX_TOKENS))
                 outcome.error = outcome.error or "The agent disconnected before the response was complete."
                 self._tasks.spawn(self._settle(call_id, call, outcome))
 
@@ -286,16 +286,16 @@ class Gateway:
         except OverBudgetError as error:
             outcome.error = error.message
             if call.turn_id is not None:
-                self._tasks.spawn(self._over_budget(call.turn_id, error.message))
+                self._tasks.spawn(self._on_over_budget(call.turn_id, error.message))
             return _Refused(call.kind, 402, error.code, error.message)
         return None
 
     async def _settle(self, call_id: str, call: _Call, outcome: _Outcome) -> None:
         """Record the outcome. Failing to do so does not affect the response."""
         try:
-            if outcome.sent and not outcome.reported and call.asked.continues:
-                least = max(outcome.tokens.input or 0, await self._ledger.largest_input(call.session.id))
-                outcome.tokens = replace(outcome.tokens, input=least)
+            if outcome.sent and not outcome.reported and call.target.may_continue:
+                minimum = max(outcome.tokens.input or 0, await self._ledger.get_largest_input(call.session.id))
+                outcome.tokens = replace(outcome.tokens, input=minimum)
             await self._ledger.close(
                 call_id,
                 status=outcome.status,
@@ -306,8 +306,8 @@ class Gateway:
             )
             if call.turn_id is None or not outcome.tokens.known:
                 return
-            if (sentence := await self._budgets.exceeded(call.session)) is not None:
-                self._tasks.spawn(self._over_budget(call.turn_id, sentence))
+            if (sentence := await self._budgets.explain_exceeded(call.session)) is not None:
+                self._tasks.spawn(self._on_over_budget(call.turn_id, sentence))
         except SandyardError as error:
             log.error("model_call_not_counted", call=call_id, exc=error)  # noqa: TRY400
 
@@ -316,7 +316,7 @@ class Gateway:
     async def _proxy(
         self,
         call: _Call,
-        answer: Answering,
+        writer: ResponseWriter,
         outcome: _Outcome,
         settle: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -325,19 +325,18 @@ class Gateway:
         redactor = Redactor(key)
         try:
             outcome.sent = True
-            outcome.tokens = _raise_to_minimum(
-                Tokens(), call, 0
-            )  # in case the agent disconnects before the response starts
+            # in case the agent disconnects before the response starts
+            outcome.tokens = _raise_to_minimum(Tokens(), call, 0)
             response = await self._send_upstream(call, key)
             outcome.tokens = Tokens()
         except (httpx.HTTPError, PrivateAddressError) as error:
             late = isinstance(error, httpx.TimeoutException)
             if not isinstance(error, (httpx.ReadTimeout, httpx.DecodingError)):
                 outcome.sent, outcome.tokens = False, Tokens()
-            outcome.error = redactor.text(f"The provider could not be reached: {type(error).__name__}: {error}")
+            outcome.error = redactor.redact(f"The provider could not be reached: {type(error).__name__}: {error}")
             log.warning("model_provider_unreachable", provider=call.provider.id, reason=type(error).__name__)
             fault = classify_error(call.label, call.provider.base_url, error, late=late)
-            self._note(call, fault, outcome.began, redactor)
+            self._record_outcome(call, fault, outcome.began, redactor)
             raise _Refused(
                 call.kind,
                 504 if late else 502,
@@ -345,41 +344,41 @@ class Gateway:
                 f"{call.label} {_describe_error(error)}.",
             ) from None
         try:
-            complete = await self._stream_response(call, response, answer, outcome, redactor)
+            complete = await self._stream_response(call, response, writer, outcome, redactor)
         finally:
             await response.aclose()
         if settle is not None:
             await settle()
         if complete:
-            await answer.end()
+            await writer.end()
 
     async def _stream_response(
-        self, call: _Call, response: httpx.Response, answer: Answering, outcome: _Outcome, redactor: Redactor
+        self, call: _Call, response: httpx.Response, writer: ResponseWriter, outcome: _Outcome, redactor: Redactor
     ) -> bool:
         """Stream the response to the agent. Returns whether it is complete."""
         outcome.status = response.status_code
         counter = TokenCounter(call.kind, response.headers.get("content-type", ""))
-        said = None if response.is_success else _Beginning()
+        excerpt = None if response.is_success else _ErrorExcerpt()
         complete, outcome.sent = False, response.is_success
-        noted = time.monotonic()
-        headers = [(name, redactor.text(value)) for name, value in response.headers.items()]
+        recorded_at = time.monotonic()
+        headers = [(name, redactor.redact(value)) for name, value in response.headers.items()]
         chunks = response.aiter_bytes()
         try:
-            if said is None:
-                self._note(call, None, outcome.began, redactor)
+            if excerpt is None:
+                self._record_outcome(call, None, outcome.began, redactor)
             else:  # before the agent sees it and gives up
-                first = await _read_some(chunks)
+                first = await _read_error(chunks)
                 fault = classify_response(
                     call.label,
                     response.status_code,
                     first.decode(errors="replace"),
                     model=call.model,
-                    keyed=call.provider.key is not None,
+                    has_key=call.provider.key is not None,
                     redactor=redactor,
                 )
-                self._note(call, fault, outcome.began, redactor)
-                chunks = _continue_with(first, chunks)
-            await answer.head(
+                self._record_outcome(call, fault, outcome.began, redactor)
+                chunks = _prepend(first, chunks)
+            await writer.send_head(
                 response.status_code,
                 apis.filter_response_headers(headers, decoded="content-encoding" in response.headers),
             )
@@ -387,54 +386,58 @@ class Gateway:
                 await take_turn()
                 await counter.feed(chunk)
                 clean = redactor.feed(chunk)
-                if said is not None:
-                    said.add(clean)
-                await answer.data(clean)
-                if outcome.note is not None and outcome.sent and time.monotonic() - noted > NOTE_S:
-                    noted = time.monotonic()
-                    await outcome.note(_raise_to_minimum(Tokens(), call, counter.at_least))
-            await answer.data(redactor.rest())
+                if excerpt is not None:
+                    excerpt.add(clean)
+                await writer.send_data(clean)
+                if (
+                    outcome.record_usage is not None
+                    and outcome.sent
+                    and time.monotonic() - recorded_at > RECORD_USAGE_EVERY_S
+                ):
+                    recorded_at = time.monotonic()
+                    await outcome.record_usage(_raise_to_minimum(Tokens(), call, counter.minimum))
+            await writer.send_data(redactor.flush())
             complete = True
-            if said is None:
-                self._note(call, None, outcome.began, redactor)
+            if excerpt is None:
+                self._record_outcome(call, None, outcome.began, redactor)
         except httpx.HTTPError as error:
-            outcome.error = redactor.text(f"The provider's response broke off: {type(error).__name__}: {error}")
+            outcome.error = redactor.redact(f"The provider's response broke off: {type(error).__name__}: {error}")
             log.warning("model_answer_broken", provider=call.provider.id, reason=type(error).__name__)
         finally:
-            outcome.tokens, outcome.reported = counter.result(), counter.reported
+            outcome.tokens, outcome.reported = counter.get_result(), counter.reported
             if outcome.sent:
                 outcome.tokens = _raise_to_minimum(
-                    outcome.tokens, call, 0 if complete and outcome.tokens.known else counter.at_least
+                    outcome.tokens, call, 0 if complete and outcome.tokens.known else counter.minimum
                 )
-        if said is not None:
-            outcome.error = outcome.error or said.text
+        if excerpt is not None:
+            outcome.error = outcome.error or excerpt.text
         return complete
 
-    def _note(self, call: _Call, fault: Fault | None, began: float, redactor: Redactor) -> None:
-        """Note a fault. Requests that cost nothing, such as token counts, are ignored: some providers do not support them."""
-        if call.turn_id is None or not call.asked.counted:
+    def _record_outcome(self, call: _Call, fault: Fault | None, began: float, redactor: Redactor) -> None:
+        """Report the outcome of a request. Requests without cost, such as token counts, are ignored: some providers do not support them."""
+        if call.turn_id is None or not call.target.counted:
             return
         if fault is not None:
-            fault = replace(fault, sentence=redactor.text(fault.sentence))
-        self._note_fault(call.turn_id, fault, began)
+            fault = replace(fault, sentence=redactor.redact(fault.sentence))
+        self._on_outcome(call.turn_id, fault, began)
         if fault is not None and fault.final:
-            self._tasks.spawn(self._refused(call.turn_id, fault))
+            self._tasks.spawn(self._on_refused(call.turn_id, fault))
 
     async def _send_upstream(self, call: _Call, key: Secret | None) -> httpx.Response:
-        client, asking = self.client_for(call.provider), call.asking
-        headers = apis.filter_request_headers(call.kind, asking.headers, key)
-        if asking.body:
-            headers.append(("content-length", str(len(asking.body))))
-        request = client.build_request(
-            asking.method,
-            apis.build_url(call.provider.base_url, call.asked),
+        client, request = self.get_client(call.provider), call.request
+        headers = apis.filter_request_headers(call.kind, request.headers, key)
+        if request.body:
+            headers.append(("content-length", str(len(request.body))))
+        upstream_request = client.build_request(
+            request.method,
+            apis.build_url(call.provider.base_url, call.target),
             headers=[
                 (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers
             ],
-            content=asking.stream_body() if asking.body else b"",
+            content=request.stream_body() if request.body else b"",
         )
-        response = await client.send(request, stream=True)
-        asking.drop_body()  # also if the provider responds before the whole body was sent
+        response = await client.send(upstream_request, stream=True)
+        request.drop_body()  # also if the provider responds before the whole body was sent
         return response
 
     async def _reveal_key(self, call: _Call, outcome: _Outcome) -> Secret | None:
@@ -460,25 +463,25 @@ def _describe_error(error: Exception) -> str:
     return "could not be reached"
 
 
-async def _read_some(chunks: AsyncIterator[bytes]) -> bytes:
+async def _read_error(chunks: AsyncIterator[bytes]) -> bytes:
     """Return an error response, or as much of it as is read."""
     read = b""
     async for chunk in chunks:
         await take_turn()
         read += chunk
-        if len(read) >= _ERROR:
+        if len(read) >= _MAX_ERROR_BYTES:
             break
     return read
 
 
-async def _continue_with(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _prepend(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     if first:
         yield first
     async for chunk in rest:
         yield chunk
 
 
-class _Beginning:
+class _ErrorExcerpt:
     """The beginning of an error response, for the record."""
 
     def __init__(self) -> None:
@@ -492,40 +495,44 @@ class _Beginning:
         return self._data.decode(errors="replace") or "The provider returned an error without a message."
 
 
-def _parse_body(body: bytes, asked: Asked, kind: ModelApi) -> tuple[str | None, bytes, list[str]] | None:
+def _parse_body(body: bytes, target: ModelRequest, kind: ModelApi) -> tuple[str | None, bytes, list[str]] | None:
     """Return the model, the body to send, and the provider-side tools; None if the body is not a JSON object.
 
     Raises TooManyValuesError.
     """
     try:
-        told: Any = bounded_json.parse(
-            body, largest=BODY_LIMIT, values=MOST_VALUES, object_pairs_hook=_refuse_duplicates
+        document: Any = bounded_json.parse(
+            body, largest=BODY_LIMIT, values=MAX_VALUES, object_pairs_hook=_refuse_duplicates
         )
     except bounded_json.TooManyValuesError:
         raise
     except ValueError:
         return None
-    if not isinstance(told, dict):
+    if not isinstance(document, dict):
         return None
-    model = told.get("model")
-    if ":" in asked.path:
-        model = asked.gemini_model
-    options = told.get("stream_options")
-    if asked.chat and told.get("stream") is True and not (isinstance(options, dict) and options.get("include_usage")):
-        told["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
-        body = json.dumps(told).encode()
-    if told.pop("background", None):  # its tokens would not be reported
-        body = json.dumps(told).encode()
+    model = document.get("model")
+    if ":" in target.path:
+        model = target.gemini_model
+    options = document.get("stream_options")
+    if (
+        target.is_chat
+        and document.get("stream") is True
+        and not (isinstance(options, dict) and options.get("include_usage"))
+    ):
+        document["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+        body = json.dumps(document).encode()
+    if document.pop("background", None):  # its tokens would not be reported
+        body = json.dumps(document).encode()
     model = model[:200] if isinstance(model, str) else None
-    return model, body, list_hosted_tools(kind, told, model)
+    return model, body, list_hosted_tools(kind, document, model)
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Reject duplicate keys, because the provider might use the value that was not checked here."""
-    told = dict(pairs)
-    if len(told) != len(pairs):
-        raise ValueError("twice")
-    return told
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise ValueError("duplicate key")
+    return document
 
 
 def _get_cost(call: _Call, tokens: Tokens) -> int | None:
@@ -534,5 +541,5 @@ def _get_cost(call: _Call, tokens: Tokens) -> int | None:
 
 def _raise_to_minimum(tokens: Tokens, call: _Call, output: int) -> Tokens:
     """Estimate the usage of a response that broke off or did not report it, so that spending is always limited."""
-    taken = tokens.input if tokens.input is not None else call.size // BYTES_OF_A_TOKEN
-    return replace(tokens, input=taken, output=max(tokens.output or 0, output))
+    input_tokens = tokens.input if tokens.input is not None else call.size // BYTES_PER_TOKEN
+    return replace(tokens, input=input_tokens, output=max(tokens.output or 0, output))

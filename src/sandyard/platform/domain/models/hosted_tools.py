@@ -14,8 +14,8 @@ from sandyard.platform.domain.models.model import ModelApi
 
 REMOTE_FILES = "remote_files"
 """An image or a file that the provider fetches from a URL."""
-_DATED = re.compile(r"_\d{8}$")
-_OWN_ANTHROPIC = (
+_DATE_SUFFIX = re.compile(r"_\d{8}$")
+_AGENT_SIDE_ANTHROPIC = (
     "custom",
     "bash",
     "text_editor",
@@ -24,26 +24,34 @@ _OWN_ANTHROPIC = (
     "tool_search_tool_regex",
     "tool_search_tool_bm25",
 )
-_OWN_OPENAI = ("function", "custom", "local_shell", "apply_patch", "computer", "computer_use_preview", "tool_search")
-_OWN_GEMINI = ("function_declarations", "computer_use")
-_SEARCHES = re.compile(r"search-preview|search-api|deep-research|:online\b|(?:^|/)(?:sonar|compound)(?:[-:]|$)")
+_AGENT_SIDE_OPENAI = (
+    "function",
+    "custom",
+    "local_shell",
+    "apply_patch",
+    "computer",
+    "computer_use_preview",
+    "tool_search",
+)
+_AGENT_SIDE_GEMINI = ("function_declarations", "computer_use")
+_SEARCHING_MODELS = re.compile(r"search-preview|search-api|deep-research|:online\b|(?:^|/)(?:sonar|compound)(?:[-:]|$)")
 """Matches names of models that search by themselves."""
-_ROUTING = ("models", "route", "fallbacks", "preset")
+_ROUTING_FIELDS = ("models", "route", "fallbacks", "preset")
 """Fields that make a router such as OpenRouter use another model than the named and priced one, or settings stored there."""
-_OF_PROVIDERS = ("plugins", "search_parameters", "search_options", "enable_search")
-"""Fields of servers with APIs like OpenAI's or Anthropic's."""
-_NOT_FOLLOWED = frozenset((*_OF_PROVIDERS, "web_search_options", "mcp_servers", "tools", "metadata"))
-_NOT_FOLLOWED_BY: Mapping[ModelApi, frozenset[str]] = {
-    ModelApi.ANTHROPIC: _NOT_FOLLOWED | {"input", "citations"},
-    ModelApi.OPENAI: _NOT_FOLLOWED | {"functions", "annotations", "action", "operation", "outputs", "results"},
-    ModelApi.OPENAI_CHAT: _NOT_FOLLOWED | {"functions", "annotations"},
-    ModelApi.GEMINI: _NOT_FOLLOWED | {"args", "response"},
+_EXTENSION_FIELDS = ("plugins", "search_parameters", "search_options", "enable_search")
+"""Fields for provider-side tools of other servers with APIs like OpenAI's or Anthropic's."""
+_SKIPPED_FIELDS = frozenset((*_EXTENSION_FIELDS, "web_search_options", "mcp_servers", "tools", "metadata"))
+_SKIPPED_FIELDS_BY_API: Mapping[ModelApi, frozenset[str]] = {
+    ModelApi.ANTHROPIC: _SKIPPED_FIELDS | {"input", "citations"},
+    ModelApi.OPENAI: _SKIPPED_FIELDS | {"functions", "annotations", "action", "operation", "outputs", "results"},
+    ModelApi.OPENAI_CHAT: _SKIPPED_FIELDS | {"functions", "annotations"},
+    ModelApi.GEMINI: _SKIPPED_FIELDS | {"args", "response"},
 }
 """Fields that are not searched for URLs.
 
 These are the agent's own tools with their arguments and results, quotations, and fields that are checked separately.
 """
-_TEXT = frozenset(
+_TEXT_FIELDS = frozenset(
     # text by people, models and tools
     "text content input output prompt suffix system instructions thinking thought reasoning reasoning_content reasoning_text refusal "
     "summary arguments code logs stdout stderr query queries title context cited_text quote name description displayName display_name "
@@ -55,124 +63,124 @@ _TEXT = frozenset(
 
 Under any other name, a URL counts as fetched by the provider.
 """
-_QUOTED = frozenset(
+_QUOTING_TYPES = frozenset(
     "search_result web_search_result web_search_result_location search_result_location web_fetch_result url_citation".split()
 )
 """Types of objects whose `url` and `source` only name the origin of something."""
-_ADDRESS = re.compile(r"https?:|file:|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-_SPACE = "".join(map(chr, range(33)))
+_URL = re.compile(r"https?:|file:|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_SKIPPED_BEFORE_URL = "".join(map(chr, range(33)))
 """Characters that URL parsers skip before a URL; tabs and line breaks also inside."""
 
 
-def list_hosted_tools(kind: ModelApi, told: Mapping[str, Any], model: str | None) -> list[str]:
+def list_hosted_tools(kind: ModelApi, body: Mapping[str, Any], model: str | None) -> list[str]:
     """Return the names of the provider-side tools in this request, each once.
 
     Names are without dates and in lowercase: `web_search`, `code_execution`, `mcp_servers`, `remote_files`.
     """
     if kind is ModelApi.ANTHROPIC:
-        found = _anthropic(told)
+        found = _list_anthropic_tools(body)
     elif kind is ModelApi.GEMINI:
-        found = _gemini(told)
+        found = _list_gemini_tools(body)
     else:
-        found = _openai(told)
-    remote = [REMOTE_FILES] if _fetches(told, _NOT_FOLLOWED_BY[kind]) else []
-    names = [*found, *_routed(told, model), *remote]
+        found = _list_openai_features(body)
+    remote = [REMOTE_FILES] if _has_fetched_url(body, _SKIPPED_FIELDS_BY_API[kind]) else []
+    names = [*found, *_list_routing_features(body, model), *remote]
     return list(dict.fromkeys(name[:100] for name in names))
 
 
 def list_refused_tools(used: Iterable[str], provider: str, allowed: Iterable[str]) -> list[str]:
-    """Return the tools that a project does not allow. It names a tool of any provider, or `PROVIDER/tool`."""
-    known = set(allowed)
-    return [name for name in used if name not in known and f"{provider}/{name}" not in known]
+    """Return the tools that a project does not allow. Entries of `allowed` are `tool`, for any provider, or `PROVIDER/tool`."""
+    allowed_names = set(allowed)
+    return [name for name in used if name not in allowed_names and f"{provider}/{name}" not in allowed_names]
 
 
-def _anthropic(told: Mapping[str, Any]) -> Iterator[str]:
+def _list_anthropic_tools(body: Mapping[str, Any]) -> Iterator[str]:
     for name in ("mcp_servers", "container"):
-        if told.get(name):
+        if body.get(name):
             yield name if name == "mcp_servers" else "code_execution"
-    for tool in _list(told.get("tools")):
-        name = _DATED.sub("", _word(tool.get("type"), "custom"))
-        if name not in _OWN_ANTHROPIC:
+    for tool in _list_objects(body.get("tools")):
+        name = _DATE_SUFFIX.sub("", _normalize_type(tool.get("type"), "custom"))
+        if name not in _AGENT_SIDE_ANTHROPIC:
             yield name
 
 
-def _openai(told: Mapping[str, Any]) -> Iterator[str]:
-    if told.get("web_search_options") is not None:
+def _list_openai_features(body: Mapping[str, Any]) -> Iterator[str]:
+    if body.get("web_search_options") is not None:
         yield "web_search"
-    if isinstance(told.get("prompt"), dict):  # a prompt stored at the provider, with its own tools
+    if isinstance(body.get("prompt"), dict):  # a prompt stored at the provider, with its own tools
         yield "prompt"
-    yield from _openai_tools(told.get("tools"))
+    yield from _list_openai_tools(body.get("tools"))
 
 
-def _routed(told: Mapping[str, Any], model: str | None) -> Iterator[str]:
+def _list_routing_features(body: Mapping[str, Any], model: str | None) -> Iterator[str]:
     """Yield what model names and router settings request, in any of the protocols."""
-    others = told.get("models")
-    named = [model, told.get("model"), *(others if isinstance(others, list) else [others])]
-    for name in (one.lower() for one in named if isinstance(one, str)):
-        if _SEARCHES.search(name):
+    others = body.get("models")
+    named = [model, body.get("model"), *(others if isinstance(others, list) else [others])]
+    for name in (model_name.lower() for model_name in named if isinstance(model_name, str)):
+        if _SEARCHING_MODELS.search(name):
             yield "web_search"
         if "@preset" in name:
             yield "preset"
-    for name in (*_ROUTING, *_OF_PROVIDERS):
-        if told.get(name):
+    for name in (*_ROUTING_FIELDS, *_EXTENSION_FIELDS):
+        if body.get(name):
             yield name
 
 
-def _openai_tools(tools: Any) -> Iterator[str]:
-    for tool in _list(tools):
-        name = _DATED.sub("", re.sub(r"_\d{4}_\d{2}_\d{2}$", "", _word(tool.get("type"), "function")))
+def _list_openai_tools(tools: Any) -> Iterator[str]:
+    for tool in _list_objects(tools):
+        name = _DATE_SUFFIX.sub("", re.sub(r"_\d{4}_\d{2}_\d{2}$", "", _normalize_type(tool.get("type"), "function")))
         if name == "namespace":
-            yield from _openai_tools(tool.get("tools"))
+            yield from _list_openai_tools(tool.get("tools"))
         elif name == "shell":
-            place = tool.get("environment")
-            if place is not None and not (isinstance(place, dict) and place.get("type") == "local"):
+            environment = tool.get("environment")
+            if environment is not None and not (isinstance(environment, dict) and environment.get("type") == "local"):
                 yield "code_interpreter"
-        elif name not in _OWN_OPENAI:
+        elif name not in _AGENT_SIDE_OPENAI:
             yield "web_search" if name == "web_search_preview" else name
 
 
-def _gemini(told: Mapping[str, Any]) -> Iterator[str]:
-    for tool in _list(told.get("tools")):
+def _list_gemini_tools(body: Mapping[str, Any]) -> Iterator[str]:
+    for tool in _list_objects(body.get("tools")):
         for key in tool:
             name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()
-            if name not in _OWN_GEMINI:
+            if name not in _AGENT_SIDE_GEMINI:
                 yield name
 
 
-def _fetches(told: Mapping[str, Any], but: Container[str]) -> bool:
-    """Return whether it contains something that the provider may fetch. Not recursive, because bodies can be deeply nested."""
-    waiting: list[tuple[str, Any]] = [("", told)]
-    while waiting:
-        key, one = waiting.pop()
-        if isinstance(one, str):
-            if key not in _TEXT and _is_address(one):
+def _has_fetched_url(body: Mapping[str, Any], skipped: Container[str]) -> bool:
+    """Return whether the body contains a URL that the provider may fetch. Not recursive, because bodies can be deeply nested."""
+    pending: list[tuple[str, Any]] = [("", body)]
+    while pending:
+        key, value = pending.pop()
+        if isinstance(value, str):
+            if key not in _TEXT_FIELDS and _is_url(value):
                 return True
-        elif isinstance(one, list):
-            waiting += [(key, inner) for inner in one]
-        elif isinstance(one, dict):
-            text = _text_in(one)
-            waiting += [(name, inner) for name, inner in one.items() if name not in but and name not in text]
+        elif isinstance(value, list):
+            pending += [(key, inner) for inner in value]
+        elif isinstance(value, dict):
+            text = _list_text_fields(value)
+            pending += [(name, inner) for name, inner in value.items() if name not in skipped and name not in text]
     return False
 
 
-def _text_in(part: Mapping[str, Any]) -> Container[str]:
+def _list_text_fields(part: Mapping[str, Any]) -> Container[str]:
     """Return the names of values that are only read in an object of this type."""
     kind = part.get("type")
     if kind == "text":
         return ("text", "data")
-    return ("url", "source") if isinstance(kind, str) and kind in _QUOTED else ()
+    return ("url", "source") if isinstance(kind, str) and kind in _QUOTING_TYPES else ()
 
 
-def _is_address(value: str) -> bool:
-    beginning = value.lstrip(_SPACE)[:100]
-    return _ADDRESS.match(re.sub(r"[\t\r\n]", "", beginning)) is not None
+def _is_url(value: str) -> bool:
+    beginning = value.lstrip(_SKIPPED_BEFORE_URL)[:100]
+    return _URL.match(re.sub(r"[\t\r\n]", "", beginning)) is not None
 
 
-def _list(value: Any) -> list[dict[str, Any]]:
+def _list_objects(value: Any) -> list[dict[str, Any]]:
     """Return the list of tools. Entries that are not objects are ignored, because no API accepts them."""
     found = value if isinstance(value, list) else [value]
-    return [one for one in found if isinstance(one, dict)]
+    return [entry for entry in found if isinstance(entry, dict)]
 
 
-def _word(value: Any, usual: str) -> str:
-    return value.lower() if isinstance(value, str) else usual if value is None else "unknown"
+def _normalize_type(value: Any, default: str) -> str:
+    return value.lower() if isinstance(value, str) else default if value is None else "unknown"

@@ -16,28 +16,30 @@ from sandyard.kit.pacing import take_turn
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ModelCall, Project, Session, Task
-from sandyard.platform.domain.models.model import MICROS, MOST_TOKENS, DaySpent, Spent, Tokens
+from sandyard.platform.domain.models.model import MAX_TOKENS, MICROS, DailyUsage, Tokens, UsageTotals
 from sandyard.platform.domain.projects.service import visible_to
 from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
 
-LONGEST_ERROR = 1000
+MAX_ERROR_LENGTH = 1000
 MODELS_SHOWN = 100
 DAYS_SHOWN = 10_000
 MODELS_PER_DAY = 50
 """Maximum number of different model names that are recorded per project and day (UTC), because agents choose them freely."""
 OTHER_MODELS = "other models"
-"""Recorded instead of all further names."""
-_ROWS = 100
-"""Rows converted between two pauses for other tasks."""
+"""Recorded in place of all further names."""
+_ROWS_PER_TURN = 100
+"""Rows converted before other tasks get a turn."""
 UNFINISHED = "The platform stopped before the response was complete."
-_SECONDS = extract("epoch", ModelCall.started_at)
-_DAY: ColumnElement[Any] = _SECONDS - _SECONDS % literal_column("86400")
+_STARTED_EPOCH = extract("epoch", ModelCall.started_at)
+_DAY: ColumnElement[Any] = _STARTED_EPOCH - _STARTED_EPOCH % literal_column("86400")
 """Midnight in UTC, on any database. SQLite rounds to milliseconds."""
 _UNPRICED = and_(ModelCall.cost_micros.is_(None), ModelCall.status >= 200, ModelCall.status < 300)
 
 
 class Ledger:
+    """Records requests and adds up their usage."""
+
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
@@ -59,14 +61,14 @@ class Ledger:
     ) -> str:
         """Record a request that is about to be sent, with its minimum usage, and return its id.
 
-        If the platform dies meanwhile, that is what the row says. The name of a model that is `configured` for the provider is always
+        If the platform dies before the end, the row keeps that usage. The name of a model that is `configured` for the provider is always
         recorded; others only up to MODELS_PER_DAY.
         """
-        least = tokens or Tokens()
+        minimum = tokens or Tokens()
         now = get_time(self._clock)
         name = None if model is None else storable(model[:200])
         if name is not None and not configured:
-            name = await self._bounded_name(name, session, now)
+            name = await self._limit_name(name, session, now)
         row = ModelCall(
             id=ordered_id("mcl_"),
             provider_id=provider_id,
@@ -76,8 +78,8 @@ class Ledger:
             turn_id=turn_id,
             model=name,
             status=0,
-            input_tokens=least.input,
-            output_tokens=least.output,
+            input_tokens=minimum.input,
+            output_tokens=minimum.output,
             cost_micros=cost_micros,
             error=UNFINISHED,
             started_at=now,
@@ -88,21 +90,21 @@ class Ledger:
         self._open.add(row.id)
         return row.id
 
-    async def _bounded_name(self, name: str, session: Session, now: datetime) -> str:
+    async def _limit_name(self, name: str, session: Session, now: datetime) -> str:
         """Return the name, or OTHER_MODELS if there are MODELS_PER_DAY others. Each replica counts its own names and those stored before."""
         if self._names_day != now.date():
             self._names_day, self._names = now.date(), {}
-        whose = session.project_id or session.owner_id
-        if whose not in self._names:
-            stored = await self._stored_names(session, now)
-            self._names.setdefault(whose, stored)
-        names = self._names[whose]
+        group = session.project_id or session.owner_id
+        if group not in self._names:
+            stored = await self._load_names(session, now)
+            self._names.setdefault(group, stored)
+        names = self._names[group]
         if name not in names and len(names) >= MODELS_PER_DAY:
             return OTHER_MODELS
         names.add(name)
         return name
 
-    async def _stored_names(self, session: Session, now: datetime) -> set[str]:
+    async def _load_names(self, session: Session, now: datetime) -> set[str]:
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
         query = select(ModelCall.model).where(ModelCall.started_at >= midnight, ModelCall.model.is_not(None))
         if session.project_id is not None:
@@ -113,16 +115,16 @@ class Ledger:
         async with self._database.reading() as reading:
             return set(await reading.scalars(query.distinct().limit(MODELS_PER_DAY)))
 
-    def settled(self) -> list[ColumnElement[bool]]:
-        """Return the condition for requests that are not in progress here. The usage of those is an estimate, mostly too high."""
+    def make_settled_condition(self) -> list[ColumnElement[bool]]:
+        """Return the condition that excludes requests in progress here, whose usage is an estimate and mostly too high."""
         return [ModelCall.id.not_in(self._open)] if self._open else []
 
-    async def note(self, call_id: str, tokens: Tokens, cost_micros: int | None) -> None:
+    async def record_usage(self, call_id: str, tokens: Tokens, cost_micros: int | None) -> None:
         """Record the usage so far of a request in progress."""
-        known = update(ModelCall).where(ModelCall.id == call_id)
+        statement = update(ModelCall).where(ModelCall.id == call_id)
         async with self._database.transaction() as tx:
             await tx.session.execute(
-                known.values(input_tokens=tokens.input, output_tokens=tokens.output, cost_micros=cost_micros)
+                statement.values(input_tokens=tokens.input, output_tokens=tokens.output, cost_micros=cost_micros)
             )
 
     async def close(
@@ -135,53 +137,55 @@ class Ledger:
         error: str | None,
         duration_ms: int,
     ) -> None:
-        done = update(ModelCall).where(ModelCall.id == call_id)
+        statement = update(ModelCall).where(ModelCall.id == call_id)
         self._open.discard(call_id)
         async with self._database.transaction() as tx:
             await tx.session.execute(
-                done.values(
+                statement.values(
                     status=status,
                     input_tokens=tokens.input,
                     output_tokens=tokens.output,
                     cache_read_tokens=tokens.cache_read,
                     cache_write_tokens=tokens.cache_write,
                     cost_micros=cost_micros,
-                    error=None if error is None else storable(error[:LONGEST_ERROR]),
+                    error=None if error is None else storable(error[:MAX_ERROR_LENGTH]),
                     duration_ms=duration_ms,
                 )
             )
 
-    async def largest_input(self, session_id: str) -> int:
+    async def get_largest_input(self, session_id: str) -> int:
         """Return the input tokens of the session's largest request."""
         query = select(func.max(ModelCall.input_tokens)).where(ModelCall.session_id == session_id)
         async with self._database.reading() as session:
-            return min(await session.scalar(query) or 0, MOST_TOKENS)
+            return min(await session.scalar(query) or 0, MAX_TOKENS)
 
-    async def spent(self, *which: ColumnElement[bool]) -> Spent:
+    async def get_totals(self, *conditions: ColumnElement[bool]) -> UsageTotals:
         """Return the totals of all matching requests."""
         async with self._database.reading() as session:
-            return _spent(*(await session.execute(select(*_SUMS).where(*which))).one())
+            return _to_totals(*(await session.execute(select(*_SUMS).where(*conditions))).one())
 
-    async def by_model(self, *which: ColumnElement[bool]) -> list[tuple[str | None, Spent]]:
+    async def list_by_model(self, *conditions: ColumnElement[bool]) -> list[tuple[str | None, UsageTotals]]:
         """Return the totals by model, those with most tokens first."""
-        most = func.coalesce(sum_column(ModelCall.input_tokens), 0) + func.coalesce(
+        total = func.coalesce(sum_column(ModelCall.input_tokens), 0) + func.coalesce(
             sum_column(ModelCall.output_tokens), 0
         )
-        query = select(ModelCall.model, *_SUMS).where(*which).group_by(ModelCall.model)
+        query = select(ModelCall.model, *_SUMS).where(*conditions).group_by(ModelCall.model)
         async with self._database.reading() as session:
-            rows = await session.execute(query.order_by(most.desc(), ModelCall.model).limit(MODELS_SHOWN))
-            return [(row[0], _spent(*row[1:])) for row in rows]
+            rows = await session.execute(query.order_by(total.desc(), ModelCall.model).limit(MODELS_SHOWN))
+            return [(row[0], _to_totals(*row[1:])) for row in rows]
 
-    async def by_day(self, *which: ColumnElement[bool], limit: int = DAYS_SHOWN) -> tuple[list[DaySpent], bool]:
+    async def list_by_day(
+        self, *conditions: ColumnElement[bool], limit: int = DAYS_SHOWN
+    ) -> tuple[list[DailyUsage], bool]:
         """Return the totals by day (UTC), project and model, newest day first, and whether there are more than `limit`."""
         keys = (ModelCall.project_id, ModelCall.model)
-        query = select(_DAY, *keys, *_SUMS).where(*which).group_by(_DAY, *keys)
-        days: list[DaySpent] = []
+        query = select(_DAY, *keys, *_SUMS).where(*conditions).group_by(_DAY, *keys)
+        days: list[DailyUsage] = []
         async with self._database.reading() as session:
             rows = await session.execute(query.order_by(_DAY.desc(), *keys).limit(limit + 1))
-        for some in rows.partitions(_ROWS):
+        for batch in rows.partitions(_ROWS_PER_TURN):
             await take_turn()
-            days += [DaySpent(_date(row[0]), row[1], row[2], _spent(*row[3:])) for row in some]
+            days += [DailyUsage(_to_date(row[0]), row[1], row[2], _to_totals(*row[3:])) for row in batch]
         return days[:limit], len(days) > limit
 
 
@@ -194,14 +198,14 @@ def select_calls(
     since: datetime | None = None,
 ) -> list[ColumnElement[bool]]:
     """Return the conditions for requests. None means any."""
-    given = {
+    wanted = {
         ModelCall.turn_id: turn_id,
         ModelCall.session_id: session_id,
         ModelCall.task_id: task_id,
         ModelCall.project_id: project_id,
     }
-    which = [column == value for column, value in given.items() if value is not None]
-    return which if since is None else [*which, ModelCall.started_at >= since]
+    conditions = [column == value for column, value in wanted.items() if value is not None]
+    return conditions if since is None else [*conditions, ModelCall.started_at >= since]
 
 
 def sum_column(column: InstrumentedAttribute[int | None]) -> ColumnElement[float | None]:
@@ -220,14 +224,14 @@ _SUMS: tuple[ColumnElement[Any], ...] = (
 )
 
 
-def _date(midnight: Any) -> date:
+def _to_date(midnight: Any) -> date:
     return datetime.fromtimestamp(int(midnight), UTC).date()
 
 
-def _spent(*sums: Any) -> Spent:
-    calls, taken, given, read, written, micros, unpriced = sums
+def _to_totals(*sums: Any) -> UsageTotals:
+    calls, input_tokens, output_tokens, read, written, micros, unpriced = sums
     cost = None if micros is None and unpriced else int(micros or 0) / MICROS
-    return Spent(int(calls), int(taken), int(given), int(read), int(written), cost, int(unpriced))
+    return UsageTotals(int(calls), int(input_tokens), int(output_tokens), int(read), int(written), cost, int(unpriced))
 
 
 def select_visible_calls(caller: Principal) -> list[ColumnElement[bool]]:
@@ -246,12 +250,12 @@ async def require_visible(
     task_id: str | None,
     project_id: str | None,
 ) -> None:
-    """Raise NotFoundError for what does not exist or the caller may not see."""
+    """Raise NotFoundError if one of these does not exist or the caller may not see it."""
     projects = select(Project.id).where(visible_to(caller))
-    for what, given, query in (
+    for noun, item_id, query in (
         ("session", session_id, select(Session.id).where(Session.id == session_id, sessions_visible_to(caller))),
         ("task", task_id, select(Task.id).where(Task.id == task_id, Task.project_id.in_(projects))),
         ("project", project_id, projects.where(Project.id == project_id)),
     ):
-        if given is not None and await reading.scalar(query) is None:
-            raise NotFoundError(f"There is no {what} {given[:60]!r}.")
+        if item_id is not None and await reading.scalar(query) is None:
+            raise NotFoundError(f"There is no {noun} {item_id[:60]!r}.")

@@ -15,9 +15,9 @@ from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.secret import Secret
 
 MICROS = 1_000_000
-MOST_TOKENS = 10**9
+MAX_TOKENS = 10**9
 """Maximum of each count of one request, far above what any model can use. Larger numbers are reduced to it."""
-MOST_COST_MICROS = 10**15
+MAX_COST_MICROS = 10**15
 """Maximum cost of one request."""
 
 
@@ -41,7 +41,7 @@ class ModelEndpoint:
 
 
 class ModelUser(Protocol):
-    """An agent, as far as it matters for the choice of its model."""
+    """The fields of an agent that the choice of its model depends on."""
 
     @property
     def name(self) -> str: ...
@@ -107,10 +107,12 @@ class Tokens:
 
 def parse_price(prices: Mapping[str, Any], model: str | None) -> Price | None:
     """Return the model's own price, or else that of the longest matching prefix (`name*`). None means unknown."""
-    fitting = [name for name in prices if name == model or (name.endswith("*") and (model or "").startswith(name[:-1]))]
-    if not fitting:
+    matching = [
+        name for name in prices if name == model or (name.endswith("*") and (model or "").startswith(name[:-1]))
+    ]
+    if not matching:
         return None
-    return Price.model_validate(prices[max(fitting, key=lambda name: (name == model, len(name)))])
+    return Price.model_validate(prices[max(matching, key=lambda name: (name == model, len(name)))])
 
 
 def compute_cost(price: Price | None, tokens: Tokens) -> int | None:
@@ -122,11 +124,11 @@ def compute_cost(price: Price | None, tokens: Tokens) -> int | None:
     cost = plain * price.input + (tokens.output or 0) * price.output
     cost += read * (price.input if price.cache_read is None else price.cache_read)
     cost += written * (price.input if price.cache_write is None else price.cache_write)
-    return min(round(cost), MOST_COST_MICROS)
+    return min(round(cost), MAX_COST_MICROS)
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class UsageTotals:
     """Totals over requests. `cost_usd` is the known cost; None if no cost is known although there were responses.
 
     `unpriced` counts responses whose cost is not included.
@@ -146,18 +148,18 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class DaySpent:
+class DailyUsage:
     """Usage of one model on one day (UTC) in one project. `project_id` None: sessions without a project, or with a deleted one."""
 
     day: date
     project_id: str | None
     model: str | None
-    spent: Spent
+    spent: UsageTotals
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderInfo:
-    """The visible part of a provider."""
+    """A provider without its key."""
 
     id: str
     project_id: str | None
@@ -173,7 +175,7 @@ class ProviderInfo:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Where an agent has a provider it can use.
+    """Where a provider that an agent can use is available.
 
     `everywhere`: one is available to all users, or the agent needs none. `projects`: those with their own.
     """
@@ -183,7 +185,7 @@ class Readiness:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProviderTestResult:
     """The result of a test. `detail` is a sentence. `cause`: why it failed. `models`: the provider's models, if requested."""
 
     ok: bool

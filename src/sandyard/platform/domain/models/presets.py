@@ -17,7 +17,7 @@ from pydantic.alias_generators import to_camel
 
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.domain.models import addresses
-from sandyard.platform.domain.models.apis import SPEAKS
+from sandyard.platform.domain.models.apis import SUPPORTED_APIS
 from sandyard.platform.domain.models.model import ModelApi, ModelUser, Price, parse_price
 
 
@@ -37,7 +37,7 @@ class Preset(BaseModel):
 
     def serves(self, profile: ModelUser) -> bool:
         """Return whether this agent can use it."""
-        return any(api in SPEAKS[self.kind] for api in profile.apis)
+        return any(api in SUPPORTED_APIS[self.kind] for api in profile.apis)
 
 
 class _File(BaseModel):
@@ -72,8 +72,8 @@ def find_preset(base_url: str) -> Preset | None:
     """Return the well-known provider at this address. None for one on this machine, whose port says little."""
     if addresses.is_local(base_url):
         return None
-    server = addresses.server(base_url)
-    return next((preset for preset in list_presets() if addresses.server(preset.base_url) == server), None)
+    server = addresses.get_server(base_url)
+    return next((preset for preset in list_presets() if addresses.get_server(preset.base_url) == server), None)
 
 
 def find_price(base_url: str, prices: Mapping[str, Any], model: str | None) -> Price | None:

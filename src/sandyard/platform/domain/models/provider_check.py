@@ -14,63 +14,63 @@ from sandyard.kit.secret import Secret
 from sandyard.kit.text import storable
 from sandyard.platform.db.models import ModelProvider
 from sandyard.platform.domain.models import apis
-from sandyard.platform.domain.models.apis import Asked
+from sandyard.platform.domain.models.apis import ModelRequest
 from sandyard.platform.domain.models.faults import Cause, Fault, classify_error, classify_response, make_label
-from sandyard.platform.domain.models.model import ModelApi, Verdict
+from sandyard.platform.domain.models.model import ModelApi, ProviderTestResult
 from sandyard.platform.domain.models.presets import find_preset
 from sandyard.platform.domain.models.redaction import Redactor
 
 TIMEOUT = httpx.Timeout(60, connect=15)
 MAX_LISTED = 100
-_MOST, _VALUES = 1 << 20, 50_000
-_LONGEST = 600
+_MAX_BYTES, _MAX_VALUES = 1 << 20, 50_000
+_MAX_DETAIL_LENGTH = 600
 _PING = "Say ok."
 
 
-async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key: Secret | None) -> Verdict:
+async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key: Secret | None) -> ProviderTestResult:
     """Test with its first model, if it has one, using one token of output; otherwise request its list of models."""
     kind, model = ModelApi(provider.kind), _choose_model(provider)
     label = make_label(provider.name, provider.base_url)
-    asked, body = _make_request(kind, model)
+    request, body = _make_request(kind, model)
     headers = [*apis.make_key_headers(kind, key), ("accept-encoding", "identity")]
     if kind is ModelApi.ANTHROPIC:
         headers.append(("anthropic-version", "2023-06-01"))
     redactor = Redactor(key)
-    began, listed = time.monotonic(), list[str]()
+    started, listed = time.monotonic(), list[str]()
     fault: Fault | None = None
     try:
         async with client.stream(
             "POST" if body else "GET",
-            apis.build_url(provider.base_url, asked),
+            apis.build_url(provider.base_url, request),
             headers=headers,
             json=body,
             timeout=TIMEOUT,
         ) as response:
-            said = await _read_beginning(response)
+            beginning = await _read_beginning(response)
             if not response.is_success:
-                text = said.decode(errors="replace")
+                text = beginning.decode(errors="replace")
                 fault = classify_response(
-                    label, response.status_code, text, model=model, keyed=key is not None, redactor=redactor
+                    label, response.status_code, text, model=model, has_key=key is not None, redactor=redactor
                 )
-            elif said.lstrip()[:1] not in (b"{", b"["):
+            elif beginning.lstrip()[:1] not in (b"{", b"["):
                 fault = Fault(
                     Cause.ADDRESS, f"{label} responds, but not with JSON. Check that its address is that of the API."
                 )
             elif model is None:
-                listed = _list_models(said)
+                listed = _list_models(beginning)
     except (httpx.HTTPError, httpx.InvalidURL, PrivateAddressError) as error:
         late = isinstance(error, httpx.TimeoutException)
         fault = classify_error(label, provider.base_url, error, late=late)
-    took = round((time.monotonic() - began) * 1000)
+    duration_ms = round((time.monotonic() - started) * 1000)
     if fault is not None:
-        detail = storable(redactor.text(fault.sentence))[:_LONGEST]
-        return Verdict(False, detail, model, took, cause=fault.cause)
+        detail = storable(redactor.redact(fault.sentence))[:_MAX_DETAIL_LENGTH]
+        return ProviderTestResult(False, detail, model, duration_ms, cause=fault.cause)
     detail = (
         f"{label} works: the model {model} answered."
         if model
-        else _describe_success(label, listed, keyed=key is not None)
+        else _describe_success(label, listed, has_key=key is not None)
     )
-    return Verdict(True, storable(detail)[:_LONGEST], model, took, models=tuple(listed))
+    return ProviderTestResult(True, storable(detail)[:_MAX_DETAIL_LENGTH], model, duration_ms, models=tuple(listed))
 
 
 def _choose_model(provider: ModelProvider) -> str | None:
@@ -80,43 +80,47 @@ def _choose_model(provider: ModelProvider) -> str | None:
     return next(iter([*provider.models, *known]), None)
 
 
-def _describe_success(label: str, listed: list[str], *, keyed: bool) -> str:
+def _describe_success(label: str, listed: list[str], *, has_key: bool) -> str:
     count = f"{len(listed)} model{'' if len(listed) == 1 else 's'}"
-    return f"{label} accepts the key and has {count}." if keyed else f"{label} responds and has {count}."
+    return f"{label} accepts the key and has {count}." if has_key else f"{label} responds and has {count}."
 
 
-def _make_request(kind: ModelApi, model: str | None) -> tuple[Asked, dict[str, Any] | None]:
+def _make_request(kind: ModelApi, model: str | None) -> tuple[ModelRequest, dict[str, Any] | None]:
     if model is None:
-        return Asked("/v1beta/models" if kind is ModelApi.GEMINI else "/v1/models", "", counted=False), None
+        return ModelRequest("/v1beta/models" if kind is ModelApi.GEMINI else "/v1/models", "", counted=False), None
     message = [{"role": "user", "content": _PING}]
     if kind is ModelApi.GEMINI:
         body: dict[str, Any] = {
             "contents": [{"role": "user", "parts": [{"text": _PING}]}],
             "generationConfig": {"maxOutputTokens": 1},
         }
-        return Asked(f"/v1beta/models/{model}:generateContent", "", counted=True), body
+        return ModelRequest(f"/v1beta/models/{model}:generateContent", "", counted=True), body
     if kind is ModelApi.OPENAI:  # whose minimum is 16
-        return Asked("/v1/responses", "", counted=True), {"model": model, "input": _PING, "max_output_tokens": 16}
+        return ModelRequest("/v1/responses", "", counted=True), {
+            "model": model,
+            "input": _PING,
+            "max_output_tokens": 16,
+        }
     path = "/v1/messages" if kind is ModelApi.ANTHROPIC else "/v1/chat/completions"
-    return Asked(path, "", counted=True), {"model": model, "messages": message, "max_tokens": 1}
+    return ModelRequest(path, "", counted=True), {"model": model, "messages": message, "max_tokens": 1}
 
 
 async def _read_beginning(response: httpx.Response) -> bytes:
-    said = b""
+    beginning = b""
     async for chunk in response.aiter_bytes():
         await take_turn()
-        said += chunk
-        if len(said) >= _MOST:
+        beginning += chunk
+        if len(beginning) >= _MAX_BYTES:
             break
-    return said[:_MOST]
+    return beginning[:_MAX_BYTES]
 
 
-def _list_models(said: bytes) -> list[str]:
+def _list_models(beginning: bytes) -> list[str]:
     """Return the names in a list of models in the format of OpenAI, Anthropic or Gemini."""
     try:
-        told: Any = bounded_json.parse(said, largest=_MOST, values=_VALUES)
+        document: Any = bounded_json.parse(beginning, largest=_MAX_BYTES, values=_MAX_VALUES)
     except ValueError:
         return []
-    found = (told.get("data") or told.get("models")) if isinstance(told, dict) else told
-    names = [one.get("id") or one.get("name") for one in found or [] if isinstance(one, dict)]
+    found = (document.get("data") or document.get("models")) if isinstance(document, dict) else document
+    names = [entry.get("id") or entry.get("name") for entry in found or [] if isinstance(entry, dict)]
     return [name.removeprefix("models/") for name in names if isinstance(name, str)][:MAX_LISTED]

@@ -28,9 +28,9 @@ UNCHANGED: Any = object()
 Check = Callable[[ModelProvider, Secret | None], Awaitable[Sequence[str]]]
 """Called with a provider and its key before they are stored. Raises if they do not work; returns the provider's models."""
 MAX_KEY, MAX_MODELS = 4000, 500
-_SHOWN = 4  # characters of a key
+_HINT_LENGTH = 4  # characters of a key
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,98}[A-Za-z0-9]|[A-Za-z0-9]")
-_PLAIN = re.compile(r"[!-~]+")
+_KEY = re.compile(r"[!-~]+")
 _MODEL = re.compile(r"[!-~]{1,200}")
 
 
@@ -64,43 +64,43 @@ class Providers:
 
         `check` is called with the row before it is stored, and may raise. Raises ConflictError if the name is taken.
         """
-        owner = await self._allowed(caller, project_id)
-        known = get_preset(preset) if preset is not None else None
-        if known is not None:
-            name, kind, base_url = name or known.name, kind or known.kind, base_url or known.base_url
-            models = known.models if models is None else models
-            prices = {**known.prices, **(prices or {})}
+        owner = await self._require_permission(caller, project_id)
+        preset_info = get_preset(preset) if preset is not None else None
+        if preset_info is not None:
+            name, kind, base_url = name or preset_info.name, kind or preset_info.kind, base_url or preset_info.base_url
+            models = preset_info.models if models is None else models
+            prices = {**preset_info.prices, **(prices or {})}
         if name is None or kind is None:
             raise InvalidInputError("A provider needs a name and an API type (kind), or a preset.")
-        where = base_url or DEFAULT_URLS.get(kind)
-        if where is None:
+        address = base_url or DEFAULT_URLS.get(kind)
+        if address is None:
             raise InvalidInputError(f"A provider of the kind {kind.value} needs an address.")
         now = get_time(self._clock)
         row = ModelProvider(
             id=ordered_id("prv_"),
             project_id=project_id,
-            name=_name(name),
+            name=_check_name(name),
             kind=kind.value,
-            base_url=await addresses.normalize(caller, where),
+            base_url=await addresses.normalize(caller, address),
             named_by_admin=caller.is_admin,
             key=None,
             hint="",
-            models=_models(models or ()),
-            prices=_prices(prices or {}),
+            models=_check_models(models or ()),
+            prices=_check_prices(prices or {}),
             created_at=now,
             updated_at=now,
         )
         await self._seal(row, key)
         if check is not None:
             async with self._database.transaction() as tx:
-                await _require_free(tx, row)  # fail before sending a request to the provider
-            found = await check(row, key)
-            if known is not None and not known.models and not row.models:
-                row.models = _models([one for one in found if _MODEL.fullmatch(one)])
+                await _require_unused_name(tx, row)  # fail before sending a request to the provider
+            listed = await check(row, key)
+            if preset_info is not None and not preset_info.models and not row.models:
+                row.models = _check_models([model for model in listed if _MODEL.fullmatch(model)])
         async with self._database.transaction() as tx:
-            await _require_free(tx, row)
+            await _require_unused_name(tx, row)
             tx.add(row)
-            _tell(tx, "model_provider.created", row, owner)
+            _emit(tx, "model_provider.created", row, owner)
         return make_info(row)
 
     async def update(
@@ -120,31 +120,31 @@ class Providers:
         Raises ConflictError if a stored key would be sent to another server, so that nobody can read it by changing the address to their own
         server.
         """
-        known = await self.get(caller, provider_id)
-        owner = await self._allowed(caller, known.project_id)
-        where = None if base_url is None else await addresses.normalize(caller, base_url)
+        provider = await self.get(caller, provider_id)
+        owner = await self._require_permission(caller, provider.project_id)
+        address = None if base_url is None else await addresses.normalize(caller, base_url)
         sealed = ModelProvider(id=provider_id)
         if key is not UNCHANGED:
             await self._seal(sealed, key)
         if check is not None:
-            await self._check_change(caller, provider_id, check, where=where, key=key, models=models)
+            await self._check_change(caller, provider_id, check, address=address, key=key, models=models)
         async with self._database.transaction() as tx:
             row = await tx.session.get(ModelProvider, provider_id)
             if row is None:
-                raise _unknown(provider_id)
-            _require_same_server(row, where, key)
-            _move(row, where, caller)
+                raise _make_not_found(provider_id)
+            _require_same_server(row, address, key)
+            _set_address(row, address, caller)
             if key is not UNCHANGED:
                 row.key, row.hint = sealed.key, sealed.hint
             if name is not None:
-                row.name = _name(name)
-                await _require_free(tx, row)
+                row.name = _check_name(name)
+                await _require_unused_name(tx, row)
             if models is not None:
-                row.models = _models(models)
+                row.models = _check_models(models)
             if prices is not None:
-                row.prices = _prices(prices)
+                row.prices = _check_prices(prices)
             row.updated_at = get_time(self._clock)
-            _tell(tx, "model_provider.updated", row, owner)
+            _emit(tx, "model_provider.updated", row, owner)
         return make_info(row)
 
     async def _check_change(
@@ -153,7 +153,7 @@ class Providers:
         provider_id: str,
         check: Check,
         *,
-        where: str | None,
+        address: str | None,
         key: Secret | None,
         models: Sequence[str] | None,
     ) -> None:
@@ -161,24 +161,24 @@ class Providers:
         async with self._database.reading() as session:
             row = await session.get(ModelProvider, provider_id)
             if row is None:
-                raise _unknown(provider_id)
+                raise _make_not_found(provider_id)
             session.expunge(row)
-        _require_same_server(row, where, key)
-        shown = await self.reveal(row) if key is UNCHANGED else key
-        _move(row, where, caller)
-        row.models = row.models if models is None else _models(models)
-        await check(row, shown)
+        _require_same_server(row, address, key)
+        current_key = await self.reveal(row) if key is UNCHANGED else key
+        _set_address(row, address, caller)
+        row.models = row.models if models is None else _check_models(models)
+        await check(row, current_key)
 
     async def delete(self, caller: Principal, provider_id: str) -> None:
         """Delete a provider. Its recorded usage is kept. Agents that use it get an error."""
-        known = await self.get(caller, provider_id)
-        owner = await self._allowed(caller, known.project_id)
+        provider = await self.get(caller, provider_id)
+        owner = await self._require_permission(caller, provider.project_id)
         async with self._database.transaction() as tx:
             row = await tx.session.get(ModelProvider, provider_id)
             if row is None:
-                raise _unknown(provider_id)
+                raise _make_not_found(provider_id)
             await tx.session.delete(row)
-            _tell(tx, "model_provider.deleted", row, owner)
+            _emit(tx, "model_provider.deleted", row, owner)
 
     async def get(self, caller: Principal, provider_id: str) -> ProviderInfo:
         async with self._database.reading() as session:
@@ -186,7 +186,7 @@ class Providers:
                 select(ModelProvider).where(ModelProvider.id == provider_id, _visible_to(caller))
             )
         if row is None:
-            raise _unknown(provider_id)
+            raise _make_not_found(provider_id)
         return make_info(row)
 
     async def list(
@@ -198,10 +198,10 @@ class Providers:
             await self._projects.get(caller, project_id)
             rows = rows.where(_usable_in(project_id))
         async with self._database.reading() as session:
-            found = await list_newest_first(session, rows, ModelProvider.id, page)
-        return Listing([make_info(row) for row in found.items], found.next_cursor)
+            listed = await list_newest_first(session, rows, ModelProvider.id, page)
+        return Listing([make_info(row) for row in listed.items], listed.next_cursor)
 
-    async def scopes(self, caller: Principal) -> Sequence[tuple[str | None, ModelApi]]:
+    async def list_scopes(self, caller: Principal) -> Sequence[tuple[str | None, ModelApi]]:
         """Return project (None means all users) and kind of all providers the caller sees."""
         rows = select(ModelProvider.project_id, ModelProvider.kind).where(_visible_to(caller)).distinct()
         async with self._database.reading() as session:
@@ -209,21 +209,21 @@ class Providers:
 
     async def require_change(self, caller: Principal, provider_id: str) -> ModelProvider:
         """Return the row if the caller may change it."""
-        await self._allowed(caller, (await self.get(caller, provider_id)).project_id)
+        await self._require_permission(caller, (await self.get(caller, provider_id)).project_id)
         async with self._database.reading() as session:
             row = await session.get(ModelProvider, provider_id)
         if row is None:
-            raise _unknown(provider_id)
+            raise _make_not_found(provider_id)
         return row
 
     # internal ----------------------------------------------------------------------------------------------------------
 
-    async def usable(self, project_id: str | None) -> Sequence[ModelProvider]:
+    async def list_usable(self, project_id: str | None) -> Sequence[ModelProvider]:
         """Return the providers that a project's agents may use: its own first, then those for all users, each by age."""
         rows = select(ModelProvider).where(_usable_in(project_id))
         async with self._database.reading() as session:
-            found = await session.scalars(rows.order_by(ModelProvider.project_id.is_(None), ModelProvider.id))
-            return list(found)
+            listed = await session.scalars(rows.order_by(ModelProvider.project_id.is_(None), ModelProvider.id))
+            return list(listed)
 
     async def find(self, provider_id: str, project_id: str | None) -> ModelProvider | None:
         """Return the provider; None if the project's agents may not use it."""
@@ -237,22 +237,22 @@ class Providers:
         """Return the key. Raises VaultError if it cannot be decrypted."""
         if row.key is None:
             return None
-        return await asyncio.to_thread(self._vault.open, row.key, *_place(row.id))
+        return await asyncio.to_thread(self._vault.open, row.key, *_get_seal_context(row.id))
 
     async def _seal(self, row: ModelProvider, key: Secret | None) -> None:
         row.key, row.hint = None, "no key"
         if key is None:
             return
         value = key.reveal()
-        if len(value) > MAX_KEY or not _PLAIN.fullmatch(value):
+        if len(value) > MAX_KEY or not _KEY.fullmatch(value):
             raise InvalidInputError(
                 "The key is empty, too long, or contains spaces, line breaks or other invalid characters. Copy it again."
             )
-        row.key = await asyncio.to_thread(self._vault.seal, key, *_place(row.id))
+        row.key = await asyncio.to_thread(self._vault.seal, key, *_get_seal_context(row.id))
         # four characters of a short one would reveal too much
-        row.hint = f"…{value[-_SHOWN:]}" if len(value) >= 4 * _SHOWN else "…"
+        row.hint = f"…{value[-_HINT_LENGTH:]}" if len(value) >= 4 * _HINT_LENGTH else "…"
 
-    async def _allowed(self, caller: Principal, project_id: str | None) -> str | None:
+    async def _require_permission(self, caller: Principal, project_id: str | None) -> str | None:
         """Return the owner for events; None for providers of all users. Raises ForbiddenError if the caller may not change it."""
         if project_id is None:
             caller.require_admin()
@@ -283,11 +283,11 @@ def _visible_to(caller: Principal) -> ColumnElement[bool]:
 
 
 def _usable_in(project_id: str | None) -> ColumnElement[bool]:
-    everybodys = ModelProvider.project_id.is_(None)
-    return everybodys if project_id is None else or_(everybodys, ModelProvider.project_id == project_id)
+    is_shared = ModelProvider.project_id.is_(None)
+    return is_shared if project_id is None else or_(is_shared, ModelProvider.project_id == project_id)
 
 
-async def _require_free(tx: Transaction, row: ModelProvider) -> None:
+async def _require_unused_name(tx: Transaction, row: ModelProvider) -> None:
     """Raise ConflictError if the name is taken. The database does not enforce this for providers without a project."""
     same = select(ModelProvider.id).where(ModelProvider.name == row.name, ModelProvider.id != row.id)
     same = same.where(
@@ -298,19 +298,19 @@ async def _require_free(tx: Transaction, row: ModelProvider) -> None:
             raise ConflictError(f"The provider {row.name!r} already exists.")
 
 
-def _require_same_server(row: ModelProvider, where: str | None, key: Secret | None) -> None:
-    before, after = addresses.server(row.base_url), addresses.server(where or row.base_url)
+def _require_same_server(row: ModelProvider, address: str | None, key: Secret | None) -> None:
+    before, after = addresses.get_server(row.base_url), addresses.get_server(address or row.base_url)
     if row.key is not None and key is UNCHANGED and before != after:
         raise ConflictError(f"The key was entered for {before}. Enter the key for {after}.")
 
 
-def _move(row: ModelProvider, where: str | None, caller: Principal) -> None:
+def _set_address(row: ModelProvider, address: str | None, caller: Principal) -> None:
     """Set a new address. An administrator who sets the same one again approves it."""
-    if where is not None and (where != row.base_url or caller.is_admin):
-        row.base_url, row.named_by_admin = where, caller.is_admin
+    if address is not None and (address != row.base_url or caller.is_admin):
+        row.base_url, row.named_by_admin = address, caller.is_admin
 
 
-def _tell(tx: Transaction, kind: str, row: ModelProvider, owner_id: str | None) -> None:
+def _emit(tx: Transaction, kind: str, row: ModelProvider, owner_id: str | None) -> None:
     tx.emit(
         kind,
         owner_id=owner_id,
@@ -322,19 +322,19 @@ def _tell(tx: Transaction, kind: str, row: ModelProvider, owner_id: str | None) 
     )
 
 
-def _name(name: str) -> str:
+def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise InvalidInputError("The name of a provider must have 1 to 100 letters, digits, dots, hyphens and spaces.")
     return name
 
 
-def _models(models: Sequence[str]) -> list[str]:
+def _check_models(models: Sequence[str]) -> list[str]:
     if len(models) > MAX_MODELS or not all(_MODEL.fullmatch(model) for model in models):
         raise InvalidInputError(f"Use at most {MAX_MODELS} models, each a name of up to 200 characters without spaces.")
     return list(dict.fromkeys(models))
 
 
-def _prices(prices: Mapping[str, Price]) -> dict[str, Any]:
+def _check_prices(prices: Mapping[str, Price]) -> dict[str, Any]:
     if len(prices) > MAX_MODELS or not all(_MODEL.fullmatch(model) for model in prices):
         raise InvalidInputError(
             f"Use at most {MAX_MODELS} prices, each for a model name or for a prefix that ends with *."
@@ -342,10 +342,10 @@ def _prices(prices: Mapping[str, Price]) -> dict[str, Any]:
     return {model: price.model_dump(by_alias=True, exclude_none=True) for model, price in prices.items()}
 
 
-def _unknown(provider_id: str) -> NotFoundError:
+def _make_not_found(provider_id: str) -> NotFoundError:
     return NotFoundError(f"There is no model provider {provider_id[:60]!r}.")
 
 
-def _place(provider_id: str) -> tuple[str, ...]:
+def _get_seal_context(provider_id: str) -> tuple[str, ...]:
     """Return the context a sealed key is bound to. It cannot be opened in another row."""
     return "model provider", provider_id

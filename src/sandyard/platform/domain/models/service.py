@@ -19,28 +19,28 @@ from sandyard.kit.secret import Secret
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ModelProvider, Sandbox, Session, Turn
-from sandyard.platform.domain.models.apis import SPEAKS
+from sandyard.platform.domain.models.apis import SUPPORTED_APIS
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
 from sandyard.platform.domain.models.faults import Cause, Fault, ProviderTestFailedError, make_label
-from sandyard.platform.domain.models.gateway import Gateway, Place
+from sandyard.platform.domain.models.gateway import Gateway, RequestOrigin
 from sandyard.platform.domain.models.ledger import Ledger, require_visible, select_calls, select_visible_calls
 from sandyard.platform.domain.models.model import (
-    DaySpent,
+    DailyUsage,
     ModelApi,
     ModelEndpoint,
     ModelUnknownError,
     ModelUser,
     NoModelError,
+    ProviderTestResult,
     Readiness,
-    Spent,
-    Verdict,
+    UsageTotals,
 )
 from sandyard.platform.domain.models.presets import list_presets
 from sandyard.platform.domain.models.provider_check import check_provider
 from sandyard.platform.domain.models.providers import Providers
-from sandyard.platform.domain.models.tunnel import Answering, Asking, Room
-from sandyard.platform.domain.models.tunnel_keeper import VIOLATIONS, TunnelKeeper
+from sandyard.platform.domain.models.tunnel import RequestMemory, ResponseWriter, TunnelRequest
+from sandyard.platform.domain.models.tunnel_keeper import MAX_VIOLATIONS, TunnelKeeper
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.users.model import Principal
@@ -48,26 +48,26 @@ from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
 
-REQUESTS_HELD = 256 << 20
+MAX_REQUEST_BYTES = 256 << 20
 """Maximum bytes of requests from all sandboxes in the platform's memory."""
 
-OverBudget = Callable[[str, str], Awaitable[None]]
-Refused = Callable[[str, Fault], Awaitable[None]]
+OverBudgetHook = Callable[[str, str], Awaitable[None]]
+RefusalHook = Callable[[str, Fault], Awaitable[None]]
 
 
 class TunnelGateway(Protocol):
     """Another gateway reached through the tunnel."""
 
     def handles(self, target: str) -> bool: ...
-    async def serve(self, place: Place, asking: Asking, answer: Answering) -> None: ...
+    async def serve(self, origin: RequestOrigin, request: TunnelRequest, writer: ResponseWriter) -> None: ...
     async def close(self) -> None: ...
 
 
 class Models:
     """Models for agents.
 
-    `over_budget` is called with a turn and a sentence if that turn's task or project has used up its budget, possibly several times.
-    `refused` is called with a turn whose provider would reject all its requests.
+    `over_budget_hooks` are called with a turn and a sentence if that turn's task or project has used up its budget, possibly several times.
+    `refusal_hooks` are called with a turn whose provider would reject all its requests.
     """
 
     def __init__(
@@ -99,18 +99,18 @@ class Models:
             self._ledger,
             destinations=destinations,
             timeout_s=settings.model_timeout_s,
-            over_budget=self._tell,
-            note_fault=self._note_fault,
-            refused=self._fail,
+            on_over_budget=self._report_over_budget,
+            on_outcome=self._record_outcome,
+            on_refused=self._report_failure,
         )
         self._mcp = mcp
-        self._room = Room(REQUESTS_HELD)
+        self._memory = RequestMemory(MAX_REQUEST_BYTES)
         self._keepers: dict[str, TunnelKeeper] = {}
         self._turns: dict[str, list[str]] = {}  # by sandbox: turns in progress, the newest last
         self._faults: dict[str, Fault] = {}  # by turn
         self._answered: dict[str, float] = {}  # by turn: when one of its requests last succeeded
-        self.over_budget: list[OverBudget] = []
-        self.refused: list[Refused] = []
+        self.over_budget_hooks: list[OverBudgetHook] = []
+        self.refusal_hooks: list[RefusalHook] = []
 
     async def close(self) -> None:
         """Close. Agents continue; their requests wait in their sandboxes."""
@@ -121,7 +121,7 @@ class Models:
 
     # model selection ---------------------------------------------------------------------------------------------------
 
-    async def endpoint(
+    async def open_endpoint(
         self, session: Session, sandbox: Sandbox, profile: ModelUser, model: str | None
     ) -> ModelEndpoint | None:
         """Return the model endpoint for an agent; None if it needs no model. Opens the tunnel like `attach`.
@@ -130,29 +130,29 @@ class Models:
         """
         if not profile.apis:
             return None
-        provider, api, chosen = choose_model(await self.providers.usable(session.project_id), profile, model)
-        gateway, capability = await self.reach(session, sandbox)
+        provider, api, chosen = choose_model(await self.providers.list_usable(session.project_id), profile, model)
+        gateway, capability = await self.open_gateway(session, sandbox)
         return ModelEndpoint(api, f"{gateway}/{provider.id}", capability, chosen)
 
-    async def reach(self, session: Session, sandbox: Sandbox) -> tuple[str, Secret]:
+    async def open_gateway(self, session: Session, sandbox: Sandbox) -> tuple[str, Secret]:
         """Return the gateway's address inside the sandbox, and its capability. Opens the tunnel like `attach`."""
         await self.attach(session, sandbox)
-        port = await self._keepers[sandbox.id].up()
-        return f"http://127.0.0.1:{port}", await asyncio.to_thread(self._capabilities.of, sandbox.id)
+        port = await self._keepers[sandbox.id].wait_until_up()
+        return f"http://127.0.0.1:{port}", await asyncio.to_thread(self._capabilities.derive, sandbox.id)
 
-    async def require(self, project_id: str | None, profile: ModelUser, model: str | None) -> None:
-        """Raise NoModelError if `endpoint` would have no model."""
+    async def require_model(self, project_id: str | None, profile: ModelUser, model: str | None) -> None:
+        """Raise NoModelError if `open_endpoint` would have no model."""
         if profile.apis:
-            choose_model(await self.providers.usable(project_id), profile, model)
+            choose_model(await self.providers.list_usable(project_id), profile, model)
 
-    async def readiness(self, caller: Principal, profiles: Iterable[ModelUser]) -> dict[str, Readiness]:
+    async def list_readiness(self, caller: Principal, profiles: Iterable[ModelUser]) -> dict[str, Readiness]:
         """Return readiness by agent name, based on the providers the caller may see."""
-        known = await self.providers.scopes(caller)
+        known = await self.providers.list_scopes(caller)
         found = {}
         for profile in profiles:
-            fitting = {project for project, kind in known if any(api in SPEAKS[kind] for api in profile.apis)}
-            projects = sorted(project for project in fitting if project is not None)
-            found[profile.name] = Readiness(not profile.apis or None in fitting, tuple(projects))
+            matching = {project for project, kind in known if any(api in SUPPORTED_APIS[kind] for api in profile.apis)}
+            projects = sorted(project for project in matching if project is not None)
+            found[profile.name] = Readiness(not profile.apis or None in matching, tuple(projects))
         return found
 
     # the tunnel --------------------------------------------------------------------------------------------------------
@@ -164,23 +164,25 @@ class Models:
         and others.
         """
         keeper = self._keepers.get(sandbox.id)
-        if keeper is None or keeper.over:
-            place = Place(sandbox.id, session.id, functools.partial(self._turn_of, sandbox.id))
-            serve = functools.partial(self._serve, place)
-            given_up = functools.partial(self._fail_tunnel, sandbox.id)
-            keeper = TunnelKeeper(self._lifecycle, sandbox.id, sandbox.owner_id, serve, self._room, given_up=given_up)
+        if keeper is None or keeper.is_over:
+            origin = RequestOrigin(sandbox.id, session.id, functools.partial(self._get_turn_id, sandbox.id))
+            serve = functools.partial(self._serve, origin)
+            on_give_up = functools.partial(self._report_tunnel_failure, sandbox.id)
+            keeper = TunnelKeeper(
+                self._lifecycle, sandbox.id, sandbox.owner_id, serve, self._memory, on_give_up=on_give_up
+            )
             self._keepers[sandbox.id] = keeper
             keeper.start()
         try:
-            await keeper.up()
+            await keeper.wait_until_up()
         except SandyardError:
             if self._keepers.get(sandbox.id) is keeper:
                 await self.detach(sandbox.id)
             raise
 
-    async def _serve(self, place: Place, asking: Asking, answer: Answering) -> None:
-        gateway = self._mcp if self._mcp is not None and self._mcp.handles(asking.target) else self._gateway
-        await gateway.serve(place, asking, answer)
+    async def _serve(self, origin: RequestOrigin, request: TunnelRequest, writer: ResponseWriter) -> None:
+        gateway = self._mcp if self._mcp is not None and self._mcp.handles(request.target) else self._gateway
+        await gateway.serve(origin, request, writer)
 
     async def detach(self, sandbox_id: str) -> None:
         """Stop serving. Later requests of agents wait until the next `attach`. Idempotent."""
@@ -188,31 +190,31 @@ class Models:
         if keeper is not None:
             await keeper.stop()
 
-    async def _fail_tunnel(self, sandbox_id: str, error: SandyardError) -> None:
+    async def _report_tunnel_failure(self, sandbox_id: str, error: SandyardError) -> None:
         """Fail the sandbox's turns, because their requests would wait until the tunnel is tried again."""
         sentence = (
-            f"The connection between the sandbox and the model was given up after {VIOLATIONS} errors. {error.message}"
+            f"The connection between the sandbox and the model was given up after {MAX_VIOLATIONS} errors. {error.message}"
             " A program in the sandbox may interfere with it."
         )
         for turn_id in list(self._turns.get(sandbox_id, ())):
-            await self._fail(turn_id, Fault(Cause.TUNNEL, sentence, final=True))
+            await self._report_failure(turn_id, Fault(Cause.TUNNEL, sentence, final=True))
 
     async def after_resume(self, row: Sandbox) -> None:
         """Connect the tunnel again without waiting for its next attempt."""
-        self._nudge(row)
+        self._recheck_tunnel(row)
 
     async def after_end(self, row: Sandbox) -> None:
         """Let the tunnel find out that its sandbox has ended."""
-        self._nudge(row)
+        self._recheck_tunnel(row)
 
-    def _nudge(self, row: Sandbox) -> None:
+    def _recheck_tunnel(self, row: Sandbox) -> None:
         if (keeper := self._keepers.get(row.id)) is not None:
-            keeper.nudge()
+            keeper.recheck()
 
     # usage ---------------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def counted(self, sandbox_id: str, turn: Turn) -> Iterator[None]:
+    def count_for_turn(self, sandbox_id: str, turn: Turn) -> Iterator[None]:
         """Count requests of agents in this sandbox for this turn. Tries a tunnel again that was given up."""
         if (keeper := self._keepers.get(sandbox_id)) is not None:
             keeper.retry()
@@ -227,7 +229,7 @@ class Models:
             if not turns and self._turns.get(sandbox_id) is turns:
                 del self._turns[sandbox_id]
 
-    def _turn_of(self, sandbox_id: str) -> str | None:
+    def _get_turn_id(self, sandbox_id: str) -> str | None:
         turns = self._turns.get(sandbox_id)
         return turns[-1] if turns else None
 
@@ -235,7 +237,7 @@ class Models:
         """Raise OverBudgetError if the session's task or project has used up its budget."""
         await self._budgets.check(session)
 
-    async def usage(
+    async def get_usage(
         self,
         *,
         turn_id: str | None = None,
@@ -243,14 +245,14 @@ class Models:
         task_id: str | None = None,
         project_id: str | None = None,
         since: datetime | None = None,
-    ) -> Spent:
+    ) -> UsageTotals:
         """Return the totals of all matching requests."""
-        which = select_calls(
+        conditions = select_calls(
             turn_id=turn_id, session_id=session_id, task_id=task_id, project_id=project_id, since=since
         )
-        return await self._ledger.spent(*which)
+        return await self._ledger.get_totals(*conditions)
 
-    async def report(
+    async def make_report(
         self,
         caller: Principal,
         *,
@@ -258,45 +260,45 @@ class Models:
         task_id: str | None = None,
         project_id: str | None = None,
         since: datetime | None = None,
-    ) -> tuple[Spent, list[tuple[str | None, Spent]]]:
+    ) -> tuple[UsageTotals, list[tuple[str | None, UsageTotals]]]:
         """Return the totals that the caller may see, overall and by model. Raises NotFoundError for what they may not see."""
         async with self._database.reading() as reading:
             await require_visible(reading, caller, session_id=session_id, task_id=task_id, project_id=project_id)
-        which = select_calls(session_id=session_id, task_id=task_id, project_id=project_id, since=since)
-        which += select_visible_calls(caller)
-        return await self._ledger.spent(*which), await self._ledger.by_model(*which)
+        conditions = select_calls(session_id=session_id, task_id=task_id, project_id=project_id, since=since)
+        conditions += select_visible_calls(caller)
+        return await self._ledger.get_totals(*conditions), await self._ledger.list_by_model(*conditions)
 
-    async def days(
+    async def list_days(
         self, caller: Principal, *, project_id: str | None = None, since: datetime | None = None
-    ) -> tuple[list[DaySpent], bool]:
-        """Return the totals by day, project and model, and whether they are truncated. Raises NotFoundError like `report`."""
+    ) -> tuple[list[DailyUsage], bool]:
+        """Return the totals by day, project and model, and whether they are truncated. Raises NotFoundError like `make_report`."""
         async with self._database.reading() as reading:
             await require_visible(reading, caller, session_id=None, task_id=None, project_id=project_id)
-        which = select_calls(project_id=project_id, since=since) + select_visible_calls(caller)
-        return await self._ledger.by_day(*which)
+        conditions = select_calls(project_id=project_id, since=since) + select_visible_calls(caller)
+        return await self._ledger.list_by_day(*conditions)
 
-    async def test(self, caller: Principal, provider_id: str) -> Verdict:
+    async def test_provider(self, caller: Principal, provider_id: str) -> ProviderTestResult:
         """Send the provider a tiny request with its real key. Requires permission to change it."""
         row = await self.providers.require_change(caller, provider_id)
-        return await check_provider(self._gateway.client_for(row), row, await self.providers.reveal(row))
+        return await check_provider(self._gateway.get_client(row), row, await self.providers.reveal(row))
 
     async def check_provider(self, row: ModelProvider, key: Secret | None) -> Sequence[str]:
         """Return the provider's models, if requested. Raises ProviderTestFailedError if it does not work."""
-        verdict = await check_provider(self._gateway.client_for(row), row, key)
-        if not verdict.ok:
-            raise ProviderTestFailedError(Cause(verdict.cause or Cause.ERROR), verdict.detail)
-        if verdict.model is None and not verdict.models and row.kind == ModelApi.OPENAI_CHAT:
+        result = await check_provider(self._gateway.get_client(row), row, key)
+        if not result.ok:
+            raise ProviderTestFailedError(Cause(result.cause or Cause.ERROR), result.detail)
+        if result.model is None and not result.models and row.kind == ModelApi.OPENAI_CHAT:
             label = make_label(row.name, row.base_url)
             raise ProviderTestFailedError(
                 Cause.MODEL, f"{label} responds, but has no models. Load a model there, or enter a model name."
             )
-        return verdict.models
+        return result.models
 
-    def fault(self, turn_id: str) -> Fault | None:
+    def get_fault(self, turn_id: str) -> Fault | None:
         """Return why the newest request of a turn in progress failed; None if it did not."""
         return self._faults.get(turn_id)
 
-    def _note_fault(self, turn_id: str, fault: Fault | None, began: float) -> None:
+    def _record_outcome(self, turn_id: str, fault: Fault | None, started: float) -> None:
         if not any(turn_id in turns for turns in self._turns.values()):
             return
         now = time.monotonic()
@@ -304,17 +306,17 @@ class Models:
             self._faults.pop(turn_id, None)
             self._answered[turn_id] = now
         else:
-            alone = began > self._answered.get(turn_id, 0.0)
+            alone = started > self._answered.get(turn_id, 0.0)
             self._faults[turn_id] = replace(fault, at=now, alone=alone)
 
-    async def _fail(self, turn_id: str, fault: Fault) -> None:
+    async def _report_failure(self, turn_id: str, fault: Fault) -> None:
         log.info("turn_failed_by_provider", turn=turn_id, code=fault.code)
-        for hook in self.refused:
+        for hook in self.refusal_hooks:
             await hook(turn_id, fault)
 
-    async def _tell(self, turn_id: str, sentence: str) -> None:
+    async def _report_over_budget(self, turn_id: str, sentence: str) -> None:
         log.info("turn_over_budget", turn=turn_id, reason=sentence)
-        for hook in self.over_budget:
+        for hook in self.over_budget_hooks:
             await hook(turn_id, sentence)
 
 
@@ -325,29 +327,32 @@ def choose_model(
 
     A provider without a list of models accepts any model.
     """
-    fitting = [
-        (provider, api) for api in profile.apis for provider in providers if api in SPEAKS[ModelApi(provider.kind)]
+    matching = [
+        (provider, api)
+        for api in profile.apis
+        for provider in providers
+        if api in SUPPORTED_APIS[ModelApi(provider.kind)]
     ]
-    if not fitting:
+    if not matching:
         titles = [preset.title for preset in list_presets() if preset.serves(profile)]
         if len(titles) == 1:
             raise NoModelError(f"{profile.title} needs a model, but no {titles[0]} API key is set up.")
-        which = f": {', '.join(titles[:-1])} or {titles[-1]}" if titles else ""
-        raise NoModelError(f"{profile.title} needs a model, but no provider is set up that it can use{which}.")
+        names = f": {', '.join(titles[:-1])} or {titles[-1]}" if titles else ""
+        raise NoModelError(f"{profile.title} needs a model, but no provider is set up that it can use{names}.")
     if model is None:
-        provider, api = fitting[0]
+        provider, api = matching[0]
         return provider, api, next(iter([*provider.models, *profile.models]), None)
-    for provider, api in fitting:
+    for provider, api in matching:
         if model in provider.models:
             return provider, api, model
     name, slash, rest = model.partition("/")
-    for provider, api in fitting:
+    for provider, api in matching:
         if slash and provider.name == name:
             return provider, api, rest
-    for provider, api in fitting:
+    for provider, api in matching:
         if not provider.models:
             return provider, api, model
-    known = sorted({known for provider, _ in fitting for known in provider.models})
+    known = sorted({known for provider, _ in matching for known in provider.models})
     raise ModelUnknownError(
         f"No provider that {profile.title} can use has the model {model[:200]}. Available: {', '.join(known[:50])}."
     )

@@ -10,13 +10,13 @@ from typing import Any
 from sandyard.kit.bounded_json import count_values
 from sandyard.kit.event_stream import EventStream
 from sandyard.kit.pacing import take_turn
-from sandyard.platform.domain.models.model import MOST_TOKENS, ModelApi, Tokens
+from sandyard.platform.domain.models.model import MAX_TOKENS, ModelApi, Tokens
 
-LARGEST = 8 << 20
+MAX_BYTES = 8 << 20
 """Maximum size of a response or of one event of a stream. Larger ones are passed on without being parsed."""
-BYTES_OF_A_TOKEN = 4
-_SIGN = re.compile(rb'"usage(?:Metadata)?"\s*+:\s*+\{')  # not null, which many providers send in every event
-_EVENT_VALUES, _STREAM_VALUES, _ANSWER_VALUES = 20_000, 1_000_000, 100_000
+BYTES_PER_TOKEN = 4
+_USAGE_MARKER = re.compile(rb'"usage(?:Metadata)?"\s*+:\s*+\{')  # not null, which many providers send in every event
+_EVENT_VALUES, _STREAM_VALUES, _BODY_VALUES = 20_000, 1_000_000, 100_000
 """Maximum number of JSON values in one event, in all parsed events of a stream, and in a response in one piece.
 
 Parsing blocks everything else. The tokens of a response with more values are estimated.
@@ -29,59 +29,59 @@ class TokenCounter:
     def __init__(self, kind: ModelApi, content_type: str) -> None:
         self._kind = kind
         self._events = content_type.strip().lower().startswith("text/event-stream")
-        self._stream = EventStream(_SIGN, largest=LARGEST)
-        self._held = bytearray()  # a response in one piece
-        self._overflown = False
+        self._stream = EventStream(_USAGE_MARKER, largest=MAX_BYTES)
+        self._body = bytearray()  # a response in one piece
+        self._is_too_large = False
         self._found: dict[str, int] = {}
         self._values = 0  # JSON values in parsed events
-        self._told = 0  # events, or bytes of a response in one piece
+        self._received = 0  # events, or bytes of a response in one piece
         self.reported = False
         """Whether the provider has reported the output tokens. Anthropic's first event is ignored, because it is sent before the output."""
 
     @property
-    def at_least(self) -> int:
+    def minimum(self) -> int:
         """Minimum number of tokens of the response so far, if none are reported: one per event, or one per four bytes."""
-        return min(self._told if self._events else self._told // BYTES_OF_A_TOKEN, MOST_TOKENS)
+        return min(self._received if self._events else self._received // BYTES_PER_TOKEN, MAX_TOKENS)
 
     async def feed(self, chunk: bytes) -> None:
         if self._events:
-            self._told += chunk.count(b"data:")
+            self._received += chunk.count(b"data:")
             for data in self._stream.feed(chunk):
                 await take_turn()
-                self._read(data)
+                self._parse(data)
             return
-        self._told += len(chunk)
-        if not self._overflown:
-            self._held += chunk
-        if len(self._held) > LARGEST:
-            self._held.clear()
-            self._overflown = True
+        self._received += len(chunk)
+        if not self._is_too_large:
+            self._body += chunk
+        if len(self._body) > MAX_BYTES:
+            self._body.clear()
+            self._is_too_large = True
 
-    def result(self) -> Tokens:
+    def get_result(self) -> Tokens:
         """Return all that is known at the end, or where it broke off."""
         if self._events:
             for data in self._stream.rest():
-                self._read(data)
-        elif not self._overflown:
-            self._read(bytes(self._held))
-        self._held.clear()
+                self._parse(data)
+        elif not self._is_too_large:
+            self._parse(bytes(self._body))
+        self._body.clear()
         found = self._found
         read, written = found.get("cache_read"), found.get("cache_write")
-        taken = found.get("input")
-        if self._kind is ModelApi.ANTHROPIC and taken is not None:
-            taken = min(taken + (read or 0) + (written or 0), MOST_TOKENS)  # reported separately there
-        return Tokens(taken, found.get("output"), read, written)
+        input_tokens = found.get("input")
+        if self._kind is ModelApi.ANTHROPIC and input_tokens is not None:
+            input_tokens = min(input_tokens + (read or 0) + (written or 0), MAX_TOKENS)  # reported separately there
+        return Tokens(input_tokens, found.get("output"), read, written)
 
-    def _read(self, data: bytes) -> None:
-        if not _SIGN.search(data):
+    def _parse(self, data: bytes) -> None:
+        if not _USAGE_MARKER.search(data):
             return
         try:
-            most = min(_EVENT_VALUES, _STREAM_VALUES - self._values) if self._events else _ANSWER_VALUES
-            self._values += count_values(data, most)
-            told = json.loads(data)
+            limit = min(_EVENT_VALUES, _STREAM_VALUES - self._values) if self._events else _BODY_VALUES
+            self._values += count_values(data, limit)
+            parsed = json.loads(data)
         except (ValueError, RecursionError):
             return
-        for document in told if isinstance(told, list) else [told]:
+        for document in parsed if isinstance(parsed, list) else [parsed]:
             for usage in _find_usages(document):
                 counts = {name: count for name, count in _parse_counts(usage).items() if count is not None}
                 self._found |= counts
@@ -92,10 +92,10 @@ def _find_usages(document: Any) -> Iterator[dict[str, Any]]:
     """Yield usage objects wherever the protocols put them: at the top, in Anthropic's `message`, in OpenAI's `response`."""
     if not isinstance(document, dict):
         return
-    for place in (document.get("message"), document.get("response"), document):
+    for part in (document.get("message"), document.get("response"), document):
         for name in ("usage", "usageMetadata"):
-            if isinstance(place, dict) and isinstance(place.get(name), dict):
-                yield place[name]
+            if isinstance(part, dict) and isinstance(part.get(name), dict):
+                yield part[name]
 
 
 def _parse_counts(usage: dict[str, Any]) -> dict[str, int | None]:
@@ -124,9 +124,9 @@ def _parse_counts(usage: dict[str, Any]) -> dict[str, int | None]:
 
 def _add_up(usage: dict[str, Any], *names: str) -> int | None:
     counts = [count for name in names if (count := _parse_number(usage.get(name))) is not None]
-    return min(sum(counts), MOST_TOKENS) if counts else None
+    return min(sum(counts), MAX_TOKENS) if counts else None
 
 
 def _parse_number(value: Any) -> int | None:
-    """Return a valid count, at most MOST_TOKENS, or None."""
-    return min(value, MOST_TOKENS) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """Return a valid count, at most MAX_TOKENS, or None."""
+    return min(value, MAX_TOKENS) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -27,24 +27,24 @@ log = get_logger(__name__)
 PROGRAM = GuestProgram.load("tunnel")
 PORT = 4100
 HEARTBEAT_S = 10.0
-AT_ONCE = 64
+MAX_REQUESTS = 64
 BODY_LIMIT = 50 << 20
-BODY_S = 60.0
+BODY_IDLE_S = 60.0
 """How long the sandbox may be silent in the middle of a request's body."""
-WHOLE_S = 300.0
-"""How long it may take to send the whole body, which occupies memory that others need."""
-ROOM_S = 15.0
+BODY_TOTAL_S = 300.0
+"""How long the sandbox may take to send the whole body, which occupies memory that others need."""
+MEMORY_WAIT_S = 15.0
 """How long a request waits for memory before it is rejected."""
-HELD_SMALL = 1 << 20
+SMALL_REQUEST = 1 << 20
 """Requests up to this size never wait for others' large ones."""
-SHARES = 4
+MEMORY_SHARES = 4
 """The sandboxes of one user together get one of this many equal shares of the memory."""
 WINDOW = 256 << 10
 """Bytes of a response that may be in flight to one agent, and bytes of a request that are requested at a time."""
 _CHUNK = 48 << 10
-_HEADERS, _HEAD_LIMIT = 200, 96 << 10
-_NUMBER = 1 << 53
-_LINE, _LINE_VALUES = 1 << 20, 10 * _HEADERS
+_MAX_HEADERS, _MAX_HEAD_BYTES = 200, 96 << 10
+_MAX_NUMBER = 1 << 53
+_MAX_LINE_BYTES, _MAX_LINE_VALUES = 1 << 20, 10 * _MAX_HEADERS
 """Limits of JSON in one line. The head of a request is the longest."""
 
 
@@ -62,21 +62,21 @@ class BodyLateError(TunnelError):
     """The sandbox did not send the rest of a request."""
 
 
-class NoRoomError(TunnelError):
+class RequestMemoryFullError(TunnelError):
     """The memory for requests to models is in use by other requests of this size. Try again in a moment."""
 
     code, status = "no_room", 503
 
 
 @dataclass(slots=True)
-class Asking:
+class TunnelRequest:
     """A complete request. Header names are in lowercase."""
 
     method: str
     target: str
     headers: tuple[tuple[str, str], ...]
     body: bytes
-    room: Taken | None = None
+    memory: MemoryReservation | None = None
     """The memory that the body occupies."""
 
     async def stream_body(self) -> AsyncIterator[bytes]:
@@ -87,102 +87,108 @@ class Asking:
     def drop_body(self) -> None:
         """Drop the body and release its memory. Idempotent."""
         self.body = b""
-        if self.room is not None:
-            self.room.give_back()
+        if self.memory is not None:
+            self.memory.release()
 
 
-class Answering(Protocol):
-    """Sends a response: `head` once, `data` any number of times, `end`. Cancelled if the agent disconnects."""
+class ResponseWriter(Protocol):
+    """Sends a response: `send_head` once, `send_data` any number of times, `end`. Cancelled if the agent disconnects."""
 
-    async def head(self, status: int, headers: Iterable[tuple[str, str]]) -> None: ...
-    async def data(self, data: bytes) -> None: ...
+    async def send_head(self, status: int, headers: Iterable[tuple[str, str]]) -> None: ...
+    async def send_data(self, data: bytes) -> None: ...
     async def end(self) -> None: ...
 
 
-Serve = Callable[[Asking, Answering], Awaitable[None]]
+Serve = Callable[[TunnelRequest, ResponseWriter], Awaitable[None]]
 
 
-class Lines(Protocol):
-    """What a tunnel needs of its stream."""
+class LineStream(Protocol):
+    """The stream of lines that a tunnel uses."""
 
     def lines(self) -> AsyncIterator[str]: ...
     def say(self, line: str) -> None: ...
     async def drain(self) -> None: ...
 
 
-class Room:
+class RequestMemory:
     """Limits the memory that all tunnels together use for requests."""
 
     def __init__(self, size: int) -> None:
-        self._all = _Space(size)
-        self._share = size // SHARES
-        self._shares: WeakValueDictionary[str, _Space] = WeakValueDictionary()
+        self._all = _MemoryPool(size)
+        self._share = size // MEMORY_SHARES
+        self._shares: WeakValueDictionary[str, _MemoryPool] = WeakValueDictionary()
 
-    async def take(self, owner_id: str, size: int) -> Taken:
-        """Wait for memory, within the user's share and in total. Raises NoRoomError after `ROOM_S`."""
+    async def reserve(self, owner_id: str, size: int) -> MemoryReservation:
+        """Wait for memory, within the user's share and in total. Raises RequestMemoryFullError after `MEMORY_WAIT_S`."""
         share = self._shares.get(owner_id)
         if share is None:
-            share = self._shares[owner_id] = _Space(self._share)
-        taken = Taken()
+            share = self._shares[owner_id] = _MemoryPool(self._share)
+        reservation = MemoryReservation()
         try:
-            async with asyncio.timeout(ROOM_S):
-                await taken.add(share, size)
-                if size > HELD_SMALL:
-                    await taken.add(self._all, size)
+            async with asyncio.timeout(MEMORY_WAIT_S):
+                await reservation.add(share, size)
+                if size > SMALL_REQUEST:
+                    await reservation.add(self._all, size)
         except TimeoutError:
-            taken.give_back()
-            raise NoRoomError from None
+            reservation.release()
+            raise RequestMemoryFullError from None
         except BaseException:
-            taken.give_back()
+            reservation.release()
             raise
-        return taken
+        return reservation
 
 
-class _Space:
-    """A number of bytes. Callers that need more than are free wait."""
+class _MemoryPool:
+    """A number of bytes. A caller waits while fewer are free than it needs."""
 
     def __init__(self, size: int) -> None:
         self.free = size
         self._freed = asyncio.Event()
 
-    async def take(self, size: int) -> None:
+    async def reserve(self, size: int) -> None:
         while self.free < size:
             self._freed.clear()
             await self._freed.wait()
         self.free -= size
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         self.free += size
         self._freed.set()
 
 
-class Taken:
+class MemoryReservation:
     """Memory that is held until it is released."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[_Space, int]] = []
+        self._parts: list[tuple[_MemoryPool, int]] = []
 
-    async def add(self, space: _Space, size: int) -> None:
-        await space.take(size)
-        self._parts.append((space, size))
+    async def add(self, pool: _MemoryPool, size: int) -> None:
+        await pool.reserve(size)
+        self._parts.append((pool, size))
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the memory. Idempotent."""
         while self._parts:
-            space, size = self._parts.pop()
-            space.give_back(size)
+            pool, size = self._parts.pop()
+            pool.release(size)
 
 
 class Tunnel:
     """One connection to a sandbox, until it breaks. `ready` is called with the port at which agents reach it."""
 
     def __init__(
-        self, stream: Lines, serve: Serve, room: Room, ready: Callable[[int], None], *, owner_id: str = ""
+        self,
+        stream: LineStream,
+        serve: Serve,
+        memory: RequestMemory,
+        ready: Callable[[int], None],
+        *,
+        owner_id: str = "",
     ) -> None:
         """`owner_id`: of the sandbox; all tunnels of a user have one share of the memory."""
         self._stream = stream
         self._serve = serve
-        self._room = room
+        self._memory = memory
         self._owner_id = owner_id
         self._ready = ready
         self._exchanges: dict[int, _Exchange] = {}
@@ -193,20 +199,20 @@ class Tunnel:
 
         Raises EngineError if the connection broke, TunnelError if the sandbox can't run the tunnel, and TunnelProtocolError.
         """
-        beat = asyncio.get_running_loop().create_task(self._beat())
+        heartbeats = asyncio.get_running_loop().create_task(self._send_heartbeats())
         try:
             async for line in self._stream.lines():
                 try:
-                    self._hear(bounded_json.parse(line, largest=_LINE, values=_LINE_VALUES))
+                    self._handle_frame(bounded_json.parse(line, largest=_MAX_LINE_BYTES, values=_MAX_LINE_VALUES))
                 except (ValueError, KeyError, TypeError):
                     raise TunnelProtocolError from None
         finally:
-            self._broken = True  # from here on the sandbox decides: unanswered requests wait for the next platform
+            self._broken = True  # unanswered requests wait in the sandbox for the next connection
             await end_tasks(
-                beat, *(exchange.task for exchange in self._exchanges.values() if exchange.task is not None)
+                heartbeats, *(exchange.task for exchange in self._exchanges.values() if exchange.task is not None)
             )
 
-    def say(self, kind: str, number: int | None = None, **fields: Any) -> None:
+    def send_frame(self, kind: str, number: int | None = None, **fields: Any) -> None:
         if self._broken:
             return
         frame = {"t": kind, **({} if number is None else {"id": number}), **fields}
@@ -216,96 +222,98 @@ class Tunnel:
         """Wait until the stream can take a long line."""
         await self._stream.drain()
 
-    def _hear(self, frame: dict[str, Any]) -> None:
+    def _handle_frame(self, frame: dict[str, Any]) -> None:
         match frame["t"]:
             case "hello":
-                self._ready(_bounded(frame["port"], 65535))
+                self._ready(_parse_number(frame["port"], 65535))
             case "error":
                 raise TunnelError(f"The sandbox cannot run the tunnel to its model: {str(frame['text'])[:300]}")
             case "req":
-                self._begin(frame)
+                self._start_exchange(frame)
             case "ping":
                 return
             case kind:
-                exchange = self._exchanges.get(_bounded(frame["id"]))
+                exchange = self._exchanges.get(_parse_number(frame["id"]))
                 if exchange is not None:  # otherwise it has ended, and the sandbox did not know yet
-                    exchange.hear(kind, frame)
+                    exchange.handle_frame(kind, frame)
 
-    def _begin(self, frame: dict[str, Any]) -> None:
-        number, size = _bounded(frame["id"]), _bounded(frame["size"], BODY_LIMIT)
+    def _start_exchange(self, frame: dict[str, Any]) -> None:
+        number, size = _parse_number(frame["id"]), _parse_number(frame["size"], BODY_LIMIT)
         headers = tuple((str(name).lower(), str(value)) for name, value in frame["headers"])
-        asking = Asking(str(frame["method"]), str(frame["target"]), headers, b"")
-        length = sum(len(name) + len(value) for name, value in headers) + len(asking.target)
-        if number in self._exchanges or len(headers) > _HEADERS or length > _HEAD_LIMIT:
-            raise ValueError("no such request")
-        if len(self._exchanges) >= AT_ONCE:
-            self.say("cut", number)
+        request = TunnelRequest(str(frame["method"]), str(frame["target"]), headers, b"")
+        length = sum(len(name) + len(value) for name, value in headers) + len(request.target)
+        if number in self._exchanges or len(headers) > _MAX_HEADERS or length > _MAX_HEAD_BYTES:
+            raise ValueError("invalid request")
+        if len(self._exchanges) >= MAX_REQUESTS:
+            self.send_frame("cut", number)
             return
         exchange = self._exchanges[number] = _Exchange(self, number, size)
-        exchange.task = asyncio.get_running_loop().create_task(self._answer(exchange, asking))
-        # not in `_answer`, which does not run if it is cancelled before it starts
+        exchange.task = asyncio.get_running_loop().create_task(self._serve_exchange(exchange, request))
+        # not in `_serve_exchange`, which does not run if it is cancelled before it starts
         exchange.task.add_done_callback(lambda _: self._exchanges.pop(number, None))
 
-    async def _answer(self, exchange: _Exchange, asking: Asking) -> None:
+    async def _serve_exchange(self, exchange: _Exchange, request: TunnelRequest) -> None:
         try:
-            asking.room = await self._room.take(self._owner_id, exchange.size)
-            asking.body = await exchange.body()
+            request.memory = await self._memory.reserve(self._owner_id, exchange.size)
+            request.body = await exchange.read_body()
             with turns_for(self._owner_id):
-                await self._serve(asking, exchange)
+                await self._serve(request, exchange)
         except asyncio.CancelledError:
             pass  # the agent disconnected, or the connection broke
-        except NoRoomError as error:
+        except RequestMemoryFullError as error:
             log.info("model_request_refused", owner=self._owner_id, size=exchange.size, code=error.code)
-            await exchange.refuse(error)
+            await exchange.send_error(error)
         except BodyLateError:
             log.info("model_request_incomplete", size=exchange.size)
         except Exception as error:
             log.error("model_request_crashed", exc=error)  # noqa: TRY400
         finally:
-            asking.drop_body()
-            if not exchange.ended and not exchange.gone:
-                self.say("cut", exchange.number)
+            request.drop_body()
+            if not exchange.ended and not exchange.cancelled:
+                self.send_frame("cut", exchange.number)
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            self.say("ping")
+            self.send_frame("ping")
 
 
 class _Exchange:
+    """One request and its response. `number` identifies it in the tunnel."""
+
     def __init__(self, tunnel: Tunnel, number: int, size: int) -> None:
         self._tunnel = tunnel
         self.number = number
         self.size = size
         self.task: asyncio.Task[None] | None = None
-        self.ended = self.gone = False
+        self.ended = self.cancelled = False
         self._body = bytearray()
-        self._latest = 0.0
-        self._come = self._wanted = 0
+        self._latest_end = 0.0
+        self._received = self._requested = 0
         self._complete = asyncio.Event()
         self._deadline: asyncio.Timeout | None = None
-        self._under_way = 0
-        self._taken = asyncio.Event()
+        self._in_flight = 0
+        self._acknowledged = asyncio.Event()
 
-    def hear(self, kind: str, frame: dict[str, Any]) -> None:
+    def handle_frame(self, kind: str, frame: dict[str, Any]) -> None:
         if kind == "body":
             self._add(binascii.a2b_base64(frame["d"], strict_mode=True))
         elif kind == "ack":
-            self._under_way -= _bounded(frame["n"], self._under_way)
-            self._taken.set()
+            self._in_flight -= _parse_number(frame["n"], self._in_flight)
+            self._acknowledged.set()
         elif kind == "cancel":
-            self.gone = True
+            self.cancelled = True
             if self.task is not None:
                 self.task.cancel()
         else:
-            raise ValueError("no such kind")
+            raise ValueError("unknown kind of frame")
 
-    async def body(self) -> bytes:
+    async def read_body(self) -> bytes:
         if self.size:
-            self._latest = asyncio.get_running_loop().time() + WHOLE_S
-            self._want()
+            self._latest_end = asyncio.get_running_loop().time() + BODY_TOTAL_S
+            self._request_more()
             try:
-                async with asyncio.timeout(BODY_S) as self._deadline:
+                async with asyncio.timeout(BODY_IDLE_S) as self._deadline:
                     await self._complete.wait()
             except TimeoutError:
                 raise BodyLateError from None
@@ -314,42 +322,45 @@ class _Exchange:
         return body
 
     def _add(self, data: bytes) -> None:
-        self._come += len(data)
-        if self._come > self._wanted:
-            raise ValueError("more than was asked for")
+        self._received += len(data)
+        if self._received > self._requested:
+            raise ValueError("more data than was requested")
         self._body += data
         if data and self._deadline is not None and not self._deadline.expired():
-            self._deadline.reschedule(min(self._latest, asyncio.get_running_loop().time() + BODY_S))
-        if self._come == self.size:
+            self._deadline.reschedule(min(self._latest_end, asyncio.get_running_loop().time() + BODY_IDLE_S))
+        if self._received == self.size:
             self._complete.set()
-        elif self._wanted - self._come < WINDOW // 2:
-            self._want()
+        elif self._requested - self._received < WINDOW // 2:
+            self._request_more()
 
-    def _want(self) -> None:
-        more = min(WINDOW, self.size - self._wanted)
+    def _request_more(self) -> None:
+        more = min(WINDOW, self.size - self._requested)
         if more > 0:
-            self._wanted += more
-            self._tunnel.say("want", self.number, n=more)
+            self._requested += more
+            self._tunnel.send_frame("want", self.number, n=more)
 
-    async def head(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+    async def send_head(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         await self._tunnel.drain()
-        self._tunnel.say("head", self.number, status=status, headers=list(headers))
+        self._tunnel.send_frame("head", self.number, status=status, headers=list(headers))
 
-    async def data(self, data: bytes) -> None:
+    async def send_data(self, data: bytes) -> None:
         for start in range(0, len(data), _CHUNK):
             piece = data[start : start + _CHUNK]
-            while self._under_way > WINDOW:
-                self._taken.clear()
-                await self._taken.wait()
+            while self._in_flight > WINDOW:
+                self._acknowledged.clear()
+                await self._acknowledged.wait()
             await self._tunnel.drain()  # the sandbox may acknowledge what was not sent yet
-            self._under_way += len(piece)
-            self._tunnel.say("data", self.number, d=base64.b64encode(piece).decode())
+            self._in_flight += len(piece)
+            self._tunnel.send_frame("data", self.number, d=base64.b64encode(piece).decode())
 
-    async def refuse(self, error: TunnelError) -> None:
+    async def send_error(self, error: TunnelError) -> None:
         """Respond with an error that clients retry, in a format that clients of all providers understand."""
-        said = {"type": "error", "error": {"type": "overloaded_error", "code": error.code, "message": error.message}}
-        body = json.dumps(said).encode()
-        await self.head(
+        document = {
+            "type": "error",
+            "error": {"type": "overloaded_error", "code": error.code, "message": error.message},
+        }
+        body = json.dumps(document).encode()
+        await self.send_head(
             error.status,
             [
                 ("content-type", "application/json"),
@@ -358,15 +369,15 @@ class _Exchange:
                 ("x-should-retry", "true"),
             ],
         )
-        await self.data(body)
+        await self.send_data(body)
         await self.end()
 
     async def end(self) -> None:
         self.ended = True
-        self._tunnel.say("fin", self.number)
+        self._tunnel.send_frame("fin", self.number)
 
 
-def _bounded(value: Any, most: int = _NUMBER) -> int:
-    if not isinstance(value, int) or not 0 <= value <= most:
+def _parse_number(value: Any, maximum: int = _MAX_NUMBER) -> int:
+    if not isinstance(value, int) or not 0 <= value <= maximum:
         raise ValueError("not a number")
     return value

@@ -36,12 +36,12 @@ from sandyard.platform.settings import PlatformSettings
 log = get_logger(__name__)
 VERSION = 2
 """Part of every key. Increase it to rebuild all snapshots."""
-INSTALLER = "sandyard/agent-snapshots"
+INSTALLER_AGENT_ID = "sandyard/agent-snapshots"
 """The agent id of sandboxes in which an agent is being installed."""
 
 
 @dataclass(slots=True)
-class Making:
+class SnapshotBuild:
     """A snapshot in progress. `output`: the last line of the installation's output."""
 
     task: asyncio.Task[str]
@@ -57,7 +57,7 @@ class AgentSnapshots:
         self._settings = settings
         self._install = install
         self._tasks = TaskSet("agent snapshots")
-        self._making: dict[str, Making] = {}
+        self._builds: dict[str, SnapshotBuild] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def close(self) -> None:
@@ -69,21 +69,21 @@ class AgentSnapshots:
         owner_id: str,
         profile: Profile,
         template: str,
-        waiting: Callable[[Making], Awaitable[None]] | None = None,
+        on_wait: Callable[[SnapshotBuild], Awaitable[None]] | None = None,
     ) -> str:
         """Return the snapshot to use in place of the template, building it if there is none.
 
         Returns the template for an agent that installs nothing, and if the template is a snapshot of somebody's work, because the sandbox in
         which agents are installed does not have a project's settings. Concurrent callers share one build; a cancelled caller only stops
-        waiting. `waiting` is called before waiting. Raises AgentInstallError, engine errors, and StoppingError if the platform stops first.
+        waiting. `on_wait` is called before waiting. Raises AgentInstallError, engine errors, and StoppingError if the platform stops first.
         """
         if profile.install is None:
             return template
-        found = await self._find_or_make(owner_id, profile, template)
+        found = await self._find_or_build(owner_id, profile, template)
         if isinstance(found, str):
             return found
-        if waiting is not None:
-            await waiting(found)
+        if on_wait is not None:
+            await on_wait(found)
         try:
             return await asyncio.shield(found.task)
         except asyncio.CancelledError:
@@ -97,57 +97,67 @@ class AgentSnapshots:
         if profile.install is None:
             return template
         try:
-            found = await self._find_or_make(owner_id, profile, template)
+            found = await self._find_or_build(owner_id, profile, template)
         except SandyardError as error:
             log.warning("agent_snapshot_not_found", agent=profile.name, template=template, reason=error.message)
             return template
         return found if isinstance(found, str) else template
 
-    async def _find_or_make(self, owner_id: str, profile: Profile, template: str) -> str | Making:
+    async def _find_or_build(self, owner_id: str, profile: Profile, template: str) -> str | SnapshotBuild:
         if await is_work_snapshot(self._database, template):
             return template
-        key = await self._key(owner_id, profile, template)
-        async with self._lock(key):
-            if (making := self._making.get(key)) is not None:
-                return making
+        key = await self._make_key(owner_id, profile, template)
+        async with self._get_lock(key):
+            if (build := self._builds.get(key)) is not None:
+                return build
             async with self._database.reading() as session:
                 row = await session.scalar(select(AgentSnapshot).where(AgentSnapshot.key == key))
-            if row is not None and row.snapshot is not None and await self._is_there(row):
-                await self._set(row.id, used_at=utc_now())
+            if row is not None and row.snapshot is not None and await self._has_snapshot(row):
+                await self._update(row.id, used_at=utc_now())
                 return row.snapshot
-            task = self._tasks.spawn(self._make(owner_id, profile, template, key, row))
-            made = self._making[key] = Making(task)
-            task.add_done_callback(lambda done: self._made(key, profile, done))
-            return made
+            task = self._tasks.spawn(self._build(owner_id, profile, template, key, row))
+            build = self._builds[key] = SnapshotBuild(task)
+            task.add_done_callback(lambda done: self._on_built(key, profile, done))
+            return build
 
-    def _lock(self, key: str) -> asyncio.Lock:
+    def _get_lock(self, key: str) -> asyncio.Lock:
         """Return the lock for looking up or removing the snapshot of this key."""
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()
         return lock
 
-    def _made(self, key: str, profile: Profile, task: asyncio.Task[str]) -> None:
-        del self._making[key]
+    def _on_built(self, key: str, profile: Profile, task: asyncio.Task[str]) -> None:
+        del self._builds[key]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("agent_snapshot_failed", agent=profile.name, reason=str(error))
 
-    async def _key(self, owner_id: str, profile: Profile, template: str) -> str:
+    async def _make_key(self, owner_id: str, profile: Profile, template: str) -> str:
         assert profile.install is not None
-        build = await self._lifecycle.engine.find_template_build(template)
+        template_build = await self._lifecycle.engine.find_template_build(template)
         owner = None if profile.name in BUILT_IN else owner_id
-        parts = [VERSION, template, build, profile.name, owner, profile.install.version, profile.install.script]
+        parts = [
+            VERSION,
+            template,
+            template_build,
+            profile.name,
+            owner,
+            profile.install.version,
+            profile.install.script,
+        ]
         return hashlib.sha256(json.dumps([*parts, self._settings.npm_registry]).encode()).hexdigest()
 
-    async def _is_there(self, row: AgentSnapshot) -> bool:
+    async def _has_snapshot(self, row: AgentSnapshot) -> bool:
         return row.engine_id is not None and row.snapshot in await self._lifecycle.engine.list_snapshots(row.engine_id)
 
-    async def _make(self, owner_id: str, profile: Profile, template: str, key: str, known: AgentSnapshot | None) -> str:
+    async def _build(
+        self, owner_id: str, profile: Profile, template: str, key: str, known: AgentSnapshot | None
+    ) -> str:
         """Build a snapshot. The row is stored before the sandbox is created, so that `recover` finds the sandbox after a crash."""
-        wanted = NewSandbox(
-            template=template, idle_seconds=self._settings.idle_seconds, agent_id=INSTALLER, internal=True
+        new_sandbox = NewSandbox(
+            template=template, idle_seconds=self._settings.idle_seconds, agent_id=INSTALLER_AGENT_ID, internal=True
         )
-        sandbox = self._lifecycle.draft(owner_id, wanted)
+        sandbox = self._lifecycle.draft(owner_id, new_sandbox)
         async with self._database.transaction() as tx:
             row = await tx.session.get(AgentSnapshot, known.id) if known is not None else None
             if row is None:
@@ -163,23 +173,27 @@ class AgentSnapshots:
             sandbox = await self._lifecycle.wait_until_provisioned(sandbox.id)
             async with self._lifecycle.using(sandbox) as engine_id:
                 await self._install(
-                    self._lifecycle.engine, engine_id, profile, self._settings, partial(self._heard, key, profile)
+                    self._lifecycle.engine,
+                    engine_id,
+                    profile,
+                    self._settings,
+                    partial(self._record_output, key, profile),
                 )
                 snapshot = await self._lifecycle.engine.create_snapshot(engine_id)
-            await self._set(row.id, snapshot=snapshot, engine_id=engine_id, used_at=utc_now())
+            await self._update(row.id, snapshot=snapshot, engine_id=engine_id, used_at=utc_now())
             log.info("agent_snapshot_ready", agent=profile.name, template=template)
         except Exception:  # not if cancelled: then the platform is stopping, and `recover` cleans up
-            self._tasks.spawn(self._clear(row.id, sandbox.id))
+            self._tasks.spawn(self._clean_up(row.id, sandbox.id))
             raise
-        self._tasks.spawn(self._clear(row.id, sandbox.id))
+        self._tasks.spawn(self._clean_up(row.id, sandbox.id))
         return snapshot
 
-    def _heard(self, key: str, profile: Profile, line: str) -> None:
-        making = self._making.get(key)
-        if making is not None and line != f"Installing {profile.title}":  # shown without it
-            making.output = line
+    def _record_output(self, key: str, profile: Profile, line: str) -> None:
+        build = self._builds.get(key)
+        if build is not None and line != f"Installing {profile.title}":  # the step says so already
+            build.output = line
 
-    async def _clear(self, row_id: str, sandbox_id: str) -> None:
+    async def _clean_up(self, row_id: str, sandbox_id: str) -> None:
         """Remove the sandbox in which it was built, and all its snapshots except the row's own.
 
         Anything left after a failure is removed by `tidy`.
@@ -194,7 +208,7 @@ class AgentSnapshots:
         except SandyardError as error:
             log.warning("agent_snapshot_not_cleared", sandbox=sandbox_id, reason=error.message)
 
-    async def _set(self, row_id: str, **values: object) -> None:
+    async def _update(self, row_id: str, **values: object) -> None:
         async with self._database.transaction() as tx:
             await tx.session.execute(update(AgentSnapshot).where(AgentSnapshot.id == row_id).values(**values))
 
@@ -207,30 +221,30 @@ class AgentSnapshots:
 
     async def recover(self) -> None:
         """At startup, remove the sandboxes in which an earlier process was installing agents."""
-        for row in await self._rows():
+        for row in await self._list_rows():
             if row.sandbox_id is not None:
-                self._tasks.spawn(self._clear(row.id, row.sandbox_id))
+                self._tasks.spawn(self._clean_up(row.id, row.sandbox_id))
 
     async def tidy(self, older_than: timedelta) -> None:
         """Remove snapshots unused for `older_than` or replaced by a newer one, and what failures left behind."""
         now, seen = utc_now(), set[tuple[str, str]]()
-        for row in await self._rows():
-            if row.key in self._making:
+        for row in await self._list_rows():
+            if row.key in self._builds:
                 continue
             if row.sandbox_id is not None:
-                await self._clear(row.id, row.sandbox_id)
+                await self._clean_up(row.id, row.sandbox_id)
             replaced = (row.agent, row.template) in seen and now - row.used_at > SUPERSEDED_AFTER
             if row.snapshot is not None:
                 seen.add((row.agent, row.template))
             if row.snapshot is None or replaced or now - row.used_at > older_than:
-                await self._drop(row)
+                await self._remove(row)
 
-    async def _drop(self, row: AgentSnapshot) -> None:
+    async def _remove(self, row: AgentSnapshot) -> None:
         """Remove the snapshot and its row, unless it was used or rebuilt since the row was read."""
-        async with self._lock(row.key):
+        async with self._get_lock(row.key):
             async with self._database.reading() as session:
                 known = await session.get(AgentSnapshot, row.id)
-            if row.key in self._making or known is None or known.used_at != row.used_at:
+            if row.key in self._builds or known is None or known.used_at != row.used_at:
                 return
             if known.snapshot is not None:
                 await self._lifecycle.engine.delete_snapshot(known.snapshot)
@@ -239,7 +253,7 @@ class AgentSnapshots:
                 if known is not None and known.used_at == row.used_at:
                     await tx.session.delete(known)
 
-    async def _rows(self) -> list[AgentSnapshot]:
+    async def _list_rows(self) -> list[AgentSnapshot]:
         """Return all rows, most recently used first."""
         async with self._database.reading() as session:
             return list(await session.scalars(select(AgentSnapshot).order_by(AgentSnapshot.used_at.desc())))

@@ -20,7 +20,7 @@ from sandyard.platform.domain.git.model import CHECKOUT_FOLDER
 from sandyard.platform.domain.git.prepared_checkouts import PreparedCheckouts
 from sandyard.platform.domain.preparations.devcontainer import Command
 from sandyard.platform.domain.preparations.model import PreparationFailedError
-from sandyard.platform.domain.preparations.recipe import Recipe, Wish
+from sandyard.platform.domain.preparations.recipe import PreparationSpec, Recipe
 from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
@@ -29,13 +29,13 @@ from sandyard.platform.domain.sandboxes.model import CommandRefusedError, Comman
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
-TAIL, SHOWN = 4000, 2000
+MAX_TAIL, MAX_SHOWN = 4000, 2000
 HOME = CHECKOUT_FOLDER.rpartition("/")[0]
 ENVS = {"CI": "true", "DEBIAN_FRONTEND": "noninteractive"}
 """Setup runs without a person to answer prompts."""
 Install = Callable[[SandboxEngine, str, Profile, PlatformSettings, Callable[[str], None]], Awaitable[bool]]
 """Ensures that an agent is installed in a sandbox. Returns False if it already was."""
-Tell = Callable[..., Awaitable[None]]
+ReportProgress = Callable[..., Awaitable[None]]
 """Called with a description of the current work, and with facts to store about the preparation."""
 
 
@@ -49,45 +49,57 @@ class Builder:
     install: Install
 
     async def build(
-        self, caller: Principal, project: Project, sandbox: Sandbox, *, wished: Wish, recipe: Recipe, tell: Tell
+        self,
+        caller: Principal,
+        project: Project,
+        sandbox: Sandbox,
+        *,
+        spec: PreparationSpec,
+        recipe: Recipe,
+        report: ReportProgress,
     ) -> str:
         """Return the snapshot. Raises PreparationFailedError, and errors of the engine, Git and the agent's installation."""
-        await tell("waiting for a sandbox")
+        await report("waiting for a sandbox")
         sandbox = await retry_while_database_unavailable(
             lambda: self.lifecycle.wait_until_provisioned(sandbox.id), "preparation"
         )
-        await tell("checking out", engineId=sandbox.engine_id)
-        put = await retry_while_database_unavailable(
-            lambda: self.git.create(project, sandbox, wished.base_branch, wished.base_commit, _unheard), "preparation"
+        await report("checking out", engineId=sandbox.engine_id)
+        checkout = await retry_while_database_unavailable(
+            lambda: self.git.create(project, sandbox, spec.base_branch, spec.base_commit, _ignore_progress),
+            "preparation",
         )
-        await tell("checked out", shallow=list(put.shallow), lacks=list(put.warnings))
-        if wished.profile.install is not None:
+        await report("checked out", shallow=list(checkout.shallow), lacks=list(checkout.warnings))
+        if spec.profile.install is not None:
             async with self.lifecycle.using(sandbox) as engine_id:
-                await self.install(self.lifecycle.engine, engine_id, wished.profile, self.settings, lambda _: None)
-        if not wished.profile.apis:  # otherwise its files depend on the session's model
-            launch = wished.profile.launch(LaunchRequest(HOME, CHECKOUT_FOLDER))
+                await self.install(self.lifecycle.engine, engine_id, spec.profile, self.settings, lambda _: None)
+        if not spec.profile.apis:  # otherwise its files depend on the session's model
+            launch = spec.profile.launch(LaunchRequest(HOME, CHECKOUT_FOLDER))
             async with self.lifecycle.using(sandbox) as engine_id:
                 await put_files(self.lifecycle.engine, engine_id, launch)
-        ran: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         for command in recipe.commands:
             new = NewCommand(
-                command.command, timeout_s=wished.timeout_s, cwd=CHECKOUT_FOLDER, envs={**ENVS, **recipe.envs}
+                command.command, timeout_s=spec.timeout_s, cwd=CHECKOUT_FOLDER, envs={**ENVS, **recipe.envs}
             )
-            begun = await self._start(caller, sandbox, command, new)
-            told = {"source": command.source, "command": storable(command.command[:SHOWN]), "commandId": begun.id}
-            await tell(f"running {command.source}", commands=[*ran, {**told, "exitCode": None, "seconds": 0}])
-            over = await retry_while_database_unavailable(partial(self.commands.wait, begun.id), "preparation")
-            ran.append({**told, "exitCode": over.exit_code, "seconds": round(over.duration_s or 0.0, 3)})
-            await tell(f"ran {command.source}", commands=ran)
-            await self._check(over, ran[-1])
-        sealed = await retry_while_database_unavailable(
-            lambda: self.git.seal(sandbox, wished.base_commit), "preparation"
-        )
-        warnings = [*recipe.warnings, *_left_by(sealed)]
-        await tell("saving the snapshot", warnings=warnings)
+            started = await self._start(caller, sandbox, command, new)
+            entry = {
+                "source": command.source,
+                "command": storable(command.command[:MAX_SHOWN]),
+                "commandId": started.id,
+            }
+            await report(f"running {command.source}", commands=[*entries, {**entry, "exitCode": None, "seconds": 0}])
+            finished = await retry_while_database_unavailable(partial(self.commands.wait, started.id), "preparation")
+            entries.append({**entry, "exitCode": finished.exit_code, "seconds": round(finished.duration_s or 0.0, 3)})
+            await report(f"ran {command.source}", commands=entries)
+            await self._require_success(finished, entries[-1])
+        sealed = await retry_while_database_unavailable(lambda: self.git.seal(sandbox, spec.base_commit), "preparation")
+        warnings = [*recipe.warnings, *_make_warnings(sealed)]
+        await report("saving the snapshot", warnings=warnings)
         async with self.lifecycle.using(sandbox) as engine_id:
-            if ran:
-                await self.lifecycle.engine.commands.forget(engine_id, *(one["commandId"] for one in ran))
+            if entries:
+                await self.lifecycle.engine.commands.forget(
+                    engine_id, *(command_entry["commandId"] for command_entry in entries)
+                )
             return await self.lifecycle.engine.create_snapshot(engine_id)
 
     async def _start(self, caller: Principal, sandbox: Sandbox, command: Command, new: NewCommand) -> CommandRow:
@@ -96,49 +108,51 @@ class Builder:
         except (CommandRefusedError, InvalidInputError) as error:
             raise PreparationFailedError(
                 f"The setup of {command.source} was denied: {error.message} Change it, or change the project's command policy.",
-                {"source": command.source, "command": storable(command.command[:SHOWN])},
+                {"source": command.source, "command": storable(command.command[:MAX_SHOWN])},
             ) from None
 
-    async def _check(self, row: CommandRow, told: Mapping[str, Any]) -> None:
+    async def _require_success(self, row: CommandRow, entry: Mapping[str, Any]) -> None:
         if row.status == CommandStatus.EXITED and row.exit_code == 0:
             return
-        tail = await self._tail(row)
-        how = f"exited with code {row.exit_code}." if row.status == CommandStatus.EXITED else f"is {row.status}."
-        because = f" {row.error}" if row.error else ""
-        said = f" Output: {tail[-SHOWN:]}" if tail else " There was no output."
+        tail = await self._read_tail(row)
+        outcome = f"exited with code {row.exit_code}." if row.status == CommandStatus.EXITED else f"is {row.status}."
+        error = f" {row.error}" if row.error else ""
+        output = f" Output: {tail[-MAX_SHOWN:]}" if tail else " There was no output."
         raise PreparationFailedError(
-            f"The setup of {told['source']} {how}{because}{said}\nFix it in the repository or in the project's settings (setup), then "
+            f"The setup of {entry['source']} {outcome}{error}{output}\nFix it in the repository or in the project's settings (setup), then "
             f"try again. The full output is that of command {row.id} in sandbox {row.sandbox_id}.",
-            {**told, "outputTail": tail},
+            {**entry, "outputTail": tail},
         )
 
-    async def _tail(self, row: CommandRow) -> str:
+    async def _read_tail(self, row: CommandRow) -> str:
         """Return the end of the output: stdout, then stderr."""
         pieces = []
         for stream, total in ((STDOUT, row.stdout_bytes), (STDERR, row.stderr_bytes)):
-            data = await self.commands.files.read(row.id, stream, max(0, total - TAIL // 2), TAIL // 2)
+            data = await self.commands.files.read(row.id, stream, max(0, total - MAX_TAIL // 2), MAX_TAIL // 2)
             pieces.append(storable(data.decode(errors="replace")).strip())
-        return "\n".join(piece for piece in pieces if piece)[-TAIL:]
+        return "\n".join(piece for piece in pieces if piece)[-MAX_TAIL:]
 
 
-def _unheard(what: str, percent: int | None = None) -> None:
+def _ignore_progress(what: str, percent: int | None = None) -> None:
     """Ignore progress, because steps are reported as a whole."""
 
 
-def _left_by(sealed: SealedCheckout) -> list[str]:
+def _make_warnings(sealed: SealedCheckout) -> list[str]:
     """Return warnings about unexpected changes that the setup made to the checkout."""
-    told = []
+    warnings = []
     if sealed.restored_count:
-        names = _some(sealed.restored, sealed.restored_count)
-        told.append(f"The setup changed files of the repository. They were restored to the committed version: {names}.")
+        names = _join_names(sealed.restored, sealed.restored_count)
+        warnings.append(
+            f"The setup changed files of the repository. They were restored to the committed version: {names}."
+        )
     if sealed.ignored_count:
-        names = _some(sealed.ignored, sealed.ignored_count)
-        told.append(
+        names = _join_names(sealed.ignored, sealed.ignored_count)
+        warnings.append(
             f"The setup created files that the repository does not ignore. They are kept but not committed: {names}."
         )
-    return told
+    return warnings
 
 
-def _some(names: tuple[str, ...], count: int) -> str:
+def _join_names(names: tuple[str, ...], count: int) -> str:
     more = f" and {count - len(names)} more" if count > len(names) else ""
     return ", ".join(names) + more

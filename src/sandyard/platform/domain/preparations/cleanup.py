@@ -18,30 +18,32 @@ from sandyard.platform.domain.sandboxes.model import LIVE, utc_now
 from sandyard.platform.domain.sessions.snapshots import TEMPLATE_MISSING_CODES
 
 log = get_logger(__name__)
-BUILDER = "sandyard/preparing"
+BUILDER_AGENT_ID = "sandyard/preparing"
 """The agent id of sandboxes used for preparations."""
-NEWEST = 3
+KEPT_PER_BRANCH = 3
 """How many preparations are kept per project, base branch and agent, in addition to those used within the last hour."""
 SUPERSEDED_AFTER = timedelta(hours=1)
-BEGINNING = timedelta(minutes=5)
+START_GRACE = timedelta(minutes=5)
 """How long a new preparation may be unknown to this process: its row is written first."""
 
 
-class Clearing:
+class PreparationCleanup:
     """Cleans up preparations. One that names a sandbox needs cleaning up, unless it is in progress."""
 
     def __init__(self, database: Database, lifecycle: Lifecycle) -> None:
         self._database = database
         self._lifecycle = lifecycle
 
-    async def clear(self, preparation_id: str, sandbox_id: str) -> None:
+    async def clean_up(self, preparation_id: str, sandbox_id: str) -> None:
         """Remove its sandbox and all snapshots of it except the preparation's own. Idempotent."""
         async with self._database.reading() as session:
             row = await session.get(Preparation, preparation_id)
         await end_sandbox(self._lifecycle, sandbox_id, keep=row.snapshot if row is not None else None)
         async with self._database.transaction() as tx:
-            own = update(Preparation).where(Preparation.id == preparation_id, Preparation.sandbox_id == sandbox_id)
-            await tx.session.execute(own.values(sandbox_id=None))
+            statement = update(Preparation).where(
+                Preparation.id == preparation_id, Preparation.sandbox_id == sandbox_id
+            )
+            await tx.session.execute(statement.values(sandbox_id=None))
 
     async def remove(self, row: Preparation) -> None:
         """Remove a preparation. The snapshot goes before the row: a row without its snapshot is prepared again."""
@@ -50,27 +52,29 @@ class Clearing:
         if row.sandbox_id is not None:
             await end_sandbox(self._lifecycle, row.sandbox_id, keep=None)
         async with self._database.transaction() as tx:
-            known = await tx.session.get(Preparation, row.id, with_for_update=True)
-            if known is None or known.used_at != row.used_at:
+            current = await tx.session.get(Preparation, row.id, with_for_update=True)
+            if current is None or current.used_at != row.used_at:
                 return  # it was used meanwhile, and is prepared again
-            await tx.session.delete(known)
+            await tx.session.delete(current)
             tx.emit("preparation.deleted", **get_preparation_event_fields(row))
         log.info("preparation_removed", preparation=row.id)
 
-    async def interrupted(self) -> list[tuple[str, str]]:
+    async def fail_interrupted(self) -> list[tuple[str, str]]:
         """Mark preparations in progress as failed, and return those that need cleaning up, with their sandboxes."""
         now = utc_now()
         async with self._database.transaction() as tx:
-            open_ = select(Preparation).where(Preparation.status == PreparationStatus.PREPARING)
-            for row in await tx.session.scalars(open_):
+            in_progress = select(Preparation).where(Preparation.status == PreparationStatus.PREPARING)
+            for row in await tx.session.scalars(in_progress):
                 row.status, row.finished_at, row.error_code = PreparationStatus.FAILED, now, "interrupted"
                 row.error = "The platform stopped during the preparation. It is prepared again on the next request."
                 tx.emit("preparation.failed", **get_preparation_event_fields(row), error=row.error, code=row.error_code)
         async with self._database.reading() as session:
             query = select(Preparation.id, Preparation.sandbox_id).where(Preparation.sandbox_id.is_not(None))
-            return [(one, sandbox) for one, sandbox in (await session.execute(query)).all() if sandbox is not None]
+            return [
+                (row_id, sandbox) for row_id, sandbox in (await session.execute(query)).all() if sandbox is not None
+            ]
 
-    async def distrust(self, sandbox: Sandbox) -> None:
+    async def fail_lost(self, sandbox: Sandbox) -> None:
         """Lifecycle hook: mark a preparation as failed if no sandbox can be created from its snapshot."""
         if sandbox.engine_id is not None or sandbox.error_code not in TEMPLATE_MISSING_CODES:
             return
@@ -84,7 +88,7 @@ class Clearing:
                 tx.emit("preparation.failed", **get_preparation_event_fields(row), error=row.error, code=row.error_code)
                 log.warning("preparation_lost", preparation=row.id, snapshot=sandbox.template, reason=sandbox.error)
 
-    async def drop_unused(self, older_than: timedelta, busy: Collection[str]) -> None:
+    async def remove_unused(self, older_than: timedelta, busy: Collection[str]) -> None:
         """Remove unused preparations. One that a running sandbox was created from is kept, because a replacement needs it too."""
         used, now = func.coalesce(Preparation.used_at, Preparation.created_at), utc_now()
         order = (Preparation.project_id, Preparation.base_branch, Preparation.agent, used.desc())
@@ -92,39 +96,43 @@ class Clearing:
             rows = [row for row in await session.scalars(select(Preparation).order_by(*order)) if row.id not in busy]
             live = set(await session.scalars(select(Sandbox.template).where(Sandbox.status.in_(LIVE)).distinct()))
         for _, same in groupby(rows, key=lambda row: (row.project_id, row.base_branch, row.agent)):
-            for place, row in enumerate(same):
+            for rank, row in enumerate(same):
                 unused = now - (row.used_at or row.created_at)
-                replaced = place >= NEWEST and unused > SUPERSEDED_AFTER and row.snapshot not in live
+                replaced = rank >= KEPT_PER_BRANCH and unused > SUPERSEDED_AFTER and row.snapshot not in live
                 if unused > older_than or replaced:
                     await self._try_remove(row)
 
     async def _try_remove(self, row: Preparation) -> None:
         async with self._database.reading() as session:
-            known = await session.get(Preparation, row.id)
-        if known is None or known.used_at != row.used_at:
+            current = await session.get(Preparation, row.id)
+        if current is None or current.used_at != row.used_at:
             return  # it was used meanwhile
         try:
-            await self.remove(known)
+            await self.remove(current)
         except SandyardError as error:
             log.warning("preparation_not_removed", preparation=row.id, reason=error.message)
 
-    async def drop_left(self, busy: Collection[str], building: Collection[str]) -> None:
+    async def remove_leftovers(self, busy: Collection[str], building: Collection[str]) -> None:
         """Remove leftovers: what could not be cleaned up earlier, and sandboxes of deleted projects.
 
         `busy` is checked for each, because others may start meanwhile.
         """
-        begun = and_(Preparation.status == PreparationStatus.PREPARING, Preparation.used_at > utc_now() - BEGINNING)
+        is_starting = and_(
+            Preparation.status == PreparationStatus.PREPARING, Preparation.used_at > utc_now() - START_GRACE
+        )
         async with self._database.reading() as session:
-            late = select(Preparation.id, Preparation.sandbox_id).where(
-                Preparation.sandbox_id.is_not(None), not_(begun)
+            query = select(Preparation.id, Preparation.sandbox_id).where(
+                Preparation.sandbox_id.is_not(None), not_(is_starting)
             )
-            named = [(one, box) for one, box in (await session.execute(late)).all() if box]
-            strays = select(Sandbox.id).where(Sandbox.agent_id == BUILDER, Sandbox.project_id.is_(None))
-            left = [one for one in await session.scalars(strays) if one not in building]
-        for preparation_id, sandbox_id in named:
+            leftovers = [
+                (row_id, sandbox_id) for row_id, sandbox_id in (await session.execute(query)).all() if sandbox_id
+            ]
+            orphans = select(Sandbox.id).where(Sandbox.agent_id == BUILDER_AGENT_ID, Sandbox.project_id.is_(None))
+            orphan_ids = [row_id for row_id in await session.scalars(orphans) if row_id not in building]
+        for preparation_id, sandbox_id in leftovers:
             if preparation_id not in busy:
-                await self.clear(preparation_id, sandbox_id)
-        for sandbox_id in left:
+                await self.clean_up(preparation_id, sandbox_id)
+        for sandbox_id in orphan_ids:
             await end_sandbox(self._lifecycle, sandbox_id, keep=None)
             await self._lifecycle.repository.note(sandbox_id, agent_id=None)
 

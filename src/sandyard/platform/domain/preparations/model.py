@@ -33,8 +33,8 @@ class PreparationFailedError(SandyardError):
 
 def make_error(row: Preparation) -> PreparationFailedError:
     """Return the error of a failed preparation."""
-    told = row.detail.get("failure", {})
-    return PreparationFailedError(row.error, {**told, "preparationId": row.id})
+    failure = row.detail.get("failure", {})
+    return PreparationFailedError(row.error, {**failure, "preparationId": row.id})
 
 
 def get_preparation_event_fields(row: Preparation) -> dict[str, str | None]:

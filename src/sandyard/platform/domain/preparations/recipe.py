@@ -16,13 +16,13 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 
 VERSION = 1
 """Version of the preparation process. A new version prepares everything again."""
-SETUP, AGENTS_MD = ".sandyard/setup.sh", "AGENTS.md"
+SETUP_SCRIPT, AGENTS_MD = ".sandyard/setup.sh", "AGENTS.md"
 DEVCONTAINERS = (".devcontainer/devcontainer.json", ".devcontainer.json")
-_LARGEST = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PreparationSpec:
     """Everything a preparation depends on. Equal keys mean equal preparations."""
 
     project_id: str
@@ -48,7 +48,7 @@ class Wish:
                 self.template,
                 self.command,
             ),
-            *([file.path, file.id] for file in sorted(self.files.values(), key=lambda one: one.path)),
+            *([file.path, file.id] for file in sorted(self.files.values(), key=lambda file: file.path)),
             *(self.profile.name, None if install is None else [install.version, install.script]),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -65,12 +65,12 @@ class Recipe:
     warnings: tuple[str, ...] = ()
 
 
-async def make_wish(
+async def make_spec(
     git: PreparedCheckouts, project: Project, *, base: str, commit: str, template: str, profile: Profile
-) -> Wish:
+) -> PreparationSpec:
     settings = ProjectSettings.of(project).setup
-    files = await git.find_files(project.id, commit, (SETUP, *DEVCONTAINERS, AGENTS_MD))
-    return Wish(
+    files = await git.find_files(project.id, commit, (SETUP_SCRIPT, *DEVCONTAINERS, AGENTS_MD))
+    return PreparationSpec(
         project_id=project.id,
         repository=project.repository or "",
         base_branch=base,
@@ -83,25 +83,28 @@ async def make_wish(
     )
 
 
-async def make_recipe(git: PreparedCheckouts, wished: Wish) -> Recipe:
+async def make_recipe(git: PreparedCheckouts, spec: PreparationSpec) -> Recipe:
     """Return the setup. The variables of a devcontainer.json apply whichever command is used."""
-    told, path = devcontainer.Devcontainer(), next((one for one in DEVCONTAINERS if one in wished.files), None)
+    devcontainer_config, path = (
+        devcontainer.Devcontainer(),
+        next((name for name in DEVCONTAINERS if name in spec.files), None),
+    )
     if path is not None:
-        text = await git.read_content(wished.project_id, wished.files[path], _LARGEST)
-        told = devcontainer.read(path, text.decode(errors="replace"), wished.template)
-    warnings = list(told.warnings)
-    if wished.command is not None:
-        commands: tuple[Command, ...] = (Command("project settings", wished.command),)
-    elif SETUP in wished.files:
-        commands = (Command(SETUP, f"bash {SETUP}"),)
+        text = await git.read_content(spec.project_id, spec.files[path], _MAX_BYTES)
+        devcontainer_config = devcontainer.parse(path, text.decode(errors="replace"), spec.template)
+    warnings = list(devcontainer_config.warnings)
+    if spec.command is not None:
+        commands: tuple[Command, ...] = (Command("project settings", spec.command),)
+    elif SETUP_SCRIPT in spec.files:
+        commands = (Command(SETUP_SCRIPT, f"bash {SETUP_SCRIPT}"),)
     else:
-        commands = told.commands
-    if told.commands and commands is not told.commands:
+        commands = devcontainer_config.commands
+    if devcontainer_config.commands and commands is not devcontainer_config.commands:
         warnings.append(f"{path}: its commands were not run, because {commands[0].source} takes precedence.")
     return Recipe(
         commands=commands,
-        sources=tuple(dict.fromkeys(one.source for one in commands)),
-        agents_md=AGENTS_MD in wished.files,
-        envs=told.envs,
+        sources=tuple(dict.fromkeys(command.source for command in commands)),
+        agents_md=AGENTS_MD in spec.files,
+        envs=devcontainer_config.envs,
         warnings=tuple(warnings),
     )

@@ -1,4 +1,4 @@
-"""Preparations. One is made once for all who need the same.
+"""Preparations: snapshots of a project's checkout after its setup. Callers that need the same one share it.
 
 Its row is written before its sandbox is requested, and the next process cleans up what a crash leaves.
 """
@@ -29,16 +29,16 @@ from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.preparations import recipe as recipes
-from sandyard.platform.domain.preparations.agent_snapshots import AgentSnapshots, Making
+from sandyard.platform.domain.preparations.agent_snapshots import AgentSnapshots, SnapshotBuild
 from sandyard.platform.domain.preparations.builder import Builder, Install
-from sandyard.platform.domain.preparations.cleanup import BUILDER, Clearing
+from sandyard.platform.domain.preparations.cleanup import BUILDER_AGENT_ID, PreparationCleanup
 from sandyard.platform.domain.preparations.model import (
     PreparationFailedError,
     Progress,
     get_preparation_event_fields,
     make_error,
 )
-from sandyard.platform.domain.preparations.recipe import Recipe, Wish
+from sandyard.platform.domain.preparations.recipe import PreparationSpec, Recipe
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.repositories.model import no_progress
 from sandyard.platform.domain.sandboxes.commands import Commands, StoppingError
@@ -49,20 +49,22 @@ from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
-AGAIN_AFTER = timedelta(minutes=1)
+RETRY_AFTER = timedelta(minutes=1)
 """A failed setup is not retried within this time, unless a person asks."""
 
 
 @dataclass(slots=True)
-class _Flight:
+class _Build:
     row: Preparation
     sandbox: Sandbox
     task: asyncio.Task[Preparation]
     step: str = ""
-    installing: Making | None = None
+    installing: SnapshotBuild | None = None
 
 
 class Preparations:
+    """Operations on preparations."""
+
     def __init__(
         self,
         database: Database,
@@ -81,11 +83,11 @@ class Preparations:
         self._settings = settings
         self.agent_snapshots = AgentSnapshots(database, lifecycle, settings, install)
         self._builder = Builder(database, lifecycle, commands, git.prepared_checkouts, settings, install)
-        self._clearing = Clearing(database, lifecycle)
+        self._cleanup = PreparationCleanup(database, lifecycle)
         self._tasks = TaskSet("preparing")
-        self._flights: dict[str, _Flight] = {}
+        self._builds: dict[str, _Build] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self.after_end = self._clearing.distrust
+        self.after_end = self._cleanup.fail_lost
 
     async def close(self) -> None:
         """Stop. The next process cleans up what is in progress."""
@@ -102,10 +104,10 @@ class Preparations:
         Concurrent callers share one; a cancelled caller only stops waiting. Raises PreparationFailedError, immediately if the same setup has
         just failed, unless `again`; raises StoppingError if the platform stops first.
         """
-        row = await self.begin(caller, project, base_branch=base_branch, profile=profile, again=again)
+        row = await self.start(caller, project, base_branch=base_branch, profile=profile, again=again)
         return row if row.status == PreparationStatus.READY else await self.wait(row.id)
 
-    async def begin(
+    async def start(
         self, caller: Principal, project: Project, *, base_branch: str | None, profile: Profile, again: bool = False
     ) -> Preparation:
         """Do the same as `prepare` without waiting for the end."""
@@ -113,71 +115,71 @@ class Preparations:
         template = project.template or self._settings.default_template
         await check_template(self._database, caller, template, project.id)
         base, commit = await self._git.fetch_newest(project, base_branch, no_progress)
-        wished = await recipes.make_wish(
-            self._git, project, base=base, commit=commit, template=template, profile=profile
-        )
-        key = wished.key
+        spec = await recipes.make_spec(self._git, project, base=base, commit=commit, template=template, profile=profile)
+        key = spec.key
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()
         async with lock:
-            row = await self._known(project.id, key)
-            if row is not None and row.id in self._flights:
-                return self._flights[row.id].row
-            if row is not None and row.status == PreparationStatus.READY and await self._there(row):
-                return await self._used(row)
+            row = await self._find(project.id, key)
+            if row is not None and row.id in self._builds:
+                return self._builds[row.id].row
+            if row is not None and row.status == PreparationStatus.READY and await self._has_snapshot(row):
+                return await self._mark_used(row)
             if row is not None and row.status == PreparationStatus.FAILED and not again and _just_failed(row):
                 raise make_error(row)
-            return await self._start(caller, project, wished, row)
+            return await self._start_build(caller, project, spec, row)
 
     async def wait(self, preparation_id: str) -> Preparation:
         """Wait for a preparation in progress. Raises PreparationFailedError or another error."""
-        flight = self._flights.get(preparation_id)
-        if flight is None:
+        build = self._builds.get(preparation_id)
+        if build is None:
             row = await self._get(preparation_id)
             if row.status != PreparationStatus.READY:
                 raise make_error(row)
             return row
         try:
-            return await asyncio.shield(flight.task)
+            return await asyncio.shield(build.task)
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if flight.task.cancelled() and not (current and current.cancelling()):
+            if build.task.cancelled() and not (current and current.cancelling()):
                 raise StoppingError(
                     "The platform is stopping. The preparation continues on the next request."
                 ) from None
             raise
 
-    def progress(self, preparation_id: str) -> Progress | None:
+    def get_progress(self, preparation_id: str) -> Progress | None:
         """Return the current progress; None if it is not in progress."""
-        flight = self._flights.get(preparation_id)
-        if flight is None or not flight.step:
+        build = self._builds.get(preparation_id)
+        if build is None or not build.step:
             return None
-        output = flight.installing.output if flight.installing is not None else ""
-        return Progress(flight.step, output or None)
+        output = build.installing.output if build.installing is not None else ""
+        return Progress(build.step, output or None)
 
-    async def _start(self, caller: Principal, project: Project, wished: Wish, known: Preparation | None) -> Preparation:
-        recipe, now = await recipes.make_recipe(self._git, wished), utc_now()
-        left = known.sandbox_id if known is not None else None
-        wanted = NewSandbox(
-            template=wished.template,
+    async def _start_build(
+        self, caller: Principal, project: Project, spec: PreparationSpec, known: Preparation | None
+    ) -> Preparation:
+        recipe, now = await recipes.make_recipe(self._git, spec), utc_now()
+        old_sandbox_id = known.sandbox_id if known is not None else None
+        new_sandbox = NewSandbox(
+            template=spec.template,
             idle_seconds=self._settings.idle_seconds,
             envs=recipe.envs,
-            agent_id=BUILDER,
+            agent_id=BUILDER_AGENT_ID,
             project_id=project.id,
             internal=True,
         )
-        sandbox = self._lifecycle.draft(caller.user_id, wanted)
+        sandbox = self._lifecycle.draft(caller.user_id, new_sandbox)
         async with self._database.transaction() as tx:
             row = await tx.session.get(Preparation, known.id) if known is not None else None
             if row is None:
-                row = Preparation(id=ordered_id("prp_"), project_id=project.id, key=wished.key, created_at=now)
+                row = Preparation(id=ordered_id("prp_"), project_id=project.id, key=spec.key, created_at=now)
                 tx.add(row)
             row.owner_id, row.sandbox_id, row.status = caller.user_id, sandbox.id, PreparationStatus.PREPARING
-            row.agent, row.template = wished.profile.name, wished.template
-            row.base_branch, row.base_commit = wished.base_branch, wished.base_commit
+            row.agent, row.template = spec.profile.name, spec.template
+            row.base_branch, row.base_commit = spec.base_branch, spec.base_commit
             row.snapshot = row.error = row.error_code = row.finished_at = None
-            row.used_at, row.detail = now, _detail(recipe)
+            row.used_at, row.detail = now, _make_detail(recipe)
             tx.add(sandbox)
             tx.emit("sandbox.provisioning", **get_sandbox_event_fields(sandbox), template=sandbox.template)
             tx.emit(
@@ -187,73 +189,75 @@ class Preparations:
                 commit=row.base_commit,
                 agent=row.agent,
             )
-        task = self._tasks.spawn(self._make(caller, project, row, sandbox, wished, recipe, left))
-        self._flights[row.id] = _Flight(row, sandbox, task)
-        task.add_done_callback(lambda _: self._flights.pop(row.id, None))
+        task = self._tasks.spawn(self._build(caller, project, row, sandbox, spec, recipe, old_sandbox_id))
+        self._builds[row.id] = _Build(row, sandbox, task)
+        task.add_done_callback(lambda _: self._builds.pop(row.id, None))
         return row
 
-    async def _make(  # noqa: PLR0917 - what `_start` has found
+    async def _build(  # noqa: PLR0917 - what `_start_build` has found
         self,
         caller: Principal,
         project: Project,
         row: Preparation,
         sandbox: Sandbox,
-        wished: Wish,
+        spec: PreparationSpec,
         recipe: Recipe,
-        left: str | None,
+        old_sandbox_id: str | None,
     ) -> Preparation:
-        async def tell(what: str, **facts: Any) -> None:
-            await retry_while_database_unavailable(lambda: self._tell(row.id, what, facts), "preparation")
+        async def report(what: str, **facts: Any) -> None:
+            await retry_while_database_unavailable(lambda: self._record_progress(row.id, what, facts), "preparation")
 
-        async def installing(making: Making) -> None:
-            self._flights[row.id].installing = making
-            await tell(f"installing {wished.profile.title} (first time only)")
+        async def installing(snapshot_build: SnapshotBuild) -> None:
+            self._builds[row.id].installing = snapshot_build
+            await report(f"installing {spec.profile.title} (first time only)")
 
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
-            if left is not None:
-                await self._clearing.clear(row.id, left)
-            made_of = await self.agent_snapshots.ensure(caller.user_id, wished.profile, wished.template, installing)
-            self._flights[row.id].installing = None
+            if old_sandbox_id is not None:
+                await self._cleanup.clean_up(row.id, old_sandbox_id)
+            agent_snapshot = await self.agent_snapshots.ensure(caller.user_id, spec.profile, spec.template, installing)
+            self._builds[row.id].installing = None
             await retry_while_database_unavailable(
-                lambda: self._lifecycle.repository.note(sandbox.id, template=made_of), "preparation"
+                lambda: self._lifecycle.repository.note(sandbox.id, template=agent_snapshot), "preparation"
             )
             self._lifecycle.provision(sandbox.id)
-            snapshot = await self._builder.build(caller, project, sandbox, wished=wished, recipe=recipe, tell=tell)
-            seconds = round(time.monotonic() - begun, 1)
-            made = await retry_while_database_unavailable(lambda: self._ready(row.id, snapshot, seconds), "preparation")
+            snapshot = await self._builder.build(caller, project, sandbox, spec=spec, recipe=recipe, report=report)
+            seconds = round(time.monotonic() - started, 1)
+            ready = await retry_while_database_unavailable(
+                lambda: self._mark_ready(row.id, snapshot, seconds), "preparation"
+            )
         except StoppingError:
             raise
         except SandyardError as error:
-            await retry_while_database_unavailable(partial(self._failed, row.id, error), "preparation")
-            await self._clear(row.id, sandbox.id)
+            await retry_while_database_unavailable(partial(self._mark_failed, row.id, error), "preparation")
+            await self._clean_up(row.id, sandbox.id)
             raise
         except Exception as error:
             log.error("preparation_crashed", preparation=row.id, exc=error)  # noqa: TRY400
             failure = SandyardError("Internal error while preparing the project; see the platform's log.")
-            await retry_while_database_unavailable(lambda: self._failed(row.id, failure), "preparation")
-            await self._clear(row.id, sandbox.id)
+            await retry_while_database_unavailable(lambda: self._mark_failed(row.id, failure), "preparation")
+            await self._clean_up(row.id, sandbox.id)
             raise failure from error
-        self._tasks.spawn(self._clear(row.id, sandbox.id))  # in the background
-        return made
+        self._tasks.spawn(self._clean_up(row.id, sandbox.id))  # in the background
+        return ready
 
-    async def _clear(self, preparation_id: str, sandbox_id: str) -> None:
+    async def _clean_up(self, preparation_id: str, sandbox_id: str) -> None:
         try:
-            await self._clearing.clear(preparation_id, sandbox_id)
+            await self._cleanup.clean_up(preparation_id, sandbox_id)
         except SandyardError as error:  # `tidy` tries again
             log.warning("preparation_not_cleared", preparation=preparation_id, reason=error.message)
 
-    async def _tell(self, preparation_id: str, what: str, facts: dict[str, Any]) -> None:
+    async def _record_progress(self, preparation_id: str, what: str, facts: dict[str, Any]) -> None:
         async with self._database.transaction() as tx:
             row = await tx.session.get(Preparation, preparation_id)
             if row is None:
-                raise _none(preparation_id)
+                raise _make_not_found(preparation_id)
             row.detail = storable_json({**row.detail, **facts, "step": what})
             tx.emit("preparation.progress", **get_preparation_event_fields(row), what=what[:200])
-        if (flight := self._flights.get(preparation_id)) is not None:
-            flight.step = what
+        if (build := self._builds.get(preparation_id)) is not None:
+            build.step = what
 
-    async def _ready(self, preparation_id: str, snapshot: str, seconds: float) -> Preparation:
+    async def _mark_ready(self, preparation_id: str, snapshot: str, seconds: float) -> Preparation:
         async with self._database.transaction() as tx:
             row = await tx.session.get(Preparation, preparation_id)
             if row is not None:
@@ -267,11 +271,11 @@ class Preparations:
                 )
         if row is None:
             await self._lifecycle.engine.delete_snapshot(snapshot)
-            raise _none(preparation_id)
+            raise _make_not_found(preparation_id)
         log.info("preparation_ready", preparation=row.id, project=row.project_id)
         return row
 
-    async def _failed(self, preparation_id: str, error: SandyardError) -> None:
+    async def _mark_failed(self, preparation_id: str, error: SandyardError) -> None:
         message = storable(error.message)
         async with self._database.transaction() as tx:
             row = await tx.session.get(Preparation, preparation_id)
@@ -290,7 +294,7 @@ class Preparations:
         with contextlib.suppress(NotFoundError):
             await self._projects.get(caller, row.project_id)
             return row
-        raise _none(preparation_id)
+        raise _make_not_found(preparation_id)
 
     async def list(self, caller: Principal, project_id: str, page: PageRequest) -> Listing[Preparation]:
         """List the project's preparations, newest first."""
@@ -302,28 +306,28 @@ class Preparations:
     async def delete(self, caller: Principal, preparation_id: str) -> None:
         """Delete a preparation with its snapshot. Sessions started from it are kept. Raises ConflictError while it is in progress."""
         row = await self.get(caller, preparation_id)
-        if row.id in self._flights:
+        if row.id in self._builds:
             raise ConflictError("The preparation is in progress. Wait for it to finish, or kill its command.")
-        await self._clearing.remove(row)
+        await self._cleanup.remove(row)
 
     async def _get(self, preparation_id: str) -> Preparation:
         async with self._database.reading() as session:
             row = await session.get(Preparation, preparation_id)
         if row is None:
-            raise _none(preparation_id)
+            raise _make_not_found(preparation_id)
         return row
 
-    async def _known(self, project_id: str, key: str) -> Preparation | None:
+    async def _find(self, project_id: str, key: str) -> Preparation | None:
         async with self._database.reading() as session:
             query = select(Preparation).where(Preparation.project_id == project_id, Preparation.key == key)
             return (await session.scalars(query)).first()
 
-    async def _there(self, row: Preparation) -> bool:
+    async def _has_snapshot(self, row: Preparation) -> bool:
         """Return whether the engine still has its snapshot."""
         engine_id = row.detail.get("engineId")
         return engine_id is not None and row.snapshot in await self._lifecycle.engine.list_snapshots(engine_id)
 
-    async def _used(self, row: Preparation) -> Preparation:
+    async def _mark_used(self, row: Preparation) -> Preparation:
         async with self._database.transaction() as tx:
             await tx.session.execute(update(Preparation).where(Preparation.id == row.id).values(used_at=utc_now()))
         return row
@@ -333,18 +337,18 @@ class Preparations:
     async def recover(self) -> None:
         """After a start: fail preparations of an earlier process and remove their sandboxes."""
         await self.agent_snapshots.recover()
-        for preparation_id, sandbox_id in await self._clearing.interrupted():
-            self._tasks.spawn(self._clear(preparation_id, sandbox_id))
+        for preparation_id, sandbox_id in await self._cleanup.fail_interrupted():
+            self._tasks.spawn(self._clean_up(preparation_id, sandbox_id))
 
     async def tidy(self, older_than: timedelta) -> None:
         """Remove preparations that are unused for `older_than` or were replaced, and leftovers of deleted projects."""
         await self.agent_snapshots.tidy(older_than)
-        await self._clearing.drop_unused(older_than, self._flights.keys())
-        building = frozenset(flight.sandbox.id for flight in self._flights.values())
-        await self._clearing.drop_left(self._flights.keys(), building)
+        await self._cleanup.remove_unused(older_than, self._builds.keys())
+        building = frozenset(build.sandbox.id for build in self._builds.values())
+        await self._cleanup.remove_leftovers(self._builds.keys(), building)
 
 
-def _detail(recipe: Recipe) -> dict[str, Any]:
+def _make_detail(recipe: Recipe) -> dict[str, Any]:
     detail: dict[str, Any] = {
         "step": "waiting for a sandbox",
         "sources": list(recipe.sources),
@@ -358,9 +362,9 @@ def _detail(recipe: Recipe) -> dict[str, Any]:
 
 def _just_failed(row: Preparation) -> bool:
     """Return whether it has just failed because of its setup, and not because of an engine or a remote."""
-    deliberate = row.error_code in (PreparationFailedError.code, AgentInstallError.code)
-    return deliberate and row.finished_at is not None and utc_now() - row.finished_at < AGAIN_AFTER
+    failed_by_setup = row.error_code in (PreparationFailedError.code, AgentInstallError.code)
+    return failed_by_setup and row.finished_at is not None and utc_now() - row.finished_at < RETRY_AFTER
 
 
-def _none(preparation_id: str) -> NotFoundError:
+def _make_not_found(preparation_id: str) -> NotFoundError:
     return NotFoundError(f"There is no preparation {preparation_id[:60]!r}.")

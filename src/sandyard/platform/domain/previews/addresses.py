@@ -12,15 +12,15 @@ from sandyard.kit.listen import is_loopback
 from sandyard.platform.domain.sandboxes.e2b import AGENT_PORT
 from sandyard.platform.settings import PlatformSettings
 
-LOCAL = "localhost"
+LOCAL_DOMAIN = "localhost"
 """Browsers resolve every name below it to their own machine, without DNS."""
-_PREFIX = "sbx_"
+_ID_PREFIX = "sbx_"
 _LABEL = re.compile(r"([1-9][0-9]{0,4})-([0-9a-z]{1,56})")  # host names must not contain underscores
 _ORIGIN = re.compile(r"(https?)://([0-9a-z.-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PreviewPort:
     """One port of one sandbox."""
 
     sandbox_id: str
@@ -28,21 +28,23 @@ class Place:
 
     @property
     def label(self) -> str:
-        return f"{self.port}-{self.sandbox_id.removeprefix(_PREFIX)}"
+        return f"{self.port}-{self.sandbox_id.removeprefix(_ID_PREFIX)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where previews are served. `port` None: the scheme's default. `own`: the platform's host name, which may be below
-    the domain."""
+    """Where previews are served.
+
+    `port` None: the scheme's default. `platform_host`: the platform's own host name, which may be a subdomain of the domain.
+    """
 
     scheme: str
     domain: str
     port: int | None
-    own: str | None = None
+    platform_host: str | None = None
 
     @classmethod
-    def of(cls, settings: PlatformSettings) -> Addresses | None:
+    def from_settings(cls, settings: PlatformSettings) -> Addresses | None:
         """Return the addresses. None if the platform has a public host name but no preview domain is set."""
         public = urlsplit(settings.public_url) if settings.public_url else None
         name = (public.hostname or "").lower() if public else None
@@ -51,50 +53,50 @@ class Addresses:
             domain, _, given = settings.preview_domain.partition(":")
             return cls(scheme, domain, int(given) if given else port, name)
         if name is None or is_loopback(name):
-            return cls(scheme, LOCAL, port, name)
+            return cls(scheme, LOCAL_DOMAIN, port, name)
         return None
 
     @property
-    def trusted(self) -> bool:
+    def is_secure(self) -> bool:
         """Whether browsers trust the origin as secure, so that secure cookies work."""
-        return self.scheme == "https" or self.domain == LOCAL
+        return self.scheme == "https" or self.domain == LOCAL_DOMAIN
 
-    def host(self, place: Place) -> str:
-        return f"{place.label}.{self.domain}" + (f":{self.port}" if self.port else "")
+    def make_host(self, preview: PreviewPort) -> str:
+        return f"{preview.label}.{self.domain}" + (f":{self.port}" if self.port else "")
 
-    def url(self, place: Place, path: str = "/") -> str:
-        return f"{self.scheme}://{self.host(place)}{path}"
+    def make_url(self, preview: PreviewPort, path: str = "/") -> str:
+        return f"{self.scheme}://{self.make_host(preview)}{path}"
 
-    def below(self, host: str) -> bool:
+    def is_preview_host(self, host: str) -> bool:
         """Return whether a host name (without a port) belongs to previews."""
         host = host.removesuffix(".")
-        return host.endswith(f".{self.domain}") and host != self.own
+        return host.endswith(f".{self.domain}") and host != self.platform_host
 
-    def place(self, host: str) -> Place | None:
-        """Parse a host name below the domain."""
+    def parse_host(self, host: str) -> PreviewPort | None:
+        """Parse the host name of a preview. None if it is invalid."""
         match = _LABEL.fullmatch(host.removesuffix(".").removesuffix(f".{self.domain}"))
         if match is None or not is_port(int(match.group(1))):
             return None
-        return Place(_PREFIX + match.group(2), int(match.group(1)))
+        return PreviewPort(_ID_PREFIX + match.group(2), int(match.group(1)))
 
-    def of_same_sandbox(self, origin: str, place: Place) -> bool:
-        """Return whether a page of this origin came from the same sandbox, on any port."""
+    def is_same_sandbox(self, origin: str, preview: PreviewPort) -> bool:
+        """Return whether a page of this origin belongs to the same sandbox, on any port."""
         match = _ORIGIN.fullmatch(origin)
-        if match is None or match.group(1).lower() != self.scheme or not self.below(match.group(2).lower()):
+        if match is None or match.group(1).lower() != self.scheme or not self.is_preview_host(match.group(2).lower()):
             return False
-        other = self.place(match.group(2).lower())
-        return other is not None and other.sandbox_id == place.sandbox_id
+        other = self.parse_host(match.group(2).lower())
+        return other is not None and other.sandbox_id == preview.sandbox_id
 
 
 def list_frame_sources(settings: PlatformSettings) -> str:
     """Return the sources of a Content-Security-Policy's `frame-src` for pages that show previews in frames."""
-    addresses = Addresses.of(settings)
+    addresses = Addresses.from_settings(settings)
     if addresses is None:
         return "'none'"
     return f"{addresses.scheme}://*.{addresses.domain}" + (f":{addresses.port}" if addresses.port else "")
 
 
-def required(addresses: Addresses | None) -> Addresses:
+def require_addresses(addresses: Addresses | None) -> Addresses:
     if addresses is None:
         raise UnsupportedError(
             "Previews are not available: the operator must set SANDYARD_PREVIEW_DOMAIN to a domain whose subdomains all point "

@@ -27,20 +27,20 @@ class OpenPorts:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class PreviewLink:
     """A URL that grants access to whoever opens it first, until it expires."""
 
     url: str
     expires_at: datetime
 
 
-class SleepingError(SandyardError):
+class PreviewSleepingError(SandyardError):
     """The sandbox is paused. Reload the page to resume it."""
 
     code, status = "sandbox_sleeping", 503
 
 
-class CrowdedError(SandyardError):
+class TooManyPreviewConnectionsError(SandyardError):
     """Too many connections to previews are open. Close some of their tabs, then try again."""
 
     code, status = "too_many_connections", 503
@@ -52,7 +52,7 @@ class PortClosedError(SandyardError):
     code, status = "port_closed", 502
 
 
-class BrokenAnswerError(SandyardError):
+class BrokenResponseError(SandyardError):
     """The server in the sandbox closed the connection before it responded. Check its output."""
 
     code, status = "answer_broken", 502

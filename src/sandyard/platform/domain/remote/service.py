@@ -22,9 +22,11 @@ HOME = "/home/user"
 SUFFIX = ".sandyard"
 """Suffix of the host names of sessions and sandboxes in the SSH configuration that `sandyard ssh-config` writes."""
 _EDITOR = read_script("editor.py")
-_EDITOR_S, _LOOK_S = 60.0, 15.0
-_SAID = 64 << 10
-_LOOK = 'PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"; for name in sshd code-server; do command -v "$name"; done'
+_EDITOR_TIMEOUT_S, _FIND_TIMEOUT_S = 60.0, 15.0
+_MAX_OUTPUT = 64 << 10
+_FIND_PROGRAMS = (
+    'PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"; for name in sshd code-server; do command -v "$name"; done'
+)
 
 
 class NoEditorError(SandyardError):
@@ -43,8 +45,11 @@ class EditorFailedError(SandyardError):
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
-    """How to reach a session. Fields are None if unknown, because a sandbox is not resumed to check."""
+class RemoteAccess:
+    """How to reach a session.
+
+    `ssh_available` and `editor_available` are None if unknown, because a paused sandbox is not resumed to check.
+    """
 
     sandbox_id: str
     ssh_host: str
@@ -74,20 +79,22 @@ class Editor:
 
 
 class Remotes:
+    """Remote access to sandboxes: connection details, SSH and code-server."""
+
     def __init__(self, database: Database, lifecycle: Lifecycle, sessions: Sessions) -> None:
         self._database = database
         self._lifecycle = lifecycle
         self._sessions = sessions
         self.ssh = SshConnections(lifecycle)
 
-    async def of_session(self, caller: Principal, session_id: str) -> Remote:
+    async def get_for_session(self, caller: Principal, session_id: str) -> RemoteAccess:
         """Return the session's connection details. Raises NotFoundError if it has no sandbox.
 
         Does not resume the sandbox and does not count as activity.
         """
         row = await self._sessions.get_sandbox(caller, session_id)
-        ssh, editor = await self._look(row)
-        return Remote(row.id, f"{session_id}{SUFFIX}", await self._folder(row), ssh, editor)
+        ssh, editor = await self._find_programs(row)
+        return RemoteAccess(row.id, f"{session_id}{SUFFIX}", await self._get_folder(row), ssh, editor)
 
     async def open_editor(self, caller: Principal, sandbox_id: str) -> Editor:
         """Start code-server in the sandbox, resuming it if needed. Idempotent. Raises NoEditorError and EditorFailedError."""
@@ -96,34 +103,34 @@ class Remotes:
         ran = await self._lifecycle.call(
             row,
             lambda engine_id: self._lifecycle.engine.programs.run(
-                engine_id, argv, timeout_s=_EDITOR_S, limit=_SAID, idempotent=True
+                engine_id, argv, timeout_s=_EDITOR_TIMEOUT_S, limit=_MAX_OUTPUT, idempotent=True
             ),
         )
         try:
-            said = bounded_json.parse(ran.stdout, largest=_SAID, values=100)
-            port, error = said.get("port"), said.get("error")
+            output = bounded_json.parse(ran.stdout, largest=_MAX_OUTPUT, values=100)
+            port, error = output.get("port"), output.get("error")
         except (ValueError, AttributeError):
             port, error = None, ran.stderr[-300:]
         if isinstance(port, int) and 0 < port < 65536:
-            return Editor(port, f"/?folder={quote(await self._folder(row))}")
+            return Editor(port, f"/?folder={quote(await self._get_folder(row))}")
         if error == "absent":
             raise NoEditorError
         raise EditorFailedError(f"code-server did not start: {storable(str(error))[:600]}")
 
-    async def _look(self, row: Sandbox) -> tuple[bool | None, bool | None]:
+    async def _find_programs(self, row: Sandbox) -> tuple[bool | None, bool | None]:
         """Return whether sshd and code-server are installed."""
         if row.status != Status.RUNNING or row.engine_id is None:
             return None, None
         try:
             ran = await self._lifecycle.engine.programs.run(
-                row.engine_id, ("sh", "-c", _LOOK), timeout_s=_LOOK_S, limit=4096, idempotent=True
+                row.engine_id, ("sh", "-c", _FIND_PROGRAMS), timeout_s=_FIND_TIMEOUT_S, limit=4096, idempotent=True
             )
         except SandyardError:
             return None, None
         found = {line.rpartition(b"/")[2] for line in ran.stdout.splitlines()}
         return b"sshd" in found, b"code-server" in found
 
-    async def _folder(self, row: Sandbox) -> str:
+    async def _get_folder(self, row: Sandbox) -> str:
         async with self._database.reading() as session:
             checkout = await session.get(Checkout, row.id)
         return HOME if checkout is None else checkout.folder

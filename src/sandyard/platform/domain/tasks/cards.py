@@ -17,7 +17,7 @@ from sandyard.kit.clock import Clock, get_time
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Attempt, ModelCall, PullRequest, Session, Step, Task
 from sandyard.platform.domain.models.ledger import sum_column
-from sandyard.platform.domain.models.model import MICROS, Spent
+from sandyard.platform.domain.models.model import MICROS, UsageTotals
 from sandyard.platform.domain.tasks.dependencies import list_needs
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.positions import select_index
@@ -38,7 +38,7 @@ class AttemptCard:
     attempt: Attempt
     sandbox_id: str | None
     queue_position: int | None
-    spent: Spent
+    spent: UsageTotals
     seconds: float | None
     working_since: datetime | None
     pull_request: PullRequest | None
@@ -133,7 +133,7 @@ class Cards:
                 attempt=row,
                 sandbox_id=sandboxes.get(row.session_id),
                 queue_position=queue.get(row.id),
-                spent=spent.get(row.session_id, Spent()),
+                spent=spent.get(row.session_id, UsageTotals()),
                 seconds=seconds,
                 working_since=since,
                 pull_request=pulls.get(row.session_id),
@@ -224,13 +224,13 @@ async def _load_steps(session: AsyncSession, attempts: Sequence[str]) -> Mapping
     return found
 
 
-async def _load_usage(session: AsyncSession, sessions: Sequence[str]) -> Mapping[str, Spent]:
+async def _load_usage(session: AsyncSession, sessions: Sequence[str]) -> Mapping[str, UsageTotals]:
     """Return usage by session, as counted by the proxy."""
-    found: dict[str, Spent] = {}
+    found: dict[str, UsageTotals] = {}
     for row in (await session.execute(_SPENT, {"sessions": sessions})).all():
         missing = int(row[7])
         cost = None if row[6] is None and missing else int(row[6] or 0) / MICROS
-        found[row[0]] = Spent(int(row[1]), int(row[2]), int(row[3]), int(row[4]), int(row[5]), cost, missing)
+        found[row[0]] = UsageTotals(int(row[1]), int(row[2]), int(row[3]), int(row[4]), int(row[5]), cost, missing)
     return found
 
 

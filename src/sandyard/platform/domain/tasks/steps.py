@@ -135,7 +135,7 @@ class Steps:
                 f"Project {context.project.name!r} has no repository. Add one in the project's settings."
             )
         profile = await self._agents.profile(context.attempt.owner_id, context.attempt.agent)
-        await self._models.require(
+        await self._models.require_model(
             context.project.id, profile, context.attempt.model
         )  # fail early instead of after minutes of setup
         prepared = await self._wait_unless_cancelled(
@@ -146,7 +146,7 @@ class Steps:
 
     async def _prepare(self, context: StepContext, profile: Profile) -> Preparation:
         """Prepare the project and report progress."""
-        row = await self._preparations.begin(
+        row = await self._preparations.start(
             context.caller, context.project, base_branch=context.task.base_branch, profile=profile
         )
         if row.status == PreparationStatus.READY:
@@ -154,7 +154,7 @@ class Steps:
         task, reported = asyncio.ensure_future(self._preparations.wait(row.id)), None
         try:
             while not (await asyncio.wait((task,), timeout=CANCEL_CHECK_S))[0]:
-                progress = self._preparations.progress(row.id)
+                progress = self._preparations.get_progress(row.id)
                 if progress is not None and progress != reported:
                     reported = progress
                     await self._report_progress(context.attempt, progress)

@@ -1,7 +1,7 @@
 """Authentication: by token, cookie, ticket, or name and password.
 
-What is disabled, revoked or expired is rejected immediately. Changes made by another platform on the same database take effect within a
-second, because lookups are cached that long; changes made here clear the cache.
+Disabled users and revoked or expired credentials are rejected immediately. Changes made by another platform on the same database
+take effect within a second, because lookups are cached that long; changes made here clear the cache.
 """
 
 from __future__ import annotations
@@ -21,40 +21,42 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ApiToken, Event, Login, Ticket, User
-from sandyard.platform.domain.users.model import Issued, Principal, WrongLoginError
+from sandyard.platform.domain.users.model import IssuedSecret, Principal, WrongLoginError
 from sandyard.platform.domain.users.passwords import check_password
-from sandyard.platform.domain.users.tokens import TOKEN, digest, new_value
+from sandyard.platform.domain.users.tokens import TOKEN, digest, make_value
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
 TICKET_SECONDS = 30
-USED_EVERY = timedelta(minutes=1)
-SEEN_SECONDS = 1.0
-_MOST_SEEN = 10_000
-_AT_ONCE = 4
+RECORD_USE_EVERY = timedelta(minutes=1)
+CACHE_SECONDS = 1.0
+_MAX_CACHED = 10_000
+_MAX_HASHING = 4
 _CachedLookup = tuple[float, datetime | None, Principal]
 """When it was looked up, when it expires, and the user."""
 
 
 class Authentication:
+    """Authenticates users and manages their logins and tickets."""
+
     def __init__(self, settings: PlatformSettings, database: Database, clock: Clock) -> None:
         self._settings = settings
         self._database = database
         self._clock = clock
         self._tasks = TaskSet("users")
-        self._marking: set[str] = set()
+        self._recording_use: set[str] = set()
         self._cache: dict[str, _CachedLookup] = {}
         database.listen(self._clear_cache_after_change)
-        self._hashing = asyncio.Semaphore(_AT_ONCE)  # each takes 16 MiB and a core
+        self._hashing = asyncio.Semaphore(_MAX_HASHING)  # each takes 16 MiB and a core
 
-    async def by_token(self, value: str) -> Principal | None:
+    async def authenticate_token(self, value: str) -> Principal | None:
         """Return the token's user. Records its last use later, at most once a minute."""
         if not TOKEN.fullmatch(value):
             return None
-        now, hashed, seen = get_time(self._clock), digest(value), self._cache
-        known = self._find_cached(hashed)
-        if known is not None:
-            return known
+        now, hashed, cache = get_time(self._clock), digest(value), self._cache
+        cached = self._find_cached(hashed)
+        if cached is not None:
+            return cached
         query = select(
             ApiToken.id, ApiToken.hash, ApiToken.expires_at, ApiToken.last_used_at, User.id, User.name, User.role
         ).join_from(ApiToken, User)
@@ -63,23 +65,23 @@ class Authentication:
             row = (await session.execute(query)).first()
         if row is None or not hmac.compare_digest(row[1], hashed) or (row[2] is not None and row[2] <= now):
             return None
-        if (row[3] is None or now - row[3] >= USED_EVERY) and row[0] not in self._marking:
-            self._marking.add(row[0])
-            self._tasks.spawn(self._mark_used(row[0]))
+        if (row[3] is None or now - row[3] >= RECORD_USE_EVERY) and row[0] not in self._recording_use:
+            self._recording_use.add(row[0])
+            self._tasks.spawn(self._record_use(row[0]))
         return _add_to_cache(
-            seen, hashed, (self._clock.now(), row[2], Principal(row[4], row[5], row[6], f"token:{row[0]}"))
+            cache, hashed, (self._clock.now(), row[2], Principal(row[4], row[5], row[6], f"token:{row[0]}"))
         )
 
-    async def by_cookie(self, value: str) -> Principal | None:
+    async def authenticate_cookie(self, value: str) -> Principal | None:
         hashed = digest(value)
-        known = self._find_cached(hashed)
-        if known is not None:
-            return known
+        cached = self._find_cached(hashed)
+        if cached is not None:
+            return cached
         query = select(Login.id, Login.hash, User.id, User.name, User.role).join_from(Login, User)
         query = query.where(Login.hash == hashed, Login.expires_at > get_time(self._clock), User.disabled_at.is_(None))
         return await self._find_principal(query, hashed, "cookie")
 
-    async def by_ticket(self, value: str) -> Principal | None:
+    async def authenticate_ticket(self, value: str) -> Principal | None:
         """Return the ticket's user and consume the ticket. Of two concurrent uses, one succeeds."""
         hashed = digest(value)
         async with self._database.transaction() as tx:
@@ -94,21 +96,23 @@ class Authentication:
             return None
         return Principal(user.id, user.name, user.role, row[2])
 
-    async def login(self, *, name: str | None = None, password: str | None = None, token: str | None = None) -> Issued:
+    async def login(
+        self, *, name: str | None = None, password: str | None = None, token: str | None = None
+    ) -> IssuedSecret:
         """Create a cookie for a name and password, or for a token. It ends with the token.
 
         WrongLoginError does not reveal which was wrong, neither by its message nor by its timing.
         """
         hashed = token_id = None
         if token is not None:
-            principal = await self.by_token(token)
+            principal = await self.authenticate_token(token)
             user_id = principal.user_id if principal else None
             token_id = principal.means.partition(":")[2] if principal else None
         else:
             user_id, hashed = await self._check_name_and_password(name or "", password or "")
         if user_id is None:
             raise WrongLoginError
-        now, value = get_time(self._clock), new_value()
+        now, value = get_time(self._clock), make_value()
         expires = now + timedelta(days=self._settings.login_days)
         async with self._database.transaction() as tx:
             if token_id is not None:
@@ -130,7 +134,7 @@ class Authentication:
             )
             tx.add(login)
         log.info("login_created", user=user_id, login=login.id)
-        return Issued(login.id, value, expires)
+        return IssuedSecret(login.id, value, expires)
 
     async def logout(self, value: str) -> None:
         """End the cookie's login. Idempotent."""
@@ -138,13 +142,13 @@ class Authentication:
             await tx.session.execute(delete(Login).where(Login.hash == digest(value)))
         self._cache = {}
 
-    async def create_ticket(self, caller: Principal) -> Issued:
-        value = new_value()
+    async def create_ticket(self, caller: Principal) -> IssuedSecret:
+        value = make_value()
         expires = get_time(self._clock) + timedelta(seconds=TICKET_SECONDS)
         async with self._database.transaction() as tx:
             ticket = Ticket(hash=digest(value.reveal()), user_id=caller.user_id, means=caller.means, expires_at=expires)
             tx.add(ticket)
-        return Issued("", value, expires)
+        return IssuedSecret("", value, expires)
 
     async def sweep(self) -> int:
         """Remove expired logins and tickets, and return how many. Called periodically."""
@@ -159,21 +163,21 @@ class Authentication:
         await self._tasks.cancel()
 
     async def _find_principal(self, query: Any, hashed: str, means: str) -> Principal | None:
-        seen = self._cache
+        cache = self._cache
         async with self._database.reading() as session:
             row = (await session.execute(query)).first()
         if row is None or not hmac.compare_digest(row[1], hashed):
             return None
         return _add_to_cache(
-            seen, hashed, (self._clock.now(), None, Principal(row[2], row[3], row[4], f"{means}:{row[0]}"))
+            cache, hashed, (self._clock.now(), None, Principal(row[2], row[3], row[4], f"{means}:{row[0]}"))
         )
 
     def _find_cached(self, hashed: str) -> Principal | None:
         """Return the cached user, if the lookup is recent and nothing has changed since."""
-        seen = self._cache.get(hashed)
-        if seen is None or not 0 <= self._clock.now() - seen[0] < SEEN_SECONDS:
+        lookup = self._cache.get(hashed)
+        if lookup is None or not 0 <= self._clock.now() - lookup[0] < CACHE_SECONDS:
             return None
-        return None if seen[1] is not None and seen[1] <= get_time(self._clock) else seen[2]
+        return None if lookup[1] is not None and lookup[1] <= get_time(self._clock) else lookup[2]
 
     def _clear_cache_after_change(self, events: Sequence[Event]) -> None:
         if any(event.kind.startswith(("user.", "token.")) for event in events):
@@ -184,33 +188,33 @@ class Authentication:
         query = select(User.id, User.password).where(User.name == name, User.disabled_at.is_(None))
         async with self._database.reading() as session:
             row = (await session.execute(query)).first()
-        right = await self._check_password(password, row[1] if row else None)
-        return (row[0], row[1]) if row is not None and right else (None, None)
+        is_correct = await self._check_password(password, row[1] if row else None)
+        return (row[0], row[1]) if row is not None and is_correct else (None, None)
 
     async def _check_password(self, password: str, stored: str | None) -> bool:
         async with self._hashing:
             return await asyncio.to_thread(check_password, password, stored)
 
-    async def _mark_used(self, token_id: str) -> None:
+    async def _record_use(self, token_id: str) -> None:
         now = get_time(self._clock)
-        older = or_(ApiToken.last_used_at.is_(None), ApiToken.last_used_at <= now - USED_EVERY)
+        is_due = or_(ApiToken.last_used_at.is_(None), ApiToken.last_used_at <= now - RECORD_USE_EVERY)
         try:
             async with self._database.transaction() as tx:
                 await tx.session.execute(
-                    update(ApiToken).where(ApiToken.id == token_id, older).values(last_used_at=now)
+                    update(ApiToken).where(ApiToken.id == token_id, is_due).values(last_used_at=now)
                 )
         except SandyardError as error:
             log.warning("token_use_not_written", token=token_id, reason=error.message)
         finally:
-            self._marking.discard(token_id)
+            self._recording_use.discard(token_id)
 
 
-def _add_to_cache(seen: dict[str, _CachedLookup], hashed: str, found: _CachedLookup) -> Principal:
-    """Cache the lookup. `seen` is the cache before the lookup; a change since then has replaced it, so a stale result is dropped."""
-    if len(seen) >= _MOST_SEEN:
-        seen.clear()
-    seen[hashed] = found
-    return found[2]
+def _add_to_cache(cache: dict[str, _CachedLookup], hashed: str, lookup: _CachedLookup) -> Principal:
+    """Cache the lookup. `cache` is the cache before the lookup; a change since then has replaced it, so a stale result is dropped."""
+    if len(cache) >= _MAX_CACHED:
+        cache.clear()
+    cache[hashed] = lookup
+    return lookup[2]
 
 
 async def is_still_valid(database: Database, clock: Clock, principal: Principal) -> bool:
@@ -220,12 +224,12 @@ async def is_still_valid(database: Database, clock: Clock, principal: Principal)
     """
     now = datetime.fromtimestamp(clock.now(), UTC)
     query = select(User.id).where(User.id == principal.user_id, User.role == principal.role, User.disabled_at.is_(None))
-    means, _, number = principal.means.partition(":")
+    means, _, credential_id = principal.means.partition(":")
     if means == "token":
-        alive = or_(ApiToken.expires_at.is_(None), ApiToken.expires_at > now)
+        is_not_expired = or_(ApiToken.expires_at.is_(None), ApiToken.expires_at > now)
         query = query.join(ApiToken, ApiToken.user_id == User.id)
-        query = query.where(ApiToken.id == number, ApiToken.revoked_at.is_(None), alive)
+        query = query.where(ApiToken.id == credential_id, ApiToken.revoked_at.is_(None), is_not_expired)
     elif means == "cookie":
-        query = query.join(Login, Login.user_id == User.id).where(Login.id == number, Login.expires_at > now)
+        query = query.join(Login, Login.user_id == User.id).where(Login.id == credential_id, Login.expires_at > now)
     async with database.reading() as session:
         return await session.scalar(query) is not None

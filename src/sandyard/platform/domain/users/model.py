@@ -32,7 +32,7 @@ class Principal:
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedSecret:
     """A secret that is shown once: a token, a cookie's value or a ticket."""
 
     id: str

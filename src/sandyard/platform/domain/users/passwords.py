@@ -19,15 +19,15 @@ def hash_password(password: str) -> str:
     if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
         raise InvalidInputError(f"The password must have {MIN_LENGTH} to {MAX_LENGTH} characters.")
     salt = secrets.token_bytes(16)
-    return f"scrypt${_N}${_R}${_P}${_text(salt)}${_text(_derive(password, salt, _N, _R, _P))}"
+    return f"scrypt${_N}${_R}${_P}${_encode(salt)}${_encode(_derive(password, salt, _N, _R, _P))}"
 
 
 def check_password(password: str, stored: str | None) -> bool:
     """Check a password, in the same time for an unknown user (`stored` is None) as for a wrong password. Call it in a thread."""
-    kind, n, r, p, salt, wanted = (stored or _NOBODY).split("$")
+    kind, n, r, p, salt, expected = (stored or _UNKNOWN_USER_HASH).split("$")
     assert kind == "scrypt", kind
     derived = _derive(password[:MAX_LENGTH], base64.b64decode(salt), int(n), int(r), int(p))
-    return hmac.compare_digest(derived, base64.b64decode(wanted)) and stored is not None
+    return hmac.compare_digest(derived, base64.b64decode(expected)) and stored is not None
 
 
 def _derive(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:
@@ -35,8 +35,8 @@ def _derive(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:
     return hashlib.scrypt(raw, salt=salt, n=n, r=r, p=p, maxmem=_MEMORY, dklen=_SIZE)
 
 
-def _text(raw: bytes) -> str:
+def _encode(raw: bytes) -> str:
     return base64.b64encode(raw).decode()
 
 
-_NOBODY = f"scrypt${_N}${_R}${_P}${_text(bytes(16))}${_text(bytes(_SIZE))}"
+_UNKNOWN_USER_HASH = f"scrypt${_N}${_R}${_P}${_encode(bytes(16))}${_encode(bytes(_SIZE))}"

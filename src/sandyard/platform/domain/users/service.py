@@ -20,41 +20,47 @@ from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import ApiToken, Login, Ticket, User
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.users.authentication import Authentication
-from sandyard.platform.domain.users.model import Issued, LastAdminError, NameTakenError, Principal, WrongPasswordError
+from sandyard.platform.domain.users.model import (
+    IssuedSecret,
+    LastAdminError,
+    NameTakenError,
+    Principal,
+    WrongPasswordError,
+)
 from sandyard.platform.domain.users.passwords import hash_password
-from sandyard.platform.domain.users.tokens import HINT_LENGTH, digest, new_token
+from sandyard.platform.domain.users.tokens import HINT_LENGTH, digest, make_token
 
 log = get_logger(__name__)
 ROLES = ("admin", "member")
-KEEP: Any = object()
+UNCHANGED: Any = object()
 
 
 class Users(Authentication):
     """Operations on users. Each takes the Principal of the caller. Events contain ids, names and roles, never secrets."""
 
-    async def bootstrap(self) -> Issued | None:
+    async def bootstrap(self) -> IssuedSecret | None:
         """On an empty database, create `admin` and an API token, which is shown only once. Otherwise return None."""
-        if await self._count() > 0:
+        if await self._count_users() > 0:
             return None
         try:
             async with self._database.transaction() as tx:
                 if await tx.session.scalar(select(func.count()).select_from(User)):
                     return None
-                user = self._new_user(tx, "admin", "admin", None)
+                user = self._add_user(tx, "admin", "admin", None)
                 await tx.session.flush()
-                issued = self._new_token(tx, user.id, "first start", None)
+                issued = self._add_token(tx, user.id, "first start", None)
         except IntegrityError:
             return None  # another platform on this database started at the same time, and shows its token
         log.info("users_bootstrapped", user=user.id, token=issued.id)
         return issued
 
-    async def rescue(self) -> Issued:
+    async def create_rescue_token(self) -> IssuedSecret:
         """Create a token for the oldest enabled administrator, shown only once, for an operator who has lost theirs."""
         async with self._database.transaction() as tx:
             query = select(User).where(User.role == "admin", User.disabled_at.is_(None)).order_by(User.id).limit(1)
             user = await tx.session.scalar(query)
             assert user is not None, "the last administrator cannot be removed"
-            issued = self._new_token(tx, user.id, "rescue", None)
+            issued = self._add_token(tx, user.id, "rescue", None)
         log.warning("admin_rescued", user=user.id, token=issued.id)
         return issued
 
@@ -62,10 +68,10 @@ class Users(Authentication):
         """Create a user. Raises NameTakenError if the name is taken."""
         caller.require_admin()
         _check_role(role)
-        hashed = await _hashed(password)
-        with _unique_name(name):
+        hashed = await _hash(password)
+        with _handle_name_conflict(name):
             async with self._database.transaction() as tx:
-                user = self._new_user(tx, name, role, hashed)
+                user = self._add_user(tx, name, role, hashed)
                 await tx.session.flush()
         return user
 
@@ -89,7 +95,7 @@ class Users(Authentication):
         name: str | None = None,
         role: str | None = None,
         disabled: bool | None = None,
-        password: str | None = KEEP,
+        password: str | None = UNCHANGED,
     ) -> User:
         """Change the given fields. A password of None removes it; a new one ends all logins. A disabled user is rejected immediately.
 
@@ -98,15 +104,15 @@ class Users(Authentication):
         caller.require_admin()
         if role is not None:
             _check_role(role)
-        hashed = KEEP if password is KEEP else await _hashed(password)
-        with _unique_name(name or ""):
+        hashed = UNCHANGED if password is UNCHANGED else await _hash(password)
+        with _handle_name_conflict(name or ""):
             async with self._database.transaction() as tx:
-                admins = await _locked_admins(tx.session) if role == "member" or disabled else []
+                admins = await _lock_admins(tx.session) if role == "member" or disabled else []
                 user = await _load(tx.session, user_id)
                 if admins == [user.id]:
                     raise LastAdminError
-                changed = self._change(user, name, role, disabled, hashed)
-                if disabled or hashed is not KEEP:
+                changed = self._apply_changes(user, name, role, disabled, hashed)
+                if disabled or hashed is not UNCHANGED:
                     await tx.session.execute(delete(Login).where(Login.user_id == user.id))
                     await tx.session.execute(delete(Ticket).where(Ticket.user_id == user.id))
                 if changed:
@@ -122,15 +128,15 @@ class Users(Authentication):
             stored = (await _load(session, caller.user_id)).password
         if stored is not None and not await self._check_password(current or "", stored):
             raise WrongPasswordError
-        hashed = await _hashed(new)
-        kind, _, shown = caller.means.partition(":")
+        hashed = await _hash(new)
+        kind, _, login_id = caller.means.partition(":")
         async with self._database.transaction() as tx:
             user = await tx.session.get(User, caller.user_id, with_for_update=True)
             if user is None or user.password != stored:  # it was changed meanwhile
                 raise WrongPasswordError
             user.password = hashed
             others = delete(Login).where(Login.user_id == user.id)
-            await tx.session.execute(others.where(Login.id != shown) if kind == "cookie" else others)
+            await tx.session.execute(others.where(Login.id != login_id) if kind == "cookie" else others)
             await tx.session.execute(delete(Ticket).where(Ticket.user_id == user.id))
             tx.emit("user.updated", owner_id=user.id, userId=user.id, changed=["password"])
 
@@ -138,12 +144,12 @@ class Users(Authentication):
         """Disable a user. What they created is kept. Idempotent."""
         await self.update(caller, user_id, disabled=True)
 
-    async def create_token(self, caller: Principal, name: str, expires_at: datetime | None = None) -> Issued:
+    async def create_token(self, caller: Principal, name: str, expires_at: datetime | None = None) -> IssuedSecret:
         """Create a token for the caller. The value is shown only once."""
         if expires_at is not None and expires_at <= get_time(self._clock):
             raise InvalidInputError("expiresAt is in the past.")
         async with self._database.transaction() as tx:
-            return self._new_token(tx, caller.user_id, name, expires_at)
+            return self._add_token(tx, caller.user_id, name, expires_at)
 
     async def list_tokens(self, caller: Principal, page: PageRequest) -> Listing[ApiToken]:
         """List the caller's valid and expired tokens, without revoked ones."""
@@ -153,28 +159,28 @@ class Users(Authentication):
 
     async def get_token(self, caller: Principal, token_id: str) -> ApiToken:
         async with self._database.reading() as session:
-            return await _own_token(session, caller, token_id)
+            return await _load_token(session, caller, token_id)
 
     async def revoke_token(self, caller: Principal, token_id: str) -> None:
         """Revoke a token and its logins. Administrators may revoke anyone's. Raises NotFoundError if it is revoked already."""
         async with self._database.transaction() as tx:
-            token = await _own_token(tx.session, caller, token_id)
+            token = await _load_token(tx.session, caller, token_id)
             token.revoked_at = get_time(self._clock)
             await tx.session.execute(delete(Login).where(Login.token_id == token.id))
             tx.emit("token.revoked", owner_id=token.user_id, tokenId=token.id, name=token.name)
 
-    async def _count(self) -> int:
+    async def _count_users(self) -> int:
         async with self._database.reading() as session:
             return int(await session.scalar(select(func.count()).select_from(User)) or 0)
 
-    def _new_user(self, tx: Transaction, name: str, role: str, hashed: str | None) -> User:
+    def _add_user(self, tx: Transaction, name: str, role: str, hashed: str | None) -> User:
         user = User(id=ordered_id("usr_"), name=name, role=role, password=hashed, created_at=get_time(self._clock))
         tx.add(user)
         tx.emit("user.created", owner_id=user.id, userId=user.id, name=name, role=role)
         return user
 
-    def _new_token(self, tx: Transaction, user_id: str, name: str, expires_at: datetime | None) -> Issued:
-        value = new_token()
+    def _add_token(self, tx: Transaction, user_id: str, name: str, expires_at: datetime | None) -> IssuedSecret:
+        value = make_token()
         token = ApiToken(
             id=ordered_id("tok_"),
             user_id=user_id,
@@ -186,9 +192,9 @@ class Users(Authentication):
         )
         tx.add(token)
         tx.emit("token.created", owner_id=user_id, tokenId=token.id, name=name)
-        return Issued(token.id, value, expires_at)
+        return IssuedSecret(token.id, value, expires_at)
 
-    def _change(
+    def _apply_changes(
         self, user: User, name: str | None, role: str | None, disabled: bool | None, hashed: Any
     ) -> Sequence[str]:
         changed: list[str] = []
@@ -201,7 +207,7 @@ class Users(Authentication):
         if disabled is not None and disabled != (user.disabled_at is not None):
             user.disabled_at = get_time(self._clock) if disabled else None
             changed.append("disabled")
-        if hashed is not KEEP:
+        if hashed is not UNCHANGED:
             user.password = hashed
             changed.append("password")
         return changed
@@ -214,20 +220,20 @@ async def _load(session: AsyncSession, user_id: str) -> User:
     return user
 
 
-async def _own_token(session: AsyncSession, caller: Principal, token_id: str) -> ApiToken:
+async def _load_token(session: AsyncSession, caller: Principal, token_id: str) -> ApiToken:
     token = await session.get(ApiToken, token_id)
     if token is None or token.revoked_at is not None or not (caller.is_admin or token.user_id == caller.user_id):
         raise NotFoundError(f"There is no token {token_id[:60]}.")
     return token
 
 
-async def _locked_admins(session: AsyncSession) -> list[str]:
+async def _lock_admins(session: AsyncSession) -> list[str]:
     """Lock the administrators before any change, so that of two who demote each other the second one sees the first change."""
     admins = select(User.id).where(User.role == "admin", User.disabled_at.is_(None)).order_by(User.id)
     return list(await session.scalars(admins.with_for_update()))
 
 
-async def _hashed(password: str | None) -> str | None:
+async def _hash(password: str | None) -> str | None:
     return None if password is None else await asyncio.to_thread(hash_password, password)
 
 
@@ -237,7 +243,7 @@ def _check_role(role: str) -> None:
 
 
 @contextlib.contextmanager
-def _unique_name(name: str) -> Any:
+def _handle_name_conflict(name: str) -> Any:
     try:
         yield
     except IntegrityError:

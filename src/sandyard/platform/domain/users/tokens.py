@@ -12,12 +12,12 @@ TOKEN = re.compile(r"sy_[a-z0-9]{40}")
 HINT_LENGTH = 8
 
 
-def new_token() -> Secret:
+def make_token() -> Secret:
     """Return `sy_` and 40 letters: 206 bits, so that no slow hash is needed."""
     return Secret(random_id("sy_", 40))
 
 
-def new_value() -> Secret:
+def make_value() -> Secret:
     """Return the value of a cookie or a ticket."""
     return Secret(random_id("", 43))
 

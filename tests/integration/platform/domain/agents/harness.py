@@ -73,12 +73,12 @@ class FakeModels:
         self.attached = 0
         self.reached = 0
 
-    async def endpoint(
+    async def open_endpoint(
         self, session: Session, sandbox: Sandbox, profile: Profile, model: str | None
     ) -> ModelEndpoint | None:
         return self.configured_endpoint
 
-    async def reach(self, session: Session, sandbox: Sandbox) -> tuple[str, Secret]:
+    async def open_gateway(self, session: Session, sandbox: Sandbox) -> tuple[str, Secret]:
         self.reached += 1
         return "http://127.0.0.1:4100", Secret("syc_capability")
 
@@ -90,7 +90,7 @@ class FakeModels:
     async def detach(self, sandbox_id: str) -> None: ...
 
     @contextlib.contextmanager
-    def counted(self, sandbox_id: str, turn: Turn) -> Iterator[None]:
+    def count_for_turn(self, sandbox_id: str, turn: Turn) -> Iterator[None]:
         self.counting.append(turn.id)
         yield
         self.counting.remove(turn.id)
@@ -99,10 +99,10 @@ class FakeModels:
         if self.budget_error is not None:
             raise self.budget_error
 
-    async def usage(self, *, turn_id: str | None = None) -> FakeUsage:
+    async def get_usage(self, *, turn_id: str | None = None) -> FakeUsage:
         return FakeUsage(calls=1)
 
-    def fault(self, turn_id: str) -> Fault | None:
+    def get_fault(self, turn_id: str) -> Fault | None:
         return self.current_fault
 
 

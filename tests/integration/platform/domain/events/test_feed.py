@@ -13,7 +13,7 @@ from sqlalchemy import delete, event, text
 from sandyard.kit.clock import ManualClock
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, ProjectMember, User
-from sandyard.platform.domain.events import EventFilter, EventView, Feed, Subscription, notices
+from sandyard.platform.domain.events import EventFilter, EventView, Feed, Subscription, notifications
 from sandyard.platform.domain.events import feed as feeds
 from sandyard.platform.domain.users.model import Principal
 
@@ -119,7 +119,7 @@ async def test_events_are_filtered_by_their_ids(database: Database, feed: Feed) 
         (EventFilter(task_id="tsk_1"), []),
         (EventFilter(project_id="prj_1"), []),
     ):
-        assert [event.seq for event in await feed.history(ADMIN, filters)] == expected
+        assert [event.seq for event in await feed.list_after(ADMIN, filters)] == expected
 
 
 async def test_members_see_events_of_their_own_and_of_their_projects(database: Database, feed: Feed) -> None:
@@ -132,9 +132,9 @@ async def test_members_see_events_of_their_own_and_of_their_projects(database: D
     assert await read_numbers(admin, 3) == [of_bob, of_project, of_nobody]
     await expect_nothing(ada, feed, of_nobody)
     await expect_nothing(bob, feed, of_nobody)
-    assert [event.seq for event in await feed.history(ADA)] == [of_project]
-    assert [event.seq for event in await feed.history(BOB)] == [of_bob]
-    assert [event.seq for event in await feed.history(ADMIN, after=of_bob, limit=1)] == [of_project]
+    assert [event.seq for event in await feed.list_after(ADA)] == [of_project]
+    assert [event.seq for event in await feed.list_after(BOB)] == [of_bob]
+    assert [event.seq for event in await feed.list_after(ADMIN, after=of_bob, limit=1)] == [of_project]
 
 
 async def test_a_membership_takes_effect_with_its_event(database: Database, feed: Feed) -> None:
@@ -148,7 +148,7 @@ async def test_a_membership_takes_effect_with_its_event(database: Database, feed
     hidden = await emit(database, project_id="prj_ada")
     assert await read_numbers(bob, 1) == [removed], "a removed member receives the removal and nothing after it"
     await expect_nothing(bob, feed, hidden)
-    assert await feed.history(BOB) == []
+    assert await feed.list_after(BOB) == []
 
 
 async def test_a_slow_reader_is_not_buffered_and_loses_nothing(database: Database, feed: Feed) -> None:
@@ -207,7 +207,7 @@ async def test_old_events_are_trimmed(database: Database) -> None:
     assert await feed.trim(timedelta(days=90)) == 0
     await clock.advance(91 * 86400)
     assert await feed.trim(timedelta(days=90)) == 3
-    assert await feed.history(ADMIN) == []
+    assert await feed.list_after(ADMIN) == []
     await feed.open()
     new = await emit(database)
     late, early = await feed.subscribe(ADMIN, after=old[-1]), await feed.subscribe(ADMIN, after=old[0])
@@ -231,7 +231,7 @@ async def test_events_committed_by_this_process_are_not_read_again(
 ) -> None:
     """Subscribers receive the same as from the stored row, without a query."""
     views: list[EventView] = []
-    monkeypatch.setattr(feed, "_take", views.extend)
+    monkeypatch.setattr(feed, "_append", views.extend)
     before = feed.last
     async with database.transaction() as tx:
         ids = {
@@ -244,7 +244,7 @@ async def test_events_committed_by_this_process_are_not_read_again(
         tx.emit("a.changed", **ids, numbers=(1, 2), status=Kind.ONE, by={1: None})
         tx.emit("b.changed")
     monkeypatch.undo()
-    assert views == await feed.history(ADMIN, after=before)
+    assert views == await feed.list_after(ADMIN, after=before)
     assert {type(value) for value in views[0].data.values()} == {list, str, dict}
 
 
@@ -261,7 +261,7 @@ async def test_events_of_two_processes_arrive_in_order(database_url: str, databa
 async def test_a_feed_does_not_query_events_it_was_notified_of(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "LOOK_SECONDS", 60)
+    monkeypatch.setattr(feeds, "POLL_SECONDS", 60)
     feed = Feed(database)
     await feed.open()
     subscription = await feed.subscribe(ADMIN)
@@ -275,7 +275,7 @@ async def test_a_feed_does_not_query_events_it_was_notified_of(
 
 
 async def test_a_broken_connection_to_postgresql_is_replaced(postgres, postgres_schema_url: str, monkeypatch) -> None:
-    monkeypatch.setattr(notices, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(notifications, "RETRY_SECONDS", 0.02)
     database = Database(postgres_schema_url)
     await database.open()
     feed = Feed(database)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from sandyard.platform.domain.models.tunnel import Room, Serve, Tunnel
+from sandyard.platform.domain.models.tunnel import RequestMemory, Serve, Tunnel
 from sandyard.platform.domain.sandboxes.e2b import guest
 
 PROGRAM = Path(guest.__file__).with_name("tunnel.py")
@@ -69,7 +69,7 @@ class TunnelDaemon:
             self.port = port
             ready.set()
 
-        running = asyncio.ensure_future(Tunnel(LocalLines(process), serve, Room(64 << 20), set_port).run())
+        running = asyncio.ensure_future(Tunnel(LocalLines(process), serve, RequestMemory(64 << 20), set_port).run())
         try:
             async with asyncio.timeout(30):
                 await ready.wait()

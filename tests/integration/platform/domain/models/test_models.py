@@ -14,14 +14,14 @@ from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import ModelCall, Sandbox
 from sandyard.platform.domain.models import gateway
-from sandyard.platform.domain.models.apis import Asked
+from sandyard.platform.domain.models.apis import ModelRequest
 from sandyard.platform.domain.models.faults import Cause, Fault
 from sandyard.platform.domain.models.gateway import _parse_body
 from sandyard.platform.domain.models.ledger import UNFINISHED
 from sandyard.platform.domain.models.model import ModelApi
 from sandyard.platform.domain.models.service import Models
-from sandyard.platform.domain.models.tunnel import Answering, Asking, Room, TunnelError
-from sandyard.platform.domain.models.tunnel_keeper import UP_S, TunnelKeeper
+from sandyard.platform.domain.models.tunnel import RequestMemory, ResponseWriter, TunnelError, TunnelRequest
+from sandyard.platform.domain.models.tunnel_keeper import OPEN_TIMEOUT_S, TunnelKeeper
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, until
 from tests.unit.platform.domain.models.people import KEY, Scene, Speaker, played
@@ -38,7 +38,7 @@ async def list_calls(scene: Scene) -> list[ModelCall]:
 async def test_a_model_call_is_forwarded_and_counted(yard: Yard, upstream: Upstream) -> None:
     scene = await played(yard, upstream)
     turn = await scene.turn()
-    with yard.services.models.counted(scene.sandbox.id, turn):
+    with yard.services.models.count_for_turn(scene.sandbox.id, turn):
         output = await scene.run(f"print(ask(body={HELLO!r})[:2])")
     assert output.startswith("(200, ")
     seen = upstream.seen[0]
@@ -49,7 +49,7 @@ async def test_a_model_call_is_forwarded_and_counted(yard: Yard, upstream: Upstr
     (row,) = await list_calls(scene)
     assert (row.session_id, row.turn_id, row.model, row.status) == (scene.session.id, turn.id, "tiny", 200)
     assert (row.input_tokens, row.output_tokens, row.cache_read_tokens, row.cost_micros) == (10, 5, 4, 20)
-    spent = await yard.services.models.usage(turn_id=turn.id)
+    spent = await yard.services.models.get_usage(turn_id=turn.id)
     assert (spent.calls, spent.tokens, spent.cost_usd, spent.unpriced) == (1, 15, 0.00002, 0)
 
 
@@ -57,7 +57,7 @@ async def test_a_stream_is_delivered_piece_by_piece(
     yard: Yard, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model continues only when the agent has confirmed, with another request, what it received so far."""
-    monkeypatch.setattr(gateway, "NOTE_S", 0)
+    monkeypatch.setattr(gateway, "RECORD_USAGE_EVERY_S", 0)
     confirmed = asyncio.Queue[str]()
 
     async def handler(seen: Seen, reply: Reply) -> None:
@@ -150,9 +150,9 @@ async def test_calls_over_the_budget_are_rejected(yard: Yard, upstream: Upstream
     async def record(turn_id: str, sentence: str) -> None:
         reported.append((turn_id, sentence))
 
-    yard.services.models.over_budget.append(record)
+    yard.services.models.over_budget_hooks.append(record)
     await yard.services.models.check_budget(scene.session)
-    with yard.services.models.counted(scene.sandbox.id, turn):
+    with yard.services.models.count_for_turn(scene.sandbox.id, turn):
         output = await scene.run(f"for _ in range(3): print(json.dumps(ask(body={HELLO!r})))")
     statuses = [json.loads(line) for line in output.splitlines()]
     assert [status for status, _, _ in statuses] == [200, 200, 402]
@@ -207,7 +207,10 @@ async def test_an_ambiguous_request_body_is_rejected(yard: Yard, upstream: Upstr
     output = await scene.run(f"print(ask(body={ {**HELLO, 'background': True}!r})[0])")
     assert output.strip() == "200"
     assert upstream.seen[0].json == HELLO
-    assert _parse_body(twice.encode(), Asked("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) is None
+    assert (
+        _parse_body(twice.encode(), ModelRequest("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT)
+        is None
+    )
 
 
 async def test_hosted_tools_are_rejected_unless_allowed(yard: Yard, upstream: Upstream) -> None:
@@ -265,14 +268,14 @@ async def test_a_rejected_api_key_is_reported_to_the_turn(yard: Yard, upstream: 
     async def record(turn_id: str, fault: Fault) -> None:
         reported.append((turn_id, fault))
 
-    models.refused[:] = [record]
-    with models.counted(scene.sandbox.id, turn):
+    models.refusal_hooks[:] = [record]
+    with models.count_for_turn(scene.sandbox.id, turn):
         await scene.run(f"print(ask(body={HELLO!r}))")
-        fault = models.fault(turn.id)
+        fault = models.get_fault(turn.id)
         assert fault is not None
         assert (fault.cause, reported) == (Cause.BUSY, [])
         await scene.run(f"print(ask(body={HELLO!r}))")
-        assert models.fault(turn.id) is None
+        assert models.get_fault(turn.id) is None
         output = await scene.run(f"print(ask(body={HELLO!r}))")
         assert output.startswith("(401, ")
 
@@ -280,9 +283,9 @@ async def test_a_rejected_api_key_is_reported_to_the_turn(yard: Yard, upstream: 
             return bool(reported)
 
         await until(is_reported, "the turn is notified")
-        assert reported == [(turn.id, models.fault(turn.id))]
+        assert reported == [(turn.id, models.get_fault(turn.id))]
     assert reported[0][1].sentence == "scripted rejected the API key (401). It said: no such key: ***"
-    assert models.fault(turn.id) is None
+    assert models.get_fault(turn.id) is None
 
 
 async def test_the_request_ends_when_the_agent_disconnects(yard: Yard, upstream: Upstream) -> None:
@@ -338,7 +341,7 @@ async def test_the_tunnel_recovers_from_a_database_outage(
 
     async def get(sandbox_id: str) -> Sandbox:
         task = asyncio.current_task()
-        if task is not None and getattr(task.get_coro(), "__name__", "") == "_keep" and not failed.is_set():
+        if task is not None and getattr(task.get_coro(), "__name__", "") == "_keep_open" and not failed.is_set():
             failed.set()
             raise DatabaseUnavailableError
         return await real(sandbox_id)
@@ -352,18 +355,20 @@ async def test_the_tunnel_recovers_from_a_database_outage(
 
 
 async def test_waiting_fails_for_a_tunnel_that_is_stopped_before_it_starts(yard: Yard) -> None:
-    async def serve_nothing(asking: Asking, answer: Answering) -> None:
+    async def serve_nothing(asking: TunnelRequest, answer: ResponseWriter) -> None:
         raise AssertionError
 
     async def never(error: SandyardError) -> None:
         raise AssertionError
 
-    keeper = TunnelKeeper(yard.services.lifecycle, "sbx_none", "usr_none", serve_nothing, Room(1), given_up=never)
+    keeper = TunnelKeeper(
+        yard.services.lifecycle, "sbx_none", "usr_none", serve_nothing, RequestMemory(1), on_give_up=never
+    )
     stopping = asyncio.create_task(stop(keeper))  # starts before the keeper's own task
     keeper.start()
     with pytest.raises(TunnelError):
-        async with asyncio.timeout(UP_S / 2):
-            await keeper.up()
+        async with asyncio.timeout(OPEN_TIMEOUT_S / 2):
+            await keeper.wait_until_up()
     await stopping
 
 

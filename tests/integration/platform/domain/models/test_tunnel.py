@@ -12,7 +12,14 @@ import httpx
 import pytest
 
 from sandyard.kit.listen import free_port
-from sandyard.platform.domain.models.tunnel import AT_ONCE, Answering, Asking, Room, Tunnel, TunnelError
+from sandyard.platform.domain.models.tunnel import (
+    MAX_REQUESTS,
+    RequestMemory,
+    ResponseWriter,
+    Tunnel,
+    TunnelError,
+    TunnelRequest,
+)
 from tests.integration.platform.domain.models.local import LocalLines, TunnelDaemon
 
 
@@ -29,10 +36,10 @@ async def agent() -> AsyncIterator[httpx.AsyncClient]:
         yield created
 
 
-async def echo(asking: Asking, answer: Answering) -> None:
+async def echo(asking: TunnelRequest, answer: ResponseWriter) -> None:
     body = json.dumps([asking.method, asking.target, len(asking.body), sum(asking.body)]).encode()
-    await answer.head(200, [("content-type", "application/json"), ("content-length", str(len(body)))])
-    await answer.data(body)
+    await answer.send_head(200, [("content-type", "application/json"), ("content-length", str(len(body)))])
+    await answer.send_data(body)
     await answer.end()
 
 
@@ -80,10 +87,10 @@ async def test_a_stream_is_forwarded_piece_by_piece(daemon: TunnelDaemon, agent:
     """Each piece is sent only after the agent has received the one before: a tunnel that buffered them would wait forever."""
     received = [asyncio.Event() for _ in range(5)]
 
-    async def serve(asking: Asking, answer: Answering) -> None:
-        await answer.head(200, [("content-type", "text/event-stream")])
+    async def serve(asking: TunnelRequest, answer: ResponseWriter) -> None:
+        await answer.send_head(200, [("content-type", "text/event-stream")])
         for number, event in enumerate(received):
-            await answer.data(f"data: {number}\n\n".encode())
+            await answer.send_data(f"data: {number}\n\n".encode())
             await event.wait()
         await answer.end()
 
@@ -98,11 +105,11 @@ async def test_a_stream_is_forwarded_piece_by_piece(daemon: TunnelDaemon, agent:
 async def test_large_responses_wait_for_a_slow_agent(daemon: TunnelDaemon, agent: httpx.AsyncClient) -> None:
     sent, total = 0, 16 << 20
 
-    async def serve(asking: Asking, answer: Answering) -> None:
+    async def serve(asking: TunnelRequest, answer: ResponseWriter) -> None:
         nonlocal sent
-        await answer.head(200, [])
+        await answer.send_head(200, [])
         while sent < total:
-            await answer.data(b"%08d" % (sent // 65536) * 8192)
+            await answer.send_data(b"%08d" % (sent // 65536) * 8192)
             sent += 65536
         await answer.end()
 
@@ -121,7 +128,7 @@ async def test_a_request_is_cancelled_when_the_agent_disconnects(
 ) -> None:
     started, cancelled = asyncio.Event(), asyncio.Event()
 
-    async def serve(asking: Asking, answer: Answering) -> None:
+    async def serve(asking: TunnelRequest, answer: ResponseWriter) -> None:
         started.set()
         try:
             await asyncio.Event().wait()
@@ -165,10 +172,10 @@ async def test_requests_survive_a_crash_of_the_platform(daemon: TunnelDaemon, ag
     of an MCP server, which may have had an effect."""
     asked, half, acted = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def serve_forever(asking: Asking, answer: Answering) -> None:
+    async def serve_forever(asking: TunnelRequest, answer: ResponseWriter) -> None:
         if asking.target == "/half":
-            await answer.head(200, [("content-type", "text/plain")])
-            await answer.data(b"half")
+            await answer.send_head(200, [("content-type", "text/plain")])
+            await answer.send_data(b"half")
         elif asking.target == "/unanswered":
             asked.set()
         elif asking.target == "/mcp_1":
@@ -263,13 +270,17 @@ REQUEST = {"t": "req", "id": 1, "method": "POST", "target": "/", "headers": [], 
 )
 async def test_invalid_frames_end_the_tunnel(frames: list[object]) -> None:
     with pytest.raises(TunnelError):
-        await Tunnel(HostileLines(*frames), echo, Room(1 << 20), lambda port: None).run()
+        await Tunnel(HostileLines(*frames), echo, RequestMemory(1 << 20), lambda port: None).run()
 
 
 async def test_requests_over_the_limit_are_cut() -> None:
-    many = HostileLines(*({**REQUEST, "id": number} for number in range(AT_ONCE + 3)))
-    await Tunnel(many, echo, Room(1 << 20), lambda port: None).run()
-    assert [frame["id"] for frame in many.sent if frame["t"] == "cut"] == [AT_ONCE, AT_ONCE + 1, AT_ONCE + 2]
+    many = HostileLines(*({**REQUEST, "id": number} for number in range(MAX_REQUESTS + 3)))
+    await Tunnel(many, echo, RequestMemory(1 << 20), lambda port: None).run()
+    assert [frame["id"] for frame in many.sent if frame["t"] == "cut"] == [
+        MAX_REQUESTS,
+        MAX_REQUESTS + 1,
+        MAX_REQUESTS + 2,
+    ]
 
 
 class BurstLines(HostileLines):
@@ -285,7 +296,9 @@ class BurstLines(HostileLines):
 
 
 async def test_requests_cancelled_at_once_take_no_slot() -> None:
-    cancelled = [({**REQUEST, "id": number}, {"t": "cancel", "id": number}) for number in range(AT_ONCE)]
-    burst = BurstLines(*(frame for pair in cancelled for frame in pair), {**REQUEST, "id": AT_ONCE, "size": 0})
-    await Tunnel(burst, echo, Room(1 << 20), lambda port: None).run()
-    assert [(frame["t"], frame["id"]) for frame in burst.sent] == [(kind, AT_ONCE) for kind in ("head", "data", "fin")]
+    cancelled = [({**REQUEST, "id": number}, {"t": "cancel", "id": number}) for number in range(MAX_REQUESTS)]
+    burst = BurstLines(*(frame for pair in cancelled for frame in pair), {**REQUEST, "id": MAX_REQUESTS, "size": 0})
+    await Tunnel(burst, echo, RequestMemory(1 << 20), lambda port: None).run()
+    assert [(frame["t"], frame["id"]) for frame in burst.sent] == [
+        (kind, MAX_REQUESTS) for kind in ("head", "data", "fin")
+    ]

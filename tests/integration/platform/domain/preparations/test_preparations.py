@@ -15,7 +15,7 @@ from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Preparation, Sandbox
 from sandyard.platform.domain.agents.profiles.model import Install
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.preparations.agent_snapshots import INSTALLER, Making
+from sandyard.platform.domain.preparations.agent_snapshots import INSTALLER_AGENT_ID, SnapshotBuild
 from sandyard.platform.domain.preparations.model import PreparationFailedError
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.model import NewCommand, Status
@@ -40,7 +40,9 @@ def no_installer_is_left(harness: PreparationHarness) -> Callable[[], Awaitable[
 
     async def is_gone() -> bool:
         async with harness.yard.services.database.reading() as session:
-            remaining = select(Sandbox.id).where(Sandbox.agent_id == INSTALLER, Sandbox.status != Status.DESTROYED)
+            remaining = select(Sandbox.id).where(
+                Sandbox.agent_id == INSTALLER_AGENT_ID, Sandbox.status != Status.DESTROYED
+            )
             return not (await session.scalars(remaining)).all()
 
     return is_gone
@@ -180,15 +182,15 @@ async def test_the_sandbox_that_installs_an_agent_is_not_accessible(harness: Pre
     member, services = await harness.yard.person("member"), harness.yard.services
     wait = "echo fetching; until [ -e /tmp/go ]; do sleep 0.05; done; mkdir ~/.tool"
     tool = replace(TOOL, install=Install("1", ("test", "-e", "/home/user/.tool"), wait))
-    reported: list[Making] = []
+    reported: list[SnapshotBuild] = []
 
-    async def record(made: Making) -> None:
+    async def record(made: SnapshotBuild) -> None:
         reported.append(made)
 
     installing_task = asyncio.create_task(
         services.preparations.agent_snapshots.ensure(member.user_id, tool, "base", record)
     )
-    query = select(Sandbox).where(Sandbox.agent_id == INSTALLER, Sandbox.status == Status.RUNNING)
+    query = select(Sandbox).where(Sandbox.agent_id == INSTALLER_AGENT_ID, Sandbox.status == Status.RUNNING)
 
     async def is_output_shown() -> bool:
         return reported[0].output == "fetching"
@@ -349,7 +351,7 @@ async def test_an_interrupted_preparation_is_cleaned_up_by_the_next_platform(
 
     async def is_running() -> bool:
         async with harness.yard.services.database.reading() as session:
-            row = await session.get(Preparation, next(iter(preparations._flights), ""))
+            row = await session.get(Preparation, next(iter(preparations._builds), ""))
         return row is not None and "running" in row.detail["step"]
 
     await until(is_running, "the setup runs")
@@ -390,10 +392,10 @@ async def test_an_unrecorded_snapshot_is_deleted(harness: PreparationHarness, mo
     async def is_taken() -> bool:
         return bool(taken)
 
-    monkeypatch.setattr(preparations, "_ready", wait_forever)
+    monkeypatch.setattr(preparations, "_mark_ready", wait_forever)
     waiting = asyncio.create_task(harness.prepare())
     await until(is_taken, "the snapshot is taken")
-    (flight,) = preparations._flights.values()
+    (flight,) = preparations._builds.values()
     engine_id = (await harness.yard.reload(flight.sandbox)).engine_id or ""
     assert list(await services.engine.list_snapshots(engine_id)) == taken
     flight.task.cancel()
@@ -419,7 +421,7 @@ async def test_a_preparation_can_start_again_while_it_is_deleted(
     async def delete_and_prepare(snapshot: str) -> None:
         monkeypatch.setattr(engine, "delete_snapshot", delete)
         await delete(snapshot)
-        await preparations.begin(harness.owner, harness.project, base_branch=None, profile=BARE)
+        await preparations.start(harness.owner, harness.project, base_branch=None, profile=BARE)
 
     monkeypatch.setattr(engine, "delete_snapshot", delete_and_prepare)
     await preparations.delete(harness.owner, made.id)

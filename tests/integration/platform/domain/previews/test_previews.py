@@ -9,10 +9,16 @@ import pytest
 
 from sandyard.kit.errors import InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Sandbox
-from sandyard.platform.domain.previews.addresses import Place
-from sandyard.platform.domain.previews.model import CrowdedError, SleepingError
-from sandyard.platform.domain.previews.passes import LOOK_S
-from sandyard.platform.domain.previews.service import CONNECTIONS, CONNECTIONS_PER_USER, FRESH_S, TICKET, Previews
+from sandyard.platform.domain.previews.addresses import PreviewPort
+from sandyard.platform.domain.previews.model import PreviewSleepingError, TooManyPreviewConnectionsError
+from sandyard.platform.domain.previews.passes import CACHE_S
+from sandyard.platform.domain.previews.service import (
+    MAX_CONNECTIONS,
+    MAX_CONNECTIONS_PER_USER,
+    PORTS_CACHE_S,
+    TICKET_PARAMETER,
+    Previews,
+)
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotFoundError
 from sandyard.platform.domain.sandboxes.model import SandboxDestroyedError, SandboxFailedError
 from sandyard.platform.domain.users.model import Principal
@@ -24,22 +30,22 @@ async def start_server(yard: Yard, port: int = 3000) -> Sandbox:
     await yard.start(row, f"python3 -m http.server {port}", background=True)
 
     async def is_listening() -> bool:
-        yard.clock.advance(FRESH_S)
-        return port in [one.port for one in (await yard.services.previews.ports(yard.owner, row.id)).items]
+        yard.clock.advance(PORTS_CACHE_S)
+        return port in [one.port for one in (await yard.services.previews.list_ports(yard.owner, row.id)).items]
 
     await until(is_listening, "a server listens")
     return row
 
 
-async def create_ticket(previews: Previews, who: Principal, place: Place) -> str:
-    created = await previews.create(who, place.sandbox_id, place.port)
-    return created.url.partition(f"?{TICKET}=")[2]
+async def create_ticket(previews: Previews, who: Principal, preview: PreviewPort) -> str:
+    created = await previews.create(who, preview.sandbox_id, preview.port)
+    return created.url.partition(f"?{TICKET_PARAMETER}=")[2]
 
 
 async def test_listing_ports_does_not_count_as_use_of_the_sandbox(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     previews, lifecycle = yard.services.previews, yard.services.lifecycle
     row = await start_server(yard)
-    [one] = (await previews.ports(yard.owner, row.id)).items
+    [one] = (await previews.list_ports(yard.owner, row.id)).items
     assert (one.port, one.address, one.process) == (3000, "0.0.0.0", "python3")
     assert one.url == f"http://3000-{row.id.removeprefix('sbx_')}.localhost:8700/"
 
@@ -52,34 +58,34 @@ async def test_listing_ports_does_not_count_as_use_of_the_sandbox(yard: Yard, mo
         return await list_listeners(engine_id)
 
     monkeypatch.setattr(lifecycle.engine.ports, "list_listeners", counted)
-    yard.clock.advance(FRESH_S)
-    found = await asyncio.gather(*(previews.ports(yard.owner, row.id) for _ in range(10)))
+    yard.clock.advance(PORTS_CACHE_S)
+    found = await asyncio.gather(*(previews.list_ports(yard.owner, row.id) for _ in range(10)))
     assert lookups == 1
     assert all(same == found[0] for same in found)
     with pytest.raises(NotFoundError):
-        await previews.ports(await yard.person("stranger"), row.id)
+        await previews.list_ports(await yard.person("stranger"), row.id)
 
     idle = lifecycle.activity._uses[row.id].last
-    yard.clock.advance(FRESH_S)
-    await previews.ports(yard.owner, row.id)
+    yard.clock.advance(PORTS_CACHE_S)
+    await previews.list_ports(yard.owner, row.id)
     assert lifecycle.activity._uses[row.id].last == idle, "listing ports is not a use"
 
     await lifecycle.engine.pause(row.engine_id or "")  # without the platform's knowledge
-    yard.clock.advance(FRESH_S)
-    assert (await previews.ports(yard.owner, row.id)).sleeping
+    yard.clock.advance(PORTS_CACHE_S)
+    assert (await previews.list_ports(yard.owner, row.id)).sleeping
     await lifecycle.record_pause(row.id)
-    assert (await previews.ports(yard.owner, row.id)).sleeping
+    assert (await previews.list_ports(yard.owner, row.id)).sleeping
     assert await yard.get_engine_state(row) == "paused"
     await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)
     with pytest.raises(SandboxDestroyedError):
-        await previews.ports(yard.owner, row.id)
+        await previews.list_ports(yard.owner, row.id)
 
 
 async def test_a_preview_is_routed_to_its_sandbox(yard: Yard) -> None:
     previews = yard.services.previews
     row = await start_server(yard)
-    place = Place(row.id, 3000)
-    async with previews.reaching(place, wake=False) as route:
+    preview = PreviewPort(row.id, 3000)
+    async with previews.open_route(preview, wake=False) as route:
         assert (route.url, route.keeps_host) == (yard.engine_proxy.url, True)
         assert route.headers["E2b-Sandbox-Port"] == "3000"
         assert yard.services.lifecycle.activity.idle_for(row.id) == 0
@@ -87,51 +93,51 @@ async def test_a_preview_is_routed_to_its_sandbox(yard: Yard) -> None:
         assert "Directory listing" in answer.text
 
     await yard.services.sandboxes.pause(yard.owner, row.id)
-    with pytest.raises(SleepingError):
-        async with previews.reaching(place, wake=False):
+    with pytest.raises(PreviewSleepingError):
+        async with previews.open_route(preview, wake=False):
             pass
-    async with previews.reaching(place, wake=True):
+    async with previews.open_route(preview, wake=True):
         assert await yard.get_engine_state(row) == "running"
 
     await yard.services.engine.pause(row.engine_id or "")
-    with pytest.raises(SleepingError):
-        await previews.missed(place, wake=False)
+    with pytest.raises(PreviewSleepingError):
+        await previews.resume_if_paused(preview, wake=False)
     assert (await yard.reload(row)).status == "paused", "the pause is recorded"
-    assert await previews.missed(place, wake=True)
+    assert await previews.resume_if_paused(preview, wake=True)
     assert await yard.get_engine_state(row) == "running"
-    assert not await previews.missed(place, wake=True), "it is running: something else is wrong"
+    assert not await previews.resume_if_paused(preview, wake=True), "it is running: something else is wrong"
 
     await yard.services.engine.kill(row.engine_id or "")
     # the follower of the server's command may notice it first
     with pytest.raises((SandboxNotFoundError, SandboxFailedError)):
-        await previews.missed(place, wake=True)
+        await previews.resume_if_paused(preview, wake=True)
     assert (await yard.reload(row)).status == "error"
 
 
 async def test_a_pass_is_valid_for_one_port_and_a_limited_time(yard: Yard) -> None:
     previews, passes = yard.services.previews, yard.services.previews.passes
     row = await yard.create_sandbox()
-    place, other_place = Place(row.id, 3000), Place(row.id, 3001)
-    given = await create_ticket(previews, yard.owner, place)
-    assert await passes.exchange(other_place, given) is None, "the ticket is for another port"
-    pass_value = await passes.exchange(place, given)
+    preview, other_preview = PreviewPort(row.id, 3000), PreviewPort(row.id, 3001)
+    given = await create_ticket(previews, yard.owner, preview)
+    assert await passes.exchange_ticket(other_preview, given) is None, "the ticket is for another port"
+    pass_value = await passes.exchange_ticket(preview, given)
     assert pass_value is not None
-    assert await passes.exchange(place, given) is None, "the ticket was used"
-    late = await create_ticket(previews, yard.owner, place)
+    assert await passes.exchange_ticket(preview, given) is None, "the ticket was used"
+    late = await create_ticket(previews, yard.owner, preview)
     yard.clock.advance(31)
-    assert await passes.exchange(place, late) is None
-    assert await yard.services.users.by_ticket(late) is None, "it opens no stream of the API either"
+    assert await passes.exchange_ticket(preview, late) is None
+    assert await yard.services.users.authenticate_ticket(late) is None, "it opens no stream of the API either"
 
-    holder = await passes.holder(place, pass_value)
+    holder = await passes.find_holder(preview, pass_value)
     assert holder is not None
     assert holder.user_id == yard.owner.user_id
-    assert await passes.holder(other_place, pass_value) is None
+    assert await passes.find_holder(other_preview, pass_value) is None
     issued = await yard.services.users.create_ticket(yard.owner)
     for wrong in ("", "x", pass_value[:-4], pass_value[:-4] + "AAAA", given, issued.value.reveal(), "A" * 5000, "ü"):
-        assert await passes.holder(place, wrong) is None
-        assert await passes.exchange(place, wrong) is None
-    yard.clock.advance(passes.seconds)
-    assert await passes.holder(place, pass_value) is None
+        assert await passes.find_holder(preview, wrong) is None
+        assert await passes.exchange_ticket(preview, wrong) is None
+    yard.clock.advance(passes.lifetime_s)
+    assert await passes.find_holder(preview, pass_value) is None
 
 
 async def test_a_pass_ends_with_the_access_of_its_holder(yard: Yard) -> None:
@@ -139,26 +145,26 @@ async def test_a_pass_ends_with_the_access_of_its_holder(yard: Yard) -> None:
     guest = await yard.person("guest")
     project = await yard.project(yard.owner, guest)
     _, row = await yard.services.sessions.create(yard.owner, title="shared", project_id=project)
-    place = Place(row.id, 3000)
+    preview = PreviewPort(row.id, 3000)
     issued = await users.create_token(guest, "laptop")
-    known = await users.by_token(issued.value.reveal())
+    known = await users.authenticate_token(issued.value.reveal())
     assert known is not None
-    by_token = await previews.passes.exchange(place, await create_ticket(previews, known, place))
-    by_person = await previews.passes.exchange(place, await create_ticket(previews, guest, place))
+    by_token = await previews.passes.exchange_ticket(preview, await create_ticket(previews, known, preview))
+    by_person = await previews.passes.exchange_ticket(preview, await create_ticket(previews, guest, preview))
     assert by_token is not None
     assert by_person is not None
-    unused = await create_ticket(previews, guest, place)
+    unused = await create_ticket(previews, guest, preview)
 
     await users.revoke_token(guest, issued.id)
-    yard.clock.advance(LOOK_S)
-    assert await previews.passes.holder(place, by_token) is None
-    assert await previews.passes.holder(place, by_person) is not None
+    yard.clock.advance(CACHE_S)
+    assert await previews.passes.find_holder(preview, by_token) is None
+    assert await previews.passes.find_holder(preview, by_person) is not None
     await yard.services.projects.remove_member(yard.owner, project, guest.user_id)
-    yard.clock.advance(LOOK_S)
-    assert await previews.passes.holder(place, by_person) is None
-    assert await previews.passes.exchange(place, unused) is None
+    yard.clock.advance(CACHE_S)
+    assert await previews.passes.find_holder(preview, by_person) is None
+    assert await previews.passes.exchange_ticket(preview, unused) is None
     with pytest.raises(NotFoundError):
-        await previews.create(guest, place.sandbox_id, 3000)
+        await previews.create(guest, preview.sandbox_id, 3000)
 
 
 async def test_invalid_ports_and_paths_are_rejected(yard: Yard) -> None:
@@ -167,30 +173,33 @@ async def test_invalid_ports_and_paths_are_rejected(yard: Yard) -> None:
         with pytest.raises(InvalidInputError):
             await yard.services.previews.create(yard.owner, row.id, port, path)
     created = await yard.services.previews.create(yard.owner, row.id, 3000, "/a?b=c")
-    assert f"/a?b=c&{TICKET}=" in created.url
+    assert f"/a?b=c&{TICKET_PARAMETER}=" in created.url
 
 
 async def test_connections_and_reloads_are_bounded(yard: Yard) -> None:
-    previews, place = yard.services.previews, Place("sbx_crowded", 3000)
+    previews, preview = yard.services.previews, PreviewPort("sbx_crowded", 3000)
     with contextlib.ExitStack() as inside:
-        for _ in range(CONNECTIONS):
-            inside.enter_context(previews.entering(place, "usr_one"))
-        with pytest.raises(CrowdedError), previews.entering(place, "usr_other"):
+        for _ in range(MAX_CONNECTIONS):
+            inside.enter_context(previews.count_connection(preview, "usr_one"))
+        with pytest.raises(TooManyPreviewConnectionsError), previews.count_connection(preview, "usr_other"):
             pass
-        for number in range(CONNECTIONS_PER_USER - CONNECTIONS):
-            inside.enter_context(previews.entering(Place(f"sbx_{number}", 3000), "usr_one"))
-        with pytest.raises(CrowdedError), previews.entering(Place("sbx_other", 3000), "usr_one"):
+        for number in range(MAX_CONNECTIONS_PER_USER - MAX_CONNECTIONS):
+            inside.enter_context(previews.count_connection(PreviewPort(f"sbx_{number}", 3000), "usr_one"))
+        with (
+            pytest.raises(TooManyPreviewConnectionsError),
+            previews.count_connection(PreviewPort("sbx_other", 3000), "usr_one"),
+        ):
             pass
-        with previews.entering(Place("sbx_other", 3000), "usr_other"):
+        with previews.count_connection(PreviewPort("sbx_other", 3000), "usr_other"):
             pass
-    with previews.entering(place, "usr_one"):
+    with previews.count_connection(preview, "usr_one"):
         pass
     assert not previews._connections
 
-    assert previews.closed(place)
+    assert previews.closed(preview)
     for _ in range(20):
         yard.clock.advance(10)
-        again = previews.closed(place)
+        again = previews.closed(preview)
     assert not again, "a forgotten tab stops reloading"
     yard.clock.advance(60)
-    assert previews.closed(place), "somebody is back"
+    assert previews.closed(preview), "somebody is back"

@@ -10,21 +10,21 @@ from sandyard.kit.errors import InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Checkout
 from sandyard.platform.domain.remote import connections
 from sandyard.platform.domain.remote.connections import (
-    AsleepError,
-    Connection,
+    SshConnection,
     SshConnections,
+    SshSandboxPausedError,
     TooManyConnectionsError,
-    checked_key,
+    check_public_key,
 )
-from sandyard.platform.domain.remote.line import NoSshdError
 from sandyard.platform.domain.remote.service import EditorFailedError, NoEditorError
+from sandyard.platform.domain.remote.ssh_channel import NoSshdError
 from sandyard.platform.domain.sandboxes.model import SandboxDestroyedError, utc_now
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, until
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJgDP0xkM2lc0nC4cYqUIiN5MDV5cLgCGgZ4hSdKYNwq"
 
 
-async def read_banner(connection: Connection) -> bytes:
+async def read_banner(connection: SshConnection) -> bytes:
     received = b""
     async with asyncio.timeout(DEADLINE):
         while b"\n" not in received:
@@ -62,7 +62,7 @@ async def test_connections_are_authorized_and_limited(yard: Yard, monkeypatch: p
     with pytest.raises(InvalidInputError):
         async with ssh.open(yard.owner, row.id, 'command="evil" ' + KEY):
             pass
-    monkeypatch.setattr(connections, "AT_ONCE", 1)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
     async with ssh.open(yard.owner, row.id, KEY) as connection:
         with pytest.raises(TooManyConnectionsError):
             async with ssh.open(yard.owner, row.id, KEY):
@@ -92,7 +92,7 @@ async def test_only_traffic_keeps_the_sandbox_awake(yard: Yard) -> None:
         await yard.services.maintenance.pause_idle()
         assert (await yard.reload(row)).status == "paused"
         await connection.check(yard.owner)
-        with pytest.raises(AsleepError):
+        with pytest.raises(SshSandboxPausedError):
             await connection.receive()
     async with SshConnections(yard.services.lifecycle).open(yard.owner, row.id, KEY) as connection:
         assert (await yard.reload(row)).status == "running"
@@ -108,10 +108,10 @@ async def test_a_missing_sshd_is_reported_with_what_to_install(yard: Yard) -> No
 
 
 def test_public_keys_are_validated() -> None:
-    assert checked_key(f"  {KEY} me@home\n") == KEY
+    assert check_public_key(f"  {KEY} me@home\n") == KEY
     for wrong in ("", "ssh-ed25519", "ssh-ed25519 AAAA", KEY.replace("ed25519", "rsa", 1), f"ssh-dss {KEY.split()[1]}"):
         with pytest.raises(InvalidInputError):
-            checked_key(wrong)
+            check_public_key(wrong)
 
 
 CODE_SERVER = """#!/bin/sh
@@ -127,7 +127,7 @@ async def test_code_server_is_started_once(yard: Yard) -> None:
     row = await lifecycle.wait_until_provisioned(row.id)
     with pytest.raises(NoEditorError):
         await remotes.open_editor(yard.owner, row.id)
-    found = await remotes.of_session(yard.owner, session.id)
+    found = await remotes.get_for_session(yard.owner, session.id)
     assert (found.ssh_available, found.editor_available, found.folder) == (True, False, "/home/user")
 
     script = f"cat > /usr/local/bin/code-server <<'E'\n{CODE_SERVER}E\nchmod +x /usr/local/bin/code-server"
@@ -139,7 +139,7 @@ async def test_code_server_is_started_once(yard: Yard) -> None:
     assert first.path == "/?folder=/home/user"
     listening = await yard.run(row, "ss -ltn | awk 'NR > 1 {print $4}'")
     assert listening == f"127.0.0.1:{first.port}\n"
-    assert (await remotes.of_session(yard.owner, session.id)).editor_available is True
+    assert (await remotes.get_for_session(yard.owner, session.id)).editor_available is True
 
     await yard.run(row, "pkill -f '[h]ttp.server'; sed -i 's/^test -n .*BROKEN. /true /' /usr/local/bin/code-server")
     with pytest.raises(EditorFailedError, match="it is broken"):
@@ -148,7 +148,7 @@ async def test_code_server_is_started_once(yard: Yard) -> None:
     with pytest.raises(NotFoundError):
         await remotes.open_editor(stranger, row.id)
     with pytest.raises(NotFoundError):
-        await remotes.of_session(stranger, session.id)
+        await remotes.get_for_session(stranger, session.id)
 
 
 async def test_connection_details_are_read_without_resuming_the_sandbox(yard: Yard) -> None:
@@ -161,7 +161,7 @@ async def test_connection_details_are_read_without_resuming_the_sandbox(yard: Ya
         folder = "/home/user/my work"
         tx.add(Checkout(sandbox_id=row.id, project_id=project, folder=folder, created_at=now, updated_at=now, **where))
     await yard.services.sandboxes.pause(yard.owner, row.id)
-    found = await yard.services.remotes.of_session(yard.owner, session.id)
+    found = await yard.services.remotes.get_for_session(yard.owner, session.id)
     assert (found.ssh_available, found.editor_available) == (None, None)
     assert found.vscode_url == f"vscode://vscode-remote/ssh-remote+{session.id}.sandyard/home/user/my%20work"
     assert found.code_command == f"code --remote ssh-remote+{session.id}.sandyard '/home/user/my work'"

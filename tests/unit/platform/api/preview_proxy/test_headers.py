@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sandyard.platform.api.preview_proxy.headers import filter_request_headers, filter_response_headers
-from sandyard.platform.api.preview_proxy.pages import Trouble, render_error
-from sandyard.platform.domain.previews.addresses import Addresses, Place
+from sandyard.platform.api.preview_proxy.pages import RouteFailure, find_route_failure
+from sandyard.platform.domain.previews.addresses import Addresses, PreviewPort
 from sandyard.platform.domain.sandboxes.e2b import Route
 
 ADDRESSES = Addresses("https", "previews.example.net", None)
-PLACE = Place("sbx_abc", 3000)
+PREVIEW = PreviewPort("sbx_abc", 3000)
 ROUTE = Route("http://127.0.0.1:1", {"E2b-Sandbox-Id": "i1", "E2b-Sandbox-Port": "3000"}, keeps_host=True)
 ADDED = {
     b"x-forwarded-host": b"3000-abc.previews.example.net",
@@ -22,7 +22,7 @@ ADDED = {
 
 def sent(*pairs: tuple[bytes, bytes], route: Route = ROUTE) -> list[tuple[bytes, bytes]]:
     """Return the headers sent, without those that are always added."""
-    found = list(filter_request_headers(pairs, ADDRESSES, PLACE, route))
+    found = list(filter_request_headers(pairs, ADDRESSES, PREVIEW, route))
     for pair in ADDED.items():
         assert found.count(pair) == (1 if route is ROUTE or not pair[0].startswith(b"e2b-") else 0)
     assert len({name for name, _ in found}) == len(found), "no duplicates"
@@ -97,10 +97,10 @@ def test_response_headers() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "meaning"),
     [
-        (502, b'{"code": 502, "sandboxId": "i1", "port": 1, "message": "The sandbox is running but port is not open"}', Trouble.CLOSED),
-        (502, b'{"code": 502, "sandboxId": "i1", "message": "The sandbox was not found"}', Trouble.MISSING),
-        (502, b"<html><head><title>Closed Port Error</title></head></html>", Trouble.CLOSED),
-        (502, b"<html><head><title>Sandbox Not Found</title></head></html>", Trouble.MISSING),
+        (502, b'{"code": 502, "sandboxId": "i1", "port": 1, "message": "The sandbox is running but port is not open"}', RouteFailure.CLOSED),
+        (502, b'{"code": 502, "sandboxId": "i1", "message": "The sandbox was not found"}', RouteFailure.MISSING),
+        (502, b"<html><head><title>Closed Port Error</title></head></html>", RouteFailure.CLOSED),
+        (502, b"<html><head><title>Sandbox Not Found</title></head></html>", RouteFailure.MISSING),
         (502, b"<html><title>Bad Gateway</title></html>", None),
         (502, b'{"message": "port is not open"}', None),
         (502, b"[1]", None),
@@ -110,5 +110,5 @@ def test_response_headers() -> None:
         (502, b"<title>Closed Port Error</title>" + b" " * 20_000, None),
     ],
 )  # fmt: skip
-def test_recognizes_error_answers_of_engine(status: int, body: bytes, meaning: Trouble | None) -> None:
-    assert render_error(status, body) is meaning
+def test_recognizes_error_answers_of_engine(status: int, body: bytes, meaning: RouteFailure | None) -> None:
+    assert find_route_failure(status, body) is meaning

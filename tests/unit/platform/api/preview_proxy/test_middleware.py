@@ -18,7 +18,7 @@ from sandyard.kit.errors import SandyardError
 from sandyard.platform.api import previews as previews_api
 from sandyard.platform.api.preview_proxy.middleware import PLAIN_COOKIE, SECURE_COOKIE
 from sandyard.platform.db.models import Sandbox
-from sandyard.platform.domain.previews.model import SleepingError
+from sandyard.platform.domain.previews.model import PreviewSleepingError
 from sandyard.platform.domain.previews.service import Previews
 from sandyard.platform.domain.sandboxes.activity import Activity
 from sandyard.platform.domain.sandboxes.e2b import Route
@@ -99,13 +99,13 @@ async def scene_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: An
         scene = Scene(world, world.app(previews_api.router), server, previews, owner, box, [])
 
         @contextlib.asynccontextmanager
-        async def reaching(place: object, *, wake: bool) -> AsyncIterator[Route]:
+        async def reaching(preview: object, *, wake: bool) -> AsyncIterator[Route]:
             scene.wakes.append(wake)
             if scene.fails is not None:
                 raise scene.fails
             yield Route(f"http://127.0.0.1:{server.port}", {"E2b-Sandbox-Id": "i1"}, keeps_host=True)
 
-        monkeypatch.setattr(previews, "reaching", reaching)
+        monkeypatch.setattr(previews, "open_route", reaching)
         yield scene
         await previews.close()
     listener.close()
@@ -214,7 +214,7 @@ async def test_only_navigation_wakes_sandbox(scene: Scene) -> None:
         for mode in ("navigate", "cors", "no-cors", None):
             await web.get(scene.url(), headers={"Sec-Fetch-Mode": mode} if mode else {})
         assert scene.wakes == [True, False, False, True]
-        scene.fails = SleepingError()
+        scene.fails = PreviewSleepingError()
         answer = await web.get(scene.url())
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "paused" in answer.text
@@ -263,7 +263,7 @@ async def test_page_for_closed_port_refreshes_for_a_while(scene: Scene) -> None:
             assert ('http-equiv="refresh"' in answer.text) is refreshes
             for _ in range(6 if refreshes else 0):
                 await scene.world.clock.advance(10)
-                scene.previews.closed(next(iter(scene.previews._closed)))
+                scene.previews.record_closed_port(next(iter(scene.previews._closed)))
 
 
 @pytest.mark.parametrize("says", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 300_000])
@@ -288,7 +288,7 @@ async def test_internal_error_shows_no_details(scene: Scene, monkeypatch: pytest
         raise RuntimeError("secret words")
 
     async with scene.browser() as web:
-        monkeypatch.setattr(scene.previews, "entering", broken)
+        monkeypatch.setattr(scene.previews, "count_connection", broken)
         answer = await web.get(scene.url())
     assert answer.status_code == 500
     assert "secret words" not in answer.text

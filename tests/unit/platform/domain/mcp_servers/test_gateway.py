@@ -20,11 +20,11 @@ from sandyard.platform.db.models import Session
 from sandyard.platform.domain.mcp_servers.error_messages import explain_response
 from sandyard.platform.domain.mcp_servers.gateway import McpGateway
 from sandyard.platform.domain.mcp_servers.model import SERVER_FAILED, McpServerInfo, McpTestFailedError
-from sandyard.platform.domain.mcp_servers.service import ID, McpServerDraft, McpServers
+from sandyard.platform.domain.mcp_servers.service import ID_PREFIX, McpServerDraft, McpServers
 from sandyard.platform.domain.models.capability import Capabilities
-from sandyard.platform.domain.models.gateway import Place
-from sandyard.platform.domain.models.redaction import redactor_of_headers
-from sandyard.platform.domain.models.tunnel import Asking
+from sandyard.platform.domain.models.gateway import RequestOrigin
+from sandyard.platform.domain.models.redaction import make_header_redactor
+from sandyard.platform.domain.models.tunnel import TunnelRequest
 from sandyard.platform.domain.sandboxes.e2b.guest import tunnel
 from sandyard.platform.domain.sandboxes.model import utc_now
 from tests.unit.platform.domain.models.upstream import Handler, Reply, Seen, Upstream
@@ -44,10 +44,10 @@ class Answer:
     ended: bool = False
     came: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def head(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+    async def send_head(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         self.status, self.headers = status, dict(headers)
 
-    async def data(self, data: bytes) -> None:
+    async def send_data(self, data: bytes) -> None:
         self.body += data
         self.came.set()
 
@@ -65,8 +65,8 @@ class Desk:
     other_project: str
     noted: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def place(self, session_id: str = "ses_1") -> Place:
-        return Place("sbx_1", session_id, lambda: "trn_1")
+    def place(self, session_id: str = "ses_1") -> RequestOrigin:
+        return RequestOrigin("sbx_1", session_id, lambda: "trn_1")
 
     async def ask(
         self,
@@ -79,11 +79,11 @@ class Desk:
         answer: Answer | None = None,
         **headers: str,
     ) -> Answer:
-        shown = capability if capability is not None else Capabilities(self.world.vault).of("sbx_1").reveal()
+        shown = capability if capability is not None else Capabilities(self.world.vault).derive("sbx_1").reveal()
         given = [("authorization", f"Bearer {shown}"), ("content-type", "application/json")]
         given += [(name.replace("_", "-"), value) for name, value in headers.items()]
         data = b"" if body is None else json.dumps(body).encode()
-        asking = Asking(method, target if target is not None else f"/{self.server.id}", tuple(given), data)
+        asking = TunnelRequest(method, target if target is not None else f"/{self.server.id}", tuple(given), data)
         answer = answer or Answer()
         await self.gateway.serve(self.place(session_id), asking, answer)
         return answer
@@ -114,7 +114,7 @@ async def desk(world: World, servers: McpServers, upstream: Upstream) -> AsyncIt
     async def note(turn_id: str, code: str, sentence: str) -> None:
         made.noted.append((turn_id, code, sentence))
 
-    gateway.note_failure.append(note)
+    gateway.failure_hooks.append(note)
     yield made
     await gateway.close()
 
@@ -182,8 +182,8 @@ async def test_drops_body_after_sending(desk: Desk) -> None:
         await reply.whole({})
 
     desk.upstream.handler = slow
-    shown = Capabilities(desk.world.vault).of("sbx_1").reveal()
-    asking = Asking("POST", f"/{desk.server.id}", (("authorization", f"Bearer {shown}"),), b"{}")
+    shown = Capabilities(desk.world.vault).derive("sbx_1").reveal()
+    asking = TunnelRequest("POST", f"/{desk.server.id}", (("authorization", f"Bearer {shown}"),), b"{}")
     answer = Answer()
     serving = asyncio.ensure_future(desk.gateway.serve(desk.place(), asking, answer))
     async with asyncio.timeout(10):
@@ -229,15 +229,15 @@ async def test_other_methods(desk: Desk) -> None:
 
 def test_tunnel_recognizes_mcp_requests(desk: Desk) -> None:
     """It recognizes them by the prefix of their ids and repeats none of them."""
-    assert f"/{ID}" == tunnel.ONCE
-    assert desk.server.id.startswith(ID)
+    assert f"/{ID_PREFIX}" == tunnel.ONCE
+    assert desk.server.id.startswith(ID_PREFIX)
     assert desk.gateway.handles(f"/{desk.server.id}")
     assert not desk.gateway.handles("/mdl_1/v1/messages")
 
 
 async def test_rejects_strangers_and_other_projects(desk: Desk) -> None:
     assert (await desk.ask({}, capability="")).status == 403
-    assert (await desk.ask({}, capability=Capabilities(desk.world.vault).of("sbx_2").reveal())).status == 403
+    assert (await desk.ask({}, capability=Capabilities(desk.world.vault).derive("sbx_2").reveal())).status == 403
     for session_id in ("ses_2", "ses_3", "ses_none"):
         answer = await desk.ask({}, session_id=session_id)
         assert (answer.status, json.loads(answer.body)["error"]["code"]) == (404, -32000)
@@ -382,7 +382,7 @@ async def test_tests_server(desk: Desk) -> None:
 
 async def test_does_not_wait_for_end_of_test_session(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that never confirms the end of the session has passed the test nevertheless."""
-    monkeypatch.setattr("sandyard.platform.domain.mcp_servers.probe.END_S", 0.1)
+    monkeypatch.setattr("sandyard.platform.domain.mcp_servers.probe.END_TIMEOUT_S", 0.1)
 
     async def endless(seen: Seen, reply: Reply) -> None:
         if seen.method != "DELETE":
@@ -493,10 +493,10 @@ async def test_does_not_store_server_that_fails_test(desk: Desk) -> None:
 
 def test_key_is_redacted_before_url_is_cut() -> None:
     """A cut through the key would leave its beginning."""
-    redactor = redactor_of_headers([Secret(f"Bearer {KEY}")])
+    redactor = make_header_redactor([Secret(f"Bearer {KEY}")])
     for start in range(200 - len(KEY) - 5, 201):
         response = httpx.Response(302, headers={"location": "p" * start + KEY})
-        assert "mcp-planted" not in (explain_response("issues", response, keyed=True, redactor=redactor) or "")
+        assert "mcp-planted" not in (explain_response("issues", response, has_headers=True, redactor=redactor) or "")
 
 
 async def test_key_is_redacted_before_error_message_is_cut(desk: Desk) -> None:

@@ -100,6 +100,6 @@ async def played(yard: Yard, upstream: Upstream, **project: Any) -> Scene:
         models=["tiny"],
         prices={"tiny": PRICE},
     )
-    endpoint = await services.models.endpoint(session, sandbox, Speaker(), None)
+    endpoint = await services.models.open_endpoint(session, sandbox, Speaker(), None)
     assert endpoint is not None
     return Scene(yard, upstream, session, sandbox, provider, endpoint)

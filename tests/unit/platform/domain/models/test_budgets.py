@@ -64,9 +64,9 @@ async def test_budget_of_task_overrides_project(world: World) -> None:
     await own.spend(1)
     with pytest.raises(OverBudgetError, match="The task has used up its budget of 100 tokens for models: 100 used"):
         await own.budgets.check(own.session)
-    assert await own.budgets.exceeded(own.session) is None  # exactly at the limit is allowed
+    assert await own.budgets.explain_exceeded(own.session) is None  # exactly at the limit is allowed
     await own.spend(1)
-    assert ": 101 used" in (await own.budgets.exceeded(own.session) or "")
+    assert ": 101 used" in (await own.budgets.explain_exceeded(own.session) or "")
 
 
 async def test_task_without_budget_uses_project(world: World) -> None:
@@ -89,7 +89,7 @@ async def test_huge_numbers_exceed_every_budget(world: World) -> None:
         await huge.spend((1 << 63) - 1, (1 << 63) - 1)
     with pytest.raises(OverBudgetError, match="The task has used up its budget"):
         await huge.budgets.check(huge.session)
-    assert "used up" in (await huge.budgets.exceeded(huge.session) or "")
+    assert "used up" in (await huge.budgets.explain_exceeded(huge.session) or "")
 
 
 async def test_project_budget_resets_each_month(world: World) -> None:

@@ -39,14 +39,14 @@ async def test_model_gateway_discards_cookies() -> None:
         *parts,
         destinations=Destinations(),
         timeout_s=5,
-        over_budget=mock.Mock(),
-        note_fault=mock.Mock(),
-        refused=mock.Mock(),
+        on_over_budget=mock.Mock(),
+        on_outcome=mock.Mock(),
+        on_refused=mock.Mock(),
     )
     async with scripted.opened() as upstream:
         upstream.handler = setting
         for url in (upstream.url, "https://models.example.org"):
-            client = gateway.client_for(ModelProvider(base_url=url, named_by_admin=True))
+            client = gateway.get_client(ModelProvider(base_url=url, named_by_admin=True))
             upstream.seen.clear()
             assert await ask_twice(client, upstream, upstream.url) == [None, None]
     await gateway.close()

@@ -11,7 +11,7 @@ import pytest
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.models.faults import (
     FAULT_CODES,
-    LONGEST_QUOTE,
+    MAX_QUOTE_LENGTH,
     Cause,
     ProviderTestFailedError,
     classify_error,
@@ -73,7 +73,7 @@ NOTHING = {"error": {"message": "no"}}
     ],
 )
 def test_cause_of_fault(status: int, body: dict[str, Any], cause: Cause, *, final: bool) -> None:
-    fault = classify_response("Anthropic", status, json.dumps(body), model="m", keyed=True, redactor=Redactor())
+    fault = classify_response("Anthropic", status, json.dumps(body), model="m", has_key=True, redactor=Redactor())
     assert (fault.cause, fault.final) == (cause, final)
     if cause is Cause.QUOTA:
         assert fault.sentence.startswith("Your Anthropic account has no quota left. Add credit with the provider, ")
@@ -113,16 +113,16 @@ def test_missing_answer_is_explained_without_library_names(error: Exception, sen
 def test_key_is_redacted_before_message_is_cut() -> None:
     """A cut through the key would leave its beginning."""
     key = "sk-planted-0123456789abcdef"
-    for start in range(LONGEST_QUOTE - len(key) - 5, LONGEST_QUOTE + 1):
+    for start in range(MAX_QUOTE_LENGTH - len(key) - 5, MAX_QUOTE_LENGTH + 1):
         body = json.dumps({"error": {"message": "m" * start + key}})
-        fault = classify_response("P", 400, body, model="m", keyed=True, redactor=Redactor(Secret(key)))
+        fault = classify_response("P", 400, body, model="m", has_key=True, redactor=Redactor(Secret(key)))
         assert "sk-" not in fault.sentence
 
 
 def test_message_of_fault() -> None:
-    fault = classify_response("Anthropic", 401, json.dumps(ANTHROPIC), model=None, keyed=True, redactor=Redactor())
+    fault = classify_response("Anthropic", 401, json.dumps(ANTHROPIC), model=None, has_key=True, redactor=Redactor())
     assert fault.sentence == "Anthropic rejected the API key (401). It said: invalid x-api-key"
-    keyless = classify_response("Anthropic", 401, "", model=None, keyed=False, redactor=Redactor())
+    keyless = classify_response("Anthropic", 401, "", model=None, has_key=False, redactor=Redactor())
     assert keyless.sentence == "Anthropic requires an API key (401)."
     assert make_label("anthropic", "https://api.anthropic.com") == "Anthropic"
     assert make_label("work", "https://api.anthropic.com") == "Anthropic (work)"

@@ -47,7 +47,7 @@ async def test_separates_days_models_and_projects(world: World) -> None:
             tx.add(row)
     ledger = Ledger(world.database, world.clock)
 
-    days, truncated = await ledger.by_day()
+    days, truncated = await ledger.list_by_day()
     assert not truncated
     found = {(one.day, one.project_id, one.model): one.spent for one in days}
     assert len(found) == len(days) == 4
@@ -56,9 +56,9 @@ async def test_separates_days_models_and_projects(world: World) -> None:
     assert (both.calls, both.input_tokens, both.output_tokens, both.cost_usd) == (2, 20, 2, 1.5)
     assert found[date(2026, 2, 28), None, "sonnet"].cost_usd is None
 
-    of_project, _ = await ledger.by_day(*select_calls(project_id=project.id, since=last))
+    of_project, _ = await ledger.list_by_day(*select_calls(project_id=project.id, since=last))
     assert {(one.model, one.spent.calls) for one in of_project} == {("sonnet", 1), ("opus", 1)}
-    newest, truncated = await ledger.by_day(limit=1)
+    newest, truncated = await ledger.list_by_day(limit=1)
     assert ([one.day for one in newest], truncated) == ([date(2026, 3, 1)], True)
 
 
@@ -72,12 +72,12 @@ async def test_adds_up_rows_with_huge_numbers(world: World) -> None:
             tx.add(row)
         tx.add(call(now, "small", None, 5))
     ledger = Ledger(world.database, world.clock)
-    assert (await ledger.spent()).calls == 4
-    models = await ledger.by_model()
+    assert (await ledger.get_totals()).calls == 4
+    models = await ledger.list_by_model()
     assert [model for model, _ in models] == ["huge", "small"]
     assert models[0][1].tokens >= 6 * most and (models[0][1].cost_usd or 0) > 2e13
     assert (models[1][1].tokens, models[1][1].cost_usd) == (11, 0.000005)
-    days, _ = await ledger.by_day()
+    days, _ = await ledger.list_by_day()
     assert [one.spent for one in days] == [spent for _, spent in models]
 
 

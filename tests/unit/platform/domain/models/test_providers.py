@@ -13,8 +13,8 @@ from sandyard.kit.dns_lookup import Address
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import ModelProvider
-from sandyard.platform.domain.models.apis import Asked, build_url, filter_request_headers, parse_request
-from sandyard.platform.domain.models.clients import Clients
+from sandyard.platform.domain.models.apis import ModelRequest, build_url, filter_request_headers, parse_request
+from sandyard.platform.domain.models.clients import ServerClients
 from sandyard.platform.domain.models.model import ModelApi, NoModelError, Price
 from sandyard.platform.domain.models.provider_check import check_provider
 from sandyard.platform.domain.models.providers import Providers
@@ -67,7 +67,7 @@ async def test_permissions(world: World, providers: Providers, names: dict[str, 
         await providers.update(owner, everybodys.id, name="mine")
     with pytest.raises(ForbiddenError):
         await providers.delete(member, own.id)
-    assert [row.id for row in await providers.usable(project.id)] == [own.id, everybodys.id]
+    assert [row.id for row in await providers.list_usable(project.id)] == [own.id, everybodys.id]
     assert await providers.find(own.id, None) is None
     await providers.delete(owner, own.id)
     kinds = [event.kind for event in await world.emitted() if event.kind.startswith("model_provider")]
@@ -157,7 +157,7 @@ def test_selects_provider_for_agent() -> None:
 
 def test_paths() -> None:
     chat = parse_request(ModelApi.OPENAI, "POST", "/v1/chat/completions", "key=x&a=b")
-    assert chat == Asked("/v1/chat/completions", "a=b", counted=True)
+    assert chat == ModelRequest("/v1/chat/completions", "a=b", counted=True)
     assert build_url("https://a.example/api/", chat) == "https://a.example/api/v1/chat/completions?a=b"
     assert build_url("https://a.example/api/paas/v4", chat) == "https://a.example/api/paas/v4/chat/completions?a=b"
     gemini = parse_request(ModelApi.GEMINI, "POST", "/v1beta/models/gemini-2.5-pro:streamGenerateContent", "alt=sse")
@@ -200,12 +200,12 @@ async def test_address_set_by_member_is_checked_at_every_request(
     url = "https://models.example.org"
     own = await providers.create(owner, name="own", project_id=project.id, base_url=url, **CHAT)
     names["models.example.org"] = "127.0.0.1"
-    clients = Clients(Destinations(), timeout_s=5)
+    clients = ServerClients(Destinations(), timeout_s=5)
 
     async def client_for_own() -> httpx.AsyncClient:
         row = await providers.find(own.id, project.id)
         assert row is not None
-        return clients.client_for(row.base_url, named_by_admin=row.named_by_admin)
+        return clients.get_client(row.base_url, named_by_admin=row.named_by_admin)
 
     with pytest.raises(PrivateAddressError):
         await (await client_for_own()).get(url)
@@ -215,8 +215,8 @@ async def test_address_set_by_member_is_checked_at_every_request(
     assert not verdict.ok
     assert "private network" in verdict.detail
     await providers.update(ROOT, own.id, base_url=url)  # an administrator approves the address
-    assert await client_for_own() is clients.client_for(url, named_by_admin=True)
+    assert await client_for_own() is clients.get_client(url, named_by_admin=True)
     names["models.example.org"] = "93.184.215.14"
     await providers.update(owner, own.id, base_url=f"{url}/v2")
-    assert await client_for_own() is clients.client_for(url, named_by_admin=False)
+    assert await client_for_own() is clients.get_client(url, named_by_admin=False)
     await clients.close()

@@ -12,8 +12,8 @@ import pytest
 from sandyard.kit.pacing import PIECES
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.models import token_counter
-from sandyard.platform.domain.models.model import MOST_TOKENS, ModelApi, Price, Tokens, compute_cost, parse_price
-from sandyard.platform.domain.models.redaction import Redactor, redactor_of_headers
+from sandyard.platform.domain.models.model import MAX_TOKENS, ModelApi, Price, Tokens, compute_cost, parse_price
+from sandyard.platform.domain.models.redaction import Redactor, make_header_redactor
 from sandyard.platform.domain.models.token_counter import TokenCounter
 
 
@@ -73,14 +73,14 @@ async def test_counts_streams(kind: ModelApi, stream: bytes, tokens: Tokens, siz
         counter = TokenCounter(kind, "text/event-stream; charset=utf-8")
         for start in range(0, len(text), size):
             await counter.feed(text[start : start + size])
-        assert counter.result() == tokens
+        assert counter.get_result() == tokens
 
 
 async def test_counts_complete_answers() -> None:
     async def counted(kind: ModelApi, body: Any) -> Tokens:
         counter = TokenCounter(kind, "application/json")
         await counter.feed(body if isinstance(body, bytes) else json.dumps(body).encode())
-        return counter.result()
+        return counter.get_result()
 
     usage = {"input_tokens": 3, "output_tokens": 4}
     assert await counted(ModelApi.ANTHROPIC, {"usage": usage}) == Tokens(3, 4)
@@ -99,12 +99,12 @@ async def test_counts_complete_answers() -> None:
 
 
 async def test_drops_large_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_counter, "LARGEST", 1000)
+    monkeypatch.setattr(token_counter, "MAX_BYTES", 1000)
     counter = TokenCounter(ModelApi.OPENAI_CHAT, "text/event-stream")
     await counter.feed(b"data: " + b"x" * 5000)
     assert len(counter._stream._held) <= 1000
     await counter.feed(b'"usage"\n\n' + CHAT)
-    assert counter.result() == Tokens(8, 2)
+    assert counter.get_result() == Tokens(8, 2)
 
 
 def test_costs() -> None:
@@ -130,19 +130,19 @@ def test_redacts_key_in_pieces(size: int) -> None:
     key = "sk-sk-secret-1"
     text = f"a sk-sk-sk-secret-1 b {key}{key} sk-sk-".encode()
     redactor = Redactor(Secret(key))
-    out = b"".join(redactor.feed(text[start : start + size]) for start in range(0, len(text), size)) + redactor.rest()
+    out = b"".join(redactor.feed(text[start : start + size]) for start in range(0, len(text), size)) + redactor.flush()
     assert out == text.replace(key.encode(), b"*" * len(key))
     assert len(out) == len(text)
 
 
 async def test_does_not_store_empty_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_counter, "LARGEST", 256 << 10)
+    monkeypatch.setattr(token_counter, "MAX_BYTES", 256 << 10)
     counter = TokenCounter(ModelApi.OPENAI, "text/event-stream")
     for _ in range(20):
-        await counter.feed(b"data:\n" * (token_counter.LARGEST // 60))
-    assert len(counter._stream._held) <= token_counter.LARGEST
+        await counter.feed(b"data:\n" * (token_counter.MAX_BYTES // 60))
+    assert len(counter._stream._held) <= token_counter.MAX_BYTES
     await counter.feed(b"\n" + RESPONSES)
-    assert counter.result().output is not None, "later events are counted"
+    assert counter.get_result().output is not None, "later events are counted"
 
 
 async def test_many_events_delay_nobody() -> None:
@@ -164,7 +164,7 @@ async def test_many_events_delay_nobody() -> None:
     await counter.feed(CHAT * 100)
     counting_others.cancel()
     assert others >= 100 // PIECES - 1
-    assert counter.result() == Tokens(8, 2)
+    assert counter.get_result() == Tokens(8, 2)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ async def test_many_events_delay_nobody() -> None:
     ids=["plain", "JSON", "escaped slash", "escaped for HTML", "URL"],
 )
 def test_encoded_secrets_are_redacted(said: str) -> None:
-    assert Redactor(Secret('ab/cd"ef&gh')).text(f"key={said}.") == "key=***."
+    assert Redactor(Secret('ab/cd"ef&gh')).redact(f"key={said}.") == "key=***."
 
 
 HEADER_VALUES = [
@@ -189,21 +189,21 @@ HEADER_VALUES = [
 @pytest.mark.parametrize(("value", "said"), HEADER_VALUES)
 def test_redacts_header_values(value: str, said: str) -> None:
     text = f"before {said} after"
-    assert redactor_of_headers([Secret(value)]).text(text) == "before *** after"
+    assert make_header_redactor([Secret(value)]).redact(text) == "before *** after"
     for size in (1, 3, 50):
-        redactor = redactor_of_headers([Secret(value)])
+        redactor = make_header_redactor([Secret(value)])
         pieces = [redactor.feed(text.encode()[start : start + size]) for start in range(0, len(text), size)]
-        assert b"".join(pieces) + redactor.rest() == f"before {'*' * len(said)} after".encode()
+        assert b"".join(pieces) + redactor.flush() == f"before {'*' * len(said)} after".encode()
 
 
 def test_redacts_ordinary_value_only_as_whole() -> None:
     """Parts of it may be ordinary words."""
-    assert redactor_of_headers([Secret("team blue-and-white")]).text("blue-and-white") == "blue-and-white"
-    assert redactor_of_headers([Secret("short")]).text("short") == "short"
+    assert make_header_redactor([Secret("team blue-and-white")]).redact("blue-and-white") == "blue-and-white"
+    assert make_header_redactor([Secret("short")]).redact("short") == "short"
 
 
 def test_lines_pass_at_once_and_small_pieces_are_cheap() -> None:
-    redactor = redactor_of_headers([Secret(letter * 4000) for letter in "abcdefghijklmnopqrst"])
+    redactor = make_header_redactor([Secret(letter * 4000) for letter in "abcdefghijklmnopqrst"])
     assert redactor.feed(b"data: {}\n\n") == b"data: {}\n\n", "nothing is held back after the end of a line"
     began = time.process_time()
     for _ in range(2000):
@@ -225,8 +225,8 @@ async def test_limits_what_a_provider_reports() -> None:
     ):
         counter = TokenCounter(kind, "application/json")
         await counter.feed(json.dumps({"usage": usage}).encode())
-        tokens = counter.result()
-        assert (tokens.input, tokens.output) == (MOST_TOKENS, MOST_TOKENS)
-        assert max(tokens.cache_read or 0, tokens.cache_write or 0) <= MOST_TOKENS
-        assert MOST_TOKENS < (compute_cost(dear, tokens) or 0) < 1 << 63
+        tokens = counter.get_result()
+        assert (tokens.input, tokens.output) == (MAX_TOKENS, MAX_TOKENS)
+        assert max(tokens.cache_read or 0, tokens.cache_write or 0) <= MAX_TOKENS
+        assert MAX_TOKENS < (compute_cost(dear, tokens) or 0) < 1 << 63
     assert (compute_cost(dear, Tokens(1 << 62, 1 << 62)) or 0) < 1 << 63

@@ -21,18 +21,26 @@ from sandyard.platform.db.models import Turn
 from sandyard.platform.domain.models import tunnel_keeper
 from sandyard.platform.domain.models.faults import Fault
 from sandyard.platform.domain.models.service import Models
-from sandyard.platform.domain.models.tunnel import AT_ONCE, WINDOW, Answering, Asking, Room, Tunnel, TunnelProtocolError
-from sandyard.platform.domain.models.tunnel_keeper import VIOLATIONS, TunnelKeeper
+from sandyard.platform.domain.models.tunnel import (
+    MAX_REQUESTS,
+    WINDOW,
+    RequestMemory,
+    ResponseWriter,
+    Tunnel,
+    TunnelProtocolError,
+    TunnelRequest,
+)
+from sandyard.platform.domain.models.tunnel_keeper import MAX_VIOLATIONS, TunnelKeeper
 from sandyard.platform.domain.sandboxes.e2b import EngineConfig, EngineError, streams
 from sandyard.platform.domain.sandboxes.e2b.transport import CircuitBreaker, EngineTransport
 from sandyard.platform.domain.sandboxes.model import Status
 
 
-async def serve_much(asking: Asking, answer: Answering) -> None:
+async def serve_much(asking: TunnelRequest, answer: ResponseWriter) -> None:
     """Send a response that never ends."""
-    await answer.head(200, [])
+    await answer.send_head(200, [])
     while True:
-        await answer.data(b"x" * 65536)
+        await answer.send_data(b"x" * 65536)
         await asyncio.sleep(0)
 
 
@@ -104,7 +112,7 @@ def no_gc() -> Iterator[None]:
 
 async def test_rejects_acknowledgement_of_more_than_was_sent() -> None:
     stream, _ = await open_stream()
-    running = asyncio.ensure_future(Tunnel(stream, serve_much, Room(1 << 20), lambda port: None).run())
+    running = asyncio.ensure_future(Tunnel(stream, serve_much, RequestMemory(1 << 20), lambda port: None).run())
     await stream.process.receive(request(1) + "\n")
     await settle()
     await stream.process.receive(ack(1, WINDOW) + "\n")
@@ -118,14 +126,14 @@ async def test_rejects_acknowledgement_of_more_than_was_sent() -> None:
 
 async def test_queue_stays_small_whatever_is_acknowledged() -> None:
     stream, command = await open_stream()
-    tunnel = Tunnel(stream, serve_much, Room(1 << 20), lambda port: None)
+    tunnel = Tunnel(stream, serve_much, RequestMemory(1 << 20), lambda port: None)
     running = asyncio.ensure_future(tunnel.run())
-    for number in range(AT_ONCE):
+    for number in range(MAX_REQUESTS):
         await stream.process.receive(request(number) + "\n")
     await command.sending.wait()
     for _ in range(20):
         await settle()
-        under_way = {number: exchange._under_way for number, exchange in tunnel._exchanges.items()}
+        under_way = {number: exchange._in_flight for number, exchange in tunnel._exchanges.items()}
         await stream.process.receive("".join(ack(number, size) + "\n" for number, size in under_way.items()))
     await settle()
     assert streams.QUEUED <= stream._waiting <= streams.QUEUED + 2 * 65536
@@ -165,7 +173,7 @@ async def test_broken_stream_is_freed(ends: str) -> None:
 
     async def run(stream: streams.LineStream) -> None:
         try:
-            await Tunnel(stream, serve_much, Room(1 << 20), lambda port: None).run()
+            await Tunnel(stream, serve_much, RequestMemory(1 << 20), lambda port: None).run()
         finally:
             await stream.close()
 
@@ -246,7 +254,7 @@ class Sandbox:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tunnel_keeper, "_PAUSES", (0,))
+    monkeypatch.setattr(tunnel_keeper, "_RETRY_PAUSES_S", (0,))
 
 
 @pytest.mark.usefixtures("hasty", "no_gc")
@@ -258,27 +266,27 @@ async def test_tunnel_that_violates_protocol_is_given_up_until_next_turn() -> No
     async def refused(turn_id: str, fault: Fault) -> None:
         failed.append((turn_id, fault))
 
-    models._turns, models._faults, models._answered, models._keepers, models.refused = {}, {}, {}, {}, [refused]
-    given_up = functools.partial(models._fail_tunnel, "sbx_1")
-    keeper = TunnelKeeper(sandbox, "sbx_1", "usr_1", serve_much, Room(1), given_up=given_up)
+    models._turns, models._faults, models._answered, models._keepers, models.refusal_hooks = {}, {}, {}, {}, [refused]
+    on_give_up = functools.partial(models._report_tunnel_failure, "sbx_1")
+    keeper = TunnelKeeper(sandbox, "sbx_1", "usr_1", serve_much, RequestMemory(1), on_give_up=on_give_up)
     models._keepers["sbx_1"] = keeper
-    with models.counted("sbx_1", Turn(id="trn_1")):
+    with models.count_for_turn("sbx_1", Turn(id="trn_1")):
         keeper.start()
         while not failed:
             await asyncio.sleep(0)
         await settle()
-    assert sandbox.opened == VIOLATIONS
+    assert sandbox.opened == MAX_VIOLATIONS
     ((turn_id, fault),) = failed
     assert (turn_id, fault.code) == ("trn_1", "tunnel_failed")
     assert "invalid line" in fault.sentence
     with pytest.raises(TunnelProtocolError):
-        await keeper.up()
+        await keeper.wait_until_up()
     assert not any(stream() for stream in sandbox.streams)
-    with models.counted("sbx_1", Turn(id="trn_2")):
+    with models.count_for_turn("sbx_1", Turn(id="trn_2")):
         while len(failed) < 2:
             await asyncio.sleep(0)
         await settle()
-    assert sandbox.opened == 2 * VIOLATIONS
+    assert sandbox.opened == 2 * MAX_VIOLATIONS
     await keeper.stop()
 
 
@@ -286,12 +294,12 @@ async def test_tunnel_that_violates_protocol_is_given_up_until_next_turn() -> No
 async def test_tunnel_that_lost_its_connection_is_not_given_up() -> None:
     sandbox: Any = Sandbox("")
 
-    async def given_up(error: SandyardError) -> None:
+    async def on_give_up(error: SandyardError) -> None:
         raise AssertionError
 
-    keeper = TunnelKeeper(sandbox, "sbx_1", "usr_1", serve_much, Room(1), given_up=given_up)
+    keeper = TunnelKeeper(sandbox, "sbx_1", "usr_1", serve_much, RequestMemory(1), on_give_up=on_give_up)
     keeper.start()
-    while sandbox.opened < 4 * VIOLATIONS:
+    while sandbox.opened < 4 * MAX_VIOLATIONS:
         await asyncio.sleep(0)
-    assert not keeper.over
+    assert not keeper.is_over
     await keeper.stop()

@@ -18,10 +18,10 @@ from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import ModelCall, Session, Turn
 from sandyard.platform.domain.models import gateway
 from sandyard.platform.domain.models.faults import Cause, Fault
-from sandyard.platform.domain.models.gateway import Place
+from sandyard.platform.domain.models.gateway import RequestOrigin
 from sandyard.platform.domain.models.model import ModelApi
 from sandyard.platform.domain.models.service import Models
-from sandyard.platform.domain.models.tunnel import Asking
+from sandyard.platform.domain.models.tunnel import TunnelRequest
 from sandyard.platform.domain.sandboxes.model import utc_now
 from tests.unit.platform.domain.models.people import PRICE
 from tests.unit.platform.domain.models.upstream import Reply, Seen, Upstream, chat
@@ -31,10 +31,10 @@ from tests.unit.platform.world import ROOT, World
 class Answer:
     status = 0
 
-    async def head(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+    async def send_head(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         self.status = status
 
-    async def data(self, data: bytes) -> None:
+    async def send_data(self, data: bytes) -> None:
         pass
 
     async def end(self) -> None:
@@ -49,20 +49,20 @@ class Agent:
         self._provider_id = provider_id
 
     async def ask(self, name: str, path: str = "chat/completions", text: str = "") -> int:
-        capability = self.models._capabilities.of("sbx_1").reveal()
-        asking = Asking(
+        capability = self.models._capabilities.derive("sbx_1").reveal()
+        asking = TunnelRequest(
             "POST",
             f"/{self._provider_id}/v1/{path}",
             (("authorization", f"Bearer {capability}"), ("content-type", "application/json")),
             json.dumps({"model": name, "messages": [text]}).encode(),
         )
         answer = Answer()
-        await self.models._gateway.serve(Place("sbx_1", "s", lambda: "t"), asking, answer)
+        await self.models._gateway.serve(RequestOrigin("sbx_1", "s", lambda: "t"), asking, answer)
         return answer.status
 
     @property
     def fault(self) -> Fault | None:
-        return self.models.fault("t")
+        return self.models.get_fault("t")
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ async def agent(world: World, upstream: Upstream) -> AsyncIterator[Agent]:
         models=["one", "two"],
         prices={"one": PRICE, "two": PRICE},
     )
-    with models.counted("sbx_1", turn):
+    with models.count_for_turn("sbx_1", turn):
         yield Agent(models, provider.id)
     await models.close()
 

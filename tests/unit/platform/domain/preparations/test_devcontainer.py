@@ -36,7 +36,7 @@ def test_hostile_text_takes_linear_time(piece: str) -> None:
 
 
 def test_reads_commands_and_variables_and_reports_ignored() -> None:
-    found = devcontainer.read(
+    found = devcontainer.parse(
         ".devcontainer.json",
         """{
           "image": "mcr.example/python:3", "features": {"ghcr.io/x/node:1": {}}, "remoteUser": "vscode",
@@ -56,6 +56,6 @@ def test_reads_commands_and_variables_and_reports_ignored() -> None:
     told = "\n".join(found.warnings)
     for word in ("mcr.example/python:3", "'base'", "ghcr.io/x/node:1", "remoteUser", "updateContentCommand", "B, C D"):
         assert word in told, (word, told)
-    assert devcontainer.read("d", '{"image": "base"}', "base").warnings == ()
-    assert "ignored" in devcontainer.read("d", "[]", "base").warnings[0]
-    assert "ignored" in devcontainer.read("d", "{", "base").warnings[0]
+    assert devcontainer.parse("d", '{"image": "base"}', "base").warnings == ()
+    assert "ignored" in devcontainer.parse("d", "[]", "base").warnings[0]
+    assert "ignored" in devcontainer.parse("d", "{", "base").warnings[0]

@@ -9,15 +9,15 @@ import pytest
 from sandyard.kit.errors import InvalidInputError, UnsupportedError
 from sandyard.platform.domain.previews.addresses import (
     Addresses,
-    Place,
+    PreviewPort,
     check_path,
     check_port,
     list_frame_sources,
-    required,
+    require_addresses,
 )
 from sandyard.platform.settings import PlatformSettings
 
-PLACE = Place("sbx_00mwhnkzb5gfh26ygacc", 3000)
+PREVIEW = PreviewPort("sbx_00mwhnkzb5gfh26ygacc", 3000)
 LABEL = "3000-00mwhnkzb5gfh26ygacc"
 
 
@@ -50,30 +50,32 @@ def settings(**given: Any) -> PlatformSettings:
     ],
 )
 def test_addresses_and_frame_sources(given: dict[str, Any], url: str, frames: str) -> None:
-    addresses = required(Addresses.of(settings(**given)))
-    assert addresses.url(PLACE) == url
+    addresses = require_addresses(Addresses.from_settings(settings(**given)))
+    assert addresses.make_url(PREVIEW) == url
     assert list_frame_sources(settings(**given)) == frames
-    name = addresses.host(PLACE).partition(":")[0]
+    name = addresses.make_host(PREVIEW).partition(":")[0]
     for spelled in (name, f"{name}."):
-        assert addresses.below(spelled)
-        assert addresses.place(spelled) == PLACE
+        assert addresses.is_preview_host(spelled)
+        assert addresses.parse_host(spelled) == PREVIEW
 
 
 def test_public_url_without_preview_domain() -> None:
     public = settings(public_url="https://yard.example.com")
-    assert Addresses.of(public) is None
+    assert Addresses.from_settings(public) is None
     assert list_frame_sources(public) == "'none'"
     with pytest.raises(UnsupportedError, match="SANDYARD_PREVIEW_DOMAIN"):
-        required(Addresses.of(public))
+        require_addresses(Addresses.from_settings(public))
 
 
 def test_platform_may_be_below_preview_domain() -> None:
-    addresses = required(Addresses.of(settings(public_url="https://yard.example.com", preview_domain="example.com")))
-    assert not addresses.below("yard.example.com")
-    assert not addresses.below("example.com")
-    assert not addresses.below("badexample.com")
-    assert addresses.below("other.example.com")
-    assert addresses.place("other.example.com") is None
+    addresses = require_addresses(
+        Addresses.from_settings(settings(public_url="https://yard.example.com", preview_domain="example.com"))
+    )
+    assert not addresses.is_preview_host("yard.example.com")
+    assert not addresses.is_preview_host("example.com")
+    assert not addresses.is_preview_host("badexample.com")
+    assert addresses.is_preview_host("other.example.com")
+    assert addresses.parse_host("other.example.com") is None
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_platform_may_be_below_preview_domain() -> None:
     ],
 )
 def test_ignores_unknown_names(label: str) -> None:
-    assert required(Addresses.of(settings())).place(f"{label}.localhost") is None
+    assert require_addresses(Addresses.from_settings(settings())).parse_host(f"{label}.localhost") is None
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_ignores_unknown_names(label: str) -> None:
     ],
 )
 def test_same_sandbox(origin: str, same: bool) -> None:
-    assert required(Addresses.of(settings())).of_same_sandbox(origin, PLACE) is same
+    assert require_addresses(Addresses.from_settings(settings())).is_same_sandbox(origin, PREVIEW) is same
 
 
 @pytest.mark.parametrize("domain", ["", "a b", "http://a.b", "a..b", "-a.b", "a.b:0", "a.b/c", "*.a.b"])

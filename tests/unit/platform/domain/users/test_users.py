@@ -28,7 +28,7 @@ async def test_bootstrap_creates_one_admin_once(world: World) -> None:
     made = await asyncio.gather(*(world.users.bootstrap() for _ in range(5)))
     issued = [one for one in made if one is not None]
     assert len(issued) == 1 and re.fullmatch(r"sy_[a-z0-9]{40}", issued[0].value.reveal())
-    found = await world.users.by_token(issued[0].value.reveal())
+    found = await world.users.authenticate_token(issued[0].value.reveal())
     assert found is not None and found.is_admin and found.name == "admin" and found.means == f"token:{issued[0].id}"
     assert await world.users.bootstrap() is None
 
@@ -93,16 +93,16 @@ async def test_disabled_user_loses_access_at_once(world: World) -> None:
     maria = await world.person("maria", password=PASSWORD)
     cookie = (await world.users.login(token=maria.token)).value.reveal()
     ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
-    assert await world.users.by_token(maria.token) and await world.users.by_cookie(cookie)
+    assert await world.users.authenticate_token(maria.token) and await world.users.authenticate_cookie(cookie)
     await world.users.update(ROOT, maria.principal.user_id, disabled=True)
-    assert await world.users.by_token(maria.token) is None
-    assert await world.users.by_cookie(cookie) is None
-    assert await world.users.by_ticket(ticket) is None
+    assert await world.users.authenticate_token(maria.token) is None
+    assert await world.users.authenticate_cookie(cookie) is None
+    assert await world.users.authenticate_ticket(ticket) is None
     with pytest.raises(WrongLoginError):
         await world.users.login(name="maria", password=PASSWORD)
     await world.users.update(ROOT, maria.principal.user_id, disabled=False)
-    assert await world.users.by_token(maria.token)
-    assert await world.users.by_cookie(cookie) is None, "an ended login stays ended"
+    assert await world.users.authenticate_token(maria.token)
+    assert await world.users.authenticate_cookie(cookie) is None, "an ended login stays ended"
 
 
 async def test_login_ends_with_the_token_it_was_made_with(world: World) -> None:
@@ -113,20 +113,20 @@ async def test_login_ends_with_the_token_it_was_made_with(world: World) -> None:
     logins = [await world.users.login(token=token.value.reveal()) for token in tokens]
     assert [login.expires_at for login in logins] == [expires, expires]
     revoked, expired = (login.value.reveal() for login in logins)
-    assert await world.users.by_cookie(revoked) and await world.users.by_cookie(expired)
+    assert await world.users.authenticate_cookie(revoked) and await world.users.authenticate_cookie(expired)
     await world.users.revoke_token(maria.principal, tokens[0].id)
-    assert await world.users.by_cookie(revoked) is None
-    assert await world.users.by_cookie(expired)
+    assert await world.users.authenticate_cookie(revoked) is None
+    assert await world.users.authenticate_cookie(expired)
     await world.clock.advance(3601)
-    assert await world.users.by_cookie(expired) is None
-    assert await world.users.by_cookie(kept)
+    assert await world.users.authenticate_cookie(expired) is None
+    assert await world.users.authenticate_cookie(kept)
 
 
 async def test_changing_password_ends_logins(world: World) -> None:
     maria = await world.person("maria", password=PASSWORD)
     cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
     await world.users.update(ROOT, maria.principal.user_id, password="another long one")
-    assert await world.users.by_cookie(cookie) is None
+    assert await world.users.authenticate_cookie(cookie) is None
     with pytest.raises(WrongLoginError):
         await world.users.login(name="maria", password=PASSWORD)
     await world.users.login(name="maria", password="another long one")
@@ -159,8 +159,11 @@ async def test_does_not_cache_revoked_credentials(world: World, monkeypatch: pyt
     reading = world.database.reading
     token_id = maria.principal.means.partition(":")[2]
     for look, end in (
-        (lambda: world.users.by_cookie(cookie), lambda: world.users.logout(cookie)),
-        (lambda: world.users.by_token(maria.token), lambda: world.users.revoke_token(maria.principal, token_id)),
+        (lambda: world.users.authenticate_cookie(cookie), lambda: world.users.logout(cookie)),
+        (
+            lambda: world.users.authenticate_token(maria.token),
+            lambda: world.users.revoke_token(maria.principal, token_id),
+        ),
     ):
 
         @contextlib.asynccontextmanager
@@ -181,14 +184,14 @@ async def test_tokens_expire_and_are_revoked(world: World) -> None:
     short = await world.users.create_token(maria.principal, "short", until)
     with pytest.raises(InvalidInputError):
         await world.users.create_token(maria.principal, "past", get_time(world.clock))
-    assert await world.users.by_token(short.value.reveal())
+    assert await world.users.authenticate_token(short.value.reveal())
     await world.clock.advance(3600)
-    assert await world.users.by_token(short.value.reveal()) is None
+    assert await world.users.authenticate_token(short.value.reveal()) is None
     own = maria.principal.means.removeprefix("token:")
     with pytest.raises(NotFoundError):
         await world.users.revoke_token(otto.principal, own)
     await world.users.revoke_token(maria.principal, own)
-    assert await world.users.by_token(maria.token) is None
+    assert await world.users.authenticate_token(maria.token) is None
     with pytest.raises(NotFoundError):
         await world.users.revoke_token(maria.principal, own)
     listed = await world.users.list_tokens(maria.principal, PageRequest())
@@ -197,9 +200,9 @@ async def test_tokens_expire_and_are_revoked(world: World) -> None:
 
 @pytest.mark.parametrize("value", ["", "sy_", "sy_" + "a" * 39, "sy_" + "A" * 40, "x" * 10_000, "sy_\udc80", "sy_\0"])
 async def test_rejects_invalid_tokens(world: World, value: str) -> None:
-    assert await world.users.by_token(value) is None
-    assert await world.users.by_cookie(value) is None
-    assert await world.users.by_ticket(value) is None
+    assert await world.users.authenticate_token(value) is None
+    assert await world.users.authenticate_cookie(value) is None
+    assert await world.users.authenticate_ticket(value) is None
 
 
 async def test_last_use_is_written_once_a_minute(world: World) -> None:
@@ -210,25 +213,25 @@ async def test_last_use_is_written_once_a_minute(world: World) -> None:
         async with world.database.reading() as session:
             return await session.scalar(select(ApiToken.last_used_at))
 
-    await asyncio.gather(*(world.users.by_token(maria.token) for _ in range(10)))
+    await asyncio.gather(*(world.users.authenticate_token(maria.token) for _ in range(10)))
     first = await last_used()
     assert first == get_time(world.clock)
     await world.clock.advance(59)
-    await world.users.by_token(maria.token)
+    await world.users.authenticate_token(maria.token)
     assert await last_used() == first
     await world.clock.advance(1)
-    await world.users.by_token(maria.token)
+    await world.users.authenticate_token(maria.token)
     assert await last_used() == get_time(world.clock)
 
 
 async def test_tickets_are_single_use_and_expire(world: World) -> None:
     maria = await world.person("maria")
     ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
-    found = await asyncio.gather(*(world.users.by_ticket(ticket) for _ in range(5)))
+    found = await asyncio.gather(*(world.users.authenticate_ticket(ticket) for _ in range(5)))
     assert sorted(one is not None for one in found) == [False] * 4 + [True]
     late = (await world.users.create_ticket(maria.principal)).value.reveal()
     await world.clock.advance(30)
-    assert await world.users.by_ticket(late) is None
+    assert await world.users.authenticate_ticket(late) is None
 
 
 async def test_expired_rows_are_swept(world: World) -> None:
@@ -237,9 +240,9 @@ async def test_expired_rows_are_swept(world: World) -> None:
     cookie = (await world.users.login(token=maria.token)).value.reveal()
     await world.clock.advance(31)
     assert await world.users.sweep() == 1
-    assert await world.users.by_cookie(cookie)
+    assert await world.users.authenticate_cookie(cookie)
     await world.clock.advance(world.settings.login_days * 86400)
-    assert await world.users.by_cookie(cookie) is None
+    assert await world.users.authenticate_cookie(cookie) is None
     assert await world.users.sweep() == 1
     async with world.database.reading() as session:
         for table in (Login, Ticket):
@@ -251,7 +254,7 @@ async def test_logout_ends_one_login(world: World) -> None:
     first, second = [(await world.users.login(token=maria.token)).value.reveal() for _ in range(2)]
     await world.users.logout(first)
     await world.users.logout(first)
-    assert await world.users.by_cookie(first) is None and await world.users.by_cookie(second)
+    assert await world.users.authenticate_cookie(first) is None and await world.users.authenticate_cookie(second)
 
 
 async def test_pages_through_users(world: World) -> None:
@@ -296,10 +299,10 @@ def test_unknown_user_takes_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_ticket_is_bound_to_its_token(world: World) -> None:
     """Streams it opens end with the token it was created with."""
     maria = await world.person("maria")
-    principal = await world.users.by_token(maria.token)
+    principal = await world.users.authenticate_token(maria.token)
     assert principal is not None
     ticket = (await world.users.create_ticket(principal)).value.reveal()
-    found = await world.users.by_ticket(ticket)
+    found = await world.users.authenticate_ticket(ticket)
     assert found == principal
     assert await is_still_valid(world.database, world.clock, found)
     await world.users.revoke_token(principal, principal.means.partition(":")[2])
@@ -308,7 +311,7 @@ async def test_ticket_is_bound_to_its_token(world: World) -> None:
 
 async def test_replaces_lost_admin_token(world: World) -> None:
     first = await world.users.bootstrap()
-    found = await world.users.by_token((await world.users.rescue()).value.reveal())
+    found = await world.users.authenticate_token((await world.users.create_rescue_token()).value.reveal())
     assert found is not None and found.is_admin
     if first is not None:
-        assert await world.users.by_token(first.value.reveal()), "the old token stays valid"
+        assert await world.users.authenticate_token(first.value.reveal()), "the old token stays valid"

@@ -233,7 +233,7 @@ class MessageHandler:
             self._turn_id = turn.id if turn is not None else None
             self._transcript = await _load_transcript(tx, session, self._turn_id)
             self._handled = run.consumed
-        fault = self._deps.models.fault(turn.id) if turn is not None else None
+        fault = self._deps.models.get_fault(turn.id) if turn is not None else None
         idle = fault is not None and fault.alone and fault.at > self._worked_at
         return _Batch(tx, session, run, turn, self._transcript, self._turn_id, usage, fault, idle=idle)
 
@@ -242,7 +242,7 @@ class MessageHandler:
             turn = await find_turn_of_run(session, self._run_id)
         if turn is None or turn.request is None:
             return {}
-        return {"models": _to_usage(await self._deps.models.usage(turn_id=turn.id))}
+        return {"models": _to_usage(await self._deps.models.get_usage(turn_id=turn.id))}
 
 
 def _to_usage(spent: Any) -> dict[str, Any]:

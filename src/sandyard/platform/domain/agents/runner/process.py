@@ -207,7 +207,7 @@ class AgentProcess:
         folder = await self._resolve_folder(sandbox)
         if profile.install is not None:
             await deps.install(engine, engine_id, profile, deps.settings, self._report_progress)
-        endpoint = await deps.models.endpoint(self._session, sandbox, profile, self._row.model)
+        endpoint = await deps.models.open_endpoint(self._session, sandbox, profile, self._row.model)
         asks = options_of(self._row).get("strictness", "none") != "none"
         wanted = LaunchRequest(HOME, folder, self._row.model, self._session.mode, endpoint, asks)
         launch = profile.launch(wanted)
@@ -248,7 +248,7 @@ class AgentProcess:
             servers = await list_servers(session, self._session.project_id)
         gateway, capability = "", None
         if any(one.type == ServerType.HTTP for one in servers):
-            gateway, capability = await self._deps.models.reach(self._session, sandbox)
+            gateway, capability = await self._deps.models.open_gateway(self._session, sandbox)
         return servers, [make_entry(one, gateway, capability) for one in servers]
 
     async def _kill_earlier_runs(self, engine_id: str) -> None:

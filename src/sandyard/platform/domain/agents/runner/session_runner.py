@@ -362,7 +362,7 @@ class SessionRunner:
         self._release_sandbox()
         if wanted[2]:
             self._held.enter_context(self._deps.lifecycle.activity.using(wanted[1]))
-        self._held.enter_context(self._deps.models.counted(wanted[1], turn))
+        self._held.enter_context(self._deps.models.count_for_turn(wanted[1], turn))
         self._holding = wanted
 
     def _release_sandbox(self) -> None:

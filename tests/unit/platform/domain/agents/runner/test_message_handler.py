@@ -62,7 +62,7 @@ class Watched:
         self.is_writing = False
         self._real = database
 
-    def fault(self, turn_id: str) -> None:
+    def get_fault(self, turn_id: str) -> None:
         """There is no fault."""
 
     @contextlib.asynccontextmanager
@@ -174,10 +174,10 @@ class Failing(Watched):
         super().__init__(database)
         self._fault = Fault(Cause.BUSY, "Acme is overloaded (429).", at=time.monotonic() + seconds, alone=alone)
 
-    def fault(self, turn_id: str) -> Fault:  # type: ignore[override]
+    def get_fault(self, turn_id: str) -> Fault:  # type: ignore[override]
         return self._fault
 
-    async def usage(self, **_: Any) -> None:
+    async def get_usage(self, **_: Any) -> None:
         """No usage."""
 
 

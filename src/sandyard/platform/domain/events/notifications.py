@@ -20,8 +20,8 @@ from sandyard.platform.db.database import CHANNEL, Database
 log = get_logger(__name__)
 RETRY_SECONDS = 1.0
 CHECK_SECONDS = 30.0
-ANSWER_SECONDS = 10.0
-_BROKEN = (
+RESPONSE_SECONDS = 10.0
+_CONNECTION_ERRORS = (
     SandyardError,
     OSError,
     TimeoutError,
@@ -48,8 +48,8 @@ async def listen(database: Database, wake: Callable[[], None]) -> None:
                     log.info("events_listening_again")
                 lost = False
                 wake()  # something may have been committed while not listening
-                await _until_broken(connection, broken)
-        except _BROKEN as error:
+                await _wait_until_broken(connection, broken)
+        except _CONNECTION_ERRORS as error:
             reason = str(error) or type(error).__name__
         else:
             reason = "the server closed the connection"
@@ -59,11 +59,11 @@ async def listen(database: Database, wake: Callable[[], None]) -> None:
         await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _until_broken(connection: Any, broken: asyncio.Event) -> None:
+async def _wait_until_broken(connection: Any, broken: asyncio.Event) -> None:
     while True:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CHECK_SECONDS):
                 await broken.wait()
         if broken.is_set():
             return
-        await connection.fetchval("SELECT 1", timeout=ANSWER_SECONDS)  # a connection can die silently
+        await connection.fetchval("SELECT 1", timeout=RESPONSE_SECONDS)  # a connection can die silently

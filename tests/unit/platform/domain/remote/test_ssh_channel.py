@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from sandyard.kit.errors import SandyardError
-from sandyard.platform.domain.remote.line import ACK_EVERY, CHUNK, HELD, WINDOW, Line, NoSshdError, SshError
+from sandyard.platform.domain.remote.ssh_channel import (
+    ACK_EVERY,
+    CHUNK,
+    MAX_UNREAD,
+    WINDOW,
+    NoSshdError,
+    SshChannel,
+    SshError,
+)
 from sandyard.platform.domain.sandboxes.e2b import SandboxUnreachableError
 
 HOST = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA=="
@@ -51,20 +59,20 @@ def data(text: bytes) -> str:
 
 
 @pytest.fixture
-async def pair() -> AsyncIterator[tuple[Script, Line]]:
+async def pair() -> AsyncIterator[tuple[Script, SshChannel]]:
     script = Script()
-    line = Line(script, "ssh-ed25519 AAAA")
+    line = SshChannel(script, "ssh-ed25519 AAAA")
     running = asyncio.create_task(line.run())
     yield script, line
     running.cancel()
     await asyncio.wait([running])
 
 
-async def test_transfers_bytes_in_both_directions(pair: tuple[Script, Line]) -> None:
+async def test_transfers_bytes_in_both_directions(pair: tuple[Script, SshChannel]) -> None:
     script, line = pair
     assert script.frames("begin") == [{"t": "begin", "key": "ssh-ed25519 AAAA"}]
     script.hear(HELLO, '{"t":"ping"}', data(b"SSH-2.0-"), data(b"\x00\xff"))
-    assert await line.host_key() == HOST
+    assert await line.wait_for_host_key() == HOST
     got = b""
     while len(got) < 10:
         got += await line.receive() or b""
@@ -80,7 +88,7 @@ async def test_transfers_bytes_in_both_directions(pair: tuple[Script, Line]) -> 
     await line.send(b"to nobody")
 
 
-async def test_limits_unacknowledged_bytes_to_window(pair: tuple[Script, Line]) -> None:
+async def test_limits_unacknowledged_bytes_to_window(pair: tuple[Script, SshChannel]) -> None:
     script, line = pair
     script.hear(HELLO)
     sending = asyncio.create_task(line.send(b"x" * (WINDOW * 2)))
@@ -113,16 +121,16 @@ async def test_limits_unacknowledged_bytes_to_window(pair: tuple[Script, Line]) 
         [HELLO, '{"t":"ack","n":-1}'],
         [HELLO, '{"t":"ack","n":1}'],
         [HELLO, '{"t":"ack","n":"1"}'],
-        [HELLO, *[data(b"x" * 65536)] * (HELD // 65536 + 1)],
+        [HELLO, *[data(b"x" * 65536)] * (MAX_UNREAD // 65536 + 1)],
         ["[" * 100_000],
     ],
 )
-async def test_protocol_violation_ends_line(pair: tuple[Script, Line], said: list[str]) -> None:
+async def test_protocol_violation_ends_line(pair: tuple[Script, SshChannel], said: list[str]) -> None:
     script, line = pair
     script.hear(*said)
     with pytest.raises(SshError):
         async with asyncio.timeout(10):
-            await line.host_key()
+            await line.wait_for_host_key()
             await asyncio.sleep(0.05)
             while await line.receive() is not None:
                 pass
@@ -138,9 +146,9 @@ async def test_protocol_violation_ends_line(pair: tuple[Script, Line], said: lis
     ],
 )
 async def test_reports_why_connection_failed(
-    pair: tuple[Script, Line], said: str | Exception | None, kind: type[SandyardError]
+    pair: tuple[Script, SshChannel], said: str | Exception | None, kind: type[SandyardError]
 ) -> None:
     script, line = pair
     script.hear(said)
     with pytest.raises(kind):
-        await line.host_key()
+        await line.wait_for_host_key()

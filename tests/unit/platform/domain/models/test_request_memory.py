@@ -17,66 +17,74 @@ from sandyard.platform.db.models import Session
 from sandyard.platform.domain.models import tunnel
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
-from sandyard.platform.domain.models.gateway import Gateway, Place
+from sandyard.platform.domain.models.gateway import Gateway, RequestOrigin
 from sandyard.platform.domain.models.ledger import Ledger
 from sandyard.platform.domain.models.model import ModelApi
 from sandyard.platform.domain.models.providers import Providers
-from sandyard.platform.domain.models.service import REQUESTS_HELD
-from sandyard.platform.domain.models.tunnel import BODY_LIMIT, HELD_SMALL, SHARES, NoRoomError, Room, Serve, Tunnel
+from sandyard.platform.domain.models.service import MAX_REQUEST_BYTES
+from sandyard.platform.domain.models.tunnel import (
+    BODY_LIMIT,
+    MEMORY_SHARES,
+    SMALL_REQUEST,
+    RequestMemory,
+    RequestMemoryFullError,
+    Serve,
+    Tunnel,
+)
 from sandyard.platform.domain.sandboxes.model import utc_now
 from tests.unit.platform.domain.models.upstream import Reply, Seen, Upstream, chat
 from tests.unit.platform.world import ROOT, World
 
-LARGE = 2 * HELD_SMALL
+LARGE = 2 * SMALL_REQUEST
 
 
 def test_largest_request_fits_into_share() -> None:
-    assert REQUESTS_HELD // SHARES >= BODY_LIMIT
+    assert MAX_REQUEST_BYTES // MEMORY_SHARES >= BODY_LIMIT
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody wait for memory."""
-    monkeypatch.setattr(tunnel, "ROOM_S", 0)
+    monkeypatch.setattr(tunnel, "MEMORY_WAIT_S", 0)
 
 
 @pytest.mark.usefixtures("hasty")
 async def test_limits_user_to_share() -> None:
-    room = Room(SHARES * LARGE)
-    taken = await room.take("greedy", LARGE)
+    room = RequestMemory(MEMORY_SHARES * LARGE)
+    taken = await room.reserve("greedy", LARGE)
     for size in (LARGE, 1):  # in any of the user's sandboxes
-        with pytest.raises(NoRoomError):
-            await room.take("greedy", size)
-    assert await room.take("other", LARGE)
-    taken.give_back()
-    taken.give_back()
-    taken = await room.take("greedy", LARGE)
-    with pytest.raises(NoRoomError):
-        await room.take("greedy", 1)
+        with pytest.raises(RequestMemoryFullError):
+            await room.reserve("greedy", size)
+    assert await room.reserve("other", LARGE)
+    taken.release()
+    taken.release()
+    taken = await room.reserve("greedy", LARGE)
+    with pytest.raises(RequestMemoryFullError):
+        await room.reserve("greedy", 1)
 
 
 @pytest.mark.usefixtures("hasty")
 async def test_small_requests_fit_when_large_ones_do_not() -> None:
-    room = Room(SHARES * LARGE)
-    held = [await room.take(f"person {number}", LARGE) for number in range(SHARES)]
-    with pytest.raises(NoRoomError):
-        await room.take("other", LARGE)
-    held += [await room.take("other", HELD_SMALL) for _ in range(2)]  # refused requests have released everything
-    with pytest.raises(NoRoomError):
-        await room.take("other", HELD_SMALL)
+    room = RequestMemory(MEMORY_SHARES * LARGE)
+    held = [await room.reserve(f"person {number}", LARGE) for number in range(MEMORY_SHARES)]
+    with pytest.raises(RequestMemoryFullError):
+        await room.reserve("other", LARGE)
+    held += [await room.reserve("other", SMALL_REQUEST) for _ in range(2)]  # refused requests have released everything
+    with pytest.raises(RequestMemoryFullError):
+        await room.reserve("other", SMALL_REQUEST)
 
 
 async def test_waiter_gets_released_memory() -> None:
-    room = Room(SHARES * LARGE)
-    taken = await room.take("one", LARGE)
-    waiting = [asyncio.ensure_future(room.take("one", LARGE // 2)) for _ in range(3)]
-    leaving = asyncio.ensure_future(room.take("one", LARGE))
+    room = RequestMemory(MEMORY_SHARES * LARGE)
+    taken = await room.reserve("one", LARGE)
+    waiting = [asyncio.ensure_future(room.reserve("one", LARGE // 2)) for _ in range(3)]
+    leaving = asyncio.ensure_future(room.reserve("one", LARGE))
     await asyncio.sleep(0)
     leaving.cancel()
-    taken.give_back()
+    taken.release()
     done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     assert (len(done), len(pending)) == (2, 1)
-    done.pop().result().give_back()
+    done.pop().result().release()
     await asyncio.wait(pending)
 
 
@@ -124,7 +132,7 @@ class Sandbox:
 
 
 @contextlib.asynccontextmanager
-async def served(serve: Serve, room: Room, owner_id: str = "usr_1") -> AsyncIterator[Sandbox]:
+async def served(serve: Serve, room: RequestMemory, owner_id: str = "usr_1") -> AsyncIterator[Sandbox]:
     sandbox = Sandbox()
     running = asyncio.ensure_future(Tunnel(sandbox, serve, room, lambda port: None, owner_id=owner_id).run())
     try:
@@ -137,15 +145,15 @@ async def served(serve: Serve, room: Room, owner_id: str = "usr_1") -> AsyncIter
 
 @pytest.mark.usefixtures("hasty")
 async def test_refuses_request_without_memory_before_sending() -> None:
-    async def serve(asking: tunnel.Asking, answer: tunnel.Answering) -> None:
+    async def serve(asking: tunnel.TunnelRequest, answer: tunnel.ResponseWriter) -> None:
         raise AssertionError("there was no room")
 
-    room = Room(SHARES * LARGE)
-    taken = await room.take("usr_1", LARGE)
+    room = RequestMemory(MEMORY_SHARES * LARGE)
+    taken = await room.reserve("usr_1", LARGE)
     async with served(serve, room) as sandbox:
         assert await sandbox.status(sandbox.ask("/", "", b"x" * LARGE)) == 503
         assert sandbox.wanted == 0
-    taken.give_back()
+    taken.release()
 
 
 async def test_sent_request_takes_no_memory(world: World, upstream: Upstream) -> None:
@@ -171,15 +179,15 @@ async def test_sent_request_takes_no_memory(world: World, upstream: Upstream) ->
     capabilities, ledger = Capabilities(world.vault), Ledger(world.database, clock)
     gateway = Gateway(
         world.database, providers, capabilities, Budgets(world.database, ledger, clock), ledger, destinations=Destinations(),
-        timeout_s=60, over_budget=nothing, note_fault=lambda *_: None, refused=nothing,
+        timeout_s=60, on_over_budget=nothing, on_outcome=lambda *_: None, on_refused=nothing,
     )  # fmt: skip
 
-    async def serve(asking: tunnel.Asking, answer: tunnel.Answering) -> None:
-        await gateway.serve(Place("sbx_1", "ses_1", lambda: None), asking, answer)
+    async def serve(asking: tunnel.TunnelRequest, answer: tunnel.ResponseWriter) -> None:
+        await gateway.serve(RequestOrigin("sbx_1", "ses_1", lambda: None), asking, answer)
 
     body = json.dumps({"model": "tiny", "messages": [{"content": "x" * 300_000}]}).encode()
-    async with served(serve, Room(SHARES * len(body))) as sandbox:
-        ask = (f"/{provider.id}/v1/chat/completions", capabilities.of("sbx_1").reveal(), body)
+    async with served(serve, RequestMemory(MEMORY_SHARES * len(body))) as sandbox:
+        ask = (f"/{provider.id}/v1/chat/completions", capabilities.derive("sbx_1").reveal(), body)
         numbers = [sandbox.ask(*ask) for _ in range(3)]  # there is memory for one of them
         while len(upstream.seen) < len(numbers):
             await asyncio.sleep(0.01)
