@@ -188,7 +188,7 @@ async def test_a_batch_ends_at_its_timeout_and_keeps_its_position(database: Data
         await waiting
     sent = await emit(database)
     assert await read_numbers(subscription, 1) == [sent]
-    assert not feed._waiting
+    assert not feed._waiters
 
 
 async def test_ending_the_feed_ends_its_readers(database: Database, feed: Feed) -> None:

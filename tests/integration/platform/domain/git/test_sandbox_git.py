@@ -242,19 +242,19 @@ async def test_sha256_repositories_are_supported(empty_guest: SandboxCheckout, t
 async def test_a_missing_checkout_git_or_sandbox_is_reported(
     empty_guest: SandboxCheckout, bundle: Bundle, upstream: Repository
 ) -> None:
-    for verb in (empty_guest.status, empty_guest.head, empty_guest.save_work_tree, empty_guest.abort):
+    for verb in (empty_guest.get_status, empty_guest.get_head, empty_guest.save_work_tree, empty_guest.abort):
         with pytest.raises(NoCheckoutError):
             await verb()
     await empty_guest.engine.files.make_dir(empty_guest.id, CHECKOUT_FOLDER)
     await empty_guest.sh("git init -q ..")
-    for verb in (empty_guest.status, empty_guest.head):
+    for verb in (empty_guest.get_status, empty_guest.get_head):
         with pytest.raises(NoCheckoutError):
             await verb()
     await empty_guest.sh(
         "rm -rf ../.git; mkdir /tmp/bin; for p in bash base64 head timeout mkdir; do ln -s $(type -P $p) /tmp/bin; done"
     )
     await empty_guest.sh("echo PATH=/tmp/bin >../.bash_profile")
-    for verb in (empty_guest.status, empty_guest.head):
+    for verb in (empty_guest.get_status, empty_guest.get_head):
         with pytest.raises(SandboxGitError, match="Git is not installed in the sandbox"):
             await verb()
     with pytest.raises(SandboxGitError):

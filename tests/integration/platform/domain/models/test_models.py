@@ -393,7 +393,7 @@ async def test_another_process_takes_over_the_tunnel(yard: Yard, upstream: Upstr
         destinations=Destinations(),
     )
     try:
-        endpoint = await second.endpoint(scene.session, scene.sandbox, Speaker(), None)
+        endpoint = await second.open_endpoint(scene.session, scene.sandbox, Speaker(), None)
         assert endpoint == scene.endpoint
         assert (await running).strip() == "200"
     finally:

@@ -196,10 +196,10 @@ async def test_connections_and_reloads_are_bounded(yard: Yard) -> None:
         pass
     assert not previews._connections
 
-    assert previews.closed(preview)
+    assert previews.record_closed_port(preview)
     for _ in range(20):
         yard.clock.advance(10)
-        again = previews.closed(preview)
+        again = previews.record_closed_port(preview)
     assert not again, "a forgotten tab stops reloading"
     yard.clock.advance(60)
-    assert previews.closed(preview), "somebody is back"
+    assert previews.record_closed_port(preview), "somebody is back"
