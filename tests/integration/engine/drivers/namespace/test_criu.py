@@ -270,7 +270,7 @@ async def test_find_reports_what_is_missing(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     candidate = _command(tmp_path / "criu", script) if script else tmp_path / "none"
-    with pytest.raises(UnsupportedError, match=f"{reason}; scripts/get-criu"):
+    with pytest.raises(UnsupportedError, match=f"{reason}; run scripts/get-criu"):
         await Criu.find([candidate])
 
 
@@ -286,7 +286,7 @@ async def test_find_requires_root(monkeypatch: pytest.MonkeyPatch) -> None:
         ("Task 7 with SysVIPC shmem map @ffff doesn't live in IPC ns", UnsupportedError, "System V shared memory"),
         ("unix: Found a closed in-flight socket to 0x3fe5d", UnsupportedError, "a connection to its agent"),
         ("pages: Can't write: No space left on device", NoSpaceError, "no space left on the disk"),
-        ("something never seen", UnsupportedError, "CRIU says: something never seen"),
+        ("something never seen", UnsupportedError, "CRIU reported: something never seen"),
     ],
 )
 def test_failures_of_criu_are_explained(line: str, kind: type[Exception], sentence: str) -> None:

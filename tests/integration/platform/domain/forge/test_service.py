@@ -303,7 +303,7 @@ async def test_an_unmergeable_branch_of_a_plain_remote_is_reported(desk: Desk) -
     clash = commit_as_colleague(desk, "clash", "theirs\n")
     with pytest.raises(ConflictsError, match="clash"):
         await desk.pulls.merge(desk.worker, row.id)
-    with pytest.raises(ConflictError, match="Choose another way to merge"):
+    with pytest.raises(ConflictError, match="Choose another merge method"):
         await desk.pulls.merge(desk.worker, row.id, MergeMethod.REBASE)
     assert git(desk.bare, "rev-parse", "main") == clash
     git(desk.bare, "update-ref", "refs/heads/main", before)
