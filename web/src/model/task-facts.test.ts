@@ -19,6 +19,7 @@ const spent = {
   cacheWriteTokens: 0,
   costUsd: 0,
   unpriced: 0,
+  estimated: 0,
 };
 function attempt(status: Attempt["status"], rest: Partial<Attempt> = {}): Attempt {
   return {
@@ -104,11 +105,13 @@ it("has not failed while another attempt is running", () => {
   expect(hasFailed(task("in_progress", [attempt("failed")], { error: "no" }))).toBe(true);
 });
 
-it("sums known costs and marks unknown ones", () => {
+it("sums known costs and marks unknown and estimated ones", () => {
   const paid = attempt("running", { spent: { ...spent, calls: 2, costUsd: 0.5 } });
   const unknown = attempt("failed", { spent: { ...spent, calls: 1, costUsd: null, unpriced: 1 } });
-  expect(spentOn(task("in_progress", [paid]))).toEqual({ usd: 0.5, hasUnpriced: false });
-  expect(spentOn(task("in_progress", [paid, unknown]))).toEqual({ usd: 0.5, hasUnpriced: true });
+  expect(spentOn(task("in_progress", [paid]))).toEqual({ usd: 0.5, hasUnpriced: false, estimated: false });
+  expect(spentOn(task("in_progress", [paid, unknown]))).toEqual({ usd: 0.5, hasUnpriced: true, estimated: false });
+  const stopped = attempt("cancelled", { spent: { ...spent, calls: 1, costUsd: 0.25, estimated: 1 } });
+  expect(spentOn(task("in_progress", [paid, stopped]))).toEqual({ usd: 0.75, hasUnpriced: false, estimated: true });
   expect(spentOn(task("in_progress", [attempt("running")]))).toBeNull();
 });
 

@@ -114,15 +114,19 @@ export function agentTitle(agent: Agent): string {
   return agent.demo && !/demo/i.test(agent.title) ? `${agent.title} (demo)` : agent.title;
 }
 
-/** Return what all attempts spent on models; null if no model was called. `hasUnpriced`: some calls have no known price. */
-export function spentOn(task: TaskCard): { usd: number; hasUnpriced: boolean } | null {
-  let [usd, hasUnpriced, calls] = [0, false, 0];
+/**
+ * Return what all attempts spent on models; null if no model was called. `hasUnpriced`: some calls have no known price. `estimated`: the
+ * cost of some calls is an estimate.
+ */
+export function spentOn(task: TaskCard): { usd: number; hasUnpriced: boolean; estimated: boolean } | null {
+  let [usd, hasUnpriced, estimated, calls] = [0, false, false, 0];
   for (const { spent } of task.attempts) {
     usd += spent.costUsd ?? 0;
     calls += spent.calls;
     hasUnpriced ||= spent.costUsd === null || spent.unpriced > 0;
+    estimated ||= spent.estimated > 0;
   }
-  return calls ? { usd, hasUnpriced } : null;
+  return calls ? { usd, hasUnpriced, estimated } : null;
 }
 
 /** Return the attempt whose working time a card shows; null if none has started. */
