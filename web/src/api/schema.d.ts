@@ -6593,7 +6593,7 @@ export interface components {
             unpriced: number;
             /**
              * Estimated
-             * @description Number of requests whose cost is an estimate: they were stopped, broke off or are in progress, or their usage was not reported.
+             * @description Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage.
              */
             estimated: number;
         };
@@ -7237,7 +7237,7 @@ export interface components {
             unpriced: number;
             /**
              * Estimated
-             * @description Number of requests whose cost is an estimate: they were stopped, broke off or are in progress, or their usage was not reported.
+             * @description Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage.
              */
             estimated: number;
             /** Model */
@@ -7281,7 +7281,7 @@ export interface components {
             unpriced: number;
             /**
              * Estimated
-             * @description Number of requests whose cost is an estimate: they were stopped, broke off or are in progress, or their usage was not reported.
+             * @description Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage.
              */
             estimated: number;
             /** Model */
@@ -7314,7 +7314,7 @@ export interface components {
             unpriced: number;
             /**
              * Estimated
-             * @description Number of requests whose cost is an estimate: they were stopped, broke off or are in progress, or their usage was not reported.
+             * @description Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage.
              */
             estimated: number;
             /** Models */

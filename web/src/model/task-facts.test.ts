@@ -3,6 +3,8 @@ import type { Attempt, Task } from "@/api/types";
 import {
   countReadyAttempts,
   hasFailed,
+  hasSession,
+  lacksCheckout,
   leadingAttempt,
   needsPerson,
   roundOf,
@@ -103,6 +105,19 @@ it("needs a user for a question or a choice, not for a question of an ended atte
 it("has not failed while another attempt is running", () => {
   expect(hasFailed(task("in_progress", [attempt("failed"), attempt("running")]))).toBe(false);
   expect(hasFailed(task("in_progress", [attempt("failed")], { error: "no" }))).toBe(true);
+});
+
+it("knows what exists while an attempt starts", () => {
+  const starting = (step: Attempt["step"], rest: Partial<Attempt> = {}) =>
+    attempt("running", { step, round: 1, ...rest });
+  expect(hasSession(starting("setup", { sandboxId: null }))).toBe(false);
+  expect(hasSession(starting("provision", { sandboxId: "sbx_1" }))).toBe(true);
+  expect([null, "setup", "provision", "checkout", "agent"].map((step) => lacksCheckout(starting(step)))).toEqual([
+    true, true, true, true, false,
+  ]); // biome-ignore format: one line
+  const steps = [{ name: "checkout", status: "completed" }] as Attempt["steps"];
+  expect(lacksCheckout(starting("provision", { round: 2, steps }))).toBe(false);
+  expect(lacksCheckout(attempt("failed", { step: "checkout", round: 1 }))).toBe(false);
 });
 
 it("sums known costs and marks unknown and estimated ones", () => {

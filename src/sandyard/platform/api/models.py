@@ -167,7 +167,7 @@ class UsageSums(Model):
     cost_usd: float | None = Field(description="The known cost. Null if no price is known.")
     unpriced: int = Field(description="Number of responses not included in `costUsd`.")
     estimated: int = Field(
-        description="Number of requests whose cost is an estimate: they were stopped, broke off or are in progress, or their usage was not reported."
+        description="Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage."
     )
 
 

@@ -46,7 +46,7 @@ class SpentView(Model):
     cost_usd: float | None = Field(description="Null if the models' prices are unknown.")
     unpriced: int = Field(description="Number of responses with unknown cost, which are not in the total.")
     estimated: int = Field(
-        description="Number of requests whose cost is an estimate: they were stopped, broke off or are in progress, or their usage was not reported."
+        description="Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage."
     )
 
 
