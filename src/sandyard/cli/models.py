@@ -55,6 +55,7 @@ SPENT = {
     "cache write tokens": "cacheWriteTokens",
     "US dollars": "costUsd",
     "requests without a price": "unpriced",
+    "requests with an estimated cost": "estimated",
 }
 BY_MODEL = {
     "MODEL": "model",
@@ -63,6 +64,9 @@ BY_MODEL = {
     "OUTPUT TOKENS": "outputTokens",
     "US DOLLARS": "costUsd",
 }
+_ESTIMATE_NOTE = (
+    "≈ contains estimates: some requests were stopped or are in progress, or the provider did not report their usage."
+)
 BASE = "/model-providers"
 LONGEST_KEY = 4000
 
@@ -274,10 +278,21 @@ def usage(project: str | None, task: str | None, session: str | None, since: str
     with connect() as client:
         project_id = get_project_id(client, project) if project else None
         found = client.get("/usage", projectId=project_id, taskId=task, sessionId=session, since=since)
-    show_one(found, SPENT, output)
-    if not as_json(output) and found["models"]:
+    if as_json(output):
+        show_one(found, SPENT, output)
+        return
+    show_one(_mark_estimate(found), SPENT, output)
+    if found["models"]:
         echo()
-        show_list({"items": found["models"]}, BY_MODEL, "table", nothing="")
+        show_list({"items": [_mark_estimate(one) for one in found["models"]]}, BY_MODEL, "table", nothing="")
+    if found.get("estimated"):
+        echo(f"\n{_ESTIMATE_NOTE}")
+
+
+def _mark_estimate(spent: Any) -> Any:
+    """Mark the cost with ≈ if it contains an estimate."""
+    is_estimate = spent.get("estimated") and spent.get("costUsd") is not None
+    return {**spent, "costUsd": f"≈ {spent['costUsd']}"} if is_estimate else spent
 
 
 def find(client: Client, name: str, project: str | None) -> str:

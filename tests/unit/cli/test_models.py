@@ -159,4 +159,11 @@ def test_the_usage_of_a_task_is_shown(ready: Server) -> None:
     shown = run("usage", "--task", "tsk_1", "-o", "table")
     assert "sonnet" in shown.stdout
     assert "0.5" in shown.stdout
+    assert "≈" not in shown.stdout
     assert ready.requests[-1].query == {"taskId": "tsk_1"}
+    ready.on(
+        "GET", "/usage", Reply(200, {**spent, "estimated": 2, "models": [{**spent, "model": "sonnet", "estimated": 2}]})
+    )
+    shown = run("usage", "-o", "table")
+    assert shown.stdout.count("≈ 0.5") == 2
+    assert "≈ contains estimates: some requests were stopped" in shown.stdout

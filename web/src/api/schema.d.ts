@@ -6591,6 +6591,11 @@ export interface components {
              * @description Number of responses with unknown cost, which are not in the total.
              */
             unpriced: number;
+            /**
+             * Estimated
+             * @description Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage.
+             */
+            estimated: number;
         };
         /**
          * Stage
@@ -7230,6 +7235,11 @@ export interface components {
              * @description Number of responses not included in `costUsd`.
              */
             unpriced: number;
+            /**
+             * Estimated
+             * @description Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage.
+             */
+            estimated: number;
             /** Model */
             model: string | null;
             /**
@@ -7269,6 +7279,11 @@ export interface components {
              * @description Number of responses not included in `costUsd`.
              */
             unpriced: number;
+            /**
+             * Estimated
+             * @description Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage.
+             */
+            estimated: number;
             /** Model */
             model: string | null;
         };
@@ -7297,6 +7312,11 @@ export interface components {
              * @description Number of responses not included in `costUsd`.
              */
             unpriced: number;
+            /**
+             * Estimated
+             * @description Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage.
+             */
+            estimated: number;
             /** Models */
             models: components["schemas"]["UsageOfModel"][];
         };

@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { formatPreciseDuration, formatRoughDuration } from "./format";
+import { formatCost, formatPreciseDuration, formatRoughDuration } from "./format";
 
 it("formats durations like the CLI", () => {
   expect([0.44, 2.5, 3, 9.97, 12.6, 59.6, 184.9].map(formatPreciseDuration)).toEqual([
@@ -9,4 +9,10 @@ it("formats durations like the CLI", () => {
 
 it("formats rough durations", () => {
   expect([5.4, 60, 3547, 7200, 200_000].map(formatRoughDuration)).toEqual(["5 s", "1 min", "59 min", "2 h", "2 d"]);
+});
+
+it("marks costs that contain an estimate", () => {
+  expect([formatCost(0.12, true), formatCost(0.001, true), formatCost(0, true), formatCost(0.12)]).toEqual([
+    "≈ $0.12", "≈ <$0.01", "$0", "$0.12",
+  ]); // biome-ignore format: one line
 });

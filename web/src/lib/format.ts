@@ -42,11 +42,15 @@ export function formatAgo(instant: string, now = Date.now()): string {
   return new Date(instant).toLocaleDateString(undefined, { year: "numeric", month: "short", day: "numeric" });
 }
 
-export function formatCost(usd: number | null | undefined): string {
+/** Format a cost. `estimated` marks one that contains an estimate; explain it with `ESTIMATED`. */
+export function formatCost(usd: number | null | undefined, estimated = false): string {
   if (usd === null || usd === undefined) return "–";
   if (usd === 0) return "$0";
-  return usd < 0.01 ? "<$0.01" : `$${usd.toFixed(2)}`;
+  return `${estimated ? "≈ " : ""}${usd < 0.01 ? "<$0.01" : `$${usd.toFixed(2)}`}`;
 }
+
+export const ESTIMATED =
+  "Contains an estimate: a request was stopped or is in progress, or the provider did not report its usage.";
 
 // created once: creating one is too slow for each row of a long list
 const short = new Intl.NumberFormat(undefined, { notation: "compact" });

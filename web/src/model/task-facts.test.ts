@@ -3,6 +3,8 @@ import type { Attempt, Task } from "@/api/types";
 import {
   countReadyAttempts,
   hasFailed,
+  hasSession,
+  lacksCheckout,
   leadingAttempt,
   needsPerson,
   roundOf,
@@ -19,6 +21,7 @@ const spent = {
   cacheWriteTokens: 0,
   costUsd: 0,
   unpriced: 0,
+  estimated: 0,
 };
 function attempt(status: Attempt["status"], rest: Partial<Attempt> = {}): Attempt {
   return {
@@ -104,11 +107,26 @@ it("has not failed while another attempt is running", () => {
   expect(hasFailed(task("in_progress", [attempt("failed")], { error: "no" }))).toBe(true);
 });
 
-it("sums known costs and marks unknown ones", () => {
+it("knows what exists while an attempt starts", () => {
+  const starting = (step: Attempt["step"], rest: Partial<Attempt> = {}) =>
+    attempt("running", { step, round: 1, ...rest });
+  expect(hasSession(starting("setup", { sandboxId: null }))).toBe(false);
+  expect(hasSession(starting("provision", { sandboxId: "sbx_1" }))).toBe(true);
+  expect([null, "setup", "provision", "checkout", "agent"].map((step) => lacksCheckout(starting(step)))).toEqual([
+    true, true, true, true, false,
+  ]); // biome-ignore format: one line
+  const steps = [{ name: "checkout", status: "completed" }] as Attempt["steps"];
+  expect(lacksCheckout(starting("provision", { round: 2, steps }))).toBe(false);
+  expect(lacksCheckout(attempt("failed", { step: "checkout", round: 1 }))).toBe(false);
+});
+
+it("sums known costs and marks unknown and estimated ones", () => {
   const paid = attempt("running", { spent: { ...spent, calls: 2, costUsd: 0.5 } });
   const unknown = attempt("failed", { spent: { ...spent, calls: 1, costUsd: null, unpriced: 1 } });
-  expect(spentOn(task("in_progress", [paid]))).toEqual({ usd: 0.5, hasUnpriced: false });
-  expect(spentOn(task("in_progress", [paid, unknown]))).toEqual({ usd: 0.5, hasUnpriced: true });
+  expect(spentOn(task("in_progress", [paid]))).toEqual({ usd: 0.5, hasUnpriced: false, estimated: false });
+  expect(spentOn(task("in_progress", [paid, unknown]))).toEqual({ usd: 0.5, hasUnpriced: true, estimated: false });
+  const stopped = attempt("cancelled", { spent: { ...spent, calls: 1, costUsd: 0.25, estimated: 1 } });
+  expect(spentOn(task("in_progress", [paid, stopped]))).toEqual({ usd: 0.75, hasUnpriced: false, estimated: true });
   expect(spentOn(task("in_progress", [attempt("running")]))).toBeNull();
 });
 

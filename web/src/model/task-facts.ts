@@ -13,6 +13,8 @@ const STATUS_ORDER: readonly Attempt["status"][] = [
   "archived",
 ];
 
+const BEFORE_WORK: readonly string[] = ["setup", "provision", "checkout"];
+
 /** Return the attempt that represents the task: a running one first, then by result; the newest among equals. */
 export function leadingAttempt(task: TaskCard): Attempt | undefined {
   let found: Attempt | undefined;
@@ -28,6 +30,13 @@ export function currentAttempts(task: TaskCard): Attempt[] {
 }
 
 export const isAtWork = (attempt: Attempt): boolean => attempt.status === "running" || attempt.status === "queued";
+/** Whether the attempt's session exists. Its id is known before, but it is created together with its first sandbox. */
+export const hasSession = (attempt: Attempt): boolean => attempt.sandboxId !== null;
+/** Whether the attempt is starting and its repository is not checked out yet. */
+export const lacksCheckout = (attempt: Attempt): boolean =>
+  isAtWork(attempt) &&
+  (attempt.step === null || BEFORE_WORK.includes(attempt.step)) &&
+  !attempt.steps?.some((one) => one.name === "checkout" && one.status === "completed");
 export const isRunning = (task: TaskCard): boolean => task.attempts.some(isAtWork);
 export const hasFailed = (task: TaskCard): boolean =>
   Boolean(task.error) ||
@@ -114,15 +123,19 @@ export function agentTitle(agent: Agent): string {
   return agent.demo && !/demo/i.test(agent.title) ? `${agent.title} (demo)` : agent.title;
 }
 
-/** Return what all attempts spent on models; null if no model was called. `hasUnpriced`: some calls have no known price. */
-export function spentOn(task: TaskCard): { usd: number; hasUnpriced: boolean } | null {
-  let [usd, hasUnpriced, calls] = [0, false, 0];
+/**
+ * Return what all attempts spent on models; null if no model was called. `hasUnpriced`: some calls have no known price. `estimated`: the
+ * cost of some calls is an estimate.
+ */
+export function spentOn(task: TaskCard): { usd: number; hasUnpriced: boolean; estimated: boolean } | null {
+  let [usd, hasUnpriced, estimated, calls] = [0, false, false, 0];
   for (const { spent } of task.attempts) {
     usd += spent.costUsd ?? 0;
     calls += spent.calls;
     hasUnpriced ||= spent.costUsd === null || spent.unpriced > 0;
+    estimated ||= spent.estimated > 0;
   }
-  return calls ? { usd, hasUnpriced } : null;
+  return calls ? { usd, hasUnpriced, estimated } : null;
 }
 
 /** Return the attempt whose working time a card shows; null if none has started. */

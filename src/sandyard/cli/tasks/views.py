@@ -275,12 +275,13 @@ def _show_errors(attempts: list[Any]) -> None:
 
 
 def format_cost(spent: Any) -> str | None:
-    """Return None if no model was used or its price is unknown."""
+    """Return None if no model was used or its price is unknown. ≈ marks a cost that contains an estimate, + one that is incomplete."""
     found = spent.get("costUsd")
     if found is None or not spent.get("calls"):
         return None
     more = "+" if spent.get("unpriced") else ""
-    return f"${found:.2f}{more}" if found >= 0.1 or found == 0 else f"${found:.4f}{more}"
+    about = "≈ " if spent.get("estimated") else ""
+    return f"{about}${found:.2f}{more}" if found >= 0.1 or found == 0 else f"{about}${found:.4f}{more}"
 
 
 def count_tokens(spent: Any) -> int:

@@ -166,6 +166,9 @@ class UsageSums(Model):
     cache_write_tokens: int
     cost_usd: float | None = Field(description="The known cost. Null if no price is known.")
     unpriced: int = Field(description="Number of responses not included in `costUsd`.")
+    estimated: int = Field(
+        description="Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage."
+    )
 
 
 class UsageOfModel(UsageSums):

@@ -45,6 +45,9 @@ class SpentView(Model):
     cache_write_tokens: int
     cost_usd: float | None = Field(description="Null if the models' prices are unknown.")
     unpriced: int = Field(description="Number of responses with unknown cost, which are not in the total.")
+    estimated: int = Field(
+        description="Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage."
+    )
 
 
 class DiffStat(Model):

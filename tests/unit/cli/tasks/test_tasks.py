@@ -185,7 +185,7 @@ def test_show_prints_attempts_steps_and_questions(ready: Server) -> None:
         step("verify", number=4, outcome="skipped"),
         step("pull_request", number=5, outcome="not_applicable"),
     ]
-    spent = {"calls": 3, "inputTokens": 900, "outputTokens": 100, "costUsd": 0.0123, "unpriced": 0}
+    spent = {"calls": 3, "inputTokens": 900, "outputTokens": 100, "costUsd": 0.0123, "unpriced": 0, "estimated": 1}
     one = attempt("failed", steps=steps, error="It fails.", spent=spent, seconds=75.2, verified=False)
     shown = task("in_progress", one, description="All\nof it", pullRequest=PULL, blockedBy=[OTHER], needs=[OTHER])
     ready.on("GET", f"/tasks/{TASK}", Reply(200, shown))
@@ -193,7 +193,7 @@ def test_show_prints_attempts_steps_and_questions(ready: Server) -> None:
     ready.on("GET", "/asks", page([ask]))
     printed = run("show", TASK, "-o", "table").stdout
     assert "Attempt 1: demo (no model): failed" in printed
-    assert "1 min 15 s, not verified, 1000 tokens, $0.0123" in printed
+    assert "1 min 15 s, not verified, 1000 tokens, ≈ $0.0123" in printed
     assert "  ✓ setup  2.5 s\n  ✗ verify  2.5 s  (started 2 times)  exit code 1 [2J\n" in printed
     assert (
         "  ✗ verify  2.5 s  exit code 2  (fixed afterwards)\n  - verify  skipped: the project has no check\n"

@@ -5,7 +5,7 @@ import { usePickAttempt } from "@/api/queries/tasks";
 import type { Attempt, Task } from "@/api/types";
 import { Output } from "@/features/conversation/terminal-output";
 import { PullBadge } from "@/features/pulls/pull-badge";
-import { count, formatCost, pluralize } from "@/lib/format";
+import { count, ESTIMATED, formatCost, pluralize } from "@/lib/format";
 import { attemptStatus, describeActivity, isAtWork } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
@@ -71,8 +71,8 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
           )}
         </Fact>
         <Fact name="Cost">
-          <span className="tabular-nums">
-            {attempt.spent.calls ? formatCost(attempt.spent.costUsd) : "–"}
+          <span className="tabular-nums" title={attempt.spent.estimated ? ESTIMATED : undefined}>
+            {attempt.spent.calls ? formatCost(attempt.spent.costUsd, attempt.spent.estimated > 0) : "–"}
             {tokens > 0 && <span className="text-soft"> · {count(tokens)} tokens</span>}
           </span>
         </Fact>

@@ -18,7 +18,7 @@ import { type MouseEvent, memo, type ReactNode, useEffect, useRef, useState } fr
 import type { Sandbox, TaskCard } from "@/api/types";
 import { WorkTime } from "@/features/attempts/work-time";
 import { plainText } from "@/lib/fences";
-import { formatCost, pluralize } from "@/lib/format";
+import { ESTIMATED, formatCost, pluralize } from "@/lib/format";
 import { safeHref } from "@/lib/links";
 import { CHECKS, PULLS, SANDBOXES } from "@/model/status-labels";
 import {
@@ -193,8 +193,8 @@ function Facts({ task, project, agent, sandbox }: Pick<CardProps, "task" | "proj
     );
   if (spent)
     shown.push(
-      <Fact key="spent" label="Cost">
-        {formatCost(spent.usd)}
+      <Fact key="spent" label={spent.estimated ? `Cost. ${ESTIMATED}` : "Cost"}>
+        {formatCost(spent.usd, spent.estimated)}
         {spent.hasUnpriced && "+"}
       </Fact>,
     );

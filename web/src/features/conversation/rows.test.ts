@@ -145,10 +145,14 @@ it("prefers the platform's usage numbers over the agent's", () => {
   expect(numbersOf(turn("trn_1", "completed", { usage: { models, agent: { totalTokens: 7 } } }))).toEqual({
     tokens: 120,
     costUsd: 0.5,
+    estimated: false,
   });
   expect(
     numbersOf(turn("trn_1", "completed", { usage: { models: { calls: 0, costUsd: 0 }, agent: { totalTokens: 7 } } })),
-  ).toEqual({ tokens: 7, costUsd: null });
+  ).toEqual({ tokens: 7, costUsd: null, estimated: false });
+  expect(numbersOf(turn("trn_1", "cancelled", { usage: { models: { ...models, estimated: 1 } } })).estimated).toBe(
+    true,
+  );
 });
 
 it("does not advise a retry without a sandbox", () => {

@@ -121,6 +121,8 @@ export function latestPlan(messages: readonly Message[]): Message | undefined {
 export interface TurnNumbers {
   tokens: number | null;
   costUsd: number | null;
+  /** The cost contains an estimate, such as that of a request that was stopped. */
+  estimated: boolean;
 }
 
 /** Return token and cost numbers as counted by the platform, else as reported by the agent. */
@@ -139,7 +141,7 @@ export function numbersOf(turn: Turn): TurnNumbers {
       : textOrEmpty(price.currency) === "USD"
         ? Number(price.amount) || null
         : null;
-  return { tokens: counted || said || null, costUsd: cost };
+  return { tokens: counted || said || null, costUsd: cost, estimated: cost !== null && Number(models.estimated) > 0 };
 }
 
 const ADVICE: Record<string, string> = {

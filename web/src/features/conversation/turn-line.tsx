@@ -3,7 +3,7 @@ import { useRetryTurn } from "@/api/queries/conversation";
 import type { Turn } from "@/api/types";
 import { ProviderHelp } from "@/features/models/provider-help";
 import { BudgetLink } from "@/features/projects/budget-link";
-import { count, formatCost, formatDuration } from "@/lib/format";
+import { count, ESTIMATED, formatCost, formatDuration } from "@/lib/format";
 import { TURNS } from "@/model/status-labels";
 import { Button } from "@/ui/button";
 import { PlainText } from "@/ui/plain-text";
@@ -27,14 +27,14 @@ export function TurnLine({
   agent: string | undefined;
   projectId: string | undefined;
 }) {
-  const { tokens, costUsd } = numbersOf(turn);
+  const { tokens, costUsd, estimated } = numbersOf(turn);
   const facts = [
     turn.model,
     turn.startedAt && turn.finishedAt
       ? formatDuration((Date.parse(turn.finishedAt) - Date.parse(turn.startedAt)) / 1000)
       : null,
     tokens ? `${count(tokens)} tokens` : null,
-    costUsd !== null ? formatCost(costUsd) : null,
+    costUsd !== null ? formatCost(costUsd, estimated) : null,
   ].filter(Boolean);
   const advice = adviceFor(turn.errorCode);
   const hasFailed = turn.status === "failed" || turn.status === "over_budget";
@@ -43,7 +43,11 @@ export function TurnLine({
       <div className="flex items-center gap-2 text-xs text-faint">
         <span className="h-px flex-1 bg-line" aria-hidden />
         <Status word={TURNS[turn.status]} />
-        {facts.length > 0 && <span className="min-w-0 truncate tabular-nums">{facts.join(" · ")}</span>}
+        {facts.length > 0 && (
+          <span className="min-w-0 truncate tabular-nums" title={estimated ? ESTIMATED : undefined}>
+            {facts.join(" · ")}
+          </span>
+        )}
         {!hasFailed && turn.status === "cancelled" && retryable && <RetryButton turn={turn} />}
         <span className="h-px flex-1 bg-line" aria-hidden />
       </div>

@@ -13,10 +13,13 @@ const NEWEST = "newest";
 /** The commands of a sandbox with their live output. `at` is the selected command; by default the running or the latest one. */
 export function OutputPanel({
   sandboxId,
+  checkedOut = true,
   at,
   onAt,
 }: {
   sandboxId: string;
+  /** False while the repository is still being checked out. */
+  checkedOut?: boolean;
   at?: string | undefined;
   onAt: (id: string | undefined) => void;
 }) {
@@ -70,7 +73,7 @@ export function OutputPanel({
                   </Empty>
                 </div>
               )}
-              <RunBox sandboxId={sandboxId} past={known} onStarted={onAt} />
+              <RunBox sandboxId={sandboxId} checkedOut={checkedOut} past={known} onStarted={onAt} />
             </div>
           </div>
         )}

@@ -17,10 +17,13 @@ const TIMES = [
 /** Run a command in the sandbox. The up arrow recalls earlier commands. */
 export function RunBox({
   sandboxId,
+  checkedOut,
   past,
   onStarted,
 }: {
   sandboxId: string;
+  /** False while the repository is still being checked out. */
+  checkedOut: boolean;
   past: Command[];
   onStarted: (id: string) => void;
 }) {
@@ -29,7 +32,7 @@ export function RunBox({
   const [recalled, setRecalled] = useState(-1);
   const draft = useRef("");
   const sandbox = useSandbox(sandboxId);
-  const folder = useCheckoutFolder(sandboxId);
+  const folder = useCheckoutFolder(sandboxId, { enabled: checkedOut });
   const run = useExecuteCommand({
     onSuccess: (command) => {
       setText("");

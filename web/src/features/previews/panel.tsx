@@ -1,13 +1,18 @@
-import { ExternalLink, RotateCw, X } from "lucide-react";
+import { ExternalLink, PlugZap, RotateCw, X } from "lucide-react";
 import { useCallback, useEffect, useRef, useState } from "react";
 import { readShownPath, useCreatePreview, useOpenPreviewTab } from "@/api/queries/previews";
-import { IconButton } from "@/ui/button";
+import { usePorts } from "@/api/queries/sandboxes";
+import { Button, IconButton } from "@/ui/button";
 import { Sheet } from "@/ui/dialog";
 import { Input } from "@/ui/field";
+import { Empty } from "@/ui/states";
 import { showError } from "@/ui/toast";
 import { useWide } from "@/ui/use-wide";
 import { type Address, parseAddress } from "./address";
+import { isListening } from "./listening";
 import { type OpenPreview, showPreview } from "./open-preview";
+
+const POLL_MS = 3000;
 
 const close = () => showPreview(null);
 
@@ -66,6 +71,14 @@ function PreviewFrame({ preview: { sandboxId, port, path, title } }: { preview: 
     if (first.current) show({ path, hash: "" });
     first.current = false;
   }, [show, path]);
+  const ports = usePorts(sandboxId, { refetchInterval: POLL_MS });
+  const listening = isListening(ports.data, port);
+  const wasListening = useRef(listening);
+  useEffect(() => {
+    if (listening === null) return;
+    if (listening && wasListening.current === false) show(address); // the server is back
+    wasListening.current = listening;
+  }, [listening, show, address]);
   const updateAddress = async () => {
     const now = await readShownPath(sandboxId, port).catch(() => null);
     if (now !== null) setAddress((last) => (last.path === now ? last : { path: now, hash: "" }));
@@ -102,7 +115,20 @@ function PreviewFrame({ preview: { sandboxId, port, path, title } }: { preview: 
           <ExternalLink className="size-4" aria-hidden />
         </IconButton>
       </form>
-      {frame && (
+      {listening === false && (
+        <Empty
+          title={`Nothing listens on port ${port}`}
+          icon={<PlugZap className="size-6" aria-hidden />}
+          action={
+            <Button busy={ports.isFetching} onClick={() => ports.refetch()}>
+              Check again
+            </Button>
+          }
+        >
+          Start the server in the sandbox. The preview reloads when it is back.
+        </Empty>
+      )}
+      {frame && listening !== false && (
         <iframe
           key={frame.number}
           src={frame.url}

@@ -9,7 +9,7 @@ import { WorkTime } from "@/features/attempts/work-time";
 import { AllowDenied } from "@/features/conversation/allow";
 import { ProviderHelp } from "@/features/models/provider-help";
 import { PullBadge } from "@/features/pulls/pull-badge";
-import { formatCost } from "@/lib/format";
+import { ESTIMATED, formatCost } from "@/lib/format";
 import { COLUMNS, TURNS } from "@/model/status-labels";
 import {
   attemptStatus,
@@ -78,9 +78,15 @@ export function TaskHeader({
         {spent && (
           <span
             className="tabular-nums"
-            title={spent.hasUnpriced ? "Some models have no known price." : "Spent on models"}
+            title={
+              spent.hasUnpriced
+                ? "Some models have no known price."
+                : spent.estimated
+                  ? `Spent on models. ${ESTIMATED}`
+                  : "Spent on models"
+            }
           >
-            {formatCost(spent.usd)}
+            {formatCost(spent.usd, spent.estimated)}
             {spent.hasUnpriced && "+"}
           </span>
         )}

@@ -40,7 +40,7 @@ function BudgetDialog({ task, onClose }: { task: Task; onClose: () => void }) {
   const errors = {
     usd:
       budget?.usd && !(Number(usd) > (spent?.usd ?? 0))
-        ? `Enter more than the ${formatCost(spent?.usd)} already spent.`
+        ? `Enter more than the ${formatCost(spent?.usd, spent?.estimated)} already spent.`
         : undefined,
     tokens:
       budget?.tokens && !(Number(tokenLimit) > tokens)
@@ -88,7 +88,7 @@ function BudgetDialog({ task, onClose }: { task: Task; onClose: () => void }) {
         {(budget?.usd || !budget?.tokens) && (
           <Field
             label="Budget in dollars"
-            hint={spent ? `Spent so far: ${formatCost(spent.usd)}` : undefined}
+            hint={spent ? `Spent so far: ${formatCost(spent.usd, spent.estimated)}` : undefined}
             error={tried ? errors.usd : undefined}
           >
             {(control) => (

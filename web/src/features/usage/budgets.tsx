@@ -2,7 +2,7 @@ import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
 import { useUsageDays } from "@/api/queries/platform";
 import type { Project } from "@/api/types";
-import { count, formatCost } from "@/lib/format";
+import { count, ESTIMATED, formatCost } from "@/lib/format";
 import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { sumUsage } from "./sums";
@@ -38,7 +38,13 @@ export function Budgets({ projects }: { projects: Project[] }) {
                     {project.name}
                   </Link>
                   {budget?.usd && (
-                    <Bar name={`Cost of ${project.name}`} spent={spent.cost} limit={budget.usd} format={formatCost} />
+                    <Bar
+                      name={`Cost of ${project.name}`}
+                      spent={spent.cost}
+                      limit={budget.usd}
+                      format={formatCost}
+                      estimated={spent.estimated > 0}
+                    />
                   )}
                   {budget?.tokens && (
                     <Bar
@@ -63,18 +69,20 @@ function Bar({
   spent,
   limit,
   format,
+  estimated = false,
 }: {
   name: string;
   spent: number;
   limit: number;
-  format: (value: number) => string;
+  format: (value: number, estimated?: boolean) => string;
+  estimated?: boolean;
 }) {
   const part = Math.min(1, spent / limit);
   return (
     <div className="min-w-0 flex-1 basis-48">
       <div className="mb-0.5 flex justify-between gap-2 text-xs text-soft tabular-nums">
-        <span>
-          {format(spent)} of {format(limit)}
+        <span title={estimated ? ESTIMATED : undefined}>
+          {format(spent, estimated)} of {format(limit)}
         </span>
         <span className={part >= 1 ? "font-medium text-bad" : ""}>
           {part >= 1 ? "used up" : `${Math.round(part * 100)} %`}
@@ -85,7 +93,7 @@ function Bar({
         preserveAspectRatio="none"
         className="h-1.5 w-full"
         role="img"
-        aria-label={`${name}: ${format(spent)} of ${format(limit)}`}
+        aria-label={`${name}: ${format(spent, estimated)} of ${format(limit)}`}
       >
         <rect width={100} height={6} className="fill-sunken" />
         <rect

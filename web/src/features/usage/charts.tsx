@@ -1,6 +1,7 @@
 /** Accessible charts: every bar has a label, and the same numbers are available as a table. */
 import clsx from "clsx";
 import { type KeyboardEvent, useRef, useState } from "react";
+import { ESTIMATED } from "@/lib/format";
 import { roundUp, type Series } from "./sums";
 
 const FILLS = ["fill-accent", "fill-info", "fill-ok", "fill-faint", "fill-bad", "fill-warn"];
@@ -198,8 +199,8 @@ export function Shares({
   format,
 }: {
   title: string;
-  rows: { key: string; name: string; total: number }[];
-  format: ChartProps["format"];
+  rows: { key: string; name: string; total: number; estimated: boolean }[];
+  format: (value: number, estimated?: boolean) => string;
 }) {
   const largest = Math.max(...rows.map((row) => row.total), 0);
   return (
@@ -218,7 +219,7 @@ export function Shares({
             </th>
             <td className="py-1.5" aria-hidden>
               <svg viewBox="0 0 100 8" preserveAspectRatio="none" className="h-2 w-full">
-                <title>{`${row.name}: ${format(row.total)}`}</title>
+                <title>{`${row.name}: ${format(row.total, row.estimated)}`}</title>
                 <rect width={100} height={8} rx={1} className="fill-sunken" />
                 <rect
                   width={largest ? (100 * row.total) / largest : 0}
@@ -228,7 +229,9 @@ export function Shares({
                 />
               </svg>
             </td>
-            <td className="px-4 py-1.5 text-right tabular-nums">{format(row.total)}</td>
+            <td className="px-4 py-1.5 text-right tabular-nums" title={row.estimated ? ESTIMATED : undefined}>
+              {format(row.total, row.estimated)}
+            </td>
           </tr>
         ))}
       </tbody>

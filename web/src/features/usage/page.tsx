@@ -3,7 +3,7 @@ import { ChartNoAxesColumn } from "lucide-react";
 import { useUsageDays } from "@/api/queries/platform";
 import { useProjects } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
-import { count, formatCost } from "@/lib/format";
+import { count, ESTIMATED, formatCost, pluralize } from "@/lib/format";
 import { Select } from "@/ui/field";
 import { Page, Section } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
@@ -104,8 +104,16 @@ function Charts({
       <dl className="mb-5 grid grid-cols-2 gap-px overflow-hidden rounded-lg border bg-line sm:grid-cols-4">
         <Total
           name="Cost"
-          value={formatCost(sum.cost)}
-          note={sum.unpriced ? `${count(sum.unpriced)} requests have no price` : undefined}
+          value={formatCost(sum.cost, sum.estimated > 0)}
+          title={sum.estimated ? ESTIMATED : undefined}
+          note={
+            [
+              sum.unpriced ? `${count(sum.unpriced)} requests have no price` : "",
+              sum.estimated ? `${pluralize(sum.estimated, "request")} estimated` : "",
+            ]
+              .filter(Boolean)
+              .join(", ") || undefined
+          }
         />
         <Total name="Requests" value={count(sum.calls)} />
         <Total
@@ -135,9 +143,19 @@ function Charts({
   );
 }
 
-function Total({ name, value, note }: { name: string; value: string; note?: string | undefined }) {
+function Total({
+  name,
+  value,
+  note,
+  title,
+}: {
+  name: string;
+  value: string;
+  note?: string | undefined;
+  title?: string | undefined;
+}) {
   return (
-    <div className="bg-surface px-4 py-3">
+    <div className="bg-surface px-4 py-3" title={title}>
       <dt className="text-xs text-soft">{name}</dt>
       <dd className="text-lg font-semibold tabular-nums">{value}</dd>
       {note && <dd className="text-2xs text-faint">{note}</dd>}

@@ -3,7 +3,7 @@ import { type DayUsage, daysUpTo, groupUsage, roundUp, sumUsage } from "./sums";
 
 function used(day: string, model: string | null, costUsd: number | null, inputTokens = 10): DayUsage {
   return {
-    day, model, costUsd, inputTokens, calls: 1, outputTokens: 1, cacheReadTokens: 0, cacheWriteTokens: 0, unpriced: costUsd === null ? 1 : 0, projectId: null,
+    day, model, costUsd, inputTokens, calls: 1, outputTokens: 1, cacheReadTokens: 0, cacheWriteTokens: 0, unpriced: costUsd === null ? 1 : 0, estimated: 0, projectId: null,
   }; // biome-ignore format: a row
 }
 
@@ -23,8 +23,8 @@ it("assigns values to days and ignores older ones", () => {
     used("2026-03-01", "b", null),
   ];
   expect(groupUsage(items, days, "cost", model, 5)).toEqual([
-    { key: "a", total: 3, values: [2, 1] },
-    { key: "b", total: 0, values: [0, 0] },
+    { key: "a", total: 3, values: [2, 1], estimated: false },
+    { key: "b", total: 0, values: [0, 0], estimated: false },
   ]);
   expect(groupUsage(items, days, "tokens", model, 5)[0]?.values).toEqual([11, 11]);
 });
@@ -33,6 +33,16 @@ it("keeps the largest series and sums the rest as others", () => {
   const items = ["a", "b", "c", "d"].map((name, index) => used("2026-03-01", name, index + 1));
   const made = groupUsage(items, daysUpTo(now, 1), "cost", model, 3);
   expect(made.map((one) => [one.key, one.total])).toEqual([["d", 4], ["c", 3], ["others", 3]]); // biome-ignore format: pairs
+});
+
+it("marks sums that contain an estimate", () => {
+  const stopped = { ...used("2026-03-01", "a", 1), estimated: 1 };
+  const items = [used("2026-03-01", "a", 1), stopped, used("2026-03-01", "b", 1), used("2026-03-01", "c", 1)];
+  const marked = (metric: "cost" | "tokens") =>
+    groupUsage(items, daysUpTo(now, 1), metric, model, 5).map((one) => one.estimated);
+  expect(marked("cost")).toEqual([true, false, false]);
+  expect(marked("tokens")).toEqual([false, false, false]);
+  expect(sumUsage(items).estimated).toBe(1);
 });
 
 it("sums known costs and counts unpriced requests", () => {

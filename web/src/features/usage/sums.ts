@@ -11,6 +11,7 @@ export interface Sum {
   cached: number;
   cost: number;
   unpriced: number;
+  estimated: number;
 }
 
 export interface Series {
@@ -18,6 +19,8 @@ export interface Series {
   total: number;
   /** One value per day. */
   values: number[];
+  /** Whether the total contains a cost that is an estimate. */
+  estimated: boolean;
 }
 
 const DAY = 86_400_000;
@@ -30,7 +33,7 @@ export function daysUpTo(now: number, count: number): string[] {
 }
 
 export function sumUsage(items: DayUsage[]): Sum {
-  const sum: Sum = { calls: 0, input: 0, output: 0, cached: 0, cost: 0, unpriced: 0 };
+  const sum: Sum = { calls: 0, input: 0, output: 0, cached: 0, cost: 0, unpriced: 0, estimated: 0 };
   for (const one of items) {
     sum.calls += one.calls;
     sum.input += one.inputTokens;
@@ -38,6 +41,7 @@ export function sumUsage(items: DayUsage[]): Sum {
     sum.cached += one.cacheReadTokens;
     sum.cost += one.costUsd ?? 0;
     sum.unpriced += one.unpriced;
+    sum.estimated += one.estimated;
   }
   return sum;
 }
@@ -55,15 +59,16 @@ export function groupUsage(
 ): Series[] {
   const indexes = new Map(days.map((day, index) => [day, index]));
   const found = new Map<string, Series>();
-  const add = (key: string, index: number, value: number) => {
-    const one = found.get(key) ?? { key, total: 0, values: days.map(() => 0) };
+  const add = (key: string, index: number, value: number, estimated: boolean) => {
+    const one = found.get(key) ?? { key, total: 0, values: days.map(() => 0), estimated: false };
     one.total += value;
+    one.estimated ||= estimated;
     one.values[index] = (one.values[index] ?? 0) + value;
     found.set(key, one);
   };
   for (const item of items) {
     const index = indexes.get(item.day);
-    if (index !== undefined) add(keyOf(item), index, amount(item, metric));
+    if (index !== undefined) add(keyOf(item), index, amount(item, metric), metric === "cost" && item.estimated > 0);
   }
   const sorted = [...found.values()].sort((a, b) => b.total - a.total || a.key.localeCompare(b.key));
   if (sorted.length <= limit) return sorted;
@@ -73,6 +78,7 @@ export function groupUsage(
     {
       key: "others",
       total: rest.reduce((sum, one) => sum + one.total, 0),
+      estimated: rest.some((one) => one.estimated),
       values: days.map((_, index) => rest.reduce((sum, one) => sum + (one.values[index] ?? 0), 0)),
     },
   ];

@@ -1,6 +1,7 @@
-import { Box } from "lucide-react";
+import { Box, GitBranch } from "lucide-react";
 import { lazy, Suspense } from "react";
 import type { Attempt, Session, Task } from "@/api/types";
+import { lacksCheckout } from "@/model/task-facts";
 import { Empty, Loading } from "@/ui/states";
 import { lacksSandbox } from "../conversation/prompt-options";
 import { Boundary } from "./boundary";
@@ -21,6 +22,7 @@ const AttemptsPanel = lazy(() =>
 
 const WORKSPACE = "/home/user/workspace";
 const HOME = "/home/user";
+const OF_CHECKOUT = ["changes", "files", "history", "pull"];
 
 export interface WorkspaceContent {
   session: Session;
@@ -61,9 +63,17 @@ function Chosen({ id, work: { session, task, attempt }, at, onAt }: Parameters<t
       </Empty>
     );
   }
+  const checkedOut = !attempt || !lacksCheckout(attempt);
+  if (!checkedOut && OF_CHECKOUT.includes(id)) {
+    return (
+      <Empty title="No checkout yet" icon={<GitBranch className="size-6" aria-hidden />}>
+        This appears once the repository is checked out in the sandbox.
+      </Empty>
+    );
+  }
   const projectId = session.projectId ?? "";
   const gone = lacksSandbox(session);
-  if (id === "output") return <OutputPanel sandboxId={sandboxId} at={at} onAt={onAt} />;
+  if (id === "output") return <OutputPanel sandboxId={sandboxId} checkedOut={checkedOut} at={at} onAt={onAt} />;
   if (id === "changes")
     return <ChangesPanel sandboxId={sandboxId} session={session} gone={gone} task={task} attempt={attempt} />;
   if (id === "files")

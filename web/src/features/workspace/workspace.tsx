@@ -8,7 +8,7 @@ import { useOpenPreview } from "@/features/previews/open-preview";
 import { stripAnsi } from "@/lib/ansi";
 import type { WorkSearch } from "@/lib/search-params";
 import { useStored } from "@/lib/stored";
-import { describeActivity } from "@/model/task-facts";
+import { describeActivity, hasSession, lacksCheckout } from "@/model/task-facts";
 import { IconButton } from "@/ui/button";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { type Tab, TabBar } from "@/ui/tabs";
@@ -25,11 +25,12 @@ export interface WorkspaceProps {
 
 /** An agent's work in tabs or, on a wide screen, the conversation beside one of the tabs. */
 export function Workspace({ sessionId, task, attempt, search, onSearch }: WorkspaceProps) {
-  const query = useSession(sessionId);
+  const exists = !attempt || hasSession(attempt);
+  const query = useSession(sessionId, { enabled: exists });
   if (query.data) return <Tabs work={{ session: query.data, task, attempt }} search={search} onSearch={onSearch} />;
+  const missing = !exists || (query.error instanceof ApiError && query.error.status === 404);
+  if (missing && attempt) return <NotYet attempt={attempt} projectId={task?.projectId} />;
   if (query.isPending && !query.error) return <Loading lines={6} />;
-  if (query.error instanceof ApiError && query.error.status === 404 && attempt)
-    return <NotYet attempt={attempt} projectId={task?.projectId} />;
   return <ErrorState error={query.error} retry={() => query.refetch()} />;
 }
 
@@ -105,7 +106,8 @@ function Tabs({
   const chosen =
     tabs.find((tab) => tab.id === search.tab) ??
     (tabs[beside ? tabs.findIndex((tab) => tab.id === "changes" || tab.id === "files") : 0] as Tab);
-  usePrefetchChanges(chosen.id === "changes" ? work.session.sandboxId : null);
+  const checkedOut = !work.attempt || !lacksCheckout(work.attempt);
+  usePrefetchChanges(chosen.id === "changes" && checkedOut ? work.session.sandboxId : null);
   const panel = (id: string) => (
     <Panel id={id} work={work} at={search.at} onAt={(at) => onSearch({ tab: id, at }, true)} />
   );

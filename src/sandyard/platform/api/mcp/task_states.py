@@ -44,12 +44,21 @@ class AttemptState(Model):
     diff: DiffStat | None
     seconds: float | None
     cost_usd: float | None
+    cost_estimated: bool = Field(
+        description="Whether `costUsd` contains an estimate, such as that of a request that was stopped."
+    )
     error: str | None
 
     @classmethod
     def of(cls, view: AttemptView) -> AttemptState:
-        fields = {name: getattr(view, name) for name in cls.model_fields if name not in ("cost_usd", "error")}
-        return cls(**fields, cost_usd=view.spent.cost_usd, error=view.error and view.error[:ERROR_LIMIT])
+        own = ("cost_usd", "cost_estimated", "error")
+        fields = {name: getattr(view, name) for name in cls.model_fields if name not in own}
+        return cls(
+            **fields,
+            cost_usd=view.spent.cost_usd,
+            cost_estimated=view.spent.estimated > 0,
+            error=view.error and view.error[:ERROR_LIMIT],
+        )
 
 
 class TaskSummary(Model):

@@ -6,7 +6,7 @@ Keys and values are as they are stored. Those that the API shows are part of it.
 
 from __future__ import annotations
 
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 from sandyard.platform.db.models import AgentRun, Ask
 
@@ -93,6 +93,7 @@ class Feedback(TypedDict):
     """Feedback on a pull request that is sent to the agent if a person approves it."""
 
     words: str
+    about: NotRequired[str]
     author: str
     reason: str
     number: int | None

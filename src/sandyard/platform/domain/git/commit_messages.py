@@ -24,7 +24,11 @@ _LOOSE_SUBJECT = re.compile(
     r"\[?\s*(?P<type>[A-Za-z]{2,20})\s*\]?\s*(?:\((?P<scope>[^()]*)\))?\s*(?P<breaking>!?)\s*(?P<end>[:\u2013\u2014-]|\])?\s*(?P<rest>.*)"
 )
 _TRAILER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*: \S.*")
+_FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,}).*?(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL)
+_MARKUP = re.compile(r"^(?:[>#*+-]+\s+|\d+[.)]\s+|@[\w-]+[,:]?\s+)+")
+_HEADING_OR_POSITION = re.compile(r".*:(?:\d+(?:-\d+)?(?: \(.*\))?)?")
 _MAX_NAMED_COMMITS = 10
+_MAX_SUMMARIZED = 10_000  # characters
 _PLACEHOLDER = "update"
 
 # other names that people use for the types
@@ -99,6 +103,16 @@ def suggest_subject(subject: str) -> str:
     type_, scope, breaking, rest = _parse_loosely(plain)
     scope = f"({scope})" if scope else ""
     return f"{type_}{scope}{breaking}: {_truncate(_clean_description(rest)) or _PLACEHOLDER}"
+
+
+def summarize(text: str) -> str:
+    """Return the first line of a message to an agent that says what to do, without Markdown and mentions; empty if there is none.
+
+    Skips code, headings that end with a colon, and positions such as `src/app.py:12-14`, which precede comments on changes.
+    """
+    lines = [_MARKUP.sub("", _normalize(line)) for line in _FENCED.sub("", text[:_MAX_SUMMARIZED]).splitlines()]
+    found = (line.replace("`", "").replace("**", "") for line in lines if not _HEADING_OR_POSITION.fullmatch(line))
+    return next((line for line in found if re.search(r"\w", line)), "")
 
 
 def add_trailers(message: str, co_authors: Iterable[Identity]) -> str:

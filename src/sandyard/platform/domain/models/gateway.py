@@ -411,6 +411,8 @@ class Gateway:
                 )
         if excerpt is not None:
             outcome.error = outcome.error or excerpt.text
+        elif complete and not outcome.reported:
+            outcome.error = "The provider did not report the usage, so it is an estimate."
         return complete
 
     def _record_outcome(self, call: _Call, fault: Fault | None, began: float, redactor: Redactor) -> None:

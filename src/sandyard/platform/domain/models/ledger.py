@@ -35,6 +35,8 @@ _STARTED_EPOCH = extract("epoch", ModelCall.started_at)
 _DAY: ColumnElement[Any] = _STARTED_EPOCH - _STARTED_EPOCH % literal_column("86400")
 """Midnight in UTC, on any database. SQLite rounds to milliseconds."""
 _UNPRICED = and_(ModelCall.cost_micros.is_(None), ModelCall.status >= 200, ModelCall.status < 300)
+_ESTIMATED = and_(ModelCall.cost_micros > 0, ModelCall.error.is_not(None))
+"""Requests that have a cost although they were stopped, broke off or are in progress, or whose usage was not reported."""
 
 
 class Ledger:
@@ -162,30 +164,30 @@ class Ledger:
     async def get_totals(self, *conditions: ColumnElement[bool]) -> UsageTotals:
         """Return the totals of all matching requests."""
         async with self._database.reading() as session:
-            return _to_totals(*(await session.execute(select(*_SUMS).where(*conditions))).one())
+            return to_totals(*(await session.execute(select(*USAGE_SUMS).where(*conditions))).one())
 
     async def list_by_model(self, *conditions: ColumnElement[bool]) -> list[tuple[str | None, UsageTotals]]:
         """Return the totals by model, those with most tokens first."""
         total = func.coalesce(sum_column(ModelCall.input_tokens), 0) + func.coalesce(
             sum_column(ModelCall.output_tokens), 0
         )
-        query = select(ModelCall.model, *_SUMS).where(*conditions).group_by(ModelCall.model)
+        query = select(ModelCall.model, *USAGE_SUMS).where(*conditions).group_by(ModelCall.model)
         async with self._database.reading() as session:
             rows = await session.execute(query.order_by(total.desc(), ModelCall.model).limit(MODELS_SHOWN))
-            return [(row[0], _to_totals(*row[1:])) for row in rows]
+            return [(row[0], to_totals(*row[1:])) for row in rows]
 
     async def list_by_day(
         self, *conditions: ColumnElement[bool], limit: int = DAYS_SHOWN
     ) -> tuple[list[DailyUsage], bool]:
         """Return the totals by day (UTC), project and model, newest day first, and whether there are more than `limit`."""
         keys = (ModelCall.project_id, ModelCall.model)
-        query = select(_DAY, *keys, *_SUMS).where(*conditions).group_by(_DAY, *keys)
+        query = select(_DAY, *keys, *USAGE_SUMS).where(*conditions).group_by(_DAY, *keys)
         days: list[DailyUsage] = []
         async with self._database.reading() as session:
             rows = await session.execute(query.order_by(_DAY.desc(), *keys).limit(limit + 1))
         for batch in rows.partitions(_ROWS_PER_TURN):
             await take_turn()
-            days += [DailyUsage(_to_date(row[0]), row[1], row[2], _to_totals(*row[3:])) for row in batch]
+            days += [DailyUsage(_to_date(row[0]), row[1], row[2], to_totals(*row[3:])) for row in batch]
         return days[:limit], len(days) > limit
 
 
@@ -213,7 +215,7 @@ def sum_column(column: InstrumentedAttribute[int | None]) -> ColumnElement[float
     return func.sum(cast(column, Double))
 
 
-_SUMS: tuple[ColumnElement[Any], ...] = (
+USAGE_SUMS: tuple[ColumnElement[Any], ...] = (
     func.count(ModelCall.id),
     func.coalesce(sum_column(ModelCall.input_tokens), 0),
     func.coalesce(sum_column(ModelCall.output_tokens), 0),
@@ -221,17 +223,28 @@ _SUMS: tuple[ColumnElement[Any], ...] = (
     func.coalesce(sum_column(ModelCall.cache_write_tokens), 0),
     sum_column(ModelCall.cost_micros),
     func.coalesce(func.sum(case((_UNPRICED, 1), else_=0)), 0),
+    func.coalesce(func.sum(case((_ESTIMATED, 1), else_=0)), 0),
 )
+"""The columns that `to_totals` takes."""
 
 
 def _to_date(midnight: Any) -> date:
     return datetime.fromtimestamp(int(midnight), UTC).date()
 
 
-def _to_totals(*sums: Any) -> UsageTotals:
-    calls, input_tokens, output_tokens, read, written, micros, unpriced = sums
+def to_totals(*sums: Any) -> UsageTotals:
+    calls, input_tokens, output_tokens, read, written, micros, unpriced, estimated = sums
     cost = None if micros is None and unpriced else int(micros or 0) / MICROS
-    return UsageTotals(int(calls), int(input_tokens), int(output_tokens), int(read), int(written), cost, int(unpriced))
+    return UsageTotals(
+        int(calls),
+        int(input_tokens),
+        int(output_tokens),
+        int(read),
+        int(written),
+        cost,
+        int(unpriced),
+        int(estimated),
+    )
 
 
 def select_visible_calls(caller: Principal) -> list[ColumnElement[bool]]:

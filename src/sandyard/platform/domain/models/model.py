@@ -131,7 +131,8 @@ def compute_cost(price: Price | None, tokens: Tokens) -> int | None:
 class UsageTotals:
     """Totals over requests. `cost_usd` is the known cost; None if no cost is known although there were responses.
 
-    `unpriced` counts responses whose cost is not included.
+    `unpriced` counts responses whose cost is not included, `estimated` requests whose cost is an estimate: they were stopped, broke off or
+    are in progress, or their usage was not reported.
     """
 
     calls: int = 0
@@ -141,6 +142,7 @@ class UsageTotals:
     cache_write_tokens: int = 0
     cost_usd: float | None = 0.0
     unpriced: int = 0
+    estimated: int = 0
 
     @property
     def tokens(self) -> int:

@@ -43,6 +43,7 @@ RECONCILE_S = 60.0
 MAX_PENDING_CHARACTERS = 100_000
 MAX_PENDING_MESSAGES = 10
 """Limits of the messages that wait for the end of a round. The characters are those of all messages."""
+MAX_ABOUT_CHARACTERS = 1000
 Columns = TypeVarTuple("Columns")
 
 
@@ -132,15 +133,25 @@ class Attempts:
         return found
 
     async def send_back(
-        self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str, *, automatic: bool = False
+        self,
+        tx: Transaction,
+        task: Task,
+        attempt: Attempt,
+        words: str,
+        by: str,
+        *,
+        automatic: bool = False,
+        about: str | None = None,
     ) -> None:
         """Start the next round with these words as its prompt. Call `nudge` afterwards.
 
-        While a round is running, the words wait for its end. A failed attempt is retried with them. If the task now asks for another agent,
-        that agent continues.
+        `about` is what its commit is named after, if not the words. While a round is running, the words wait for its end. A failed attempt
+        is retried with them. If the task now asks for another agent, that agent continues.
         """
         log.info("attempt_sent_back", task=task.id, attempt=attempt.number, automatic=automatic)
-        said = {"words": storable(words)[:MAX_PENDING_CHARACTERS], "by": by, "automatic": automatic}
+        said: dict[str, Any] = {"words": storable(words)[:MAX_PENDING_CHARACTERS], "by": by, "automatic": automatic}
+        if about is not None:
+            said["about"] = storable(about)[:MAX_ABOUT_CHARACTERS]
         if attempt.status in ACTIVE_ATTEMPTS:
             attempt.detail = {**attempt.detail, "pending": [*attempt.detail.get("pending", []), said]}
         elif attempt.status == AttemptStatus.FAILED:

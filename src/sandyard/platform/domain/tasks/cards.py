@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from sqlalchemy import BindParameter, Select, and_, bindparam, case, func, inspect, or_, select
+from sqlalchemy import BindParameter, Select, bindparam, func, inspect, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 from sqlalchemy.orm.attributes import set_committed_value
@@ -16,8 +16,8 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sandyard.kit.clock import Clock, get_time
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Attempt, ModelCall, PullRequest, Session, Step, Task
-from sandyard.platform.domain.models.ledger import sum_column
-from sandyard.platform.domain.models.model import MICROS, UsageTotals
+from sandyard.platform.domain.models.ledger import USAGE_SUMS, to_totals
+from sandyard.platform.domain.models.model import UsageTotals
 from sandyard.platform.domain.tasks.dependencies import list_needs
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.positions import select_index
@@ -174,18 +174,8 @@ _ROUNDS = (
 )
 _STEPS = select(Step).where(Step.attempt_id.in_(_ATTEMPT_IDS)).order_by(Step.attempt_id, Step.round, Step.number)
 _SANDBOXES = select(Session.id, Session.sandbox_id).where(Session.id.in_(_SESSION_IDS))
-_UNPRICED = case((and_(ModelCall.cost_micros.is_(None), ModelCall.status.between(200, 299)), 1), else_=0)
 _SPENT = (
-    select(
-        ModelCall.session_id,
-        func.count(),
-        func.coalesce(sum_column(ModelCall.input_tokens), 0),
-        func.coalesce(sum_column(ModelCall.output_tokens), 0),
-        func.coalesce(sum_column(ModelCall.cache_read_tokens), 0),
-        func.coalesce(sum_column(ModelCall.cache_write_tokens), 0),
-        sum_column(ModelCall.cost_micros),
-        func.sum(_UNPRICED),
-    )
+    select(ModelCall.session_id, *USAGE_SUMS)
     .where(ModelCall.session_id.in_(_SESSION_IDS))
     .group_by(ModelCall.session_id)
 )
@@ -226,12 +216,7 @@ async def _load_steps(session: AsyncSession, attempts: Sequence[str]) -> Mapping
 
 async def _load_usage(session: AsyncSession, sessions: Sequence[str]) -> Mapping[str, UsageTotals]:
     """Return usage by session, as counted by the proxy."""
-    found: dict[str, UsageTotals] = {}
-    for row in (await session.execute(_SPENT, {"sessions": sessions})).all():
-        missing = int(row[7])
-        cost = None if row[6] is None and missing else int(row[6] or 0) / MICROS
-        found[row[0]] = UsageTotals(int(row[1]), int(row[2]), int(row[3]), int(row[4]), int(row[5]), cost, missing)
-    return found
+    return {row[0]: to_totals(*row[1:]) for row in (await session.execute(_SPENT, {"sessions": sessions})).all()}
 
 
 async def _load_pull_requests(

@@ -210,7 +210,7 @@ class Reviews:
             if is_limit_reached or not self._attempts.has_room(attempt, text):
                 return
             attempt.detail = {**attempt.detail, "automatic": rounds + 1}
-            await self._send_back(tx, task, attempt, text, "github", automatic=True)
+            await self._send_back(tx, task, attempt, text, "github", automatic=True, about="fix: failed checks")
             return
         if not _is_for_agent(event, settings.mention, attempt.agent):
             return
@@ -222,7 +222,7 @@ class Reviews:
         elif not self._attempts.has_room(attempt, text):
             await _ask_person(tx, event, attempt, _Reason.PENDING, text)
         else:
-            await self._send_back(tx, task, attempt, text, author or "github")
+            await self._send_back(tx, task, attempt, text, author or "github", about=_get_remark(event))
 
     async def _handle_answer(self, tx: Transaction, event: EventView, task: Task, attempt: Attempt) -> None:
         """Send feedback that a person has approved."""
@@ -231,12 +231,21 @@ class Reviews:
         if ask is None or feedback is None or answer_of(ask).get("optionId") != SEND:
             return
         if attempt.status in _ANSWERABLE and task.status in (Column.IN_PROGRESS, Column.IN_REVIEW):
-            await self._send_back(tx, task, attempt, feedback["words"], feedback["author"])
+            about = feedback.get("about")
+            await self._send_back(tx, task, attempt, feedback["words"], feedback["author"], about=about)
 
     async def _send_back(
-        self, tx: Transaction, task: Task, attempt: Attempt, text: str, by: str, *, automatic: bool = False
+        self,
+        tx: Transaction,
+        task: Task,
+        attempt: Attempt,
+        text: str,
+        by: str,
+        *,
+        automatic: bool = False,
+        about: str | None,
     ) -> None:
-        await self._attempts.send_back(tx, task, attempt, text, by, automatic=automatic)
+        await self._attempts.send_back(tx, task, attempt, text, by, automatic=automatic, about=about)
         await self._board.advance(tx, task, Column.IN_PROGRESS)
 
     async def _read_text(self, tx: Transaction, event: EventView) -> str:
@@ -304,9 +313,20 @@ async def _ask_person(tx: Transaction, event: EventView, attempt: Attempt, reaso
     verb = "requested changes on" if event.kind == "pull_request.reviewed" else "commented on"
     number = event.data.get("number")
     head = _TITLES[reason].format(author=author, verb=verb, number=number, round=attempt.round)
-    title = truncate(f"{head}\n\n{remove_invisible(str(event.data.get('text') or '')).strip()}".strip(), _MAX_TITLE)
-    feedback: Feedback = {"words": text[:MAX_PENDING_CHARACTERS], "author": author, "reason": reason, "number": number}
+    title = truncate(f"{head}\n\n{_get_remark(event)}".strip(), _MAX_TITLE)
+    feedback: Feedback = {
+        "words": text[:MAX_PENDING_CHARACTERS],
+        "about": _get_remark(event),
+        "author": author,
+        "reason": reason,
+        "number": number,
+    }
     open_feedback_question(tx, session, title, feedback)
+
+
+def _get_remark(event: EventView) -> str:
+    """Return the beginning of what the person wrote."""
+    return remove_invisible(str(event.data.get("text") or "")).strip()
 
 
 async def _withdraw_questions(tx: Transaction, session_id: str) -> None:

@@ -438,7 +438,7 @@ class Steps:
         await self._ensure_running(sandbox.id)
         status = await self._retry_while_engine_unavailable(lambda: self._git.get_status(context.caller, sandbox.id))
         if not status.clean:
-            subject = commit_messages.suggest_subject(context.task.title)
+            subject = commit_messages.suggest_subject(_describe_round(context.attempt) or context.task.title)
             wanted = await self._git.commit(context.caller, sandbox.id, message=subject)
             done = await self._git.operations.wait(wanted.id)
             if (
@@ -548,3 +548,11 @@ class Steps:
             return task.result()
         finally:
             await end_tasks(task)
+
+
+def _describe_round(attempt: Attempt) -> str:
+    """Return what a later round was asked to do; empty for the first work on the task, which is named after it."""
+    if "head" not in attempt.detail:
+        return ""
+    said = (commit_messages.summarize(one.get("about") or one["words"]) for one in attempt.work.get("said", ()))
+    return next((line for line in said if line), "")

@@ -157,6 +157,25 @@ def test_a_long_list_of_invalid_commits_is_shortened() -> None:
     assert len(refused.value.message) < 4000
 
 
+@pytest.mark.parametrize(
+    ("text", "summary"),
+    [
+        ("Use British spelling.\n\nAnd `colour`, not `color`.", "Use British spelling."),
+        ("\n\n# Please:\n\n- **Rename** `a` to `b`\n- and c", "Rename a to b"),
+        ("@sandyard rename it", "rename it"),
+        (
+            "A comment on your changes:\n\nsrc/my app.py:12-14 (as it was before your change)\n```py\nx = 1\n```\nKeep x.",
+            "Keep x.",
+        ),
+        ("```\nTraceback", ""),
+        ("  \n:-)\n", ""),
+        ("`" * 50_000 + "\n" * 50_000, ""),
+    ],
+)
+def test_feedback_is_summarized_by_its_first_line(text: str, summary: str) -> None:
+    assert commit_messages.summarize(text) == summary
+
+
 def test_trailers_are_added_once() -> None:
     once = commit_messages.add_trailers("feat: x\n", [AGENT, AGENT])
     assert once == "feat: x\n\nCo-authored-by: Agent <agent@example.org>"

@@ -308,6 +308,7 @@ async def test_the_request_ends_when_the_agent_disconnects(yard: Yard, upstream:
         )
 
     await until(is_recorded, "the call is recorded")
+    assert (await yard.services.models.get_usage()).estimated == 1
 
 
 async def test_calls_continue_after_an_engine_outage_and_a_pause(yard: Yard, upstream: Upstream) -> None:

@@ -32,6 +32,17 @@ def call(at: datetime, model: str | None, project_id: str | None, micros: int | 
     )
 
 
+async def test_costs_of_unfinished_requests_are_estimates(world: World) -> None:
+    now = get_time(world.clock)
+    rows = [call(now, "sonnet", None, micros) for micros in (1_000_000, 500_000, None, 0)]
+    for row in rows[1:]:
+        row.error = "The agent disconnected before the response was complete."
+    async with world.database.transaction() as tx:
+        tx.add(*rows)
+    spent = await Ledger(world.database, world.clock).get_totals()
+    assert (spent.cost_usd, spent.unpriced, spent.estimated) == (1.5, 1, 1)
+
+
 async def test_separates_days_models_and_projects(world: World) -> None:
     owner = (await world.person("owner")).principal
     project = await world.projects.create(owner, "website")

@@ -1,4 +1,4 @@
-"""Prompts at the beginning of a round."""
+"""Prompts at the beginning of a round, and the commit at its end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from tests.unit.platform.domain.tasks.yard import Board
 
 
 class Sandboxes:
-    """Sessions, agents, git and turns of one sandbox whose agent does nothing."""
+    """Sessions, agents, git and turns of one sandbox with uncommitted changes, whose agent does nothing."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Origin, list[dict[str, Any]]]] = []
+        self.committed: list[str] = []
+        self.operations = self.repository = self
 
     async def get_sandbox(self, *_: Any) -> Any:
         return SimpleNamespace(id="sbx_1")
@@ -40,20 +42,55 @@ class Sandboxes:
     async def end_leftovers(self, _: str) -> int:
         return 0
 
+    async def get(self, _: str) -> Any:
+        return None
+
+    async def ensure_running(self, _: Any) -> None:
+        pass
+
+    async def list_operations(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(items=[])
+
+    async def get_status(self, *_: Any) -> Any:
+        return SimpleNamespace(clean=False, entries=())
+
+    async def commit(self, *_: Any, message: str) -> Any:
+        self.committed.append(message)
+        return Turn(id="gop_1")
+
+    async def get_diff(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(files=(), added=1, removed=0)
+
+    async def list_commits(self, *_: Any, **__: Any) -> Any:
+        return [SimpleNamespace(id="c0ffee")]
+
 
 async def told(board: Board, task: Task) -> tuple[Origin, list[str]]:
     """Return the current prompt of the attempt's agent: its author, then each part. "(platform)" marks text of the
     platform."""
     inside = Sandboxes()
-    parts: Any = [board.database, inside, None, None, inside, inside, None, None, inside, None]
+    steps, work = await prepare(board, task, inside)
+    await steps.agent(work, (work.attempt.id, work.attempt.round, 1), {}, turn="agent", prompt=None)
+    ((origin, said),) = inside.told
+    return origin, ["(platform)" if one.get("source") == PLATFORM else one["text"] for one in said]
+
+
+async def committed(board: Board, task: Task) -> str:
+    """Commit the changes of the current round and return the message."""
+    inside = Sandboxes()
+    steps, work = await prepare(board, task, inside)
+    await steps.commit(work, (work.attempt.id, work.attempt.round, 1), {})
+    (message,) = inside.committed
+    return message
+
+
+async def prepare(board: Board, task: Task, inside: Sandboxes) -> tuple[Steps, StepContext]:
+    parts: Any = [board.database, inside, inside, None, inside, inside, None, None, inside, None]
     async with board.database.reading() as session:
         attempt = await session.get(Attempt, (await board.attempt(task)).id)
         row, project = await session.get(Task, task.id), await session.get(Project, task.project_id)
     assert attempt is not None and row is not None and project is not None
-    work = StepContext(attempt, row, project, board.owner)
-    await Steps(*parts).agent(work, (attempt.id, attempt.round, 1), {}, turn="agent", prompt=None)
-    ((origin, said),) = inside.told
-    return origin, ["(platform)" if one.get("source") == PLATFORM else one["text"] for one in said]
+    return Steps(*parts), StepContext(attempt, row, project, board.owner)
 
 
 async def has_worked(board: Board, attempt: Attempt, agent: str) -> None:
@@ -105,3 +142,17 @@ async def test_feedback_includes_task_for_new_agent(board: Board, agent: str) ->
     origin, said = await told(board, task)
     expected = {"codex": ["Blue, please."], "opencode": ["Paint it", "(platform)", "(platform)", "Blue, please."]}
     assert (origin, said) == (Origin.FEEDBACK, expected[agent])
+
+
+async def test_commit_of_feedback_is_named_after_it(board: Board) -> None:
+    task, attempt = await begun(board)
+    await board.attempts.fail(attempt.id, "no_model", "There is no model.")
+    await board.tasks.retry(board.owner, task.id, message="Blue, please.")
+    assert await committed(board, task) == "chore: paint it"  # it contains the whole task
+    await board.let(attempt, AttemptStatus.IN_REVIEW)
+    feedback = "Please:\n- fix the `door`\n- and the roof"
+    await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback=feedback)
+    assert await committed(board, task) == "fix: fix the door"
+    await board.attempts.fail(attempt.id, "turn_failed", "The agent failed.")
+    await board.tasks.retry(board.owner, task.id)
+    assert await committed(board, task) == "fix: fix the door"
