@@ -33,6 +33,7 @@ from sandyard.platform.db.models import (
     Task,
     Turn,
 )
+from sandyard.platform.db.models.message_parts import TextPart
 from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.agents.errors import PermissionRefusedError, SandboxRestartedError
 from sandyard.platform.domain.agents.model import Origin, TurnStatus
@@ -251,7 +252,7 @@ class Steps:
         return {"shown": {"turnId": row.id, "stopReason": row.stop_reason, **left}}
 
     async def _run_turn(
-        self, context: StepContext, step_key: StepKey, key: str, origin: Origin, parts: Sequence[prompts.Part]
+        self, context: StepContext, step_key: StepKey, key: str, origin: Origin, parts: Sequence[TextPart]
     ) -> Turn:
         """Run a turn to its end. The same key is the same turn."""
         attempt = context.attempt
@@ -291,7 +292,7 @@ class Steps:
                 return row
             row = done
 
-    async def _build_prompt(self, context: StepContext, prompt: str | None) -> tuple[Origin, list[prompts.Part]]:
+    async def _build_prompt(self, context: StepContext, prompt: str | None) -> tuple[Origin, list[TextPart]]:
         attempt = context.attempt
         if prompt is not None:
             return Origin.VERIFY, [prompts.format_notice(prompt, "failure")]
