@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from sandyard.platform.db.models import Project, Task
 from sandyard.platform.db.models.message_parts import TextPart
+from sandyard.platform.db.models.task_details import Said
 from sandyard.platform.domain.agents.model import PLATFORM
 from sandyard.platform.domain.projects.model import ProjectSettings
 
@@ -47,11 +48,10 @@ def format_task(task: Task, project: Project, branch: str, *, agents_md: bool) -
     return [format_message(words), format_notice("\n".join(lines))]
 
 
-def format_feedback(said: Sequence[Mapping[str, Any]]) -> list[TextPart]:
+def format_feedback(said: Sequence[Said]) -> list[TextPart]:
     """Return people's messages and failures reported by the forge."""
     return [
-        format_notice(str(one["words"]), "failure") if one.get("automatic") else format_message(str(one["words"]))
-        for one in said
+        format_notice(one["words"], "failure") if one.get("automatic") else format_message(one["words"]) for one in said
     ]
 
 
