@@ -17,6 +17,7 @@ from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import Envs, SandboxView, Template
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.db import models
+from sandyard.platform.db.models.message_parts import MessagePart
 from sandyard.platform.domain.sandboxes import service as sandbox_service
 from sandyard.platform.domain.sessions import service
 
@@ -193,5 +194,5 @@ async def list_messages(caller: Caller, sessions: Sessions, session_id: SessionI
     "/sessions/{session_id}/messages", name="message.create", status_code=201, dependencies=[limited("execute")]
 )
 async def add_message(caller: Caller, sessions: Sessions, session_id: SessionId, body: NewMessage) -> MessageView:
-    parts = [entry.model_dump() for entry in body.parts]
+    parts: list[MessagePart] = [{"type": part.type, "text": part.text} for part in body.parts]
     return MessageView.of(await sessions.add_message(caller, session_id, parts))

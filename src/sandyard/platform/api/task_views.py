@@ -125,18 +125,18 @@ class AttemptView(Model):
     def of(cls, card: AttemptCard) -> AttemptView:
         row, detail = card.attempt, card.attempt.detail or {}
         verified = detail.get("verified")
-        verified = verified if isinstance(verified, dict) else None
         progress = detail.get("doing") if row.step == StepName.SETUP else None
-        progress = progress if isinstance(progress, dict) and progress.get("round") == row.round else {}
+        if progress is not None and progress.get("round") != row.round:
+            progress = None
         return cls(
             **{name: getattr(row, name) for name in _ATTEMPT_FIELDS},
-            step_detail=progress.get("step"),
-            step_output=progress.get("output"),
+            step_detail=None if progress is None else progress["step"],
+            step_output=None if progress is None else progress["output"],
             sandbox_id=card.sandbox_id,
             queue_position=card.queue_position,
             stopping=row.cancel_at is not None and not AttemptStatus(row.status).over,
-            verified=None if verified is None else bool(verified.get("ok")),
-            verification=verified,
+            verified=None if verified is None else verified["ok"],
+            verification=None if verified is None else dict(verified),
             diff=DiffStat.model_validate(detail["diff"]) if detail.get("diff") else None,
             branch=detail.get("branch"),
             head=detail.get("head"),

@@ -17,6 +17,7 @@ from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.sessions import SessionId
 from sandyard.platform.db import models
+from sandyard.platform.db.models.message_parts import TextPart
 from sandyard.platform.domain.agents.json_columns import list_public_options
 from sandyard.platform.domain.agents.model import AskKind, AskStatus, Origin, TurnStatus
 from sandyard.platform.domain.agents.questions import service
@@ -186,7 +187,7 @@ class Allowance(Input):
 @router.post("/sessions/{session_id}/turns", name="turn.create", status_code=202, dependencies=[limited("execute")])
 async def create(request: Request, caller: Caller, service: Turns, session_id: SessionId, body: NewTurn) -> TurnView:
     """Send a prompt to the session's agent. It is queued while the agent works on another prompt."""
-    parts = [{"type": "text", "text": body.text}]
+    parts: list[TextPart] = [{"type": "text", "text": body.text}]
     key = None if body.key is None else f"{session_id}:{body.key}"
     turn = await service.prompt(caller, session_id, parts, key=key, model=body.model, mode=body.mode)
     add_audit_detail(request, turn=turn.id)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from sandyard.platform.api.schema import Instant, Model, example
 from sandyard.platform.db.models import Message
+from sandyard.platform.db.models.message_parts import MessagePart, ToolCallPart
 from sandyard.platform.domain.paging import Listing
 
 PART_LIMIT, PAGE_LIMIT = 8_000, 60_000
@@ -40,7 +41,7 @@ def get_page(rows: Listing[Message]) -> Transcript:
     items: list[Said] = []
     left = PAGE_LIMIT
     for count, row in enumerate(rows.items):
-        entries = [_make_entry(row, part) for part in row.parts if isinstance(part, dict)]
+        entries = [_make_entry(row, part) for part in row.parts]
         left -= sum(len(entry.text) for entry in entries)
         if left < 0 and count:
             return Transcript(items=items, next_cursor=rows.items[count - 1].id)
@@ -54,41 +55,37 @@ def get_turn(rows: Sequence[Message], turn_id: str) -> Transcript:
     return get_page(Listing(of_turn))
 
 
-def _make_entry(row: Message, part: dict[str, Any]) -> Said:
+def _make_entry(row: Message, part: MessagePart) -> Said:
     text = _render_part(part)
-    status = part.get("status")
     return Said(
         id=row.id,
         turn_id=row.turn_id,
         role=row.role,  # type: ignore[arg-type]  # one of these in the database
-        type=str(part.get("type")),
+        type=part["type"],
         text=text[:PART_LIMIT],
-        status=status if isinstance(status, str) else None,
+        status=part["status"] if part["type"] == "tool_call" else None,
         truncated=len(text) > PART_LIMIT,
         created_at=row.created_at,
     )
 
 
-def _render_part(part: dict[str, Any]) -> str:
-    kind = part.get("type")
-    if kind == "plan":
-        entries = [entry for entry in part.get("entries") or [] if isinstance(entry, dict)]
-        return "\n".join(f"[{entry.get('status')}] {entry.get('content')}" for entry in entries)
-    if kind == "tool_call":
+def _render_part(part: MessagePart) -> str:
+    if part["type"] == "plan":
+        return "\n".join(f"[{entry['status']}] {entry['content']}" for entry in part["entries"])
+    if part["type"] == "tool_call":
         return "\n".join(line for line in _render_tool_call(part) if line)
-    if kind == "image":
-        return f"{part.get('mimeType')}, {part.get('bytes')} bytes"
-    return str(part.get("text") or "")
+    if part["type"] == "image":
+        return f"{part['mimeType']}, {part['bytes']} bytes"
+    return part["text"]
 
 
-def _render_tool_call(part: dict[str, Any]) -> list[str]:
-    lines = [str(part.get("title") or part.get("kind") or "")]
-    lines += [str(one.get("path")) for one in part.get("locations") or [] if isinstance(one, dict)]
-    for one in part.get("content") or []:
-        if isinstance(one, dict) and one.get("type") == "diff":
-            lines.append(f"changed {one.get('path')}:\n{one.get('newText') or ''}")
-        elif isinstance(one, dict):
-            lines.append(str(one.get("text") or ""))
-    if not part.get("content"):
-        lines += [json.dumps(part[name], ensure_ascii=False) for name in ("input", "output") if part.get(name)]
+def _render_tool_call(part: ToolCallPart) -> list[str]:
+    lines = [part["title"] or part["kind"], *(location["path"] for location in part["locations"])]
+    for content in part["content"]:
+        if content["type"] == "diff":
+            lines.append(f"changed {content['path']}:\n{content['newText']}")
+        elif content["type"] == "text":
+            lines.append(content["text"])
+    if not part["content"]:
+        lines += [json.dumps(value, ensure_ascii=False) for value in (part["input"], part["output"]) if value]
     return lines

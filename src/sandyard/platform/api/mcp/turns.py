@@ -14,6 +14,7 @@ from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.mcp.transcript import Transcript
 from sandyard.platform.api.schema import Input, Model, example
 from sandyard.platform.db import models
+from sandyard.platform.db.models.message_parts import TextPart
 from sandyard.platform.domain.agents.model import TurnStatus
 from sandyard.platform.domain.events.model import EventFilter
 from sandyard.platform.domain.paging import PageRequest
@@ -91,7 +92,7 @@ async def prompt_session(call: Call, arguments: PromptSession) -> TurnState:
     The prompt is queued while the agent is working. If the time runs out first, the agent continues: call wait_for_turn to keep waiting.
     """
     key = None if arguments.key is None else f"mcp:{call.caller.user_id}:{arguments.session_id}:{arguments.key}"
-    parts = [{"type": "text", "text": arguments.text}]
+    parts: list[TextPart] = [{"type": "text", "text": arguments.text}]
     with call.shield():
         turn = await call.services.turns.prompt(
             call.caller, arguments.session_id, parts, key=key, model=arguments.model, mode=arguments.mode

@@ -9,6 +9,7 @@ from sqlalchemy import Index, Integer, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sandyard.platform.db.base import Base, Id, ShortText, belongs_to, may_refer_to
+from sandyard.platform.db.models.message_parts import MessagePart
 from sandyard.platform.db.types import Json
 
 
@@ -74,6 +75,6 @@ class Message(Base):
     turn_id: Mapped[str | None] = mapped_column(may_refer_to("turns.id"), index=True)
     author_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
     role: Mapped[ShortText]  # user, agent or system
-    parts: Mapped[list[Any]] = mapped_column(Json)
+    parts: Mapped[list[MessagePart]] = mapped_column(Json)
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime | None]  # when it was last extended

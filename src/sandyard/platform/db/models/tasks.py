@@ -10,6 +10,7 @@ from sqlalchemy import Boolean, Index, Integer, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sandyard.platform.db.base import Base, Id, LongText, Name, ShortText, belongs_to, may_refer_to
+from sandyard.platform.db.models.task_details import AttemptDetail, RoundWork, StepDetail
 from sandyard.platform.db.types import Json
 
 
@@ -72,8 +73,8 @@ class Attempt(Base):
     status: Mapped[ShortText]  # queued, running, ready, in_review, failed, cancelled, merged, archived
     step: Mapped[str | None] = mapped_column(String(40))  # of the current round
     round: Mapped[int] = mapped_column(Integer)
-    work: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # the round's work: its kind and its text
-    detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # results: verified, diff, pull request …
+    work: Mapped[RoundWork] = mapped_column(Json, default=dict)
+    detail: Mapped[AttemptDetail] = mapped_column(Json, default=dict)
     error: Mapped[str | None] = mapped_column(Text)
     error_code: Mapped[str | None] = mapped_column(String(40))
     cancel_at: Mapped[datetime | None]  # when cancellation was requested
@@ -94,7 +95,7 @@ class Step(Base):
     name: Mapped[ShortText]  # setup, provision, checkout, agent, verify, commit, push, pull_request
     status: Mapped[ShortText]  # running, completed, failed
     tries: Mapped[int] = mapped_column(Integer, default=1)  # more than one: it was restarted after a crash
-    detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
+    detail: Mapped[StepDetail] = mapped_column(Json, default=dict)
     error: Mapped[str | None] = mapped_column(Text)
     started_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from sqlalchemy import select
 
@@ -17,6 +17,7 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Message, Session, Setting, Turn, User
+from sandyard.platform.db.models.message_parts import MessagePart
 from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.agents.installation import INSTALLED
 from sandyard.platform.domain.agents.model import Origin, TurnStatus
@@ -54,7 +55,7 @@ class TrialTurns(Protocol):
         self,
         caller: Principal,
         session_id: str,
-        parts: list[dict[str, Any]],
+        parts: list[MessagePart],
         *,
         key: str | None = None,
         origin: Origin = Origin.PERSON,
@@ -214,7 +215,7 @@ class Trials:
                 for message in reversed(page.items)
                 if message.role == "agent"
                 for part in message.parts
-                if part.get("type") == "text"
+                if part["type"] == "text"
             ]
             return "".join(texts).strip()[:_ANSWER_LIMIT] or None
         return None

@@ -12,6 +12,7 @@ from typing import Any
 
 from sandyard.kit.text import storable
 from sandyard.kit.times import rfc3339
+from sandyard.platform.db.models.message_parts import FeedbackPart, RemarkFields
 from sandyard.platform.domain.forge.markdown import truncate
 from sandyard.platform.domain.forge.model import Checks, Pull, PullState, Remark, Review
 
@@ -35,8 +36,8 @@ class News:
     """
 
     reported: dict[str, Any]
-    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    parts: list[dict[str, Any]] = field(default_factory=list)
+    events: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    parts: list[FeedbackPart] = field(default_factory=list)
 
 
 def find_news(reported: Mapping[str, Any], state: str, review: str, pull: Pull) -> News:
@@ -87,21 +88,26 @@ def _add_checks(news: News, failed: list[Remark], pull: Pull) -> None:
         news.reported.pop("passed", None)
 
 
-def _shorten(fields: dict[str, Any]) -> dict[str, Any]:
+def _shorten(fields: RemarkFields) -> RemarkFields:
     return {**fields, "text": truncate(fields["text"], MAX_EVENT_TEXT)}
 
 
-def _to_json(remark: Remark) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+def _to_json(remark: Remark) -> RemarkFields:
+    fields: RemarkFields = {
         "kind": remark.kind,
         "remarkId": remark.id,
         "author": storable(remark.author),
         "text": truncate(storable(remark.text), MAX_TEXT),
         "at": rfc3339(remark.at),
-        "state": remark.state,
-        "path": remark.path and storable(remark.path),
-        "line": remark.line,
-        "url": remark.url,
-        "mayWrite": remark.may_write,
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    if remark.state is not None:
+        fields["state"] = remark.state
+    if remark.path is not None:
+        fields["path"] = storable(remark.path)
+    if remark.line is not None:
+        fields["line"] = remark.line
+    if remark.url is not None:
+        fields["url"] = remark.url
+    if remark.may_write is not None:
+        fields["mayWrite"] = remark.may_write
+    return fields

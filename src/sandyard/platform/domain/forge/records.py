@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -16,6 +17,7 @@ from sandyard.kit.text import storable
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Message, Project, PullRequest, Session
+from sandyard.platform.db.models.message_parts import FeedbackPart
 from sandyard.platform.domain.forge.feedback import MAX_TEXT, find_news
 from sandyard.platform.domain.forge.markdown import truncate
 from sandyard.platform.domain.forge.model import ForgeKind, Pull, PullState
@@ -261,7 +263,7 @@ async def _get_owner(tx: Transaction, row: PullRequest) -> str | None:
     return project.owner_id if project is not None else None
 
 
-async def _emit(tx: Transaction, row: PullRequest, kind: str, data: dict[str, Any]) -> None:
+async def _emit(tx: Transaction, row: PullRequest, kind: str, data: Mapping[str, Any]) -> None:
     pull_request = {"pullRequestId": row.id, "number": row.number, "url": row.url, "title": row.title}
     status = {"state": row.state, "review": row.review, "checks": row.checks}
     names = {"kind": "remark", "url": "remarkUrl", "state": "verdict"}  # a remark's own fields are renamed
@@ -278,17 +280,16 @@ async def _emit(tx: Transaction, row: PullRequest, kind: str, data: dict[str, An
     )
 
 
-async def _add_message(tx: Transaction, row: PullRequest, parts: list[dict[str, Any]], now: datetime) -> None:
+async def _add_message(tx: Transaction, row: PullRequest, parts: list[FeedbackPart], now: datetime) -> None:
     """Write one message for everything new, so that the session is woken once."""
     session = await tx.session.get(Session, row.session_id) if row.session_id is not None else None
     if session is None:
         return
-    pull_request = {"pullRequestId": row.id, "number": row.number}
     message = Message(
         id=ordered_id("msg_"),
         session_id=session.id,
         role="system",
-        parts=[{**part, **pull_request} for part in parts],
+        parts=[{**part, "pullRequestId": row.id, "number": row.number} for part in parts],
         created_at=now,
     )
     tx.add(message)

@@ -24,6 +24,7 @@ from sandyard.platform.db.models import (
     Session,
     Task,
 )
+from sandyard.platform.db.models.message_parts import MessagePart
 from sandyard.platform.domain.git.errors import NoCheckoutError, NotInProjectError
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.service import GitService
@@ -401,7 +402,7 @@ class Sessions:
 
     # messages ----------------------------------------------------------------------------------------------------------
 
-    async def add_message(self, principal: Principal, session_id: str, parts: list[dict[str, Any]]) -> Message:
+    async def add_message(self, principal: Principal, session_id: str, parts: list[MessagePart]) -> Message:
         row = await self.get(principal, session_id)
         message = Message(
             id=ordered_id("msg_"),

@@ -10,7 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVarTuple
+from typing import Protocol, TypeVarTuple
 
 from sqlalchemy import Select, func, select
 
@@ -22,6 +22,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Session, Step, Task
+from sandyard.platform.db.models.task_details import RoundInput, Said
 from sandyard.platform.domain.agents.catalogue import find_default_agent
 from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettings
 from sandyard.platform.domain.projects.service import Projects, visible_to
@@ -149,7 +150,7 @@ class Attempts:
         is retried with them. If the task now asks for another agent, that agent continues.
         """
         log.info("attempt_sent_back", task=task.id, attempt=attempt.number, automatic=automatic)
-        said: dict[str, Any] = {"words": storable(words)[:MAX_PENDING_CHARACTERS], "by": by, "automatic": automatic}
+        said: Said = {"words": storable(words)[:MAX_PENDING_CHARACTERS], "by": by, "automatic": automatic}
         if about is not None:
             said["about"] = storable(about)[:MAX_ABOUT_CHARACTERS]
         if attempt.status in ACTIVE_ATTEMPTS:
@@ -158,7 +159,7 @@ class Attempts:
             await self.retry(tx, task, only=attempt.id, said=said)
         else:
             await self._hand_over(tx, task, [attempt])
-            self._queue_next_round(tx, attempt, RoundKind.FEEDBACK, said=[said])
+            self._queue_next_round(tx, attempt, RoundKind.FEEDBACK, {"said": [said]})
 
     @staticmethod
     def has_room(attempt: Attempt, words: str) -> bool:
@@ -171,9 +172,9 @@ class Attempts:
             and sum(len(one["words"]) for one in waiting) + len(words) <= MAX_PENDING_CHARACTERS
         )
 
-    def _queue_next_round(self, tx: Transaction, attempt: Attempt, kind: RoundKind, **work: Any) -> None:
+    def _queue_next_round(self, tx: Transaction, attempt: Attempt, kind: RoundKind, work: RoundInput) -> None:
         attempt.round += 1
-        kept = {"solo": attempt.work.get("solo", True), "place": attempt.work.get("place")}
+        kept: RoundInput = {"solo": attempt.work.get("solo", True), "place": attempt.work.get("place")}
         attempt.work = {"kind": kind, **kept, **work}
         attempt.status, attempt.step, attempt.queued_at = AttemptStatus.QUEUED, None, utc_now()
         attempt.error = attempt.error_code = attempt.cancel_at = attempt.finished_at = None
@@ -204,7 +205,7 @@ class Attempts:
         self.nudge()
 
     async def retry(
-        self, tx: Transaction, task: Task, *, only: str | None = None, said: dict[str, Any] | None = None
+        self, tx: Transaction, task: Task, *, only: str | None = None, said: Said | None = None
     ) -> list[Attempt]:
         """Retry failed and cancelled attempts from their existing work. Call `nudge` afterwards.
 
@@ -222,7 +223,10 @@ class Attempts:
         for row in rows:
             # it is unknown whether the agent has read them
             words = _keep_newest([*row.work.get("said", ()), *([said] if said is not None else [])])
-            self._queue_next_round(tx, row, RoundKind.RETRY, ended=row.error, **({"said": words} if words else {}))
+            work: RoundInput = {"ended": row.error}
+            if words:
+                work["said"] = words
+            self._queue_next_round(tx, row, RoundKind.RETRY, work)
         task.error = task.finished_at = None
         return rows
 
@@ -254,7 +258,9 @@ class Attempts:
             others = [row for row in rows if row is not picked and row.status != AttemptStatus.ARCHIVED]
             for row in others:
                 set_attempt_status(tx, row, AttemptStatus.ARCHIVED)
-            self._queue_next_round(tx, picked, RoundKind.PUBLISH, solo=True)  # later rounds of it are published too
+            self._queue_next_round(
+                tx, picked, RoundKind.PUBLISH, {"solo": True}
+            )  # later rounds of it are published too
         for row in others:
             self.release_sandbox(row.session_id, row.project_id, archive=True)
         self.nudge()
@@ -445,9 +451,11 @@ class Attempts:
         pending = row.detail.get("pending", [])
         set_attempt_status(tx, row, status)
         if pending:
-            row.detail = {name: value for name, value in row.detail.items() if name != "pending"}
+            detail = row.detail.copy()
+            del detail["pending"]
+            row.detail = detail
             await self._hand_over(tx, task, [row])
-            self._queue_next_round(tx, row, RoundKind.FEEDBACK, said=pending)
+            self._queue_next_round(tx, row, RoundKind.FEEDBACK, {"said": pending})
         return bool(pending)
 
     def release_sandbox(self, session_id: str, project_id: str, *, archive: bool = False) -> None:
@@ -455,9 +463,9 @@ class Attempts:
         self._tasks.spawn(self._sandbox_release.release(session_id, project_id, archive=archive))
 
 
-def _keep_newest(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _keep_newest(said: Sequence[Said]) -> list[Said]:
     """Return the newest messages for one round: at most MAX_PENDING_MESSAGES, with MAX_PENDING_CHARACTERS in total."""
-    kept: list[dict[str, Any]] = []
+    kept: list[Said] = []
     left = MAX_PENDING_CHARACTERS
     for one in reversed(said[-MAX_PENDING_MESSAGES:]):
         left -= len(one["words"])

@@ -21,6 +21,7 @@ from sandyard.kit.ids import ordered_id
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Task
+from sandyard.platform.db.models.task_details import Said
 from sandyard.platform.domain.agents.runner.turns import write_allowance
 from sandyard.platform.domain.paging import Listing, PageRequest, read_rows
 from sandyard.platform.domain.projects.service import Projects, visible_to
@@ -321,7 +322,7 @@ class Tasks:
         Attempts that failed or were stopped continue from their existing work; a task that is done starts over; one that was never started
         starts. `message` is sent to the agents; `attempt_id` selects one attempt. Raises ConflictError if no attempt can continue with them.
         """
-        said = {"words": message, "by": caller.name, "automatic": False} if message is not None else None
+        said: Said | None = {"words": message, "by": caller.name, "automatic": False} if message is not None else None
         async with self._database.transaction() as tx:
             project, task = await self._lock_task(tx, caller, task_id)
             over = Attempt.status.in_((AttemptStatus.FAILED, AttemptStatus.CANCELLED))
@@ -354,13 +355,13 @@ class Tasks:
             project, task = await self._lock_task(tx, caller, attempt.task_id)
             await tx.session.refresh(attempt)  # it may have been retried before the board was locked
             if task.status in _ACTIVE_COLUMNS and attempt.status == AttemptStatus.FAILED:
-                said = {"words": write_allowance(titles), "by": caller.name, "automatic": False}
+                said: Said = {"words": write_allowance(titles), "by": caller.name, "automatic": False}
                 await self._continue_attempts(tx, project, task, attempt.id, said)
         self._attempts.nudge()
         return True
 
     async def _continue_attempts(
-        self, tx: Transaction, project: Project, task: Task, attempt_id: str | None, said: dict[str, Any] | None
+        self, tx: Transaction, project: Project, task: Task, attempt_id: str | None, said: Said | None
     ) -> None:
         """Continue attempts that failed or were stopped. Raises like `move`."""
         moves.require_unarchived(project)

@@ -28,8 +28,7 @@ T = TypeVar("T")
 
 VERSION = "1"
 """The version of the workflow below. Another version would strand workflows in progress, so a changed workflow must still replay them."""
-Result = dict[str, Any]
-StepRunner = Callable[..., Coroutine[Any, Any, Result]]
+StepRunner = Callable[..., Coroutine[Any, Any, Any]]
 RoundFunction = Callable[[StepRunner, str, int], Coroutine[Any, Any, None]]
 """Called with a function that runs steps, an attempt and a round. It must be deterministic: it depends only on recorded step results."""
 DELETE_BATCH = 500
@@ -111,8 +110,8 @@ class Durable:
         """Run a workflow, on the DBOS loop."""
         await self._run_round(self._run_step, attempt_id, number)
 
-    async def _run_step(self, name: str, function: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
-        async def work() -> Result:
+    async def _run_step(self, name: str, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        async def work() -> T:
             return await self._run_on_main_loop(function(*arguments))
 
         return await DBOS.run_step_async({"name": name}, work)
@@ -158,10 +157,10 @@ class Durable:
         assert self._loop is not None
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    async def _run_on_main_loop(self, work: Awaitable[Result]) -> Result:
+    async def _run_on_main_loop(self, work: Awaitable[T]) -> T:
         """Run work on our loop and wait for it on the DBOS loop. Cancelling the waiter cancels the work."""
 
-        async def run() -> Result:
+        async def run() -> T:
             return await work
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._main_loop))

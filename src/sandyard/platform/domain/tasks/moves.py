@@ -15,6 +15,7 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Event, Project, ProjectMember, Task, TaskNeed, User
+from sandyard.platform.db.models.task_details import Said
 from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.projects.model import ProjectSettings
@@ -56,7 +57,7 @@ class BoardAttempts(Protocol):
     def nudge(self) -> None: ...
     async def cancel(self, task_id: str) -> None: ...
     async def retry(
-        self, tx: Transaction, task: Task, *, only: str | None = None, said: dict[str, Any] | None = None
+        self, tx: Transaction, task: Task, *, only: str | None = None, said: Said | None = None
     ) -> list[Attempt]: ...
     async def get_queue_positions(self) -> dict[str, int]: ...
 

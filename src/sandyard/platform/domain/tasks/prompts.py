@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from sandyard.platform.db.models import Project, Task
+from sandyard.platform.db.models.message_parts import TextPart
+from sandyard.platform.db.models.task_details import Said
 from sandyard.platform.domain.agents.model import PLATFORM
 from sandyard.platform.domain.projects.model import ProjectSettings
 
@@ -17,19 +19,16 @@ HANDED_OVER = (
 )
 
 
-Part = dict[str, Any]
-
-
-def format_message(text: str) -> Part:
+def format_message(text: str) -> TextPart:
     return {"type": "text", "text": text}
 
 
-def format_notice(text: str, about: Literal["task", "failure"] = "task") -> Part:
+def format_notice(text: str, about: Literal["task", "failure"] = "task") -> TextPart:
     """Return text that no person wrote. Agents that follow instructions literally are told so; see `agents/acp/client.py`."""
     return {"type": "text", "text": text, "source": PLATFORM, "about": about}
 
 
-def format_task(task: Task, project: Project, branch: str, *, agents_md: bool) -> list[Part]:
+def format_task(task: Task, project: Project, branch: str, *, agents_md: bool) -> list[TextPart]:
     """Return the task in its author's words, and a description of the agent's environment."""
     settings = ProjectSettings.of(project)
     words = task.title if not task.description.strip() else f"{task.title}\n\n{task.description}"
@@ -49,11 +48,10 @@ def format_task(task: Task, project: Project, branch: str, *, agents_md: bool) -
     return [format_message(words), format_notice("\n".join(lines))]
 
 
-def format_feedback(said: Sequence[Mapping[str, Any]]) -> list[Part]:
+def format_feedback(said: Sequence[Said]) -> list[TextPart]:
     """Return people's messages and failures reported by the forge."""
     return [
-        format_notice(str(one["words"]), "failure") if one.get("automatic") else format_message(str(one["words"]))
-        for one in said
+        format_notice(one["words"], "failure") if one.get("automatic") else format_message(one["words"]) for one in said
     ]
 
 

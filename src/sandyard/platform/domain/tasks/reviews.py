@@ -258,12 +258,10 @@ class Reviews:
             part
             for parts in newest
             for part in parts
-            if part.get("type") == "feedback" and part.get("remarkId") in wanted and part.get("kind") == kind
+            if part["type"] == "feedback" and part["remarkId"] in wanted and part["kind"] == kind
         ]
         if kind == "check":
-            parts = [
-                {**part, "text": truncate(str(part.get("text") or ""), _MAX_CHECK_TEXT)} for part in parts[:_MAX_CHECKS]
-            ]
+            parts = [{**part, "text": truncate(part["text"], _MAX_CHECK_TEXT)} for part in parts[:_MAX_CHECKS]]
         said = [_quote(part) for part in parts] or [_quote(event.data)]
         return "\n\n".join([_HEADINGS[event.kind].format(number=event.data.get("number")), *said])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 from sqlalchemy import and_, bindparam, select
 
@@ -18,6 +18,7 @@ from sandyard.kit.errors import ForbiddenError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Session, Step, Task, User
+from sandyard.platform.db.models.task_details import StepDetail
 from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.commands import StoppingError
@@ -28,16 +29,26 @@ from sandyard.platform.domain.tasks.attempts import Attempts
 from sandyard.platform.domain.tasks.board import Tasks
 from sandyard.platform.domain.tasks.durable import StepRunner
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column, RoundKind, StepName
-from sandyard.platform.domain.tasks.steps import CancelledStep, Result, StepContext, StepKey, Steps
+from sandyard.platform.domain.tasks.steps import CancelledStep, StepContext, StepFailure, StepKey, StepResult, Steps
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
-StepFunction = Callable[..., Awaitable[Result]]
-_INTERNAL = {
+StepFunction = Callable[..., Awaitable[StepResult]]
+R = TypeVar("R", bound=Mapping[str, Any])
+_INTERNAL: StepFailure = {
     "code": "internal",
     "message": "Internal error in this step; see the platform's log. Retry the task.",
 }
-_CANCELLED: Result = {"failed": {"code": "cancelled", "message": "The task was stopped."}}
+_CANCELLED: StepResult = {"failed": {"code": "cancelled", "message": "The task was stopped."}}
+
+
+class RoundPlan(TypedDict):
+    """What a round does, recorded at its beginning."""
+
+    kind: str
+    solo: bool
+    fresh: bool
+    fixes: int
 
 
 class Rounds:
@@ -53,10 +64,12 @@ class Rounds:
         """Run the round. Every failure is returned as a result, so that it is recorded like one."""
         count = 0
 
-        async def run_durably(name: str, function: StepFunction, *arguments: Any) -> Result:
-            return await run_dbos_step(name, retry_while_database_unavailable, partial(function, *arguments), "step")
+        async def run_durably(name: str, function: Callable[..., Awaitable[R]], *arguments: Any) -> R:
+            work = partial(function, *arguments)
+            result: R = await run_dbos_step(name, retry_while_database_unavailable, work, "step")
+            return result
 
-        async def run_step(name: StepName, function: StepFunction, **arguments: Any) -> Result:
+        async def run_step(name: StepName, function: StepFunction, **arguments: Any) -> StepResult:
             nonlocal count
             count += 1
             result = await run_durably(
@@ -81,8 +94,8 @@ class Rounds:
             log.error("round_crashed", attempt=attempt_id, exc=error)  # noqa: TRY400
             await run_durably("fail", self._fail, attempt_id, number, _INTERNAL)
 
-    async def _run_work_steps(self, run_step: Callable[..., Awaitable[Result]], plan: Result, number: int) -> None:
-        prepared = {}
+    async def _run_work_steps(self, run_step: StepFunction, plan: RoundPlan, number: int) -> None:
+        prepared: StepResult = {}
         if plan["fresh"]:
             prepared = await run_step(StepName.SETUP, self._steps.setup)
         await run_step(StepName.PROVISION, self._steps.provision, preparation=prepared.get("preparation"))
@@ -97,7 +110,7 @@ class Rounds:
             await run_step(StepName.AGENT, self._steps.agent, turn=f"verify-{fix + 1}", prompt=verified["words"])
         await run_step(StepName.COMMIT, self._steps.commit)
 
-    async def _run_publish_steps(self, run_step: Callable[..., Awaitable[Result]], plan: Result, number: int) -> None:
+    async def _run_publish_steps(self, run_step: StepFunction, plan: RoundPlan, number: int) -> None:
         """Publish the work. Commits that violate the project's convention go back to the agent."""
         if plan["kind"] == RoundKind.PUBLISH:
             await run_step(StepName.PROVISION, self._steps.provision, preparation=None)
@@ -125,7 +138,7 @@ class Rounds:
         name: StepName,
         function: StepFunction,
         arguments: Mapping[str, Any],
-    ) -> Result:
+    ) -> StepResult:
         """Run a step and record its progress for people."""
         step_key = (attempt_id, number, count)
         try:
@@ -153,9 +166,7 @@ class Rounds:
         await self._record_step_finished(step_key, result)
         return result
 
-    async def _record_step_started(
-        self, step_key: StepKey, name: StepName
-    ) -> tuple[StepContext, dict[str, Any]] | None:
+    async def _record_step_started(self, step_key: StepKey, name: StepName) -> tuple[StepContext, StepDetail] | None:
         """Record that the step started. Returns its context and saved details, or None if it was merged or the round is over."""
         async with self._database.transaction() as tx:
             context, row = await self._load(tx, step_key)
@@ -175,9 +186,9 @@ class Rounds:
             emit_attempt_event(
                 tx, attempt, "attempt.step", round=step_key[1], step=name, status="running", tries=row.tries
             )
-        return context, dict(row.detail)
+        return context, row.detail.copy()
 
-    async def _record_step_finished(self, step_key: StepKey, result: Result) -> None:
+    async def _record_step_finished(self, step_key: StepKey, result: StepResult) -> None:
         failure = result.get("failed")
         async with self._database.transaction() as tx:
             found = (await tx.session.execute(_STEP, _make_step_parameters(step_key))).first()
@@ -204,7 +215,7 @@ class Rounds:
             )
         return StepContext(attempt, task, project, Principal(user.id, user.name, user.role, f"task:{task.id}")), step
 
-    async def _plan_round(self, attempt_id: str, number: int) -> Result:
+    async def _plan_round(self, attempt_id: str, number: int) -> RoundPlan:
         async with self._database.reading() as session:
             attempt = await session.get(Attempt, attempt_id)
             project = await session.get(Project, attempt.project_id) if attempt is not None else None
@@ -220,7 +231,7 @@ class Rounds:
 
     # the end -----------------------------------------------------------------------------------------------------------------
 
-    async def _finish(self, attempt_id: str, number: int, status: AttemptStatus) -> Result:
+    async def _finish(self, attempt_id: str, number: int, status: AttemptStatus) -> StepResult:
         """Finish the round in review with a pull request, or ready to be picked. A round stopped in its last step is cancelled."""
         async with self._database.transaction() as tx:
             found = await lock_attempt(tx, attempt_id)
@@ -243,7 +254,7 @@ class Rounds:
         self._attempts.nudge()
         return {}
 
-    async def _fail(self, attempt_id: str, number: int, failure: Mapping[str, str]) -> Result:
+    async def _fail(self, attempt_id: str, number: int, failure: StepFailure) -> StepResult:
         await self._attempts.fail(attempt_id, failure["code"], failure["message"], number=number)
         return {}
 
@@ -271,6 +282,6 @@ _WORK = (
 class _StepFailedError(Exception):
     """A step has failed permanently."""
 
-    def __init__(self, failure: Mapping[str, str]) -> None:
+    def __init__(self, failure: StepFailure) -> None:
         super().__init__(failure["message"])
         self.failure = failure

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from sqlalchemy import select
 
@@ -33,6 +33,8 @@ from sandyard.platform.db.models import (
     Task,
     Turn,
 )
+from sandyard.platform.db.models.message_parts import TextPart
+from sandyard.platform.db.models.task_details import DiffCounts, SetupProgress, StepDetail, Verification
 from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.agents.errors import PermissionRefusedError, SandboxRestartedError
 from sandyard.platform.domain.agents.model import Origin, TurnStatus
@@ -63,7 +65,6 @@ from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
 T = TypeVar("T")
-Result = dict[str, Any]
 StepKey = tuple[str, int, int]
 """Attempt, round and number of a step: the key of its row."""
 
@@ -81,6 +82,22 @@ _TURN_FAILURES = {
     TurnStatus.CANCELLED: ("cancelled", "The agent was stopped."),
     TurnStatus.OVER_BUDGET: ("over_budget", "The budget is used up."),
 }
+
+
+class StepFailure(TypedDict):
+    code: str
+    message: str
+
+
+class StepResult(TypedDict, total=False):
+    """The result of a step, which the workflow records. Only `shown` is visible to people."""
+
+    failed: StepFailure
+    shown: StepDetail
+    preparation: str  # setup
+    ok: bool  # verify, push
+    message: str
+    words: str  # verify: the prompt to fix its failures
 
 
 class CancelledStep(Exception):  # noqa: N818 - no error: somebody asked for it
@@ -128,7 +145,7 @@ class Steps:
         self._git = git
         self._pulls = pull_requests
 
-    async def setup(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
+    async def setup(self, context: StepContext, step_key: StepKey, saved_detail: StepDetail) -> StepResult:
         """Prepare a checkout in which the project's setup has run, saved as a snapshot."""
         if context.project.repository is None:
             raise ConflictError(
@@ -163,18 +180,18 @@ class Steps:
             await end_tasks(task)
 
     async def _report_progress(self, attempt: Attempt, progress: Progress) -> None:
-        progress_detail = storable_json({"round": attempt.round, "step": progress.step, "output": progress.output})
+        shown: SetupProgress = {"round": attempt.round, "step": progress.step, "output": progress.output}
         async with self._database.transaction() as tx:
             row = await tx.session.get(Attempt, attempt.id, with_for_update=True)
             if row is not None:
-                row.detail = {**row.detail, "doing": progress_detail}
+                row.detail = {**row.detail, "doing": storable_json(shown)}
                 emit_attempt_event(
                     tx, row, "attempt.progress", round=row.round, step=row.step, what=progress.step[:200]
                 )
 
     async def provision(
-        self, context: StepContext, step_key: StepKey, saved_detail: Result, *, preparation: str | None
-    ) -> Result:
+        self, context: StepContext, step_key: StepKey, saved_detail: StepDetail, *, preparation: str | None
+    ) -> StepResult:
         """Return a session with a usable sandbox: a new one, its existing one, or a replacement for a lost one."""
         attempt = context.attempt
         async with self._database.reading() as session:
@@ -213,7 +230,7 @@ class Steps:
             if not usable:
                 row, sandbox = await self._sessions.provision(context.caller, row.id)
 
-    async def checkout(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
+    async def checkout(self, context: StepContext, step_key: StepKey, saved_detail: StepDetail) -> StepResult:
         sandbox = await self._sessions.get_sandbox(context.caller, context.attempt.session_id)
         await self._wait_for_git_operations(context, sandbox.id)
         page = await self._git.list_operations(context.caller, PageRequest(limit=20), sandbox_id=sandbox.id)
@@ -225,8 +242,8 @@ class Steps:
         return {"shown": {"branch": row.branch, "baseBranch": row.base_branch, "commit": row.base_commit}}
 
     async def agent(
-        self, context: StepContext, step_key: StepKey, saved_detail: Result, *, turn: str, prompt: str | None
-    ) -> Result:
+        self, context: StepContext, step_key: StepKey, saved_detail: StepDetail, *, turn: str, prompt: str | None
+    ) -> StepResult:
         """Run a turn of the agent with this prompt, or with that of the round.
 
         If the sandbox is restarted during the turn, the agent is told to continue from its files, at most RESTARTS times.
@@ -243,15 +260,17 @@ class Steps:
         ended = await self._turns.end_leftovers(
             context.attempt.session_id
         )  # they may hold Git's lock or use all processes
-        left = {"leftovers": ended} if ended else {}
         if row.status != TurnStatus.COMPLETED:
             await self._raise_if_cancelled(context.attempt.id)
             code, sentence = _TURN_FAILURES.get(TurnStatus(row.status), ("turn_failed", "The agent failed."))
             return {"failed": {"code": row.error_code or code, "message": row.error or sentence}}
-        return {"shown": {"turnId": row.id, "stopReason": row.stop_reason, **left}}
+        shown: StepDetail = {"turnId": row.id, "stopReason": row.stop_reason}
+        if ended:
+            shown["leftovers"] = ended
+        return {"shown": shown}
 
     async def _run_turn(
-        self, context: StepContext, step_key: StepKey, key: str, origin: Origin, parts: Sequence[prompts.Part]
+        self, context: StepContext, step_key: StepKey, key: str, origin: Origin, parts: Sequence[TextPart]
     ) -> Turn:
         """Run a turn to its end. The same key is the same turn."""
         attempt = context.attempt
@@ -267,7 +286,7 @@ class Steps:
 
     async def _wait_for_turn(self, context: StepContext, step_key: StepKey, turn_id: str) -> Turn:
         attempt = context.attempt
-        await self._save_detail(step_key, turnId=turn_id)
+        await self._save_detail(step_key, {"turnId": turn_id})
         try:
             return await self._wait_unless_cancelled(attempt.id, self._turns.wait(turn_id))
         except CancelledStep:
@@ -291,7 +310,7 @@ class Steps:
                 return row
             row = done
 
-    async def _build_prompt(self, context: StepContext, prompt: str | None) -> tuple[Origin, list[prompts.Part]]:
+    async def _build_prompt(self, context: StepContext, prompt: str | None) -> tuple[Origin, list[TextPart]]:
         attempt = context.attempt
         if prompt is not None:
             return Origin.VERIFY, [prompts.format_notice(prompt, "failure")]
@@ -325,7 +344,7 @@ class Steps:
                 query = query.join(AgentRun, AgentRun.id == Turn.run_id).where(AgentRun.agent == agent)
             return (await session.scalars(query.limit(1))).first() is not None
 
-    async def verify(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
+    async def verify(self, context: StepContext, step_key: StepKey, saved_detail: StepDetail) -> StepResult:
         """Run the project's check in the checkout and undo its changes, so that only the agent's work is committed."""
         verify = context.settings.verify
         if verify.command is None:
@@ -339,7 +358,7 @@ class Steps:
             tree = await self._retry_while_engine_unavailable(
                 lambda: self._git.record_work_tree(context.caller, sandbox.id)
             )
-            await self._save_detail(step_key, tree=tree)
+            await self._save_detail(step_key, {"tree": tree})
         new = NewCommand(
             command=verify.command, timeout_s=verify.timeout_seconds, cwd=CHECKOUT_FOLDER, envs={"CI": "true"}
         )
@@ -350,7 +369,7 @@ class Steps:
                         lambda: self._commands.execute(context.caller, sandbox.id, new)
                     )
                 ).id
-                await self._save_detail(step_key, commandId=command_id)
+                await self._save_detail(step_key, {"commandId": command_id})
             try:
                 command = await self._wait_for_check(context, command_id)
             except CancelledStep:
@@ -363,7 +382,7 @@ class Steps:
             command_id = await self._find_interrupted_check(step_key, sandbox.id, verify.command)
         undone = await self._undo_check(context, sandbox.id, tree)
         ok = command.status == CommandStatus.EXITED and command.exit_code == 0
-        verified = {
+        verified: Verification = {
             "ok": ok,
             "command": verify.command,
             "commandId": command.id,
@@ -375,7 +394,7 @@ class Steps:
             row = await tx.session.get(Attempt, context.attempt.id, with_for_update=True)
             if row is not None:
                 row.detail = {**row.detail, "verified": verified}
-        shown: Result = {"commandId": command.id, "exitCode": command.exit_code, "ok": ok}
+        shown: StepDetail = {"commandId": command.id, "exitCode": command.exit_code, "ok": ok}
         if undone is not None and undone.count:
             shown["undone"] = {"count": undone.count, "paths": list(undone.paths), "commit": undone.commit}
         if ok:
@@ -431,7 +450,7 @@ class Steps:
             )
         return "\n".join(text for text in texts if text.strip())
 
-    async def commit(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
+    async def commit(self, context: StepContext, step_key: StepKey, saved_detail: StepDetail) -> StepResult:
         """Commit the agent's uncommitted changes. Fails if there is no commit at all, except after feedback."""
         sandbox = await self._sessions.get_sandbox(context.caller, context.attempt.session_id)
         await self._wait_for_git_operations(context, sandbox.id)
@@ -463,12 +482,18 @@ class Steps:
             raise ConflictError(
                 "The agent changed nothing, so there is nothing to open a pull request for. See its last message."
             )
-        counted = {"files": len(diff.files), "added": diff.added, "removed": diff.removed}
+        counted: DiffCounts = {"files": len(diff.files), "added": diff.added, "removed": diff.removed}
         async with self._database.transaction() as tx:
             row = await tx.session.get(Attempt, context.attempt.id, with_for_update=True)
             if row is not None:
                 row.detail = {**row.detail, "diff": counted, "head": commits[0].id}
-        return {"shown": {"head": commits[0].id, **counted}}
+        shown: StepDetail = {
+            "head": commits[0].id,
+            "files": counted["files"],
+            "added": counted["added"],
+            "removed": counted["removed"],
+        }
+        return {"shown": shown}
 
     async def _wait_for_git_operations(self, context: StepContext, sandbox_id: str) -> None:
         """Wait until no Git operation is in progress in the sandbox, such as one started before a crash."""
@@ -482,17 +507,18 @@ class Steps:
         row = await self._lifecycle.repository.get(sandbox_id)
         await self._retry_while_engine_unavailable(lambda: self._lifecycle.ensure_running(row))
 
-    async def push(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
+    async def push(self, context: StepContext, step_key: StepKey, saved_detail: StepDetail) -> StepResult:
         sandbox = await self._sessions.get_sandbox(context.caller, context.attempt.session_id)
         await self._wait_for_git_operations(context, sandbox.id)
         operation = await self._git.operations.wait((await self._git.push(context.caller, sandbox.id)).id)
         if operation.error_code == CommitMessageError.code:
-            return {"ok": False, "message": operation.error, "shown": {"ok": False, "message": operation.error}}
+            message = operation.error or ""
+            return {"ok": False, "message": message, "shown": {"ok": False, "message": message}}
         self._git.operations.raise_failure(operation)
         row = await self._git.get_checkout(context.caller, sandbox.id)
         return {"ok": True, "shown": {"branch": row.branch, "commit": row.pushed}}
 
-    async def pull_request(self, context: StepContext, step_key: StepKey, saved_detail: Result) -> Result:
+    async def pull_request(self, context: StepContext, step_key: StepKey, saved_detail: StepDetail) -> StepResult:
         sandbox = await self._sessions.get_sandbox(context.caller, context.attempt.session_id)
         await self._wait_for_git_operations(context, sandbox.id)
         pull, _ = await self._pulls.open(context.caller, sandbox.id, push=False)  # the previous step has pushed
@@ -509,7 +535,7 @@ class Steps:
 
     # shared by the steps -----------------------------------------------------------------------------------------------------
 
-    async def _save_detail(self, step_key: StepKey, **detail: Any) -> None:
+    async def _save_detail(self, step_key: StepKey, detail: StepDetail) -> None:
         """Save details of the step, for a retry after a crash and for people."""
         async with self._database.transaction() as tx:
             row = await tx.session.get(Step, step_key, with_for_update=True)

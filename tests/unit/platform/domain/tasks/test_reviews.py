@@ -11,6 +11,7 @@ import pytest
 from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Ask, Attempt, Message, Session, Task
+from sandyard.platform.db.models.message_parts import FeedbackPart
 from sandyard.platform.domain.agents.errors import AskOverError
 from sandyard.platform.domain.agents.model import AskStatus
 from sandyard.platform.domain.agents.questions.service import Asks
@@ -85,12 +86,23 @@ async def test_requested_changes_are_complete(board: Board, reviews: Reviews) ->
             )
         )  # fmt: skip
         await tx.session.flush()
-        part = {"type": "feedback", "remarkId": "9", "author": "grace", "text": long, "path": "src/a.py", "line": 4}
+        part: FeedbackPart = {
+            "type": "feedback",
+            "source": "github",
+            "kind": "review",
+            "remarkId": "9",
+            "author": "grace",
+            "text": long,
+            "at": "2026-01-01T00:00:00Z",
+            "path": "src/a.py",
+            "line": 4,
+        }
         tx.add(Message(id="msg_1", session_id=attempt.session_id, role="system", parts=[part], created_at=now))
     await say(
         board,
         task,
         "reviewed",
+        remark="review",
         remarkId="9",
         author="grace",
         text=long[:100],

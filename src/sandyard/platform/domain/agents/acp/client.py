@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentRun, Message, Session, Turn
+from sandyard.platform.db.models.message_parts import MessagePart, TextPart
 from sandyard.platform.domain.agents.acp.mcp import list_supported_servers
 from sandyard.platform.domain.agents.acp.outbox import list_pending_methods, queue_request
 from sandyard.platform.domain.agents.acp.transcript import limit_json, truncate
@@ -213,10 +214,10 @@ def _find_choice(run: AgentRun, category: str, wanted: str) -> tuple[str, str | 
     return None
 
 
-def _content_block(run: AgentRun, part: dict[str, Any]) -> dict[str, Any]:
+def _content_block(run: AgentRun, part: TextPart) -> dict[str, Any]:
     """Return a content block. Agents with the capability `_meta.sandyard.sources` are told which blocks no person
     wrote."""
-    block = {"type": "text", "text": part["text"]}
+    block: dict[str, Any] = {"type": "text", "text": part["text"]}
     if "source" in part and _supports_sources(run):
         block["_meta"] = {"sandyard": {"source": part["source"], "about": part.get("about")}}
     return block
@@ -231,16 +232,16 @@ def _supports_sources(run: AgentRun) -> bool:
 
 async def _send_prompt(tx: Transaction, session: Session, run: AgentRun, turn: Turn) -> None:
     message = await tx.session.get(Message, turn.prompt_id) if turn.prompt_id is not None else None
-    parts: list[Any] = message.parts if message is not None else []
-    blocks = [_content_block(run, part) for part in parts if part.get("type") == "text"]
+    parts = message.parts if message is not None else []
+    blocks = [_content_block(run, part) for part in parts if part["type"] == "text"]
     before = turn.prompt_id or _NEWEST
     if turn.error_code == WAKING:
-        blocks, before = [_content_block(run, {"text": CONTINUE, "source": PLATFORM})], _NEWEST
+        blocks, before = [_content_block(run, {"type": "text", "text": CONTINUE, "source": PLATFORM})], _NEWEST
         turn.error_code = None
     if options_of(run).get("fresh"):
         told = await _summarize_conversation(tx.session, session.id, before)
         if told is not None:
-            blocks.insert(0, _content_block(run, {"text": told, "source": PLATFORM}))
+            blocks.insert(0, _content_block(run, {"type": "text", "text": told, "source": PLATFORM}))
             tx.emit("agent.reminded", **session_fields(session), runId=run.id, turnId=turn.id)
         change_options(run, {"fresh": False})
     if "prompted" not in options_of(run):
@@ -256,12 +257,12 @@ async def _summarize_conversation(session: AsyncSession, session_id: str, before
     return write_summary([(row.role, row.parts) for row in reversed(found)])
 
 
-def write_summary(messages: list[tuple[str, list[Any]]]) -> str | None:
+def write_summary(messages: list[tuple[str, list[MessagePart]]]) -> str | None:
     """Write as many of the last messages as fit into the limit."""
     lines: list[str] = []
     room = SUMMARY_LIMIT
     for role, parts in reversed(messages):
-        written = [line for part in parts if isinstance(part, dict) and (line := _summarize_part(role, part))]
+        written = [line for part in parts if (line := _summarize_part(role, part))]
         size = sum(len(line) + 1 for line in written)
         if size > room:
             lines.append("(Earlier messages are left out.)")
@@ -271,10 +272,9 @@ def write_summary(messages: list[tuple[str, list[Any]]]) -> str | None:
     return SUMMARY_HEAD + "\n".join(reversed(lines)) + SUMMARY_TAIL if lines else None
 
 
-def _summarize_part(role: str, part: dict[str, Any]) -> str | None:
-    kind = part.get("type")
-    if kind == "text":
-        return f"{'User' if role == 'user' else 'You'}: {truncate(str(part.get('text') or ''), SUMMARY_PART_LIMIT)}"
-    if kind == "tool_call":
-        return f"You did: {truncate(str(part.get('title') or part.get('kind')), 300)} ({part.get('status')})"
+def _summarize_part(role: str, part: MessagePart) -> str | None:
+    if part["type"] == "text":
+        return f"{'User' if role == 'user' else 'You'}: {truncate(part['text'], SUMMARY_PART_LIMIT)}"
+    if part["type"] == "tool_call":
+        return f"You did: {truncate(part['title'] or part['kind'], 300)} ({part['status']})"
     return None

@@ -7,11 +7,21 @@ ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from sandyard.kit.ids import ordered_id
+from sandyard.platform.db.models.message_parts import (
+    ImagePart,
+    MessagePart,
+    PlanPart,
+    TextPart,
+    ThoughtPart,
+    ToolCallContent,
+    ToolCallFields,
+    ToolCallPart,
+)
 from sandyard.platform.domain.agents.json_columns import RunOptions, SlashCommand, TurnUsage
 
 PART_LIMIT = 256 << 10
@@ -23,7 +33,7 @@ CALL_LIMIT = 512 << 10
 PIECES = 200
 EVENT_LIMIT = 4096
 CUT = "… (cut)"
-_TEXT_UPDATES = {"agent_message_chunk": "text", "agent_thought_chunk": "thought"}
+_TEXT_UPDATES: dict[str, Literal["text", "thought"]] = {"agent_message_chunk": "text", "agent_thought_chunk": "thought"}
 _KINDS = frozenset(("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode", "other"))
 _STATUSES = frozenset(("pending", "in_progress", "completed", "failed"))
 OPEN_CALLS = ("pending", "in_progress")
@@ -37,7 +47,7 @@ class Entry:
     """A message of the agent with one part. `delta` is the text added since the last call of `changes`."""
 
     id: str
-    part: dict[str, Any]
+    part: MessagePart
     new: bool = True
     changed: bool = False
     delta: str = ""
@@ -70,14 +80,12 @@ class Transcript:
     """The transcript of one turn. `last` is the newest message id of its session; `known` are the turn's messages,
     oldest first."""
 
-    def __init__(self, last: str = "", known: Iterable[tuple[str, dict[str, Any]]] = ()) -> None:
+    def __init__(self, last: str = "", known: Iterable[tuple[str, MessagePart]] = ()) -> None:
         self._entries = [Entry(id, part, new=False, weight=_json_size(part)) for id, part in known]
         self.weight = sum(entry.weight for entry in self._entries)
         """Approximate number of characters stored."""
-        self._calls = {
-            entry.part.get("toolCallId"): entry for entry in self._entries if entry.part.get("type") == "tool_call"
-        }
-        self._plan = next((entry for entry in reversed(self._entries) if entry.part.get("type") == "plan"), None)
+        self._calls = {entry.part["toolCallId"]: entry for entry in self._entries if entry.part["type"] == "tool_call"}
+        self._plan = next((entry for entry in reversed(self._entries) if entry.part["type"] == "plan"), None)
         self._last = max([last, *(entry.id for entry in self._entries)])
         self._open = self._entries[-1] if self._entries else None
         self._changed_entries: dict[str, Entry] = {}
@@ -106,10 +114,10 @@ class Transcript:
             return ReportedState(usage=_parse_usage(update))
         return None
 
-    def call(self, key: Any) -> dict[str, Any]:
+    def call(self, key: Any) -> ToolCallFields:
         """Return what is known about a tool call."""
         entry = self._calls.get(key[:300]) if isinstance(key, str) else None
-        return {} if entry is None else entry.part
+        return entry.part if entry is not None and entry.part["type"] == "tool_call" else {}
 
     def end_text(self) -> None:
         """Put text from now on into a new message."""
@@ -118,7 +126,7 @@ class Transcript:
     def close_calls(self, status: str) -> None:
         """Set the status of open tool calls, without recording a change: whoever ends the turn writes it."""
         for entry in self._calls.values():
-            if entry.part.get("status") in OPEN_CALLS:
+            if entry.part["type"] == "tool_call" and entry.part["status"] in OPEN_CALLS:
                 entry.part = {**entry.part, "status": status}
 
     def changes(self) -> Sequence[Entry]:
@@ -133,7 +141,7 @@ class Transcript:
 
     # parts -------------------------------------------------------------------------------------------------------------
 
-    def _add_chunk(self, part_type: str, update: dict[str, Any]) -> None:
+    def _add_chunk(self, part_type: Literal["text", "thought"], update: dict[str, Any]) -> None:
         content = update.get("content")
         if not isinstance(content, dict):
             return
@@ -142,22 +150,23 @@ class Transcript:
             if content.get("type") in ("image", "audio"):
                 data = content.get("data")
                 size = len(data) * 3 // 4 if isinstance(data, str) else 0
-                part = {"type": "image", "mimeType": truncate(str(content.get("mimeType") or ""), 100), "bytes": size}
+                part: ImagePart = {
+                    "type": "image",
+                    "mimeType": truncate(str(content.get("mimeType") or ""), 100),
+                    "bytes": size,
+                }
                 self._add_entry(part)
             return
         while text:
             entry = self._open
-            follows = (
-                entry is not None
-                and entry.part["type"] == part_type
-                and agent_message_id in (None, entry.agent_message_id, "")
-            )
-            room = PART_LIMIT - len(entry.part["text"]) if follows and entry is not None else 0
-            if entry is None or room <= 0:
-                entry, room = self._add_entry({"type": part_type, "text": ""}), PART_LIMIT
+            follows = entry is not None and agent_message_id in (None, entry.agent_message_id, "")
+            known = _get_text(entry.part, part_type) if follows and entry is not None else None
+            if entry is None or known is None or len(known) >= PART_LIMIT:
+                entry, known = self._add_entry(_make_text_part(part_type, "")), ""
                 entry.agent_message_id = agent_message_id if isinstance(agent_message_id, str) else None
+            room = PART_LIMIT - len(known)
             piece, text = text[:room], text[room:]
-            entry.part = {**entry.part, "text": entry.part["text"] + piece}
+            entry.part = _make_text_part(part_type, known + piece)
             entry.delta += piece
             self._set_weight(entry, entry.weight + len(piece))
             self._mark_changed(entry)
@@ -167,7 +176,7 @@ class Transcript:
         entries = plan.get("entries") if isinstance(plan, dict) else None
         if not isinstance(entries, list):
             return
-        part = {
+        part: PlanPart = {
             "type": "plan",
             "entries": [
                 {
@@ -193,20 +202,22 @@ class Transcript:
         key = key[:300]
         entry = self._calls.get(key)
         if entry is None:
-            blank: dict[str, Any] = {"type": "tool_call", "toolCallId": key, "title": "", "kind": "other", "status": "pending",
+            blank: ToolCallPart = {"type": "tool_call", "toolCallId": key, "title": "", "kind": "other", "status": "pending",
                      "locations": [], "content": [], "input": None, "output": None}  # fmt: skip
             entry = self._calls[key] = self._add_entry(blank)
         fields = _parse_call_fields(update)
         # only what changes is measured: a small update of a large call must be cheap
         size = entry.weight + sum(_json_size(new) - _json_size(entry.part.get(name)) for name, new in fields.items())
-        entry.part = {**entry.part, **fields}
+        assert entry.part["type"] == "tool_call"
+        part: ToolCallPart = {**entry.part, **fields}
         if size > CALL_LIMIT:
-            entry.part = _limit_size(entry.part)
-            size = _json_size(entry.part)
+            part = _limit_size(part)
+            size = _json_size(part)
+        entry.part = part
         self._set_weight(entry, size)
         self._mark_changed(entry)
 
-    def _add_entry(self, part: dict[str, Any]) -> Entry:
+    def _add_entry(self, part: MessagePart) -> Entry:
         self._last = next_message_id(self._last)
         entry = Entry(self._last, part)
         self._entries.append(entry)
@@ -222,6 +233,17 @@ class Transcript:
     def _mark_changed(self, entry: Entry) -> None:
         entry.changed = True
         self._changed_entries.setdefault(entry.id, entry)
+
+
+def _make_text_part(part_type: Literal["text", "thought"], text: str) -> TextPart | ThoughtPart:
+    return {"type": "text", "text": text} if part_type == "text" else {"type": "thought", "text": text}
+
+
+def _get_text(part: MessagePart, part_type: Literal["text", "thought"]) -> str | None:
+    """Return the text of a part of this type, None for other parts."""
+    if part["type"] == "text" or part["type"] == "thought":
+        return part["text"] if part["type"] == part_type else None
+    return None
 
 
 def _block_text(block: Any) -> str | None:
@@ -244,14 +266,15 @@ _CODEX_BOOKKEEPING = frozenset(
 )
 
 
-def _parse_call_fields(update: dict[str, Any]) -> dict[str, Any]:
+def _parse_call_fields(update: dict[str, Any]) -> ToolCallFields:
     """Return the fields that this update contains. The others keep their values."""
-    fields: dict[str, Any] = {}
+    fields: ToolCallFields = {}
     if isinstance(update.get("title"), str):
         fields["title"] = truncate(update["title"], 2000)
-    for name, known in (("kind", _KINDS), ("status", _STATUSES)):
-        if isinstance(update.get(name), str) and update[name] in known:
-            fields[name] = update[name]
+    if isinstance(update.get("kind"), str) and update["kind"] in _KINDS:
+        fields["kind"] = update["kind"]
+    if isinstance(update.get("status"), str) and update["status"] in _STATUSES:
+        fields["status"] = update["status"]
     if isinstance(update.get("locations"), list):
         fields["locations"] = [
             {"path": truncate(one["path"], 2000), "line": one.get("line") if isinstance(one.get("line"), int) else None}
@@ -264,9 +287,10 @@ def _parse_call_fields(update: dict[str, Any]) -> dict[str, Any]:
     printed = output.get("aggregated_output") if isinstance(output, dict) else None
     if isinstance(printed, str) and not fields.get("content"):  # Codex sends the output only here
         fields["content"] = [{"type": "text", "text": truncate(printed, VALUE_LIMIT)}] if printed else []
-    for value, name in ((update.get("rawInput"), "input"), (output, "output")):
-        if value is not None:
-            fields[name] = limit_json(_without_codex_bookkeeping(value), VALUE_LIMIT)
+    if update.get("rawInput") is not None:
+        fields["input"] = limit_json(_without_codex_bookkeeping(update["rawInput"]), VALUE_LIMIT)
+    if output is not None:
+        fields["output"] = limit_json(_without_codex_bookkeeping(output), VALUE_LIMIT)
     return fields
 
 
@@ -281,7 +305,7 @@ def _without_codex_bookkeeping(value: Any) -> Any:
     return kept
 
 
-def _parse_content(one: Any) -> dict[str, Any] | None:
+def _parse_content(one: Any) -> ToolCallContent | None:
     if not isinstance(one, dict):
         return None
     kind = one.get("type")
@@ -301,14 +325,13 @@ def _parse_content(one: Any) -> dict[str, Any] | None:
     return None
 
 
-def _limit_size(part: dict[str, Any]) -> dict[str, Any]:
+def _limit_size(part: ToolCallPart) -> ToolCallPart:
     """Drop the least important fields of a part that is too large."""
-    for name, less in (("output", CUT), ("input", CUT)):
-        if _json_size(part) <= CALL_LIMIT:
-            return part
-        if part[name] is not None:
-            part = {**part, name: less}
-    kept: list[Any] = []
+    if part["output"] is not None and _json_size(part) > CALL_LIMIT:
+        part = {**part, "output": CUT}
+    if part["input"] is not None and _json_size(part) > CALL_LIMIT:
+        part = {**part, "input": CUT}
+    kept: list[ToolCallContent] = []
     left = CALL_LIMIT - _json_size({**part, "content": []})
     for one in part["content"]:
         left -= _json_size(one) + 2 * bool(kept)
@@ -351,11 +374,11 @@ def limit_json(value: Any, limit: int) -> Any:
     return value if len(written) <= limit else truncate(written, limit)
 
 
-def to_event_part(part: dict[str, Any]) -> dict[str, Any]:
+def to_event_part(part: MessagePart) -> Mapping[str, Any]:
     """Return a part as an event contains it."""
     if _json_size(part) <= EVENT_LIMIT:
         return part
-    small = {**part, "cut": True}
+    small: dict[str, Any] = {**part, "cut": True}
     for name in ("output", "input"):
         if name in small:
             small[name] = None

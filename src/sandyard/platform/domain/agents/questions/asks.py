@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentRun, Ask, Audit, Session, Turn
+from sandyard.platform.db.models.message_parts import ToolCallFields
 from sandyard.platform.domain.agents.acp import wire
 from sandyard.platform.domain.agents.acp.outbox import queue_response
 from sandyard.platform.domain.agents.acp.transcript import limit_json, truncate
@@ -45,7 +46,7 @@ _NO_OPTION = {"outcome": {"outcome": "cancelled"}}
 
 
 async def open_permission(
-    running: RunningTurn, request: wire.Request, known: dict[str, Any], verdicts: Verdicts
+    running: RunningTurn, request: wire.Request, known: ToolCallFields, verdicts: Verdicts
 ) -> Ask:
     """Create a permission request, and close it if the policy decides it.
 
@@ -55,7 +56,7 @@ async def open_permission(
     told = {
         name: value for name, value in (given if isinstance(given, dict) else {}).items() if value or value is False
     }
-    call = {**known, **told}  # an empty field may have been reported earlier
+    call: dict[str, Any] = {**known, **told}  # an empty field may have been reported earlier
     options = _parse_options(request.params.get("options"))
     settings = (await load_agent_settings(running.tx.session, running.session.project_id)).permissions
     if settings.deny:  # with allow_always the agent would not ask before the next call, which may be denied

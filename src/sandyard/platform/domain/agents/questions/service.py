@@ -10,6 +10,7 @@ from sqlalchemy import select
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import AgentRun, Ask, Project, Session, Turn
+from sandyard.platform.db.models.message_parts import MessagePart, TextPart
 from sandyard.platform.domain.agents.errors import AskOverError
 from sandyard.platform.domain.agents.json_columns import AskOption, answer_of, detail_of
 from sandyard.platform.domain.agents.model import AskKind, AskStatus
@@ -34,7 +35,7 @@ class TurnQueue(Protocol):
     """The part of `runner.turns.AgentTurns` that answers need."""
 
     async def queue_turn(
-        self, tx: Transaction, caller: Principal, row: Session, parts: Sequence[dict[str, Any]], *, key: str | None
+        self, tx: Transaction, caller: Principal, row: Session, parts: Sequence[MessagePart], *, key: str | None
     ) -> Turn: ...
     async def cancel(self, caller: Principal, turn_id: str) -> Turn: ...
     def nudge(self, session_id: str) -> None: ...
@@ -115,8 +116,8 @@ class Asks:
                 caller=caller,
             )
             if message is not None:
-                words = [{"type": "text", "text": message}]
-                await self._turns.queue_turn(tx, caller, locked.session, words, key=replacement_turn_key(ask))
+                words: TextPart = {"type": "text", "text": message}
+                await self._turns.queue_turn(tx, caller, locked.session, [words], key=replacement_turn_key(ask))
             await resume_turn(locked)
             stop = is_platform_question(ask) and answer_of(ask).get("optionId") == "stop"
         if stop and ask.turn_id is not None:

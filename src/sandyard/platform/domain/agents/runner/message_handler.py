@@ -20,6 +20,7 @@ from sqlalchemy import bindparam, select, update
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentRun, Ask, Message, Session, Turn
+from sandyard.platform.db.models.message_parts import MessagePart
 from sandyard.platform.domain.agents.acp import client, mcp, wire
 from sandyard.platform.domain.agents.acp.limits import MessageCounter
 from sandyard.platform.domain.agents.acp.outbox import (
@@ -253,7 +254,7 @@ def _to_usage(spent: Any) -> dict[str, Any]:
 
 
 async def _load_transcript(tx: Transaction, session: Session, turn_id: str | None) -> Transcript:
-    known: list[tuple[str, dict[str, Any]]] = []
+    known: list[tuple[str, MessagePart]] = []
     if turn_id is not None:
         query = select(Message).where(Message.turn_id == turn_id, Message.role == "agent").order_by(Message.id)
         known = [(row.id, row.parts[0]) for row in await tx.session.scalars(query) if row.parts]

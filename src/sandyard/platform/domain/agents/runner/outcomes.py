@@ -7,6 +7,7 @@ from sqlalchemy import String, cast, or_, select
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentRun, Ask, Message, Session, Turn
+from sandyard.platform.db.models.message_parts import NoticePart
 from sandyard.platform.domain.agents.acp.client import WAKING
 from sandyard.platform.domain.agents.acp.transcript import OPEN_CALLS, next_message_id, to_event_part, truncate
 from sandyard.platform.domain.agents.errors import AgentDiedError, AgentFailedError, PermissionRefusedError
@@ -76,8 +77,8 @@ async def _close_calls(locked: LockedTurn, status: str) -> None:
     query = select(Message).where(Message.turn_id == turn.id, Message.role == "agent")
     query = query.where(or_(*(stored.contains(f'"{open_}"', autoescape=True) for open_ in OPEN_CALLS)))
     for row in await tx.session.scalars(query.order_by(Message.id)):
-        part = row.parts[0] if row.parts else {}
-        if part.get("type") != "tool_call" or part.get("status") not in OPEN_CALLS:
+        part = row.parts[0] if row.parts else None
+        if part is None or part["type"] != "tool_call" or part["status"] not in OPEN_CALLS:
             continue
         row.parts, row.updated_at = [{**part, "status": status}], utc_now()
         tx.emit(
@@ -182,7 +183,7 @@ async def finish_run(
 async def add_notice(locked: LockedTurn, code: str, text: str) -> None:
     """Add a message of the platform to the transcript."""
     tx, session, turn = locked.tx, locked.session, locked.turn
-    part = {"type": "notice", "code": code, "text": truncate(storable(text), 8000)}
+    part: NoticePart = {"type": "notice", "code": code, "text": truncate(storable(text), 8000)}
     await tx.session.flush()
     message = Message(
         id=next_message_id(await find_last_message_id(tx.session, session.id)),

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 from sqlalchemy import delete, func, select
 
@@ -18,6 +17,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable_json
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import AgentInput, AgentRun, Event, Message, Project, Sandbox, Session, Turn
+from sandyard.platform.db.models.message_parts import MessagePart
 from sandyard.platform.domain.agents.acp.outbox import queue_cancellation
 from sandyard.platform.domain.agents.acp.transcript import next_message_id, to_event_part
 from sandyard.platform.domain.agents.catalogue import find_default_agent
@@ -51,7 +51,7 @@ log = get_logger(__name__)
 POLL_S = 1.0
 MAX_QUEUED = 100
 END_S = 60.0
-Parts = Sequence[dict[str, Any]]
+Parts = Sequence[MessagePart]
 
 
 class AgentTurns:

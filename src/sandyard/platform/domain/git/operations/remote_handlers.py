@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import update
@@ -14,6 +14,7 @@ from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.models import Checkout, Message, Project
+from sandyard.platform.db.models.message_parts import ConflictingFile
 from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.checkout.sandbox_git import SandboxGit
 from sandyard.platform.domain.git.context import GitContext, Repository, get_author, get_committer, make_compare_url
@@ -251,12 +252,11 @@ class RemoteHandlers:
         sandbox = job.sandbox
         async with self._context.database.transaction() as tx:
             if sandbox.session_id is not None:
-                parts = [{"type": "conflicts", "text": text, "files": _serialize_conflicts(conflicts)}]
                 message = Message(
                     id=ordered_id("msg_"),
                     session_id=sandbox.session_id,
                     role="system",
-                    parts=parts,
+                    parts=[{"type": "conflicts", "text": text, "files": _serialize_conflicts(conflicts)}],
                     created_at=utc_now(),
                 )
                 tx.add(message)
@@ -308,5 +308,8 @@ class RemoteHandlers:
             await tx.session.execute(statement)
 
 
-def _serialize_conflicts(conflicts: Sequence[Conflict]) -> list[dict[str, Any]]:
-    return [asdict(conflict) for conflict in conflicts[:MAX_REPORTED_CONFLICTS]]
+def _serialize_conflicts(conflicts: Sequence[Conflict]) -> list[ConflictingFile]:
+    return [
+        {"path": conflict.path, "kind": conflict.kind, "detail": conflict.detail}
+        for conflict in conflicts[:MAX_REPORTED_CONFLICTS]
+    ]

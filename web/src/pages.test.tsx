@@ -1,0 +1,428 @@
+/** The main pages, rendered from cached queries. Without a DOM: events and effects are covered by tests/web in a real browser. */
+import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
+import { createMemoryHistory, RouterContextProvider, RouterProvider } from "@tanstack/react-router";
+import { Tooltip } from "radix-ui";
+import type { ReactNode } from "react";
+import { renderToStaticMarkup } from "react-dom/server";
+import { beforeEach, describe, expect, it, vi } from "vitest";
+
+/** What the stubs below return and record. */
+const stubs = vi.hoisted(() => {
+  vi.stubGlobal("location", { origin: "http://localhost" }); // read by the API client
+  vi.stubGlobal("matchMedia", () => ({ matches: true }));
+  vi.stubGlobal("localStorage", { getItem: () => null });
+  return { buttons: new Map<string, () => void>(), transcript: {} as object };
+});
+vi.mock("react", async (original) => ({
+  ...(await original<object>()),
+  useSyncExternalStore: <T,>(_: unknown, read: () => T) => read(), // our stores have no snapshot for a server
+}));
+vi.mock("@tanstack/react-virtual", async (original) => ({
+  ...(await original<object>()),
+  useVirtualizer: ({ count }: { count: number }) => ({
+    getVirtualItems: () => Array.from({ length: count }, (_, index) => ({ index, key: index, start: 0 })),
+    getTotalSize: () => 0,
+    measurementsCache: [],
+  }),
+}));
+vi.mock("@/ui/button", async (original) => {
+  const real = await original<typeof import("@/ui/button")>();
+  const Button: typeof real.Button = (props) => {
+    const name = renderToStaticMarkup(props.children).replace(/<[^>]*>/g, "");
+    if (props.onClick) stubs.buttons.set(name.trim(), props.onClick as () => void);
+    return <real.Button {...props} />;
+  };
+  return { ...real, Button };
+});
+vi.mock("./features/conversation/use-transcript", () => ({ useTranscript: () => stubs.transcript }));
+vi.mock("./shell/layout", async () => ({ Layout: (await import("@tanstack/react-router")).Outlet }));
+vi.setConfig({ testTimeout: 60_000 }); // a test takes milliseconds, but some machines are busy
+
+import { ApiError } from "@/api/client";
+import { keys } from "@/api/keys";
+import { ConversationPanel } from "@/features/conversation/panel";
+import { makeRouter } from "./routes";
+// the router loads pages on demand: load them before the first test
+import "./features/board/page";
+import "./features/projects/page";
+import "./features/projects/project-page";
+import "./features/sandboxes/page";
+import "./features/sessions/session-page";
+import "./features/settings/page";
+import "./features/tasks/page";
+import "./features/welcome/page";
+
+const at = "2026-01-01T00:00:00Z";
+const me = {
+  user: { id: "usr_1", name: "Ada", role: "admin", createdAt: at },
+  means: "token:tok_1",
+  hasPassword: true,
+};
+const project = {
+  id: "prj_1",
+  name: "Shop",
+  ownerId: "usr_1",
+  repository: "https://example.org/shop.git",
+  baseBranch: "main",
+  connectionError: null,
+  archivedAt: null,
+  createdAt: at,
+  updatedAt: at,
+  settings: {},
+};
+const task = {
+  id: "tsk_1",
+  projectId: "prj_1",
+  title: "Fix the login",
+  description: "It fails after a reload.",
+  status: "backlog",
+  position: 0,
+  priority: 0,
+  attempts: [],
+  wanted: [],
+  blockedBy: [],
+  startWhenReady: false,
+  queuePosition: null,
+  pullRequest: null,
+  agent: null,
+  model: null,
+  baseBranch: null,
+  error: null,
+  budget: {},
+  source: {},
+  createdAt: at,
+  updatedAt: at,
+  finishedAt: null,
+};
+const sandbox = {
+  id: "sbx_1",
+  title: "Fix the login",
+  ownerId: "usr_1",
+  projectName: "Shop",
+  status: "running",
+  template: "base",
+  sessionId: "ses_1",
+  taskId: null,
+  error: null,
+  usage: null,
+  usedAt: null,
+  createdAt: at,
+};
+const session = {
+  id: "ses_1",
+  title: "Fix the login",
+  ownerId: "usr_1",
+  projectId: null,
+  taskId: null,
+  agent: "demo",
+  model: null,
+  mode: null,
+  template: "base",
+  sandboxId: "sbx_1",
+  sandbox,
+  checkpointAt: null,
+  archivedAt: null,
+  createdAt: at,
+  updatedAt: at,
+};
+
+let client: QueryClient;
+const requests: string[] = [];
+
+function makeTestRouter(path: string) {
+  const router = makeRouter(client);
+  router.update({ ...router.options, history: createMemoryHistory({ initialEntries: [path] }) });
+  return router;
+}
+
+const render = (node: ReactNode) =>
+  renderToStaticMarkup(
+    <QueryClientProvider client={client}>
+      <Tooltip.Provider>{node}</Tooltip.Provider>
+    </QueryClientProvider>,
+  );
+
+/** Open a page. Return its HTML and its router. */
+async function visit(path: string) {
+  const router = makeTestRouter(path);
+  await router.load();
+  return { html: render(<RouterProvider router={router} />), router };
+}
+
+const open = async (path: string) => (await visit(path)).html;
+
+/** Let a query fail. */
+const fail = (queryKey: readonly unknown[], status = 500) =>
+  client.prefetchQuery({
+    queryKey,
+    queryFn: () => Promise.reject(new ApiError(status, { detail: "The database is full." })),
+    retry: false,
+  });
+
+/** Click a button of the last rendered page. */
+async function press(name: string) {
+  const click = stubs.buttons.get(name);
+  expect(click, `a button ${name} among ${[...stubs.buttons.keys()].join(", ")}`).toBeDefined();
+  click?.();
+  await new Promise((resolve) => setTimeout(resolve));
+}
+
+beforeEach(() => {
+  requests.length = 0;
+  stubs.buttons.clear();
+  vi.stubGlobal("fetch", (request: Request) => {
+    requests.push(`${request.method} ${request.url.replace("http://localhost", "")}`);
+    return new Promise(() => undefined); // no test waits for a response
+  });
+  client = new QueryClient({ defaultOptions: { queries: { retryOnMount: false } } });
+  client.setQueryData(keys.me(), me);
+  client.setQueryData(keys.projects(), [project]);
+});
+
+describe("board", () => {
+  const key = keys.board({ projectId: null, q: null, agent: null, show: null });
+  const none = { total: 0, matching: 0, failed: 0 };
+  const counts = { backlog: none, in_progress: none, in_review: none, done: none, cancelled: none };
+
+  it("is loading until it was read", async () => {
+    expect(await open("/board")).toContain('aria-label="Loading board"');
+  });
+
+  it("shows cards in their columns", async () => {
+    client.setQueryData(key, {
+      items: [task],
+      counts: { ...counts, backlog: { total: 1, matching: 1, failed: 0 } },
+      titles: {},
+    });
+    const html = await open("/board");
+    expect(html).toMatch(/data-column="backlog".*Fix the login.*data-column="in_progress"/);
+  });
+
+  it("explains how to begin if there is no task, or no project", async () => {
+    client.setQueryData(key, { items: [], counts, titles: {} });
+    expect(await open("/board")).toMatch(/No tasks yet.*Create your first task/);
+    client.setQueryData(keys.projects(), []);
+    expect(await open("/board")).toContain("Welcome to Sandyard");
+  });
+
+  it("shows why it could not be read", async () => {
+    await fail(key);
+    expect(await open("/board")).toMatch(/role="alert".*The database is full\..*Retry/);
+  });
+
+  it("opens the form for a new task", async () => {
+    const { router } = await visit("/board");
+    await press("New task");
+    await vi.waitFor(() => expect(router.history.location.search).toBe("?new=true"), 10_000);
+  });
+});
+
+describe("task page", () => {
+  it("is loading until the task was read", async () => {
+    expect(await open("/tasks/tsk_1")).toContain('role="status"');
+  });
+
+  it("shows a task that was not started", async () => {
+    client.setQueryData(keys.task("tsk_1"), { ...task, description: "" });
+    expect(await open("/tasks/tsk_1")).toMatch(/Fix the login.*No description\..*Project default/);
+  });
+
+  it("shows why the task could not be read, or that it does not exist", async () => {
+    await fail(keys.task("tsk_1"));
+    expect(await open("/tasks/tsk_1")).toMatch(/role="alert".*The database is full\./);
+    await fail(keys.task("tsk_2"), 404);
+    expect(await open("/tasks/tsk_2")).toContain("Task not found");
+  });
+
+  it("starts the task", async () => {
+    client.setQueryData(keys.task("tsk_1"), task);
+    await open("/tasks/tsk_1");
+    await press("Start");
+    expect(requests).toEqual(["POST /api/v1/tasks/tsk_1/move"]);
+  });
+});
+
+describe("session page", () => {
+  it("is loading until the session was read", async () => {
+    expect(await open("/sessions/ses_1")).toContain('role="status"');
+  });
+
+  it("shows the session and its tabs", async () => {
+    client.setQueryData(keys.session("ses_1"), session);
+    expect(await open("/sessions/ses_1")).toMatch(/Fix the login.*Running.*demo.*Terminal/);
+  });
+
+  it("shows why the session could not be read, or that it does not exist", async () => {
+    await fail(keys.session("ses_1"));
+    expect(await open("/sessions/ses_1")).toMatch(/role="alert".*The database is full\./);
+    await fail(keys.session("ses_2"), 404);
+    expect(await open("/sessions/ses_2")).toContain("Session not found");
+  });
+});
+
+describe("conversation", () => {
+  const reading = { messages: [], more: false, state: "ready", reaching: false, error: null, retry: () => undefined };
+  const message = { sessionId: "ses_1", turnId: null, authorId: "usr_1", createdAt: at };
+  const show = (transcript: object) => {
+    stubs.transcript = { ...reading, ...transcript };
+    return render(
+      <RouterContextProvider router={makeTestRouter("/sessions/ses_1")}>
+        <ConversationPanel sessionId="ses_1" />
+      </RouterContextProvider>,
+    );
+  };
+
+  beforeEach(() => {
+    client.setQueryData(keys.session("ses_1"), session);
+  });
+
+  it("is loading until the messages were read", () => {
+    expect(show({ state: "loading" })).toContain('role="status"');
+  });
+
+  it("shows messages", () => {
+    const text = (id: string, role: string, words: string) => ({
+      ...message,
+      id,
+      role,
+      parts: [{ type: "text", text: words }],
+    });
+    const html = show({ messages: [text("msg_1", "user", "Fix it."), text("msg_2", "agent", "It works again.")] });
+    expect(html).toMatch(/Fix it\..*It works again\./);
+  });
+
+  it("asks for a first message", () => {
+    expect(show({})).toMatch(/No messages yet.*aria-label="Message to the agent"/);
+  });
+
+  it("shows why the messages could not be read", () => {
+    const error = new ApiError(500, { detail: "The database is full." });
+    expect(show({ state: "failed", error })).toMatch(/role="alert".*The database is full\..*Retry/);
+  });
+
+  it("cannot send an empty message", () => {
+    const send = /<button type="submit"([^>]*)>/;
+    expect(send.exec(show({}))?.[1]).toContain("disabled");
+  });
+});
+
+describe("sandboxes", () => {
+  const key = keys.sandboxes({ status: null, all: false });
+  const pages = (items: object[], nextCursor: string | null = null) => ({
+    pages: [{ items, nextCursor }],
+    pageParams: [undefined],
+  });
+
+  it("are loading until they were read", async () => {
+    expect(await open("/sandboxes")).toContain('role="status"');
+  });
+
+  it("are listed with their status and session", async () => {
+    client.setQueryData(key, pages([sandbox]));
+    const html = await open("/sandboxes");
+    expect(html).toMatch(/aria-label="Select Fix the login".*Running.*Shop.*href="\/sessions\/ses_1"/);
+  });
+
+  it("are explained if there are none", async () => {
+    client.setQueryData(key, pages([]));
+    expect(await open("/sandboxes")).toContain("No sandboxes");
+  });
+
+  it("show why they could not be read", async () => {
+    await fail(key);
+    expect(await open("/sandboxes")).toMatch(/role="alert".*The database is full\./);
+  });
+
+  it("are loaded page by page", async () => {
+    client.setQueryData(key, pages([sandbox], "sbx_1"));
+    await open("/sandboxes");
+    await press("Show more");
+    expect(requests).toEqual(["GET /api/v1/sandboxes?all=false&limit=100&cursor=sbx_1"]);
+  });
+});
+
+describe("projects", () => {
+  it("are loading until they were read", async () => {
+    client.removeQueries({ queryKey: keys.projects() });
+    expect(await open("/projects")).toContain('role="status"');
+  });
+
+  it("are listed with their repository and settings", async () => {
+    const html = await open("/projects");
+    expect(html).toMatch(/Shop.*https:\/\/example\.org\/shop\.git.*aria-label="Settings for Shop"/);
+  });
+
+  it("begin with a repository, or with the sample", async () => {
+    client.setQueryData(keys.projects(), []);
+    expect(await open("/projects")).toMatch(/No projects yet.*Add a repository/);
+    const sample = [...stubs.buttons.keys()].find((name) => /sample/i.test(name)) ?? "sample";
+    await press(sample);
+    expect(requests).toEqual(["POST /api/v1/projects/sample"]);
+  });
+
+  it("show why they could not be read", async () => {
+    client.removeQueries({ queryKey: keys.projects() });
+    await fail(keys.projects());
+    expect(await open("/projects")).toMatch(/role="alert".*The database is full\./);
+  });
+});
+
+describe("project settings", () => {
+  it("are loading until the project was read", async () => {
+    expect(await open("/projects/prj_1")).toContain('role="status"');
+  });
+
+  it("show the project in a form", async () => {
+    client.setQueryData(keys.project("prj_1"), project);
+    expect(await open("/projects/prj_1")).toMatch(/value="Shop".*value="https:\/\/example\.org\/shop\.git"/);
+  });
+
+  it("show why the project could not be read", async () => {
+    await fail(keys.project("prj_1"));
+    expect(await open("/projects/prj_1")).toMatch(/role="alert".*The database is full\./);
+  });
+
+  it("archive the project", async () => {
+    client.setQueryData(keys.project("prj_1"), project);
+    await open("/projects/prj_1");
+    await press("Archive");
+    expect(requests).toHaveLength(1);
+  });
+});
+
+describe("settings", () => {
+  it("show the profile first, and people only to administrators", async () => {
+    expect(await open("/settings")).toMatch(/People.*value="Ada".*Administrator/);
+    client.setQueryData(keys.me(), { ...me, user: { ...me.user, role: "member" } });
+    const html = await open("/settings?tab=people");
+    expect(html).not.toContain("People");
+    expect(html).toContain("Member");
+  });
+});
+
+describe("welcome page", () => {
+  it("offers the sample, the user's own repository and existing projects", async () => {
+    const html = await open("/welcome");
+    expect(html).toMatch(/aria-current="step".*Repository.*Try the sample.*Test and add.*Shop/);
+    expect(html).not.toContain("Set a password");
+  });
+
+  it("offers no existing projects if there are none or they could not be read", async () => {
+    client.setQueryData(keys.projects(), []);
+    expect(await open("/welcome")).not.toContain("existing project");
+    client.removeQueries({ queryKey: keys.projects() });
+    await fail(keys.projects());
+    expect(await open("/welcome")).toMatch(/Try the sample/);
+  });
+
+  it("suggests a password to those who signed in with a token", async () => {
+    client.setQueryData(keys.me(), { ...me, hasPassword: false });
+    expect(await open("/welcome")).toContain("Set a password");
+  });
+
+  it("creates the sample project", async () => {
+    await open("/welcome");
+    await press("Use the sample repository");
+    expect(requests).toEqual(["POST /api/v1/projects/sample"]);
+  });
+});
