@@ -26,6 +26,7 @@ from e2b_code_interpreter.charts import (
 )
 
 from sandyard.engine.settings import EngineSettings
+from tests.harness.sdk import get_access_token
 
 from .engine import Engine
 
@@ -521,5 +522,5 @@ async def test_async_client(sandbox: Sandbox) -> None:
 
 
 def _routing_headers(sandbox: Sandbox) -> dict[str, str]:
-    token = sandbox._envd_access_token or ""
+    token = get_access_token(sandbox) or ""
     return {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(PORT), "X-Access-Token": token}

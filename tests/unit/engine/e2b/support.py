@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -54,8 +55,10 @@ class FakeSandboxes:
         self.records: dict[str, Sandbox] = {"iabc": sandbox()}
         self.dials = 0
 
-    async def listen(self, handler: Handler, port: int = AGENT_PORT, sandbox_id: str = "iabc") -> None:
-        self._servers.append(await asyncio.start_unix_server(handler, self._path(sandbox_id, port)))
+    async def listen(
+        self, handler: Handler, port: int = AGENT_PORT, sandbox_id: str = "iabc", *, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._servers.append(await asyncio.start_unix_server(handler, self._path(sandbox_id, port), ssl=tls))
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
         self.dials += 1

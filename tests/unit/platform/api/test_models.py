@@ -211,7 +211,7 @@ async def test_stores_only_working_provider(admin: httpx.AsyncClient) -> None:
 
 
 async def test_usage(services: Services, admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_ITEMS_AT_ONCE", 1)
+    monkeypatch.setattr(models, "ITEMS_AT_ONCE", 1)
     owner, stranger = await person(services, "owner"), await person(services, "stranger")
     project = await services.projects.create(owner.principal, "website")
     async with services.database.transaction() as tx:

@@ -64,6 +64,10 @@ class EngineProxy:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def is_running(self) -> bool:
+        return self._server is not None
+
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._forward, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
@@ -166,7 +170,7 @@ class Yard:
         return Lifecycle(
             self.services.database,
             own.engine,
-            own._sealer,
+            own.sealer,
             Activity(self.clock),
             instance=instance or own.instance,
             idle_margin_s=120,
@@ -216,7 +220,7 @@ async def open_yard(
 
 async def kill_sandboxes(yard: Yard) -> None:
     """Kill all sandboxes of this platform in the engine."""
-    if yard.engine_proxy._server is None:
+    if not yard.engine_proxy.is_running:
         await yard.reconnect_engine()
     for engine_id in await yard.list_engine_ids():
         await yard.services.engine.kill(engine_id)
