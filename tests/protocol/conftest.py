@@ -11,10 +11,10 @@ import httpx
 import pytest
 from e2b import AsyncSandbox, Sandbox
 
+from tests.harness.engine import Engine
 from tests.harness.sdk import get_access_token
 
 from .compatibility.recording import configure
-from .engine import Engine
 
 NewSandbox = Callable[..., Sandbox]
 NewAsyncSandbox = Callable[..., Awaitable[AsyncSandbox]]

@@ -6,10 +6,10 @@ import httpx
 import pytest
 from e2b import AuthenticationException, Sandbox, SandboxNotRunningException
 
+from tests.harness.engine import Engine
 from tests.harness.sdk import get_access_token, get_agent_version
 
 from .conftest import DataPlane, NewSandbox
-from .engine import Engine
 
 
 def with_token(sandbox: Sandbox, token: str | None) -> Sandbox:

@@ -26,9 +26,8 @@ from e2b_code_interpreter.charts import (
 )
 
 from sandyard.engine.settings import EngineSettings
+from tests.harness.engine import Engine
 from tests.harness.sdk import get_access_token
-
-from .engine import Engine
 
 PORT = 49999
 PLOT = "import matplotlib.pyplot as plt, numpy as np, datetime\n"

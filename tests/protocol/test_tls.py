@@ -30,8 +30,8 @@ from websockets.typing import Subprotocol
 from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.certificates.files import key_pem
 from sandyard.kit.listen import free_port
+from tests.harness.engine import Engine
 
-from .engine import Engine
 from .name_server import NameServer
 from .test_previews import ECHO, WEBSOCKETS
 from .waiting import until

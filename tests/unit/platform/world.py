@@ -35,7 +35,7 @@ from sandyard.platform.domain.users import passwords
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.service import Users
 from sandyard.platform.settings import PlatformSettings
-from tests.databases import sqlite_schema
+from tests.harness.databases import sqlite_schema
 
 PASSWORD = "correct horse battery"
 

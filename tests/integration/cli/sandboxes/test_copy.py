@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from sandyard.cli.main import cli
 from sandyard.cli.sandboxes.files import Files
-from tests.integration.cli.real import Yard
+from tests.harness.up import Yard
 from tests.unit.cli.server import Reply, Server
 
 

@@ -25,7 +25,7 @@ from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.engine.app import Ready
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.python import python_command
-from tests.integration.cli.real import Yard
+from tests.harness.up import Yard
 
 
 @pytest.fixture

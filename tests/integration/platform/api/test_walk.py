@@ -48,7 +48,7 @@ from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.tasks.schedules import ScheduledTask
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
-from tests.databases import with_schema
+from tests.harness.databases import with_schema
 from tests.unit.platform.api.sockets import connect, denial
 from tests.unit.platform.world import ROOT, Person, client
 

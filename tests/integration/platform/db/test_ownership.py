@@ -12,7 +12,7 @@ from sandyard.platform.db import ownership as module
 from sandyard.platform.db.database import Database, DatabaseUnavailableError
 from sandyard.platform.db.ownership import Ownership
 from sandyard.platform.db.retry import retry_while_database_unavailable
-from tests.postgres import Server
+from tests.harness.postgres import Server
 
 DEADLINE = 30
 

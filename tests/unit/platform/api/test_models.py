@@ -19,7 +19,7 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
-from tests.databases import with_schema
+from tests.harness.databases import with_schema
 from tests.unit.platform.domain.models import upstream as scripted
 from tests.unit.platform.domain.models.upstream import Reply, Seen
 from tests.unit.platform.world import ROOT, Person, client

@@ -19,9 +19,9 @@ from sandyard.platform.domain.preparations.agent_snapshots import INSTALLER_AGEN
 from sandyard.platform.domain.preparations.model import PreparationFailedError
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.model import NewCommand, Status
+from tests.harness.engine import Engine
 from tests.integration.platform.domain.preparations.conftest import BARE, TOOL, PreparationHarness
 from tests.integration.platform.domain.sandboxes.yard import open_yard, until
-from tests.protocol.engine import Engine
 
 SETUP = "mkdir -p node_modules && echo $CI-$A >node_modules/made && echo built >left.txt && echo changed >>readme.md\n"
 DEVCONTAINER = '{"image": "node:22", /* ours */ "containerEnv": {"A": "b"}, "postCreateCommand": "exit 1",}'

@@ -18,8 +18,8 @@ from sandyard.platform.domain.sandboxes.command_output import INLINE_BYTES, STDE
 from sandyard.platform.domain.sandboxes.command_policy import CommandPolicy
 from sandyard.platform.domain.sandboxes.commands import MAX_COMMAND
 from sandyard.platform.domain.sandboxes.model import CommandRefusedError, NewCommand, NewSandbox
+from tests.harness.engine import Engine
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, kill_sandboxes, open_yard, until
-from tests.protocol.engine import Engine
 
 JOURNALS = "ls /tmp/.sandyard/commands"
 COUNT = "i=0; while [ $i -lt 30 ]; do echo line $i; echo err $i >&2; i=$((i+1)); sleep 0.05; done; exit 7"

@@ -25,7 +25,7 @@ from sandyard.platform.domain.sandboxes.model import NewCommand
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine
 from tests.unit.platform.world import ROOT
 
 DEADLINE = 90

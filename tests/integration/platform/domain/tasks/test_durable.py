@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sandyard.platform.domain.tasks.durable import Durable, Result, RoundFunction, StepRunner
-from tests.protocol.engine import ROOT
+from tests.harness.processes import ROOT
 
 pytestmark = pytest.mark.both_databases
 

@@ -27,8 +27,8 @@ from sandyard.platform.domain.sandboxes.e2b import (
     Stream,
 )
 from sandyard.platform.domain.sandboxes.e2b.guest.relay.output import CHUNK
+from tests.harness.engine import Engine
 from tests.integration.platform.domain.sandboxes.e2b.conftest import NewSandbox
-from tests.protocol.engine import Engine
 from tests.unit.platform.domain.sandboxes.e2b.command_reader import Seen, run, spec, until
 
 LINES = 40
