@@ -16,8 +16,8 @@ import httpx2._transports.default
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-from tests.databases import database, database_url, empty_database_url, postgres_schema, postgres_schema_url
-from tests.postgres import postgres, postgres_url
+from tests.harness.databases import database, database_url, empty_database_url, postgres_schema, postgres_schema_url
+from tests.harness.postgres import postgres, postgres_url
 
 __all__ = [
     "database",

@@ -3,15 +3,13 @@ Files that kill the engine, or list everything in it, start their own."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from e2b import Sandbox
 
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine, pointed_at, started
 
 DISK_MB = 256
 MEMORY_MB = 256
@@ -19,35 +17,6 @@ PIDS = 200
 DOMAIN = "sandyard.test"
 """Sandboxes reach the engine by names in this domain. Nothing else does, because no name server knows them."""
 IO_MBPS = 4000  # more than any disk here reaches: tests check the setting, not its effect
-
-
-@contextlib.contextmanager
-def started(**settings: str) -> Iterator[Engine]:
-    """Run an engine and check that it leaves nothing behind."""
-    engine = Engine(settings)
-    engine.start()
-    yield engine
-    left = engine.stop()
-    assert not left, f"the engine left behind: {left}"
-
-
-@contextlib.contextmanager
-def pointed_at(engine: Engine) -> Iterator[None]:
-    """Set the environment variables through which the SDKs find the engine."""
-    before = {name: os.environ.get(name) for name in engine.environment}
-    os.environ.update(engine.environment)
-    yield
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
-
-
-@contextlib.contextmanager
-def serving(**settings: str) -> Iterator[Engine]:
-    """Run a separate engine and point the SDKs at it."""
-    with started(**settings) as engine, pointed_at(engine):
-        yield engine
 
 
 @pytest.fixture(scope="package")

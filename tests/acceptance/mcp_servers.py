@@ -12,7 +12,7 @@ import uvicorn
 from mcp.server.mcpserver import MCPServer
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tests.acceptance.platform import until
+from tests.harness.platform import until
 
 COMMAND = """
 import json, os, sys

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from tests.acceptance.platform import until
+from tests.harness.platform import until
 
 CHUNK_BYTES = 8 << 20
 CHECKED_LINES = 3

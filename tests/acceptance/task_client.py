@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from tests.acceptance.platform import TASK_PAUSE, ok, until
 from tests.acceptance.workshop import Work
+from tests.harness.platform import TASK_PAUSE, ok, until
 
 SETTLED = ("ready", "in_review", "failed", "cancelled", "merged", "archived")
 PATIENCE = 120.0

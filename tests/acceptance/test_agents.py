@@ -16,14 +16,13 @@ import httpx
 import pytest
 
 from sandyard.cli.live.asks import make_body
-from tests.acceptance.conftest import serving
 from tests.acceptance.mcp_servers import COMMAND, HttpMcpServer, url_server
-from tests.acceptance.platform import Platform, ok, running, until
 from tests.acceptance.task_client import Task, create_task, update_settings
 from tests.acceptance.workshop import Work, work
 from tests.forge import GitHub, forge
+from tests.harness.engine import Engine, serving
+from tests.harness.platform import Platform, ok, running, until
 from tests.models import Call, Cut, Edit, Fail, Hang, ModelServer, Read, Say, Shell, Step, Usage, Use, UseMcp
-from tests.protocol.engine import Engine
 
 pytestmark = pytest.mark.timeout(600)
 SETTINGS = {"CREATES_PER_MINUTE": "10000", "EXECUTES_PER_MINUTE": "10000", "FORGE_POLL_S": "1"}

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from e2b import Sandbox
 
-from tests.acceptance.platform import ok, until
-from tests.integration.cli.real import Yard
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine
+from tests.harness.platform import ok, until
+from tests.harness.up import Yard
 from tests.protocol.fake_internet import API, FakeInternet
 
 pytestmark = [

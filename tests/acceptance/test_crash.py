@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pytest
 from e2b import Sandbox, SandboxQuery
 
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine
 
 FEW, CRASHES = 2, int(os.environ.get("SANDYARD_CRASHES", "10"))
 SEED = int(os.environ.get("SANDYARD_SEED", secrets.randbelow(1 << 32)))

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from e2b import Sandbox
 
-from tests.acceptance.platform import Platform, ok, running, until
 from tests.acceptance.task_client import create_task, update_settings
 from tests.acceptance.workshop import work
 from tests.forge import forge
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine
+from tests.harness.platform import Platform, ok, running, until
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -20,8 +20,8 @@ from e2b import CommandExitException, NotEnoughSpaceException, NotFoundException
 from e2b.exceptions import TimeoutException
 
 from tests.acceptance.conftest import DISK_MB, DOMAIN, IO_MBPS, PIDS
-from tests.acceptance.platform import until
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine
+from tests.harness.platform import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="full isolation of the namespace driver needs root")
 

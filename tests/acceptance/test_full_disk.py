@@ -15,8 +15,8 @@ import pytest
 from e2b import RateLimitException, Sandbox
 
 from sandyard.engine.drivers.namespace.store import image
-from tests.protocol import engine as engines
-from tests.protocol.engine import Engine
+from tests.harness import engine as engines
+from tests.harness.engine import Engine
 
 pytestmark = pytest.mark.skipif(image.find_obstacle() is not None, reason=str(image.find_obstacle()))
 DISK = 8 << 30

@@ -10,13 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.acceptance import platform as platforms
-from tests.acceptance.platform import Platform, ok, until
 from tests.acceptance.task_client import create_task
 from tests.acceptance.test_full_disk import fill
 from tests.acceptance.workshop import Work, work
 from tests.forge import GitHub, forge
-from tests.protocol.engine import Engine
+from tests.harness import platform as platforms
+from tests.harness.engine import Engine
+from tests.harness.platform import Platform, ok, until
 
 DISK = 1 << 30
 FULL_SECONDS = 3.0

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.platform import Platform, ok, running, until
 from tests.acceptance.workshop import Session, problem, work
 from tests.forge import GitHub, forge
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine
+from tests.harness.platform import Platform, ok, running, until
 
 pytestmark = pytest.mark.timeout(400)
 SETTINGS = {"RECONCILE_EVERY_S": "2", "HEALTH_EVERY_S": "2", "FORGE_POLL_S": "2", "CREATES_PER_MINUTE": "1000"}

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from sandyard.kit.ids import random_id
-from tests.acceptance.platform import Platform, ok, running, until
 from tests.acceptance.workshop import Session, Work, problem, work
 from tests.forge import GitHub, forge
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine
+from tests.harness.platform import Platform, ok, running, until
 
 pytestmark = pytest.mark.timeout(400)
 SETTINGS = {"RECONCILE_EVERY_S": "2", "HEALTH_EVERY_S": "2", "FORGE_POLL_S": "2", "CREATES_PER_MINUTE": "1000"}

@@ -7,11 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.acceptance.conftest import serving
-from tests.acceptance.platform import Platform, ok, running, until
 from tests.acceptance.workshop import Session, Work, work
 from tests.forge import GitHub, forge
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine, serving
+from tests.harness.platform import Platform, ok, running, until
 
 pytestmark = pytest.mark.timeout(1500)
 SESSIONS, COMMITS = 20, 3

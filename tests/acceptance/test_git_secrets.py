@@ -17,12 +17,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from tests.acceptance.conftest import serving
-from tests.acceptance.platform import Platform, ok, running, until
 from tests.acceptance.secret_scanner import ProcessWatcher, SecretScanner
 from tests.acceptance.workshop import Session, Work, problem, work
 from tests.forge import GitHub, forge
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine, serving
+from tests.harness.platform import Platform, ok, running, until
 
 pytestmark = pytest.mark.timeout(600)
 SETTINGS = {"FORGE_POLL_S": "2", "LOG_LEVEL": "debug", "GIT_TIMEOUT_S": "30", "CREATES_PER_MINUTE": "1000"}

@@ -13,8 +13,8 @@ import time
 import pytest
 from e2b import Sandbox
 
-from tests.acceptance.platform import ok, running, until
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine
+from tests.harness.platform import ok, running, until
 
 SEED = int(os.environ.get("SANDYARD_SEED", secrets.randbelow(1 << 32)))
 COMMANDS = 10

@@ -11,9 +11,8 @@ import httpx
 import pytest
 from e2b import Sandbox
 
-from tests.acceptance.conftest import serving
-from tests.acceptance.platform import Platform, ok, running, until
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine, serving
+from tests.harness.platform import Platform, ok, running, until
 
 pytestmark = pytest.mark.timeout(400)
 QUICK = {"IDLE_SECONDS": "6", "RECONCILE_EVERY_S": "2", "HEALTH_EVERY_S": "2"}

@@ -12,13 +12,12 @@ import asyncpg
 import httpx
 import pytest
 
-from tests.acceptance.conftest import serving
-from tests.acceptance.platform import Platform, ok, running, until
 from tests.acceptance.task_client import create_task, update_settings
 from tests.acceptance.workshop import work
 from tests.forge import GitHub, forge
-from tests.postgres import Server
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine, serving
+from tests.harness.platform import Platform, ok, running, until
+from tests.harness.postgres import Server
 
 STEPS = ["setup", "provision", "checkout", "agent", "verify", "commit", "push", "pull_request"]
 DOWNTIME_S = 1.0

@@ -16,8 +16,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from tests.acceptance.platform import Platform, ok, running, until
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine
+from tests.harness.platform import Platform, ok, running, until
 
 pytestmark = pytest.mark.timeout(400)
 PORT = 3000

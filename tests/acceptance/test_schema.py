@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.acceptance.platform import Platform, ok, running
+from tests.harness.engine import Engine
+from tests.harness.platform import Platform, ok, running
 from tests.later import Later
-from tests.protocol.engine import Engine
 
 if TYPE_CHECKING:
     import schemathesis

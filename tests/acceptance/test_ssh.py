@@ -21,8 +21,8 @@ import httpx
 import pytest
 
 from sandyard.kit.listen import free_port
-from tests.acceptance.platform import Platform, ok, running, until
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine
+from tests.harness.platform import Platform, ok, running, until
 
 pytestmark = pytest.mark.timeout(300)
 SANDYARD = str(Path(sys.executable).with_name("sandyard"))

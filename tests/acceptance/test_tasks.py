@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.acceptance.platform import Platform, ok, running, until
 from tests.acceptance.task_client import create_task, update_settings
 from tests.acceptance.workshop import problem, work
 from tests.forge import GitHub, forge
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine
+from tests.harness.platform import Platform, ok, running, until
 
 pytestmark = pytest.mark.timeout(300)
 SETTINGS = {"CREATES_PER_MINUTE": "10000", "EXECUTES_PER_MINUTE": "10000", "FORGE_POLL_S": "1"}

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.acceptance.conftest import serving
-from tests.acceptance.platform import Platform, running
 from tests.acceptance.task_client import Task, create_task, update_settings
 from tests.acceptance.workshop import Work, work
 from tests.forge import GitHub, forge
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine, serving
+from tests.harness.platform import Platform, running
 
 FEW, TASKS = 3, int(os.environ.get("SANDYARD_CHAOS_TASKS", "12"))
 SEED = int(os.environ.get("SANDYARD_CHAOS_SEED", "1"))

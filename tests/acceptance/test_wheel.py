@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from sandyard.kit.listen import free_port
-from tests.protocol.engine import ROOT
+from tests.harness.processes import ROOT
 
 STATIC = "sandyard/platform/static/"
 SECONDS = 90

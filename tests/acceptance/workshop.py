@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 
-from tests.acceptance.platform import Platform, ok, until
 from tests.forge import GitHub
 from tests.forge.repositories import Files, Repository
 from tests.forge.tokens import Token
+from tests.harness.platform import Platform, ok, until
 
 FILES: Files = {"README.md": "# Website\n", "src/app.py": "print('hello')\n", "src/data.txt": "one\ntwo\nthree\n"}
 EXTRA_SECONDS = 60.0

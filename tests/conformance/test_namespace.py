@@ -106,8 +106,7 @@ async def test_the_exit_of_an_adopted_sandbox_is_detected(harness: DriverHarness
 def _zygote_pid(harness: DriverHarness) -> int:
     driver = harness.driver
     assert isinstance(driver, NamespaceDriver)
-    assert driver._host is not None
-    pid = driver._host.launcher.forker.pid
+    pid = driver.open_host.launcher.forker.pid
     assert pid is not None
     return pid
 

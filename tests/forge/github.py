@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from sandyard.kit.listen import free_port
-from tests.protocol.engine import ROOT
+from tests.harness.processes import ROOT
 
 READY_SECONDS = 60
 FOLDER = Path(__file__).parent / "js"

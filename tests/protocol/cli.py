@@ -15,8 +15,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.harness.engine import Engine
+from tests.harness.processes import ROOT
+
 from .compatibility.recording import note_command
-from .engine import ROOT, Engine
 
 PACKAGES = Path(__file__).parent / "js" / "node_modules"
 SCRIPT = PACKAGES / "@e2b/cli/dist/index.js"

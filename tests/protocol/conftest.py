@@ -11,8 +11,10 @@ import httpx
 import pytest
 from e2b import AsyncSandbox, Sandbox
 
+from tests.harness.engine import Engine
+from tests.harness.sdk import get_access_token
+
 from .compatibility.recording import configure
-from .engine import Engine
 
 NewSandbox = Callable[..., Sandbox]
 NewAsyncSandbox = Callable[..., Awaitable[AsyncSandbox]]
@@ -94,7 +96,7 @@ def data_plane(engine: Engine) -> Iterator[DataPlane]:
     clients: list[httpx.Client] = []
 
     def connect(sandbox: Sandbox, port: int = 49983, token: str | None = "", **headers: str) -> httpx.Client:
-        access_token = sandbox._envd_access_token if token == "" else token
+        access_token = get_access_token(sandbox) if token == "" else token
         routing_headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port)}
         if access_token:
             routing_headers["X-Access-Token"] = access_token

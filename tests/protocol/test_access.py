@@ -6,8 +6,10 @@ import httpx
 import pytest
 from e2b import AuthenticationException, Sandbox, SandboxNotRunningException
 
+from tests.harness.engine import Engine
+from tests.harness.sdk import get_access_token, get_agent_version
+
 from .conftest import DataPlane, NewSandbox
-from .engine import Engine
 
 
 def with_token(sandbox: Sandbox, token: str | None) -> Sandbox:
@@ -19,7 +21,7 @@ def with_token(sandbox: Sandbox, token: str | None) -> Sandbox:
     return Sandbox(
         sandbox_id=sandbox.sandbox_id,
         sandbox_domain=None,
-        envd_version=sandbox._envd_version,
+        envd_version=get_agent_version(sandbox),
         envd_access_token=token,
         traffic_access_token=None,
         connection_config=config,
@@ -45,15 +47,15 @@ def test_a_wrong_token_raises_an_authentication_error(sandbox: Sandbox, token: s
 
 def test_the_token_of_another_sandbox_is_refused(new_sandbox: NewSandbox) -> None:
     one, other = new_sandbox(), new_sandbox()
-    assert one._envd_access_token != other._envd_access_token
+    assert get_access_token(one) != get_access_token(other)
     with pytest.raises(AuthenticationException):
-        with_token(one, other._envd_access_token).commands.run("true")
+        with_token(one, get_access_token(other)).commands.run("true")
 
 
 def test_the_token_is_unchanged_after_a_pause(sandbox: Sandbox) -> None:
-    token = sandbox._envd_access_token
+    token = get_access_token(sandbox)
     sandbox.pause()
-    assert Sandbox.connect(sandbox.sandbox_id)._envd_access_token == token
+    assert get_access_token(Sandbox.connect(sandbox.sandbox_id)) == token
     assert with_token(sandbox, token).commands.run("echo in").stdout == "in\n"
 
 

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from e2b import Sandbox, SandboxState
 
+from tests.harness.engine import Engine
 from tests.images.server import Reply, serving
 
 from .cli import Cli
 from .conftest import NewSandbox
-from .engine import Engine
 from .waiting import until
 
 

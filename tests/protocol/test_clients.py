@@ -7,9 +7,10 @@ import subprocess
 
 import pytest
 
+from tests.harness.engine import Engine
+
 from .clients import environments
 from .clients.table import TARGET, Client, read_clients, write_document
-from .engine import Engine
 from .test_tls import TlsEngine, tls_engine
 
 __all__ = ["tls_engine"]  # a fixture

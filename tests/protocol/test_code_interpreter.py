@@ -26,8 +26,8 @@ from e2b_code_interpreter.charts import (
 )
 
 from sandyard.engine.settings import EngineSettings
-
-from .engine import Engine
+from tests.harness.engine import Engine
+from tests.harness.sdk import get_access_token
 
 PORT = 49999
 PLOT = "import matplotlib.pyplot as plt, numpy as np, datetime\n"
@@ -521,5 +521,5 @@ async def test_async_client(sandbox: Sandbox) -> None:
 
 
 def _routing_headers(sandbox: Sandbox) -> dict[str, str]:
-    token = sandbox._envd_access_token or ""
+    token = get_access_token(sandbox) or ""
     return {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(PORT), "X-Access-Token": token}

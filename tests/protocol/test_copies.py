@@ -8,6 +8,8 @@ import httpx
 import pytest
 from e2b import InvalidArgumentException, Sandbox, SandboxException, SandboxNotFoundException
 
+from tests.harness.sdk import get_access_token
+
 from .conftest import NewSandbox
 
 
@@ -26,7 +28,7 @@ def test_a_fork_is_independent_of_its_original(new_sandbox: NewSandbox, forks: l
     assert isinstance(fork, Sandbox)
     forks.append(fork)
     assert fork.sandbox_id != sandbox.sandbox_id
-    assert fork._envd_access_token != sandbox._envd_access_token
+    assert get_access_token(fork) != get_access_token(sandbox)
     assert sandbox.is_running()
     assert fork.files.read("state.txt") == "before the fork"
     fork.files.write("state.txt", "changed in the fork")

@@ -10,6 +10,8 @@ import pytest
 from e2b import AuthenticationException, Sandbox, SandboxException, SandboxNotFoundException, SandboxState
 from packaging.version import Version
 
+from tests.harness.sdk import get_access_token, get_agent_version
+
 from .conftest import NewSandbox
 from .waiting import until
 
@@ -25,8 +27,8 @@ def test_quick_start() -> None:
 
 def test_create_returns_id_token_and_version(sandbox: Sandbox) -> None:
     assert sandbox.sandbox_id.isalnum(), "an id with a hyphen would break the host names of previews"
-    assert sandbox._envd_access_token
-    assert sandbox._envd_version >= Version("0.6.4"), "the SDKs disable features for older agent versions"
+    assert get_access_token(sandbox)
+    assert get_agent_version(sandbox) >= Version("0.6.4"), "the SDKs disable features for older agent versions"
 
 
 def test_info_of_a_sandbox(new_sandbox: NewSandbox) -> None:
@@ -79,7 +81,7 @@ def test_an_idempotency_key_creates_one_sandbox(api: httpx.Client, unique: str) 
     other = Sandbox.create(idempotency_key=f"{unique}-b")
     try:
         assert repeated.sandbox_id == first.sandbox_id
-        assert repeated._envd_access_token == first._envd_access_token
+        assert get_access_token(repeated) == get_access_token(first)
         assert other.sandbox_id != first.sandbox_id
     finally:
         first.kill()

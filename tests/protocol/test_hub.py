@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 import pytest
 from e2b import AsyncTemplate, Sandbox, Template
 
+from tests.harness.engine import Engine
 from tests.images.made import MANIFEST, Layout, rootfs
 from tests.images.server import Asked, Reply, Served, serving
 
 from .cli import find_node
 from .compatibility.recording import javascript_environment
-from .engine import Engine
 
 HUB = "registry-1.docker.io"
 NAMES = ("alpine", "archlinux", "debian", "fedora", "node", "oven/bun", "python", "ubuntu")

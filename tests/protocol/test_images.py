@@ -13,12 +13,12 @@ import pytest
 from e2b import BuildException, Template
 
 from tests.conformance import tiny
+from tests.harness.engine import Engine
 from tests.images import registry as registries
 from tests.images.made import Layout, entry, folder, rootfs, tar
 from tests.images.registry import PASSWORD, USER, RealRegistry
 
 from .conftest import NewSandbox
-from .engine import Engine
 
 SETTINGS = {"Env": ["PATH=/opt/tools:/bin", "FLAVOUR=plain and simple"], "User": "node", "WorkingDir": "/srv"}
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.engine import Engine
+
 from .compatibility.recording import javascript_environment
-from .engine import Engine
 
 FOLDER = Path(__file__).parent / "js"
 SMOKE = {"commands.test.mjs", "files.test.mjs", "lifecycle.test.mjs"}

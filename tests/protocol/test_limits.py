@@ -8,7 +8,7 @@ import httpx
 import pytest
 from e2b import NotEnoughSpaceException, RateLimitException, Sandbox
 
-from .engine import Engine
+from tests.harness.engine import Engine
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ import httpx
 import pytest
 from e2b import Sandbox, SandboxNotFoundException
 
+from tests.harness.sdk import get_access_token
+
 from .waiting import until
 
 
@@ -49,7 +51,7 @@ def test_logs_contain_lifecycle_events(sandbox: Sandbox, api: httpx.Client) -> N
         assert line["line"]
     for entry in logs["logEntries"]:
         assert {"timestamp", "level", "message", "fields"} <= set(entry)
-    assert str(sandbox._envd_access_token) not in response.text, "the access token must not be logged"
+    assert str(get_access_token(sandbox)) not in response.text, "the access token must not be logged"
 
 
 def test_logs_can_be_limited(sandbox: Sandbox, api: httpx.Client) -> None:

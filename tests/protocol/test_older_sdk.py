@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from .engine import ROOT, Engine
+from tests.harness.engine import Engine
+from tests.harness.processes import ROOT
 
 SCENARIOS = Path(__file__).parent / "older_sdk" / "scenarios.py"
 PYTHON = Path(os.environ.get("SANDYARD_OLD_SDK_PYTHON") or ROOT / ".venv-e2b-2.50/bin/python")

@@ -9,6 +9,8 @@ import httpx
 import pytest
 from e2b import Sandbox, SandboxException, SandboxNotFoundException, SandboxNotRunningException, SandboxState
 
+from tests.harness.sdk import get_access_token
+
 from .conftest import DataPlane, NewSandbox
 from .waiting import until
 
@@ -74,7 +76,7 @@ def test_connect_returns_201_when_it_resumes_the_sandbox(sandbox: Sandbox, api: 
         sandbox.pause()
         response = api.post(f"{route}/{sandbox.sandbox_id}/connect", json={"timeout": 30})
         assert response.status_code == 201, response.text
-        assert response.json()["envdAccessToken"] == sandbox._envd_access_token
+        assert response.json()["envdAccessToken"] == get_access_token(sandbox)
 
 
 def test_the_old_resume_route_resumes_a_paused_sandbox(sandbox: Sandbox, api: httpx.Client) -> None:

@@ -14,7 +14,8 @@ import pytest
 from e2b import AsyncSandbox, AsyncSecret, Sandbox, Secret, SecretNotFoundException
 from e2b.exceptions import SandboxException
 
-from .engine import Engine
+from tests.harness.engine import Engine
+
 from .fake_internet import API, OTHER, FakeInternet
 
 ALL = "0.0.0.0/0"

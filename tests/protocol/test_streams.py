@@ -10,7 +10,8 @@ import sys
 import pytest
 from e2b import CommandExitException, InvalidArgumentException, NotFoundException, Sandbox
 
-from .engine import Engine
+from tests.harness.engine import Engine
+
 from .waiting import until
 
 

@@ -22,8 +22,9 @@ from e2b import (
 )
 from e2b.exceptions import TemplateException
 
+from tests.harness.engine import Engine
+
 from .conftest import NewAsyncSandbox, NewSandbox
-from .engine import Engine
 from .waiting import until
 
 

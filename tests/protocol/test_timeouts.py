@@ -8,6 +8,8 @@ import httpx
 import pytest
 from e2b import Sandbox, SandboxNotFoundException
 
+from tests.harness.sdk import get_access_token
+
 from .conftest import NewSandbox
 from .waiting import until
 
@@ -52,7 +54,7 @@ def test_connect_returns_a_working_handle(sandbox: Sandbox) -> None:
     sandbox.files.write("note.txt", "kept")
     connected = Sandbox.connect(sandbox.sandbox_id)
     assert connected.sandbox_id == sandbox.sandbox_id
-    assert connected._envd_access_token == sandbox._envd_access_token
+    assert get_access_token(connected) == get_access_token(sandbox)
     assert connected.files.read("note.txt") == "kept"
 
 

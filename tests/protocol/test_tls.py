@@ -22,6 +22,7 @@ from pathlib import Path
 import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from e2b import Sandbox
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
@@ -29,8 +30,8 @@ from websockets.typing import Subprotocol
 from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.certificates.files import key_pem
 from sandyard.kit.listen import free_port
+from tests.harness.engine import Engine
 
-from .engine import Engine
 from .name_server import NameServer
 from .test_previews import ECHO, WEBSOCKETS
 from .waiting import until
@@ -419,5 +420,6 @@ def test_a_renewed_certificate_file_is_used_without_a_restart(tmp_path: Path) ->
 
 def _issue_certificate(authority: Authority, name: str) -> tuple[bytes, bytes]:
     """Return a certificate and its key, as another program would write them."""
-    leaf = authority._leaf((name,), dt.datetime.now(dt.UTC).replace(microsecond=0))
-    return leaf.public_bytes(serialization.Encoding.PEM), key_pem(authority._leaf_key)
+    key = ec.generate_private_key(ec.SECP256R1())
+    leaf = authority.issue_certificate((name,), key.public_key(), dt.datetime.now(dt.UTC).replace(microsecond=0))
+    return leaf.public_bytes(serialization.Encoding.PEM), key_pem(key)

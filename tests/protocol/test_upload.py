@@ -10,8 +10,9 @@ import httpx
 import pytest
 from e2b import InvalidArgumentException, Sandbox
 
+from tests.harness.engine import Engine
+
 from .conftest import DataPlane
-from .engine import Engine
 
 WRITTEN = [{"name": "hello.txt", "path": "/home/user/hello.txt", "type": "file"}]
 

@@ -8,8 +8,9 @@ from e2b import AsyncSandbox, AsyncSecret, CommandExitException, Sandbox, Sandbo
 from e2b.sandbox.commands.command_handle import PtySize
 from e2b_code_interpreter import AsyncSandbox as AsyncInterpreter
 
+from tests.harness.engine import Engine
+
 from .conftest import NewAsyncSandbox, NewSandbox
-from .engine import Engine
 from .waiting import until_async
 
 

@@ -13,8 +13,9 @@ import pytest
 from e2b import AsyncSandbox, AsyncVolume, Sandbox, Volume
 from e2b.exceptions import NotFoundException, SandboxException, VolumeException
 
+from tests.harness.engine import Engine
+
 from .conftest import NewAsyncSandbox, NewSandbox
-from .engine import Engine
 from .name_server import NameServer
 from .test_tls import DOMAIN, TlsEngine, random_loopback_address
 from .waiting import until

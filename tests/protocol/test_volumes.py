@@ -20,7 +20,8 @@ from e2b.exceptions import (
     VolumePathNotFoundException,
 )
 
-from .engine import Engine
+from tests.harness.engine import Engine
+
 from .waiting import until
 
 BIG = 48 << 20

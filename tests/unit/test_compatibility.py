@@ -73,14 +73,14 @@ def test_what_declarations_say_is_private_is_no_verb() -> None:
         "}",
         "declare function loose(x: number): void;",
     ]
-    assert list(verbs._members(lines)) == [("Git", "constructor"), ("Git", "clone"), ("Git", "list")]
+    assert list(verbs.list_members(lines)) == [("Git", "constructor"), ("Git", "clone"), ("Git", "list")]
 
 
 def test_of_several_tests_the_one_about_the_verb_is_named() -> None:
     kill = verbs.Verb(verbs.SYNC, "Sandbox", "kill")
     few = document.Seen("test_other.py", "test_something", 1)
     named = document.Seen("test_kill.py", "test_twice", 9)
-    assert document._distance(kill, named) < document._distance(kill, few)
+    assert document.measure_distance(kill, named) < document.measure_distance(kill, few)
 
 
 def test_the_document_on_clients_is_of_these_clients() -> None:

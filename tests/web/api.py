@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.acceptance.platform import TASK_PAUSE, Platform, ok, until
+from tests.harness.platform import TASK_PAUSE, Platform, ok, until
 
 INACTIVE = ("ready", "in_review", "failed", "cancelled", "merged", "archived")
 

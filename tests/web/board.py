@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 
-from tests.acceptance.platform import ok, until
+from tests.harness.platform import ok, until
 from tests.web.api import Api
 
 

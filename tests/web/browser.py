@@ -24,7 +24,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from tests.protocol.engine import ROOT
+from tests.harness.processes import ROOT
 
 AXE = ROOT / "web/node_modules/axe-core/axe.min.js"
 DESKTOP: ViewportSize = {"width": 1360, "height": 860}

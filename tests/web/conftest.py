@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
-from tests.acceptance.conftest import started
-from tests.acceptance.platform import Platform, running
 from tests.forge import GitHub, forge
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine, started
+from tests.harness.platform import Platform, running
 from tests.web.api import Api
 from tests.web.browser import chromium, fresh_page, open_context, signed_in_page
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, ViewportSize
 
-from tests.acceptance.conftest import serving
-from tests.acceptance.platform import ok, running, until
 from tests.acceptance.workshop import work
 from tests.forge import forge
-from tests.protocol.engine import ROOT
+from tests.harness.engine import serving
+from tests.harness.platform import ok, running, until
+from tests.harness.processes import ROOT
 from tests.web.api import Api
 from tests.web.browser import Theme, chromium, expect_loaded, signed_in_page, take_screenshot
 from tests.web.conftest import SETTINGS

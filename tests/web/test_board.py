@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Response, Route, ViewportSize, expect
 
-from tests.acceptance.platform import Platform, ok, until
 from tests.acceptance.workshop import work
 from tests.forge import GitHub
+from tests.harness.platform import Platform, ok, until
 from tests.web.api import Api
 from tests.web.board import (
     Board,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, Route, ViewportSize, expect
 
-from tests.acceptance.platform import Platform, ok, until
 from tests.acceptance.workshop import Work, work
 from tests.forge import GitHub
+from tests.harness.platform import Platform, ok, until
 from tests.web.api import Api
 from tests.web.browser import confirm, expect_accessible, expect_fitting_width, open_tab
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from tests.acceptance.platform import ok, until
+from tests.harness.platform import ok, until
 from tests.web.api import Api
 from tests.web.browser import confirm, expect_accessible, expect_fitting_width
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.acceptance.platform import until
+from tests.harness.platform import until
 from tests.web.api import Api
 from tests.web.browser import confirm, expect_accessible, expect_fitting_width
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.acceptance.platform import Platform
+from tests.harness.platform import Platform
 from tests.models import ModelServer
 from tests.web.api import Api
 from tests.web.browser import DESKTOP, TIMEOUT_MS, console_errors, expect_accessible

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect
 
-from tests.acceptance.platform import Platform, until
+from tests.harness.platform import Platform, until
 from tests.web.api import Api
 from tests.web.browser import signed_in_page
 

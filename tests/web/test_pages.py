@@ -10,9 +10,9 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.acceptance.platform import Platform, until
 from tests.acceptance.workshop import work
 from tests.forge import GitHub
+from tests.harness.platform import Platform, until
 from tests.web.api import Api
 from tests.web.browser import (
     DESKTOP,

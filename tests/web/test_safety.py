@@ -8,7 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Error, Page, Response, expect
 
-from tests.acceptance.platform import Platform
+from tests.harness.platform import Platform
 from tests.web.api import Api
 from tests.web.browser import expect_loaded, open_tab
 

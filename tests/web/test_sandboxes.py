@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.acceptance.platform import until
+from tests.harness.platform import until
 from tests.web.api import Api
 from tests.web.browser import confirm, expect_accessible
 

@@ -15,8 +15,8 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from sandyard.platform.domain.agents.profiles.demo import program
 from tests.acceptance.mcp_servers import url_server
-from tests.acceptance.platform import Platform, ok, until
 from tests.forge import GitHub
+from tests.harness.platform import Platform, ok, until
 from tests.models import ModelServer
 from tests.web.api import Api
 from tests.web.browser import DESKTOP, confirm, expect_accessible, full_chromium, open_tab, signed_in_page

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
-from tests.acceptance.platform import Platform
+from tests.harness.platform import Platform
 from tests.web.api import Api
 from tests.web.browser import DESKTOP, TIMEOUT_MS, expect_accessible, signed_in_page, visit
 

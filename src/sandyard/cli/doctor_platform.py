@@ -31,7 +31,7 @@ def check_platform() -> Iterator[Finding]:
         return
     with ThreadPoolExecutor(3) as pool:  # checks run in parallel, so that a timeout does not delay the others
         engine = pool.submit(lambda: list(_check_engine(settings)))
-        database, git = pool.submit(_database, settings), pool.submit(_check_git)
+        database, git = pool.submit(check_database, settings), pool.submit(_check_git)
         yield from engine.result()
         yield database.result()
         yield git.result()
@@ -83,7 +83,7 @@ def _check_engine_url(url: str, key: str) -> Finding:
     return Finding("engine", True, f"{url} responds and accepts the key")
 
 
-def _database(settings: PlatformSettings) -> Finding:
+def check_database(settings: PlatformSettings) -> Finding:
     scheme, _, path = settings.database.partition(":///")
     plain = scheme == "sqlite" and path.startswith("/") and "?" not in path
     return _check_database_file(Path(path), settings.database) if plain else _check_database_server(settings.database)

@@ -71,7 +71,7 @@ def follow(
                 if on_open():
                     return
                 pause, connected_before, lost_at = FIRST_PAUSE_SECONDS, True, 0.0
-                for event in parse(_split_lines(response.iter_text())):
+                for event in parse(split_lines(response.iter_text())):
                     after = event.id if event.id is not None else after
                     yield event
             reason = "The stream ended."
@@ -92,7 +92,7 @@ def follow(
         pause = min(MAX_PAUSE_SECONDS, pause * 2)
 
 
-def _split_lines(chunks: Iterable[str]) -> Iterator[str]:
+def split_lines(chunks: Iterable[str]) -> Iterator[str]:
     """Yield lines as defined by the format: ended by LF, CR LF or CR, and by no other Unicode line separator."""
     rest = ""
     for chunk in chunks:

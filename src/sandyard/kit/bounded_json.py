@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-_PIECE = 256 << 10
+PIECE = 256 << 10
 """Bytes examined at a time. Other threads can run in between."""
 _SIGNS = (b",", b"[", b"{")
 """Each value except the outermost is preceded by one of these. A key in an object and its value count as one value."""
@@ -38,8 +38,8 @@ class ValueCounter:
     def feed(self, data: bytes) -> None:
         """Count the values in the next piece. Raises TooManyValuesError once the limit is exceeded and ValueError for text that is not
         UTF-8."""
-        for start in range(0, len(data), _PIECE):
-            self._count(data[start : start + _PIECE])
+        for start in range(0, len(data), PIECE):
+            self._count(data[start : start + PIECE])
 
     def _count(self, piece: bytes) -> None:
         if any(sign in piece for sign in _NOT_UTF8):
@@ -60,8 +60,8 @@ class ValueCounter:
 def count_values(data: bytes, limit: int) -> int:
     """Return roughly how many values a JSON text has. Raises TooManyValuesError above `limit` and ValueError if the text is not UTF-8."""
     signs = 0
-    for start in range(0, len(data), _PIECE):
-        signs += _count_signs(data[start : start + _PIECE])
+    for start in range(0, len(data), PIECE):
+        signs += _count_signs(data[start : start + PIECE])
         if signs > limit:  # perhaps most of them are in strings
             counter = ValueCounter(limit)
             counter.feed(data)

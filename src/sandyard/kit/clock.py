@@ -42,6 +42,10 @@ class ManualClock:
     def now(self) -> float:
         return self._now
 
+    def set(self, now: float) -> None:
+        """Set the time without waking anyone, as when the machine's clock is set."""
+        self._now = now
+
     async def sleep(self, seconds: float) -> None:
         if seconds <= 0:
             await asyncio.sleep(0)

@@ -23,7 +23,7 @@ _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:
 _NEVER_PUBLIC = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "fec0::/10", "::/96", "::ffff:0:0:0/96")))
 """Networks that `is_global` of some Python versions considers public: protocol assignments, former site-local and IPv4-compatible
 addresses."""
-_ROUTES_FILE, _IPV6_ADDRESSES_FILE = Path("/proc/net/fib_trie"), Path("/proc/net/if_inet6")
+ROUTES_FILE, IPV6_ADDRESSES_FILE = Path("/proc/net/fib_trie"), Path("/proc/net/if_inet6")
 _REREAD_SECONDS = 5.0
 _ROUTE = re.compile(r"\|-- (?P<address>[0-9.]+)\n(?P<kinds>(?:\s+/\d+ .*\n)+)")
 _ATTACHED = re.compile(r"/(\d+) (?:link UNICAST|host LOCAL)")
@@ -106,7 +106,7 @@ def is_public(address: Address) -> bool:
 
 def list_attached_networks() -> Sequence[Network]:
     """Return the public addresses of this machine and the public networks it reaches without a router. Cached for a few seconds."""
-    return _read_attached(_ROUTES_FILE, _IPV6_ADDRESSES_FILE, time.monotonic() // _REREAD_SECONDS)
+    return _read_attached(ROUTES_FILE, IPV6_ADDRESSES_FILE, time.monotonic() // _REREAD_SECONDS)
 
 
 @functools.lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ import dns.exception
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 LOOKUP_SECONDS = 10.0
-_HOSTS = Path("/etc/hosts")
+HOSTS_FILE = Path("/etc/hosts")
 _LOOPBACK: tuple[Address, ...] = (ipaddress.IPv4Address("127.0.0.1"), ipaddress.IPv6Address("::1"))
 
 
@@ -45,7 +45,7 @@ def _look_up_local(host: str) -> list[Address]:
     if name == "localhost" or name.endswith(".localhost"):
         return list(_LOOPBACK)
     try:
-        lines = _HOSTS.read_text(errors="replace").splitlines()
+        lines = HOSTS_FILE.read_text(errors="replace").splitlines()
     except OSError:
         return []
     entries = (line.partition("#")[0].lower().split() for line in lines)

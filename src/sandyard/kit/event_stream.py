@@ -19,32 +19,32 @@ class EventStream:
         """An event of more than `largest` bytes is ignored."""
         self._pattern = pattern
         self._largest = largest
-        self._held = bytearray()
+        self.held = bytearray()
         self._searched = 0
         self._skipping = False  # the rest of an event whose beginning was dropped
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Return the data of each event that matches and is complete with this chunk."""
-        self._held += chunk
+        self.held += chunk
         since = max(0, self._searched - 2)
-        end = max(self._held.rfind(b"\n\n", since), self._held.rfind(b"\n\r\n", since) + 1) + 2
+        end = max(self.held.rfind(b"\n\n", since), self.held.rfind(b"\n\r\n", since) + 1) + 2
         complete = b""
         if end > 2:
-            complete = bytes(self._held[:end]).replace(b"\r\n", b"\n")
-            del self._held[:end]
+            complete = bytes(self.held[:end]).replace(b"\r\n", b"\n")
+            del self.held[:end]
             if self._skipping:
                 self._skipping = False
                 complete = complete.partition(b"\n\n")[2]
-        if len(self._held) > self._largest:
-            self._held.clear()
+        if len(self.held) > self._largest:
+            self.held.clear()
             self._skipping = True
-        self._searched = len(self._held)
+        self._searched = len(self.held)
         return self._find(complete)
 
     def rest(self) -> Iterator[bytes]:
         """Return the data of the last event, if it matches and the stream ended without an empty line."""
-        held = b"" if self._skipping else bytes(self._held).replace(b"\r\n", b"\n")
-        self._held.clear()
+        held = b"" if self._skipping else bytes(self.held).replace(b"\r\n", b"\n")
+        self.held.clear()
         return self._find(held)
 
     def _find(self, events: bytes) -> Iterator[bytes]:

@@ -55,14 +55,14 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         self._trust = trust
         self._reuse = reuse
         self._direct: httpx.AsyncHTTPTransport | None = None
-        self._proxied: httpx.AsyncClient | None = None
+        self.proxied_client: httpx.AsyncClient | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         url = request.url
         self._destinations.check_name(url.host)
         if is_proxied(url.scheme, url.host):
-            self._proxied = self._proxied or self._open_proxied()
-            return await self._proxied.send(request, stream=True)
+            self.proxied_client = self.proxied_client or self._open_proxied()
+            return await self.proxied_client.send(request, stream=True)
         self._direct = direct = self._direct or self._open()
         try:
             addresses = await self._destinations.resolve(url.host)
@@ -82,10 +82,10 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close all connections. The transport can be used again."""
-        for kept in (self._direct, self._proxied):
+        for kept in (self._direct, self.proxied_client):
             if kept is not None:
                 await kept.aclose()
-        self._direct = self._proxied = None
+        self._direct = self.proxied_client = None
 
     def _open(self) -> httpx.AsyncHTTPTransport:
         kept = 20 if self._reuse else 0

@@ -41,7 +41,7 @@ class Inflow:
         may_read: Callable[[], bool] | None = None,
     ) -> None:
         self._transport = transport
-        self._parse = parse
+        self.parse = parse
         self._slice_bytes = slice_bytes
         self._wanted = wanted
         self._may_read = may_read or wanted
@@ -97,7 +97,7 @@ class Inflow:
             self._position += len(piece)
             if self._position >= len(self._waiting):
                 self.drop()
-            parts += self._parse(piece)
+            parts += self.parse(piece)
         if self._waiting or not self._wanted():
             self.pause_reading()
             return bool(self._waiting) and self._wanted()
@@ -156,7 +156,7 @@ class _Turns:
             loop.call_later(REST_SECONDS, self._run)
 
 
-class _Turnstile:
+class Turnstile:
     """Lets PIECES pass, then none for REST_SECONDS. All owners with pieces have an equal share of PIECES.
 
     A share is kept for its owner until the end of the period, because a single connection asks for its next turn only after it has forwarded
@@ -243,11 +243,11 @@ async def take_turn(kind: str = "other") -> None:
 
     Owners (see `turns_for`) share the turns equally, however many each of them asks for. Work without an owner is counted by its kind.
     """
-    await _TURNSTILES.setdefault(asyncio.get_running_loop(), _Turnstile()).enter(_OWNER.get() or kind)
+    await _TURNSTILES.setdefault(asyncio.get_running_loop(), Turnstile()).enter(_OWNER.get() or kind)
 
 
 _OWNER: ContextVar[str | None] = ContextVar("turn_owner", default=None)
-_TURNSTILES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turnstile] = WeakKeyDictionary()
+_TURNSTILES: WeakKeyDictionary[asyncio.AbstractEventLoop, Turnstile] = WeakKeyDictionary()
 _TURNS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
 
 

@@ -153,7 +153,7 @@ async def _serve(
         loop.add_signal_handler(number, stopping.set)
     stop = asyncio.create_task(stopping.wait())
     entrance = EntryPoint()
-    server = _server(entrance)
+    server = make_server(entrance)
     serving: list[asyncio.Task[None]] = []
 
     def stand_by(reason: str) -> None:
@@ -245,7 +245,7 @@ def _list_warnings(settings: PlatformSettings) -> Iterator[str]:
         yield reason
 
 
-def _server(app: EntryPoint) -> Server:
+def make_server(app: EntryPoint) -> Server:
     return Server(
         uvicorn.Config(
             app,

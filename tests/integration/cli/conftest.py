@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.cli.real import Yard, run_json
+from tests.harness.up import Yard, run_json
 from tests.unit.cli.conftest import config_dir, server
 
 __all__ = ["config_dir", "server"]

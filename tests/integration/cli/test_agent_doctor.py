@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from sandyard.cli.main import cli
 from sandyard.platform.domain.agents.profiles import BUILT_IN
 from sandyard.platform.domain.agents.profiles.model import LaunchRequest
-from tests.integration.cli.real import Yard
-from tests.protocol.engine import ROOT
+from tests.harness.processes import ROOT
+from tests.harness.up import Yard
 
 GREET = """import json
 line = json.loads(input())

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
-from tests.integration.cli.real import Yard, run_json
+from tests.harness.up import Yard, run_json
 from tests.unit.cli.server import Reply, Server, events, problem
 
 DEMO: dict[str, Any] = {

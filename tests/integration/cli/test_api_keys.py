@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.cli.real import Yard, run_json
+from tests.harness.up import Yard, run_json
 
 
 def test_an_api_key_is_created_listed_and_revoked(yard: Yard) -> None:

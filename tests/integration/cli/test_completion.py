@@ -10,7 +10,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from sandyard.cli.main import cli
-from tests.integration.cli.real import Yard, run_json
+from tests.harness.up import Yard, run_json
 from tests.unit.cli.server import Reply, Server
 
 

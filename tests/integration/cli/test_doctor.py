@@ -117,7 +117,7 @@ def test_checks_run_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(capability_check, "check_capabilities", check_capabilities)
     monkeypatch.setattr(
-        doctor_platform, "_database", lambda settings: checked["database"].set() or Finding("d", True, "")
+        doctor_platform, "check_database", lambda settings: checked["database"].set() or Finding("d", True, "")
     )
     with serving() as engine:
         engine.reply = answer  # type: ignore[method-assign]

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.integration.cli.real import Yard, run_json
+from tests.harness.up import Yard, run_json
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.forge import GitHub, forge
-from tests.integration.cli.real import Yard, run_json
+from tests.harness.up import Yard, run_json
 
 
 @pytest.fixture(scope="module")

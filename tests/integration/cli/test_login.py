@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sandyard.cli.main import cli
-from tests.integration.cli.real import CommandResult, Yard
+from tests.harness.up import CommandResult, Yard
 from tests.unit.cli.server import Reply, Server
 
 

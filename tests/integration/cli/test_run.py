@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
 from sandyard.cli.up.health import reserve
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine
 from tests.unit.cli.server import Reply, Server
 from tests.unit.cli.tasks.answers import PULL, TASK, ScriptedTask, attempt, page, task
 

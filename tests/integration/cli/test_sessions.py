@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.cli.real import Yard, run_json
+from tests.harness.up import Yard, run_json
 
 
 def test_a_session_is_created_paused_provisioned_archived_and_deleted(yard: Yard) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.databases import with_schema
+from tests.harness.databases import with_schema
+from tests.harness.engine import Engine, started
 from tests.integration.platform.domain.sandboxes import yard as yards
-from tests.protocol.engine import Engine
 from tests.unit.platform.conftest import world
 
 __all__ = ["world"]
@@ -17,11 +17,8 @@ __all__ = ["world"]
 
 @pytest.fixture(scope="session")
 def engine_process() -> Iterator[Engine]:
-    engine = Engine({"POOL_SIZE": "2", "METRICS_INTERVAL_S": "0.2", "DEFAULT_DISK_MB": "256"})
-    engine.start()
-    yield engine
-    leftovers = engine.stop()
-    assert not leftovers, f"the engine left behind: {leftovers}"
+    with started(POOL_SIZE="2", METRICS_INTERVAL_S="0.2", DEFAULT_DISK_MB="256") as engine:
+        yield engine
 
 
 @pytest.fixture

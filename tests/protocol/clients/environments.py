@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.harness.processes import ROOT
 from tests.protocol.clients.table import Client
-from tests.protocol.engine import ROOT
 
 CACHE = ROOT / ".cache" / "clients"
 NODE = ROOT / ".venv-node" / "bin"

@@ -64,12 +64,12 @@ def read(folder: Path) -> dict[Verb, Seen]:
     for test, called in _recorded(folder):
         for verb in called:
             known = best.get(verb)
-            if known is None or _distance(verb, test) < _distance(verb, known):
+            if known is None or measure_distance(verb, test) < measure_distance(verb, known):
                 best[verb] = test
     return best
 
 
-def _distance(verb: Verb, test: Seen) -> tuple[bool, int, str, str]:
+def measure_distance(verb: Verb, test: Seen) -> tuple[bool, int, str, str]:
     named = any(word in f"{test.file} {test.name}".lower() for word in verb.name.split("_") if len(word) > LETTERS)
     return not named, test.calls, test.file, test.name
 

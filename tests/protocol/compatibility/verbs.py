@@ -132,14 +132,14 @@ def javascript() -> list[Verb]:
     found: set[Verb] = set()
     for folder, package in DECLARATIONS.items():
         text = (PACKAGES / folder / "dist" / "index.d.ts").read_text()
-        for name, member in _members(text.splitlines()):
+        for name, member in list_members(text.splitlines()):
             plumbing = name in SILENT or name.endswith("Error")
             if not plumbing and member not in ("constructor", "toString"):
                 found.add(Verb(JS, noun(name, package), snake(member)))
     return sorted(found)
 
 
-def _members(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+def list_members(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield classes and their public methods. Declarations are generated, so members are indented by one level."""
     owner: str | None = None
     indent = ""

@@ -14,7 +14,7 @@ from tests.unit.cli.server import Server, events, problem
 
 
 def lines(*chunks: str) -> list[str]:
-    return list(sse._split_lines(chunks))
+    return list(sse.split_lines(chunks))
 
 
 def test_lines_are_split_as_the_format_defines() -> None:

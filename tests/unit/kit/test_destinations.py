@@ -53,8 +53,8 @@ async def test_networks_of_this_machine_are_refused(tmp_path: Path, monkeypatch:
         "        /32 host LOCAL\n"
     )
     addresses.write_text("2a010000000000000000000000000005 02 40 00 80     eth0\n")
-    monkeypatch.setattr("sandyard.kit.destinations._ROUTES_FILE", routes)
-    monkeypatch.setattr("sandyard.kit.destinations._IPV6_ADDRESSES_FILE", addresses)
+    monkeypatch.setattr("sandyard.kit.destinations.ROUTES_FILE", routes)
+    monkeypatch.setattr("sandyard.kit.destinations.IPV6_ADDRESSES_FILE", addresses)
     destinations = Destinations(["8.8.4.64/28"])
     for attached in ("8.8.4.0/24", "8.8.0.0/16", "8.8.4.9", "1.1.1.1", "1.1.0.0/16", "2a01::9", "2a01::/32"):
         with pytest.raises(PrivateAddressError, match="network of this machine"):

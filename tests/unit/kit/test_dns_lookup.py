@@ -72,7 +72,7 @@ async def test_the_hosts_file_localhost_and_addresses_need_no_name_server(
 ) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("# comment\n192.0.2.7 box box.lan # the box\n2001:db8::7 box\nnonsense\n")
-    monkeypatch.setattr(dns_lookup, "_HOSTS", hosts)
+    monkeypatch.setattr(dns_lookup, "HOSTS_FILE", hosts)
     assert await look_up("Box") == ["192.0.2.7", "2001:db8::7"]
     assert await look_up("box.lan") == ["192.0.2.7"]
     assert await look_up("api.localhost") == ["127.0.0.1", "::1"]

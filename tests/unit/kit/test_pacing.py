@@ -76,8 +76,8 @@ async def test_cheap_data_is_parsed_at_once() -> None:
 async def test_connections_take_turns() -> None:
     greedy, modest = Parser(), Parser()
     ahead: list[int] = []  # how much `greedy` had parsed at each step of `modest`
-    parse = modest.inflow._parse
-    modest.inflow._parse = lambda data: ahead.append(len(greedy.seen)) or parse(data)  # type: ignore[func-returns-value]
+    parse = modest.inflow.parse
+    modest.inflow.parse = lambda data: ahead.append(len(greedy.seen)) or parse(data)  # type: ignore[func-returns-value]
     greedy.inflow.receive(bytes(PARTS * 1000))
     modest.inflow.receive(bytes(PARTS * 3))
     await until(lambda: not modest.inflow.busy)
@@ -115,7 +115,7 @@ async def test_a_failing_parser_aborts_only_its_own_connection(monkeypatch: pyte
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
     broken.inflow.receive(bytes(PARTS * 2))
     other.inflow.receive(bytes(PARTS * 2))
-    broken.inflow._parse = lambda _: 1 // 0
+    broken.inflow.parse = lambda _: 1 // 0
     await until(lambda: not other.inflow.busy)
     assert broken.transport.aborted
     assert not broken.inflow.busy
@@ -143,14 +143,14 @@ class Periods:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.turns: Counter[str] = Counter()
-        self._tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[None]] = []
         self._begin: list[Callable[[], None]] = []
         monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda _, callback: self._begin.append(callback))
 
     def open(self, owner: str, connections: int = 1) -> None:
         """Open connections of the owner that forward their next piece as soon as they have forwarded one."""
         with turns_for(owner):
-            self._tasks += [asyncio.ensure_future(self._forward(owner)) for _ in range(connections)]
+            self.tasks += [asyncio.ensure_future(self._forward(owner)) for _ in range(connections)]
 
     async def _forward(self, owner: str) -> None:
         while True:
@@ -168,7 +168,7 @@ class Periods:
         return turns
 
     def close(self) -> None:
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
 
 
@@ -218,7 +218,7 @@ async def test_a_connection_that_is_closed_while_it_waits_costs_no_turn(monkeypa
     periods.open("greedy", 120)
     periods.open("gone")
     await asyncio.sleep(0)
-    periods._tasks.pop().cancel()
+    periods.tasks.pop().cancel()
     assert sum([(await periods.end())["greedy"] for _ in range(3)]) == 3 * PIECES
     periods.close()
 
@@ -229,7 +229,7 @@ async def test_tasks_count_for_the_owner_of_the_task_that_started_them(monkeypat
     async def enter(_: object, owner: str) -> None:
         owners.append(owner)
 
-    monkeypatch.setattr(pacing._Turnstile, "enter", enter)
+    monkeypatch.setattr(pacing.Turnstile, "enter", enter)
 
     async def request() -> None:
         set_turn_owner("someone")

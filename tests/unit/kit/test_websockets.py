@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from sandyard.kit import websockets as bounded
 from sandyard.kit.pacing import PARTS
 from sandyard.kit.server import BoundedProtocol
 from sandyard.kit.websockets import RAW, SLICE_BYTES, BoundedWebSocket, FrameTracker
+from tests.harness.asgi import serve_app
 from tests.unit.turns import count_parts
 
 UPGRADE = (
@@ -34,22 +33,8 @@ def frame(opcode: int, data: bytes = b"", *, masked: bool = True) -> bytes:
     return bytes([opcode]) + length + (bytes(4) if masked else b"") + data
 
 
-@contextlib.asynccontextmanager
-async def serving(app: Any, **options: Any) -> AsyncIterator[int]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app, http=BoundedProtocol, ws=BoundedWebSocket, lifespan="off", log_config=None, access_log=False, **options
-    )
-    config.timeout_graceful_shutdown = 1
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server._serve([listener]))
-    while not server.started:
-        await asyncio.sleep(0.005)
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = server.force_exit = True
-        await task
+def serving(app: Any, **options: Any) -> contextlib.AbstractAsyncContextManager[int]:
+    return serve_app(app, http=BoundedProtocol, ws=BoundedWebSocket, **options)
 
 
 async def collect(scope: Any, receive: Any, send: Any) -> None:

@@ -44,14 +44,14 @@ def _count(event: str) -> Tokens:
 
 
 ENTRY_POINTS: dict[str, Callable[[], object]] = {
-    "terminal": lambda: terminal._parse_size(flood(type="resize", cols=1, rows=1).decode()),
-    "ssh": lambda: remote._is_end(flood(type="eof").decode()),
+    "terminal": lambda: terminal.parse_size(flood(type="resize", cols=1, rows=1).decode()),
+    "ssh": lambda: remote.is_end(flood(type="eof").decode()),
     "command": lambda: CommandEnded.parse(flood(reason="exited").decode()),
     "agent": lambda: wire.parse_line(flood(method="session/update")),
     "forge error": lambda: extract_message(flood(message="no")),
-    "provider error": lambda: faults._quote_message(flood(error="no").decode(), Redactor())[:20],
-    "models": lambda: provider_check._list_models(flood(data=[{"id": "m"}])),
-    "mcp server": lambda: probe._parse_message(flood(id=1), 1),
+    "provider error": lambda: faults.quote_message(flood(error="no").decode(), Redactor())[:20],
+    "models": lambda: provider_check.parse_models(flood(data=[{"id": "m"}])),
+    "mcp server": lambda: probe.parse_message(flood(id=1), 1),
     "stream": lambda: _count("data: "),
     "answer": lambda: _count(""),
 }
@@ -89,12 +89,12 @@ def test_rejects_webhook() -> None:
 
 def test_rejects_answer_of_forge() -> None:
     with pytest.raises(ForgeUnreachableError, match=r"forge\.apiUrl"):
-        github_connection._parse_response(CachedResponse("", flood(number=1), ""))
+        github_connection.parse_response(CachedResponse("", flood(number=1), ""))
 
 
 def test_rejects_model_request() -> None:
     with pytest.raises(TooManyValuesError):
-        gateway._parse_body(flood(model="m"), CHAT, ModelApi.OPENAI_CHAT)
+        gateway.parse_body(flood(model="m"), CHAT, ModelApi.OPENAI_CHAT)
 
 
 def test_rejects_devcontainer() -> None:

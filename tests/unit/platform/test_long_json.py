@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from sandyard.platform.domain.forge.github_connection import CachedResponse, _parse_response
+from sandyard.platform.domain.forge.github_connection import CachedResponse, parse_response
 from sandyard.platform.domain.models.apis import ModelRequest
-from sandyard.platform.domain.models.gateway import _parse_body
+from sandyard.platform.domain.models.gateway import parse_body
 from sandyard.platform.domain.models.model import ModelApi, Tokens
 from sandyard.platform.domain.models.token_counter import TokenCounter
 
@@ -18,7 +18,7 @@ def test_accepts_request_with_long_context() -> None:
     said = [{"role": "user", "content": [{"type": "text", "text": CODE}, image]}]
     short = [{"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}] * 5_000
     body = json.dumps({"model": "m", "messages": [*said, *short]}).encode()
-    assert _parse_body(body, ModelRequest("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) == (
+    assert parse_body(body, ModelRequest("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) == (
         "m",
         body,
         [],
@@ -37,4 +37,4 @@ def test_accepts_page_of_pull_requests() -> None:
     repository = {f"{number}_url": "https://api.github.com/repos/acme/site" for number in range(110)}
     pull = {"body": CODE[:5_000], "head": {"repo": repository}, "base": {"repo": repository}, **repository}
     page = [pull] * 100
-    assert _parse_response(CachedResponse("", json.dumps(page).encode(), "")).json == page
+    assert parse_response(CachedResponse("", json.dumps(page).encode(), "")).json == page

@@ -35,7 +35,7 @@ from sandyard.platform.domain.users import passwords
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.service import Users
 from sandyard.platform.settings import PlatformSettings
-from tests.databases import sqlite_schema
+from tests.harness.databases import sqlite_schema
 
 PASSWORD = "correct horse battery"
 
@@ -115,7 +115,7 @@ async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
         agents=AgentCatalogue(database, configured),
     )
     try:
-        with mock.patch.object(passwords, "_N", 16):  # the real cost is 50 ms of CPU per password
+        with mock.patch.object(passwords, "COST", 16):  # the real cost is 50 ms of CPU per password
             yield world
     finally:
         await world.users.close()

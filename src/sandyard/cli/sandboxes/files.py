@@ -87,7 +87,7 @@ class Files:
 
     def put_tree(self, source: Path, target: str) -> None:
         """Copy the contents of a directory to `target`, which is created if needed. Existing files are replaced."""
-        if self._has_tar():
+        if self.has_tar():
             with self._temporary() as name:
                 self._progress.begin(source.name, archive.get_size(source))
                 self._client.put(f"{self._base}/files", self._counted(archive.pack(source)), path=name)
@@ -101,7 +101,7 @@ class Files:
                     self.put(file, posixpath.join(target, file.relative_to(source).as_posix()))
 
     def get_tree(self, source: str, target: Path) -> None:
-        if self._has_tar():
+        if self.has_tar():
             with self._temporary() as name:
                 self._run(f"tar -cf {name} -C {shlex.quote(source)} .")
                 with self._download(name, shown=posixpath.basename(source)) as chunks:
@@ -145,7 +145,7 @@ class Files:
             yield chunk
             self._progress.advance(len(chunk))
 
-    def _has_tar(self) -> bool:
+    def has_tar(self) -> bool:
         if self._tar is None:
             try:
                 self._tar = self._execute("command -v tar")["exitCode"] == 0

@@ -124,7 +124,7 @@ def up(
     state = DataDirectory(data_dir or _configured_data_dir() or get_default_data_dir())
     state.acquire_lock()
     embedded = engine == "embedded"
-    port, engine_port = _ports(host, port, engine_port, embedded=embedded)
+    port, engine_port = choose_ports(host, port, engine_port, embedded=embedded)
     options = [*(("--pool-size", str(pool_size)) if pool_size is not None else ())]
     options += ["--driver", driver] if driver is not None else []
     for name, value in passed_on.items():
@@ -242,7 +242,7 @@ def _warn(embedded: bool, user: pwd.struct_passwd | None) -> None:
         echo("Warning: there are no sandboxes, because of --engine none without E2B_API_KEY.", err=True)
 
 
-def _ports(host: str, wanted: int, engine_port: int | None, *, embedded: bool) -> tuple[int, int]:
+def choose_ports(host: str, wanted: int, engine_port: int | None, *, embedded: bool) -> tuple[int, int]:
     """Return the ports of the platform and of the engine. By default the engine gets the port after the platform's, or any free port if
     that one is taken. With `wanted` 0, two free ports in a row are tried first."""
     for again in range(PAIRS, -1, -1):

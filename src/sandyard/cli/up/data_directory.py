@@ -57,7 +57,7 @@ class DataDirectory:
         deadline = time.monotonic() + ORPHAN_SECONDS
         while not self._try_lock():
             holder = os.pread(self.lock_fd, 32, 0).decode(errors="replace").strip()
-            if _is_supervisor_running(holder) or time.monotonic() > deadline:
+            if is_supervisor_running(holder) or time.monotonic() > deadline:
                 raise ConflictError(
                     f"`sandyard up` is already running on {self.path} (process {holder or 'unknown'}). "
                     "Stop it, or choose another --data-dir and --port."
@@ -115,7 +115,7 @@ class DataDirectory:
         return True
 
 
-def _is_supervisor_running(holder: str) -> bool:
+def is_supervisor_running(holder: str) -> bool:
     """Return whether that supervisor itself is running, and not only a child of it. Its process id may have been reused."""
     try:
         return b"up" in Path(f"/proc/{int(holder)}/cmdline").read_bytes().split(b"\0")

@@ -58,19 +58,19 @@ class Builds:
             kept_mb=settings.build_files_kept_mb,
             reserve_mb=settings.disk_reserve_mb,
         )
-        self._cache = LayerCache(repository, self._clock, settings.build_layers_kept)
-        self._cache.load()
+        self.cache = LayerCache(repository, self._clock, settings.build_layers_kept)
+        self.cache.load()
         self._queue = Queue(
             repository=repository,
             built=built,
-            cache=self._cache,
+            cache=self.cache,
             archives=self._archives,
             bases=Bases(sandboxes.resolve_template, images),
             internal=sandboxes.internal,
             settings=settings,
             clock=self._clock,
         )
-        sandboxes.internal.register_keeper(lambda: built.snapshots() | self._cache.snapshots())
+        sandboxes.internal.register_keeper(lambda: built.snapshots() | self.cache.snapshots())
 
     async def open(self) -> None:
         """Mark builds that the last engine did not finish as failed."""
@@ -83,7 +83,7 @@ class Builds:
 
     def uses_layer(self, layer: str) -> bool:
         """Return whether a built template or a cached layer needs this layer; then its owner must not remove it yet."""
-        return self._built.uses_layer(layer) or self._cache.uses_layer(layer)
+        return self._built.uses_layer(layer) or self.cache.uses_layer(layer)
 
     # Templates -------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ SETTLED_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 _SLEEP = re.compile(r"\s*sleep\s+(\d+(?:\.\d+)?)s?\s*")
 _LISTENING = re.compile(r":([0-9A-F]{4}) [0-9A-F]+:0000 0A ")
-_TABLES = "/proc/net/tcp /proc/net/tcp6"
+TABLES = "/proc/net/tcp /proc/net/tcp6"
 
 
 async def verify_start_command(
@@ -101,11 +101,11 @@ async def _list_listening_ports(sandbox: InternalSandbox) -> set[str]:
         if len(table) < 1 << 20:
             table.extend(data)
 
-    await sandbox.agent.run(f"cat {_TABLES} 2>/dev/null", user=ROOT, cwd="/", output=output)
+    await sandbox.agent.run(f"cat {TABLES} 2>/dev/null", user=ROOT, cwd="/", output=output)
     return set(_LISTENING.findall(table.decode(errors="replace")))
 
 
 def _wait_for(ports: set[str]) -> str | None:
     if not ports:
         return None
-    return " && ".join(f"cat {_TABLES} 2>/dev/null | grep -qE ':{port} [0-9A-F]+:0000 0A '" for port in sorted(ports))
+    return " && ".join(f"cat {TABLES} 2>/dev/null | grep -qE ':{port} [0-9A-F]+:0000 0A '" for port in sorted(ports))

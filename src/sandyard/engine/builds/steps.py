@@ -151,7 +151,7 @@ class Executor:
     ) -> tuple[State, bool]:
         path = await self._expand_variables(sandbox, path, state.env)
         script = MAKE_DIRECTORY.format(path=quote(path), workdir=quote(state.workdir or ""), user=quote(state.user))
-        code, said = await self._ask(sandbox, script, state, prefix, number)
+        code, said = await self.run_script(sandbox, script, state, prefix, number)
         if code != 0 or not said:
             raise BuildFailedError(f"failed to create workdir '{path}'")
         return replace(state, workdir=posixpath.normpath(said[0])), "new" in said[1:]
@@ -162,12 +162,12 @@ class Executor:
         name = (await self._expand_variables(sandbox, name, state.env)).partition(":")[0]
         if not _USER.fullmatch(name):
             raise BuildFailedError(f"failed to create user: {name[:100]!r} is not a valid user name")
-        code, said = await self._ask(sandbox, ADD_USER.format(user=quote(name)), state, prefix, number)
+        code, said = await self.run_script(sandbox, ADD_USER.format(user=quote(name)), state, prefix, number)
         if code != 0:
             raise BuildFailedError(f"failed to create user '{name}'")
         return replace(state, user=name), "new" in said
 
-    async def _ask(
+    async def run_script(
         self, sandbox: InternalSandbox, script: str, state: State, prefix: str, number: str
     ) -> tuple[int, list[str]]:
         """Run one of the engine's scripts and return the lines it prints. Its error output is logged."""
@@ -186,7 +186,7 @@ class Executor:
         return code, [*said, *answers.end()]
 
     async def _copy(self, sandbox: InternalSandbox, step: Step, state: State, prefix: str, number: str) -> None:
-        source, target = _source(step.args[0]), await self._expand_variables(sandbox, step.args[1], state.env)
+        source, target = get_copy_source(step.args[0]), await self._expand_variables(sandbox, step.args[1], state.env)
         owner = step.args[2] if len(step.args) > 2 and step.args[2] else state.user
         mode = step.args[3] if len(step.args) > 3 else ""
         work = f"/tmp/.copy-{random_id('', 12)}"  # noqa: S108 - in the sandbox
@@ -239,7 +239,7 @@ def command_failed(message: str) -> str:
     return f"command failed: unauthenticated: {said}" if "invalid username" in said else f"command failed: {said}"
 
 
-def _source(path: str) -> str:
+def get_copy_source(path: str) -> str:
     """Return the part of `src/**/*.py` before the first pattern, because clients have already selected the files."""
     parts = posixpath.normpath(path.replace("\\", "/")).split("/")
     plain = [part for part in parts if part]

@@ -91,7 +91,7 @@ class Authority:
             return context
 
     def _issue(self, names: tuple[str, ...], now: dt.datetime) -> tuple[ssl.SSLContext, dt.datetime]:
-        certificate = self._leaf(names, now)
+        certificate = self.issue_certificate(names, self._leaf_key.public_key(), now)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -105,7 +105,10 @@ class Authority:
         if connection.context is not context:
             connection.context = context
 
-    def _leaf(self, names: tuple[str, ...], now: dt.datetime) -> x509.Certificate:
+    def issue_certificate(
+        self, names: tuple[str, ...], key: ec.EllipticCurvePublicKey, now: dt.datetime
+    ) -> x509.Certificate:
+        """Return a server certificate for these names and this key. Raises CertificateError for invalid names."""
         if not names:
             raise CertificateError("A certificate needs at least one name.")
         try:
@@ -116,7 +119,7 @@ class Authority:
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         return (
             _builder(_name("Sandyard"), self._root.subject, now - BACKDATED, end)
-            .public_key(self._leaf_key.public_key())
+            .public_key(key)
             .add_extension(alternatives, critical=True)  # critical, because the subject is empty
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)

@@ -145,10 +145,10 @@ class CertificateFiles:
         now = time.monotonic()
         if now - self._looked_at > LOOK_S:
             self._looked_at = now
-            self._look()
+            self.check_files()
         line.context = self._current
 
-    def _look(self) -> None:
+    def check_files(self) -> None:
         try:
             stamp = _stamp(self._paths)
             if stamp == self._stamp:

@@ -24,7 +24,7 @@ class EngineProtocol(server.BoundedProtocol):
         super().on_message_begin()
         delivery: dict[object, object] = {
             "begin": self._write_through,
-            "settled": self._wait_until_sent,
+            "settled": self.wait_until_sent,
             "end": self._write_behind,
         }
         slow: dict[object, object] = {"allow": partial(self.allow_slow_body, self.scope)}
@@ -39,7 +39,7 @@ class EngineProtocol(server.BoundedProtocol):
         if not self.transport.is_closing():
             self.transport.set_write_buffer_limits(high=HIGH_WATER_LIMIT)
 
-    async def _wait_until_sent(self) -> bool:
+    async def wait_until_sent(self) -> bool:
         while self.flow.write_paused and not self.transport.is_closing():
             await self.flow.drain()
         return not self.transport.is_closing()

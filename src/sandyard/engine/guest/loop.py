@@ -67,7 +67,7 @@ class Loop:
         self._readers: dict[int, Callback] = {}
         self._writers: dict[int, Callback] = {}
         self._soon: deque[Timer] = deque()
-        self._later: list[tuple[float, int, Timer]] = []
+        self.scheduled: list[tuple[float, int, Timer]] = []
         self._count = 0
         self._tidy_at = _TIDY
 
@@ -129,7 +129,7 @@ class Loop:
     def call_at(self, when: float, callback: Callback, *args: Any, context: object = None) -> Timer:
         timer = Timer(callback, args)
         self._count += 1
-        heapq.heappush(self._later, (when, self._count, timer))
+        heapq.heappush(self.scheduled, (when, self._count, timer))
         return timer
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -168,7 +168,7 @@ class Loop:
 
     def _turn(self) -> None:
         """Wait for events and run all pending callbacks once."""
-        later, soon = self._later, self._soon
+        later, soon = self.scheduled, self._soon
         while later and later[0][2].cancelled():
             heapq.heappop(later)
         if len(later) > self._tidy_at:

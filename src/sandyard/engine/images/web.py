@@ -15,8 +15,8 @@ from sandyard.kit.http_clients import open_shared_client
 from sandyard.kit.pacing import take_turn
 
 _REDIRECTS = 5
-_ATTEMPTS = 4
-_LONGEST_PAUSE = 20.0
+ATTEMPTS = 4
+LONGEST_PAUSE = 20.0
 _AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 _ELSEWHERE = frozenset({301, 302, 303, 307, 308})
 _AGENT = "sandyard"
@@ -57,7 +57,7 @@ class Web:
     ) -> WebResponse:
         """Return the whole response. Raises UnreachableError, BusyError, ForbiddenError, and InvalidInputError if it is
         longer than `most`."""
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             try:
                 async with self.open(url, headers, method=method, content=content) as response:
                     return WebResponse(response.status_code, dict(response.headers), await _read(response, most, url))
@@ -67,9 +67,9 @@ class Web:
 
     async def wait_before_retry(self, error: TransientError, attempt: int) -> None:
         """Wait until the next attempt, or raise if there were too many."""
-        if attempt + 1 >= _ATTEMPTS:
+        if attempt + 1 >= ATTEMPTS:
             raise (BusyError if error.busy else UnreachableError)(str(error)) from None
-        await asyncio.sleep(min(max(self._pause * 2**attempt, error.pause), _LONGEST_PAUSE))
+        await asyncio.sleep(min(max(self._pause * 2**attempt, error.pause), LONGEST_PAUSE))
 
     @contextlib.asynccontextmanager
     async def open(

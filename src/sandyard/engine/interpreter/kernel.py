@@ -57,8 +57,8 @@ class Kernel:
                     argv = [part.replace("{connection_file}", str(self._file)) for part in self.spec.argv]
                     pid = await spawn(argv, cwd, environment)
                 self._process = Process(pid, self._on_process_exit)
-                await asyncio.gather(*map(self._connect, CHANNELS))
-                await self._greet()
+                await asyncio.gather(*map(self.connect_channel, CHANNELS))
+                await self.greet()
                 self._require_process()  # it may have ended right after responding, and the end is reported only once
         except (OSError, TimeoutError, KernelError) as error:
             self.kill()
@@ -105,7 +105,7 @@ class Kernel:
         self._peers[channel].send(frames)
         return request
 
-    async def _connect(self, channel: str) -> None:
+    async def connect_channel(self, channel: str) -> None:
         def received(frames: zmtp.Frames) -> None:
             with contextlib.suppress(BadMessageError):
                 message = messages.read(frames)
@@ -120,7 +120,7 @@ class Kernel:
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _greet(self) -> None:
+    async def greet(self) -> None:
         """Request kernel info until the reply was received on both channels: what a kernel publishes before it has
         processed our subscription is lost."""
         heard: dict[str, asyncio.Event] = {"shell": asyncio.Event(), "iopub": asyncio.Event()}

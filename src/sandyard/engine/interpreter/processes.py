@@ -74,7 +74,7 @@ class ForkServer:
 
     def __init__(self, folder: Path) -> None:
         self._command = [sys.executable, "-P", str(folder / FORK_SERVER)]
-        self._process: asyncio.subprocess.Process | None = None
+        self.process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
     async def start(self) -> None:
@@ -103,21 +103,21 @@ class ForkServer:
                     process.stdin.write(line)
                     await process.stdin.drain()
                     return int(json.loads(await process.stdout.readline())["pid"])
-                self._process = None
+                self.process = None
         raise OSError("the fork server does not respond")
 
     async def _ensure_running(self) -> asyncio.subprocess.Process:
-        if self._process is not None and self._process.returncode is None:
-            return self._process
+        if self.process is not None and self.process.returncode is None:
+            return self.process
         pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(
+        self.process = await asyncio.create_subprocess_exec(
             *self._command, stdin=pipe, stdout=pipe, preexec_fn=_end_with_parent, start_new_session=True
         )
-        assert self._process.stdout is not None
-        if not await self._process.stdout.readline():
-            await self._process.wait()
+        assert self.process.stdout is not None
+        if not await self.process.stdout.readline():
+            await self.process.wait()
             raise OSError("the fork server did not start. Check that ipykernel is still installed in this sandbox")
-        return self._process
+        return self.process
 
 
 def _end_unwanted(asked: asyncio.Future[int]) -> None:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 MORE, LONG, COMMAND = 1, 2, 4
-_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _LONGEST_SHORT = 255
 
 Frames = list[bytes]
@@ -41,14 +41,14 @@ class Peer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.write(_GREETING)
+        transport.write(GREETING)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         if not self._greeted:
-            if len(self._buffer) < len(_GREETING):
+            if len(self._buffer) < len(GREETING):
                 return
-            del self._buffer[: len(_GREETING)]
+            del self._buffer[: len(GREETING)]
             self._greeted = True
             assert self._transport is not None
             self._transport.write(frame(_ready(self._kind), flags=COMMAND))

@@ -68,7 +68,7 @@ class Agent:
                 data, end = event.get("data"), event.get("end")
                 if isinstance(data, dict) and output is not None:
                     with turns_for(self._handle.id):
-                        for stream, piece in _split_output(data):
+                        for stream, piece in split_output(data):
                             await take_turn()
                             output(stream, piece)
                 elif isinstance(end, dict):
@@ -122,7 +122,7 @@ class Agent:
             headers["Connect-Timeout-Ms"] = str(max(1, int(timeout_s * 1000)))
         async with _Exchange(await self._connect()) as exchange:
             await exchange.send("/process.Process/Start", headers, _ENVELOPE.pack(0, len(message)) + message)
-            async for flags, content in _read_envelopes(exchange.read_body()):
+            async for flags, content in read_envelopes(exchange.read_body()):
                 if flags & _END_FLAG:
                     _raise_error(content)
                     return
@@ -204,7 +204,7 @@ def _make_head(path: str, headers: Mapping[str, str]) -> bytes:
     return "\r\n".join([*lines, "Connection: close", "", ""]).encode("ascii")
 
 
-async def _read_envelopes(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+async def read_envelopes(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, dict[str, Any]]]:
     """Yield the messages of the Connect protocol until the body ends."""
     buffer = b""
     async for piece in body:
@@ -232,7 +232,7 @@ def _raise_error(end: Mapping[str, Any]) -> None:
     raise UnreachableError(f"The sandbox could not run a command: {str(error.get('message'))[:500]}")
 
 
-def _split_output(data: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+def split_output(data: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
     """Yield a command's output by stream, in chunks of a few lines: readers pay for each line, however short it is."""
     for stream in ("stdout", "stderr"):
         text = data.get(stream)

@@ -11,7 +11,7 @@ from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import FullError
 
 MIB = 1024 * 1024
-_CACHE_SECONDS = 0.1
+CACHE_SECONDS = 0.1
 
 
 def read_available_memory() -> int | None:
@@ -83,7 +83,7 @@ class Capacity:
 
     def _refresh(self) -> None:
         now = time.monotonic()
-        if now - self._read_at > _CACHE_SECONDS:
+        if now - self._read_at > CACHE_SECONDS:
             self._read_at = now
             self._available = self._read_memory()
             self._shortage = self._describe_shortage()

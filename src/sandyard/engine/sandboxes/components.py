@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sandyard.engine.contract import Driver
 from sandyard.engine.sandboxes.calls import DriverCalls
-from sandyard.engine.sandboxes.capacity import Capacity
+from sandyard.engine.sandboxes.capacity import Capacity, read_available_memory
 from sandyard.engine.sandboxes.creation import Creation
 from sandyard.engine.sandboxes.internal_sandboxes import InternalSandboxes
 from sandyard.engine.sandboxes.ledger import Ledger
@@ -49,6 +49,8 @@ class Components:
         disks: Sequence[Path] | None = None,
         boot_id: str | None = None,
         egress_authority: bytes = b"",
+        get_deadline: Callable[[str], float] | None = None,
+        read_memory: Callable[[], int | None] = read_available_memory,
     ) -> None:
         self.database = database
         self._settings = settings
@@ -59,7 +61,7 @@ class Components:
         self.registry = Registry()
         self.repository = SandboxRepository(database)
         self.logs = SandboxLogs(database, self._clock, kept=settings.logs_kept, retention_s=settings.logs_retention_s)
-        self.calls = DriverCalls(driver, settings.deadline)
+        self.calls = DriverCalls(driver, get_deadline or settings.deadline)
         trust = EgressTrust(self.calls, egress_authority)
         self.ledger = Ledger(
             database=database,
@@ -73,7 +75,10 @@ class Components:
             self.ledger, self.calls, self.background.spawn, interrupt_timeout_s=settings.kill_patience_s
         )
         self.capacity = Capacity(
-            settings, disks if disks is not None else (settings.data_dir,), check_driver=driver.check_room
+            settings,
+            disks if disks is not None else (settings.data_dir,),
+            read_memory=read_memory,
+            check_driver=driver.check_room,
         )
         self.sampler = Sampler(
             self.calls,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sandyard.engine.contract import Driver
+from sandyard.engine.sandboxes.capacity import read_available_memory
 from sandyard.engine.sandboxes.components import Components
 from sandyard.engine.sandboxes.errors import PortClosedError, SandboxUnreachableError, StuckError, make_not_found_error
 from sandyard.engine.sandboxes.model import (
@@ -68,18 +69,22 @@ class Sandboxes:
         disks: Sequence[Path] | None = None,
         boot_id: str | None = None,
         egress_authority: bytes = b"",
+        get_deadline: Callable[[str], float] | None = None,
+        read_memory: Callable[[], int | None] = read_available_memory,
         explain_missing: Callable[[str], str | None] = lambda name: None,
         make_ready: Callable[[Template], str] = lambda template: "is not ready.",
     ) -> None:
         """`database` is open and stays owned by the caller. `disks` are the paths whose free space counts (the data
         directory). `egress_authority` is the certificate (PEM) that sandboxes with network rules have to trust.
-        `explain_missing` returns what is missing for a name that does not resolve. `make_ready` starts the build of a
-        template that is not ready, unless it is already running, and returns a description of its status."""
+        `get_deadline` returns the seconds that a driver call may take, by operation; the settings' by default.
+        `read_memory` returns the bytes of available memory, or None if unknown. `explain_missing` returns what is
+        missing for a name that does not resolve. `make_ready` starts the build of a template that is not ready, unless
+        it is already running, and returns a description of its status."""
         self._templates = templates
         self._explain_missing = explain_missing
-        self._make_ready = make_ready
+        self.make_ready = make_ready
         self._settings = settings
-        self._components = Components(
+        self.components = Components(
             database,
             driver,
             settings,
@@ -87,18 +92,20 @@ class Sandboxes:
             disks=disks,
             boot_id=boot_id,
             egress_authority=egress_authority,
+            get_deadline=get_deadline,
+            read_memory=read_memory,
         )
-        self.internal = self._components.internal
+        self.internal = self.components.internal
         self._creating: dict[tuple[str, str], tuple[bytes, asyncio.Task[Sandbox]]] = {}
 
     async def open(self) -> None:
         """Take over the driver and its sandboxes, finish or undo what a crash interrupted, and start timers and
         pool."""
-        await self._components.open(self._default_template)
+        await self.components.open(self._default_template)
 
     async def close(self) -> None:
         """Release the driver; sandboxes keep running. Idempotent."""
-        await self._components.close(CLOSE_TIMEOUT_S)
+        await self.components.close(CLOSE_TIMEOUT_S)
 
     async def create(self, request: CreateSandbox) -> Sandbox:
         """Create a running sandbox. The same idempotency key with the same request returns the same sandbox; with a
@@ -112,21 +119,21 @@ class Sandboxes:
         if request.idempotency_key is not None:
             return await self._create_once(request, (request.owner, request.idempotency_key))
         template = self.resolve_template(request.template)
-        ready = self._components.creation.claim_pooled(request, template)
+        ready = self.components.creation.claim_pooled(request, template)
         if ready is not None:
             return ready
-        return await self._components.tasks.finish(self._hold_and_create(request, template))
+        return await self.components.tasks.finish(self._hold_and_create(request, template))
 
     def _hold_and_create(
         self, request: CreateSandbox, template: Template, key: tuple[str, str, bytes] | None = None
     ) -> Coroutine[Any, Any, Sandbox]:
         """Hold the template's snapshots immediately, because a delete may run before the first step of the work."""
         stack = ExitStack()
-        stack.enter_context(self._components.snapshots.hold(template.snapshots))
+        stack.enter_context(self.components.snapshots.hold(template.snapshots))
 
         async def work() -> Sandbox:
             with stack:
-                return await self._components.creation.create(request, template, key)
+                return await self.components.creation.create(request, template, key)
 
         return work()
 
@@ -136,10 +143,10 @@ class Sandboxes:
         if in_progress is not None:
             before, task = in_progress
         else:
-            use = self._components.repository.find_key_use(*key)
+            use = self.components.repository.find_key_use(*key)
             if use is not None:
                 self._require_same_request(use.digest, request_digest)
-                entry = self._components.registry.find(use.sandbox_id)
+                entry = self.components.registry.find(use.sandbox_id)
                 if entry is None:
                     raise ConflictError(
                         f"The idempotency key was used for sandbox '{use.sandbox_id}', which has ended."
@@ -147,7 +154,7 @@ class Sandboxes:
                 return entry.record
             template = self.resolve_template(request.template)
             before = request_digest
-            task = self._components.tasks.spawn(self._hold_and_create(request, template, (*key, request_digest)))
+            task = self.components.tasks.spawn(self._hold_and_create(request, template, (*key, request_digest)))
             self._creating[key] = (request_digest, task)
             task.add_done_callback(lambda _: self._creating.pop(key, None))
         self._require_same_request(before, request_digest)
@@ -159,70 +166,70 @@ class Sandboxes:
 
     def find_shortage(self) -> str | None:
         """Return why no sandbox could be created now for lack of memory or disk, or None."""
-        return self._components.capacity.find_shortage()
+        return self.components.capacity.find_shortage()
 
     def get(self, sandbox_id: str) -> Sandbox:
         """Return a sandbox from memory, in microseconds; never wakes it. Raises NotFoundError."""
-        return self._components.registry.get(sandbox_id).record
+        return self.components.registry.get(sandbox_id).record
 
     def find(self, sandbox_id: str) -> Sandbox | None:
         """Return a sandbox or None."""
-        entry = self._components.registry.find(sandbox_id)
+        entry = self.components.registry.find(sandbox_id)
         return None if entry is None else entry.record
 
     def list(self, query: SandboxQuery = _ALL) -> Page[Sandbox]:
         """Return a page, newest first. A sandbox that exists while all pages are read is returned exactly once. Raises
         InvalidInputError for a bad cursor."""
-        return self._components.registry.get_page(query)
+        return self.components.registry.get_page(query)
 
     def count(self, query: SandboxQuery = _ALL) -> int:
         """Return the number of sandboxes on all pages."""
-        return self._components.registry.count(query)
+        return self.components.registry.count(query)
 
     async def kill(self, sandbox_id: str) -> None:
         """Kill a running or paused sandbox. Raises NotFoundError if it does not exist (also if another kill was
         first)."""
-        entry = self._components.registry.get(sandbox_id)
-        await self._components.tasks.finish(self._components.remover.kill(entry, "The sandbox was killed on request"))
+        entry = self.components.registry.get(sandbox_id)
+        await self.components.tasks.finish(self.components.remover.kill(entry, "The sandbox was killed on request"))
 
     async def pause(self, sandbox_id: str, *, memory: bool = True) -> Sandbox:
         """Pause the sandbox. `memory=False` keeps only the file system. Raises ConflictError if it is already
         paused."""
-        entry = self._components.registry.get(sandbox_id)
-        return await self._components.tasks.finish(self._components.lifecycle.pause(entry, memory=memory))
+        entry = self.components.registry.get(sandbox_id)
+        return await self.components.tasks.finish(self.components.lifecycle.pause(entry, memory=memory))
 
     async def connect(self, sandbox_id: str, timeout_s: float, *, memory: bool = True) -> tuple[Sandbox, bool]:
         """Connect to a sandbox. If running, extend its timeout to `timeout_s` from now, never shorten it, and return
         (sandbox, False). If paused, resume it and return (sandbox, True). `memory=False` discards the memory and boots
         it again."""
         self._check_timeout(timeout_s)
-        entry = self._components.registry.get(sandbox_id)
-        return await self._components.tasks.finish(self._components.lifecycle.connect(entry, timeout_s, memory=memory))
+        entry = self.components.registry.get(sandbox_id)
+        return await self.components.tasks.finish(self.components.lifecycle.connect(entry, timeout_s, memory=memory))
 
     async def resume(
         self, sandbox_id: str, timeout_s: float, *, auto_pause: bool | None = None, memory: bool = True
     ) -> Sandbox:
         """Resume a paused sandbox. Raises ConflictError if it is running."""
         self._check_timeout(timeout_s)
-        entry = self._components.registry.get(sandbox_id)
-        work = self._components.lifecycle.resume(entry, timeout_s, auto_pause=auto_pause, memory=memory)
-        return await self._components.tasks.finish(work)
+        entry = self.components.registry.get(sandbox_id)
+        work = self.components.lifecycle.resume(entry, timeout_s, auto_pause=auto_pause, memory=memory)
+        return await self.components.tasks.finish(work)
 
     async def set_timeout(self, sandbox_id: str, timeout_s: float) -> Sandbox:
         """Set the timeout, counted from now; may shorten it. 0 or less expires at once. Raises NotFoundError for a
         paused sandbox, as E2B does."""
         self._check_timeout(max(0.0, timeout_s))
         entry = await self._get_running(sandbox_id)
-        record = self._components.lifecycle.extend(entry, max(0.0, timeout_s), may_shorten=True)
+        record = self.components.lifecycle.extend(entry, max(0.0, timeout_s), may_shorten=True)
         if timeout_s > 0:
             return record
-        await self._components.tasks.finish(self._components.lifecycle.handle_timer(entry))
+        await self.components.tasks.finish(self.components.lifecycle.handle_timer(entry))
         return entry.record
 
     async def refresh(self, sandbox_id: str, duration_s: float) -> Sandbox:
         """Like set_timeout, but never shortens."""
         self._check_timeout(duration_s)
-        return self._components.lifecycle.extend(await self._get_running(sandbox_id), duration_s)
+        return self.components.lifecycle.extend(await self._get_running(sandbox_id), duration_s)
 
     async def fork(self, sandbox_id: str, count: int = 1, timeout_s: float = 15) -> Sequence[ForkResult]:
         """Create `count` running sandboxes with this one's file system at one instant; each succeeds or fails
@@ -230,8 +237,8 @@ class Sandboxes:
         if not 1 <= count <= self._settings.max_forks:
             raise InvalidInputError(f"Count must be at least 1 and cannot be greater than {self._settings.max_forks}")
         self._check_timeout(timeout_s)
-        entry = self._components.registry.get(sandbox_id)
-        return await self._components.tasks.finish(self._components.creation.fork(entry, count, timeout_s))
+        entry = self.components.registry.get(sandbox_id)
+        return await self.components.tasks.finish(self.components.creation.fork(entry, count, timeout_s))
 
     async def snapshot(self, sandbox_id: str, name: str | None = None) -> Snapshot:
         """Save the current file system under a new id. `name` may contain `:tag`; an existing name and tag is moved to
@@ -240,45 +247,45 @@ class Sandboxes:
         existing = self._templates.resolve(chosen) if chosen is not None else None
         if existing is not None and not existing.can_be_overridden:
             raise ConflictError(f"A template with the name {chosen!r} already exists. Choose another name.")
-        entry = self._components.registry.get(sandbox_id)
-        return await self._components.tasks.finish(self._snapshot(entry, chosen, tag or DEFAULT_TAG))
+        entry = self.components.registry.get(sandbox_id)
+        return await self.components.tasks.finish(self._snapshot(entry, chosen, tag or DEFAULT_TAG))
 
     async def _snapshot(self, entry: Entry, name: str | None, tag: str) -> Snapshot:
-        snapshot = await self._components.creation.snapshot(entry, name, tag)
-        await self._components.database.flush()
+        snapshot = await self.components.creation.snapshot(entry, name, tag)
+        await self.components.database.flush()
         return snapshot
 
     def snapshots(self, query: SnapshotQuery = _ALL_SNAPSHOTS) -> Page[Snapshot]:
         """Return a page of snapshots, newest first."""
-        return self._components.snapshots.get_page(query)
+        return self.components.snapshots.get_page(query)
 
     def has_snapshot(self, name: str) -> bool:
         """Return whether a snapshot with this id, name or ref exists."""
-        return self._components.snapshots.resolve(name) is not None
+        return self.components.snapshots.resolve(name) is not None
 
     async def delete_snapshot(self, snapshot: str) -> None:
         """Delete a snapshot by id, name or ref. It is no longer visible at once; its directory is removed when no
         sandbox uses it. Raises NotFoundError."""
-        self._components.snapshots.delete(snapshot)
+        self.components.snapshots.delete(snapshot)
 
     async def set_network(self, sandbox_id: str, network: Network) -> Sandbox:
         """Replace the egress policy of a running sandbox. Raises ConflictError if it is paused."""
-        entry = self._components.registry.get(sandbox_id)
-        return await self._components.tasks.finish(self._components.lifecycle.set_network(entry, network))
+        entry = self.components.registry.get(sandbox_id)
+        return await self.components.tasks.finish(self.components.lifecycle.set_network(entry, network))
 
     async def metrics(self, sandbox_id: str, start: float | None = None, end: float | None = None) -> Sequence[Metric]:
         """Return the samples, oldest first. A running sandbox without samples is sampled at once."""
-        entry = self._components.registry.get(sandbox_id)
+        entry = self.components.registry.get(sandbox_id)
         if not entry.series:
-            await self._components.sampler.sample(entry)
+            await self.components.sampler.sample(entry)
         return entry.series.list_between(start, end) if entry.series is not None else []
 
     async def latest_metrics(self, sandbox_ids: Sequence[str]) -> dict[str, Metric]:
         """Return the newest sample of each sandbox that exists."""
         found: dict[str, Metric] = {}
-        for entry in filter(None, map(self._components.registry.find, sandbox_ids)):
+        for entry in filter(None, map(self.components.registry.find, sandbox_ids)):
             if not entry.series:
-                await self._components.sampler.sample(entry)
+                await self.components.sampler.sample(entry)
             last = entry.series.get_last() if entry.series is not None else None
             if last is not None:
                 found[entry.id] = last
@@ -287,45 +294,45 @@ class Sandboxes:
     @property
     def records_denied(self) -> bool:
         """Whether connections blocked by an egress policy can be reported."""
-        return self._components.calls.driver.capabilities.egress
+        return self.components.calls.driver.capabilities.egress
 
     async def log_denied(self, sandbox_id: str) -> None:
         """Update the log with what the sandbox's egress policy has blocked."""
-        entry = self._components.registry.find(sandbox_id)
+        entry = self.components.registry.find(sandbox_id)
         if entry is not None:
-            await self._components.lifecycle.log_denied(entry)
+            await self.components.lifecycle.log_denied(entry)
 
     def logs(self, sandbox_id: str, query: LogQuery = _ALL_LOGS) -> Sequence[LogEntry]:
         """Return log entries, also of a sandbox that has ended, while its logs are kept. Raises NotFoundError."""
-        if self._components.registry.find(sandbox_id) is None and not self._components.logs.has_entries(sandbox_id):
+        if self.components.registry.find(sandbox_id) is None and not self.components.logs.has_entries(sandbox_id):
             raise make_not_found_error(sandbox_id)
-        return self._components.logs.query(sandbox_id, query)
+        return self.components.logs.query(sandbox_id, query)
 
     def log(self, sandbox_id: str, level: LogLevel, message: str, **fields: str) -> None:
         """Add an entry to a sandbox's own log (protocols record what a client did). Does nothing if the sandbox does
         not exist."""
-        if self._components.registry.find(sandbox_id) is not None:
-            self._components.logs.append(sandbox_id, level, message, **fields)
+        if self.components.registry.find(sandbox_id) is not None:
+            self.components.logs.append(sandbox_id, level, message, **fields)
 
     def on_interrupted(self, listener: Callable[[str, str], None]) -> None:
         """Call `listener(sandbox_id, reason)` in the event loop when a sandbox was paused, killed or died: connections
         to it should be closed (a frozen agent never answers). `reason` is "paused", "killed" or "died"."""
-        self._components.ledger.add_listener(listener)
+        self.components.ledger.add_listener(listener)
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
         """Return a connected, non-blocking socket to a port of the sandbox. A paused sandbox is resumed first if it
         allows that. Raises SandboxUnreachableError "… was not found" (does not exist, or is paused) or PortClosedError
         "… port is not open"."""
-        entry = self._components.registry.find(sandbox_id)
+        entry = self.components.registry.find(sandbox_id)
         if entry is None:
             raise SandboxUnreachableError
         if entry.changing is not None:
             await self._wait_until_settled(entry)
         if not entry.record.running or entry.removal_reason is not None:
             await self._wake(entry)
-        driver = self._components.calls.driver
+        driver = self.components.calls.driver
         try:
-            return await self._components.calls.run("connect", sandbox_id, driver.connect(entry.record.handle, port))
+            return await self.components.calls.run("connect", sandbox_id, driver.connect(entry.record.handle, port))
         except StuckError:
             raise
         except (UnreachableError, NotFoundError) as error:
@@ -349,7 +356,7 @@ class Sandboxes:
             raise SandboxUnreachableError
         timeout_s = max(record.timeout_s, self._settings.auto_resume_timeout_s)
         try:
-            await self._components.tasks.finish(self._components.lifecycle.wake(entry, timeout_s))
+            await self.components.tasks.finish(self.components.lifecycle.wake(entry, timeout_s))
         except NotFoundError as error:
             raise SandboxUnreachableError from error
 
@@ -359,14 +366,14 @@ class Sandboxes:
         ready."""
         found = self.find_template(name)
         if not found.ready:
-            raise NotFoundError(f"template '{name[:200]}' {self._make_ready(found)}")
+            raise NotFoundError(f"template '{name[:200]}' {self.make_ready(found)}")
         return found
 
     def find_template(self, name: str) -> Template:
         """Return the template, ready or not. Raises NotFoundError."""
         found = self._templates.resolve(name)
         if found is None or found.can_be_overridden:
-            found = self._components.snapshots.resolve(name) or found
+            found = self.components.snapshots.resolve(name) or found
         if found is None:
             missing = self._explain_missing(name)
             raise NotFoundError(f"template '{name[:200]}' not found" + (f": {missing}" if missing else ""))
@@ -382,16 +389,16 @@ class Sandboxes:
         removed."""
         return [
             sandbox.id
-            for sandbox in self._components.list_sandboxes(removing=removing)
+            for sandbox in self.components.list_sandboxes(removing=removing)
             if any(m["id"] == volume_id for m in sandbox.volume_mounts)
         ]
 
     def uses_layer(self, layer: str) -> bool:
         """Return whether a sandbox or a snapshot needs this layer; then its owner must not remove it yet."""
-        return self._components.uses_layer(layer)
+        return self.components.uses_layer(layer)
 
     async def _get_running(self, sandbox_id: str) -> Entry:
-        entry = self._components.registry.get(sandbox_id)
+        entry = self.components.registry.get(sandbox_id)
         if entry.record.running:
             await self._wait_until_settled(
                 entry

@@ -50,6 +50,10 @@ class Timers:
                 self._sleep.cancel()
                 self._sleep = None
 
+    def __len__(self) -> int:
+        """The number of times in memory, including those that were replaced."""
+        return len(self._heap)
+
     def _fire_due(self) -> None:
         now = self._clock.now()
         while self._heap:

@@ -59,10 +59,10 @@ class Database:
             self._flusher = _connect(self._path, any_thread=True)
             self._path.chmod(0o600)
         except sqlite3.DatabaseError as error:
-            self._drop()
+            self.drop_connections()
             raise _translate_error(error, f"Could not open the database {self._path}: {error}.") from error
         except SandyardError:
-            self._drop()
+            self.drop_connections()
             raise
         self._reserve.reserve()
         self._stopping = False
@@ -76,7 +76,7 @@ class Database:
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._drop()
+            self.drop_connections()
 
     def abandon(self) -> None:
         """Stop the flushing thread and nothing else, like a crash would. Committed data is available to the next `open`."""
@@ -191,7 +191,8 @@ class Database:
             raise SandyardError("The database is not open.")
         return self._connection
 
-    def _drop(self) -> None:
+    def drop_connections(self) -> None:
+        """Close the connections and write nothing more."""
         with self._flushing:
             for connection in (self._flusher, self._connection):
                 if connection is not None:

@@ -147,6 +147,11 @@ class Catalogue:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
 
+    async def wait_for_builds(self) -> None:
+        """Wait until no build is running. A build that failed is logged."""
+        running = (task for task in (self._builder, self._adder, self._desktop_builder) if task is not None)
+        await asyncio.gather(*running)
+
     def add_language(self, template: str | None, language: str) -> str | None:
         """Add a kernel to the code interpreter's template in the background and return a message for the client. None
         if the language is not one of `interpreter.EXTRAS`, and for a sandbox of another template, whose programs may
@@ -177,7 +182,7 @@ class Catalogue:
         if self._builder is not None:
             await asyncio.wait((self._builder,))  # it may be building the template that they are added to
         while missing := [language for language, failure in self._languages.items() if not failure]:
-            reason = await self._build(interpreter.NAME, "--with", ",".join(missing))
+            reason = await self.build(interpreter.NAME, "--with", ",".join(missing))
             if reason is None:
                 await self._refresh()
                 log.info("template_ready", template=interpreter.NAME, languages=",".join(missing))
@@ -210,7 +215,7 @@ class Catalogue:
     async def _make_desktop(self) -> None:
         if self._builder is not None:
             await asyncio.wait((self._builder,))  # it may be building the base
-        self._desktop_failure = await self._build(desktop.NAME)
+        self._desktop_failure = await self.build(desktop.NAME)
         if self._desktop_failure is not None:
             self._show_desktop_as(TemplateStatus.ERROR)
         else:
@@ -252,7 +257,7 @@ class Catalogue:
                 continue
             if name == base.NAME and self._standing_in:
                 log.info("template_standin", wanted=base.NAME, served=host.NAME, reason=f"{base.NAME} is being built")
-            if await self._build(name) is None:
+            if await self.build(name) is None:
                 await self._refresh()
                 log.info("template_ready", template=name)
 
@@ -267,7 +272,7 @@ class Catalogue:
             return self._folder.find(base.NAME, base.recipe().digest) is None
         return self._standing_in
 
-    async def _build(self, name: str, *options: str) -> str | None:
+    async def build(self, name: str, *options: str) -> str | None:
         """Build in a separate process, because it takes minutes and may crash. The process ends with the engine. Return
         why it failed, or None."""
         where = ("--templates-dir", str(self._folder.directory))

@@ -153,7 +153,7 @@ async def stream(
     Without a number to continue from, the stream starts with new events. It ends when the token is revoked or the login expires.
     """
     subscription = await events.subscribe(caller, filters, _parse_event_id(last_event_id) if last_event_id else after)
-    return EventStream(subscription, _stream_frames(request, caller, subscription))
+    return EventStream(subscription, stream_frames(request, caller, subscription))
 
 
 @router.get("/events/history", name="event.list", summary="List past events", dependencies=[large_response()])
@@ -187,7 +187,7 @@ def _parse_event_id(text: str) -> int:
     return int(text)
 
 
-async def _stream_frames(request: Request, caller: Principal, subscription: Subscription) -> AsyncIterator[bytes]:
+async def stream_frames(request: Request, caller: Principal, subscription: Subscription) -> AsyncIterator[bytes]:
     """Yield pending events in large chunks.
 
     While the database is unavailable, the stream stays open without events and continues afterwards.

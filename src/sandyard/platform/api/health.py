@@ -22,7 +22,7 @@ from sandyard.platform.db import migrate
 
 router = api_router("service", prefix="")
 _TIMEOUT_SECONDS = 2.0
-_MIN_FREE_BYTES = 64 << 20
+MIN_FREE_BYTES = 64 << 20
 _STARTED_AT = time.monotonic()
 
 
@@ -96,7 +96,7 @@ async def ready(request: Request) -> JSONResponse:
 def _check_disk(folder: Path) -> list[str]:
     stat = os.statvfs(folder)
     free = stat.f_bavail * stat.f_frsize
-    if free >= _MIN_FREE_BYTES:
+    if free >= MIN_FREE_BYTES:
         return []
     return [f"The disk is full: {free >> 20} MiB are free at {folder}. Free up disk space."]
 

@@ -35,14 +35,14 @@ class ResponseSlots:
     """Give each user SLOTS slots. The count is kept in this process, so each replica counts separately."""
 
     def __init__(self) -> None:
-        self._users: dict[str, _UserSlots] = {}
+        self.users: dict[str, _UserSlots] = {}
 
     async def take(self, key: str, *, waiting: int | None = None) -> None:
         """Wait for a slot.
 
         Raises TooManyRequestsError if no slot becomes free in time, or if more than `waiting` requests are already waiting.
         """
-        user = self._users.setdefault(key, _UserSlots())
+        user = self.users.setdefault(key, _UserSlots())
         if waiting is not None and user.requests >= SLOTS + waiting:
             raise TooManyRequestsError(_UNREAD, WAIT_SECONDS)
         user.requests += 1
@@ -56,14 +56,14 @@ class ResponseSlots:
             raise
 
     def release(self, key: str) -> None:
-        user = self._users[key]
+        user = self.users[key]
         user.slots.release()
         self._end_request(key, user)
 
     def _end_request(self, key: str, user: _UserSlots) -> None:
         user.requests -= 1
         if not user.requests:
-            del self._users[key]
+            del self.users[key]
 
 
 class _Slot:

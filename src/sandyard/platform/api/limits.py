@@ -25,7 +25,7 @@ _DESCRIPTIONS = {
     "login": "try to sign in {n} times",
 }
 _DESCRIPTIONS |= {"address": _DESCRIPTIONS["login"], "webhook": "send {n} webhooks"}
-_MAX_BUCKETS = 10_000
+MAX_BUCKETS = 10_000
 
 
 @dataclass(slots=True)
@@ -46,16 +46,16 @@ class RateLimiter:
             "webhook": settings.executes_per_minute,
         }
         self._clock = clock
-        self._buckets: dict[tuple[str, str], _Bucket] = {}
+        self.buckets: dict[tuple[str, str], _Bucket] = {}
 
     def take(self, kind: Kind, key: str) -> None:
         """Take one from the bucket. Raises TooManyRequestsError with the time to wait."""
         size, now = self._per_minute[kind], self._clock.now()
-        bucket = self._buckets.get((kind, key))
+        bucket = self.buckets.get((kind, key))
         if bucket is None:
-            if len(self._buckets) >= _MAX_BUCKETS:
+            if len(self.buckets) >= MAX_BUCKETS:
                 self._drop_full(now)
-            bucket = self._buckets[kind, key] = _Bucket(size, now)
+            bucket = self.buckets[kind, key] = _Bucket(size, now)
         bucket.left = self._get_refilled(bucket, size, now)
         bucket.updated_at = now
         if bucket.left < 1:
@@ -72,13 +72,13 @@ class RateLimiter:
 
     def _drop_full(self, now: float) -> None:
         """Drop full buckets, which hold no information. If there are still too many, drop the oldest half."""
-        for key, bucket in list(self._buckets.items()):
+        for key, bucket in list(self.buckets.items()):
             if self._get_refilled(bucket, self._per_minute[key[0]], now) >= self._per_minute[key[0]]:
-                del self._buckets[key]
-        if len(self._buckets) >= _MAX_BUCKETS:
-            by_age = sorted(self._buckets, key=lambda key: self._buckets[key].updated_at)
-            for key in by_age[: _MAX_BUCKETS // 2]:
-                del self._buckets[key]
+                del self.buckets[key]
+        if len(self.buckets) >= MAX_BUCKETS:
+            by_age = sorted(self.buckets, key=lambda key: self.buckets[key].updated_at)
+            for key in by_age[: MAX_BUCKETS // 2]:
+                del self.buckets[key]
 
 
 def limited(kind: Literal["create", "execute"]) -> Any:

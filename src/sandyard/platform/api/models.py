@@ -288,11 +288,11 @@ async def usage_days(
     """Get usage by day, project and model, newest day first. Days without requests are left out."""
     days, truncated = await models.list_days(caller, project_id=project_id, since=since)
     chunks: list[bytes] = []
-    for start in range(0, len(days), _ITEMS_AT_ONCE):
+    for start in range(0, len(days), ITEMS_AT_ONCE):
         await take_turn()  # there may be ten thousand
         items = [
             UsageOfDay(day=one.day, project_id=one.project_id, model=one.model, **_to_sums(one.spent))
-            for one in days[start : start + _ITEMS_AT_ONCE]
+            for one in days[start : start + ITEMS_AT_ONCE]
         ]
         chunks.append(_DAYS.dump_json(items, by_alias=True)[1:-1])
     body = b'{"items":[%b],"truncated":%b}' % (b",".join(chunks), b"true" if truncated else b"false")
@@ -300,7 +300,7 @@ async def usage_days(
 
 
 _DAYS = TypeAdapter(list[UsageOfDay])
-_ITEMS_AT_ONCE = 100
+ITEMS_AT_ONCE = 100
 _SUMS = tuple(UsageSums.model_fields)
 
 

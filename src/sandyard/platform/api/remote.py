@@ -151,11 +151,11 @@ async def _forward_input(socket: WebSocket, connection: SshConnection) -> None:
             return
         if message.get("bytes"):
             await connection.send(message["bytes"])
-        elif message.get("text") and _is_end(message["text"]):
+        elif message.get("text") and is_end(message["text"]):
             connection.finish()
 
 
-def _is_end(text: str) -> bool:
+def is_end(text: str) -> bool:
     try:
         return bool(bounded_json.parse(text, largest=TEXT_LIMIT, values=TEXT_VALUES)["type"] == "eof")
     except (ValueError, TypeError, KeyError):

@@ -120,14 +120,14 @@ async def _forward_input(socket: WebSocket, terminals: domain.Terminals, shell: 
             if message.get("bytes"):
                 await terminals.write(shell, message["bytes"])
             elif message.get("text"):
-                size = _parse_size(message["text"])
+                size = parse_size(message["text"])
                 if size is not None:
                     await terminals.resize(shell, *size)
     except (WebSocketDisconnect, SandyardError):
         return
 
 
-def _parse_size(text: str) -> tuple[int, int] | None:
+def parse_size(text: str) -> tuple[int, int] | None:
     try:
         message = bounded_json.parse(text, largest=TEXT_LIMIT, values=TEXT_VALUES)
         cols, rows = int(message["cols"]), int(message["rows"])

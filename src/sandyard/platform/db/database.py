@@ -134,7 +134,7 @@ class Database:
         self.url = parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._engine: AsyncEngine | None = None
-        self._reads: AsyncEngine | None = None
+        self.read_engine: AsyncEngine | None = None
         self._writes: AsyncEngine | None = None
         self._writing = asyncio.Lock()  # SQLite has one writer: waiting here is cheaper than polling there
         self._searching = asyncio.Semaphore(SEARCHES_AT_ONCE)
@@ -142,7 +142,7 @@ class Database:
         self._tasks = TaskSet("database")
         self._listeners: list[Callable[[Sequence[Event]], None]] = []
         self._commit_listeners: list[Callable[[Sequence[Event]], None]] = []
-        self._withheld: str | None = None
+        self.withheld: str | None = None
 
     async def open(self) -> None:
         if self.is_sqlite:
@@ -158,14 +158,14 @@ class Database:
             event.listen(engine.sync_engine, "begin", _begin_sqlite)
             if path:
                 self._tasks.spawn(sqlite.keep_log_short(Path(path)))
-            self._reads = engine
+            self.read_engine = engine
         else:
             engine = create_async_engine(
                 self.url, pool_size=4, max_overflow=6, pool_pre_ping=True, connect_args={"timeout": 10}
             )
             # its own connections, because the time limit is part of a connection and must not stop writes and migrations;
             # no transaction around a single query, because that would cost two more round trips
-            self._reads = create_async_engine(
+            self.read_engine = create_async_engine(
                 self.url,
                 pool_size=6,
                 max_overflow=14,
@@ -173,16 +173,16 @@ class Database:
                 isolation_level="AUTOCOMMIT",
                 connect_args={"timeout": 10},
             )
-            event.listen(self._reads.sync_engine, "connect", _limit_query_time)
+            event.listen(self.read_engine.sync_engine, "connect", _limit_query_time)
         self._engine = engine
         self._writes = engine.execution_options(write=True)
 
     async def close(self) -> None:
         await self._tasks.cancel()
-        if self._engine is not None and self._reads is not None:
+        if self._engine is not None and self.read_engine is not None:
             await self._engine.dispose()
-            await self._reads.dispose()  # on SQLite the same
-            self._engine = self._reads = self._writes = None
+            await self.read_engine.dispose()  # on SQLite the same
+            self._engine = self.read_engine = self._writes = None
 
     @property
     def engine(self) -> AsyncEngine:
@@ -192,7 +192,7 @@ class Database:
 
     def withhold(self, reason: str | None) -> None:
         """Block all reads and writes: every method raises the reason until this is called with None."""
-        self._withheld = reason
+        self.withheld = reason
 
     @contextlib.asynccontextmanager
     async def dedicated_connection(self) -> AsyncIterator[Any]:
@@ -226,7 +226,7 @@ class Database:
         """
         self._require_open()
         with translated():
-            async with self._session(self._reads) as session:
+            async with self._session(self.read_engine) as session:
                 yield session
 
     @contextlib.asynccontextmanager
@@ -284,8 +284,8 @@ class Database:
     def _require_open(self) -> None:
         if self._engine is None:
             raise DatabaseClosedError
-        if self._withheld is not None:
-            raise DatabaseUnavailableError(self._withheld)
+        if self.withheld is not None:
+            raise DatabaseUnavailableError(self.withheld)
 
     async def _assign_numbers(self, session: AsyncSession, events: list[Event]) -> None:
         """Assign numbers to the events, in the order of commits."""

@@ -75,7 +75,7 @@ async def upgrade(database: Database) -> None:
     """Upgrade the schema to this version's. Safe to call concurrently. Raises NewerDatabaseError if the schema is newer."""
     if await current(database) == _scripts().get_current_head():
         return
-    async with _migrating(database) as connection:
+    async with migrating(database) as connection:
         before, after = await connection.run_sync(_upgrade)
     if before != after:
         log.info("database_migrated", before=before or "empty", after=after)
@@ -86,7 +86,7 @@ async def downgrade(database: Database, revision: str) -> None:
     known = {script.revision for script in _scripts().walk_revisions()}
     if revision != "base" and revision not in known:
         raise InvalidInputError(f"There is no revision {revision!r}: use base or one of {', '.join(sorted(known))}.")
-    async with _migrating(database) as connection:
+    async with migrating(database) as connection:
         await connection.run_sync(lambda bound: command.downgrade(_config(bound), revision))
     log.info("database_downgraded", revision=revision)
 
@@ -173,7 +173,7 @@ def _scripts() -> ScriptDirectory:
 
 
 @contextlib.asynccontextmanager
-async def _migrating(database: Database) -> AsyncIterator[AsyncConnection]:
+async def migrating(database: Database) -> AsyncIterator[AsyncConnection]:
     """Yield a connection in a transaction that excludes all other migrations."""
     with translated():
         async with database.engine.connect() as connection:

@@ -74,11 +74,11 @@ class Ownership:
         self._database = database
         self._identity = identity
         self._stack = contextlib.AsyncExitStack()
-        self._connection: Any = None
+        self.connection: Any = None
         self._asking = asyncio.Lock()  # a connection answers one query at a time
         self._broken = asyncio.Event()
         self._free_since: float | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self.keeping_task: asyncio.Task[None] | None = None
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def acquire(self, standing_by: Callable[[str], None]) -> None:
@@ -105,8 +105,8 @@ class Ownership:
             await asyncio.sleep(LOOK_S)
         if last_reason:
             log.warning("platform_takes_over")
-        self._keeping = asyncio.get_running_loop().create_task(self._keep(), name="database ownership")
-        self._keeping.add_done_callback(self._on_keeping_done)
+        self.keeping_task = asyncio.get_running_loop().create_task(self._keep(), name="database ownership")
+        self.keeping_task.add_done_callback(self._on_keeping_done)
 
     def _on_keeping_done(self, task: asyncio.Task[None]) -> None:
         if (
@@ -128,42 +128,42 @@ class Ownership:
         async with self._asking:
             if self.lost.done():
                 raise ConflictError(self.lost.result())
-            if self._connection is None:
+            if self.connection is None:
                 raise DatabaseUnavailableError
             with translated():  # on the connection that holds the lock, so that nothing is signed after losing it
-                if not await self._connection.fetchval(_HELD_BY_ME, _LOCK, timeout=ANSWER_S):
+                if not await self.connection.fetchval(_HELD_BY_ME, _LOCK, timeout=ANSWER_S):
                     raise DatabaseUnavailableError("The platform no longer holds its database.")
-                await self._connection.execute(write, _NAME, owner, timeout=ANSWER_S)
+                await self.connection.execute(write, _NAME, owner, timeout=ANSWER_S)
 
     async def release(self) -> None:
         """Release the database, so that a platform that stands by can take over at once. Idempotent."""
-        if self._keeping is not None:
-            await end_tasks(self._keeping)
-            self._keeping = None
-        if self._connection is not None:
+        if self.keeping_task is not None:
+            await end_tasks(self.keeping_task)
+            self.keeping_task = None
+        if self.connection is not None:
             with contextlib.suppress(*_BROKEN):
                 owner = await self._owner()
                 if owner.get("id") == self._identity:
-                    await self._connection.execute("DELETE FROM settings WHERE name = $1", _NAME, timeout=ANSWER_S)
+                    await self.connection.execute("DELETE FROM settings WHERE name = $1", _NAME, timeout=ANSWER_S)
         await self._disconnect()
 
     # acquisition ------------------------------------------------------------------------------------------------------
 
     async def _try_take(self) -> str | None:
         """Try to take the lock. Returns None if this process owns it, else the reason why not."""
-        await self._connect()
-        if await self._ask("SELECT pg_is_in_recovery()"):
+        await self.connect()
+        if await self.query("SELECT pg_is_in_recovery()"):
             return "The database is a replica, which cannot be written to."
         owner = await self._owner()
         if owner and owner["id"] != self._identity:
-            if await self._ask(_HELD_BY_ANYBODY, _LOCK):
+            if await self.query(_HELD_BY_ANYBODY, _LOCK):
                 self._free_since = None
                 return f"{_describe(owner)} is using this database. This platform takes over when the other one stops."
             now = asyncio.get_running_loop().time()
             self._free_since = now if self._free_since is None else self._free_since
             if now - self._free_since < GRACE_S:
                 return f"{_describe(owner)} no longer holds this database. This platform takes over unless the other one reconnects."
-        if not await self._ask("SELECT pg_try_advisory_lock($1)", _LOCK):
+        if not await self.query("SELECT pg_try_advisory_lock($1)", _LOCK):
             self._free_since = None
             return "Another platform is using this database. This platform takes over when the other one stops."
         if (await self._owner()).get("id") != owner.get("id"):  # another platform was quicker
@@ -173,29 +173,29 @@ class Ownership:
 
     async def _owner(self) -> dict[str, Any]:
         """Return the recorded owner. Empty if there is none, or if the owner has stopped cleanly."""
-        if await self._ask("SELECT to_regclass('settings')::text") is None:
+        if await self.query("SELECT to_regclass('settings')::text") is None:
             return {}
-        found = await self._ask("SELECT value FROM settings WHERE name = $1", _NAME)
+        found = await self.query("SELECT value FROM settings WHERE name = $1", _NAME)
         return {} if found is None else dict(json.loads(found))
 
-    async def _ask(self, question: str, *arguments: Any) -> Any:
+    async def query(self, question: str, *arguments: Any) -> Any:
         async with self._asking:
-            if self._connection is None:
+            if self.connection is None:
                 raise DatabaseUnavailableError
-            return await self._connection.fetchval(question, *arguments, timeout=ANSWER_S)
+            return await self.connection.fetchval(question, *arguments, timeout=ANSWER_S)
 
-    async def _connect(self) -> None:
-        if self._connection is not None and not self._broken.is_set():
+    async def connect(self) -> None:
+        if self.connection is not None and not self._broken.is_set():
             return
         await self._disconnect()
         self._broken = broken = asyncio.Event()
         connection = await self._stack.enter_async_context(self._database.dedicated_connection())
         connection.add_termination_listener(lambda _: broken.set())
         await connection.execute(_VANISHED, timeout=ANSWER_S)
-        self._connection = connection
+        self.connection = connection
 
     async def _disconnect(self) -> None:
-        self._connection = None
+        self.connection = None
         await self._stack.aclose()
 
     # keeping the lock -------------------------------------------------------------------------------------------------
@@ -235,15 +235,15 @@ class Ownership:
     async def _ask_patiently(self, question: str, *arguments: Any) -> Any:
         """Query with one retry on timeout: after this process was suspended, timers run before the answer is read."""
         with contextlib.suppress(TimeoutError):
-            return await self._ask(question, *arguments)
-        return await self._ask(question, *arguments)
+            return await self.query(question, *arguments)
+        return await self.query(question, *arguments)
 
     async def _regain(self) -> str | None:
         """Wait until the lock is held again and return None, or return the name of the platform that has taken it."""
         while True:
             try:
-                await self._connect()
-                held = await self._ask("SELECT pg_try_advisory_lock($1) AND NOT pg_is_in_recovery()", _LOCK)
+                await self.connect()
+                held = await self.query("SELECT pg_try_advisory_lock($1) AND NOT pg_is_in_recovery()", _LOCK)
                 owner = await self._owner()
                 if owner.get("id") != self._identity:  # a new owner signs, and removes its record when it stops
                     return _describe(owner) if owner else "Another platform"

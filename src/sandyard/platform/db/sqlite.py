@@ -124,15 +124,15 @@ def create(path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(sqlite3.Error):  # whoever uses it gets the error
-        _open(str(path)).close()
+        open_connection(str(path)).close()
 
 
 async def connect(path: str) -> aiosqlite.Connection:
     """Connect. Transactions start explicitly (`isolation_level` None)."""
-    return await InLoop(lambda: _open(path))
+    return await InLoop(lambda: open_connection(path))
 
 
-def _open(path: str) -> sqlite3.Connection:
+def open_connection(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     for pragma in _PRAGMAS:
         connection.execute(f"PRAGMA {pragma}")
@@ -147,7 +147,7 @@ def _lower(value: Any) -> Any:
 
 async def keep_log_short(path: Path) -> None:
     """Move the log to the database file periodically until cancelled, so that commits soon survive a power failure."""
-    connection = await asyncio.to_thread(_open, str(path))
+    connection = await asyncio.to_thread(open_connection, str(path))
     # the thread keeps running if we are cancelled, and its connection must not be closed meanwhile
     using = threading.Lock()
 

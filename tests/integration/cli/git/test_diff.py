@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
-from tests.integration.cli.real import Terminal, Yard
+from tests.harness.up import Terminal, Yard
 from tests.unit.cli.git.answers import SANDBOX
 from tests.unit.cli.server import Reply, Server
 

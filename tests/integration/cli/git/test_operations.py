@@ -12,7 +12,7 @@ from sandyard.cli import sse
 from sandyard.cli.git import operations
 from sandyard.cli.git.progress import format_ordinal
 from sandyard.cli.main import cli
-from tests.integration.cli.real import Terminal, Yard
+from tests.harness.up import Terminal, Yard
 from tests.unit.cli.git.answers import SANDBOX, SESSION, operation, operation_event, session
 from tests.unit.cli.server import Reply, Server, events, problem
 

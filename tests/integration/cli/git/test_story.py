@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.real import Yard, run_json
+from tests.harness.up import Yard, run_json
 
 
 class Upstream:

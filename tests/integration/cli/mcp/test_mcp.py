@@ -20,7 +20,7 @@ from sandyard.platform.app import ROUTERS, opened
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
-from tests.databases import with_schema
+from tests.harness.databases import with_schema
 from tests.later import Later
 from tests.unit.platform.api.mcp_client import done, refused, serving
 from tests.unit.platform.world import ROOT

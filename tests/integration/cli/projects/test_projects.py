@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
-from tests.integration.cli.real import Terminal, Yard
+from tests.harness.up import Terminal, Yard
 from tests.unit.cli.server import Reply, Server, problem
 
 PROJECT: dict[str, Any] = {

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from sandyard.cli import sse
 from sandyard.cli.main import cli
 from sandyard.cli.sandboxes.execute import get_exit_code
-from tests.integration.cli.real import Yard
+from tests.harness.up import Yard
 from tests.protocol.waiting import until
 from tests.unit.cli.server import Reply, Server, events
 

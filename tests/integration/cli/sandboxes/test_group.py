@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.cli.real import Yard, run_json
+from tests.harness.up import Yard, run_json
 
 
 def test_a_sandbox_is_created_paused_resumed_forked_and_killed(yard: Yard) -> None:

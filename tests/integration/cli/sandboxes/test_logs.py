@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.cli.real import Yard, run_json
+from tests.harness.up import Yard, run_json
 
 
 def test_logs_show_the_output_of_detached_commands(yard: Yard, sandbox: str) -> None:

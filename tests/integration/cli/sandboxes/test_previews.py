@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tests.integration.cli.real import Yard, run_json
+from tests.harness.up import Yard, run_json
 
 
 def test_open_ports_are_listed_and_get_previews(yard: Yard) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.cli.real import Yard, in_terminal, run_json
+from tests.harness.up import Yard, in_terminal, run_json
 
 
 def test_a_shell_handles_input_resizing_and_ctrl_c(yard: Yard, sandbox: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
-from tests.integration.cli.real import Terminal
+from tests.harness.up import Terminal
 from tests.unit.cli.server import Reply, Request, problem
 from tests.unit.cli.tasks.answers import (
     ASK,

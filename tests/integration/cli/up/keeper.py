@@ -20,7 +20,7 @@ from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.cli.up.health import reserve
 from sandyard.cli.up.supervisor import supervise
 from sandyard.kit.errors import SandyardError
-from tests.integration.cli.up.running import ROOT
+from tests.harness.processes import ROOT
 
 LOADED = Path(os.environ.get("SANDYARD_TEST_MARK", ".")) / "loaded"
 

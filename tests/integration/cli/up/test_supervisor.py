@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.up.running import Running
+from tests.harness.processes import Running
 
 Start = Callable[..., Running]
 

@@ -25,7 +25,7 @@ from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.engine.app import Ready
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.python import python_command
-from tests.integration.cli.real import Yard
+from tests.harness.up import Yard
 
 
 @pytest.fixture
@@ -248,7 +248,7 @@ def test_the_engine_gets_another_port_if_the_next_one_is_in_use(monkeypatch: pyt
         return port or 9500
 
     monkeypatch.setattr(command, "reserve", reserve)
-    assert command._ports("127.0.0.1", 9000, None, embedded=True) == (9000, 9500)
-    assert command._ports("127.0.0.1", 9002, None, embedded=True) == (9002, 9003)
+    assert command.choose_ports("127.0.0.1", 9000, None, embedded=True) == (9000, 9500)
+    assert command.choose_ports("127.0.0.1", 9002, None, embedded=True) == (9002, 9003)
     with pytest.raises(CommandError, match="taken"):
-        command._ports("127.0.0.1", 9000, 9001, embedded=True)
+        command.choose_ports("127.0.0.1", 9000, 9001, embedded=True)

@@ -90,10 +90,10 @@ class BuildsHarness:
     async def crash(self) -> None:
         """Simulate kill -9: guest agents keep running, and nothing more is written."""
         self.database.abandon()
-        self.database._drop()
-        for task in (self.builds._queue._tasks, self.sandboxes._components.background):
-            await task.cancel()
-        await self.sandboxes._components.stop_now()
+        self.database.drop_connections()
+        await self.builds.close()
+        await self.sandboxes.components.background.cancel()
+        await self.sandboxes.components.stop_now()
 
     async def start_build(self, name: str, *steps: Step, tags: tuple[str, ...] = (), **fields: Any) -> Build:
         size = fields.pop("size", Size())

@@ -94,7 +94,7 @@ async def test_start_commands_run_during_the_build_and_are_stored(
     harness: BuildsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the fake driver's sandboxes share this machine's ports, of which other tests open some at any moment
-    monkeypatch.setattr(start_check, "_TABLES", "/dev/null")
+    monkeypatch.setattr(start_check, "TABLES", "/dev/null")
     product = await harness.build_product("one", start="touch started; sleep 100", ready="test -e started")
     assert product.start == Start("touch started; sleep 100", "test -e started")
     cached = await harness.build("two", start="touch started; sleep 100", ready="test -e started")
@@ -206,7 +206,7 @@ async def test_a_build_fails_at_its_time_limit(tmp_path: Path) -> None:
 async def test_a_build_fails_when_its_sandbox_dies(harness: BuildsHarness) -> None:
     build = await harness.start_build("one", run("echo begun; sleep 600"))
     await harness.until(lambda: "[builder 1/1] [stdout]: begun" in harness.log_lines(build))
-    os.kill(harness.driver._agents[harness.sandboxes_on_disk().pop()], signal.SIGKILL)
+    os.kill(harness.driver.agents[harness.sandboxes_on_disk().pop()], signal.SIGKILL)
     failed = await harness.wait_for_end(build)
     assert failed.reason is not None
     assert failed.reason.step == "1"
@@ -287,9 +287,9 @@ async def test_layers_are_removed_when_nothing_needs_them(tmp_path: Path) -> Non
             await harness.sandboxes.kill(one.id)
         await harness.sandboxes.delete_snapshot(snapshot.id)
         await harness.until(lambda: harness.snapshots_on_disk() == set(other.snapshots))
-        assert harness.builds._cache.shrink(0) == 1
+        assert harness.builds.cache.shrink(0) == 1
         await harness.builds.delete("two")
-        harness.sandboxes._components.snapshots.remove_unused()
+        harness.sandboxes.components.snapshots.remove_unused()
         await harness.until(lambda: harness.snapshots_on_disk() == set())
     finally:
         await harness.stop()
@@ -299,7 +299,7 @@ async def test_a_build_succeeds_although_its_base_is_deleted(harness: BuildsHarn
     base = await harness.build_product("base-of-it", run("echo base > state"))
     build = await harness.start_build("one", run("sleep 0.5; cat state > copy"), template="base-of-it")
     await harness.builds.delete("base-of-it")
-    harness.builds._cache.shrink(0)
+    harness.builds.cache.shrink(0)
     assert (await harness.wait_for_end(build)).status is Status.READY
     assert set(base.snapshots) <= harness.snapshots_on_disk(), "the new template is built on it"
     assert harness.read_file(await harness.create_sandbox("one"), "home/user/copy") == "base\n"
@@ -363,8 +363,8 @@ async def test_pooled_sandboxes_are_of_the_current_build(tmp_path: Path) -> None
             await harness.build_product("one", env(A=value))
             for _ in range(2):
                 sandbox = await harness.create_sandbox("one")
-                await Agent(harness.sandboxes._components.calls, sandbox.handle).run('echo "$A" > a')
+                await Agent(harness.sandboxes.components.calls, sandbox.handle).run('echo "$A" > a')
                 assert harness.read_file(sandbox, "home/user/a") == f"{value}\n"
-                await harness.until(lambda: harness.sandboxes._components.pool.ready >= 1)
+                await harness.until(lambda: harness.sandboxes.components.pool.ready >= 1)
     finally:
         await harness.stop()

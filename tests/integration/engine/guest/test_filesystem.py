@@ -194,22 +194,22 @@ async def test_a_listing_is_limited_in_entries(monkeypatch: pytest.MonkeyPatch, 
     for number in range(3):
         (tmp_path / str(number)).touch()
     monkeypatch.setattr(service, "MOST_ENTRIES", 3)
-    assert len(json.loads(await files._list("/", 1))["entries"]) == 3
+    assert len(json.loads(await files.list_directory("/", 1))["entries"]) == 3
     (tmp_path / "4").touch()
     with pytest.raises(RpcError, match="more than 100,000 entries"):
-        await files._list("/", 1)
+        await files.list_directory("/", 1)
 
 
 async def test_a_listing_is_limited_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files = service.FilesystemService(Sandbox(GuestConfig(root=str(tmp_path))))
     for number in range(10):
         (tmp_path / (str(number) * 250)).touch()
-    size = len(await files._list("/", 1))
+    size = len(await files.list_directory("/", 1))
     monkeypatch.setattr(service, "MOST_BYTES", size)
-    assert len(await files._list("/", 1)) == size
+    assert len(await files.list_directory("/", 1)) == size
     monkeypatch.setattr(service, "MOST_BYTES", size // 2)
     with pytest.raises(RpcError, match="names are too long"):
-        await files._list("/", 1)
+        await files.list_directory("/", 1)
 
 
 async def test_a_listing_can_be_read_in_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -218,13 +218,13 @@ async def test_a_listing_can_be_read_in_pages(monkeypatch: pytest.MonkeyPatch, t
         (tmp_path / folder).mkdir()
         for number in range(3):
             (tmp_path / folder / str(number)).touch()
-    everything = json.loads(await files._list("/", 2))["entries"]
+    everything = json.loads(await files.list_directory("/", 2))["entries"]
     assert len(everything) == 8
 
     async def pages(limit: int) -> list[list[str]]:
         found, first = [], 0
         while first is not None:
-            page = json.loads(await files._list("/", 2, first, limit))
+            page = json.loads(await files.list_directory("/", 2, first, limit))
             found.append(page["entries"])
             first = page["next"]
         return found

@@ -45,7 +45,7 @@ async def test_a_cancelled_fork_does_not_take_the_kernel_of_the_next_one(tmp_pat
     first = asyncio.create_task(forks.fork("python", Path("first"), "/", {}))
     if cancelled == "while the server starts":
         async with asyncio.timeout(30):
-            while forks._process is None:
+            while forks.process is None:
                 await asyncio.sleep(0.01)
     else:
         (tmp_path / "greet").touch()
@@ -63,9 +63,9 @@ async def test_a_cancelled_fork_does_not_take_the_kernel_of_the_next_one(tmp_pat
         while _process_state(abandoned_pid) not in "ZX":
             await asyncio.sleep(0.01)
     os.kill(second, 9)
-    assert forks._process is not None
-    forks._process.kill()
-    await forks._process.wait()
+    assert forks.process is not None
+    forks.process.kill()
+    await forks.process.wait()
 
 
 async def test_a_kernel_that_ends_during_its_greeting_fails_to_start(
@@ -78,14 +78,13 @@ async def test_a_kernel_that_ends_during_its_greeting_fails_to_start(
         pass
 
     async def end_during_greeting() -> None:
-        assert kernel._process is not None
         kernel.kill()
         async with asyncio.timeout(30):
-            while kernel._process.alive:
+            while kernel.alive:
                 await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(kernel, "_connect", do_nothing)
-    monkeypatch.setattr(kernel, "_greet", end_during_greeting)
+    monkeypatch.setattr(kernel, "connect_channel", do_nothing)
+    monkeypatch.setattr(kernel, "greet", end_during_greeting)
     with pytest.raises(KernelError, match="ended while it was starting"):
         await kernel.start(ForkServer(tmp_path), "/", dict(os.environ))
 

@@ -47,7 +47,7 @@ async def engine(path: Path, *templates: Template, **settings: Any) -> AsyncIter
 
 
 def agent(service: Sandboxes, sandbox: Sandbox) -> Agent:
-    return Agent(service._components.calls, sandbox.handle)
+    return Agent(service.components.calls, sandbox.handle)
 
 
 async def count_starts(service: Sandboxes, sandbox: Sandbox) -> int:
@@ -124,10 +124,10 @@ async def test_create_fails_when_the_sandbox_never_becomes_ready(tmp_path: Path)
 async def test_pooled_sandboxes_have_run_the_start_command(tmp_path: Path) -> None:
     async with engine(tmp_path, SERVED, pool_size=2, pool_started_size=1) as service:
         first = await service.create(CreateSandbox("served"))
-        pool = service._components.pool
+        pool = service.components.pool
         async with asyncio.timeout(60):
             while not pool.ready:
                 await asyncio.sleep(0.05)
-        second = service._components.creation.claim_pooled(CreateSandbox("served"), SERVED)
+        second = service.components.creation.claim_pooled(CreateSandbox("served"), SERVED)
         assert second is not None
         assert await count_starts(service, second) == await count_starts(service, first) == 1

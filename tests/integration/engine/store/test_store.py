@@ -184,11 +184,11 @@ def test_database_errors_become_sandyard_errors(
     other.close()
 
 
-def test_the_write_ahead_log_stays_small(database: Database, tmp_path: Path) -> None:
+async def test_the_write_ahead_log_stays_small(database: Database, tmp_path: Path) -> None:
     for number in range(20):
         for _ in range(100):
             database.set_meta("a", str(number) * 100)
-        database._flush()
+        await database.flush()
     assert (tmp_path / "engine.db-wal").stat().st_size < 2_000_000
 
 
@@ -225,9 +225,9 @@ def test_keys_are_created_checked_and_revoked(database: Database) -> None:
         keys.revoke(key.id)
 
 
-def test_keys_are_stored_hashed(database: Database, tmp_path: Path) -> None:
+async def test_keys_are_stored_hashed(database: Database, tmp_path: Path) -> None:
     _, secret = ApiKeys(database).create("laptop")
-    database._flush()
+    await database.flush()
     stored = (tmp_path / "engine.db").read_bytes() + (tmp_path / "engine.db-wal").read_bytes()
     assert b"laptop" in stored and secret.reveal().encode() not in stored
 
@@ -261,8 +261,9 @@ def test_repeated_checks_of_a_key_do_not_query_the_database(
     keys = ApiKeys(database)
     _, secret = keys.create("laptop")
     keys.check(secret.reveal())
-    seen = []
-    database._connection.set_trace_callback(seen.append)
+    seen: list[object] = []
+    for method in ("execute", "query", "transaction", "data_version"):
+        monkeypatch.setattr(database, method, lambda *arguments: seen.append(arguments))
     for _ in range(100):
         assert keys.check(secret.reveal())
     assert seen == []  # the database is not queried for every request

@@ -108,14 +108,13 @@ async def test_a_missing_base_is_built_in_the_background_and_then_used(
         await finish.wait()
         publish(folder, name, "b1")
 
-    monkeypatch.setattr(Catalogue, "_build", build)
+    monkeypatch.setattr(Catalogue, "build", build)
     templates.open()
     await templates.start()
     await asyncio.sleep(0)
     assert layers(templates, "base") == layers(templates, "host"), "the stand-in is served during the build"
     finish.set()
-    assert templates._builder is not None
-    await templates._builder
+    await templates.wait_for_builds()
     assert layers(templates, "base") != layers(templates, "host")
     events = [record.getMessage() for record in caplog.records]
     assert events.index("template_standin") < events.index("template_ready")
@@ -128,8 +127,7 @@ async def test_a_base_that_cannot_be_built_is_logged_as_a_warning(
     monkeypatch.setattr(catalogue, "missing_for_base", lambda: ["install the package mmdebstrap"])
     templates.open()
     await templates.start()
-    assert templates._builder is not None
-    await templates._builder
+    await templates.wait_for_builds()
     [record] = [record for record in caplog.records if record.getMessage() == "template_standin"]
     assert record.levelname == "WARNING"
 
@@ -140,8 +138,7 @@ async def test_a_failed_build_is_logged_and_the_stand_in_stays(
     monkeypatch.setattr("sandyard.kit.python.PYTHON", "/bin/false")
     templates.open()
     await templates.start()
-    assert templates._builder is not None
-    await templates._builder
+    await templates.wait_for_builds()
     assert "template_build_failed" in [record.getMessage() for record in caplog.records]
     assert layers(templates, "base") == layers(templates, "host")
 

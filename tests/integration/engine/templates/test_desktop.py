@@ -70,8 +70,7 @@ async def test_the_desktop_is_built_on_the_first_request(
             await asyncio.sleep(0.02)
     built = publish_desktop(folder, base_version, desktop.Recipe(base_version).digest)
     slow_builder.write_text("exit 0")
-    assert templates._desktop_builder is not None
-    await templates._desktop_builder
+    await templates.wait_for_builds()
     assert status(templates) is TemplateStatus.READY
     assert layers(templates, "desktop") == (str(built.rootfs), str(base_version.rootfs))
     found = templates.resolve("desktop")
@@ -89,12 +88,9 @@ async def test_a_failed_build_is_reported_and_not_repeated_by_every_request(
     templates.open()
     request_desktop(templates)
     slow_builder.write_text("echo 'E: no route to the archive.'; exit 1")
-    first = templates._desktop_builder
-    assert first is not None
-    await first
+    await templates.wait_for_builds()
     assert request_desktop(templates) == f"could not be built: E: no route to the archive. Run {COMMAND} to try again."
-    assert templates._desktop_builder is first
-    assert status(templates) is TemplateStatus.ERROR
+    assert status(templates) is TemplateStatus.ERROR, "no other build was started"
     publish_desktop(folder, base_version, "by-hand")
     templates.refresh()
     assert status(templates) is TemplateStatus.READY
@@ -107,8 +103,7 @@ async def test_a_build_that_cannot_start_is_reported(
     templates.open()
     monkeypatch.setattr("sandyard.kit.python.PYTHON", str(tmp_path / "absent"))
     request_desktop(templates)
-    assert templates._desktop_builder is not None
-    await templates._desktop_builder
+    await templates.wait_for_builds()
     assert "could not start the build" in request_desktop(templates)
     assert status(templates) is TemplateStatus.ERROR
 
@@ -126,10 +121,20 @@ async def test_a_desktop_that_cannot_or_must_not_be_built_is_explained(
     manual_only = Catalogue(folder.directory, build_desktop=False)
     manual_only.open()
     assert request_desktop(manual_only) == f"is not built. Run {COMMAND} to build it."
-    assert manual_only._desktop_builder is None
+    assert status(manual_only) is TemplateStatus.WAITING
     publish_desktop(folder, publish(folder, "base", "b1"), "by-hand")
     publish(folder, "base", "b2")
-    assert not await manual_only._is_out_of_date(desktop.NAME), "it is only built by hand"
+    builds: list[str] = []
+
+    async def build(name: str, *options: str) -> str:
+        builds.append(name)
+        return "nothing is built here"
+
+    monkeypatch.setattr(manual_only, "build", build)
+    await manual_only.start()
+    await manual_only.wait_for_builds()
+    await manual_only.close()
+    assert desktop.NAME not in builds, "it is only built by hand"
 
 
 async def test_close_cancels_a_requested_build(
@@ -139,11 +144,11 @@ async def test_close_cancels_a_requested_build(
     templates.open()
     request_desktop(templates)
     async with asyncio.timeout(20):
-        while not templates._progress:
+        while "(40% downloading packages)" not in request_desktop(templates):
             await asyncio.sleep(0.02)
         await templates.close()
-    assert templates._desktop_builder is not None
-    assert templates._desktop_builder.cancelled()
+    templates.refresh()
+    assert status(templates) is TemplateStatus.WAITING, "it neither completed nor failed"
 
 
 def test_only_a_desktop_that_was_built_can_be_stale(folder: TemplateFolder) -> None:

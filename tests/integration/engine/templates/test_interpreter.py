@@ -140,7 +140,7 @@ async def test_a_language_is_added_on_the_first_request(
             publish_interpreter(folder, base_version, f"i{len(builds)}", command[2])
         return failure
 
-    monkeypatch.setattr(templates, "_build", build)
+    monkeypatch.setattr(templates, "build", build)
     assert templates.add_language(interpreter.NAME, "cobol") is None
     assert templates.add_language("base", "r") is None
     message = templates.add_language(interpreter.NAME, "r")
@@ -148,8 +148,7 @@ async def test_a_language_is_added_on_the_first_request(
     assert "being added" in message
     assert "`sandyard template build code-interpreter --with r`" in message
     assert templates.add_language(interpreter.NAME, "r") == message, "the build is started once"
-    assert templates._adder is not None
-    await templates._adder
+    await templates.wait_for_builds()
     assert builds == [("code-interpreter", "--with", "r")]
     message = templates.add_language(interpreter.NAME, "r")
     assert message is not None
@@ -157,7 +156,7 @@ async def test_a_language_is_added_on_the_first_request(
     assert len(builds) == 1, "a failed build is not repeated by every request"
     failure, before = None, layers(templates, "code-interpreter-v1")
     templates.add_language(interpreter.NAME, "java")
-    await templates._adder
+    await templates.wait_for_builds()
     assert layers(templates, "code-interpreter-v1") != before, "new sandboxes have it, without a restart"
     message = templates.add_language(interpreter.NAME, "java")
     assert message is not None

@@ -21,7 +21,7 @@ from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
-from tests.databases import with_schema
+from tests.harness.databases import with_schema
 from tests.unit.platform.world import ROOT, Person, client
 
 EMPTY_COMMIT = ("commit", "-q", "--allow-empty", "-m", "chore: begin")

@@ -19,7 +19,7 @@ from sandyard.platform.db.models import PullRequest, Session, Task
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
-from tests.databases import with_schema
+from tests.harness.databases import with_schema
 from tests.integration.platform.api.test_git import GitApi, git_api
 from tests.unit.platform.world import ROOT, Person, client
 

@@ -48,7 +48,7 @@ from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.tasks.schedules import ScheduledTask
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
-from tests.databases import with_schema
+from tests.harness.databases import with_schema
 from tests.unit.platform.api.sockets import connect, denial
 from tests.unit.platform.world import ROOT, Person, client
 
@@ -149,7 +149,7 @@ class Route:
 
 
 class RouteWalk:
-    _document: ClassVar[dict[str, Any]] = {}
+    document: ClassVar[dict[str, Any]] = {}
     """The same for every application; it takes a second to build."""
 
     def __init__(self, services: Services, app: FastAPI) -> None:
@@ -243,7 +243,7 @@ class RouteWalk:
         return {name: UNKNOWN_VALUES.get(name, value[:-6] + "zzzzzz") for name, value in self.existing_ids.items()}
 
     def routes(self) -> Iterator[Route]:
-        document = RouteWalk._document = RouteWalk._document or self.app.openapi()
+        document = RouteWalk.document = RouteWalk.document or self.app.openapi()
         for context in iter_route_contexts(self.app.routes):
             for method in sorted(getattr(context, "methods", None) or {"WS"}):
                 operation = document["paths"].get(context.path, {}).get(method.lower(), {})

@@ -24,7 +24,7 @@ from sandyard.platform.db.database import (
 )
 from sandyard.platform.db.models import Event, Project, ProjectMember, Setting, User
 from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
-from tests.postgres import Server
+from tests.harness.postgres import Server
 
 pytestmark = pytest.mark.both_databases
 

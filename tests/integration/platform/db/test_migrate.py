@@ -138,7 +138,7 @@ async def test_broken_references_stop_a_migration(tmp_path) -> None:
     await migrate.upgrade(database)
     row = "INSERT INTO project_members VALUES ('prj_none', 'usr_none', '2026-01-01')"
     with pytest.raises(migrate.BrokenReferencesError, match="project_members"):
-        async with migrate._migrating(database) as connection:
+        async with migrate.migrating(database) as connection:
             await connection.execute(text(row))
     async with database.reading() as session:
         assert await session.scalar(text("SELECT count(*) FROM project_members")) == 0

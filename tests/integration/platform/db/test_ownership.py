@@ -12,7 +12,7 @@ from sandyard.platform.db import ownership as module
 from sandyard.platform.db.database import Database, DatabaseUnavailableError
 from sandyard.platform.db.ownership import Ownership
 from sandyard.platform.db.retry import retry_while_database_unavailable
-from tests.postgres import Server
+from tests.harness.postgres import Server
 
 DEADLINE = 30
 
@@ -79,7 +79,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def terminate_connection(platform: Platform, postgres: Server) -> None:
     """Terminate, on the server, the connection that holds its lock."""
-    pid = platform.ownership._connection.get_server_pid()
+    pid = platform.ownership.connection.get_server_pid()
     await postgres.execute(f"SELECT pg_terminate_backend({pid})")
 
 
@@ -99,7 +99,7 @@ async def test_a_standby_takes_over_at_once_when_the_owner_stops_cleanly(
 async def test_concurrent_queries_on_the_lock_connection_are_serialized(start: Callable[[str], Platform]) -> None:
     first = start("a")
     await first.wait_until_owner()
-    ask = first.ownership._ask
+    ask = first.ownership.query
     answers = await asyncio.gather(first.ownership.sign(), ask("SELECT 1"), first.ownership.sign(), ask("SELECT 2"))
     assert answers == [None, 1, None, 2]
 
@@ -113,7 +113,7 @@ async def test_the_owner_keeps_the_database_across_server_restarts(
     await second.wait_until_standby("is using this database")
     for _ in range(3):
         await asyncio.to_thread(postgres.halt)
-        await until(lambda: first.database._withheld is not None)
+        await until(lambda: first.database.withheld is not None)
         with pytest.raises(DatabaseUnavailableError, match="lost its connection"):
             await first.database.check()
         postgres.resume(wait=False)
@@ -130,16 +130,16 @@ async def test_a_former_owner_is_blocked_before_another_takes_over(
     second = start("b")
     await second.wait_until_standby("is using this database")
     reachable = asyncio.Event()
-    connect = Ownership._connect
+    connect = Ownership.connect
 
     async def connect_when_reachable(self: Ownership) -> None:
-        if self is first.ownership and self._connection is None:
+        if self is first.ownership and self.connection is None:
             await reachable.wait()
         await connect(self)
 
-    monkeypatch.setattr(Ownership, "_connect", connect_when_reachable)
+    monkeypatch.setattr(Ownership, "connect", connect_when_reachable)
     await terminate_connection(first, postgres)
-    await until(lambda: first.database._withheld is not None)
+    await until(lambda: first.database.withheld is not None)
     assert not second.owns.is_set(), "the owner is blocked before the other one takes over"
     await second.wait_until_standby("unless the other one reconnects")
     await second.wait_until_owner()
@@ -159,8 +159,8 @@ async def test_a_crashed_platform_acquires_its_database_again_without_waiting(
 ) -> None:
     first = start("a")
     await first.wait_until_owner()
-    assert first.ownership._keeping is not None
-    first.ownership._keeping.cancel()  # the process is dead, and its connection with it
+    assert first.ownership.keeping_task is not None
+    first.ownership.keeping_task.cancel()  # the process is dead, and its connection with it
     await terminate_connection(first, postgres)
     again = start("a")
     await again.wait_until_owner()

@@ -30,7 +30,7 @@ def test_the_key_is_created_once_and_private(tmp_path: Path) -> None:
 def test_a_data_directory_is_used_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = DataDirectory(tmp_path), DataDirectory(tmp_path)
     first.acquire_lock()
-    monkeypatch.setattr(data_directory, "_is_supervisor_running", lambda holder: holder == str(os.getpid()))
+    monkeypatch.setattr(data_directory, "is_supervisor_running", lambda holder: holder == str(os.getpid()))
     with pytest.raises(ConflictError, match=str(os.getpid())):
         second.acquire_lock()
     os.close(first.lock_fd)

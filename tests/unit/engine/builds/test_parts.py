@@ -52,7 +52,7 @@ def test_a_template_that_yields_is_overridden_by_a_clients_own_template() -> Non
     ],
 )
 def test_the_source_of_a_copy_pattern_ends_before_the_first_wildcard(path: str, part: str) -> None:
-    assert steps._source(path) == part
+    assert steps.get_copy_source(path) == part
 
 
 async def test_the_output_of_a_helper_command_is_bounded() -> None:
@@ -66,7 +66,7 @@ async def test_the_output_of_a_helper_command_is_bounded() -> None:
 
     executor = steps.Executor(None, None)  # type: ignore[arg-type]
     build = SimpleNamespace(agent=NoisyAgent())
-    code, output_lines = await executor._ask(build, "true", State(), "", "1")  # type: ignore[arg-type]
+    code, output_lines = await executor.run_script(build, "true", State(), "", "1")  # type: ignore[arg-type]
     assert code == 0
     assert len(output_lines) < 2 * steps.ANSWER_LINES
 
@@ -188,13 +188,15 @@ class TestUploads:
         assert not archives.has(HASH)
         assert list((tmp_path / "uploads").iterdir()) == []
 
-    async def test_an_upload_is_rejected_when_it_would_use_the_disk_reserve(
-        self, archives: Archives, tmp_path: Path
-    ) -> None:
-        archives._reserve = 1 << 60
+    async def test_an_upload_is_rejected_when_it_would_use_the_disk_reserve(self, tmp_path: Path) -> None:
+        database = Database(tmp_path / "other.db")
+        database.open()
+        archives = Archives(tmp_path / "uploads", database, limit_mb=1, kept_mb=0, reserve_mb=1 << 40)
+        archives.open()
         with pytest.raises(NoSpaceError, match="disk_reserve_mb"):
             await archives.receive(HASH, stream_chunks(ARCHIVE), len(ARCHIVE))
         assert list((tmp_path / "uploads").iterdir()) == []
+        database.close()
 
     def test_partial_uploads_are_removed_on_open(self, archives: Archives, tmp_path: Path) -> None:
         (tmp_path / "uploads" / f"{HASH}-abc.part").write_bytes(b"half")

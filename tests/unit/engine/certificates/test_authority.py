@@ -145,9 +145,9 @@ async def test_an_authority_close_to_expiry_is_renewed_with_the_same_key(tmp_pat
 def test_the_number_of_cached_contexts_is_bounded(tmp_path: Path) -> None:
     authority = Authority.load(tmp_path)
     first = authority.server_context(["first.example"])
-    for number in range(KEPT):
-        authority.server_context([f"n{number}.example"])
-    assert len(authority._issued) == KEPT
+    names = [f"n{number}.example" for number in range(KEPT)]
+    contexts = [authority.server_context([name]) for name in names]
+    assert [authority.server_context([name]) for name in names] == contexts
     assert authority.server_context(["first.example"]) is not first
 
 

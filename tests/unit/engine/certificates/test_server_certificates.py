@@ -86,8 +86,7 @@ def test_each_domain_has_its_own_authority(tmp_path: Path) -> None:
 def renew(folder: Path, issuer: Authority, name: str, only: str = "") -> None:
     """Write a new key and a new certificate, as a renewal program does."""
     key = ec.generate_private_key(ec.SECP256R1())
-    issuer._leaf_key = key
-    leaf = issuer._leaf((name,), dt.datetime.now(dt.UTC).replace(microsecond=0))
+    leaf = issuer.issue_certificate((name,), key.public_key(), dt.datetime.now(dt.UTC).replace(microsecond=0))
     if only != "key":
         files.write(folder / "cert.pem", leaf.public_bytes(serialization.Encoding.PEM), 0o644)
     if only != "cert":
@@ -149,7 +148,7 @@ def test_files_are_checked_at_most_once_a_second(
     renew(tmp_path, issuer, "one.example")
     certificate_files = CertificateFiles(tmp_path / "cert.pem", tmp_path / "privkey.pem")
     checks = []
-    monkeypatch.setattr(certificate_files, "_look", lambda: checks.append(1))
+    monkeypatch.setattr(certificate_files, "check_files", lambda: checks.append(1))
     now = time.monotonic()
     monkeypatch.setattr(server_certificates, "time", SimpleNamespace(monotonic=lambda: now))
     for _ in range(3):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import uvicorn
 
 from sandyard.engine.contract import AGENT_PORT, Handle, Limits
 from sandyard.engine.e2b.dataplane.asgi import App, Receive, Scope, Send
@@ -21,6 +20,7 @@ from sandyard.engine.e2b.server import EngineProtocol
 from sandyard.engine.sandboxes.model import Network, Page, Sandbox, SandboxQuery, State
 from sandyard.kit.errors import UnreachableError
 from sandyard.kit.secret import Secret
+from tests.harness.asgi import serve_app
 
 TOKEN = "token-of-the-sandbox"
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -54,8 +54,10 @@ class FakeSandboxes:
         self.records: dict[str, Sandbox] = {"iabc": sandbox()}
         self.dials = 0
 
-    async def listen(self, handler: Handler, port: int = AGENT_PORT, sandbox_id: str = "iabc") -> None:
-        self._servers.append(await asyncio.start_unix_server(handler, self._path(sandbox_id, port)))
+    async def listen(
+        self, handler: Handler, port: int = AGENT_PORT, sandbox_id: str = "iabc", *, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._servers.append(await asyncio.start_unix_server(handler, self._path(sandbox_id, port), ssl=tls))
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
         self.dials += 1
@@ -104,23 +106,9 @@ async def control_api(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"control"})
 
 
-@contextlib.asynccontextmanager
-async def serving(app: App, ws: Any = "none") -> AsyncIterator[int]:
+def serving(app: App, ws: Any = "none") -> contextlib.AbstractAsyncContextManager[int]:
     """Serve the application with the engine's own server and yield its port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app, http=EngineProtocol, ws=ws, lifespan="off", log_config=None, access_log=False, proxy_headers=False
-    )
-    config.timeout_graceful_shutdown = 1
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server._serve([listener]))
-    while not server.started:
-        await asyncio.sleep(0.005)
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = server.force_exit = True
-        await task
+    return serve_app(app, http=EngineProtocol, ws=ws, proxy_headers=False)
 
 
 class GatewayHarness:

@@ -271,7 +271,7 @@ async def test_a_missing_interpreter_language_is_added(harness: GatewayHarness) 
 
     await harness.sandboxes.listen(refuse, port=49999)
     await harness.sandboxes.listen(refuse, port=8000)
-    harness.gateway._add_language = add
+    harness.gateway.add_language = add
     status, headers, body = await harness.send_request(request("POST", "/execute/r", port=49999))
     assert (status, body) == (400, b"It is being added.")
     assert "x-missing-language" not in headers

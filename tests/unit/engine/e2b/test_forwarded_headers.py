@@ -102,8 +102,7 @@ class TestHttpsPorts:
 
     async def listen(self, harness: GatewayHarness, handler: Any, context: ssl.SSLContext | None) -> None:
         harness.sandboxes.records["iabc"] = sandbox(network=Network(config={"httpsPorts": [8000]}))
-        server = await asyncio.start_unix_server(handler, harness.sandboxes._path("iabc", 8000), ssl=context)
-        harness.sandboxes._servers.append(server)
+        await harness.sandboxes.listen(handler, 8000, tls=context)
 
     async def test_requests_and_bodies_are_relayed_over_tls(
         self, harness: GatewayHarness, untrusted_tls_context: ssl.SSLContext

@@ -255,7 +255,7 @@ async def test_a_connection_that_waits_for_a_delivery_receipt_is_not_reused(
     async def fail_to_send(_: EngineProtocol) -> bool:
         return False
 
-    monkeypatch.setattr(EngineProtocol, "_wait_until_sent", fail_to_send)
+    monkeypatch.setattr(EngineProtocol, "wait_until_sent", fail_to_send)
     connections: list[Writer] = []
 
     async def server(reader: Reader, writer: Writer) -> None:
@@ -393,7 +393,7 @@ async def test_unsolicited_data_closes_the_connection(harness: GatewayHarness) -
 
     await harness.sandboxes.listen(send_unsolicited_reply)
     assert (await harness.send_request(request()))[2] == b"ok"
-    (idle_connection,) = harness.gateway.pool._idle["iabc"]
+    (idle_connection,) = harness.gateway.pool.idle["iabc"]
     answered.set()
     async with asyncio.timeout(10):
         while idle_connection.usable:

@@ -78,7 +78,7 @@ def test_cancelled_timers_are_discarded() -> None:
         for _ in range(5000):
             loop.call_later(1000, print).cancel()
             await asyncio.sleep(0)
-        assert len(loop._later) < 1000
+        assert len(loop.scheduled) < 1000
 
     loop.run(main())
     loop.close()
@@ -197,7 +197,7 @@ def test_a_file_deleted_during_a_directory_scan_hides_no_other_file(
         return entries
 
     monkeypatch.setattr(os, "scandir", scan_and_delete)
-    watch._read()
+    watch.read_events()
     watch.close()
     loop.close()
     assert {"new", "new/folder", "new/folder/deep"} <= set(events)

@@ -112,7 +112,7 @@ async def test_transient_failures_are_retried() -> None:
         async with make_client() as client:
             with pytest.raises(BusyError, match="rate-limiting requests"):
                 await client.ask(server.url, {}, 100)
-        assert len(server.asked) == webs._ATTEMPTS
+        assert len(server.asked) == webs.ATTEMPTS
     async with make_client() as client:
         with pytest.raises(UnreachableError, match=r"Could not reach"):
             await client.ask(server.url, {}, 100)

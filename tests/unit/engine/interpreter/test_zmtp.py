@@ -17,7 +17,7 @@ async def test_frames_are_sent_and_received(tmp_path: Path) -> None:
     async def kernel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         greeting = await reader.readexactly(64)
         assert greeting[:1] + greeting[9:10] == b"\xff\x7f"
-        greeting_and_ready = zmtp._GREETING + zmtp.frame(READY, flags=zmtp.COMMAND)
+        greeting_and_ready = zmtp.GREETING + zmtp.frame(READY, flags=zmtp.COMMAND)
         for position in range(0, len(greeting_and_ready), 7):  # in pieces, as a network may deliver it
             writer.write(greeting_and_ready[position : position + 7])
             await writer.drain()

@@ -46,6 +46,7 @@ class SandboxesHarness:
         values: dict[str, Any] = {"pool_size": 0, "kill_patience_s": 0.05}
         values |= {"memory_reserve_mb": 0, "disk_reserve_mb": 0, "data_dir": path, "metrics_interval_s": 1000}
         self.settings = EngineSettings(**(values | settings))
+        self.available_memory: int | None = None  # unknown
         self.interrupted: list[tuple[str, str]] = []
 
     async def start(self, *, open_: bool = True) -> Sandboxes:
@@ -53,9 +54,15 @@ class SandboxesHarness:
         self.database.open()
         self.driver = DoubleDriver(self.host, freeze=self._freeze, suspend=self._suspend)
         self.service = Sandboxes(
-            self.database, self.driver, self.templates, self.settings, clock=self.clock, boot_id=self.boot_id
+            self.database,
+            self.driver,
+            self.templates,
+            self.settings,
+            clock=self.clock,
+            boot_id=self.boot_id,
+            get_deadline=self.driver.deadline,
+            read_memory=lambda: self.available_memory,
         )
-        self.service._components.calls._get_deadline = self.driver.deadline
         self.service.on_interrupted(lambda sandbox_id, reason: self.interrupted.append((sandbox_id, reason)))
         if open_:
             await self.service.open()
@@ -65,11 +72,11 @@ class SandboxesHarness:
         """Simulate kill -9: the driver does nothing more, nothing reaches the database, and no task continues."""
         self.driver.die()
         self.database.abandon()
-        self.database._drop()
-        await self.service._components.stop_now()
+        self.database.drop_connections()
+        await self.service.components.stop_now()
         for _ in range(3):  # tasks that ended may have started others
             await asyncio.sleep(0)
-            await self.service._components.stop_now()
+            await self.service.components.stop_now()
 
     async def restart(self) -> Sandboxes:
         await self.crash()
@@ -107,7 +114,7 @@ class SandboxesHarness:
             if record.running:
                 assert self.host.machines[record.id].policy == record.network.policy, self.history({(record.id, "")})
         assert self.driver.overlaps == []
-        stored = self.service._components.repository.list_all()
+        stored = self.service.components.repository.list_all()
         assert sorted(stored, key=lambda one: one.id) == sorted(records, key=lambda one: one.id)
 
     def history(self, conditions_by_sandbox: set[tuple[str, str]]) -> str:
@@ -116,7 +123,7 @@ class SandboxesHarness:
         for sandbox_id in sorted({sandbox_id for sandbox_id, _ in conditions_by_sandbox}):
             lines.append(f"{sandbox_id}: {self.host.machines.get(sandbox_id)} {self.service.find(sandbox_id)}")
             lines += [
-                f"    log: {entry.message}" for entry in self.service._components.logs.query(sandbox_id, LogQuery())
+                f"    log: {entry.message}" for entry in self.service.components.logs.query(sandbox_id, LogQuery())
             ]
             lines += [f"    driver: {verb}" for verb, subject in self.driver.calls if subject == sandbox_id]
         return "\n".join(lines)

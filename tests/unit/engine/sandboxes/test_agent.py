@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandyard.engine.sandboxes.agent import _read_envelopes, _split_output
+from sandyard.engine.sandboxes.agent import read_envelopes, split_output
 from sandyard.kit.errors import UnreachableError
 
 
@@ -18,22 +18,22 @@ async def envelopes(*texts: bytes) -> AsyncIterator[bytes]:
 
 async def test_agent_messages_are_parsed() -> None:
     data = {"event": {"data": {"stdout": "A" * 100_000}}}
-    assert [one async for one in _read_envelopes(envelopes(json.dumps(data).encode(), b"[]"))] == [(0, data), (0, {})]
+    assert [one async for one in read_envelopes(envelopes(json.dumps(data).encode(), b"[]"))] == [(0, data), (0, {})]
 
 
 @pytest.mark.parametrize("text", [b"{", b"[" * 100_000, b"[" + b"{}," * 10_000 + b"0]", b"\xff"])
 async def test_an_invalid_agent_message_fails_the_call(text: bytes) -> None:
     with pytest.raises(UnreachableError, match="not valid JSON"):
-        assert [one async for one in _read_envelopes(envelopes(text))]
+        assert [one async for one in read_envelopes(envelopes(text))]
 
 
 def test_output_with_many_lines_is_split_into_small_pieces() -> None:
     few, many = b"x" * 100_000 + b"\n", b"\n" * 100_000
     event_data = {"stdout": base64.b64encode(few).decode(), "stderr": base64.b64encode(many).decode()}
-    pieces = list(_split_output(event_data))
+    pieces = list(split_output(event_data))
     assert pieces[0] == ("stdout", few)
     assert b"".join(piece for stream, piece in pieces if stream == "stderr") == many
     assert max(piece.count(b"\n") for _, piece in pieces) <= 512
-    assert list(_split_output({"stdout": ""})) == []
+    assert list(split_output({"stdout": ""})) == []
     with pytest.raises(UnreachableError):
-        list(_split_output({"stdout": "A"}))
+        list(split_output({"stdout": "A"}))

@@ -79,7 +79,7 @@ async def test_a_sandbox_with_unknown_condition_is_not_used(harness: SandboxesHa
 @pytest.mark.parametrize("verb", ["set_timeout", "refresh"])
 async def test_extending_a_sandbox_that_is_being_paused_fails(harness: SandboxesHarness, verb: str) -> None:
     sandbox = await harness.create(timeout_s=30, on_timeout=OnTimeout.PAUSE)
-    harness.service._components.calls._get_deadline = lambda verb: 60.0
+    harness.driver.deadline = lambda verb: 60.0
     reached = harness.driver.block("freeze")
     await harness.clock.advance(31)
     await reached.wait()
@@ -114,7 +114,7 @@ async def test_a_sandbox_created_late_by_a_stuck_verb_is_removed(harness: Sandbo
 async def test_kill_does_not_wait_for_a_stuck_verb(tmp_path: Path, verb: str, ignore_cancel: bool) -> None:
     harness = SandboxesHarness(tmp_path)
     await harness.start()
-    harness.service._components.calls._get_deadline = lambda verb: 60.0
+    harness.driver.deadline = lambda verb: 60.0
     sandbox = await harness.create()
     reached = harness.driver.block(verb, ignore_cancel=ignore_cancel)
     run = VERBS.get(verb, lambda harness, sandbox_id: harness.service.fork(sandbox_id))
@@ -211,8 +211,8 @@ async def test_a_full_database_disk_undoes_the_verb(harness: SandboxesHarness, m
         raise NoSpaceError
 
     with monkeypatch.context() as patch:
-        patch.setattr(harness.service._components.repository, "insert", raise_no_space)
-        patch.setattr(harness.service._components.repository, "update", raise_no_space)
+        patch.setattr(harness.service.components.repository, "insert", raise_no_space)
+        patch.setattr(harness.service.components.repository, "update", raise_no_space)
         with pytest.raises(NoSpaceError):
             await harness.create()
         with pytest.raises(NoSpaceError):
@@ -231,15 +231,15 @@ async def test_a_full_disk_does_not_prevent_a_kill(harness: SandboxesHarness, mo
         raise NoSpaceError
 
     with monkeypatch.context() as patch:
-        patch.setattr(harness.service._components.repository, "delete", raise_no_space)
+        patch.setattr(harness.service.components.repository, "delete", raise_no_space)
         await harness.service.kill(killed.id)
         harness.host.end(died.id, keep_files=False)
         await harness.service.kill(lost.id)
         await harness.settle()
         assert harness.service.list().items == () and harness.host.machines == {}
-        assert len(harness.service._components.repository.list_all()) == 3
+        assert len(harness.service.components.repository.list_all()) == 3
     await harness.clock.advance(3)
-    assert harness.service._components.repository.list_all() == []
+    assert harness.service.components.repository.list_all() == []
     assert "killed on request" in harness.service.logs(killed.id)[-1].message
     harness.check()
 
@@ -253,7 +253,7 @@ async def test_a_kill_on_a_full_disk_survives_a_crash(
         raise NoSpaceError
 
     with monkeypatch.context() as patch:
-        patch.setattr(harness.service._components.repository, "delete", raise_no_space)
+        patch.setattr(harness.service.components.repository, "delete", raise_no_space)
         await harness.service.kill(sandbox.id)
         await harness.crash()
     await harness.start()
@@ -315,8 +315,8 @@ async def test_many_cancelled_requests_leave_a_consistent_state(harness: Sandbox
         if number >= 20:
             tasks[number - 20].cancel()
     await gather_results(*tasks)
-    await harness.service._components.tasks.wait(5)
-    await harness.service._components.background.wait(5)
+    await harness.service.components.tasks.wait(5)
+    await harness.service.components.background.wait(5)
     await harness.settle()
     harness.check()
 
@@ -383,7 +383,7 @@ async def test_a_driver_that_hangs_for_hours_uses_bounded_resources(tmp_path: Pa
     for _ in range(30):
         await harness.clock.advance(100)
         await asyncio.sleep(0.06)
-    assert len(harness.service._components.background) <= 2
+    assert len(harness.service.components.background) <= 2
     assert [verb for verb, _ in harness.driver.calls].count("condition") <= 40
     harness.driver.clear_faults()
     await harness.clock.advance(100)

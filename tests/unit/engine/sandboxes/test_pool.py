@@ -16,7 +16,7 @@ from tests.unit.engine.sandboxes.harness import BASE, SandboxesHarness, expected
 
 @pytest.fixture
 async def pooled_harness(tmp_path: Path) -> AsyncIterator[SandboxesHarness]:
-    harness = SandboxesHarness(tmp_path, pool_size=3)
+    harness = SandboxesHarness(tmp_path, pool_size=3, memory_reserve_mb=1)
     await harness.start()
     await harness.settle()
     yield harness
@@ -106,18 +106,15 @@ async def test_a_claimed_sandbox_is_watched(pooled_harness: SandboxesHarness) ->
 async def test_memory_pressure_empties_the_pool(
     pooled_harness: SandboxesHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandyard.engine.sandboxes.capacity._CACHE_SECONDS", -1)
-    monkeypatch.setattr(pooled_harness.service._components.capacity, "_read_memory", lambda: 0)
-    pooled_harness.service._components.capacity._settings = pooled_harness.settings.model_copy(
-        update={"memory_reserve_mb": 1}
-    )
+    monkeypatch.setattr("sandyard.engine.sandboxes.capacity.CACHE_SECONDS", -1)
+    pooled_harness.available_memory = 0
     await pooled_harness.clock.advance(3)
     await pooled_harness.settle()
     assert pooled_harness.host.machines == {}
     before = count_creates(pooled_harness)
     await pooled_harness.clock.advance(20)
     assert count_creates(pooled_harness) == before
-    monkeypatch.setattr(pooled_harness.service._components.capacity, "_read_memory", lambda: 1 << 40)
+    pooled_harness.available_memory = 1 << 40
     await pooled_harness.clock.advance(3)
     await pooled_harness.settle()
     assert len(pooled_harness.host.machines) == 3

@@ -129,8 +129,8 @@ class Scenario:
         for _ in range(4):
             await self.harness.clock.advance(70)
             await self.harness.settle()
-        await asyncio.wait_for(self.harness.service._components.tasks.wait(10), 20)
-        await asyncio.wait_for(self.harness.service._components.background.wait(10), 20)
+        await asyncio.wait_for(self.harness.service.components.tasks.wait(10), 20)
+        await asyncio.wait_for(self.harness.service.components.background.wait(10), 20)
         await self.harness.settle()
 
 
@@ -151,8 +151,8 @@ async def test_records_and_host_agree_after_random_operations(tmp_path: Path, se
         await scenario.take_random_step()
     await scenario.finish()
     if harness.settings.pool_size:
-        await harness.service._components.loops.cancel()  # no more sandboxes are prepared
-        await harness.service._components.pool.drain_and_wait()
+        await harness.service.components.loops.cancel()  # no more sandboxes are prepared
+        await harness.service.components.pool.drain_and_wait()
     harness.driver.overlaps.clear()
     harness.check()
     living = {one.id for one in harness.service.list().items}

@@ -363,7 +363,7 @@ async def test_creating_from_a_template_that_is_not_ready_requests_its_build(har
         build_requests.append(template.id)
         return "is being built."
 
-    harness.service._make_ready = make_ready
+    harness.service.make_ready = make_ready
     assert harness.service.find_template("desktop") is unbuilt
     assert build_requests == [], "a lookup must not request a build"
     with pytest.raises(NotFoundError, match=r"^template 'desktop' is being built\.$"):

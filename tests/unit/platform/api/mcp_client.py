@@ -30,7 +30,7 @@ else:
 async def serving(app: FastAPI, port: int = 0) -> AsyncIterator[str]:
     """Yield the address of /mcp on loopback."""
     listener = listen("127.0.0.1", port)
-    server = platform._server(app)
+    server = platform.make_server(app)
     task = asyncio.create_task(server.serve([listener]))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"

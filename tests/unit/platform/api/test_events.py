@@ -216,7 +216,7 @@ async def test_sends_stream_in_pieces(yard: Yard, monkeypatch: pytest.MonkeyPatc
     await behind.open()  # it has none of these events in memory
     seen: list[list[int]] = []
     subscription = await behind.subscribe(yard.admin, after=emitted[0] - 1)
-    async for piece in module._stream_frames(request, yard.admin, subscription):
+    async for piece in module.stream_frames(request, yard.admin, subscription):
         if found := [int(number) for number in re.findall(rb"^id: ([0-9]+)$", piece, re.MULTILINE)]:
             seen.append(found)
             if found[-1] == emitted[-1]:
@@ -300,5 +300,5 @@ async def test_forgets_disconnected_reader(yard: Yard) -> None:
     async with yard.open() as stream:
         await stream.block()
     async with asyncio.timeout(DEADLINE):
-        while any("EventStream" in repr(task.get_coro()) for task in asyncio.all_tasks()) or yard.feed._waiters:
+        while any("EventStream" in repr(task.get_coro()) for task in asyncio.all_tasks()) or yard.feed.waiters:
             await asyncio.sleep(0.01)

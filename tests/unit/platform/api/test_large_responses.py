@@ -147,7 +147,7 @@ async def test_forgets_users_without_answers(monkeypatch: pytest.MonkeyPatch) ->
         await slots.take("maria")
     for _ in range(SLOTS):
         slots.release("maria")
-    assert not slots._users
+    assert not slots.users
 
 
 async def test_failed_answer_releases_slot(world: World) -> None:

@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 
 from sandyard.kit.clock import ManualClock
 from sandyard.platform.api import projects, secrets, sessions, tokens, users
-from sandyard.platform.api.limits import _MAX_BUCKETS, RateLimiter, limited
+from sandyard.platform.api.limits import MAX_BUCKETS, RateLimiter, limited
 from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.app import ROUTERS
@@ -43,13 +43,13 @@ async def test_refills_bucket_evenly() -> None:
 async def test_memory_is_bounded() -> None:
     clock = ManualClock()
     limits = RateLimiter(PlatformSettings(), clock)
-    for number in range(_MAX_BUCKETS * 2):
+    for number in range(MAX_BUCKETS * 2):
         limits.take("login", str(number))
-    assert len(limits._buckets) <= _MAX_BUCKETS
+    assert len(limits.buckets) <= MAX_BUCKETS
     await clock.advance(60)
-    for number in range(_MAX_BUCKETS):
+    for number in range(MAX_BUCKETS):
         limits.take("login", f"again {number}")
-    assert len(limits._buckets) <= _MAX_BUCKETS
+    assert len(limits.buckets) <= MAX_BUCKETS
 
 
 async def test_limits_are_per_user(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
-from tests.databases import with_schema
+from tests.harness.databases import with_schema
 from tests.later import Later
 from tests.unit.platform.api.mcp_client import client, done, refused, serving
 from tests.unit.platform.world import ROOT, Person

@@ -13,7 +13,7 @@ from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS, opened
 from sandyard.platform.domain.services import Services
 from sandyard.platform.settings import PlatformSettings
-from tests.databases import with_schema
+from tests.harness.databases import with_schema
 from tests.unit.platform.api.test_models import person
 from tests.unit.platform.domain.models import upstream as scripted
 from tests.unit.platform.domain.models.upstream import Reply, Seen

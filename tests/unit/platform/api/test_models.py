@@ -19,7 +19,7 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
-from tests.databases import with_schema
+from tests.harness.databases import with_schema
 from tests.unit.platform.domain.models import upstream as scripted
 from tests.unit.platform.domain.models.upstream import Reply, Seen
 from tests.unit.platform.world import ROOT, Person, client
@@ -211,7 +211,7 @@ async def test_stores_only_working_provider(admin: httpx.AsyncClient) -> None:
 
 
 async def test_usage(services: Services, admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_ITEMS_AT_ONCE", 1)
+    monkeypatch.setattr(models, "ITEMS_AT_ONCE", 1)
     owner, stranger = await person(services, "owner"), await person(services, "stranger")
     project = await services.projects.create(owner.principal, "website")
     async with services.database.transaction() as tx:

@@ -45,7 +45,7 @@ async def test_database_is_unavailable(tmp_path: Path) -> None:
 async def test_reports_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(tmp_path, e2b_api_key="e2b_x") as world, client(world.app()) as web:
         assert (await web.get("/ready")).status_code == 200
-        monkeypatch.setattr(health, "_MIN_FREE_BYTES", 1 << 60)
+        monkeypatch.setattr(health, "MIN_FREE_BYTES", 1 << 60)
         answer = await web.get("/ready")
         assert answer.status_code == 503 and "disk is full" in answer.json()["reasons"][0]
 
@@ -79,7 +79,7 @@ async def test_metrics(world: World) -> None:
     @router.get("/stream", name="test.stream")
     async def stream() -> StreamingResponse:
         async def body():
-            yield f"{app.state.metrics.sse_clients._value.get()}"
+            yield f"{app.state.metrics.sse_clients.collect()[0].samples[0].value}"
 
         return StreamingResponse(body(), media_type="text/event-stream")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from sandyard.kit.secret import Secret
 from sandyard.platform.api.app import build
@@ -22,7 +23,7 @@ from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
-from tests.databases import with_schema
+from tests.harness.databases import with_schema
 from tests.unit.platform.world import ROOT, client
 
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -36,6 +37,7 @@ PING = {
 class WebhookClient:
     services: Services
     web: httpx.AsyncClient
+    app: FastAPI
 
     async def deliver(
         self, payload: Any = PING, *, secret: str = SECRET, event: str = "ping", delivery: str = "one"
@@ -56,12 +58,14 @@ class WebhookClient:
 @pytest.fixture
 async def webhook_client(tmp_path: Path) -> AsyncIterator[WebhookClient]:
     settings = PlatformSettings.load({}, data_dir=with_schema(tmp_path), executes_per_minute=20)
-    async with opened(settings) as services, client(build(services, ROUTERS), peer="192.0.2.1") as web:
+    async with opened(settings) as services:
+        app = build(services, ROUTERS)
         maria = await services.users.create(ROOT, "maria", "member")
         owner = Principal(maria.id, "maria", "member", "test")
         project = await services.projects.create(owner, "website", repository="https://github.com/example/website.git")
         await services.credentials.put(owner, project.id, webhook_secret=Secret(SECRET))
-        yield WebhookClient(services, web)
+        async with client(app, peer="192.0.2.1") as web:
+            yield WebhookClient(services, web, app)
 
 
 async def test_accepts_delivery_once_and_records_no_user(webhook_client: WebhookClient) -> None:
@@ -103,5 +107,7 @@ async def test_limits_deliveries_per_address(webhook_client: WebhookClient) -> N
     while (answer := await webhook_client.deliver(delivery=str(taken))).status_code == 202:
         taken += 1
     assert taken >= 20 and (answer.status_code, answer.json()["code"]) == (429, "rate_limited")
-    async with client(webhook_client.web._transport.app, peer="192.0.2.2") as other:  # type: ignore[attr-defined]
-        assert (await WebhookClient(webhook_client.services, other).deliver(delivery="from-another")).status_code == 202
+    async with client(webhook_client.app, peer="192.0.2.2") as other:
+        assert (
+            await WebhookClient(webhook_client.services, other, webhook_client.app).deliver(delivery="from-another")
+        ).status_code == 202

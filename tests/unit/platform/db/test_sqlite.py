@@ -35,7 +35,7 @@ class Slow:
 async def test_does_not_close_connection_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite would crash the whole process."""
     slow = Slow()
-    monkeypatch.setattr(sqlite, "_open", lambda path: slow)
+    monkeypatch.setattr(sqlite, "open_connection", lambda path: slow)
     monkeypatch.setattr(sqlite, "CHECKPOINT_S", 0)
     keeping = asyncio.create_task(sqlite.keep_log_short(tmp_path / "x.db"))
     assert await asyncio.to_thread(slow.begun.wait, 10)

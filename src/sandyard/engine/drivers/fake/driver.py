@@ -66,28 +66,28 @@ class FakeDriver:
                 "volumes": "a volume in a fake sandbox is a symbolic link, and never read-only",
             },
         )
-        self._files = FakeFiles(data_dir)
-        self._agents: dict[str, int] = {}
+        self.files = FakeFiles(data_dir)
+        self.agents: dict[str, int] = {}
         self._reasons: dict[str, str] = {}
 
     async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
         async with self._wrap_operation("open"):
-            self._files.create_folders()
-            self._agents = self._find_agents()
+            self.files.create_folders()
+            self.agents = self._find_agents()
             kept = {handle.id for handle in keep}
-            existing = {path.name for path in self._files.sandboxes.iterdir()}
-            for sandbox_id in (existing | set(self._agents)) - kept:
+            existing = {path.name for path in self.files.sandboxes.iterdir()}
+            for sandbox_id in (existing | set(self.agents)) - kept:
                 log.info("fake_sandbox_swept", sandbox=sandbox_id)
                 await self._remove_sandbox(sandbox_id)
-            garbage = [path for path in self._files.snapshots.iterdir() if path.name not in set(snapshots)]
-            for path in (*garbage, *self._files.base.glob("fork-*")):
+            garbage = [path for path in self.files.snapshots.iterdir() if path.name not in set(snapshots)]
+            for path in (*garbage, *self.files.base.glob("fork-*")):
                 await delete_tree(path)
             return {handle.id: self._get_condition(handle.id) for handle in keep}
 
     async def close(self) -> None:
         async with self._wrap_operation("close"):
             with contextlib.suppress(OSError):
-                self._files.sockets.rmdir()  # only if it is empty
+                self.files.sockets.rmdir()  # only if it is empty
 
     def check_room(self) -> None:
         """Never raises: only the machine's disk limits fake sandboxes."""
@@ -117,7 +117,7 @@ class FakeDriver:
 
     async def wait_for_exit(self, handle: Handle) -> str:
         await self.faults.hit("exited", When.BEFORE)
-        pid = self._agents.get(handle.id)
+        pid = self.agents.get(handle.id)
         if pid is not None:
             code = await processes.wait_for_exit(pid)
             status = "" if code is None else f" with exit code {code}"
@@ -129,18 +129,18 @@ class FakeDriver:
             if self._get_condition(handle.id) is not Condition.RUNNING:
                 raise UnreachableError(f"Sandbox {handle.id} is not running.")
             if port == AGENT_PORT:
-                return await _connect(socket.AF_UNIX, str(self._files.get_socket_path(handle.id)))
+                return await _connect(socket.AF_UNIX, str(self.files.get_socket_path(handle.id)))
             return await _connect(socket.AF_INET, ("127.0.0.1", port))
 
     async def freeze(self, handle: Handle) -> None:
         async with self._wrap_operation("freeze"):
             self._require_condition(handle, Condition.RUNNING, Condition.FROZEN)
-            await processes.freeze_tree(self._agents[handle.id])
+            await processes.freeze_tree(self.agents[handle.id])
 
     async def thaw(self, handle: Handle) -> None:
         async with self._wrap_operation("thaw"):
             self._require_condition(handle, Condition.RUNNING, Condition.FROZEN)
-            await processes.thaw_tree(self._agents[handle.id])
+            await processes.thaw_tree(self.agents[handle.id])
 
     async def suspend(self, handle: Handle) -> Handle:
         raise UnsupportedError("The fake driver cannot move memory to disk.")
@@ -156,20 +156,20 @@ class FakeDriver:
 
     async def snapshot(self, handle: Handle, snapshot_id: str) -> Layers:
         async with self._wrap_operation("snapshot"):
-            target = self._files.snapshots / snapshot_id
+            target = self.files.snapshots / snapshot_id
             async with self._freeze_during(handle):
-                await copy_tree(self._files.get_root(handle.id), target)
+                await copy_tree(self.files.get_root(handle.id), target)
             return (str(target),)  # a complete copy, which needs no other layers
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         async with self._wrap_operation("delete_snapshot"):
-            await delete_tree(self._files.snapshots / snapshot_id)
+            await delete_tree(self.files.snapshots / snapshot_id)
 
     async def fork(self, handle: Handle, spec: Spec) -> Handle:
         async with self._wrap_operation("fork"):
             async with self._freeze_during(handle):
-                copied = self._files.base / f"fork-{spec.id}"
-                await copy_tree(self._files.get_root(handle.id), copied)
+                copied = self.files.base / f"fork-{spec.id}"
+                await copy_tree(self.files.get_root(handle.id), copied)
             try:
                 return await self._create_sandbox(spec, [copied])
             finally:
@@ -181,9 +181,9 @@ class FakeDriver:
 
     async def stats(self, handle: Handle) -> Stats:
         async with self._wrap_operation("stats"):
-            limits = self._files.read_spec(handle.id).limits
-            members = processes.list_process_tree(self._agents.get(handle.id, -1))
-            used = await asyncio.to_thread(measure_size, self._files.get_root(handle.id))
+            limits = self.files.read_spec(handle.id).limits
+            members = processes.list_process_tree(self.agents.get(handle.id, -1))
+            used = await asyncio.to_thread(measure_size, self.files.get_root(handle.id))
             return Stats(
                 cpu_seconds=sum(process.cpu_seconds for process in members),
                 cpu_count=limits.cpu_count,
@@ -197,8 +197,8 @@ class FakeDriver:
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
         async with self._wrap_operation("set_network"):
             _reject_rules(policy)
-            spec = self._files.read_spec(handle.id)
-            self._files.write_spec(replace(spec, network=policy))
+            spec = self.files.read_spec(handle.id)
+            self.files.write_spec(replace(spec, network=policy))
 
     async def take_denied(self, handle: Handle) -> Collection[Denied]:
         """Return nothing, because nothing is blocked here."""
@@ -213,11 +213,11 @@ class FakeDriver:
             await delete_tree(self.volume_path(volume_id))
 
     def volume_path(self, volume_id: str) -> Path:
-        return self._files.volumes / volume_id
+        return self.files.volumes / volume_id
 
     def get_policy(self, sandbox_id: str) -> NetworkPolicy:
         """Return the policy that would be enforced if this driver enforced any."""
-        return self._files.read_spec(sandbox_id).network
+        return self.files.read_spec(sandbox_id).network
 
     async def vanish(self, sandbox_id: str) -> None:
         """Remove a sandbox without telling the engine."""
@@ -239,13 +239,13 @@ class FakeDriver:
     async def _create_sandbox(self, spec: Spec, layers: list[Path]) -> Handle:
         """Create a sandbox. `layers` are lowest first. Template layers are not copied: the host's own programs are used
         instead."""
-        if self._files.get_root(spec.id).exists():
+        if self.files.get_root(spec.id).exists():
             raise ConflictError(f"Sandbox {spec.id} already exists.")
         try:
-            self._files.get_root(spec.id).mkdir(parents=True)
+            self.files.get_root(spec.id).mkdir(parents=True)
             for layer in layers:
-                if layer.is_relative_to(self._files.base):
-                    await copy_tree(layer, self._files.get_root(spec.id))
+                if layer.is_relative_to(self.files.base):
+                    await copy_tree(layer, self.files.get_root(spec.id))
             await self._start_agent(spec)
         except BaseException:
             await asyncio.shield(self._remove_sandbox(spec.id))
@@ -253,35 +253,35 @@ class FakeDriver:
         return Handle(spec.id, self.name)
 
     async def _start_agent(self, spec: Spec) -> None:
-        self._files.write_spec(spec)
+        self.files.write_spec(spec)
         for mount in spec.mounts:
-            self._files.mount(spec.id, mount)
+            self.files.mount(spec.id, mount)
         self._reasons.pop(spec.id, None)
-        path = self._files.get_socket_path(spec.id)
+        path = self.files.get_socket_path(spec.id)
         path.unlink(missing_ok=True)
-        command = python_command(AGENT_MODULE, "--socket", str(path), "--root", str(self._files.get_root(spec.id)))
-        pid = self._agents[spec.id] = processes.start_detached(command, self._files.get_log_path(spec.id))
+        command = python_command(AGENT_MODULE, "--socket", str(path), "--root", str(self.files.get_root(spec.id)))
+        pid = self.agents[spec.id] = processes.start_detached(command, self.files.get_log_path(spec.id))
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
         while True:
             try:
                 (await _connect(socket.AF_UNIX, str(path))).close()
             except UnreachableError:
                 if processes.reap(pid) is not None or asyncio.get_running_loop().time() > deadline:
-                    output = self._files.get_log_path(spec.id).read_text(errors="replace")[-500:]
+                    output = self.files.get_log_path(spec.id).read_text(errors="replace")[-500:]
                     raise SandyardError(f"The agent of {spec.id} did not start: {output}") from None
                 await asyncio.sleep(POLL_INTERVAL_S)
             else:
                 return
 
     async def _end_agent(self, sandbox_id: str) -> None:
-        pid = self._agents.pop(sandbox_id, None)
+        pid = self.agents.pop(sandbox_id, None)
         if pid is not None:
             await processes.kill_tree(pid)
-        self._files.get_socket_path(sandbox_id).unlink(missing_ok=True)
+        self.files.get_socket_path(sandbox_id).unlink(missing_ok=True)
 
     async def _remove_sandbox(self, sandbox_id: str) -> None:
         await self._end_agent(sandbox_id)
-        await delete_tree(self._files.sandboxes / sandbox_id)
+        await delete_tree(self.files.sandboxes / sandbox_id)
 
     @contextlib.asynccontextmanager
     async def _freeze_during(self, handle: Handle) -> AsyncIterator[None]:
@@ -290,17 +290,17 @@ class FakeDriver:
         if before is Condition.ABSENT:
             raise NotFoundError(f"Sandbox {handle.id} not found.")
         if before is Condition.RUNNING:
-            await processes.freeze_tree(self._agents[handle.id])
+            await processes.freeze_tree(self.agents[handle.id])
         try:
             yield
         finally:
             if before is Condition.RUNNING:
-                await asyncio.shield(processes.thaw_tree(self._agents[handle.id]))
+                await asyncio.shield(processes.thaw_tree(self.agents[handle.id]))
 
     def _get_condition(self, sandbox_id: str) -> Condition:
-        if not self._files.get_root(sandbox_id).is_dir():
+        if not self.files.get_root(sandbox_id).is_dir():
             return Condition.ABSENT
-        agent = processes.read_process(self._agents.get(sandbox_id, -1))
+        agent = processes.read_process(self.agents.get(sandbox_id, -1))
         if agent is None or not agent.alive:
             return Condition.STOPPED
         return Condition.FROZEN if agent.stopped else Condition.RUNNING
@@ -319,7 +319,7 @@ class FakeDriver:
             arguments = processes.read_command_line(process.pid) if process.alive else []
             if AGENT_MODULE in arguments and "--socket" in arguments:
                 path = Path(arguments[arguments.index("--socket") + 1])
-                if path.parent == self._files.sockets:
+                if path.parent == self.files.sockets:
                     found[path.stem] = process.pid
         return found
 

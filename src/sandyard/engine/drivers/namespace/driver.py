@@ -98,7 +98,7 @@ class NamespaceDriver:
         return {record.id: record.life.pid for record in running if record.life is not None}
 
     def _read_socket_memory(self, sandbox: str) -> SocketMemory | None:
-        return self._open_host.cgroups.read_socket_memory(sandbox)
+        return self.open_host.cgroups.read_socket_memory(sandbox)
 
     def _kill_sandbox(self, sandbox: str) -> None:
         """End a sandbox whose processes could not be ended one by one, unless it was frozen in the meantime."""
@@ -136,17 +136,17 @@ class NamespaceDriver:
 
     @property
     def hairpin(self) -> Hairpin | None:
-        network = self._open_host.network
+        network = self.open_host.network
         return network.hairpin if network is not None else None
 
     def check_room(self) -> None:
-        self._open_host.store.check_room()
+        self.open_host.store.check_room()
 
     async def wait_for_failure(self) -> str:
-        return await self._open_host.store.wait_for_failure()
+        return await self.open_host.store.wait_for_failure()
 
     @property
-    def _open_host(self) -> Host:
+    def open_host(self) -> Host:
         if self._host is None:
             raise SandyardError("The driver is not open.")
         return self._host
@@ -157,7 +157,7 @@ class NamespaceDriver:
         self._check_new_sandbox(spec)
 
         async def prepare_files() -> None:
-            await self._open_host.store.create(spec.id, spec.limits.disk_mb)
+            await self.open_host.store.create(spec.id, spec.limits.disk_mb)
 
         record = Record(spec.id, spec.layers, spec.limits, spec.mounts)
         return await self._run_to_completion(self._create_sandbox(record, spec.network, prepare_files), self.kill)
@@ -168,7 +168,7 @@ class NamespaceDriver:
             raise ConflictError(f"The sandbox {handle.id} is running.")
         if self._suspender.has(handle.id):
             raise ConflictError(f"The memory of the sandbox {handle.id} is on disk. Restore it, or stop it first.")
-        host = self._open_host
+        host = self.open_host
         if not host.store.has(handle.id):
             raise NotFoundError(f"The file system of the sandbox {handle.id} no longer exists.")
         self._check_volumes(spec)
@@ -191,13 +191,13 @@ class NamespaceDriver:
 
         async def prepare_files() -> None:
             async with self._freeze_during(original) as stopped:
-                await self._open_host.store.copy(original.id, spec.id, spec.limits.disk_mb, stopped=stopped)
+                await self.open_host.store.copy(original.id, spec.id, spec.limits.disk_mb, stopped=stopped)
 
         record = Record(spec.id, original.layers, spec.limits, spec.mounts)
         return await self._run_to_completion(self._create_sandbox(record, spec.network, prepare_files), self.kill)
 
     def _check_new_sandbox(self, spec: Spec) -> None:
-        host = self._open_host
+        host = self.open_host
         self._check_rules(spec.network)
         if not _ID_PATTERN.fullmatch(spec.id):
             raise InvalidInputError(f"{spec.id!r} is not a valid sandbox id.")
@@ -213,7 +213,7 @@ class NamespaceDriver:
                 raise NotFoundError(f"Volume {mount.volume} not found.")
 
     def _check_rules(self, policy: NetworkPolicy) -> None:
-        if policy.rules and self._open_host.network is None:
+        if policy.rules and self.open_host.network is None:
             raise UnsupportedError(
                 "Network rules require an engine that runs as root, because sandboxes otherwise have no network in which headers could "
                 "be added to requests. Leave out network.rules."
@@ -248,7 +248,7 @@ class NamespaceDriver:
         return record.make_handle()
 
     async def _remove_files(self, sandbox: str) -> None:
-        host = self._open_host
+        host = self.open_host
         remove_run_directory(host.run_dir / sandbox)
         await host.store.remove(sandbox)
 
@@ -261,17 +261,17 @@ class NamespaceDriver:
         if known is not None:
             return known
         found = parse_record(handle)
-        if not self._open_host.store.has(handle.id):
+        if not self.open_host.store.has(handle.id):
             raise NotFoundError(f"Sandbox {handle.id} not found.")
         return found
 
     async def condition(self, handle: Handle) -> Condition:
         record = self._records.get(handle.id)
         if record is not None and record.alive:
-            return Condition.FROZEN if pause.is_paused(self._open_host, record) else Condition.RUNNING
-        if self._suspender.has(handle.id) and self._open_host.store.has(handle.id):
+            return Condition.FROZEN if pause.is_paused(self.open_host, record) else Condition.RUNNING
+        if self._suspender.has(handle.id) and self.open_host.store.has(handle.id):
             return Condition.SUSPENDED
-        return Condition.STOPPED if self._open_host.store.has(handle.id) else Condition.ABSENT
+        return Condition.STOPPED if self.open_host.store.has(handle.id) else Condition.ABSENT
 
     async def wait_for_exit(self, handle: Handle) -> str:
         record = self._records.get(handle.id)
@@ -285,15 +285,15 @@ class NamespaceDriver:
             raise UnreachableError(f"The sandbox {handle.id} is not running.")
         if record.frozen:
             raise UnreachableError(f"The sandbox {handle.id} is paused.")
-        path = self._open_host.get_agent_path(record.id)
+        path = self.open_host.get_agent_path(record.id)
         if port == AGENT_PORT:
             return await connections.connect_agent(path, record.id)
-        if self._open_host.rootless:
+        if self.open_host.rootless:
             return await connections.connect_port_through_agent(path, record.id, port)
         return await connections.connect_port_from_outside(record.life.pid, port)
 
     async def stats(self, handle: Handle) -> Stats:
-        record, host = self._get_record(handle), self._open_host
+        record, host = self._get_record(handle), self.open_host
         usage = host.cgroups.read_usage(record.id)
         cpu, memory = usage.cpu_seconds, usage.memory
         if record.alive and record.life is not None and not host.cgroups.reports_usage:
@@ -318,10 +318,10 @@ class NamespaceDriver:
         return record
 
     async def freeze(self, handle: Handle) -> None:
-        await pause.freeze(self._open_host, self._get_running(handle))
+        await pause.freeze(self.open_host, self._get_running(handle))
 
     async def thaw(self, handle: Handle) -> None:
-        pause.thaw(self._open_host, self._get_running(handle))
+        pause.thaw(self.open_host, self._get_running(handle))
 
     @contextlib.asynccontextmanager
     async def _freeze_during(self, record: Record) -> AsyncIterator[bool]:
@@ -329,19 +329,19 @@ class NamespaceDriver:
         stopped."""
         if not record.alive:
             yield not self._suspender.has(record.id)  # its memory depends on its files
-        elif pause.is_paused(self._open_host, record):
+        elif pause.is_paused(self.open_host, record):
             yield False
         else:
-            await pause.freeze(self._open_host, record)
+            await pause.freeze(self.open_host, record)
             try:
                 yield False
             finally:
-                pause.thaw(self._open_host, record)
+                pause.thaw(self.open_host, record)
 
     async def snapshot(self, handle: Handle, snapshot_id: str) -> Layers:
         if not _ID_PATTERN.fullmatch(snapshot_id):
             raise InvalidInputError(f"{snapshot_id!r} is not a valid snapshot id.")
-        record, store = self._get_record(handle), self._open_host.store
+        record, store = self._get_record(handle), self.open_host.store
         store.check_room()
 
         async def work() -> Layers:
@@ -356,7 +356,7 @@ class NamespaceDriver:
         return await self._run_to_completion(work(), lambda _: store.remove_snapshot(snapshot_id))
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
-        await self._open_host.store.remove_snapshot(snapshot_id)
+        await self.open_host.store.remove_snapshot(snapshot_id)
 
     async def suspend(self, handle: Handle) -> Handle:
         async def keep_suspended(_: Handle) -> None:
@@ -389,7 +389,7 @@ class NamespaceDriver:
         record = self._get_record(handle)
         if record.alive:
             await self._end_processes(record, "stopped")
-            self._watcher.track(self._open_host.store.flush())  # its files are all that remains of it
+            self._watcher.track(self.open_host.store.flush())  # its files are all that remains of it
         await self._suspender.delete_images(record.id)
         return record.renew().make_handle()
 
@@ -409,7 +409,7 @@ class NamespaceDriver:
         with contextlib.suppress(ProcessLookupError):
             if record.pidfd >= 0:  # ending the first process ends all others, including those in no cgroup
                 signal.pidfd_send_signal(record.pidfd, signal.SIGKILL)
-        self._open_host.cgroups.kill(record.id)
+        self.open_host.cgroups.kill(record.id)
         try:
             async with asyncio.timeout(_KILL_TIMEOUT_S):
                 await asyncio.shield(record.ended)
@@ -419,24 +419,24 @@ class NamespaceDriver:
     # Volumes ----------------------------------------------------------------------------------------------------------------------
 
     async def create_volume(self, volume_id: str, size_mb: int) -> None:
-        self._open_host.store.check_room()
-        await self._open_host.store.create_volume(_check_volume_id(volume_id), size_mb)
+        self.open_host.store.check_room()
+        await self.open_host.store.create_volume(_check_volume_id(volume_id), size_mb)
 
     async def delete_volume(self, volume_id: str) -> None:
-        await self._open_host.store.remove_volume(_check_volume_id(volume_id))
+        await self.open_host.store.remove_volume(_check_volume_id(volume_id))
 
     def volume_path(self, volume_id: str) -> Path:
-        return self._open_host.store.path / VOLUMES / _check_volume_id(volume_id)
+        return self.open_host.store.path / VOLUMES / _check_volume_id(volume_id)
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
-        record, host = self._get_running(handle), self._open_host
+        record, host = self._get_running(handle), self.open_host
         self._check_rules(policy)
         if host.network is not None and record.life is not None:
             await host.network.set_policy(record.life.slot, policy)
         policies.save(host.run_dir / record.id, policy)
 
     async def take_denied(self, handle: Handle) -> Collection[Denied]:
-        record, network = self._get_running(handle), self._open_host.network
+        record, network = self._get_running(handle), self.open_host.network
         if network is None or record.life is None:
             return ()
         return await network.take_denied(record.life.slot)

@@ -126,10 +126,10 @@ class KernelMemoryWatcher:
         while True:
             await asyncio.sleep(_INTERVAL_S)
             try:
-                await self._check_tcp(socket_memory.read_tcp())
+                await self.check_tcp(socket_memory.read_tcp())
                 total, current = read_memory()
                 growth_limit = self._limits.growth or max(_MIN_GROWTH, total // _MEMORY_DIVISOR)
-                if growth.is_due(current, growth_limit) and not await self._check_memory(current):
+                if growth.is_due(current, growth_limit) and not await self.check_memory(current):
                     growth.accept(current)
                 failed = None
             except (OSError, ValueError, LookupError) as error:  # the next round may succeed
@@ -137,7 +137,7 @@ class KernelMemoryWatcher:
                     failed = str(error)
                     log.warning("kernel_memory_check_failed", reason=failed)
 
-    async def _check_memory(self, kernel_memory: int) -> bool:
+    async def check_memory(self, kernel_memory: int) -> bool:
         """End the processes of sandboxes that hold too much. Return whether there were any."""
         sandboxes = dict(self._sandboxes())
         if not sandboxes:
@@ -152,7 +152,7 @@ class KernelMemoryWatcher:
         await self._end_processes_of_all(found, sandboxes, machine_kernel_memory=kernel_memory)
         return bool(found)
 
-    async def _check_tcp(self, tcp: socket_memory.TcpUsage) -> None:
+    async def check_tcp(self, tcp: socket_memory.TcpUsage) -> None:
         """End the processes of sandboxes that hold too much TCP memory or too many orphans."""
         found: list[Excess] = []
         sandboxes = dict(self._sandboxes())

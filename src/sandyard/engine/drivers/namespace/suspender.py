@@ -162,7 +162,7 @@ class Suspender:
         await criu.dump(Frozen(life.pid, self._freezer.root / record.id, volumes=volumes), images)
         try:
             await host.store.flush()  # otherwise a crash would leave its files and its memory inconsistent
-            await asyncio.to_thread(_save_policy, images, policies.load(host.run_dir / record.id))
+            await asyncio.to_thread(save_policy, images, policies.load(host.run_dir / record.id))
             host.slots.keep(life.slot)
             await end(record, "suspended")
         except BaseException:  # it may continue to run, and then the memory must never be restored with its files
@@ -216,7 +216,7 @@ class Suspender:
             )
         host.memory.check()
         host.slots.claim(slot)
-        run, policy, has_run = host.run_dir / record.id, _load_policy(images), False
+        run, policy, has_run = host.run_dir / record.id, load_policy(images), False
         try:
             async with self._starter.hold_namespaces(record, policy, slot) as holder:
                 target = RestoreTarget(
@@ -252,7 +252,7 @@ def _list_thread_states(pid: int) -> Iterator[str]:
             yield task.read_text().rpartition(")")[2].split()[0]
 
 
-def _save_policy(images: Path, policy: NetworkPolicy) -> None:
+def save_policy(images: Path, policy: NetworkPolicy) -> None:
     """Write the last file, which makes the images valid."""
     partial = images / f".{_POLICY}"
     with partial.open("w") as file:
@@ -267,5 +267,5 @@ def _save_policy(images: Path, policy: NetworkPolicy) -> None:
         os.close(descriptor)
 
 
-def _load_policy(images: Path) -> NetworkPolicy:
+def load_policy(images: Path) -> NetworkPolicy:
     return NetworkPolicy.from_dict(json.loads((images / _POLICY).read_text()))

@@ -39,14 +39,14 @@ class Guard:
     ) -> None:
         """`direct` are the requests, by method and path, that need only the guard. `tokened`, by path prefix, are
         applications that check their own tokens; the body of a PUT to them may have any size."""
-        self._app = app
+        self.app = app
         self._keys = keys
-        self._direct = direct
+        self.direct = direct
         self._tokened = tokened or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers: Headers = scope["headers"]
         if scope["method"] == "OPTIONS" and header(headers, b"access-control-request-method"):
@@ -72,7 +72,7 @@ class Guard:
             await send(message)
 
         try:
-            app = own or self._direct.get((scope["method"], scope["path"]), self._app)
+            app = own or self.direct.get((scope["method"], scope["path"]), self.app)
             await app(scope, body.receive, reply)
         except RefusedBodyError:
             pass

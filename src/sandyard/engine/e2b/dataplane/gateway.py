@@ -49,7 +49,7 @@ class Gateway:
     def __init__(self, sandboxes: Sandboxes, control: App, add_language: AddLanguage = lambda *_: None) -> None:
         self._sandboxes = sandboxes
         self._control = control
-        self._add_language = add_language
+        self.add_language = add_language
         self._signatures = SignatureIndex()
         self.pool = Pool()
         sandboxes.on_interrupted(self._on_interrupted)
@@ -190,7 +190,7 @@ class Gateway:
             nonlocal held, body
             if message["type"] == "http.response.start" and message["status"] == 400:
                 language = header(message["headers"], MISSING_LANGUAGE)
-                told = self._add_language(sandbox.alias, language) if language is not None else None
+                told = self.add_language(sandbox.alias, language) if language is not None else None
                 if told is not None:
                     held, body = message, told.encode()
                     return

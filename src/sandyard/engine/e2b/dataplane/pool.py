@@ -29,29 +29,29 @@ class Connection(Protocol):
 
 class Pool:
     def __init__(self) -> None:
-        self._idle: dict[str, list[Upstream]] = {}
+        self.idle: dict[str, list[Upstream]] = {}
         self._busy: dict[str, set[Connection]] = {}
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, sandbox_id: str) -> Upstream | None:
         """Return the most recently used idle connection to this sandbox's agent, or None."""
-        idle = self._idle.get(sandbox_id)
+        idle = self.idle.get(sandbox_id)
         while idle:
             upstream = idle.pop()
             self._count -= 1
             if not idle:
-                del self._idle[sandbox_id]
+                del self.idle[sandbox_id]
             if upstream.usable:
                 return upstream
         return None
 
     def give(self, sandbox_id: str, upstream: Upstream) -> None:
         """Keep a connection whose exchange ended successfully."""
-        idle = self._idle.setdefault(sandbox_id, [])
+        idle = self.idle.setdefault(sandbox_id, [])
         if len(idle) >= KEPT_EACH or self._count >= KEPT_TOTAL:
             if not idle:
-                del self._idle[sandbox_id]
+                del self.idle[sandbox_id]
             upstream.abort()
             return
         loop = asyncio.get_running_loop()
@@ -81,7 +81,7 @@ class Pool:
 
     def drop(self, sandbox_id: str) -> None:
         """Close all connections into a sandbox that was paused or ended."""
-        for upstream in self._idle.pop(sandbox_id, ()):
+        for upstream in self.idle.pop(sandbox_id, ()):
             self._count -= 1
             upstream.abort()
         for connection in self._busy.pop(sandbox_id, ()):
@@ -89,7 +89,7 @@ class Pool:
 
     def sandboxes(self) -> set[str]:
         """Return the sandboxes with a connection, idle or busy."""
-        return {*self._idle, *self._busy}
+        return {*self.idle, *self._busy}
 
     def close(self) -> None:
         if self._timer is not None:
@@ -100,14 +100,14 @@ class Pool:
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         oldest = loop.time() - IDLE_SECONDS
-        for sandbox_id, idle in list(self._idle.items()):
+        for sandbox_id, idle in list(self.idle.items()):
             kept = [upstream for upstream in idle if upstream.idle_since > oldest and upstream.usable]
             for upstream in idle:
                 if upstream not in kept:
                     upstream.abort()
             self._count -= len(idle) - len(kept)
             if kept:
-                self._idle[sandbox_id] = kept
+                self.idle[sandbox_id] = kept
             else:
-                del self._idle[sandbox_id]
-        self._timer = loop.call_later(IDLE_SECONDS, self._sweep, loop) if self._idle else None
+                del self.idle[sandbox_id]
+        self._timer = loop.call_later(IDLE_SECONDS, self._sweep, loop) if self.idle else None

@@ -94,7 +94,7 @@ class FilesystemService:
             if not stat.S_ISDIR(os.stat(self._sandbox.host(path)).st_mode):
                 raise RpcError("invalid_argument", f"path is not a directory: {path}")
             first, limit = _header_number(request, FIRST), _header_number(request, LIMIT)
-            return await self._list(path, depth, first or 0, limit)
+            return await self.list_directory(path, depth, first or 0, limit)
         except FileNotFoundError:
             raise RpcError("not_found", f"path not found: {path}") from None
         except OSError as error:
@@ -102,7 +102,7 @@ class FilesystemService:
                 raise RpcError("failed_precondition", f'cyclic symlink or chain >255 links at "{path}"') from None
             raise RpcError("internal", f"error reading directory {path}: {error.strerror}") from None
 
-    async def _list(self, path: str, depth: int, first: int = 0, limit: int | None = None) -> bytes:
+    async def list_directory(self, path: str, depth: int, first: int = 0, limit: int | None = None) -> bytes:
         """Return the response, encoded while it grows: entry objects would need ten times the memory. A page has
         `limit` entries, or fewer if they have PAGE_BYTES."""
         self._sandbox.accounts.refresh()

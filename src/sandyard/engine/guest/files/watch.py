@@ -69,7 +69,7 @@ class Watch:
         except OSError:
             os.close(self._fd)
             raise
-        loop.add_reader(self._fd, self._read)
+        loop.add_reader(self._fd, self.read_events)
 
     def close(self) -> None:
         """Stop watching. Idempotent."""
@@ -104,7 +104,7 @@ class Watch:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             self._add(below, tell=tell)
 
-    def _read(self) -> None:
+    def read_events(self) -> None:
         try:
             records = os.read(self._fd, _READ_SIZE)
         except BlockingIOError:

@@ -43,7 +43,7 @@ class Audit:
         self._clock = clock
         self._pending: list[tuple[Entry, asyncio.Future[None]]] = []
         self._writing = asyncio.Lock()
-        self._tasks = TaskSet("audit")
+        self.tasks = TaskSet("audit")
 
     async def record(
         self,
@@ -68,7 +68,7 @@ class Audit:
         )
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.append((entry, written))
-        await self._tasks.finish(self._write(written))
+        await self.tasks.finish(self._write(written))
 
     async def list(self, caller: Principal, query: AuditQuery, page: PageRequest) -> Listing[Entry]:
         """List entries, newest first. The cursor is a sequence number."""
@@ -86,8 +86,8 @@ class Audit:
         return self._stream_lines(query)
 
     async def close(self) -> None:
-        await self._tasks.wait(5)
-        await self._tasks.cancel()
+        await self.tasks.wait(5)
+        await self.tasks.cancel()
 
     async def _stream_lines(self, query: AuditQuery) -> AsyncIterator[bytes]:
         before = None

@@ -46,7 +46,7 @@ class Feed:
         self._tasks = TaskSet("events")
         self._new_events = asyncio.Event()
         self._delivered: Sequence[Event] | None = None
-        self._waiters: set[asyncio.Future[bool]] = set()
+        self.waiters: set[asyncio.Future[bool]] = set()
         self.projects = UserProjects(database)
         self.recent: list[EventView] = []
         self.floor = 0  # `recent` holds every event above this number, up to `last`
@@ -153,11 +153,11 @@ class Feed:
         """Wait for the next event, the end, or until `woken` is resolved elsewhere. Returns False on timeout."""
         # a bare timer: asyncio.timeout costs several times as much, for every reader and event
         timer = None if timeout is None else asyncio.get_running_loop().call_later(timeout, _resolve, woken, False)
-        self._waiters.add(woken)
+        self.waiters.add(woken)
         try:
             return await woken
         finally:
-            self._waiters.discard(woken)
+            self.waiters.discard(woken)
             if timer is not None:
                 timer.cancel()
 
@@ -183,7 +183,7 @@ class Feed:
     def _deliver_committed(self, events: Sequence[Event]) -> None:
         """Deliver events that this process just committed without reading them, unless other events came before them."""
         if [event.seq for event in events] == list(range(self.last + 1, self.last + 1 + len(events))):
-            self._append([EventView.from_row(event) for event in events])
+            self.append([EventView.from_row(event) for event in events])
             self._delivered = events
 
     def _request_read(self, events: Sequence[Event]) -> None:
@@ -196,10 +196,10 @@ class Feed:
         async with self._database.reading() as session:
             read = [EventView(*row) for row in (await session.execute(query)).all()]
         # `_deliver_committed` may have appended some of them meanwhile
-        self._append([event for event in read if event.seq > self.last])
+        self.append([event for event in read if event.seq > self.last])
         return len(read) == PAGE
 
-    def _append(self, found: Sequence[EventView]) -> None:
+    def append(self, found: Sequence[EventView]) -> None:
         if not found:
             return
         if any(changes_projects(event) for event in found):
@@ -213,7 +213,7 @@ class Feed:
         self._wake()
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, set()
+        waiters, self.waiters = self.waiters, set()
         for woken in waiters:
             _resolve(woken, True)
 

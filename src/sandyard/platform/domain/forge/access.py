@@ -75,11 +75,11 @@ class ForgeAccess:
         self._clock = clock
         self._destinations = destinations
         self._cache = ResponseCache()
-        self._connections: OrderedDict[str, GitHubConnection] = OrderedDict()
+        self.connections: OrderedDict[str, GitHubConnection] = OrderedDict()
 
     async def close(self) -> None:
-        while self._connections:
-            _, connection = self._connections.popitem()
+        while self.connections:
+            _, connection = self.connections.popitem()
             await connection.close()
 
     def get_forge(self, project: Project) -> ForgeKind:
@@ -169,17 +169,17 @@ class ForgeAccess:
     ) -> GitHubConnection:
         """Return the cached connection of this key, or a new one. Connections with and without a destination check are kept apart."""
         key = key if destinations is None else f"guarded:{key}"
-        connection = self._connections.get(key)
+        connection = self.connections.get(key)
         if connection is None:
-            connection = self._connections[key] = GitHubConnection(
+            connection = self.connections[key] = GitHubConnection(
                 api, make_tokens(), self._clock, self._cache, key, destinations
             )
-        self._connections.move_to_end(key)
+        self.connections.move_to_end(key)
         unused = [
-            name for name, other in self._connections.items() if not other.active_requests and other is not connection
+            name for name, other in self.connections.items() if not other.active_requests and other is not connection
         ]
-        excess = max(0, len(self._connections) - _MAX_CONNECTIONS)
-        for old in [self._connections.pop(name) for name in unused[:excess]]:
+        excess = max(0, len(self.connections) - _MAX_CONNECTIONS)
+        for old in [self.connections.pop(name) for name in unused[:excess]]:
             await old.close()
         return connection
 

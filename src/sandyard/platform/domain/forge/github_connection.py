@@ -182,14 +182,14 @@ class GitHubConnection:
                 continue
             self._record_headers(response)
             if response.status_code == 304 and cached is not None:
-                return await asyncio.to_thread(_parse_response, cached)
+                return await asyncio.to_thread(parse_response, cached)
             if response.is_success:
                 found = CachedResponse(
                     response.headers.get("etag", ""), response.content, response.headers.get("link", "")
                 )
                 if method == "GET" and found.etag:
                     self._cache.put(self._key, url, found)
-                return await asyncio.to_thread(_parse_response, found)
+                return await asyncio.to_thread(parse_response, found)
             message = extract_message(response.content, token) if _GITHUB_HEADER in response.headers else ""
             if self.rate_limit.is_limited(response.status_code, response.headers, message, rate_limits):
                 rate_limits += 1
@@ -311,7 +311,7 @@ def _derive_web_url(api: httpx.URL) -> str:
     return str(api.copy_with(host=host, raw_path=b"/")).rstrip("/")
 
 
-def _parse_response(cached: CachedResponse) -> ApiResponse:
+def parse_response(cached: CachedResponse) -> ApiResponse:
     try:
         body = (
             bounded_json.parse(cached.content, largest=_MAX_RESPONSE_BYTES, values=_MAX_RESPONSE_VALUES)

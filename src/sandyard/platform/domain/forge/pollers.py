@@ -52,7 +52,7 @@ _POLLED_COLUMNS = (
     PullRequest.looked_at,
     PullRequest.created_at,
 )
-_BATCH_SIZE = 20
+BATCH_SIZE = 20
 """Projects loaded in one batch."""
 
 
@@ -256,7 +256,7 @@ class IssuePoller:
         last = ""
         async with self._database.reading() as session:
             while rows := list(
-                await session.scalars(query.where(Project.id > last).order_by(Project.id).limit(_BATCH_SIZE))
+                await session.scalars(query.where(Project.id > last).order_by(Project.id).limit(BATCH_SIZE))
             ):
                 found += [row for row in rows if self._turns_issues_into_tasks(row)]
                 last = rows[-1].id

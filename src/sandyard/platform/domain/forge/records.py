@@ -187,7 +187,7 @@ class PullRequestRecorder:
                 if not news.events:
                     await _emit(tx, row, "pull_request.updated", {})
             for first in range(0, len(news.parts), MAX_PARTS):
-                await _add_message(tx, row, news.parts[first : first + MAX_PARTS], now)
+                await add_message(tx, row, news.parts[first : first + MAX_PARTS], now)
         return row
 
     async def record_branch_end(self, pull_id: str, *, deleted: bool) -> PullRequest:
@@ -280,7 +280,7 @@ async def _emit(tx: Transaction, row: PullRequest, kind: str, data: Mapping[str,
     )
 
 
-async def _add_message(tx: Transaction, row: PullRequest, parts: list[FeedbackPart], now: datetime) -> None:
+async def add_message(tx: Transaction, row: PullRequest, parts: list[FeedbackPart], now: datetime) -> None:
     """Write one message for everything new, so that the session is woken once."""
     session = await tx.session.get(Session, row.session_id) if row.session_id is not None else None
     if session is None:

@@ -123,13 +123,13 @@ class Webhooks:
         self._clock = clock
         self._on_push = on_push
         self._on_issue = on_issue
-        self._tasks = TaskSet("webhooks")
+        self.tasks = TaskSet("webhooks")
         self._settling: set[str] = set()
         self._large = asyncio.Semaphore(MAX_LARGE_AT_ONCE)
 
     async def close(self) -> None:
         """Stop. Pull requests that were not polled yet stay marked, and are polled after the next start."""
-        await self._tasks.cancel()
+        await self.tasks.cancel()
 
     async def receive(self, headers: Mapping[str, str], body: bytes) -> DeliveryResult:
         """Receive a delivery. Idempotent: a delivery acts once, even if it arrives again with another number.
@@ -165,7 +165,7 @@ class Webhooks:
             return DeliveryResult.KNOWN
         if event == "push":
             for project in recorded:
-                self._tasks.spawn(self._handle_push(project))
+                self.tasks.spawn(self._handle_push(project))
         return DeliveryResult.TAKEN
 
     async def _list_verified_projects(self, content_type: str, signature: str, body: bytes) -> list[Project]:
@@ -233,7 +233,7 @@ class Webhooks:
         for pull_id in ids:
             if pull_id not in self._settling:
                 self._settling.add(pull_id)
-                self._tasks.spawn(self._refresh_later(pull_id))
+                self.tasks.spawn(self._refresh_later(pull_id))
         return True
 
     async def _refresh_later(self, pull_id: str) -> None:

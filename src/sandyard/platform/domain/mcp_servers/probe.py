@@ -178,14 +178,14 @@ async def _read_response(response: httpx.Response, request_id: int) -> dict[str,
             continue
         for data in events.feed(chunk):
             await take_turn()
-            if (message := _parse_message(data, request_id)) is not None:
+            if (message := parse_message(data, request_id)) is not None:
                 return message
     if not streamed:
-        return _parse_message(bytes(whole), request_id)
-    return next((message for data in events.rest() if (message := _parse_message(data, request_id)) is not None), None)
+        return parse_message(bytes(whole), request_id)
+    return next((message for data in events.rest() if (message := parse_message(data, request_id)) is not None), None)
 
 
-def _parse_message(data: bytes, request_id: int) -> dict[str, Any] | None:
+def parse_message(data: bytes, request_id: int) -> dict[str, Any] | None:
     try:
         message: Any = bounded_json.parse(data, largest=_MAX_BYTES, values=_MAX_VALUES)
     except ValueError:

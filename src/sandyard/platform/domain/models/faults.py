@@ -89,7 +89,7 @@ def classify_response(
     """Return the fault of an error response or redirect. `has_key`: a key was sent. `redactor` removes it from the provider's message."""
     cause, final = _find_cause(status, body.lower(), model)
     return Fault(
-        cause, _make_sentence(cause, label, status, _quote_message(body, redactor), model, has_key=has_key), final
+        cause, _make_sentence(cause, label, status, quote_message(body, redactor), model, has_key=has_key), final
     )
 
 
@@ -143,7 +143,7 @@ def _make_sentence(cause: Cause, label: str, status: int, quote: str, model: str
     return f"{summary} ({status}).{quote}"
 
 
-def _quote_message(body: str, redactor: Redactor) -> str:
+def quote_message(body: str, redactor: Redactor) -> str:
     """Return the provider's own message, if any. It is redacted before it is cut, because cutting could leave a part of a secret."""
     try:
         document: Any = bounded_json.parse(body, largest=_MAX_BYTES, values=_MAX_VALUES)

@@ -143,12 +143,12 @@ class Gateway:
         self._on_over_budget = on_over_budget
         self._on_outcome = on_outcome
         self._on_refused = on_refused
-        self._tasks = TaskSet("models")
+        self.tasks = TaskSet("models")
         self._clients = ServerClients(destinations, timeout_s=timeout_s)
 
     async def close(self) -> None:
-        await self._tasks.wait(2)
-        await self._tasks.cancel()
+        await self.tasks.wait(2)
+        await self.tasks.cancel()
         await self._clients.close()
 
     def get_client(self, provider: ModelProvider) -> httpx.AsyncClient:
@@ -199,9 +199,9 @@ class Gateway:
         body = call.request.body
         try:
             if len(body) > _PARSE_IN_THREAD_BYTES:
-                parsed = await asyncio.to_thread(_parse_body, body, call.target, call.kind)
+                parsed = await asyncio.to_thread(parse_body, body, call.target, call.kind)
             else:
-                parsed = _parse_body(body, call.target, call.kind)
+                parsed = parse_body(body, call.target, call.kind)
         except bounded_json.TooManyValuesError:
             raise _Refused(
                 call.kind,
@@ -259,7 +259,7 @@ class Gateway:
         async def settle() -> None:
             nonlocal settled
             settled = True
-            await self._tasks.finish(self._settle(call_id, call, outcome))
+            await self.tasks.finish(self._settle(call_id, call, outcome))
 
         outcome.record_usage = record_usage
         try:
@@ -275,7 +275,7 @@ class Gateway:
                     output = outcome.duration_ms * TOKENS_PER_SECOND // 1000
                     outcome.tokens = _raise_to_minimum(outcome.tokens, call, min(output, MAX_TOKENS))
                 outcome.error = outcome.error or "The agent disconnected before the response was complete."
-                self._tasks.spawn(self._settle(call_id, call, outcome))
+                self.tasks.spawn(self._settle(call_id, call, outcome))
 
     async def _check_limits(self, call: _Call, outcome: _Outcome) -> _Refused | None:
         """Return why the call may not be sent, or None."""
@@ -286,7 +286,7 @@ class Gateway:
         except OverBudgetError as error:
             outcome.error = error.message
             if call.turn_id is not None:
-                self._tasks.spawn(self._on_over_budget(call.turn_id, error.message))
+                self.tasks.spawn(self._on_over_budget(call.turn_id, error.message))
             return _Refused(call.kind, 402, error.code, error.message)
         return None
 
@@ -307,7 +307,7 @@ class Gateway:
             if call.turn_id is None or not outcome.tokens.known:
                 return
             if (sentence := await self._budgets.explain_exceeded(call.session)) is not None:
-                self._tasks.spawn(self._on_over_budget(call.turn_id, sentence))
+                self.tasks.spawn(self._on_over_budget(call.turn_id, sentence))
         except SandyardError as error:
             log.error("model_call_not_counted", call=call_id, exc=error)  # noqa: TRY400
 
@@ -423,7 +423,7 @@ class Gateway:
             fault = replace(fault, sentence=redactor.redact(fault.sentence))
         self._on_outcome(call.turn_id, fault, began)
         if fault is not None and fault.final:
-            self._tasks.spawn(self._on_refused(call.turn_id, fault))
+            self.tasks.spawn(self._on_refused(call.turn_id, fault))
 
     async def _send_upstream(self, call: _Call, key: Secret | None) -> httpx.Response:
         client, request = self.get_client(call.provider), call.request
@@ -497,7 +497,7 @@ class _ErrorExcerpt:
         return self._data.decode(errors="replace") or "The provider returned an error without a message."
 
 
-def _parse_body(body: bytes, target: ModelRequest, kind: ModelApi) -> tuple[str | None, bytes, list[str]] | None:
+def parse_body(body: bytes, target: ModelRequest, kind: ModelApi) -> tuple[str | None, bytes, list[str]] | None:
     """Return the model, the body to send, and the provider-side tools; None if the body is not a JSON object.
 
     Raises TooManyValuesError.

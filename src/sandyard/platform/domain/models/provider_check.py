@@ -57,7 +57,7 @@ async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key
                     Cause.ADDRESS, f"{label} responds, but not with JSON. Check that its address is that of the API."
                 )
             elif model is None:
-                listed = _list_models(beginning)
+                listed = parse_models(beginning)
     except (httpx.HTTPError, httpx.InvalidURL, PrivateAddressError) as error:
         late = isinstance(error, httpx.TimeoutException)
         fault = classify_error(label, provider.base_url, error, late=late)
@@ -115,7 +115,7 @@ async def _read_beginning(response: httpx.Response) -> bytes:
     return beginning[:_MAX_BYTES]
 
 
-def _list_models(beginning: bytes) -> list[str]:
+def parse_models(beginning: bytes) -> list[str]:
     """Return the names in a list of models in the format of OpenAI, Anthropic or Gemini."""
     try:
         document: Any = bounded_json.parse(beginning, largest=_MAX_BYTES, values=_MAX_VALUES)

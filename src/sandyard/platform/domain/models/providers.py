@@ -43,7 +43,7 @@ class Providers:
     def __init__(self, database: Database, projects: Projects, vault: Vault, clock: Clock) -> None:
         self._database = database
         self._projects = projects
-        self._vault = vault
+        self.vault = vault
         self._clock = clock
 
     async def create(
@@ -237,7 +237,7 @@ class Providers:
         """Return the key. Raises VaultError if it cannot be decrypted."""
         if row.key is None:
             return None
-        return await asyncio.to_thread(self._vault.open, row.key, *_get_seal_context(row.id))
+        return await asyncio.to_thread(self.vault.open, row.key, *_get_seal_context(row.id))
 
     async def _seal(self, row: ModelProvider, key: Secret | None) -> None:
         row.key, row.hint = None, "no key"
@@ -248,7 +248,7 @@ class Providers:
             raise InvalidInputError(
                 "The key is empty, too long, or contains spaces, line breaks or other invalid characters. Copy it again."
             )
-        row.key = await asyncio.to_thread(self._vault.seal, key, *_get_seal_context(row.id))
+        row.key = await asyncio.to_thread(self.vault.seal, key, *_get_seal_context(row.id))
         # four characters of a short one would reveal too much
         row.hint = f"…{value[-_HINT_LENGTH:]}" if len(value) >= 4 * _HINT_LENGTH else "…"
 

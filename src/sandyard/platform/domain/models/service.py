@@ -88,13 +88,13 @@ class Models:
         self._lifecycle = lifecycle
         self._settings = settings
         self.providers = Providers(database, projects, vault, clock)
-        self._capabilities = Capabilities(vault)
+        self.capabilities = Capabilities(vault)
         self._ledger = Ledger(database, clock)
         self._budgets = Budgets(database, self._ledger, clock)
-        self._gateway = Gateway(
+        self.gateway = Gateway(
             database,
             self.providers,
-            self._capabilities,
+            self.capabilities,
             self._budgets,
             self._ledger,
             destinations=destinations,
@@ -105,7 +105,7 @@ class Models:
         )
         self._mcp = mcp
         self._memory = RequestMemory(MAX_REQUEST_BYTES)
-        self._keepers: dict[str, TunnelKeeper] = {}
+        self.keepers: dict[str, TunnelKeeper] = {}
         self._turns: dict[str, list[str]] = {}  # by sandbox: turns in progress, the newest last
         self._faults: dict[str, Fault] = {}  # by turn
         self._answered: dict[str, float] = {}  # by turn: when one of its requests last succeeded
@@ -114,8 +114,8 @@ class Models:
 
     async def close(self) -> None:
         """Close. Agents continue; their requests wait in their sandboxes."""
-        await asyncio.gather(*(self.detach(sandbox_id) for sandbox_id in list(self._keepers)))
-        await self._gateway.close()
+        await asyncio.gather(*(self.detach(sandbox_id) for sandbox_id in list(self.keepers)))
+        await self.gateway.close()
         if self._mcp is not None:
             await self._mcp.close()
 
@@ -137,8 +137,8 @@ class Models:
     async def open_gateway(self, session: Session, sandbox: Sandbox) -> tuple[str, Secret]:
         """Return the gateway's address inside the sandbox, and its capability. Opens the tunnel like `attach`."""
         await self.attach(session, sandbox)
-        port = await self._keepers[sandbox.id].wait_until_up()
-        return f"http://127.0.0.1:{port}", await asyncio.to_thread(self._capabilities.derive, sandbox.id)
+        port = await self.keepers[sandbox.id].wait_until_up()
+        return f"http://127.0.0.1:{port}", await asyncio.to_thread(self.capabilities.derive, sandbox.id)
 
     async def require_model(self, project_id: str | None, profile: ModelUser, model: str | None) -> None:
         """Raise NoModelError if `open_endpoint` would have no model."""
@@ -163,7 +163,7 @@ class Models:
         Raises the reason if that fails, and keeps nothing: NoPythonError, SandboxNotRunningError (the sandbox is never resumed), TunnelError
         and others.
         """
-        keeper = self._keepers.get(sandbox.id)
+        keeper = self.keepers.get(sandbox.id)
         if keeper is None or keeper.is_over:
             origin = RequestOrigin(sandbox.id, session.id, functools.partial(self._get_turn_id, sandbox.id))
             serve = functools.partial(self._serve, origin)
@@ -171,22 +171,22 @@ class Models:
             keeper = TunnelKeeper(
                 self._lifecycle, sandbox.id, sandbox.owner_id, serve, self._memory, on_give_up=on_give_up
             )
-            self._keepers[sandbox.id] = keeper
+            self.keepers[sandbox.id] = keeper
             keeper.start()
         try:
             await keeper.wait_until_up()
         except SandyardError:
-            if self._keepers.get(sandbox.id) is keeper:
+            if self.keepers.get(sandbox.id) is keeper:
                 await self.detach(sandbox.id)
             raise
 
     async def _serve(self, origin: RequestOrigin, request: TunnelRequest, writer: ResponseWriter) -> None:
-        gateway = self._mcp if self._mcp is not None and self._mcp.handles(request.target) else self._gateway
+        gateway = self._mcp if self._mcp is not None and self._mcp.handles(request.target) else self.gateway
         await gateway.serve(origin, request, writer)
 
     async def detach(self, sandbox_id: str) -> None:
         """Stop serving. Later requests of agents wait until the next `attach`. Idempotent."""
-        keeper = self._keepers.pop(sandbox_id, None)
+        keeper = self.keepers.pop(sandbox_id, None)
         if keeper is not None:
             await keeper.stop()
 
@@ -208,7 +208,7 @@ class Models:
         self._recheck_tunnel(row)
 
     def _recheck_tunnel(self, row: Sandbox) -> None:
-        if (keeper := self._keepers.get(row.id)) is not None:
+        if (keeper := self.keepers.get(row.id)) is not None:
             keeper.recheck()
 
     # usage ---------------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class Models:
     @contextlib.contextmanager
     def count_for_turn(self, sandbox_id: str, turn: Turn) -> Iterator[None]:
         """Count requests of agents in this sandbox for this turn. Tries a tunnel again that was given up."""
-        if (keeper := self._keepers.get(sandbox_id)) is not None:
+        if (keeper := self.keepers.get(sandbox_id)) is not None:
             keeper.retry()
         turns = self._turns.setdefault(sandbox_id, [])
         turns.append(turn.id)
@@ -280,11 +280,11 @@ class Models:
     async def test_provider(self, caller: Principal, provider_id: str) -> ProviderTestResult:
         """Send the provider a tiny request with its real key. Requires permission to change it."""
         row = await self.providers.require_change(caller, provider_id)
-        return await check_provider(self._gateway.get_client(row), row, await self.providers.reveal(row))
+        return await check_provider(self.gateway.get_client(row), row, await self.providers.reveal(row))
 
     async def check_provider(self, row: ModelProvider, key: Secret | None) -> Sequence[str]:
         """Return the provider's models, if requested. Raises ProviderTestFailedError if it does not work."""
-        result = await check_provider(self._gateway.get_client(row), row, key)
+        result = await check_provider(self.gateway.get_client(row), row, key)
         if not result.ok:
             raise ProviderTestFailedError(Cause(result.cause or Cause.ERROR), result.detail)
         if result.model is None and not result.models and row.kind == ModelApi.OPENAI_CHAT:

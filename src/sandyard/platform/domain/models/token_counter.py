@@ -29,7 +29,7 @@ class TokenCounter:
     def __init__(self, kind: ModelApi, content_type: str) -> None:
         self._kind = kind
         self._events = content_type.strip().lower().startswith("text/event-stream")
-        self._stream = EventStream(_USAGE_MARKER, largest=MAX_BYTES)
+        self.stream = EventStream(_USAGE_MARKER, largest=MAX_BYTES)
         self._body = bytearray()  # a response in one piece
         self._is_too_large = False
         self._found: dict[str, int] = {}
@@ -46,7 +46,7 @@ class TokenCounter:
     async def feed(self, chunk: bytes) -> None:
         if self._events:
             self._received += chunk.count(b"data:")
-            for data in self._stream.feed(chunk):
+            for data in self.stream.feed(chunk):
                 await take_turn()
                 self._parse(data)
             return
@@ -60,7 +60,7 @@ class TokenCounter:
     def get_result(self) -> Tokens:
         """Return all that is known at the end, or where it broke off."""
         if self._events:
-            for data in self._stream.rest():
+            for data in self.stream.rest():
                 self._parse(data)
         elif not self._is_too_large:
             self._parse(bytes(self._body))

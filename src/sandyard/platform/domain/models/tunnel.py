@@ -191,7 +191,7 @@ class Tunnel:
         self._memory = memory
         self._owner_id = owner_id
         self._ready = ready
-        self._exchanges: dict[int, _Exchange] = {}
+        self.exchanges: dict[int, _Exchange] = {}
         self._broken = False
 
     async def run(self) -> None:
@@ -209,7 +209,7 @@ class Tunnel:
         finally:
             self._broken = True  # unanswered requests wait in the sandbox for the next connection
             await end_tasks(
-                heartbeats, *(exchange.task for exchange in self._exchanges.values() if exchange.task is not None)
+                heartbeats, *(exchange.task for exchange in self.exchanges.values() if exchange.task is not None)
             )
 
     def send_frame(self, kind: str, number: int | None = None, **fields: Any) -> None:
@@ -233,7 +233,7 @@ class Tunnel:
             case "ping":
                 return
             case kind:
-                exchange = self._exchanges.get(_parse_number(frame["id"]))
+                exchange = self.exchanges.get(_parse_number(frame["id"]))
                 if exchange is not None:  # otherwise it has ended, and the sandbox did not know yet
                     exchange.handle_frame(kind, frame)
 
@@ -242,15 +242,15 @@ class Tunnel:
         headers = tuple((str(name).lower(), str(value)) for name, value in frame["headers"])
         request = TunnelRequest(str(frame["method"]), str(frame["target"]), headers, b"")
         length = sum(len(name) + len(value) for name, value in headers) + len(request.target)
-        if number in self._exchanges or len(headers) > _MAX_HEADERS or length > _MAX_HEAD_BYTES:
+        if number in self.exchanges or len(headers) > _MAX_HEADERS or length > _MAX_HEAD_BYTES:
             raise ValueError("invalid request")
-        if len(self._exchanges) >= MAX_REQUESTS:
+        if len(self.exchanges) >= MAX_REQUESTS:
             self.send_frame("cut", number)
             return
-        exchange = self._exchanges[number] = _Exchange(self, number, size)
+        exchange = self.exchanges[number] = _Exchange(self, number, size)
         exchange.task = asyncio.get_running_loop().create_task(self._serve_exchange(exchange, request))
         # not in `_serve_exchange`, which does not run if it is cancelled before it starts
-        exchange.task.add_done_callback(lambda _: self._exchanges.pop(number, None))
+        exchange.task.add_done_callback(lambda _: self.exchanges.pop(number, None))
 
     async def _serve_exchange(self, exchange: _Exchange, request: TunnelRequest) -> None:
         try:
@@ -292,14 +292,14 @@ class _Exchange:
         self._received = self._requested = 0
         self._complete = asyncio.Event()
         self._deadline: asyncio.Timeout | None = None
-        self._in_flight = 0
+        self.in_flight = 0
         self._acknowledged = asyncio.Event()
 
     def handle_frame(self, kind: str, frame: dict[str, Any]) -> None:
         if kind == "body":
             self._add(binascii.a2b_base64(frame["d"], strict_mode=True))
         elif kind == "ack":
-            self._in_flight -= _parse_number(frame["n"], self._in_flight)
+            self.in_flight -= _parse_number(frame["n"], self.in_flight)
             self._acknowledged.set()
         elif kind == "cancel":
             self.cancelled = True
@@ -346,11 +346,11 @@ class _Exchange:
     async def send_data(self, data: bytes) -> None:
         for start in range(0, len(data), _CHUNK):
             piece = data[start : start + _CHUNK]
-            while self._in_flight > WINDOW:
+            while self.in_flight > WINDOW:
                 self._acknowledged.clear()
                 await self._acknowledged.wait()
             await self._tunnel.drain()  # the sandbox may acknowledge what was not sent yet
-            self._in_flight += len(piece)
+            self.in_flight += len(piece)
             self._tunnel.send_frame("data", self.number, d=base64.b64encode(piece).decode())
 
     async def send_error(self, error: TunnelError) -> None:

@@ -39,7 +39,7 @@ RECHECK_S = 30.0
 MAX_VIOLATIONS = 5
 """Protocol errors in a row after which the tunnel is given up until the next turn, or for GIVE_UP_PAUSE_S."""
 GIVE_UP_PAUSE_S = 600.0
-_RETRY_PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+RETRY_PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 OnGiveUp = Callable[[SandyardError], Awaitable[None]]
 
@@ -135,7 +135,7 @@ class TunnelKeeper:
                 failures = 0 if lasted > RECHECK_S else failures + 1
                 is_given_up = self._violations >= MAX_VIOLATIONS
                 await self._wait(
-                    GIVE_UP_PAUSE_S if is_given_up else _RETRY_PAUSES_S[min(failures, len(_RETRY_PAUSES_S) - 1)]
+                    GIVE_UP_PAUSE_S if is_given_up else RETRY_PAUSES_S[min(failures, len(RETRY_PAUSES_S) - 1)]
                 )
         except SandyardError as error:
             self._set_failure(error)

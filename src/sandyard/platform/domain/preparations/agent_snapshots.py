@@ -113,7 +113,7 @@ class AgentSnapshots:
             async with self._database.reading() as session:
                 row = await session.scalar(select(AgentSnapshot).where(AgentSnapshot.key == key))
             if row is not None and row.snapshot is not None and await self._has_snapshot(row):
-                await self._update(row.id, used_at=utc_now())
+                await self.update_row(row.id, used_at=utc_now())
                 return row.snapshot
             task = self._tasks.spawn(self._build(owner_id, profile, template, key, row))
             build = self._builds[key] = SnapshotBuild(task)
@@ -180,7 +180,7 @@ class AgentSnapshots:
                     partial(self._record_output, key, profile),
                 )
                 snapshot = await self._lifecycle.engine.create_snapshot(engine_id)
-            await self._update(row.id, snapshot=snapshot, engine_id=engine_id, used_at=utc_now())
+            await self.update_row(row.id, snapshot=snapshot, engine_id=engine_id, used_at=utc_now())
             log.info("agent_snapshot_ready", agent=profile.name, template=template)
         except Exception:  # not if cancelled: then the platform is stopping, and `recover` cleans up
             self._tasks.spawn(self._clean_up(row.id, sandbox.id))
@@ -208,7 +208,7 @@ class AgentSnapshots:
         except SandyardError as error:
             log.warning("agent_snapshot_not_cleared", sandbox=sandbox_id, reason=error.message)
 
-    async def _update(self, row_id: str, **values: object) -> None:
+    async def update_row(self, row_id: str, **values: object) -> None:
         async with self._database.transaction() as tx:
             await tx.session.execute(update(AgentSnapshot).where(AgentSnapshot.id == row_id).values(**values))
 

@@ -85,7 +85,7 @@ class Preparations:
         self._builder = Builder(database, lifecycle, commands, git.prepared_checkouts, settings, install)
         self._cleanup = PreparationCleanup(database, lifecycle)
         self._tasks = TaskSet("preparing")
-        self._builds: dict[str, _Build] = {}
+        self.builds: dict[str, _Build] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.after_end = self._cleanup.fail_lost
 
@@ -122,8 +122,8 @@ class Preparations:
             lock = self._locks[key] = asyncio.Lock()
         async with lock:
             row = await self._find(project.id, key)
-            if row is not None and row.id in self._builds:
-                return self._builds[row.id].row
+            if row is not None and row.id in self.builds:
+                return self.builds[row.id].row
             if row is not None and row.status == PreparationStatus.READY and await self._has_snapshot(row):
                 return await self._mark_used(row)
             if row is not None and row.status == PreparationStatus.FAILED and not again and _just_failed(row):
@@ -132,7 +132,7 @@ class Preparations:
 
     async def wait(self, preparation_id: str) -> Preparation:
         """Wait for a preparation in progress. Raises PreparationFailedError or another error."""
-        build = self._builds.get(preparation_id)
+        build = self.builds.get(preparation_id)
         if build is None:
             row = await self._get(preparation_id)
             if row.status != PreparationStatus.READY:
@@ -150,7 +150,7 @@ class Preparations:
 
     def get_progress(self, preparation_id: str) -> Progress | None:
         """Return the current progress; None if it is not in progress."""
-        build = self._builds.get(preparation_id)
+        build = self.builds.get(preparation_id)
         if build is None or not build.step:
             return None
         output = build.installing.output if build.installing is not None else ""
@@ -190,8 +190,8 @@ class Preparations:
                 agent=row.agent,
             )
         task = self._tasks.spawn(self._build(caller, project, row, sandbox, spec, recipe, old_sandbox_id))
-        self._builds[row.id] = _Build(row, sandbox, task)
-        task.add_done_callback(lambda _: self._builds.pop(row.id, None))
+        self.builds[row.id] = _Build(row, sandbox, task)
+        task.add_done_callback(lambda _: self.builds.pop(row.id, None))
         return row
 
     async def _build(  # noqa: PLR0917 - what `_start_build` has found
@@ -208,7 +208,7 @@ class Preparations:
             await retry_while_database_unavailable(lambda: self._record_progress(row.id, what, facts), "preparation")
 
         async def installing(snapshot_build: SnapshotBuild) -> None:
-            self._builds[row.id].installing = snapshot_build
+            self.builds[row.id].installing = snapshot_build
             await report(f"installing {spec.profile.title} (first time only)")
 
         started = time.monotonic()
@@ -216,7 +216,7 @@ class Preparations:
             if old_sandbox_id is not None:
                 await self._cleanup.clean_up(row.id, old_sandbox_id)
             agent_snapshot = await self.agent_snapshots.ensure(caller.user_id, spec.profile, spec.template, installing)
-            self._builds[row.id].installing = None
+            self.builds[row.id].installing = None
             await retry_while_database_unavailable(
                 lambda: self._lifecycle.repository.note(sandbox.id, template=agent_snapshot), "preparation"
             )
@@ -224,7 +224,7 @@ class Preparations:
             snapshot = await self._builder.build(caller, project, sandbox, spec=spec, recipe=recipe, report=report)
             seconds = round(time.monotonic() - started, 1)
             ready = await retry_while_database_unavailable(
-                lambda: self._mark_ready(row.id, snapshot, seconds), "preparation"
+                lambda: self.mark_ready(row.id, snapshot, seconds), "preparation"
             )
         except StoppingError:
             raise
@@ -254,10 +254,10 @@ class Preparations:
                 raise _make_not_found(preparation_id)
             row.detail = storable_json({**row.detail, **facts, "step": what})
             tx.emit("preparation.progress", **get_preparation_event_fields(row), what=what[:200])
-        if (build := self._builds.get(preparation_id)) is not None:
+        if (build := self.builds.get(preparation_id)) is not None:
             build.step = what
 
-    async def _mark_ready(self, preparation_id: str, snapshot: str, seconds: float) -> Preparation:
+    async def mark_ready(self, preparation_id: str, snapshot: str, seconds: float) -> Preparation:
         async with self._database.transaction() as tx:
             row = await tx.session.get(Preparation, preparation_id)
             if row is not None:
@@ -306,7 +306,7 @@ class Preparations:
     async def delete(self, caller: Principal, preparation_id: str) -> None:
         """Delete a preparation with its snapshot. Sessions started from it are kept. Raises ConflictError while it is in progress."""
         row = await self.get(caller, preparation_id)
-        if row.id in self._builds:
+        if row.id in self.builds:
             raise ConflictError("The preparation is in progress. Wait for it to finish, or kill its command.")
         await self._cleanup.remove(row)
 
@@ -343,9 +343,9 @@ class Preparations:
     async def tidy(self, older_than: timedelta) -> None:
         """Remove preparations that are unused for `older_than` or were replaced, and leftovers of deleted projects."""
         await self.agent_snapshots.tidy(older_than)
-        await self._cleanup.remove_unused(older_than, self._builds.keys())
-        building = frozenset(build.sandbox.id for build in self._builds.values())
-        await self._cleanup.remove_leftovers(self._builds.keys(), building)
+        await self._cleanup.remove_unused(older_than, self.builds.keys())
+        building = frozenset(build.sandbox.id for build in self.builds.values())
+        await self._cleanup.remove_leftovers(self.builds.keys(), building)
 
 
 def _make_detail(recipe: Recipe) -> dict[str, Any]:

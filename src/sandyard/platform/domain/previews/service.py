@@ -83,8 +83,8 @@ class Previews:
         )
         self.http = limit_responses(discard_cookies(client))  # browsers keep cookies
         self._listeners: dict[str, tuple[float, asyncio.Task[list[Listener]]]] = {}
-        self._connections: Counter[str] = Counter()  # by sandbox, and by user
-        self._closed: dict[PreviewPort, tuple[float, float]] = {}
+        self.connections: Counter[str] = Counter()  # by sandbox, and by user
+        self.closed_ports: dict[PreviewPort, tuple[float, float]] = {}
         self._shown_paths: dict[tuple[PreviewPort, str], str] = {}
 
     async def close(self) -> None:
@@ -148,17 +148,17 @@ class Previews:
         Its data is forwarded in the user's turns (see `pacing`).
         """
         limits = {preview.sandbox_id: MAX_CONNECTIONS, user_id: MAX_CONNECTIONS_PER_USER}
-        if any(self._connections[key] >= limit for key, limit in limits.items()):
+        if any(self.connections[key] >= limit for key, limit in limits.items()):
             raise TooManyPreviewConnectionsError
-        self._connections.update(limits.keys())
+        self.connections.update(limits.keys())
         try:
             with turns_for(user_id):
                 yield
         finally:
-            self._connections.subtract(limits.keys())
+            self.connections.subtract(limits.keys())
             for key in limits:
-                if not self._connections[key]:
-                    del self._connections[key]
+                if not self.connections[key]:
+                    del self.connections[key]
 
     @contextlib.asynccontextmanager
     async def open_route(self, preview: PreviewPort, *, wake: bool) -> AsyncIterator[Route]:
@@ -219,10 +219,10 @@ class Previews:
         Retries are limited in time, because a forgotten tab would otherwise keep the sandbox running.
         """
         now = self._clock.now()
-        started, last = self._closed.get(preview, (now, now))
+        started, last = self.closed_ports.get(preview, (now, now))
         if not 0 <= now - last <= _RETRY_GAP_S:
             started = now
-        for known in [known for known, (_, seen) in self._closed.items() if now - seen > _RETRY_GAP_S]:
-            del self._closed[known]
-        self._closed[preview] = (started, now)
+        for known in [known for known, (_, seen) in self.closed_ports.items() if now - seen > _RETRY_GAP_S]:
+            del self.closed_ports[known]
+        self.closed_ports[preview] = (started, now)
         return now - started < _MAX_RETRY_S

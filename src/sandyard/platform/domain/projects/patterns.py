@@ -92,14 +92,14 @@ async def run_in_thread(function: Callable[..., T], *args: object) -> T:
 
 def compile_pattern(pattern: str) -> Pattern:
     """Compile a pattern. Raises PatternError, which says what is wrong."""
-    compiled = _compile(pattern)
+    compiled = try_compile(pattern)
     if isinstance(compiled, str):
         raise PatternError(compiled)
     return compiled
 
 
 @lru_cache(maxsize=512)
-def _compile(pattern: str) -> Pattern | str:
+def try_compile(pattern: str) -> Pattern | str:
     """Return the compiled pattern, or what is wrong with it."""
     try:
         compiled = cast("Pattern", re2.compile(pattern, _OPTIONS))

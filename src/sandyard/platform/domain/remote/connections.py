@@ -102,7 +102,7 @@ class SshConnections:
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
-        self._open: Counter[str] = Counter()
+        self.open_connections: Counter[str] = Counter()
 
     @contextlib.asynccontextmanager
     async def open(self, caller: Principal, sandbox_id: str, public_key: str) -> AsyncIterator[SshConnection]:
@@ -112,9 +112,9 @@ class SshConnections:
         """
         row = await self._lifecycle.repository.get_for(caller, sandbox_id)
         key = check_public_key(public_key)
-        if self._open[row.id] >= MAX_CONNECTIONS:
+        if self.open_connections[row.id] >= MAX_CONNECTIONS:
             raise TooManyConnectionsError
-        self._open[row.id] += 1
+        self.open_connections[row.id] += 1
         try:
             stream = await self._lifecycle.call(row, self._open_stream)
             channel = SshChannel(stream, key)
@@ -132,9 +132,9 @@ class SshConnections:
                 await stream.close()
                 log.info("ssh_closed", sandbox=row.id, user=caller.user_id)
         finally:
-            self._open[row.id] -= 1
-            if not self._open[row.id]:
-                del self._open[row.id]
+            self.open_connections[row.id] -= 1
+            if not self.open_connections[row.id]:
+                del self.open_connections[row.id]
 
     async def _open_stream(self, engine_id: str) -> LineStream:
         name = hashlib.sha256(engine_id.encode()).hexdigest()[:16]

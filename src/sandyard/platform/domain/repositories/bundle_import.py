@@ -34,7 +34,7 @@ _MAX_MEMORY = 2 << 30
 """Maximum memory of the git process that checks the data. It needs about a hundred bytes per object."""
 _STREAM_ABOVE = "128m"
 """Larger files that are not deltas are checked as a stream, without loading them into memory."""
-_TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_LINE_BYTES = 4 << 10
 _SIGNATURES = (b"# v2 git bundle\n", b"# v3 git bundle\n")
@@ -135,7 +135,7 @@ async def _index_pack(repository: BareRepository, file: IO[bytes], objects: Path
         objects=objects,
         max_allocation=_MAX_ALLOCATION,
         memory=_MAX_MEMORY,
-        timeout_s=_TIMEOUT_S,
+        timeout_s=TIMEOUT_S,
         limit=1 << 20,
     )
 
@@ -152,7 +152,7 @@ async def _check_connected(repository: BareRepository, header: _Header, objects:
         stdin="".join(f"{tip}^{{commit}}\n" for tip in tips).encode(),
         objects=objects,
         max_allocation=_MAX_ALLOCATION,
-        timeout_s=_TIMEOUT_S,
+        timeout_s=TIMEOUT_S,
     )
     found = [line.partition(" ") for line in peeled.stdout.decode(errors="replace").splitlines()]
     if len(found) != len(tips) or any(kind != "commit" for _, _, kind in found):
@@ -164,7 +164,7 @@ async def _check_connected(repository: BareRepository, header: _Header, objects:
         objects=objects,
         max_allocation=_MAX_ALLOCATION,
         memory=_MAX_MEMORY,
-        timeout_s=_TIMEOUT_S,
+        timeout_s=TIMEOUT_S,
     )
     return {tip: commit for tip, (commit, _, _) in zip(tips, found, strict=True)}
 

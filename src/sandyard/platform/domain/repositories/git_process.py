@@ -160,7 +160,7 @@ class Git:
                 async with asyncio.timeout(timeout):
                     reading_stderr = asyncio.create_task(_read_stderr(process.stderr, mask, progress))
                     try:
-                        stdout, truncated = await _read_stdout(process.stdout, limit)
+                        stdout, truncated = await read_stdout(process.stdout, limit)
                         if truncated:
                             process.signal_all(signal.SIGTERM)
                             await _drain(process.stdout)
@@ -230,7 +230,7 @@ def _get_subcommand(arguments: tuple[str, ...]) -> str:
     return "git"
 
 
-async def _read_stdout(stream: Output, limit: int) -> tuple[bytes, bool]:
+async def read_stdout(stream: Output, limit: int) -> tuple[bytes, bool]:
     """Read stdout up to `limit` bytes. Return it and whether there was more."""
     output = bytearray()
     while chunk := await stream.read(_CHUNK_BYTES):

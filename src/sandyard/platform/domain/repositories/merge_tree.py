@@ -10,7 +10,7 @@ from sandyard.platform.domain.repositories.model import Conflict, Conflicts
 
 MAX_CONFLICTS = 1000
 """Maximum number of conflicting files in a result. Two small packs can produce several hundred thousand."""
-_MAX_MESSAGE_FIELDS = 20 * MAX_CONFLICTS
+MAX_MESSAGE_FIELDS = 20 * MAX_CONFLICTS
 """Maximum number of message fields to parse. A message about one file in conflict has four."""
 _KIND = re.compile(r"CONFLICT \(([^)]+)\)")
 
@@ -47,7 +47,7 @@ def parse_conflicts(listing: bytes) -> Conflicts:
     found: dict[str, Conflict | None] = dict.fromkeys(
         _decode_fields(listing[:end].split(b"\0", MAX_CONFLICTS + 1)[1 : MAX_CONFLICTS + 1])
     )
-    fields = iter(_decode_fields(listing[end + 2 :].split(b"\0", _MAX_MESSAGE_FIELDS)[:_MAX_MESSAGE_FIELDS]))
+    fields = iter(_decode_fields(listing[end + 2 :].split(b"\0", MAX_MESSAGE_FIELDS)[:MAX_MESSAGE_FIELDS]))
     for number in fields:
         if not number.strip():
             break

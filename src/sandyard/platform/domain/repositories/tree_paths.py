@@ -18,12 +18,12 @@ from sandyard.platform.domain.repositories.output import parse_output
 
 MAX_PATHS = 1_000_000
 """Maximum number of files and folders in one commit."""
-_MAX_TREES = 500_000
+MAX_TREES = 500_000
 """Maximum number of new trees in one transfer."""
-_MAX_PENDING_FOLDERS = 5_000_000
+MAX_PENDING_FOLDERS = 5_000_000
 """Maximum number of folders that are not counted yet, summed over all trees that wait for them."""
 _MAX_CACHED_TREES = 200_000
-_BATCH = 2000
+BATCH = 2000
 _LISTING_LINE_BYTES = 41
 _ID_BYTES = 20
 _TIMEOUT_S = 120.0
@@ -43,13 +43,13 @@ async def check_paths(repository: BareRepository, tips: Sequence[str], objects: 
         *("--stdin", "--not", "--all"),
         stdin="".join(f"{tip}\n" for tip in tips).encode(),
         objects=objects,
-        limit=_MAX_TREES * _LISTING_LINE_BYTES,
+        limit=MAX_TREES * _LISTING_LINE_BYTES,
         timeout_s=_TIMEOUT_S,
     )
     if listing.truncated:
-        raise TooMuchError(f"The commits have more than {_MAX_TREES:,} new folders, which is the limit.")
+        raise TooMuchError(f"The commits have more than {MAX_TREES:,} new folders, which is the limit.")
     new = await parse_output(listing.stdout, _parse_ids)
-    counter = _PathCounter(repository.tree_paths)
+    counter = PathCounter(repository.tree_paths)
     await counter.read_trees(repository, objects, new)
     await asyncio.to_thread(counter.add_up)
     if any(counter.paths[tree] > MAX_PATHS for tree in new):
@@ -62,7 +62,7 @@ def _parse_ids(lines: bytes) -> list[bytes]:
     return [bytes.fromhex(line.decode()) for line in lines.split()]
 
 
-class _PathCounter:
+class PathCounter:
     def __init__(self, paths: dict[bytes, int]) -> None:
         """`paths` maps each tree counted before to its number of paths, at most MAX_PATHS + 1. New counts are added to it."""
         self.paths = paths
@@ -79,7 +79,7 @@ class _PathCounter:
         time_left = _TIMEOUT_S
         while remaining:
             batch: dict[bytes, None] = {}
-            while remaining and len(batch) < _BATCH:
+            while remaining and len(batch) < BATCH:
                 tree = remaining.pop()
                 if tree not in self.paths and tree not in self._pending:
                     batch[tree] = None
@@ -112,11 +112,11 @@ class _PathCounter:
             end = header.end() + int(header[2])
             if end >= len(output):
                 break
-            below |= dict.fromkeys(self._add_tree(bytes.fromhex(header[1].decode()), output[header.end() : end]))
+            below |= dict.fromkeys(self.add_tree(bytes.fromhex(header[1].decode()), output[header.end() : end]))
             position, count = end + 1, count + 1
         return count, [tree for tree in below if tree not in self.paths and tree not in self._pending]
 
-    def _add_tree(self, tree: bytes, content: bytes) -> list[bytes]:
+    def add_tree(self, tree: bytes, content: bytes) -> list[bytes]:
         """Add a tree and return the folders in it that are not counted yet."""
         entries = _TREE_ENTRY.findall(content)
         paths, unknown = len(entries), list[bytes]()
@@ -130,8 +130,8 @@ class _PathCounter:
                     paths += known
         if unknown:
             self._pending_folders += len(unknown)
-            if self._pending_folders > _MAX_PENDING_FOLDERS:
-                raise TooMuchError(f"The commits have more than {_MAX_PENDING_FOLDERS:,} folders, which is the limit.")
+            if self._pending_folders > MAX_PENDING_FOLDERS:
+                raise TooMuchError(f"The commits have more than {MAX_PENDING_FOLDERS:,} folders, which is the limit.")
             self._pending[tree] = paths, b"".join(unknown)
         else:
             self.paths[tree] = min(paths, MAX_PATHS + 1)

@@ -45,7 +45,7 @@ class OutputFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def _path(self, command_id: str, stream: str) -> Path:
+    def get_path(self, command_id: str, stream: str) -> Path:
         assert stream in STREAMS
         # two characters of the random part, so that no directory has to hold them all
         return self._folder / command_id[-2:] / command_id / stream
@@ -56,7 +56,7 @@ class OutputFiles:
 
     def _begin(self, command_id: str, sizes: Mapping[str, int]) -> None:
         for stream in STREAMS:
-            path = self._path(command_id, stream)
+            path = self.get_path(command_id, stream)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(path, _OPEN, 0o600)
             try:
@@ -73,7 +73,7 @@ class OutputFiles:
         await asyncio.to_thread(self._write, command_id, stream, offset, pieces)
 
     def _write(self, command_id: str, stream: str, offset: int, pieces: Sequence[bytes | bytearray]) -> None:
-        fd = os.open(self._path(command_id, stream), _OPEN, 0o600)
+        fd = os.open(self.get_path(command_id, stream), _OPEN, 0o600)
         try:
             views = [memoryview(piece) for piece in pieces]
             while views:
@@ -93,7 +93,7 @@ class OutputFiles:
     def _read(self, command_id: str, stream: str, offset: int, limit: int) -> bytes:
         if limit <= 0:
             return b""
-        with contextlib.suppress(FileNotFoundError), self._path(command_id, stream).open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), self.get_path(command_id, stream).open("rb") as file:
             file.seek(offset)
             return file.read(limit)
         return b""
@@ -104,7 +104,7 @@ class OutputFiles:
 
     def _size(self, command_id: str, stream: str) -> int:
         with contextlib.suppress(FileNotFoundError):
-            return self._path(command_id, stream).stat().st_size
+            return self.get_path(command_id, stream).stat().st_size
         return 0
 
     async def list_ids(self, prefix: str) -> list[str]:
@@ -112,7 +112,7 @@ class OutputFiles:
         return await asyncio.to_thread(lambda: [path.name for path in self._folder.glob(f"??/{prefix}*")])
 
     async def remove(self, command_id: str) -> None:
-        folder = self._path(command_id, STDOUT).parent
+        folder = self.get_path(command_id, STDOUT).parent
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
@@ -185,9 +185,9 @@ class OutputRecorder:
         if waiting.size >= WAITING_BYTES:
             await self.flush()
         elif waiting.size >= FLUSH_BYTES and not self._flushing.locked():
-            self._flush_now()
+            self.flush_now()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_now)
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush_now)
 
     def watch(self) -> asyncio.Future[None]:
         """Return a future that completes when more output has been stored."""
@@ -196,7 +196,13 @@ class OutputRecorder:
         waiter.add_done_callback(self._waiters.discard)
         return waiter
 
-    def _flush_now(self) -> None:
+    @property
+    def is_idle(self) -> bool:
+        """Whether no flush is running or scheduled."""
+        return self._timer is None and (self._flush is None or self._flush.done())
+
+    def flush_now(self) -> None:
+        """Start to flush, unless a flush is running."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -213,7 +219,7 @@ class OutputRecorder:
         if (
             any(waiting.size for waiting in self._waiting.values()) and self._timer is None
         ):  # arrived during the flush, and has no timer
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_now)
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush_now)
 
     async def flush(self, **end: Any) -> None:
         """Store the output received so far. `end` holds fields of the row to set with it when the command has ended."""

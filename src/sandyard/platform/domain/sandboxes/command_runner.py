@@ -51,7 +51,7 @@ class CommandRunner:
         self._database = database
         self._lifecycle = lifecycle
         self._files = files
-        self._output_kept = output_kept
+        self.output_kept = output_kept
         self.running: dict[str, asyncio.Task[None]] = {}
         self.recorders: dict[str, OutputRecorder] = {}
         self._finished: dict[str, list[str]] = {}  # by sandbox: finished commands whose journals still exist
@@ -59,10 +59,10 @@ class CommandRunner:
 
     def start(self, row: Sandbox, command: Command, new: NewCommand) -> None:
         """Start the command in the background. Its row must exist."""
-        self._spawn(row, command, self._run(row, command, new))
+        self.spawn(row, command, self._run(row, command, new))
 
     async def _run(self, row: Sandbox, command: Command, new: NewCommand) -> None:
-        recorder = await self._create_recorder(row, command)
+        recorder = await self.create_recorder(row, command)
         spec = CommandSpec(
             id=command.id, command=new.command, cwd=new.cwd, envs=dict(new.envs), timeout_s=new.timeout_s
         )
@@ -74,7 +74,7 @@ class CommandRunner:
                         lambda: self._lifecycle.ensure_running(row), "command", command=command.id
                     )
                     asked = True
-                    events = self._lifecycle.engine.commands.start(engine_id, spec, most=self._output_kept)
+                    events = self._lifecycle.engine.commands.start(engine_id, spec, most=self.output_kept)
                     if await self._record(events, recorder, row):
                         return
             except SandboxNotFoundError:
@@ -106,7 +106,7 @@ class CommandRunner:
                 await self._finish_lost(recorder, row)
                 return
             if row.status != Status.RUNNING or row.engine_id is None:
-                await self._wait_until_running(row.id)
+                await self.wait_until_running(row.id)
                 continue
             command = await self.get(command_id)
             try:
@@ -117,7 +117,7 @@ class CommandRunner:
                         )
                         return
                     events = self._lifecycle.engine.commands.follow(
-                        row.engine_id, command_id, *recorder.offsets, most=self._output_kept
+                        row.engine_id, command_id, *recorder.offsets, most=self.output_kept
                     )
                     if await self._record(events, recorder, row):
                         return
@@ -213,19 +213,19 @@ class CommandRunner:
             query = select(Command, Sandbox).join(Sandbox, Sandbox.id == Command.sandbox_id)
             rows = (await session.execute(query.where(Command.status.in_(OPEN)))).all()
         for command, row in rows:
-            self._spawn(row, command, self._resume_following(row, command))
+            self.spawn(row, command, self._resume_following(row, command))
         return len(rows)
 
     async def _resume_following(self, row: Sandbox, command: Command) -> None:
-        await self._follow(row, command.id, await self._create_recorder(row, command))
+        await self._follow(row, command.id, await self.create_recorder(row, command))
 
-    async def _create_recorder(self, row: Sandbox, command: Command) -> OutputRecorder:
-        recorder = OutputRecorder(self._database, self._files, row, command, most=self._output_kept)
+    async def create_recorder(self, row: Sandbox, command: Command) -> OutputRecorder:
+        recorder = OutputRecorder(self._database, self._files, row, command, most=self.output_kept)
         self.recorders[command.id] = recorder
         await recorder.begin()
         return recorder
 
-    async def _wait_until_running(self, sandbox_id: str) -> None:
+    async def wait_until_running(self, sandbox_id: str) -> None:
         awake = self._awake.setdefault(sandbox_id, asyncio.Event())
         if (await self._lifecycle.repository.get(sandbox_id)).status not in (Status.PAUSED, Status.PROVISIONING):
             return  # it has changed since the caller looked, before the event existed
@@ -238,7 +238,7 @@ class CommandRunner:
         if event := self._awake.pop(row.id, None):
             event.set()
 
-    def _spawn(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
         def done(_: asyncio.Task[None]) -> None:
             self.running.pop(command.id, None)
             self.recorders.pop(command.id, None)
@@ -260,7 +260,7 @@ class CommandRunner:
         command must not stay open forever.
         """
         main = asyncio.ensure_future(self._run_through_outages(row, command.id, work))
-        watch = asyncio.ensure_future(self._wait_until_overdue(row.id, command.timeout_s))
+        watch = asyncio.ensure_future(self.wait_until_overdue(row.id, command.timeout_s))
         try:
             await asyncio.wait((main, watch), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -285,7 +285,7 @@ class CommandRunner:
                 lambda: self._follow(row, command_id, self.recorders[command_id]), "command", command=command_id
             )
 
-    async def _wait_until_overdue(self, sandbox_id: str, timeout_s: float) -> None:
+    async def wait_until_overdue(self, sandbox_id: str, timeout_s: float) -> None:
         """Return when a command should have ended long ago.
 
         Time during which its sandbox was paused or the engine was unavailable does not count.

@@ -54,12 +54,12 @@ class Commands:
         self._lifecycle = lifecycle
         self.files = files
         self._max_timeout_s = max_timeout_s
-        self._runner = CommandRunner(database, lifecycle, files, output_kept)
+        self.runner = CommandRunner(database, lifecycle, files, output_kept)
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.get = self._runner.get
-        self.recover = self._runner.recover
-        self.before_pause = self._runner.remove_journals
-        self.after_resume = self.after_end = self._runner.notify_waiters
+        self.get = self.runner.get
+        self.recover = self.runner.recover
+        self.before_pause = self.runner.remove_journals
+        self.after_resume = self.after_end = self.runner.notify_waiters
 
     async def execute(
         self, principal: Principal, sandbox_id: str, new: NewCommand, *, internal: bool = False
@@ -93,7 +93,7 @@ class Commands:
                 "command",
                 errors=(DatabaseUnavailableError, DatabaseBusyError),
             )
-        self._runner.start(row, command, new)
+        self.runner.start(row, command, new)
         return command
 
     async def _insert(self, row: Sandbox, command: Command, by: str) -> None:
@@ -116,7 +116,7 @@ class Commands:
 
         Raises StoppingError if the platform stops first.
         """
-        task = self._runner.running.get(command_id)
+        task = self.runner.running.get(command_id)
         while task is not None and not task.done():
             await asyncio.wait((task, self._stop), return_when=asyncio.FIRST_COMPLETED)
             self._check_stopping(command_id)
@@ -190,7 +190,7 @@ class Commands:
         at = dict(offsets)
         last_sent = asyncio.get_running_loop().time()
         while True:
-            recorder = self._runner.recorders.get(command.id)
+            recorder = self.runner.recorders.get(command.id)
             news = recorder.watch() if recorder else asyncio.ensure_future(asyncio.sleep(0.5))
             command = await self.get(command.id)
             for stream, total in ((STDOUT, command.stdout_bytes), (STDERR, command.stderr_bytes)):

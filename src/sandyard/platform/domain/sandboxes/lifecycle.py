@@ -91,7 +91,7 @@ class Lifecycle:
         self._database = database
         self.repository = SandboxRepository(database)
         self.engine = engine
-        self._sealer = sealer
+        self.sealer = sealer
         self.activity = activity
         self.instance = instance
         self._idle_margin_s = idle_margin_s
@@ -99,7 +99,7 @@ class Lifecycle:
         self._destinations = destinations
         self.tasks = TaskSet("sandboxes")
         self._provisioning: dict[str, asyncio.Task[Sandbox]] = {}
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # run in this order; `wiring.py` registers all of them
         self.before_pause: list[Hook] = []
         self.before_destroy: list[Hook] = []
@@ -127,12 +127,12 @@ class Lifecycle:
             internal=wanted.internal,
         )
         if wanted.envs:
-            row.envs = self._sealer.seal(Secret(json.dumps(dict(wanted.envs))), ENVS, row.id)
+            row.envs = self.sealer.seal(Secret(json.dumps(dict(wanted.envs))), ENVS, row.id)
         return row
 
     def carry_envs(self, old: Sandbox, new: Sandbox) -> bytes | None:
         """Return the environment variables of a sandbox, sealed for the sandbox that replaces it."""
-        return None if old.envs is None else self._sealer.seal(self._sealer.open(old.envs, ENVS, old.id), ENVS, new.id)
+        return None if old.envs is None else self.sealer.seal(self.sealer.open(old.envs, ENVS, old.id), ENVS, new.id)
 
     async def create(self, owner_id: str, wanted: NewSandbox) -> Sandbox:
         """Create a sandbox and return while it is being provisioned."""
@@ -167,9 +167,9 @@ class Lifecycle:
         )
         if row.status != Status.PROVISIONING or row.destroy_requested_at is not None:
             return row
-        envs = json.loads(self._sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
+        envs = json.loads(self.sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
         allowed = await retry_while_database_unavailable(
-            lambda: self._get_allowed(row.project_id), "provisioning", sandbox=sandbox_id
+            lambda: self.load_allowed(row.project_id), "provisioning", sandbox=sandbox_id
         )
         try:
             made = await self.engine.create(
@@ -227,7 +227,7 @@ class Lifecycle:
         row.status, row.engine_id = Status.RUNNING, made.id
         row.started_at = row.used_at = row.seen_at = now
         try:
-            row.network = await self._get_allowed(row.project_id)
+            row.network = await self.load_allowed(row.project_id)
             if row.network is not None or parent.network is not None:
                 await self.engine.set_network(made.id, row.network)
             async with self._database.transaction() as tx:
@@ -303,7 +303,7 @@ class Lifecycle:
 
     # network ----------------------------------------------------------------------------------------------------------
 
-    async def _get_allowed(self, project_id: str | None) -> Allowed:
+    async def load_allowed(self, project_id: str | None) -> Allowed:
         """Return what a sandbox of this project may connect to."""
         async with self._database.reading() as session:
             project = await session.get(Project, project_id) if project_id is not None else None
@@ -315,7 +315,7 @@ class Lifecycle:
     async def _update_network(self, row: Sandbox) -> Allowed:
         """Apply network settings that changed while the sandbox was paused. If that fails, pause it again."""
         assert row.engine_id is not None
-        allowed = row.network if row.project_id is None else await self._get_allowed(row.project_id)
+        allowed = row.network if row.project_id is None else await self.load_allowed(row.project_id)
         if allowed != row.network:
             try:
                 await self.engine.set_network(row.engine_id, allowed)
@@ -329,7 +329,7 @@ class Lifecycle:
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.project_id == project_id, Sandbox.status == Status.RUNNING)
             rows = list((await session.execute(query)).scalars())
-        allowed = await self._get_allowed(project_id) if rows else None
+        allowed = await self.load_allowed(project_id) if rows else None
         for row in rows:
             if row.network == allowed:
                 continue
@@ -342,7 +342,7 @@ class Lifecycle:
         """Read the settings under the sandbox's lock, so that the newest settings are applied last."""
         async with self._lock(sandbox_id):
             row = await self.repository.get(sandbox_id)
-            allowed = await self._get_allowed(row.project_id)
+            allowed = await self.load_allowed(row.project_id)
             if row.status != Status.RUNNING or row.network == allowed or row.engine_id is None:
                 return
             await self.engine.set_network(row.engine_id, allowed)
@@ -466,9 +466,9 @@ class Lifecycle:
         await _run_hooks(self.after_end, row)
 
     def _lock(self, sandbox_id: str) -> asyncio.Lock:
-        lock = self._locks.get(sandbox_id)
+        lock = self.locks.get(sandbox_id)
         if lock is None:
-            lock = self._locks[sandbox_id] = asyncio.Lock()
+            lock = self.locks[sandbox_id] = asyncio.Lock()
         return lock
 
 

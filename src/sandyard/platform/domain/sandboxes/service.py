@@ -55,7 +55,7 @@ class Sandboxes:
         self._database = database
         self._lifecycle = lifecycle
         self._projects = projects
-        self._settings = settings
+        self.settings = settings
 
     async def create_sandbox(
         self,
@@ -79,8 +79,8 @@ class Sandboxes:
         if template is not None:
             await check_template(self._database, principal, template, project_id)
         wanted = NewSandbox(
-            template=template or self._settings.default_template,
-            idle_seconds=idle_seconds or self._settings.idle_seconds,
+            template=template or self.settings.default_template,
+            idle_seconds=idle_seconds or self.settings.idle_seconds,
             envs=check_envs(envs or {}),
             agent_id=agent_id,
             task_id=task_id,
@@ -177,7 +177,7 @@ class Sandboxes:
     ) -> int:
         """Upload a file and return its size. Keeps nothing of a file that is too large."""
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)
-        limit = self._settings.upload_limit
+        limit = self.settings.upload_limit
         if announced is not None and announced > limit:
             raise _too_large_error(limit)
         body = _UploadBody(chunks, limit)

@@ -67,7 +67,7 @@ class Terminals:
     def __init__(self, database: Database, lifecycle: Lifecycle) -> None:
         self._database = database
         self._lifecycle = lifecycle
-        self._shells: dict[str, Shell] = {}
+        self.shells: dict[str, Shell] = {}
         self._opening = asyncio.Lock()
 
     async def open(
@@ -145,7 +145,7 @@ class Terminals:
     async def _get_shell(self, box: Sandbox, engine_id: str, terminal_id: str) -> Shell:
         async with self._opening:
             row = await self._get_row(box, terminal_id)
-            shell = self._shells.get(terminal_id)
+            shell = self.shells.get(terminal_id)
             if shell is not None:
                 return shell
             if row.closed_at is not None:
@@ -160,7 +160,7 @@ class Terminals:
             return shell
 
     def _start_reading(self, shell: Shell, box: Sandbox) -> None:
-        self._shells[shell.row.id] = shell
+        self.shells[shell.row.id] = shell
         shell.reader = self._lifecycle.tasks.spawn(self._pump(shell, box))
 
     async def _pump(self, shell: Shell, box: Sandbox) -> None:
@@ -174,7 +174,7 @@ class Terminals:
         except SandyardError as error:
             log.info("terminal_detached", terminal=shell.row.id, sandbox=box.id, reason=error.message)
         finally:
-            self._shells.pop(shell.row.id, None)
+            self.shells.pop(shell.row.id, None)
             for viewer in list(shell.viewers):
                 viewer.send(None)
             await shell.handle.detach()

@@ -54,17 +54,17 @@ class Tasks:
         self._attempts = attempts
         self._agents = agents
         self._clock = clock
-        self._tasks = TaskSet("tasks")
+        self.background = TaskSet("tasks")
         self._moves = moves.Moves(attempts, clock)
         self.cards = Cards(database, attempts, clock)
-        self._waiting_tasks = WaitingTaskStarter(database, self._moves, self._tasks, attempts)
+        self._waiting_tasks = WaitingTaskStarter(database, self._moves, self.background, attempts)
 
     async def recover(self) -> None:
         """Start tasks that became ready, and stop tasks that were to be stopped, while the platform was down."""
         await self._waiting_tasks.recover()
 
     async def close(self) -> None:
-        await self._tasks.cancel()
+        await self.background.cancel()
 
     # creating ----------------------------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class Tasks:
                     tx, project, task, status, by=caller.user_id, position=position, feedback=feedback
                 )
         if before in _ACTIVE_COLUMNS and status in moves.STOPPED_COLUMNS:
-            await self._tasks.finish(self._attempts.cancel(task_id))
+            await self.background.finish(self._attempts.cancel(task_id))
         return task
 
     async def advance(self, tx: Transaction, task: Task, status: Column, **data: Any) -> None:
@@ -311,7 +311,7 @@ class Tasks:
         task = await self.get(caller, task_id)
         if task.status != Column.CANCELLED:
             return await self.move(caller, task_id, Column.CANCELLED)
-        await self._tasks.finish(self._attempts.cancel(task_id))  # complete an earlier stop that was interrupted
+        await self.background.finish(self._attempts.cancel(task_id))  # complete an earlier stop that was interrupted
         return task
 
     async def retry(

@@ -127,7 +127,7 @@ class Cards:
         is_any_queued = any(row.status == AttemptStatus.QUEUED for row in rows)
         queue = await self._queue.get_queue_positions() if is_any_queued else {}
         now = get_time(self._clock)
-        times = [_compute_working_time(row, rounds.get(row.id, ()), now) for row in rows]
+        times = [compute_working_time(row, rounds.get(row.id, ()), now) for row in rows]
         return [
             AttemptCard(
                 attempt=row,
@@ -147,7 +147,7 @@ Round = tuple[int, datetime, datetime | None]
 """Its number, when its first step started, and when its last step ended."""
 
 
-def _compute_working_time(row: Attempt, rounds: Sequence[Round], now: datetime) -> tuple[float | None, datetime | None]:
+def compute_working_time(row: Attempt, rounds: Sequence[Round], now: datetime) -> tuple[float | None, datetime | None]:
     """Return `seconds` and `working_since` of a card."""
     if row.started_at is None:
         return None, None

@@ -57,7 +57,7 @@ class Durable:
         self._run_round = run_round
         self._main_loop = asyncio.get_running_loop()
         self._open_lock = asyncio.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._engine: sa.Engine | None = None
         self._closed = False
@@ -101,8 +101,8 @@ class Durable:
         global _current  # noqa: PLW0603
         self._closed = True
         async with self._open_lock:  # stopping a loop while it launches has no effect
-            if self._loop is not None and self._thread is not None:
-                self._loop.call_soon_threadsafe(self._loop.stop)
+            if self.loop is not None and self._thread is not None:
+                self.loop.call_soon_threadsafe(self.loop.stop)
                 await asyncio.to_thread(self._thread.join)
                 _current = self._thread = None
 
@@ -154,8 +154,8 @@ class Durable:
         except BaseException:
             work.close()
             raise
-        assert self._loop is not None
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        assert self.loop is not None
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
     async def _run_on_main_loop(self, work: Awaitable[T]) -> T:
         """Run work on our loop and wait for it on the DBOS loop. Cancelling the waiter cancels the work."""
@@ -167,7 +167,7 @@ class Durable:
 
     def _run_thread(self, ready: Future[None]) -> None:
         """Run the thread: launch, serve, shut down."""
-        loop = self._loop = asyncio.new_event_loop()
+        loop = self.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         try:
             loop.run_until_complete(self._launch())

@@ -132,7 +132,7 @@ class Reviews:
                 attempt_id = await tx.session.scalar(query)
                 found = await lock_attempt(tx, attempt_id) if attempt_id is not None else None
                 if found is not None:
-                    released = await self._handle_session_event(tx, event, *found)
+                    released = await self.handle_session_event(tx, event, *found)
         for row in released:
             self._attempts.release_sandbox(row.session_id, row.project_id, archive=row.status == AttemptStatus.ARCHIVED)
         self._attempts.nudge()
@@ -160,7 +160,7 @@ class Reviews:
                 set_attempt_status(tx, row, AttemptStatus.ARCHIVED)
         return [row for row in rows if row.status != AttemptStatus.RUNNING]
 
-    async def _handle_session_event(
+    async def handle_session_event(
         self, tx: Transaction, event: EventView, task: Task, attempt: Attempt
     ) -> list[Attempt]:
         if event.kind == "ask.answered":

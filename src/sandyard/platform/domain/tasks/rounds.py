@@ -142,7 +142,7 @@ class Rounds:
         """Run a step and record its progress for people."""
         step_key = (attempt_id, number, count)
         try:
-            started = await self._record_step_started(step_key, name)
+            started = await self.record_step_started(step_key, name)
             if started is None:
                 return _CANCELLED
             context, saved_detail = started
@@ -166,7 +166,7 @@ class Rounds:
         await self._record_step_finished(step_key, result)
         return result
 
-    async def _record_step_started(self, step_key: StepKey, name: StepName) -> tuple[StepContext, StepDetail] | None:
+    async def record_step_started(self, step_key: StepKey, name: StepName) -> tuple[StepContext, StepDetail] | None:
         """Record that the step started. Returns its context and saved details, or None if it was merged or the round is over."""
         async with self._database.transaction() as tx:
             context, row = await self._load(tx, step_key)

@@ -43,7 +43,7 @@ class Authentication:
         self._settings = settings
         self._database = database
         self._clock = clock
-        self._tasks = TaskSet("users")
+        self.tasks = TaskSet("users")
         self._recording_use: set[str] = set()
         self._cache: dict[str, _CachedLookup] = {}
         database.listen(self._clear_cache_after_change)
@@ -67,7 +67,7 @@ class Authentication:
             return None
         if (row[3] is None or now - row[3] >= RECORD_USE_EVERY) and row[0] not in self._recording_use:
             self._recording_use.add(row[0])
-            self._tasks.spawn(self._record_use(row[0]))
+            self.tasks.spawn(self._record_use(row[0]))
         return _add_to_cache(
             cache, hashed, (self._clock.now(), row[2], Principal(row[4], row[5], row[6], f"token:{row[0]}"))
         )
@@ -159,8 +159,8 @@ class Authentication:
             return len(logins.all()) + len(tickets.all())
 
     async def close(self) -> None:
-        await self._tasks.wait(5)
-        await self._tasks.cancel()
+        await self.tasks.wait(5)
+        await self.tasks.cancel()
 
     async def _find_principal(self, query: Any, hashed: str, means: str) -> Principal | None:
         cache = self._cache

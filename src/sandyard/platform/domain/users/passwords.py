@@ -10,7 +10,7 @@ import secrets
 from sandyard.kit.errors import InvalidInputError
 
 MIN_LENGTH, MAX_LENGTH = 10, 1000
-_N, _R, _P, _SIZE = 2**14, 8, 1, 32
+COST, _R, _P, _SIZE = 2**14, 8, 1, 32
 _MEMORY = 64 * 1024 * 1024
 
 
@@ -19,7 +19,7 @@ def hash_password(password: str) -> str:
     if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
         raise InvalidInputError(f"The password must have {MIN_LENGTH} to {MAX_LENGTH} characters.")
     salt = secrets.token_bytes(16)
-    return f"scrypt${_N}${_R}${_P}${_encode(salt)}${_encode(_derive(password, salt, _N, _R, _P))}"
+    return f"scrypt${COST}${_R}${_P}${_encode(salt)}${_encode(_derive(password, salt, COST, _R, _P))}"
 
 
 def check_password(password: str, stored: str | None) -> bool:
@@ -39,4 +39,4 @@ def _encode(raw: bytes) -> str:
     return base64.b64encode(raw).decode()
 
 
-_UNKNOWN_USER_HASH = f"scrypt${_N}${_R}${_P}${_encode(bytes(16))}${_encode(bytes(_SIZE))}"
+_UNKNOWN_USER_HASH = f"scrypt${COST}${_R}${_P}${_encode(bytes(16))}${_encode(bytes(_SIZE))}"

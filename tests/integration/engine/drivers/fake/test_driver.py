@@ -28,7 +28,7 @@ async def driver(tmp_path: Path) -> AsyncIterator[FakeDriver]:
     driver.faults.heal()
     await driver.open([], [])  # removes everything
     await driver.close()
-    assert not driver._files.sockets.exists()
+    assert not driver.files.sockets.exists()
 
 
 def spec(name: str, *layers: str, **fields: object) -> Spec:
@@ -106,7 +106,7 @@ async def test_frozen_processes_stop_and_continue_after_a_thaw(driver: FakeDrive
 async def test_killing_a_sandbox_kills_its_orphans(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
     await start(driver, handle, "(setsid sleep 1000 & echo $! > /tmp/unused; setsid sleep 1001 &) ; exec sleep 1002")
-    agent = driver._agents["ione"]
+    agent = driver.agents["ione"]
 
     def list_sleep_commands() -> set[bytes]:
         command_lines = set()
@@ -127,13 +127,13 @@ async def test_stop_and_boot_keep_files_only(driver: FakeDriver) -> None:
     one = spec("one")
     handle = await driver.create(one)
     await write(driver, handle, "/home/user/x", b"kept")
-    pid = driver._agents["ione"]
+    pid = driver.agents["ione"]
     handle = await driver.stop(await driver.stop(handle))
     assert await driver.condition(handle) is Condition.STOPPED
     with pytest.raises(UnreachableError):
         await driver.connect(handle, AGENT_PORT)
     handle = await driver.boot(handle, one)
-    assert driver._agents["ione"] != pid
+    assert driver.agents["ione"] != pid
     assert await read(driver, handle, "/home/user/x") == b"kept"
     with pytest.raises(ConflictError):
         await driver.boot(handle, one)
@@ -146,7 +146,7 @@ async def test_a_snapshot_is_of_one_instant_and_independent_of_other_layers(driv
     await write(driver, first, "/home/user/x", b"2")
     second = await driver.create(spec("two", *layers))
     assert await read(driver, second, "/home/user/x") == b"1"
-    (driver._files.get_root("itwo") / "home/user/x").unlink()
+    (driver.files.get_root("itwo") / "home/user/x").unlink()
     third = await driver.create(spec("three", *await driver.snapshot(second, "snap2")))
     assert await read(driver, third, "/home/user/x") is None
     await driver.delete_snapshot("snap1")
@@ -167,14 +167,14 @@ async def test_a_fork_has_its_own_files(driver: FakeDriver) -> None:
     child = await driver.fork(parent, spec("two"))
     await write(driver, child, "/home/user/x", b"2")
     assert await read(driver, parent, "/home/user/x") == b"1"
-    assert not list(driver._files.base.glob("fork-*"))
+    assert not list(driver.files.base.glob("fork-*"))
 
 
 async def test_wait_for_exit_reports_the_reason(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
     waiting = asyncio.create_task(driver.wait_for_exit(handle))
     await asyncio.sleep(0)
-    os.kill(driver._agents["ione"], signal.SIGKILL)
+    os.kill(driver.agents["ione"], signal.SIGKILL)
     assert "exit code -9" in await asyncio.wait_for(waiting, 30)
     assert await driver.condition(handle) is Condition.STOPPED
     waiting = asyncio.create_task(driver.wait_for_exit(await driver.create(spec("two"))))
@@ -209,11 +209,11 @@ async def test_another_driver_object_adopts_known_sandboxes(driver: FakeDriver, 
     }  # fmt: skip
     assert await read(other, handles["run"], "/home/user/x") == b"1"
     await other.thaw(handles["froze"])
-    assert {path.name for path in other._files.sandboxes.iterdir()} == {"irun", "ifroze", "istop"}
-    assert {path.name for path in other._files.snapshots.iterdir()} == {"keep"}
+    assert {path.name for path in other.files.sandboxes.iterdir()} == {"irun", "ifroze", "istop"}
+    assert {path.name for path in other.files.snapshots.iterdir()} == {"keep"}
     ended = asyncio.create_task(other.wait_for_exit(handles["run"]))
     await asyncio.sleep(0)
-    os.kill(other._agents["irun"], signal.SIGKILL)
+    os.kill(other.agents["irun"], signal.SIGKILL)
     assert "ended" in await asyncio.wait_for(ended, 30)
 
 
@@ -270,9 +270,9 @@ async def test_verbs_fail_hang_and_slow_down_on_request(driver: FakeDriver) -> N
 
 async def test_a_cancelled_create_leaves_nothing_behind(driver: FakeDriver) -> None:
     creating = asyncio.create_task(driver.create(spec("one")))
-    while "ione" not in driver._agents:
+    while "ione" not in driver.agents:
         await asyncio.sleep(0)
-    pid = driver._agents["ione"]
+    pid = driver.agents["ione"]
     creating.cancel()
     await asyncio.gather(creating, return_exceptions=True)
     for _ in range(500):

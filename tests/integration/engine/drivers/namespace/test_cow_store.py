@@ -61,8 +61,8 @@ async def test_an_image_stays_fully_allocated_when_it_grows_and_shrinks(store: C
     file = store.path.parent / "store.img"
     await store.create("one", 100)
     (_upper(store, "one") / "file").write_text("kept")
-    assert store._guard is not None
-    await store._guard.stop()
+    assert store.space_guard is not None
+    await store.space_guard.stop()
     before = file.stat().st_size
     image.grow(file, store.path, 1 << 30)
     assert _size(store.path) == file.stat().st_size == before + (1 << 30)
@@ -107,8 +107,8 @@ async def test_a_sparse_image_does_not_take_the_reserve_of_the_disk(
     store: CowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = store.path.parent / "store.img"
-    assert store._guard is not None
-    await store._guard.stop()
+    assert store.space_guard is not None
+    await store.space_guard.stop()
     before = guard.measure_space(store.path, file).free
     os.truncate(file, file.stat().st_size + (1 << 30))
     image.resize_to_file(file, store.path)
@@ -119,7 +119,7 @@ async def test_a_sparse_image_does_not_take_the_reserve_of_the_disk(
     assert guard.measure_space(store.path, file).free < before + (1 << 20), (
         "space without blocks does not count as free"
     )
-    store._guard._adjust()
+    store.space_guard.adjust()
 
 
 @pytest.mark.slow  # it writes a gigabyte; a full disk is tested in tests/acceptance/test_full_disk.py
@@ -175,10 +175,10 @@ async def test_each_sandbox_has_its_own_limit(store: CowStore) -> None:
 async def test_all_sandboxes_together_stay_within_the_free_space(store: CowStore) -> None:
     """The limit that follows the machine's free space, set by hand."""
     await store.create("one", 1000)
-    group = store._group
+    group = store.quota_group
     assert group is not None
-    assert store._guard is not None
-    await store._guard.stop()  # it would set the limit too
+    assert store.space_guard is not None
+    await store.space_guard.stop()  # it would set the limit too
     await store.flush()
     btrfs.set_limit(store.path, group, btrfs.read_usage(store.path, group) + (8 << 20))
     with pytest.raises(OSError) as caught, (_upper(store, "one") / "big").open("wb", buffering=0) as file:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sandyard.engine.drivers.namespace.criu import probe, scan
-from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget, _explain_failure
+from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget, explain_failure
 from sandyard.kit.errors import NoSpaceError, UnsupportedError
 
 # The program that runs as the guest agent: a child that counts in shared memory, a thread, a deleted file, a pipe with data in it.
@@ -294,7 +294,7 @@ def test_failures_of_criu_are_explained(line: str, kind: type[Exception], senten
         "(00.01) Error (criu/util.c:1533): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
         f"(00.02) Error (criu/sk.c:5): {line}\n(00.03) Error (criu/cr-dump.c:2111): Dumping FAILED.\n"
     )
-    error = _explain_failure(log, "be dumped")
+    error = explain_failure(log, "be dumped")
     assert type(error) is kind
     assert sentence in error.message
     assert "RLIMIT" not in error.message

@@ -140,7 +140,7 @@ class AgentHarness:
         """Simulate kill -9: abandon everything in progress and recover in a new service."""
         old = self.turns
         self.open()
-        await old._tasks.cancel()
+        await old.tasks.cancel()
         await self.turns.recover()
 
     async def create_session(self, **wanted: Any) -> Session:

@@ -15,8 +15,8 @@ from sandyard.platform.db.models import Event, Session, Setting
 from sandyard.platform.domain.agents.profiles.custom import Definition
 from sandyard.platform.domain.agents.trials import Trial, TrialStep, measure_steps
 from sandyard.platform.domain.events.model import EventView
+from tests.harness.engine import Engine
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, kill_sandboxes, open_yard, until
-from tests.protocol.engine import Engine
 
 STARTED_AT = datetime(2026, 1, 31, tzinfo=UTC)
 

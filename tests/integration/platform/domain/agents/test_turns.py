@@ -161,7 +161,7 @@ async def test_leftover_processes_are_ended_unless_they_serve_a_port(harness: Ag
 async def test_an_agent_that_ends_while_its_state_is_loaded_is_not_followed_again(
     harness: AgentHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row, followed, real = await harness.create_session(), list[str](), SessionRunner._load_state
+    row, followed, real = await harness.create_session(), list[str](), SessionRunner.load_state
     ending, state_loaded = asyncio.Event(), asyncio.Event()
 
     class RecordedProcess(AgentProcess):
@@ -177,7 +177,7 @@ async def test_an_agent_that_ends_while_its_state_is_loaded_is_not_followed_agai
         return view
 
     monkeypatch.setattr(session_runner, "AgentProcess", RecordedProcess)
-    monkeypatch.setattr(SessionRunner, "_load_state", load_state_until_ended)
+    monkeypatch.setattr(SessionRunner, "load_state", load_state_until_ended)
     await harness.run_turn(row, "say 1")
     (run,) = await harness.runs(row)
     sandbox = await harness.yard.services.lifecycle.repository.get(run.sandbox_id)
@@ -192,7 +192,7 @@ async def test_an_agent_that_ends_while_its_state_is_loaded_is_not_followed_agai
 
 
 async def has_no_runners(harness: AgentHarness) -> bool:
-    return not harness.turns._runners
+    return not harness.turns.runners
 
 
 async def test_a_prompt_is_processed_when_its_caller_is_cancelled_after_it_was_stored(
@@ -359,7 +359,7 @@ async def test_a_program_that_does_not_speak_the_protocol_fails_the_turn_soon(
     assert (turn.status, turn.error_code) == ("failed", "agent_too_loud")
     files = harness.yard.services.commands.files
     for run in await harness.runs(row):
-        kept = files._path(run.id, STDOUT).stat()
+        kept = files.get_path(run.id, STDOUT).stat()
         assert kept.st_blocks * 512 < 20 << 20, "a line is stored only up to its limit"
 
 

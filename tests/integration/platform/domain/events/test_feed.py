@@ -188,7 +188,7 @@ async def test_a_batch_ends_at_its_timeout_and_keeps_its_position(database: Data
         await waiting
     sent = await emit(database)
     assert await read_numbers(subscription, 1) == [sent]
-    assert not feed._waiters
+    assert not feed.waiters
 
 
 async def test_ending_the_feed_ends_its_readers(database: Database, feed: Feed) -> None:
@@ -231,7 +231,7 @@ async def test_events_committed_by_this_process_are_not_read_again(
 ) -> None:
     """Subscribers receive the same as from the stored row, without a query."""
     views: list[EventView] = []
-    monkeypatch.setattr(feed, "_append", views.extend)
+    monkeypatch.setattr(feed, "append", views.extend)
     before = feed.last
     async with database.transaction() as tx:
         ids = {

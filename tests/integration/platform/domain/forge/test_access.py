@@ -180,7 +180,7 @@ async def test_unused_connections_are_closed(harness: AccessHarness, double: Git
     for text in (first, *(f"ghp_{number:020}" for number in range(70))):
         await harness.put_credentials(project, token=Secret(text))
         await harness.access.get_github_repository(project)
-    assert len(harness.access._connections) == 64
+    assert len(harness.access.connections) == 64
     await harness.put_credentials(project, token=Secret(first))
     await (await harness.access.get_github_repository(project)).get_permissions()  # the connection is opened again
 

@@ -44,7 +44,7 @@ async def test_open_pull_requests_are_polled_at_intervals(desk: Desk, poller: Pu
 
 async def test_remarks_are_loaded_only_for_due_pull_requests(desk: Desk, poller: PullRequestPoller) -> None:
     statements: list[str] = []
-    reads = desk.world.database._reads
+    reads = desk.world.database.read_engine
     assert reads is not None
     event.listen(reads.sync_engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
     await poller.poll()

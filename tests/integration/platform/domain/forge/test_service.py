@@ -397,7 +397,7 @@ async def test_a_crash_before_the_message_is_stored_loses_and_repeats_nothing(
         raise CrashError
 
     with monkeypatch.context() as patch, pytest.raises(CrashError):
-        patch.setattr("sandyard.platform.domain.forge.records._add_message", crash)
+        patch.setattr("sandyard.platform.domain.forge.records.add_message", crash)
         await desk.pulls.refresh(row)
     assert (await desk.kinds())[1:] == [] and await desk.messages() == []
     await asyncio.gather(*(desk.pulls.refresh(row) for _ in range(4)))

@@ -90,7 +90,7 @@ class WebhookReceiver:
 
     async def settle(self) -> None:
         await self.desk.world.clock.advance(SETTLE_S)
-        assert await self.hooks._tasks.wait(20)
+        assert await self.hooks.tasks.wait(20)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from sandyard.platform.db.models import ModelCall, Sandbox
 from sandyard.platform.domain.models import gateway
 from sandyard.platform.domain.models.apis import ModelRequest
 from sandyard.platform.domain.models.faults import Cause, Fault
-from sandyard.platform.domain.models.gateway import _parse_body
+from sandyard.platform.domain.models.gateway import parse_body
 from sandyard.platform.domain.models.ledger import UNFINISHED
 from sandyard.platform.domain.models.model import ModelApi
 from sandyard.platform.domain.models.service import Models
@@ -208,8 +208,7 @@ async def test_an_ambiguous_request_body_is_rejected(yard: Yard, upstream: Upstr
     assert output.strip() == "200"
     assert upstream.seen[0].json == HELLO
     assert (
-        _parse_body(twice.encode(), ModelRequest("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT)
-        is None
+        parse_body(twice.encode(), ModelRequest("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) is None
     )
 
 
@@ -383,7 +382,7 @@ async def test_another_process_takes_over_the_tunnel(yard: Yard, upstream: Upstr
     services = yard.services
     await services.models.detach(scene.sandbox.id)
     running = asyncio.ensure_future(scene.run(f"print(ask(body={HELLO!r})[0])"))
-    vault = services.models.providers._vault
+    vault = services.models.providers.vault
     second = Models(
         services.database,
         services.lifecycle,

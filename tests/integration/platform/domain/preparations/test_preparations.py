@@ -19,9 +19,9 @@ from sandyard.platform.domain.preparations.agent_snapshots import INSTALLER_AGEN
 from sandyard.platform.domain.preparations.model import PreparationFailedError
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.model import NewCommand, Status
+from tests.harness.engine import Engine
 from tests.integration.platform.domain.preparations.conftest import BARE, TOOL, PreparationHarness
 from tests.integration.platform.domain.sandboxes.yard import open_yard, until
-from tests.protocol.engine import Engine
 
 SETUP = "mkdir -p node_modules && echo $CI-$A >node_modules/made && echo built >left.txt && echo changed >>readme.md\n"
 DEVCONTAINER = '{"image": "node:22", /* ours */ "containerEnv": {"A": "b"}, "postCreateCommand": "exit 1",}'
@@ -351,7 +351,7 @@ async def test_an_interrupted_preparation_is_cleaned_up_by_the_next_platform(
 
     async def is_running() -> bool:
         async with harness.yard.services.database.reading() as session:
-            row = await session.get(Preparation, next(iter(preparations._builds), ""))
+            row = await session.get(Preparation, next(iter(preparations.builds), ""))
         return row is not None and "running" in row.detail["step"]
 
     await until(is_running, "the setup runs")
@@ -392,10 +392,10 @@ async def test_an_unrecorded_snapshot_is_deleted(harness: PreparationHarness, mo
     async def is_taken() -> bool:
         return bool(taken)
 
-    monkeypatch.setattr(preparations, "_mark_ready", wait_forever)
+    monkeypatch.setattr(preparations, "mark_ready", wait_forever)
     waiting = asyncio.create_task(harness.prepare())
     await until(is_taken, "the snapshot is taken")
-    (flight,) = preparations._builds.values()
+    (flight,) = preparations.builds.values()
     engine_id = (await harness.yard.reload(flight.sandbox)).engine_id or ""
     assert list(await services.engine.list_snapshots(engine_id)) == taken
     flight.task.cancel()

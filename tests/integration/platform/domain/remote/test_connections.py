@@ -75,7 +75,7 @@ async def test_connections_are_authorized_and_limited(yard: Yard, monkeypatch: p
         await connection.check(yard.owner)
         with pytest.raises(SandboxDestroyedError):
             await connection.receive()
-    assert not ssh._open
+    assert not ssh.open_connections
 
 
 async def test_only_traffic_keeps_the_sandbox_awake(yard: Yard) -> None:

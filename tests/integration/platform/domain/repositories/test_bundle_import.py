@@ -312,7 +312,7 @@ async def test_an_import_over_the_time_limit_is_stopped_and_leaves_nothing(
     refreshed.commit_in_guest({"a": "a"})
     path = refreshed.create_bundle("HEAD", "--not", "origin/main")
     before = sorted(refreshed.mirror.objects.rglob("*"))
-    monkeypatch.setattr(bundle_import, "_TIMEOUT_S", 0)  # zero, because git might finish within any other time
+    monkeypatch.setattr(bundle_import, "TIMEOUT_S", 0)  # zero, because git might finish within any other time
     with pytest.raises(GitTimeoutError, match="index-pack"):
         await refreshed.mirror.import_bundle(path, {"HEAD": REF})
     assert sorted(refreshed.mirror.objects.rglob("*")) == before

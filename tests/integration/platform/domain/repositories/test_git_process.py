@@ -283,20 +283,20 @@ async def test_excess_output_does_not_delay_the_end(git: Git, monkeypatch: pytes
     """A late reader finds so much output that asyncio has stopped reading."""
     await git.run("init", "--bare", "-q", "x.git", cwd=None)
     done = await git.run("hash-object", "-w", "--stdin", cwd=git.folder / "x.git", stdin=b"x" * (4 << 20))
-    collect = git_process._read_stdout
+    collect = git_process.read_stdout
 
     async def collect_late(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, bool]:
         await asyncio.sleep(0.5)
         return await collect(stream, limit)
 
-    monkeypatch.setattr(git_process, "_read_stdout", collect_late)
+    monkeypatch.setattr(git_process, "read_stdout", collect_late)
     repository = git.folder / "x.git"
     assert (await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=repository, limit=1000)).truncated
 
     async def never_collect(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, bool]:
         return await asyncio.Event().wait(), False  # type: ignore[return-value]
 
-    monkeypatch.setattr(git_process, "_read_stdout", never_collect)
+    monkeypatch.setattr(git_process, "read_stdout", never_collect)
     async with asyncio.timeout(20):
         with pytest.raises(GitTimeoutError):
             await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=repository, timeout_s=0.5)

@@ -18,8 +18,8 @@ from sandyard.platform.domain.sandboxes.command_output import INLINE_BYTES, STDE
 from sandyard.platform.domain.sandboxes.command_policy import CommandPolicy
 from sandyard.platform.domain.sandboxes.commands import MAX_COMMAND
 from sandyard.platform.domain.sandboxes.model import CommandRefusedError, NewCommand, NewSandbox
+from tests.harness.engine import Engine
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, kill_sandboxes, open_yard, until
-from tests.protocol.engine import Engine
 
 JOURNALS = "ls /tmp/.sandyard/commands"
 COUNT = "i=0; while [ $i -lt 30 ]; do echo line $i; echo err $i >&2; i=$((i+1)); sleep 0.05; done; exit 7"
@@ -257,7 +257,7 @@ async def test_waiting_ends_when_the_sandbox_is_lost(yard: Yard) -> None:
     row = await yard.create_sandbox()
     await yard.services.lifecycle.mark_lost(row.id)
     async with asyncio.timeout(10):  # otherwise the state is checked again only after 30 s
-        await yard.services.commands._runner._wait_until_running(row.id)
+        await yard.services.commands.runner.wait_until_running(row.id)
 
 
 # following output ------------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ async def test_a_short_database_outage_loses_no_command(yard: Yard, monkeypatch:
     row, database = await yard.create_sandbox(), yard.services.database
     command = await yard.start(row, "echo begun; while ! test -e /tmp/go; do sleep 0.05; done; echo over")
     await until(lambda: has_output(yard, command), "there is output")
-    recorder, failures = yard.services.commands._runner.recorders[command.id], 0
+    recorder, failures = yard.services.commands.runner.recorders[command.id], 0
 
     def fail() -> AsyncEngine:
         nonlocal failures
@@ -442,7 +442,7 @@ async def test_a_command_is_lost_after_invalid_messages_of_a_hostile_relay(yard:
 
 
 async def test_output_over_the_limit_is_dropped_and_reported(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yard.services.commands._runner, "_output_kept", 1000)
+    monkeypatch.setattr(yard.services.commands.runner, "output_kept", 1000)
     row = await yard.create_sandbox()
     done = await yard.wait(await yard.start(row, "head -c 5000 /dev/zero; echo fine >&2"))
     assert (done.status, done.exit_code, done.stdout_bytes, done.stderr_bytes) == ("exited", 0, 1000, 5)

@@ -394,7 +394,7 @@ async def test_usage_of_a_paused_sandbox_is_its_last_sample(yard: Yard) -> None:
 async def test_an_upload_over_the_limit_leaves_no_file(yard: Yard) -> None:
     row = await yard.create_sandbox()
     sandboxes = yard.services.sandboxes
-    sandboxes._settings = yard.services.settings.model_copy(update={"upload_limit": 100_000})
+    sandboxes.settings = yard.services.settings.model_copy(update={"upload_limit": 100_000})
 
     async def chunks(size: int) -> AsyncIterator[bytes]:
         for _ in range(0, size, 10_000):

@@ -15,8 +15,8 @@ from sandyard.platform.db.models import Sandbox, Session, Turn
 from sandyard.platform.domain.sandboxes.e2b import EngineError, EngineUnreachableError, SandboxEngine
 from sandyard.platform.domain.sandboxes.lifecycle import INSTANCE, ROW
 from sandyard.platform.domain.sandboxes.model import NewSandbox, utc_now
+from tests.harness.engine import Engine
 from tests.integration.platform.domain.sandboxes.yard import MovableClock, Yard, kill_sandboxes, open_yard, until
-from tests.protocol.engine import Engine
 from tests.unit.platform.world import ROOT
 
 LONG = 25 * 3600

@@ -103,7 +103,7 @@ async def test_an_ended_shell_is_not_found(yard: Yard) -> None:
 async def test_a_shell_that_ended_while_nobody_read_it_is_not_found(yard: Yard) -> None:
     terminals, row = yard.services.terminals, await yard.create_sandbox()
     shell_row = await terminals.open(yard.owner, row.id, 80, 24)
-    shell = terminals._shells[shell_row.id]
+    shell = terminals.shells[shell_row.id]
     assert shell.reader is not None
     shell.reader.cancel()
     await asyncio.wait((shell.reader,))

@@ -25,7 +25,7 @@ from sandyard.platform.domain.sandboxes.model import NewCommand
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine
 from tests.unit.platform.world import ROOT
 
 DEADLINE = 90
@@ -63,6 +63,10 @@ class EngineProxy:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def is_running(self) -> bool:
+        return self._server is not None
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._forward, "127.0.0.1", self.port)
@@ -166,7 +170,7 @@ class Yard:
         return Lifecycle(
             self.services.database,
             own.engine,
-            own._sealer,
+            own.sealer,
             Activity(self.clock),
             instance=instance or own.instance,
             idle_margin_s=120,
@@ -216,7 +220,7 @@ async def open_yard(
 
 async def kill_sandboxes(yard: Yard) -> None:
     """Kill all sandboxes of this platform in the engine."""
-    if yard.engine_proxy._server is None:
+    if not yard.engine_proxy.is_running:
         await yard.reconnect_engine()
     for engine_id in await yard.list_engine_ids():
         await yard.services.engine.kill(engine_id)

@@ -13,8 +13,8 @@ from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.e2b import EngineUnreachableError
 from sandyard.platform.domain.sandboxes.model import Status
 from sandyard.platform.domain.users.model import Principal
+from tests.harness.engine import Engine
 from tests.integration.platform.domain.sandboxes.yard import Yard, kill_sandboxes, open_yard
-from tests.protocol.engine import Engine
 
 
 async def create_session(yard: Yard, owner: Principal | None = None, **wanted: object) -> tuple[Session, Sandbox]:

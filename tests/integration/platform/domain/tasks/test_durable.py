@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sandyard.platform.domain.tasks.durable import Durable, Result, RoundFunction, StepRunner
-from tests.protocol.engine import ROOT
+from tests.harness.processes import ROOT
 
 pytestmark = pytest.mark.both_databases
 
@@ -123,7 +123,7 @@ async def test_closing_while_opening_does_not_hang(make: Make) -> None:
     durable = make(course)
     reading_state = asyncio.create_task(durable.get_state("att_1", 1))
     async with asyncio.timeout(40):
-        while durable._loop is None:
+        while durable.loop is None:
             await asyncio.sleep(0)
         await durable.close()
     await asyncio.wait((reading_state,))

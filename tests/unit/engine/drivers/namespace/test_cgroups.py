@@ -186,7 +186,7 @@ def test_charged_socket_buffers_are_read_from_both_versions(tmp_path: Path, monk
     (tmp_path / "s/memory.kmem.tcp.usage_in_bytes").write_text("500\n")
     (tmp_path / "s/memory.kmem.tcp.limit_in_bytes").write_text("450\n")
     (tmp_path / "tcp_mem").write_text("100000\t200000\t300000\n")
-    monkeypatch.setattr(tree, "_TCP_MEMORY_FILE", tmp_path / "tcp_mem")
+    monkeypatch.setattr(tree, "TCP_MEMORY_FILE", tmp_path / "tcp_mem")
     monkeypatch.setattr(os, "sysconf", lambda _: 4096)
     two = Cgroups([Hierarchy("unified", 2, tmp_path, frozenset({"memory"}))])
     assert two.read_socket_memory("s") == SocketMemory(400, 50_000 * 4096), (
@@ -235,15 +235,15 @@ def test_the_socket_memory_limit_depends_on_the_sandbox_and_the_machine(
     memory_mb: int, pages: int, expected_mb: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tcp_mem").write_text(f"{pages}\t{pages}\t{pages}\n")
-    monkeypatch.setattr(tree, "_TCP_MEMORY_FILE", tmp_path / "tcp_mem")
+    monkeypatch.setattr(tree, "TCP_MEMORY_FILE", tmp_path / "tcp_mem")
     monkeypatch.setattr(os, "sysconf", lambda _: 4096)
-    assert tree._get_socket_limit(memory_mb) == expected_mb << 20
+    assert tree.get_socket_limit(memory_mb) == expected_mb << 20
 
 
 def test_the_machines_tcp_memory_is_estimated_when_the_kernel_hides_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel does not show tcp_mem in a network namespace of the engine's own."""
-    monkeypatch.setattr(tree, "_TCP_MEMORY_FILE", tmp_path / "tcp_mem")
+    monkeypatch.setattr(tree, "TCP_MEMORY_FILE", tmp_path / "tcp_mem")
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1 << 22, "SC_PAGE_SIZE": 4096}.__getitem__)
-    assert tree._read_tcp_memory() == (16 << 30) * 3 // 64
+    assert tree.read_tcp_memory() == (16 << 30) * 3 // 64

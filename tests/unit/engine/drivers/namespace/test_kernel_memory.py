@@ -187,9 +187,9 @@ async def test_processes_are_ended_first_and_the_sandbox_only_if_that_fails(
         monkeypatch.setattr(kernel_memory, name, lambda *_: [])
     monkeypatch.setattr(kernel_memory, "end_descendants", end_descendants)
     guard = KernelMemoryWatcher(bounds, lambda: running, lambda _: None, ended.append)
-    assert not await guard._check_memory(1), "no sandbox holds too much"
+    assert not await guard.check_memory(1), "no sandbox holds too much"
     monkeypatch.setattr(kernel_memory, f"find_{kind}_excess", find)
-    assert await guard._check_memory(1)
+    assert await guard.check_memory(1)
     assert sorted(killed_roots) == [20, 30]
     assert ended == ["stubborn"]
 
@@ -216,6 +216,6 @@ async def test_sandboxes_are_checked_when_the_machine_holds_more_tcp_memory_than
     charged = {"much memory": SocketMemory(30, 10), "both": SocketMemory(30, 10)}
     bounds = KernelMemoryLimits(sockets=9, orphans=100)
     guard = KernelMemoryWatcher(bounds, lambda: running, lambda name: charged.get(name, SocketMemory(10, 10)), print)
-    await guard._check_tcp(tcp)
+    await guard.check_tcp(tcp)
     assert sorted(pid for action, pid in actions if action == "orphans") == orphans
     assert sorted(pid for action, pid in actions if action == "end") == ended

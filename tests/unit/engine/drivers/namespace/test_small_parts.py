@@ -67,5 +67,5 @@ def test_errors_name_the_exhausted_resource() -> None:
 def test_a_suspended_sandbox_keeps_its_whole_policy(tmp_path: Path) -> None:
     rules = (HostRule("api.test", (("authorization", "Bearer ${{ TOKEN }}"),)),)
     for policy in (NetworkPolicy(), NetworkPolicy(False, ("web.test",), ("10.0.0.0/8",), rules)):
-        suspender._save_policy(tmp_path, policy)
-        assert suspender._load_policy(tmp_path) == policy
+        suspender.save_policy(tmp_path, policy)
+        assert suspender.load_policy(tmp_path) == policy

@@ -263,7 +263,7 @@ async def test_page_for_closed_port_refreshes_for_a_while(scene: Scene) -> None:
             assert ('http-equiv="refresh"' in answer.text) is refreshes
             for _ in range(6 if refreshes else 0):
                 await scene.world.clock.advance(10)
-                scene.previews.record_closed_port(next(iter(scene.previews._closed)))
+                scene.previews.record_closed_port(next(iter(scene.previews.closed_ports)))
 
 
 @pytest.mark.parametrize("says", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 300_000])

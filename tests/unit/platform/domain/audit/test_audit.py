@@ -27,7 +27,7 @@ async def test_cancelled_record_does_not_affect_others(world: World) -> None:
     for task in records[::2]:
         task.cancel()
     await asyncio.gather(*records, return_exceptions=True)
-    await world.audit._tasks.wait(10)
+    await world.audit.tasks.wait(10)
     assert len((await world.audit.list(ROOT, AuditQuery(), PageRequest(200))).items) == 20
 
 

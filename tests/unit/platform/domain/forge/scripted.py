@@ -31,8 +31,8 @@ class Scripted:
         self.asked: list[Asked] = []
         self.is_github = True
         """Whether its answers have what all of GitHub's have."""
-        self._answers: list[tuple[int, dict[str, str], bytes]] = []
-        self._clock = clock
+        self.answers: list[tuple[int, dict[str, str], bytes]] = []
+        self.clock = clock
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
 
@@ -43,11 +43,11 @@ class Scripted:
     def answer(self, status: int = 200, body: Any = None, **headers: str) -> None:
         """Add an answer. Underscores in the names of headers stand for dashes."""
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        self._answers.append((status, {name.replace("_", "-"): value for name, value in headers.items()}, content))
+        self.answers.append((status, {name.replace("_", "-"): value for name, value in headers.items()}, content))
 
     def limit(self, remaining: int, reset_in_s: float, limit: int = 5000) -> dict[str, str]:
         """Return the headers of a rate limit."""
-        reset = str(int(self._clock.now() + reset_in_s))
+        reset = str(int(self.clock.now() + reset_in_s))
         names = ("limit", "remaining", "reset", "resource")
         values = (str(limit), str(remaining), reset, "core")
         return {f"X_RateLimit_{name}": value for name, value in zip(names, values, strict=True)}
@@ -73,12 +73,12 @@ class Scripted:
                 body = json.loads(data) if data else None
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 script.asked.append(Asked(self.command, self.path.removeprefix("/api"), headers, body))
-                status, more, content = script._answers.pop(0) if script._answers else (599, {}, b"")
+                status, more, content = script.answers.pop(0) if script.answers else (599, {}, b"")
                 self.send_response_only(status)
                 self.send_header(
                     "X-GitHub-Request-Id", "0A1B:2C3D:4E5F60:718293:65B0C1D2"
                 ) if script.is_github else None
-                self.send_header("Date", formatdate(script._clock.now(), usegmt=True))
+                self.send_header("Date", formatdate(script.clock.now(), usegmt=True))
                 for name, value in more.items():
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(content)))

@@ -161,7 +161,7 @@ class TestLimits:
         self, line: GitHubConnection, api: Scripted, clock: HurriedClock
     ) -> None:
         behind = HurriedClock(clock.now() - 7200)
-        api._clock = behind
+        api.clock = behind
         api.answer(429, {"message": "API rate limit exceeded"}, **api.limit(0, 30))
         api.answer(body={}, **api.limit(4999, 3600))
         await get(line)

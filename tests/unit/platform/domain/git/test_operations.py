@@ -272,7 +272,7 @@ async def test_repeats_operation_whose_result_was_not_stored(desk: Desk, monkeyp
 
     desk.handlers[PUSH] = push
     with monkeypatch.context() as patched:
-        patched.setattr(desk.operations, "_finish", away)
+        patched.setattr(desk.operations, "finish", away)
         row = await desk.submit(PUSH, await desk.sandbox())
         await desk.operations.tasks.wait(DEADLINE)
     assert (await desk.operations.get(row.id)).status == "running"

@@ -61,5 +61,5 @@ async def test_discards_cookies_through_proxy(monkeypatch: pytest.MonkeyPatch) -
         async with httpx.AsyncClient(transport=transport) as client:
             discard_cookies(client)
             assert await ask_twice(client, upstream, "http://mcp.example.org/") == [None, None]
-            assert transport._proxied is not None
-            assert not transport._proxied.cookies
+            assert transport.proxied_client is not None
+            assert not transport.proxied_client.cookies

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import json
 import weakref
@@ -16,8 +15,10 @@ from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 
 from sandyard.kit.clock import SystemClock
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import SandyardError
-from sandyard.platform.db.models import Turn
+from sandyard.platform.db.models import Sandbox as SandboxRow
+from sandyard.platform.db.models import Session, Turn
 from sandyard.platform.domain.models import tunnel_keeper
 from sandyard.platform.domain.models.faults import Fault
 from sandyard.platform.domain.models.service import Models
@@ -34,6 +35,7 @@ from sandyard.platform.domain.models.tunnel_keeper import MAX_VIOLATIONS, Tunnel
 from sandyard.platform.domain.sandboxes.e2b import EngineConfig, EngineError, streams
 from sandyard.platform.domain.sandboxes.e2b.transport import CircuitBreaker, EngineTransport
 from sandyard.platform.domain.sandboxes.model import Status
+from tests.unit.platform.world import World
 
 
 async def serve_much(asking: TunnelRequest, answer: ResponseWriter) -> None:
@@ -92,7 +94,7 @@ async def open_stream() -> tuple[streams.LineStream, Command]:
     )
     handle: Any = SimpleNamespace(sandbox=SimpleNamespace(commands=commands))
     await stream.start(handle, streams.GuestProgram("none", b""), "")
-    await stream.process.receive(f":: {stream._mark}\n")
+    await stream.process.receive(f":: {stream.mark}\n")
     return stream, commands.started
 
 
@@ -133,15 +135,15 @@ async def test_queue_stays_small_whatever_is_acknowledged() -> None:
     await command.sending.wait()
     for _ in range(20):
         await settle()
-        under_way = {number: exchange._in_flight for number, exchange in tunnel._exchanges.items()}
+        under_way = {number: exchange.in_flight for number, exchange in tunnel.exchanges.items()}
         await stream.process.receive("".join(ack(number, size) + "\n" for number, size in under_way.items()))
     await settle()
-    assert streams.QUEUED <= stream._waiting <= streams.QUEUED + 2 * 65536
+    assert streams.QUEUED <= stream.unsent_size <= streams.QUEUED + 2 * 65536
     assert not running.done()
     running.cancel()
     await asyncio.wait([running])
     await stream.close()
-    assert not stream._unsent
+    assert not stream.unsent
 
 
 async def test_drain_is_first_come_first_served() -> None:
@@ -160,7 +162,7 @@ async def test_drain_is_first_come_first_served() -> None:
     sending = [asyncio.ensure_future(send(number)) for number in range(3)]
     while not all(task.done() for task in sending):
         await asyncio.sleep(0)
-        stream._take_batch()
+        stream.take_batch()
     assert order == [0, 1, 2, 0, 1, 2]
     await stream.close()
 
@@ -254,24 +256,23 @@ class Sandbox:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tunnel_keeper, "_RETRY_PAUSES_S", (0,))
+    monkeypatch.setattr(tunnel_keeper, "RETRY_PAUSES_S", (0,))
 
 
 @pytest.mark.usefixtures("hasty", "no_gc")
-async def test_tunnel_that_violates_protocol_is_given_up_until_next_turn() -> None:
+async def test_tunnel_that_violates_protocol_is_given_up_until_next_turn(world: World) -> None:
     sandbox: Any = Sandbox("nonsense")
-    models: Any = Models.__new__(Models)
+    frame: Any = {"settings": world.settings, "clock": SystemClock(), "destinations": Destinations()}
+    models = Models(world.database, sandbox, world.projects, world.vault, **frame)
     failed: list[tuple[str, Fault]] = []
 
     async def refused(turn_id: str, fault: Fault) -> None:
         failed.append((turn_id, fault))
 
-    models._turns, models._faults, models._answered, models._keepers, models.refusal_hooks = {}, {}, {}, {}, [refused]
-    on_give_up = functools.partial(models._report_tunnel_failure, "sbx_1")
-    keeper = TunnelKeeper(sandbox, "sbx_1", "usr_1", serve_much, RequestMemory(1), on_give_up=on_give_up)
-    models._keepers["sbx_1"] = keeper
+    models.refusal_hooks.append(refused)
     with models.count_for_turn("sbx_1", Turn(id="trn_1")):
-        keeper.start()
+        await models.attach(Session(id="ses_1"), SandboxRow(id="sbx_1", owner_id="usr_1"))
+        keeper = models.keepers["sbx_1"]
         while not failed:
             await asyncio.sleep(0)
         await settle()
@@ -287,7 +288,7 @@ async def test_tunnel_that_violates_protocol_is_given_up_until_next_turn() -> No
             await asyncio.sleep(0)
         await settle()
     assert sandbox.opened == 2 * MAX_VIOLATIONS
-    await keeper.stop()
+    await models.close()
 
 
 @pytest.mark.usefixtures("hasty")

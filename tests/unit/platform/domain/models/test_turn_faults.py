@@ -49,7 +49,7 @@ class Agent:
         self._provider_id = provider_id
 
     async def ask(self, name: str, path: str = "chat/completions", text: str = "") -> int:
-        capability = self.models._capabilities.derive("sbx_1").reveal()
+        capability = self.models.capabilities.derive("sbx_1").reveal()
         asking = TunnelRequest(
             "POST",
             f"/{self._provider_id}/v1/{path}",
@@ -57,7 +57,7 @@ class Agent:
             json.dumps({"model": name, "messages": [text]}).encode(),
         )
         answer = Answer()
-        await self.models._gateway.serve(RequestOrigin("sbx_1", "s", lambda: "t"), asking, answer)
+        await self.models.gateway.serve(RequestOrigin("sbx_1", "s", lambda: "t"), asking, answer)
         return answer.status
 
     @property
@@ -226,7 +226,7 @@ async def test_unreported_input_includes_stored_context(world: World, agent: Age
             await asked.wait()
             asking.cancel()
             await asyncio.wait((asking,))
-            await agent.models._gateway._tasks.wait(5)
+            await agent.models.gateway.tasks.wait(5)
         async with world.database.reading() as reading:
             rows = list(await reading.scalars(select(ModelCall)))
     assert [(row.input_tokens or 0) >= 10_000 for row in rows] == [True, True]

@@ -52,7 +52,7 @@ class Shelf:
             tx.add(row)
 
     async def change(self, name: str, **fields: Any) -> None:
-        await self.snapshots._update(name, used_at=utc_now(), **fields)
+        await self.snapshots.update_row(name, used_at=utc_now(), **fields)
 
     async def row(self, name: str) -> AgentSnapshot | None:
         async with self.database.reading() as session:

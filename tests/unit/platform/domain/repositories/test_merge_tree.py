@@ -39,7 +39,7 @@ def test_includes_file_named_only_in_message() -> None:
 
 def test_limits_number_of_conflicts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge_tree, "MAX_CONFLICTS", 3)
-    monkeypatch.setattr(merge_tree, "_MAX_MESSAGE_FIELDS", 10)  # two and a half messages
+    monkeypatch.setattr(merge_tree, "MAX_MESSAGE_FIELDS", 10)  # two and a half messages
     names = [f"f{number}" for number in range(50)]
     found = merge_tree.parse_conflicts(listing(names, *map(clash, names)))
     assert [one.path for one in found.files] == ["f0", "f1", "f2"]

@@ -195,7 +195,7 @@ async def test_ending_during_flush_writes_nothing_twice(
         piece = f"{number:04}".encode()
         await recorder.add(STDOUT, len(expected), piece)
         expected += piece
-        recorder._flush_now()  # as the timer does at any moment
+        recorder.flush_now()  # as the timer does at any moment
         await asyncio.sleep(0)
     await recorder.finish(CommandStatus.EXITED, exit_code=0)
     assert await files.read(command.id, STDOUT, 0, 1000) == expected
@@ -210,7 +210,7 @@ async def test_writes_nothing_after_release(database: Database, rows: tuple[Sand
     said = asyncio.Event()
 
     async def speak() -> None:
-        recorder = await runner._create_recorder(sandbox, command)
+        recorder = await runner.create_recorder(sandbox, command)
         await recorder.add(STDOUT, 0, b"hello")
         said.set()
         await asyncio.Event().wait()
@@ -218,14 +218,13 @@ async def test_writes_nothing_after_release(database: Database, rows: tuple[Sand
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
-    runner._wait_until_overdue = never  # type: ignore[method-assign]
-    runner._spawn(sandbox, command, speak())
+    runner.wait_until_overdue = never  # type: ignore[method-assign]
+    runner.spawn(sandbox, command, speak())
     await said.wait()
     recorder = runner.recorders[command.id]
     await lifecycle.tasks.cancel()
     await database.close()
-    assert recorder._timer is None
-    assert recorder._flush is None or recorder._flush.done()
+    assert recorder.is_idle
     with pytest.raises(DatabaseClosedError):
         await recorder.flush()
 

@@ -43,7 +43,7 @@ class Shelf:
         lifecycle: Any = SimpleNamespace(repository=SandboxRepository(database))
         files = OutputFiles(folder)
         self.commands = Commands(database, lifecycle, files, max_timeout_s=100, output_kept=1 << 20)
-        monkeypatch.setattr(self.commands._runner, "start", lambda row, command, new: self.begun.append(command.id))
+        monkeypatch.setattr(self.commands.runner, "start", lambda row, command, new: self.begun.append(command.id))
 
     @contextlib.asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Transaction]:

@@ -60,14 +60,14 @@ async def place(world: World) -> Place:
 
 async def test_short_database_outage_does_not_fail_sandbox(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandyard.platform.db.retry.RETRY_S", 0)
-    real, errors = place.lifecycle._get_allowed, [DatabaseUnavailableError()]
+    real, errors = place.lifecycle.load_allowed, [DatabaseUnavailableError()]
 
     async def shaky(project_id: str | None) -> Allowed:
         if errors:
             raise errors.pop()
         return await real(project_id)
 
-    monkeypatch.setattr(place.lifecycle, "_get_allowed", shaky)
+    monkeypatch.setattr(place.lifecycle, "load_allowed", shaky)
     assert (await place.sandbox()).status == "running"
 
 
@@ -89,7 +89,7 @@ async def test_applies_changes_made_while_waiting_for_lock(place: Place, status:
     """The newest settings are applied, and only to a sandbox that still runs."""
     row = await place.sandbox()
     await place.allow("one.example.org")
-    lock = place.lifecycle._locks[row.id] = Lock()
+    lock = place.lifecycle.locks[row.id] = Lock()
     async with lock:
         applying = asyncio.create_task(place.lifecycle.apply_network(place.project_id))
         await lock.wanted.wait()

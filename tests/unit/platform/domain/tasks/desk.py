@@ -155,8 +155,8 @@ class Desk:
 
     async def settle(self) -> None:
         """Wait until nothing is left to start automatically."""
-        while len(self.tasks._tasks):
-            assert await self.tasks._tasks.wait(20)
+        while len(self.tasks.background):
+            assert await self.tasks.background.wait(20)
 
     async def told(self, *kinds: str) -> list[Event]:
         return [event for event in await self.world.emitted() if event.kind in kinds]

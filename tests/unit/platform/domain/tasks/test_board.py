@@ -179,7 +179,7 @@ async def test_board_reads_only_what_it_shows(desk_anywhere: Desk, monkeypatch: 
             (n, p.id, id_) for p, ids in zip(projects, of_projects, strict=True) for n, id_ in enumerate(ids)
         )
         expected, found = [id_ for _, _, id_ in in_turns], list[str]()
-        reads = desk.world.database._reads
+        reads = desk.world.database.read_engine
         assert reads is not None
         event.listen(reads.sync_engine, "after_cursor_execute", note)
         for offset in range(0, len(expected) + 3, 3):

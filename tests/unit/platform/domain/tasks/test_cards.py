@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from sandyard.platform.db.models import Attempt
-from sandyard.platform.domain.tasks.cards import Round, _compute_working_time
+from sandyard.platform.domain.tasks.cards import Round, compute_working_time
 from sandyard.platform.domain.tasks.model import AttemptStatus
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -18,8 +18,8 @@ def at(seconds: float) -> datetime:
 def test_working_time() -> None:
     row = Attempt(status=AttemptStatus.RUNNING, round=2, started_at=START)
     rounds: list[Round] = [(1, at(0), at(50)), (2, at(5000), None)]
-    assert _compute_working_time(row, rounds, at(5010)) == (60.0, at(4950)), "a clock started there shows the same"
+    assert compute_working_time(row, rounds, at(5010)) == (60.0, at(4950)), "a clock started there shows the same"
     row.status = AttemptStatus.IN_REVIEW
     rounds[1] = (2, at(5000), at(5040))
-    assert _compute_working_time(row, rounds, at(99999)) == (90.0, None)
-    assert _compute_working_time(Attempt(status=AttemptStatus.QUEUED, round=1), [], at(5)) == (None, None)
+    assert compute_working_time(row, rounds, at(99999)) == (90.0, None)
+    assert compute_working_time(Attempt(status=AttemptStatus.QUEUED, round=1), [], at(5)) == (None, None)

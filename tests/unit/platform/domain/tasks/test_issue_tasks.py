@@ -177,7 +177,7 @@ async def polled(desk_anywhere: Desk) -> AsyncIterator[Polled]:
 
 @pytest.mark.both_databases
 async def test_polls_issues_without_webhook(polled: Polled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pollers, "_BATCH_SIZE", 1)
+    monkeypatch.setattr(pollers, "BATCH_SIZE", 1)
     for name in "abc":
         await polled.desk.world.projects.create(
             polled.desk.me, name, repository=f"https://127.0.0.1/acme/{name}.git"

@@ -347,14 +347,14 @@ async def test_failing_event_does_not_block_others(
     board: Board, reviews: Reviews, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await in_review(board)
-    dealt = reviews._handle_session_event
+    dealt = reviews.handle_session_event
 
     async def heard(tx: Any, event: Any, *rest: Any) -> Any:
         if event.kind == "pull_request.commented":
             raise ValueError("no words")
         return await dealt(tx, event, *rest)
 
-    monkeypatch.setattr(reviews, "_handle_session_event", heard)
+    monkeypatch.setattr(reviews, "handle_session_event", heard)
     await say(board, task, "commented", text="@agent what")
     await say(board, task, "merged")
     async with asyncio.timeout(20):

@@ -85,17 +85,17 @@ async def test_merged_during_step(board: Board) -> None:
 
 async def test_merged_when_step_starts(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     task, attempt = await running(board)
-    note_begun = Rounds._record_step_started
+    note_begun = Rounds.record_step_started
 
     async def overtaken(self: Rounds, place: StepKey, name: StepName) -> tuple[StepContext, dict[str, Any]] | None:
-        monkeypatch.setattr(Rounds, "_record_step_started", note_begun)
+        monkeypatch.setattr(Rounds, "record_step_started", note_begun)
         async with board.database.transaction() as tx:
             found = await lock_attempt(tx, place[0])
             assert found is not None
             set_attempt_status(tx, found[1], AttemptStatus.MERGED)
         return await note_begun(self, place, name)
 
-    monkeypatch.setattr(Rounds, "_record_step_started", overtaken)
+    monkeypatch.setattr(Rounds, "record_step_started", overtaken)
     await play(board, Steps(), attempt)
     row = await board.attempt(task)
     assert (row.status, row.step) == (AttemptStatus.MERGED, None)

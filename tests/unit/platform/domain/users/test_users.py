@@ -209,7 +209,7 @@ async def test_last_use_is_written_once_a_minute(world: World) -> None:
     maria = await world.person("maria")
 
     async def last_used() -> object:
-        await world.users._tasks.wait(10)
+        await world.users.tasks.wait(10)
         async with world.database.reading() as session:
             return await session.scalar(select(ApiToken.last_used_at))
 

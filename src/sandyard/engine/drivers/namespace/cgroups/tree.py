@@ -24,7 +24,7 @@ _MEMORY_AND_SWAP_LIMIT = "memory.memsw.limit_in_bytes"
 _SOCKET_LIMIT = "memory.kmem.tcp.limit_in_bytes"  # v1 counts socket buffers separately, and not at all without this
 _SOCKET_USAGE = "memory.kmem.tcp.usage_in_bytes"
 MIN_SOCKET_MEMORY = 64 << 20
-_TCP_MEMORY_FILE = Path("/proc/sys/net/ipv4/tcp_mem")
+TCP_MEMORY_FILE = Path("/proc/sys/net/ipv4/tcp_mem")
 _TCP_DIVISOR = 16
 """No sandbox may hold more than 1/_TCP_DIVISOR of the TCP buffers at which the whole machine comes under pressure."""
 _TCP_DIVISOR_V2 = 2
@@ -122,7 +122,7 @@ class Cgroups:
 
     def _list_limit_files(self, hierarchy: Hierarchy, limits: Limits) -> Iterator[tuple[str, str]]:
         memory, quota = str(limits.memory_mb << 20), limits.cpu_count * _PERIOD_US
-        sockets = str(_get_socket_limit(limits.memory_mb))
+        sockets = str(get_socket_limit(limits.memory_mb))
         if hierarchy.version == 2:
             files = {
                 "memory": [("memory.max", memory), ("memory.swap.max", "0")],
@@ -283,7 +283,7 @@ class Cgroups:
             return None
         if hierarchy.version == 2:
             used = _read_table(hierarchy.root / name / "memory.stat").get("sock", 0)
-            return SocketMemory(used, max(MIN_SOCKET_MEMORY, _read_tcp_memory() // _TCP_DIVISOR_V2))
+            return SocketMemory(used, max(MIN_SOCKET_MEMORY, read_tcp_memory() // _TCP_DIVISOR_V2))
         group = hierarchy.root / name
         return SocketMemory(_read_number(group / _SOCKET_USAGE), _read_number(group / _SOCKET_LIMIT))
 
@@ -320,15 +320,15 @@ async def _freeze_v1(group: Path) -> None:
         pause = min(pause * 2, 0.01)
 
 
-def _get_socket_limit(memory_mb: int) -> int:
+def get_socket_limit(memory_mb: int) -> int:
     """Return the bytes of socket buffers that a sandbox with this memory may hold."""
-    return max(MIN_SOCKET_MEMORY, min(memory_mb << 18, _read_tcp_memory() // _TCP_DIVISOR))
+    return max(MIN_SOCKET_MEMORY, min(memory_mb << 18, read_tcp_memory() // _TCP_DIVISOR))
 
 
-def _read_tcp_memory() -> int:
+def read_tcp_memory() -> int:
     """Return the bytes of TCP buffers above which the kernel starts to save memory."""
     try:
-        pages = int(_TCP_MEMORY_FILE.read_text().split()[0])
+        pages = int(TCP_MEMORY_FILE.read_text().split()[0])
     except FileNotFoundError:  # in a separate network namespace of the engine; use the kernel's default
         pages = os.sysconf("SC_PHYS_PAGES") * 3 // 64
     return pages * os.sysconf("SC_PAGE_SIZE")

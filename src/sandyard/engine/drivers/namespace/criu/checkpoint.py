@@ -144,7 +144,7 @@ class Criu:
             if status < 0:
                 raise UnsupportedError(f"this sandbox's memory can't {what}: CRIU was ended by signal {-status}")
             if status:
-                raise _explain_failure(_read_file(work, "criu.log") + stderr, what)
+                raise explain_failure(_read_file(work, "criu.log") + stderr, what)
             return _read_file(work, result_file) if result_file else ""
 
     @staticmethod
@@ -213,7 +213,7 @@ def _sync_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def _explain_failure(log: str, what: str) -> SandyardError:
+def explain_failure(log: str, what: str) -> SandyardError:
     errors = [
         line for line in log.splitlines() if "Error" in line and not any(word in line for word in _HARMLESS_ERRORS)
     ]

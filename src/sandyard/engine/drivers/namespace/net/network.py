@@ -80,6 +80,11 @@ class Network:
         return self._uplink.hairpin if self._uplink is not None else None
 
     @property
+    def proxy_port(self) -> int | None:
+        """The port of the egress proxy, or None if there is none."""
+        return self._uplink.proxy_port if self._uplink is not None else None
+
+    @property
     def pins(self) -> Path:
         """The mount point of all pins. A process that creates many mount namespaces should detach it from its own."""
         return self._namespaces.pins

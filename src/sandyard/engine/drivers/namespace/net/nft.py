@@ -7,7 +7,7 @@ import json
 import socket
 from typing import Any
 
-_LIBRARY = "libnftables.so.1"
+LIBRARY = "libnftables.so.1"
 _DEFAULT, _JSON = 0, 1 << 4
 _NETLINK_NETFILTER = 12
 
@@ -32,7 +32,7 @@ class Nft:
         try:
             self._library = _load_library()
         except OSError as error:
-            raise NftUnavailableError(f"{_LIBRARY} is not installed: apt install libnftables1") from error
+            raise NftUnavailableError(f"{LIBRARY} is not installed: apt install libnftables1") from error
         self._context = self._library.nft_ctx_new(_DEFAULT)
         if not self._context:
             raise NftUnavailableError("libnftables could not create a context")
@@ -66,7 +66,7 @@ class Nft:
 
 
 def _load_library() -> ctypes.CDLL:
-    library = ctypes.CDLL(_LIBRARY)
+    library = ctypes.CDLL(LIBRARY)
     pointer, number, string = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "nft_ctx_new": (pointer, [ctypes.c_uint32]),

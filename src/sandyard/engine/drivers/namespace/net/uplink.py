@@ -56,7 +56,7 @@ table {table} {{
 """
 _DNS_TEST_TIMEOUT_S = 0.25
 _DNS_QUERY = bytes.fromhex("53590100000100000000000004746573740000010001")  # the A record of `test`
-_CROWDING_INTERVAL_S = 1.0
+CROWDING_INTERVAL_S = 1.0
 
 
 class Uplink:
@@ -132,9 +132,14 @@ class Uplink:
         await self._run_in_worker(self._firewall.open, kept, await self._run_in_worker(self._list_private_ranges))
         await self._run_in_worker(host_firewall.allow_in_docker_chain, self._nft, self._names)
         self.missing.update(await self._run_in_worker(host_firewall.list_problems, self._nft))
-        self._watches = [Watch(ADDRESS_CHANGED, self._update_private_ranges), Watch(RULES_CHANGED, self._restore)]
+        self._watches = [Watch(ADDRESS_CHANGED, self._update_private_ranges), Watch(RULES_CHANGED, self.restore_rules)]
         self._crowding = asyncio.get_running_loop().create_task(self._watch_crowding(self._firewall))
         self.subnet = subnet
+
+    @property
+    def proxy_port(self) -> int | None:
+        """The port of the egress proxy, or None if there is none."""
+        return None if self._proxy is None else self._proxy.port
 
     async def _open_proxy(self, gateway: IPv4Address) -> int:
         """Return the proxy's port, or 0 if there is none."""
@@ -234,7 +239,7 @@ class Uplink:
         if self._firewall is not None:
             await self._run_in_worker(self._firewall.set_private, await self._run_in_worker(self._list_private_ranges))
 
-    async def _restore(self) -> None:
+    async def restore_rules(self) -> None:
         """Handle a change of the rules by other programs: a deleted table may be ours, a new chain may be Docker's."""
         if self._firewall is not None:
             if await self._run_in_worker(self._firewall.restore):
@@ -244,7 +249,7 @@ class Uplink:
     async def _watch_crowding(self, firewall: Firewall) -> None:
         crowded = False
         while True:
-            await asyncio.sleep(_CROWDING_INTERVAL_S)
+            await asyncio.sleep(CROWDING_INTERVAL_S)
             try:
                 if (now := is_crowded(crowded)) != crowded:
                     await self._run_in_worker(firewall.set_crowded, now)

@@ -37,22 +37,22 @@ class CowStore:
         self.missing: dict[str, str] = {}
         self._image = image
         # All subvolumes of this engine are members of one quota group, whose limit follows the machine's free space.
-        self._group: int | None = (1 << 48) | zlib.crc32(instance.encode())
-        self._guard: SpaceGuard | None = None
+        self.quota_group: int | None = (1 << 48) | zlib.crc32(instance.encode())
+        self.space_guard: SpaceGuard | None = None
         # btrfs calls wait for each other inside the kernel while it commits, so never call them in the loop's thread.
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="store")
 
     async def open(self) -> None:
         kind = await self._run_in_thread(self._open, "open the store")
         if kind is None:
-            self._group = None
+            self.quota_group = None
             self.missing["disk"] = f"quotas are off on {self.path}: run `btrfs quota enable --simple {self.path}`"
             return
         self.limits = frozenset({"disk"})
         if kind == "full":  # in a common parent group, every snapshot would trigger a full quota rescan
-            self._group = None
-        self._guard = SpaceGuard(self.path, self._image, self._group)
-        self._guard.start(self._threads)
+            self.quota_group = None
+        self.space_guard = SpaceGuard(self.path, self._image, self.quota_group)
+        self.space_guard.start(self._threads)
 
     def _open(self) -> str | None:
         for name in (SANDBOXES, SNAPSHOTS, VOLUMES):
@@ -62,8 +62,8 @@ class CowStore:
         kind = btrfs.get_quota_kind(self.path)
         if kind is None and self._image is not None:
             kind = btrfs.enable_quota(self.path)
-        if kind == "simple" and self._group is not None:
-            btrfs.create_group(self.path, self._group)
+        if kind == "simple" and self.quota_group is not None:
+            btrfs.create_group(self.path, self.quota_group)
         if kind is not None:
             btrfs.drop_stale_groups(self.path)
         return kind
@@ -83,8 +83,8 @@ class CowStore:
         images.resize_to_file(image, self.path)
 
     async def close(self, *, unmount: bool) -> None:
-        if self._guard is not None:
-            await self._guard.stop()
+        if self.space_guard is not None:
+            await self.space_guard.stop()
         self._threads.shutdown(wait=True)
         if unmount and self._image is not None:
             with contextlib.suppress(OSError):  # still in use: it stays mounted and is reused at the next start
@@ -112,14 +112,14 @@ class CowStore:
         await self._run_in_thread(work, "remove leftovers")
 
     def check_room(self) -> None:
-        if self._guard is not None:
-            self._guard.check()
+        if self.space_guard is not None:
+            self.space_guard.check()
 
     async def wait_for_failure(self) -> str:
-        if self._guard is None:
+        if self.space_guard is None:
             await asyncio.get_running_loop().create_future()
         else:
-            await self._guard.broken.wait()
+            await self.space_guard.broken.wait()
         return f"The store {self.path} is no longer writable: the kernel has made it read-only after an error."
 
     def list_shared_layers(self, sandbox: str) -> Layers:
@@ -129,7 +129,7 @@ class CowStore:
         path = self.path / SANDBOXES / sandbox
 
         def work() -> None:
-            group = btrfs.create(path, self._group)
+            group = btrfs.create(path, self.quota_group)
             self._set_limit(group, disk_mb)
             for name in (UPPER, WORK):
                 (path / name).mkdir(mode=0o755)
@@ -140,7 +140,7 @@ class CowStore:
         source, target = self.path / SANDBOXES / sandbox, self.path / SANDBOXES / new
 
         def work() -> None:
-            self._set_limit(btrfs.snapshot(source, target, self._group, read_only=False), disk_mb)
+            self._set_limit(btrfs.snapshot(source, target, self.quota_group, read_only=False), disk_mb)
             _recreate_work_directory(target)
 
         await self._run_in_thread(work, "copy the sandbox")
@@ -148,7 +148,7 @@ class CowStore:
     async def snapshot(self, sandbox: str, snapshot: str, *, stopped: bool) -> Layers:
         source, target = self.path / SANDBOXES / sandbox, self.path / SNAPSHOTS / snapshot
         await self._run_in_thread(
-            lambda: btrfs.snapshot(source, target, self._group, read_only=True), "take a snapshot"
+            lambda: btrfs.snapshot(source, target, self.quota_group, read_only=True), "take a snapshot"
         )
         return (str(target / UPPER),)
 
@@ -178,7 +178,7 @@ class CowStore:
         path = self.path / VOLUMES / volume
 
         def work() -> None:
-            group = btrfs.get_subvolume_id(path) if path.is_dir() else btrfs.create(path, self._group)
+            group = btrfs.get_subvolume_id(path) if path.is_dir() else btrfs.create(path, self.quota_group)
             self._set_limit(group, size_mb)
             prepare_volume(path)
 

@@ -139,7 +139,7 @@ class SpaceGuard:
                 if await run_uninterrupted(loop.run_in_executor(threads, images.is_read_only, self._store)):
                     self.broken.set()
                 else:
-                    await run_uninterrupted(loop.run_in_executor(threads, self._adjust))
+                    await run_uninterrupted(loop.run_in_executor(threads, self.adjust))
                     failed = None
             except OSError as error:  # the next round may succeed; creates are still checked
                 if failed != str(error):
@@ -147,7 +147,7 @@ class SpaceGuard:
                     log.warning("store_adjustment_failed", store=str(self._store), reason=failed)
             await asyncio.sleep(_INTERVAL_S)
 
-    def _adjust(self) -> None:
+    def adjust(self) -> None:
         if self._image is None:
             self._room = measure_room(self._store, None)
             if self._group is not None:

@@ -81,7 +81,7 @@ class Transcript:
     oldest first."""
 
     def __init__(self, last: str = "", known: Iterable[tuple[str, MessagePart]] = ()) -> None:
-        self._entries = [Entry(id, part, new=False, weight=_json_size(part)) for id, part in known]
+        self._entries = [Entry(id, part, new=False, weight=compute_json_size(part)) for id, part in known]
         self.weight = sum(entry.weight for entry in self._entries)
         """Approximate number of characters stored."""
         self._calls = {entry.part["toolCallId"]: entry for entry in self._entries if entry.part["type"] == "tool_call"}
@@ -192,7 +192,7 @@ class Transcript:
             self._plan = self._add_entry(part)
         else:
             self._plan.part = part
-            self._set_weight(self._plan, _json_size(part))
+            self._set_weight(self._plan, compute_json_size(part))
             self._mark_changed(self._plan)
 
     def _update_call(self, update: dict[str, Any]) -> None:
@@ -207,12 +207,14 @@ class Transcript:
             entry = self._calls[key] = self._add_entry(blank)
         fields = _parse_call_fields(update)
         # only what changes is measured: a small update of a large call must be cheap
-        size = entry.weight + sum(_json_size(new) - _json_size(entry.part.get(name)) for name, new in fields.items())
+        size = entry.weight + sum(
+            compute_json_size(new) - compute_json_size(entry.part.get(name)) for name, new in fields.items()
+        )
         assert entry.part["type"] == "tool_call"
         part: ToolCallPart = {**entry.part, **fields}
         if size > CALL_LIMIT:
             part = _limit_size(part)
-            size = _json_size(part)
+            size = compute_json_size(part)
         entry.part = part
         self._set_weight(entry, size)
         self._mark_changed(entry)
@@ -222,7 +224,7 @@ class Transcript:
         entry = Entry(self._last, part)
         self._entries.append(entry)
         self._open = entry
-        self._set_weight(entry, _json_size(part))
+        self._set_weight(entry, compute_json_size(part))
         self._mark_changed(entry)
         return entry
 
@@ -327,14 +329,14 @@ def _parse_content(one: Any) -> ToolCallContent | None:
 
 def _limit_size(part: ToolCallPart) -> ToolCallPart:
     """Drop the least important fields of a part that is too large."""
-    if part["output"] is not None and _json_size(part) > CALL_LIMIT:
+    if part["output"] is not None and compute_json_size(part) > CALL_LIMIT:
         part = {**part, "output": CUT}
-    if part["input"] is not None and _json_size(part) > CALL_LIMIT:
+    if part["input"] is not None and compute_json_size(part) > CALL_LIMIT:
         part = {**part, "input": CUT}
     kept: list[ToolCallContent] = []
-    left = CALL_LIMIT - _json_size({**part, "content": []})
+    left = CALL_LIMIT - compute_json_size({**part, "content": []})
     for one in part["content"]:
-        left -= _json_size(one) + 2 * bool(kept)
+        left -= compute_json_size(one) + 2 * bool(kept)
         if left < 0:
             break
         kept.append(one)
@@ -357,7 +359,7 @@ def _parse_commands(commands: list[Any]) -> list[SlashCommand]:
     ]
 
 
-def _json_size(value: Any) -> int:
+def compute_json_size(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False))
 
 
@@ -376,7 +378,7 @@ def limit_json(value: Any, limit: int) -> Any:
 
 def to_event_part(part: MessagePart) -> Mapping[str, Any]:
     """Return a part as an event contains it."""
-    if _json_size(part) <= EVENT_LIMIT:
+    if compute_json_size(part) <= EVENT_LIMIT:
         return part
     small: dict[str, Any] = {**part, "cut": True}
     for name in ("output", "input"):
@@ -385,7 +387,7 @@ def to_event_part(part: MessagePart) -> Mapping[str, Any]:
     if isinstance(small.get("text"), str):
         small["text"] = truncate(small["text"], EVENT_LIMIT // 4)
     for name in ("content", "locations", "entries"):
-        while small.get(name) and _json_size(small) > EVENT_LIMIT:
+        while small.get(name) and compute_json_size(small) > EVENT_LIMIT:
             small[name] = small[name][: len(small[name]) // 2]
     if isinstance(small.get("title"), str):
         small["title"] = truncate(small["title"], 300)

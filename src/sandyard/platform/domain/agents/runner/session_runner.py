@@ -115,7 +115,7 @@ class SessionRunner:
 
     # one round ---------------------------------------------------------------------------------------------------------
 
-    async def _load_state(self) -> SessionState | None:
+    async def load_state(self) -> SessionState | None:
         async with self._deps.database.reading() as session:
             return await load_session_state(session, self.session_id)
 
@@ -123,7 +123,7 @@ class SessionRunner:
         """Do the next piece of work. Returns False if nothing is left to do."""
         # check before loading the state, which could otherwise show an ended process as alive
         over = self._task is not None and self._task.done()
-        state = await self._load_state()
+        state = await self.load_state()
         crashed = over and _has_crashed(self._task)
         if over:
             self._task = self._process = None

@@ -78,11 +78,11 @@ class AgentTurns:
         self._lifecycle = lifecycle
         self._files = files
         self._settings = settings
-        self._tasks = TaskSet("turns")
+        self.tasks = TaskSet("turns")
         self._deps = AgentRunnerDeps(
-            database, lifecycle, files, git, agents, models, install, settings, clock, self._tasks
+            database, lifecycle, files, git, agents, models, install, settings, clock, self.tasks
         )
-        self._runners: dict[str, SessionRunner] = {}
+        self.runners: dict[str, SessionRunner] = {}
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         database.listen(self._on_events)
@@ -378,7 +378,7 @@ class AgentTurns:
 
     async def close(self) -> None:
         self.stop()
-        await self._tasks.cancel()
+        await self.tasks.cancel()
 
     async def tidy(self, older_than: timedelta) -> None:
         """Delete the input and raw output of agents that ended longer ago. Messages stay."""
@@ -410,17 +410,17 @@ class AgentTurns:
         self._ensure_runner(session_id)
 
     def _ensure_runner(self, session_id: str) -> SessionRunner:
-        known = self._runners.get(session_id)
+        known = self.runners.get(session_id)
         if known is not None and not known.over:
             known.nudge()
             return known
-        runner = self._runners[session_id] = SessionRunner(self._deps, session_id)
+        runner = self.runners[session_id] = SessionRunner(self._deps, session_id)
 
         def done(_: asyncio.Task[None]) -> None:
-            if self._runners.get(session_id) is runner:
-                del self._runners[session_id]
+            if self.runners.get(session_id) is runner:
+                del self.runners[session_id]
 
-        self._tasks.spawn(runner.run()).add_done_callback(done)
+        self.tasks.spawn(runner.run()).add_done_callback(done)
         return runner
 
     async def after_resume(self, sandbox: Sandbox) -> None:
@@ -432,12 +432,12 @@ class AgentTurns:
         self._check_sandbox(sandbox)
 
     def _check_sandbox(self, sandbox: Sandbox) -> None:
-        if sandbox.session_id is not None and (known := self._runners.get(sandbox.session_id)) is not None:
+        if sandbox.session_id is not None and (known := self.runners.get(sandbox.session_id)) is not None:
             known.check_sandbox()
 
     async def before_pause(self, sandbox: Sandbox) -> None:
         """Tell the session's runner that the platform pauses the sandbox, and nobody else."""
-        if sandbox.session_id is not None and (known := self._runners.get(sandbox.session_id)) is not None:
+        if sandbox.session_id is not None and (known := self.runners.get(sandbox.session_id)) is not None:
             known.paused_by_platform = True
 
     def _on_events(self, events: Sequence[Event]) -> None:

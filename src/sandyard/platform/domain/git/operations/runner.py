@@ -267,16 +267,16 @@ class OperationRunner:
                 finally:
                     await reporter.flush()
         except TimeoutError:
-            await self._finish(job, OperationStatus.FAILED, error=GitTimeoutError())
+            await self.finish(job, OperationStatus.FAILED, error=GitTimeoutError())
         except SandyardError as error:
-            await self._finish(job, OperationStatus.FAILED, error=error)
+            await self.finish(job, OperationStatus.FAILED, error=error)
         except Exception as error:
             log.error("git_operation_crashed", operation=row.id, kind=row.kind, exc=error)  # noqa: TRY400 - `exc` is our own keyword
-            await self._finish(
+            await self.finish(
                 job, OperationStatus.FAILED, error=SandyardError("Internal error; see the platform's log.")
             )
         else:
-            await self._finish(job, OperationStatus.COMPLETED, detail=detail)
+            await self.finish(job, OperationStatus.COMPLETED, detail=detail)
         finally:
             self._executing.discard(row.id)
 
@@ -306,7 +306,7 @@ class OperationRunner:
                 await asyncio.sleep(pause)
         return await handle_with_retries(job)
 
-    async def _finish(
+    async def finish(
         self, job: Job, status: OperationStatus, *, detail: Detail | None = None, error: SandyardError | None = None
     ) -> None:
         """Store the result. If that fails, store a failure, so that the operation always ends."""

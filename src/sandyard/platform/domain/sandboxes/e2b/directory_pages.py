@@ -29,7 +29,7 @@ FIRST, LIMIT = "X-Sandyard-List-First", "X-Sandyard-List-Limit"
 MOST_BYTES = 32 << 20
 """Maximum size of a response. 100,000 entries with typical names have 23 MiB."""
 LONGEST_ENTRY = 512 << 10
-_USUAL_ENTRY = 16 << 10
+USUAL_ENTRY = 16 << 10
 _URL = "/filesystem.Filesystem/ListDir"
 _TIMEOUT_S = 60.0
 _HEAD = re.compile(r'\s*\{\s*(?:"next"\s*:\s*(?P<next>null|[0-9]{1,9})\s*,\s*)?(?:"entries"\s*:\s*\[)?')
@@ -77,7 +77,7 @@ async def read_page(sandbox: AsyncSandbox, path: str, depth: int, first: int, li
                 "POST", _URL, json={"path": path, "depth": depth}, headers=headers, timeout=_TIMEOUT_S
             ) as reply,
         ):
-            body = await _read(reply)
+            body = await read_body(reply)
     except httpx.TransportError as error:
         raise await ahandle_envd_api_transport_exception_with_health(error, files._envd_health_api) from None
     if not reply.is_success:
@@ -85,7 +85,7 @@ async def read_page(sandbox: AsyncSandbox, path: str, depth: int, first: int, li
     return await asyncio.to_thread(decode, body, first, limit)
 
 
-async def _read(reply: httpx.Response) -> bytes:
+async def read_body(reply: httpx.Response) -> bytes:
     if reply.headers.get("content-encoding", "identity") != "identity":
         raise EngineError("The sandbox sent a list of files in an encoding that was not requested.")
     body = bytearray()
@@ -144,7 +144,7 @@ def _iterate_entries(text: str, start: int) -> Iterator[dict[str, Any]]:
                 raise ValueError("the list is not terminated")
             return
         try:
-            entry, length = _decoder.raw_decode(text[start : start + _USUAL_ENTRY])
+            entry, length = _decoder.raw_decode(text[start : start + USUAL_ENTRY])
         except ValueError:
             entry, length = _decoder.raw_decode(text[start : start + LONGEST_ENTRY])
         yield entry

@@ -43,10 +43,10 @@ _MAX_INLINE = 96 << 10
 """A longer argv does not fit into a variable and is passed in a file."""
 _MAX_NOISE = 32 << 20
 """Maximum output of a login shell's profile before the program starts."""
-_PIECES = 100_000
+MAX_PIECES = 100_000
 """Maximum number of pieces of output. Each costs the same, whatever its length."""
 _THREAD_THRESHOLD = 256 << 10
-_GRACE_S = 10.0
+GRACE_S = 10.0
 """Extra time after the timeout for the sandbox to end a program."""
 _KILL_S = 5.0
 _TIMED_OUT = (124, 137)
@@ -149,7 +149,7 @@ class _Run:
         now = asyncio.get_running_loop().time
         began = now()
         try:
-            async with asyncio.timeout(timeout_s + _GRACE_S):
+            async with asyncio.timeout(timeout_s + GRACE_S):
                 await self._process.start(handle, _RUN_PROGRAM, envs=envs, on_stderr=self._add_stderr)
                 while (text := await self._process.read()) is not None:
                     self._add_stdout(text)
@@ -206,7 +206,7 @@ class _Run:
 
     def _count_piece(self) -> None:
         self._pieces += 1
-        if self._pieces > _PIECES:
+        if self._pieces > MAX_PIECES:
             self._abort(_TOO_MUCH_STDERR)
 
     def _abort(self, why: str) -> NoReturn:

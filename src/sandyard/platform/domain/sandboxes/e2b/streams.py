@@ -71,16 +71,16 @@ class LineStream:
 
     def __init__(self, transport: EngineTransport) -> None:
         self.process = GuestProcess(transport)
-        self._mark = random_id()
-        self._unsent: deque[str] = deque()
-        self._waiting = 0
+        self.mark = random_id()
+        self.unsent: deque[str] = deque()
+        self.unsent_size = 0
         self._to_send = asyncio.Event()
         self._sent = asyncio.Event()
         self._turn = asyncio.Lock()
         self._sender: asyncio.Task[None] | None = None
 
     async def start(self, handle: SandboxHandle, program: GuestProgram, arguments: str) -> None:
-        line = _LINE.replace("@PATH@", program.path).replace("@ARGUMENTS@", arguments).replace("@MARK@", self._mark)
+        line = _LINE.replace("@PATH@", program.path).replace("@ARGUMENTS@", arguments).replace("@MARK@", self.mark)
         source = base64.b64encode(program.source).decode()
         await self.process.start(handle, line, stdin=True, envs={"SANDYARD_PROGRAM": source})
         self._sender = asyncio.get_running_loop().create_task(self._send())
@@ -94,7 +94,7 @@ class LineStream:
         rest, heard, noise = "", False, 0
         now = asyncio.get_running_loop().time
         while (chunk := await self.process.read(SILENCE_S)) is not None:
-            if self._waiting > UNSENT:
+            if self.unsent_size > UNSENT:
                 raise ProgramProtocolError("A program in the sandbox does not read its input.")
             *lines, rest = (rest + chunk).split("\n")
             if len(rest) > LONGEST:
@@ -105,7 +105,7 @@ class LineStream:
                     raise NoPythonError
                 if heard and line:
                     yield line
-                heard = heard or line == f":: {self._mark}"
+                heard = heard or line == f":: {self.mark}"
                 if count % LINES_AT_ONCE == 0:  # a chatty program gets half of the time, so that others can run
                     await asyncio.sleep(min(1.0, now() - begun))
                     begun = now()
@@ -115,15 +115,15 @@ class LineStream:
 
     def say(self, line: str) -> None:
         """Send a line soon, in the order of the calls. If that fails, `lines` ends."""
-        if self._waiting <= UNSENT:  # otherwise `lines` is about to end
-            self._unsent.append(line)
-            self._waiting += len(line)
+        if self.unsent_size <= UNSENT:  # otherwise `lines` is about to end
+            self.unsent.append(line)
+            self.unsent_size += len(line)
         self._to_send.set()
 
     async def drain(self) -> None:
         """Wait until few lines are unsent, first come, first served. Call it before `say` for everything that is long."""
         async with self._turn:
-            while self._waiting >= QUEUED:
+            while self.unsent_size >= QUEUED:
                 self._sent.clear()
                 await self._sent.wait()
 
@@ -131,7 +131,7 @@ class LineStream:
         sender, self._sender = self._sender, None  # a cancelled task keeps its frames
         if sender is not None:
             await end_tasks(sender)
-        self._unsent.clear()
+        self.unsent.clear()
         await self.process.disconnect()
         await self.process.kill()
 
@@ -142,19 +142,19 @@ class LineStream:
             while True:
                 await self._to_send.wait()
                 begun = now()
-                await self.process.write(self._take_batch(), _SEND_S)
+                await self.process.write(self.take_batch(), _SEND_S)
                 await asyncio.sleep(max(0.0, PACE_S - (now() - begun)))
         except Exception as error:
             await self.process.fail(error)
 
-    def _take_batch(self) -> str:
+    def take_batch(self) -> str:
         parts, size = [], 0
-        while self._unsent and size < _BATCH_SIZE:
-            parts.append(self._unsent.popleft() + "\n")
+        while self.unsent and size < _BATCH_SIZE:
+            parts.append(self.unsent.popleft() + "\n")
             size += len(parts[-1])
-        self._waiting -= size - len(parts)
+        self.unsent_size -= size - len(parts)
         self._sent.set()
-        if not self._unsent:
+        if not self.unsent:
             self._to_send.clear()
         return "".join(parts)
 

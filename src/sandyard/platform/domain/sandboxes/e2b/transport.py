@@ -333,7 +333,7 @@ class EngineTransport:
         if detail.state != SandboxState.RUNNING:
             raise SandboxNotRunningError
         # concurrent callers all get the same handle
-        return self._handles.get(engine_id) or self.remember(self._build(detail), token_due=_needs_token(detail))
+        return self._handles.get(engine_id) or self.remember(self.build_sandbox(detail), token_due=_needs_token(detail))
 
     async def get_sandbox_with_token(self, engine_id: str) -> AsyncSandbox:
         """Return the sandbox with its traffic token, if its ports require one. Raises SandboxNotRunningError.
@@ -391,7 +391,7 @@ class EngineTransport:
         with self.translate_errors(), propagate_cancellation():  # the SDK wraps much of its work in `wait_for`
             return await call()
 
-    def _build(self, detail: SandboxDetail) -> AsyncSandbox:
+    def build_sandbox(self, detail: SandboxDetail) -> AsyncSandbox:
         headers = {"E2b-Sandbox-Id": detail.sandbox_id, "E2b-Sandbox-Port": str(ConnectionConfig.envd_port)}
         token = detail.envd_access_token if isinstance(detail.envd_access_token, str) else None
         if token is not None:

@@ -349,7 +349,7 @@ async def test_all_sandboxes_together_leave_the_host_half_of_its_connection_tabl
 
     fill(500)
     monkeypatch.setattr(uplink, "is_crowded", lambda before: is_crowded(before, tmp_path))
-    monkeypatch.setattr(uplink, "_CROWDING_INTERVAL_S", 0.01)
+    monkeypatch.setattr(uplink, "CROWDING_INTERVAL_S", 0.01)
     network = Network("crowd", tmp_path / "net", NetworkSettings(pool=1, resolv_conf=topology.resolv_conf))
     await network.open(())
     try:

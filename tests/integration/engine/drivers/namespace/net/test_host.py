@@ -118,7 +118,7 @@ def test_the_probe_reports_the_state_of_the_host(topology: Topology, monkeypatch
     assert "will turn" in findings["forwarding"].detail
     assert "198.51.100.53" in findings["resolver"].detail
     assert Path("/proc/sys/net/ipv4/ip_forward").read_text().strip() == "0", "the probe must not change anything"
-    monkeypatch.setattr("sandyard.engine.drivers.namespace.net.nft._LIBRARY", "libnftables.so.none")
+    monkeypatch.setattr("sandyard.engine.drivers.namespace.net.nft.LIBRARY", "libnftables.so.none")
     missing = {finding.name: finding for finding in probe()}["nftables"]
     assert not missing.ok
     assert "apt install libnftables1" in missing.detail

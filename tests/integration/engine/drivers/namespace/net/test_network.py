@@ -319,7 +319,7 @@ async def test_a_kept_slot_without_a_known_policy_is_blocked_until_one_is_set(to
 async def test_a_policy_can_be_set_right_after_the_rules_are_flushed(
     topology: Topology, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandyard.engine.drivers.namespace.net.uplink.Uplink._restore", lambda _: asyncio.sleep(0))
+    monkeypatch.setattr("sandyard.engine.drivers.namespace.net.uplink.Uplink.restore_rules", lambda _: asyncio.sleep(0))
     one, two = await network.acquire(0), await network.acquire(1)
     await network.set_policy(0, DENY_WEB)
     nft = Nft()
@@ -374,7 +374,7 @@ async def test_two_engines_on_one_host_do_not_interfere(topology: Topology) -> N
 async def test_there_is_no_egress_without_a_firewall(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     network = make_network(topology)
     with monkeypatch.context() as patch:
-        patch.setattr("sandyard.engine.drivers.namespace.net.nft._LIBRARY", "libnftables.so.none")
+        patch.setattr("sandyard.engine.drivers.namespace.net.nft.LIBRARY", "libnftables.so.none")
         await network.open(())
     try:
         assert "apt install libnftables1" in network.missing["egress"]

@@ -336,7 +336,8 @@ async def test_rules_do_not_bypass_the_network_policy(harness: ProxyHarness) -> 
 
 async def test_the_proxy_itself_is_unreachable(harness: ProxyHarness) -> None:
     await harness.network.set_policy(0, RULES)
-    port = harness.network._uplink._proxy.port  # type: ignore[union-attr]
+    port = harness.network.proxy_port
+    assert port is not None
     for address in (str(harness.slot.gateway), HOST):
         assert await inside(harness.slot.netns_path, lambda to=address: dial(to, port)) == "ECONNREFUSED"
     # a sandbox without rules is not redirected to the proxy
@@ -398,7 +399,7 @@ async def test_connections_through_the_proxy_do_not_keep_a_released_slot(harness
 
 
 async def test_the_number_of_connections_is_limited(harness: ProxyHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "_MAX_PER_SANDBOX", 3)
+    monkeypatch.setattr(listener, "MAX_PER_SANDBOX", 3)
     await harness.network.set_policy(0, RULES)
 
     def use_connections() -> list[str]:

@@ -11,7 +11,7 @@ from tenacity import wait_none
 from sandyard.kit.ids import random_id
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.sandboxes.e2b import CircuitBreaker, EngineConfig, EngineSandbox, SandboxEngine
-from tests.protocol.engine import Engine
+from tests.harness.engine import Engine
 
 NewSandbox = Callable[..., Awaitable[EngineSandbox]]
 

@@ -27,8 +27,8 @@ from sandyard.platform.domain.sandboxes.e2b import (
     Stream,
 )
 from sandyard.platform.domain.sandboxes.e2b.guest.relay.output import CHUNK
+from tests.harness.engine import Engine
 from tests.integration.platform.domain.sandboxes.e2b.conftest import NewSandbox
-from tests.protocol.engine import Engine
 from tests.unit.platform.domain.sandboxes.e2b.command_reader import Seen, run, spec, until
 
 LINES = 40
@@ -358,7 +358,7 @@ async def test_a_silent_stream_is_replaced(engine: SandboxEngine, sandbox: Engin
 async def test_an_outdated_access_token_is_renewed(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     detail = await engine.transport.get_detail(sandbox.id)
     detail.envd_access_token = "stale"
-    engine.transport.remember(engine.transport._build(detail))
+    engine.transport.remember(engine.transport.build_sandbox(detail))
     assert (await run(engine, sandbox.id, "echo fine")).stdout == b"fine\n"
 
 

@@ -24,8 +24,8 @@ from sandyard.platform.domain.sandboxes.e2b import (
     SandboxNotFoundError,
     SandboxNotRunningError,
 )
+from tests.harness.engine import Engine
 from tests.integration.platform.domain.sandboxes.e2b.conftest import NewSandbox
-from tests.protocol.engine import Engine
 from tests.unit.platform.domain.sandboxes.e2b.command_reader import run, until
 
 

@@ -107,7 +107,7 @@ async def test_a_flooding_sandbox_does_not_fill_the_memory(
     engine: SandboxEngine, sandbox: EngineSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user may have replaced every program in it."""
-    monkeypatch.setattr(programs, "_GRACE_S", 1.0)
+    monkeypatch.setattr(programs, "GRACE_S", 1.0)
     flood = b'base64() { command -p base64 "$@"; [ "$1" = -d ] || command -p yes AAAA; }\n'
     await engine.files.write(sandbox.id, "/home/user/.bash_profile", stream_chunks(flood))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -125,7 +125,7 @@ async def test_a_flooding_sandbox_does_not_fill_the_memory(
 async def test_a_program_with_endless_standard_error_is_ended(
     engine: SandboxEngine, sandbox: EngineSandbox, monkeypatch: pytest.MonkeyPatch, script: str, most: int
 ) -> None:
-    monkeypatch.setattr(programs, "_PIECES", most)
+    monkeypatch.setattr(programs, "MAX_PIECES", most)
     started = time.monotonic()
     with pytest.raises(EngineError, match="wrote more than 4 MiB to its standard error") as caught:
         await engine.programs.run(sandbox.id, ["bash", "-c", f": 4711; {script}"], timeout_s=60, idempotent=True)

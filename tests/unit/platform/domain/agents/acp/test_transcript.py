@@ -222,8 +222,8 @@ def test_small_update_of_large_call_is_cheap(monkeypatch: pytest.MonkeyPatch) ->
         encoded.append(real(value))
         return encoded[-1]
 
-    real = transcript._json_size
-    monkeypatch.setattr(transcript, "_json_size", measure)
+    real = transcript.compute_json_size
+    monkeypatch.setattr(transcript, "compute_json_size", measure)
     for number in range(10):
         made.apply({"sessionUpdate": "tool_call_update", "toolCallId": "t", "title": f"step {number}"})
     assert sum(encoded) < 1000

@@ -55,7 +55,7 @@ def test_engine_with_paging() -> None:
 
 
 def test_decodes_long_names() -> None:
-    long = "x" * directory_pages._USUAL_ENTRY
+    long = "x" * directory_pages.USUAL_ENTRY
     assert names(decode(answer(entry(long), entry("short")), 0, 10)) == [long, "short"]
 
 
@@ -92,7 +92,7 @@ async def test_limits_bytes_read(monkeypatch: pytest.MonkeyPatch) -> None:
             yield b"x" * 400
 
     with pytest.raises(EngineInvalidError, match="names are too long"):
-        await directory_pages._read(httpx.Response(200, content=endless()))
+        await directory_pages.read_body(httpx.Response(200, content=endless()))
     assert sent == 3
     with pytest.raises(EngineError, match="encoding"):
-        await directory_pages._read(httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=endless()))
+        await directory_pages.read_body(httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=endless()))

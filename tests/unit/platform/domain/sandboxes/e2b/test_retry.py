@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from connectrpc.code import Code
@@ -28,7 +29,6 @@ from sandyard.platform.domain.sandboxes.e2b.transport import (
     CircuitBreaker,
     EngineConfig,
     EngineTransport,
-    SandboxHandle,
     retry_transient_errors,
 )
 
@@ -175,7 +175,8 @@ async def test_disconnects_abandoned_terminal(verb: str) -> None:
 
     transport = EngineTransport(EngineConfig(Secret("e2b_key")), CircuitBreaker(Still()), Still())
     pty = SimpleNamespace(create=swallowing, connect=swallowing)
-    transport._handles["box"] = SandboxHandle(SimpleNamespace(pty=pty))  # type: ignore[arg-type]
+    sandbox: Any = SimpleNamespace(sandbox_id="box", pty=pty)
+    transport.remember(sandbox)
     terminals = Terminals(transport)
     asking = asyncio.create_task(terminals.open("box", 80, 24) if verb == "open" else terminals.attach("box", 1))
     await asyncio.sleep(0)

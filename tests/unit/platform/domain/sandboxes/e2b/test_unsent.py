@@ -17,18 +17,18 @@ async def test_limits_unread_input(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = streams.LineStream(transport)
     for _ in range(100):
         stream.say("x" * 100)
-    assert len(stream._unsent) == 11
+    assert len(stream.unsent) == 11
     await stream.process.receive("anything\n")
     with pytest.raises(EngineError, match="does not read"):
         await anext(stream.lines())
-    assert len(stream._take_batch()) == 11 * 101
-    assert stream._waiting == 0
+    assert len(stream.take_batch()) == 11 * 101
+    assert stream.unsent_size == 0
 
 
 async def test_busy_stream_yields_to_others() -> None:
     transport: Any = None
     stream = streams.LineStream(transport)
-    await stream.process.receive(f":: {stream._mark}\n" + "x\n" * 10_000)
+    await stream.process.receive(f":: {stream.mark}\n" + "x\n" * 10_000)
     turns = 0
 
     async def other() -> None:

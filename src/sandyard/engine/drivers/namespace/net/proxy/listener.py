@@ -31,7 +31,7 @@ from sandyard.kit.pacing import turns_for
 log = logging.getLogger(__name__)
 
 HTTP, HTTPS = 80, 443
-_MAX_PER_SANDBOX, _MAX_TOTAL = 256, 4096  # concurrent connections
+MAX_PER_SANDBOX, _MAX_TOTAL = 256, 4096  # concurrent connections
 _SILENCE_TIMEOUT_S = 5.0  # how long to wait for a client's first bytes; its server may send first
 _HANDSHAKE_TIMEOUT_S = 10.0
 _BUFFER_BYTES = 64 << 10
@@ -130,7 +130,7 @@ class Proxy:
                 await asyncio.sleep(0.1)
                 continue
             client = self._clients.get(peer[0])
-            if client is None or len(client.links) >= _MAX_PER_SANDBOX or self._open_links >= _MAX_TOTAL:
+            if client is None or len(client.links) >= MAX_PER_SANDBOX or self._open_links >= _MAX_TOTAL:
                 reset_on_close(connection)
                 connection.close()
                 continue

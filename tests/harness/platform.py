@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 
 from sandyard.kit.listen import free_port
-from tests.preloaded import Program
-from tests.protocol.engine import ROOT, SCRATCH, Engine
+from tests.harness.engine import SCRATCH, Engine
+from tests.harness.processes import ROOT, Program
 
 READY_SECONDS = 300
 PATIENCE = 90.0

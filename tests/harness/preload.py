@@ -1,4 +1,4 @@
-"""Modules that are imported before tests fork programs; see `tests.preloaded`."""
+"""Modules that are imported before tests fork programs; see `tests.harness.processes`."""
 
 import gc
 

@@ -1,19 +1,74 @@
-"""A command under test: its process, its output, and the processes that it left."""
+"""Processes under test. `Program` is forked from a process that has already imported the modules of `sandyard`, because the
+imports take most of the startup time. `Running` is any command, started as a user does, with its output line by line."""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[2]
+"""The repository, in which all programs run."""
 SECONDS = 60
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.harness.preload"])
+
+
+class Program:
+    """A `sandyard` process with the part of the interface of `subprocess.Popen` that tests need."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str], folder: Path, out: Path, err: Path) -> None:
+        self._arguments = arguments
+        self._process = _context.Process(target=_run, args=(arguments, environment, folder, out, err), daemon=True)
+        self._process.start()
+        assert self._process.pid
+        self.pid: int = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(self._arguments, timeout or 0)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self._process.exitcode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _run(arguments: list[str], environment: dict[str, str], folder: Path, out: Path, err: Path) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    for path, number in ((out, 1), (err, 2)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+    sys.argv = ["sandyard", *arguments]
+    from sandyard.__main__ import main  # noqa: PLC0415 - it is loaded in the forked process already, and not needed here
+
+    main()
 
 
 class Running:

@@ -19,12 +19,11 @@ from pathlib import Path
 import httpx
 
 from sandyard.kit.listen import free_port
-from tests.preloaded import Program
+from tests.harness.processes import ROOT, Program
 
 READY_SECONDS = 300
 STOP_SECONDS = 30
 GONE_SECONDS = 10
-ROOT = Path(__file__).parents[2]
 SCRATCH = Path(os.environ.get("SANDYARD_TEST_DIR", "/var/tmp"))
 """Parent of the data directories. It must be on a real disk, because the engine's copy-on-write store is a file in it."""
 
@@ -155,3 +154,32 @@ class Engine:
                 if backing.read_text().startswith(f"{self.data}/"):
                     devices.append(f"/dev/{backing.parts[-3]}")
         return devices
+
+
+@contextlib.contextmanager
+def started(**settings: str) -> Iterator[Engine]:
+    """Run an engine and check that it leaves nothing behind."""
+    engine = Engine(settings)
+    engine.start()
+    yield engine
+    left = engine.stop()
+    assert not left, f"the engine left behind: {left}"
+
+
+@contextlib.contextmanager
+def pointed_at(engine: Engine) -> Iterator[None]:
+    """Set the environment variables through which the SDKs find the engine."""
+    before = {name: os.environ.get(name) for name in engine.environment}
+    os.environ.update(engine.environment)
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+@contextlib.contextmanager
+def serving(**settings: str) -> Iterator[Engine]:
+    """Run a separate engine and point the SDKs at it."""
+    with started(**settings) as engine, pointed_at(engine):
+        yield engine

@@ -25,8 +25,8 @@ from typing import Any
 from click.testing import CliRunner
 
 from sandyard.cli.main import cli
-from tests.integration.cli.up.running import ROOT, Running
-from tests.protocol.engine import SCRATCH
+from tests.harness.engine import SCRATCH
+from tests.harness.processes import ROOT, Running
 
 SECONDS = 60
 

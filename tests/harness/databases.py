@@ -25,7 +25,7 @@ from sqlalchemy.util import LRUCache
 from sandyard.platform.db import database as databases
 from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
-from tests.postgres import Server
+from tests.harness.postgres import Server
 
 
 def _share_statements(create: Callable[..., AsyncEngine]) -> Callable[..., AsyncEngine]:
