@@ -14,7 +14,7 @@ from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError
 
 BACKLOG = 4096
 INHERITED = "SANDYARD_LISTENER"
-FIRST_FOR_ALL = 1024
+FIRST_UNPRIVILEGED_PORT = 1024
 """Ports below this one are reserved for root."""
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 BELOW, TRIES = 12_000, 50
