@@ -48,7 +48,7 @@ def test_a_free_port_is_below_the_ephemeral_range() -> None:
     first = int(listening.EPHEMERAL_RANGE_FILE.read_text().split()[0])
     ports = {free_port() for _ in range(20)}
     assert len(ports) > 10
-    assert all(first - listening.BELOW <= port < first for port in ports)
+    assert all(first - listening.PORT_RANGE <= port < first for port in ports)
 
 
 def test_an_ephemeral_port_is_used_if_no_other_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
