@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sandyard.cli.live.asks import make_body
+from sandyard.cli.live.asks import make_answer_body
 from tests.acceptance.mcp_servers import COMMAND, HttpMcpServer, url_server
 from tests.acceptance.task_client import Task, create_task, update_settings
 from tests.acceptance.workshop import Work, work
@@ -285,7 +285,7 @@ def test_a_question_is_answered_with_a_label_or_a_number(agent_session: AgentSes
     turn = agent_session.start_turn(prompt, [Use("AskUserQuestion", {"questions": [question]}), Say("So be it.")])
     ask = agent_session.wait_for_ask()
     assert (ask["kind"], "Which colour?" in json.dumps(ask)) == ("question", True)
-    ok(agent_session.client.post(f"/asks/{ask['id']}/answer", json=make_body(ask, answer)))
+    ok(agent_session.client.post(f"/asks/{ask['id']}/answer", json=make_answer_body(ask, answer)))
     assert agent_session.wait_for_turn(turn)["status"] == "completed"
     sent = agent_session.calls(prompt)[-1].asked
     assert sent and "Blue" in json.dumps(sent.results)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 NO_MODEL = "no_model"
-_KEY = "sandyard model set-key PROVIDER (list them with: sandyard model list)"
-_TEST = "sandyard model test PROVIDER (list them with: sandyard model list)"
+_SET_KEY_COMMAND = "sandyard model set-key PROVIDER (list them with: sandyard model list)"
+_TEST_COMMAND = "sandyard model test PROVIDER (list them with: sandyard model list)"
 _ADVICE = {
     NO_MODEL: "To add a model provider: sandyard model add PROVIDER (list them with: sandyard model presets)",
-    "model_key_refused": f"To change the API key: {_KEY}",
-    "model_quota_exceeded": f"To change the API key: {_KEY}",
-    "model_unknown": f"Choose another model with --model, or test the provider: {_TEST}",
-    "model_unreachable": f"To test the provider: {_TEST}",
-    "model_address_wrong": f"To test the provider: {_TEST}",
+    "model_key_refused": f"To change the API key: {_SET_KEY_COMMAND}",
+    "model_quota_exceeded": f"To change the API key: {_SET_KEY_COMMAND}",
+    "model_unknown": f"Choose another model with --model, or test the provider: {_TEST_COMMAND}",
+    "model_unreachable": f"To test the provider: {_TEST_COMMAND}",
+    "model_address_wrong": f"To test the provider: {_TEST_COMMAND}",
     "model_busy": "Try again later.",
 }
 

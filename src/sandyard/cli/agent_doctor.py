@@ -20,14 +20,14 @@ from sandyard.cli.errors import FAILED
 from sandyard.cli.findings import Finding
 from sandyard.cli.output import echo, escape, print_json, text_option
 
-VERSION = 1
+ACP_VERSION = 1
 PROMPT = "Answer with one short sentence. Change nothing."
 LONG_PROMPT = "Count from 1 to 1000 in words, one number on each line. Change nothing."
 CANCEL_SECONDS = 15.0
 END_SECONDS = 15.0
-MAX_LINE = 16 << 20
+MAX_LINE_BYTES = 16 << 20
 METHOD_NOT_FOUND = -32601
-SHOWN = 200
+MAX_SHOWN_CHARACTERS = 200
 
 
 class AgentError(Exception):
@@ -36,39 +36,42 @@ class AgentError(Exception):
 
 @dataclass
 class AgentProcess:
-    """An agent process that speaks JSON-RPC on its standard input and output, one message per line."""
+    """An agent process that speaks JSON-RPC on its standard input and output, one message per line.
+
+    `texts`, `tool_calls`, `permission_requests` and `unknown_methods` record what it has sent.
+    """
 
     command: Sequence[str]
     folder: str
-    errors: IO[bytes]
+    stderr: IO[bytes]
     timeout_s: float
     texts: list[str] = field(default_factory=list)
     tool_calls: int = 0
-    permissions: int = 0
+    permission_requests: int = 0
     unknown_methods: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         try:
             self._process = subprocess.Popen(
-                self.command, cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors
+                self.command, cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.stderr
             )
         except OSError as error:
             raise AgentError(f"Could not start {self.command[0]!r}: {error.strerror or error}.") from None
         self._lines: queue.Queue[bytes | None] = queue.Queue()
-        self._number = 0
-        threading.Thread(target=self._read, daemon=True).start()
+        self._last_id = 0
+        threading.Thread(target=self._read_lines, daemon=True).start()
 
-    def _read(self) -> None:
+    def _read_lines(self) -> None:
         assert self._process.stdout is not None
-        while line := self._process.stdout.readline(MAX_LINE):
+        while line := self._process.stdout.readline(MAX_LINE_BYTES):
             self._lines.put(line)
         self._lines.put(None)
 
     def send(self, method: str, params: dict[str, Any]) -> int:
         """Send a request and return its id."""
-        self._number += 1
-        self._write({"id": self._number, "method": method, "params": params})
-        return self._number
+        self._last_id += 1
+        self._write({"id": self._last_id, "method": method, "params": params})
+        return self._last_id
 
     def notify(self, method: str, params: dict[str, Any]) -> None:
         self._write({"method": method, "params": params})
@@ -76,14 +79,14 @@ class AgentProcess:
     def call(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         return self.wait(self.send(method, params), method, self.timeout_s)
 
-    def wait(self, number: int, method: str, timeout_s: float) -> dict[str, Any]:
+    def wait(self, request_id: int, method: str, timeout_s: float) -> dict[str, Any]:
         """Return the result of a request. Answers the agent's own requests while it waits. Raises AgentError."""
         deadline = time.monotonic() + timeout_s
         while True:
             message = self._receive(method, deadline)
-            if message.get("id") == number and "method" not in message:
+            if message.get("id") == request_id and "method" not in message:
                 if "error" in message:
-                    raise AgentError(f"{method} failed: {_shown(message['error'])}")
+                    raise AgentError(f"{method} failed: {_quote(message['error'])}")
                 result = message.get("result")
                 return result if isinstance(result, dict) else {}
             self._handle(message)
@@ -115,7 +118,7 @@ class AgentProcess:
             message = None
         if not isinstance(message, dict):
             raise AgentError(
-                f"The agent printed a line that is not a JSON-RPC message: {_shown(line.decode(errors='replace'))}. "
+                f"The agent printed a line that is not a JSON-RPC message: {_quote(line.decode(errors='replace'))}. "
                 "Use standard output only for the protocol and write logs to standard error."
             )
         return message
@@ -124,10 +127,10 @@ class AgentProcess:
         method, params = message.get("method"), message.get("params")
         params = params if isinstance(params, dict) else {}
         if method == "session/update":
-            self._take_update(params.get("update"))
+            self._count_update(params.get("update"))
         elif "id" in message and method == "session/request_permission":
-            self.permissions += 1
-            self._write({"id": message["id"], "result": {"outcome": _allow(params.get("options"))}})
+            self.permission_requests += 1
+            self._write({"id": message["id"], "result": {"outcome": _choose_allow_option(params.get("options"))}})
         elif "id" in message and method == "elicitation/create":
             self._write({"id": message["id"], "result": {"action": "decline"}})
         elif "id" in message and isinstance(method, str):
@@ -135,7 +138,7 @@ class AgentProcess:
             error = {"code": METHOD_NOT_FOUND, "message": f"Method not found: {method}"}
             self._write({"id": message["id"], "error": error})
 
-    def _take_update(self, update: Any) -> None:
+    def _count_update(self, update: Any) -> None:
         if not isinstance(update, dict):
             return
         kind, content = update.get("sessionUpdate"), update.get("content")
@@ -150,7 +153,7 @@ class AgentProcess:
             self._process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
             self._process.stdin.flush()
 
-    def end(self) -> bool:
+    def stop(self) -> bool:
         """Close the agent's standard input. Return False if the process kept running and had to be killed."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -164,28 +167,29 @@ class AgentProcess:
         return True
 
 
-def examine(command: Sequence[str], folder: str, errors: IO[bytes], timeout_s: float) -> Iterator[Finding]:
+def check_agent(command: Sequence[str], folder: str, stderr: IO[bytes], timeout_s: float) -> Iterator[Finding]:
     """Run the agent through a session. The detail of a finding that is not vital says what its failure means for users."""
-    process, place = AgentProcess(command, folder, errors, timeout_s), {"cwd": folder, "mcpServers": []}
+    process, session_params = AgentProcess(command, folder, stderr, timeout_s), {"cwd": folder, "mcpServers": []}
     try:
-        greeting = _greet(process)
-        yield Finding("initialize", ok=True, detail=f"supports ACP version {VERSION}", vital=True)
-        methods = greeting.get("authMethods")
+        agent_info = _initialize(process)
+        yield Finding("initialize", ok=True, detail=f"supports ACP version {ACP_VERSION}", vital=True)
+        methods = agent_info.get("authMethods")
         names = [str(one.get("id")) for one in methods or [] if isinstance(one, dict)]
         if names:
-            how = f"offers {', '.join(names)}. Interactive login is not possible in a sandbox: choose a method without it with --auth-method"
-            yield Finding("authenticate", ok=True, detail=how)
-        yield _check_mcp(greeting)
-        opened = _open_session(process, place)
+            detail = f"offers {', '.join(names)}. Interactive login is not possible in a sandbox: "
+            detail += "choose a method without it with --auth-method"
+            yield Finding("authenticate", ok=True, detail=detail)
+        yield _check_mcp(agent_info)
+        new_session = _open_session(process, session_params)
         yield Finding("session/new", ok=True, detail="works", vital=True)
-        yield _check_prompt(process, opened["sessionId"])
-        yield _check_cancel(process, opened["sessionId"])
-        yield from _check_requests(process, opened)
-        yield _check_resume(process, greeting, {"sessionId": opened["sessionId"], **place})
+        yield _check_prompt(process, new_session["sessionId"])
+        yield _check_cancel(process, new_session["sessionId"])
+        yield from _check_modes_and_permissions(process, new_session)
+        yield _check_resume(process, agent_info, {"sessionId": new_session["sessionId"], **session_params})
     except AgentError as error:
         yield Finding("agent", ok=False, detail=str(error), vital=True)
     finally:
-        ended = process.end()
+        ended = process.stop()
     yield Finding(
         "end",
         ok=ended,
@@ -195,34 +199,34 @@ def examine(command: Sequence[str], folder: str, errors: IO[bytes], timeout_s: f
     )
 
 
-def _greet(process: AgentProcess) -> dict[str, Any]:
-    greeting = process.call("initialize", _greeting())
-    if (spoken := greeting.get("protocolVersion")) != VERSION:
+def _initialize(process: AgentProcess) -> dict[str, Any]:
+    agent_info = process.call("initialize", _make_initialize_params())
+    if (version := agent_info.get("protocolVersion")) != ACP_VERSION:
         raise AgentError(
-            f"The agent uses version {_shown(spoken)} of the Agent Client Protocol, but the platform uses version {VERSION}."
+            f"The agent uses version {_quote(version)} of the Agent Client Protocol, but the platform uses version {ACP_VERSION}."
         )
-    return greeting
+    return agent_info
 
 
-def _check_mcp(greeting: dict[str, Any]) -> Finding:
-    capabilities = greeting.get("agentCapabilities")
-    over = capabilities.get("mcpCapabilities") if isinstance(capabilities, dict) else None
-    if isinstance(over, dict) and over.get("http") is True:
+def _check_mcp(agent_info: dict[str, Any]) -> Finding:
+    capabilities = agent_info.get("agentCapabilities")
+    transports = capabilities.get("mcpCapabilities") if isinstance(capabilities, dict) else None
+    if isinstance(transports, dict) and transports.get("http") is True:
         return Finding("mcp", ok=True, detail="supports MCP servers with a URL (mcpCapabilities.http)")
-    why = "does not support MCP servers with a URL (mcpCapabilities.http): it only gets the project's MCP servers that are commands"
-    return Finding("mcp", ok=False, detail=why)
+    detail = "does not support MCP servers with a URL (mcpCapabilities.http): it only gets the project's MCP servers that are commands"
+    return Finding("mcp", ok=False, detail=detail)
 
 
-def _open_session(process: AgentProcess, place: dict[str, Any]) -> dict[str, Any]:
-    opened = process.call("session/new", place)
-    if not isinstance(opened.get("sessionId"), str):
+def _open_session(process: AgentProcess, session_params: dict[str, Any]) -> dict[str, Any]:
+    new_session = process.call("session/new", session_params)
+    if not isinstance(new_session.get("sessionId"), str):
         raise AgentError("The response to session/new has no sessionId.")
-    return opened
+    return new_session
 
 
-def _greeting() -> dict[str, Any]:
+def _make_initialize_params() -> dict[str, Any]:
     return {
-        "protocolVersion": VERSION,
+        "protocolVersion": ACP_VERSION,
         "clientCapabilities": {
             "fs": {"readTextFile": False, "writeTextFile": False},
             "terminal": False,
@@ -232,44 +236,46 @@ def _greeting() -> dict[str, Any]:
     }
 
 
-def _prompt(session: str, text: str) -> dict[str, Any]:
+def _make_prompt_params(session: str, text: str) -> dict[str, Any]:
     return {"sessionId": session, "prompt": [{"type": "text", "text": text}]}
 
 
 def _check_prompt(process: AgentProcess, session: str) -> Finding:
-    reason = process.call("session/prompt", _prompt(session, PROMPT)).get("stopReason")
-    said = "".join(process.texts).strip()
+    reason = process.call("session/prompt", _make_prompt_params(session, PROMPT)).get("stopReason")
+    reply = "".join(process.texts).strip()
     if not isinstance(reason, str):
         raise AgentError("The response to session/prompt has no stopReason.")
-    if not said:
+    if not reply:
         raise AgentError("The turn ended without any text in an agent_message_chunk, so users would see no reply.")
-    return Finding("session/prompt", ok=True, detail=f"replied {_shown(said)} ({reason})", vital=True)
+    return Finding("session/prompt", ok=True, detail=f"replied {_quote(reply)} ({reason})", vital=True)
 
 
 def _check_cancel(process: AgentProcess, session: str) -> Finding:
-    number = process.send("session/prompt", _prompt(session, LONG_PROMPT))
+    request_id = process.send("session/prompt", _make_prompt_params(session, LONG_PROMPT))
     if not process.wait_for_update(process.timeout_s):
         return Finding("session/cancel", ok=True, detail="not tested: the turn ended first")
     process.notify("session/cancel", {"sessionId": session})
     try:
-        reason = process.wait(number, "session/cancel", CANCEL_SECONDS).get("stopReason")
+        reason = process.wait(request_id, "session/cancel", CANCEL_SECONDS).get("stopReason")
     except AgentError as error:
-        why = f"{error} A cancelled turn must end within {CANCEL_SECONDS:g} s, or the platform kills the agent."
-        return Finding("session/cancel", ok=False, detail=why)
+        detail = f"{error} A cancelled turn must end within {CANCEL_SECONDS:g} s, or the platform kills the agent."
+        return Finding("session/cancel", ok=False, detail=detail)
     ended = reason in ("cancelled", "end_turn")
-    return Finding("session/cancel", ok=ended, detail=f"the turn ended with {_shown(reason)}")
+    return Finding("session/cancel", ok=ended, detail=f"the turn ended with {_quote(reason)}")
 
 
-def _check_requests(process: AgentProcess, opened: dict[str, Any]) -> Iterator[Finding]:
-    modes = opened.get("modes")
+def _check_modes_and_permissions(process: AgentProcess, new_session: dict[str, Any]) -> Iterator[Finding]:
+    modes = new_session.get("modes")
     offered = modes.get("availableModes") if isinstance(modes, dict) else None
     names = [str(one.get("id")) for one in offered or [] if isinstance(one, dict)]
     yield Finding("modes", ok=True, detail=f"offers {', '.join(names)}" if names else "offers none")
     if process.unknown_methods:
         names = sorted(process.unknown_methods)
-        why = f"calls {', '.join(names)}, which the platform does not support: agents access files directly"
-        yield Finding("requests", ok=False, detail=why)
-    asked = "requested permission before acting" if process.permissions else "requested no permission in this test"
+        detail = f"calls {', '.join(names)}, which the platform does not support: agents access files directly"
+        yield Finding("requests", ok=False, detail=detail)
+    asked = (
+        "requested permission before acting" if process.permission_requests else "requested no permission in this test"
+    )
     yield Finding(
         "permissions",
         ok=True,
@@ -277,28 +283,28 @@ def _check_requests(process: AgentProcess, opened: dict[str, Any]) -> Iterator[F
     )
 
 
-def _check_resume(process: AgentProcess, greeting: dict[str, Any], session: dict[str, Any]) -> Finding:
+def _check_resume(process: AgentProcess, agent_info: dict[str, Any], session: dict[str, Any]) -> Finding:
     """Continue the session in another process, as after a pause."""
-    capabilities = greeting.get("agentCapabilities")
+    capabilities = agent_info.get("agentCapabilities")
     capabilities = capabilities if isinstance(capabilities, dict) else {}
-    of_sessions = capabilities.get("sessionCapabilities")
-    resumes = isinstance(of_sessions, dict) and of_sessions.get("resume") is not None
+    session_capabilities = capabilities.get("sessionCapabilities")
+    resumes = isinstance(session_capabilities, dict) and session_capabilities.get("resume") is not None
     if not resumes and capabilities.get("loadSession") is not True:
-        why = "can neither load nor resume a session: after a pause it gets a summary of the conversation"
-        return Finding("session/load", ok=False, detail=why)
+        detail = "can neither load nor resume a session: after a pause it gets a summary of the conversation"
+        return Finding("session/load", ok=False, detail=detail)
     method = "session/resume" if resumes else "session/load"
-    other = AgentProcess(process.command, process.folder, process.errors, process.timeout_s)
+    second = AgentProcess(process.command, process.folder, process.stderr, process.timeout_s)
     try:
-        other.call("initialize", _greeting())
-        other.call(method, session)
+        second.call("initialize", _make_initialize_params())
+        second.call(method, session)
     except AgentError as error:
         return Finding(method, ok=False, detail=str(error))
     finally:
-        other.end()
+        second.stop()
     return Finding(method, ok=True, detail="continues a session in a new process")
 
 
-def _allow(options: Any) -> dict[str, str]:
+def _choose_allow_option(options: Any) -> dict[str, str]:
     known = [one for one in options if isinstance(one, dict)] if isinstance(options, list) else []
     for kind in ("allow_once", "allow_always"):
         for option in known:
@@ -307,9 +313,9 @@ def _allow(options: Any) -> dict[str, str]:
     return {"outcome": "cancelled"}
 
 
-def _shown(value: Any) -> str:
+def _quote(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    return repr(text[:SHOWN] + ("…" if len(text) > SHOWN else ""))
+    return repr(text[:MAX_SHOWN_CHARACTERS] + ("…" if len(text) > MAX_SHOWN_CHARACTERS else ""))
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -330,29 +336,29 @@ def doctor(command: tuple[str, ...], timeout_s: float, output: str) -> None:
     environment: set the model and API key it needs as environment variables. The exit code is 0 if the agent can work on tasks, otherwise 1.
     """
     findings = []
-    with tempfile.TemporaryDirectory(prefix="sandyard-agent-") as folder, tempfile.TemporaryFile() as errors:
+    with tempfile.TemporaryDirectory(prefix="sandyard-agent-") as folder, tempfile.TemporaryFile() as stderr:
         try:
-            for finding in examine(command, folder, errors, timeout_s):
+            for finding in check_agent(command, folder, stderr, timeout_s):
                 findings.append(finding)
                 if output != "json":
-                    echo(_line(finding))
+                    echo(_format_finding(finding))
         except AgentError as error:
             findings.append(Finding("start", ok=False, detail=str(error), vital=True))
             if output != "json":
-                echo(_line(findings[-1]))
-        errors.seek(0)
-        said = errors.read()[-2000:].decode(errors="replace").strip()
+                echo(_format_finding(findings[-1]))
+        stderr.seek(0)
+        stderr_tail = stderr.read()[-2000:].decode(errors="replace").strip()
     works = all(finding.ok for finding in findings if finding.vital)
     if output == "json":
-        shown = [{"name": one.name, "ok": one.ok, "vital": one.vital, "detail": one.detail} for one in findings]
-        print_json({"ok": works, "findings": shown, "stderr": said})
+        rows = [{"name": one.name, "ok": one.ok, "vital": one.vital, "detail": one.detail} for one in findings]
+        print_json({"ok": works, "findings": rows, "stderr": stderr_tail})
     elif works:
         echo("This agent can work on tasks. To add it: sandyard agent add --help")
-    elif said:
-        echo(f"End of the agent's standard error:\n{said}")
+    elif stderr_tail:
+        echo(f"End of the agent's standard error:\n{stderr_tail}")
     sys.exit(0 if works else FAILED)
 
 
-def _line(finding: Finding) -> str:
+def _format_finding(finding: Finding) -> str:
     mark = "✓" if finding.ok else "✗" if finding.vital else "!"
     return escape(f"{mark} {finding.name}: {finding.detail}")

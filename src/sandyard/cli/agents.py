@@ -16,7 +16,7 @@ from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError, NoResponseError
 from sandyard.cli.git.progress import ProgressLine
 from sandyard.cli.options import drop_missing, env_option
-from sandyard.cli.output import as_json, echo, escape, output_option, print_json, show_list, show_one, text_option
+from sandyard.cli.output import echo, escape, output_option, print_json, show_list, show_one, text_option, wants_json
 from sandyard.cli.sse import follow
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ FIELDS = {
     "updated": "updatedAt",
 }
 APIS = ["anthropic", "openai", "openai_chat", "gemini"]
-STEPS = {"sandbox": "sandbox", "install": "install", "start": "start", "answer": "first reply"}
-DOING = {
+STEP_TITLES = {"sandbox": "sandbox", "install": "install", "start": "start", "answer": "first reply"}
+PROGRESS_TEXTS = {
     "sandbox.provisioning": "waiting for a sandbox",
     "sandbox.running": "sandbox is running",
     "agent.starting": "starting the agent",
@@ -70,17 +70,17 @@ def agent() -> None:
 def list_agents(output: str | None) -> None:
     """List agents."""
     with connect() as client:
-        found = client.get("/agents")
-    if as_json(output):
-        print_json(found)
+        page = client.get("/agents")
+    if wants_json(output):
+        print_json(page)
         return
-    rows = [{**one, "model": _readiness(one)} for one in found["items"]]
-    show_list({"items": rows}, COLUMNS, output, nothing="No agents.")
+    rows = [{**one, "model": _describe_model(one)} for one in page["items"]]
+    show_list({"items": rows}, COLUMNS, output, empty_message="No agents.")
     if any(one["model"] == NEEDS_KEY for one in rows):
         echo(get_advice(NO_MODEL) or "", err=True)
 
 
-def _readiness(agent: Any) -> str:
+def _describe_model(agent: Any) -> str:
     if not agent["apis"]:
         return "not needed"
     if agent["modelReady"]:
@@ -139,10 +139,10 @@ def add(
     definition = drop_missing(install=install, authMethod=options.pop("auth_method"), **options)
     body = drop_missing(title=title, definition=definition)
     with connect() as client:
-        made = _update_agent(client, name, body) if replace else None
-        if made is None:
-            made = client.post("/agents", body | {"name": name})
-    show_one(made, FIELDS, output)
+        saved = _update_agent(client, name, body) if replace else None
+        if saved is None:
+            saved = client.post("/agents", body | {"name": name})
+    show_one(saved, FIELDS, output)
 
 
 def _update_agent(client: Client, name: str, body: dict[str, Any]) -> Any:
@@ -171,9 +171,9 @@ def remove(name: str) -> None:
 def test(name: str, model: str | None, output: str) -> None:
     """Test an agent. Create a sandbox, install and start the agent, and wait for its reply. The exit code is 0 if it works, otherwise 1."""
     with connect() as client:
-        begun = client.post(f"/agents/{quote_segment(name)}/test", drop_missing(model=model) | {"background": True})
+        started = client.post(f"/agents/{quote_segment(name)}/test", drop_missing(model=model) | {"background": True})
         with ProgressLine() as progress:
-            result = _wait_for_result(client, begun["sessionId"], progress)
+            result = _wait_for_result(client, started["sessionId"], progress)
     if output == "json":
         print_json(result)
     else:
@@ -194,8 +194,8 @@ def _wait_for_result(client: Client, session_id: str, line: ProgressLine) -> Any
                 return data
             if event.kind == "agent.installing":
                 line.show_progress(data.get("what"), None)
-            elif event.kind in DOING:
-                line.show_progress(DOING[event.kind], None)
+            elif event.kind in PROGRESS_TEXTS:
+                line.show_progress(PROGRESS_TEXTS[event.kind], None)
     except NoResponseError as error:
         raise NoResponseError(
             f"{error.message} The test is still running: sandyard events --session {session_id}"
@@ -208,7 +208,7 @@ def format_result(result: Any) -> list[str]:
     lines = []
     for step in result["steps"]:
         mark = click.style("✓", fg="green") if step["ok"] else click.style("✗", fg="red")
-        what = STEPS.get(step["name"], escape(str(step["name"])))
+        what = STEP_TITLES.get(step["name"], escape(str(step["name"])))
         lines.append(f"{mark} {what:<20} {step['seconds']:.1f} s")
     if result["ok"]:
         lines.append(f"It works. Reply: {escape(result['answer'] or '')}")

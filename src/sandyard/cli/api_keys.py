@@ -7,7 +7,7 @@ import click
 from sandyard.cli.completion import complete_tokens
 from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.options import drop_missing, limit_option
-from sandyard.cli.output import as_json, echo, output_option, print_json, show_list
+from sandyard.cli.output import echo, output_option, print_json, show_list, wants_json
 
 COLUMNS = {
     "ID": "id",
@@ -30,11 +30,11 @@ def api_key() -> None:
 def create(name: str, output: str | None) -> None:
     """Create a token and show it once. NAME describes its use."""
     with connect() as client:
-        made = client.post("/tokens", drop_missing(name=name))
-    if as_json(output):
-        print_json(made)
+        token = client.post("/tokens", drop_missing(name=name))
+    if wants_json(output):
+        print_json(token)
         return
-    echo(made["value"])
+    echo(token["value"])
     echo("Save this token now: it is not shown again.", err=True)
 
 
@@ -45,7 +45,7 @@ def list_tokens(limit: int, output: str | None) -> None:
     """List tokens. Their values are not stored."""
     with connect() as client:
         page = client.list_items("/tokens", limit)
-    show_list(page, COLUMNS, output, nothing="No tokens.")
+    show_list(page, COLUMNS, output, empty_message="No tokens.")
 
 
 @api_key.command()

@@ -11,7 +11,7 @@ from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.datadir import DataDir
 from sandyard.kit.errors import ConflictError
 
-TRUST = """\
+TRUST_INSTRUCTIONS = """\
 {certificate}
 is the certificate authority of this engine for {domain}. It can only issue certificates for names below {domain} and
 localhost and for this machine's addresses. Machines that use the engine must trust it:
@@ -45,25 +45,25 @@ def ca(data_dir: Path | None, domain: str | None, pem: bool) -> None:
 
     settings = EngineSettings.load(data_dir=data_dir, domain=domain)
     data = DataDir(settings.data_dir)
-    inside = data.path / "engine"
-    if inside.is_dir() and not data.database.exists():  # data directory of `sandyard up`
-        data = DataDir(inside)
+    engine_folder = data.path / "engine"
+    if engine_folder.is_dir() and not data.database.exists():  # data directory of `sandyard up`
+        data = DataDir(engine_folder)
     data.prepare()
     name = server_certificates.strip_port(settings.domain) if settings.domain is not None else _find_domain(data.tls)
     authority = server_certificates.load_authority(data.tls, name)
     if pem:
         echo(authority.pem.decode(), nl=False)
         return
-    echo(TRUST.format(certificate=authority.certificate, domain=name, name=f"sandyard-{name}"), nl=False)
+    echo(TRUST_INSTRUCTIONS.format(certificate=authority.certificate, domain=name, name=f"sandyard-{name}"), nl=False)
 
 
 def _find_domain(folder: Path) -> str:
     """Return the domain whose authority is in the folder. Raises ConflictError if there are several."""
     from sandyard.engine.certificates import server_certificates  # noqa: PLC0415 - keeps --help fast
 
-    found = server_certificates.domains_with_authority(folder)
-    if len(found) > 1:
+    domains = server_certificates.domains_with_authority(folder)
+    if len(domains) > 1:
         raise ConflictError(
-            f"The engine has certificate authorities for several domains. Choose one with --domain: {', '.join(found)}."
+            f"The engine has certificate authorities for several domains. Choose one with --domain: {', '.join(domains)}."
         )
-    return found[0] if found else server_certificates.LOCAL
+    return domains[0] if domains else server_certificates.LOCAL

@@ -15,7 +15,7 @@ from sandyard.cli.errors import ApiError, NoResponseError, NotLoggedInError
 from sandyard.cli.output import escape
 
 API = "/api/v1"
-PAGE = 200
+MAX_PAGE_SIZE = 200
 CONNECT_SECONDS, RESPONSE_SECONDS = 10.0, 330.0
 """A command that the server waits for may itself take 300 s."""
 
@@ -35,7 +35,7 @@ class Client:
             base_url=login.url,
             headers=headers,
             timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
-            trust_env=not login.local,  # do not use a proxy to reach this machine
+            trust_env=not login.is_local,  # do not use a proxy to reach this machine
             verify=not login.url.startswith("http:"),  # loading certificates is slow and not needed here
         )
 
@@ -68,7 +68,7 @@ class Client:
         items: list[Json] = []
         cursor: str | None = None
         while True:
-            page = self.get(path, limit=min(PAGE, limit - len(items)), cursor=cursor, **params)
+            page = self.get(path, limit=min(MAX_PAGE_SIZE, limit - len(items)), cursor=cursor, **params)
             items += page["items"]
             cursor = page.get("nextCursor")
             if cursor is None or len(items) >= limit or not page["items"]:
@@ -89,8 +89,8 @@ class Client:
         if content is not None:
             headers = {"Content-Type": "application/octet-stream", **(headers or {})}
         with self._translate_errors():
-            response = self._http.request(method, API + path, params=_query_params(params), headers=headers, **payload)
-        self._check(response)
+            response = self._http.request(method, API + path, params=_make_query(params), headers=headers, **payload)
+        self._raise_for_status(response)
         if not response.content:
             return None
         try:
@@ -113,12 +113,12 @@ class Client:
         with (
             self._translate_errors(),
             self._http.stream(
-                "GET", API + path, params=_query_params(params), headers=headers, timeout=timeout
+                "GET", API + path, params=_make_query(params), headers=headers, timeout=timeout
             ) as response,
         ):
             if response.is_error:
                 response.read()
-            self._check(response)
+            self._raise_for_status(response)
             yield response
 
     @contextlib.contextmanager
@@ -128,7 +128,7 @@ class Client:
         except httpx.ConnectError as error:
             hint = (
                 " Start one with `sandyard up`, or choose another with `sandyard login URL`."
-                if self.login.local
+                if self.login.is_local
                 else ""
             )
             raise NoResponseError(f"Could not connect to {self.login.url}: {_describe_error(error)}.{hint}") from None
@@ -137,7 +137,7 @@ class Client:
                 f"The server at {self.login.url} did not respond: {_describe_error(error)}."
             ) from None
 
-    def _check(self, response: httpx.Response) -> None:
+    def _raise_for_status(self, response: httpx.Response) -> None:
         if not response.is_error and not response.is_redirect:
             return
         if response.status_code == 401 and self.login.token is None:
@@ -169,11 +169,11 @@ def _format_field_error(error: Json) -> str:
         return str(error)
     location = error.get("field") or error.get("pointer") or error.get("path") or error.get("loc") or ""
     name = ".".join(str(part) for part in location) if isinstance(location, list) else str(location)
-    what = str(error.get("message") or error.get("detail") or error.get("msg") or "is not valid")
-    return f"{name}: {what}" if name else what
+    message = str(error.get("message") or error.get("detail") or error.get("msg") or "is not valid")
+    return f"{name}: {message}" if name else message
 
 
-def _query_params(params: Mapping[str, object] | None) -> dict[str, str | list[str]]:
+def _make_query(params: Mapping[str, object] | None) -> dict[str, str | list[str]]:
     """Return query parameters. A tuple or list becomes a repeated parameter."""
     return {
         name: [_format_param(item) for item in value] if isinstance(value, (tuple, list)) else _format_param(value)

@@ -1,6 +1,6 @@
 """The server's address and the token: from the environment, or from what `sandyard login` stored.
 
-`SANDYARD_URL` and `SANDYARD_TOKEN` win over the file. A stored token is only sent to the address it was stored with.
+`SANDYARD_URL` and `SANDYARD_TOKEN` override the file. A stored token is only sent to the address it was stored with.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ class Login:
     token_id: str | None = None
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
+        """Whether the server runs on this machine."""
         return urlsplit(self.url).hostname in LOOPBACK
 
     @property
     def is_unencrypted(self) -> bool:
         """Whether the token would cross a network unencrypted."""
-        return urlsplit(self.url).scheme == "http" and not self.local
+        return urlsplit(self.url).scheme == "http" and not self.is_local
 
 
 def get_path(environ: Mapping[str, str] | None = None) -> Path:
@@ -47,7 +48,7 @@ def get_path(environ: Mapping[str, str] | None = None) -> Path:
 def load(environ: Mapping[str, str] | None = None) -> Login:
     """Return the current login. Raises CommandError if the file exists but is invalid."""
     environ = os.environ if environ is None else environ
-    stored = _read(get_path(environ))
+    stored = _read_login(get_path(environ))
     url = environ.get("SANDYARD_URL")
     address = validate_url(url) if url else stored.url
     if token := environ.get("SANDYARD_TOKEN", "").strip():
@@ -60,21 +61,21 @@ def save(login: Login, environ: Mapping[str, str] | None = None) -> Path:
     file = get_path(environ)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     content = {"url": login.url, "token": login.token.reveal() if login.token else None, "tokenId": login.token_id}
-    fresh = file.with_name(f".config-{os.getpid()}.json")
-    fresh.unlink(missing_ok=True)
+    temporary = file.with_name(f".config-{os.getpid()}.json")
+    temporary.unlink(missing_ok=True)
     try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
             json.dump(content, stream, indent=2)
             stream.write("\n")
-        fresh.replace(file)
+        temporary.replace(file)
     finally:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return file
 
 
 def delete(environ: Mapping[str, str] | None = None) -> Login:
     """Remove the token from the file and keep the address. Return what was stored. Idempotent."""
-    stored = _read(get_path(environ))
+    stored = _read_login(get_path(environ))
     if stored.token is not None:
         save(Login(stored.url), environ)
     return stored
@@ -87,15 +88,15 @@ def validate_url(text: str) -> str:
         text = f"http://{text}"
     try:
         parts = urlsplit(text)
-        known = parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port > 0)
+        is_valid = parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port > 0)
     except ValueError:
-        known = False
-    if not known or parts.query or parts.fragment or parts.username:
+        is_valid = False
+    if not is_valid or parts.query or parts.fragment or parts.username:
         raise CommandError(f"{text!r} is not a server address. Use a URL such as http://127.0.0.1:8700.")
     return text.rstrip("/")
 
 
-def _read(file: Path) -> Login:
+def _read_login(file: Path) -> Login:
     try:
         content: Any = json.loads(file.read_text())
         token = content.get("token")

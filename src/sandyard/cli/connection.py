@@ -10,7 +10,7 @@ from sandyard.cli.errors import ApiError, CommandError
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
-MANY = 5000
+MAX_ITEMS = 5000
 
 
 def connect(login: config.Login | None = None, *, timeout: float | None = None) -> Client:
@@ -34,7 +34,7 @@ def get_project_id(client: Client, name: str) -> str:
     """Return the id of a project, given its id or its name. Raises an error if no visible project or more than one has that name."""
     if name.startswith("prj_"):
         return name
-    found = [project["id"] for project in client.list_items("/projects", MANY)["items"] if project["name"] == name]
+    found = [project["id"] for project in client.list_items("/projects", MAX_ITEMS)["items"] if project["name"] == name]
     if not found:
         raise ApiError(f"There is no project {name!r}. To list projects, run `sandyard project list`.", 404)
     if len(found) > 1:

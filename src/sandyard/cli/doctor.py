@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from sandyard.cli.doctor_platform import check_platform as _platform
+from sandyard.cli.doctor_platform import check_platform
 from sandyard.cli.findings import Finding
 from sandyard.cli.output import echo
 from sandyard.kit.errors import SandyardError
@@ -29,7 +29,7 @@ def doctor() -> None:
 
     healthy = _print_findings("Machine", _check_machine())
     with ThreadPoolExecutor(1) as pool:
-        platform_findings = pool.submit(lambda: list(_platform()))  # network checks run while the driver is tested
+        platform_findings = pool.submit(lambda: list(check_platform()))  # network checks run while the driver is tested
         healthy = _print_findings("Sandboxes", _check_sandboxes()) and healthy
         _print_findings("Templates", _check_templates())
         configured = _print_findings("Platform", platform_findings.result())
@@ -71,29 +71,35 @@ def _check_sandboxes() -> Iterator[Finding]:
 
     with tempfile.TemporaryDirectory(prefix="sandyard-doctor-") as folder:
         try:
-            able = asyncio.run(check_capabilities(Path(folder)))
+            capabilities = asyncio.run(check_capabilities(Path(folder)))
         except SandyardError as error:
             yield Finding("driver", False, error.message, vital=True)
             return
     yield Finding("driver", True, "namespaces work", vital=True)
-    yield Finding("pause", able.freeze, able.missing.get("freeze", "processes can be paused and stay in memory"))
+    yield Finding(
+        "pause", capabilities.freeze, capabilities.missing.get("freeze", "processes can be paused and stay in memory")
+    )
     yield Finding(
         "memory to disk",
-        able.suspend,
-        able.missing.get("suspend", "paused sandboxes can be moved to disk to free memory"),
+        capabilities.suspend,
+        capabilities.missing.get("suspend", "paused sandboxes can be moved to disk to free memory"),
     )
     copies = {"cow": "copy-on-write: a fork takes milliseconds", "copy": "changed files are copied"}
-    detail = able.missing.get("live_copy") or able.missing.get("cow") or copies[able.live_copy]
-    yield Finding("copies", able.live_copy == "cow", detail)
+    detail = capabilities.missing.get("live_copy") or capabilities.missing.get("cow") or copies[capabilities.live_copy]
+    yield Finding("copies", capabilities.live_copy == "cow", detail)
     for limit in ("memory", "cpu", "pids", "disk"):
-        ok = limit in able.limits
-        yield Finding(f"{limit} limit", ok, "enforced" if ok else able.missing.get(limit, "cannot be enforced here"))
+        ok = limit in capabilities.limits
+        yield Finding(
+            f"{limit} limit", ok, "enforced" if ok else capabilities.missing.get(limit, "cannot be enforced here")
+        )
     yield Finding(
-        "internet", able.egress, able.missing.get("egress", "available to sandboxes, per their network policies")
+        "internet",
+        capabilities.egress,
+        capabilities.missing.get("egress", "available to sandboxes, per their network policies"),
     )
-    named = {"freeze", "suspend", "live_copy", "cow", "memory", "cpu", "pids", "disk", "egress"}
-    for name in able.missing.keys() - named:
-        yield Finding(name, False, able.missing[name])
+    reported = {"freeze", "suspend", "live_copy", "cow", "memory", "cpu", "pids", "disk", "egress"}
+    for name in capabilities.missing.keys() - reported:
+        yield Finding(name, False, capabilities.missing[name])
     if os.geteuid() == 0:
         for found in probe():
             yield Finding(found.name, found.ok, found.detail)

@@ -16,7 +16,7 @@ from sandyard.kit.errors import SandyardError
 if TYPE_CHECKING:
     from sandyard.platform.settings import PlatformSettings
 
-PATIENCE_SECONDS = 2.0
+TIMEOUT_SECONDS = 2.0
 CLOUD_DOMAIN = "e2b.app"
 
 
@@ -55,10 +55,10 @@ def _check_engine(settings: PlatformSettings) -> Iterator[Finding]:
             yield Finding("E2B_API_KEY", False, f"not set, but the engine at {url} needs one")
         return
     cloud = url is None
-    where = url or f"https://api.{settings.e2b_domain or CLOUD_DOMAIN}"
+    api_url = url or f"https://api.{settings.e2b_domain or CLOUD_DOMAIN}"
     target = "E2B Cloud" if cloud else "an engine"
-    yield Finding("E2B_API_KEY", True, f"set: `sandyard up --engine none` uses {target} at {where}")
-    yield _check_engine_url(where, key.reveal())
+    yield Finding("E2B_API_KEY", True, f"set: `sandyard up --engine none` uses {target} at {api_url}")
+    yield _check_engine_url(api_url, key.reveal())
 
 
 def _check_engine_url(url: str, key: str) -> Finding:
@@ -66,27 +66,33 @@ def _check_engine_url(url: str, key: str) -> Finding:
     import httpx  # noqa: PLC0415 - slow to load
 
     try:
-        answer = httpx.get(
+        response = httpx.get(
             f"{url.rstrip('/')}/v2/sandboxes",
             params={"limit": 1},
             headers={"X-API-KEY": key},
-            timeout=PATIENCE_SECONDS,
-            trust_env=not Login(url).local,
+            timeout=TIMEOUT_SECONDS,
+            trust_env=not Login(url).is_local,
         )
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         reason = str(error).strip().rstrip(".").partition("] ")[2] or str(error).strip() or type(error).__name__
         return Finding("engine", False, f"could not connect to {url}: {reason}")
-    if answer.status_code in {401, 403}:
+    if response.status_code in {401, 403}:
         return Finding("engine", False, f"{url} rejected the key in E2B_API_KEY")
-    if answer.status_code != 200:
-        return Finding("engine", False, f"{url} returned {answer.status_code}: it is not an E2B API, or it is failing")
+    if response.status_code != 200:
+        return Finding(
+            "engine", False, f"{url} returned {response.status_code}: it is not an E2B API, or it is failing"
+        )
     return Finding("engine", True, f"{url} responds and accepts the key")
 
 
 def check_database(settings: PlatformSettings) -> Finding:
     scheme, _, path = settings.database.partition(":///")
-    plain = scheme == "sqlite" and path.startswith("/") and "?" not in path
-    return _check_database_file(Path(path), settings.database) if plain else _check_database_server(settings.database)
+    is_plain_path = scheme == "sqlite" and path.startswith("/") and "?" not in path
+    return (
+        _check_database_file(Path(path), settings.database)
+        if is_plain_path
+        else _check_database_server(settings.database)
+    )
 
 
 def _check_database_server(url: str) -> Finding:
@@ -97,19 +103,19 @@ def _check_database_server(url: str) -> Finding:
         database = Database(url)
     except SandyardError as error:
         return Finding(name, False, error.message, vital=True)
-    shown = database.url.render_as_string(hide_password=True).replace("+aiosqlite", "").replace("+asyncpg", "")
+    shown_url = database.url.render_as_string(hide_password=True).replace("+aiosqlite", "").replace("+asyncpg", "")
     if database.is_sqlite:
-        return _check_database_file(Path(database.url.database or ""), shown)
+        return _check_database_file(Path(database.url.database or ""), shown_url)
     try:
         asyncio.run(_ping_database(database))
     except TimeoutError:
-        return Finding(name, False, f"{shown} did not respond within {PATIENCE_SECONDS:.0f} s")
+        return Finding(name, False, f"{shown_url} did not respond within {TIMEOUT_SECONDS:.0f} s")
     except SandyardError as error:
         cause = error.__cause__ and getattr(error.__cause__, "orig", error.__cause__)
-        return Finding(name, False, f"{shown}: {' '.join(str(cause or error.message).split())}")
+        return Finding(name, False, f"{shown_url}: {' '.join(str(cause or error.message).split())}")
     except Exception as error:  # report any error of a database driver as a finding
-        return Finding(name, False, f"{shown}: {' '.join(str(error).split()) or type(error).__name__}")
-    return Finding(name, True, f"{shown} responds")
+        return Finding(name, False, f"{shown_url}: {' '.join(str(error).split()) or type(error).__name__}")
+    return Finding(name, True, f"{shown_url} responds")
 
 
 async def _ping_database(database: object) -> None:
@@ -118,21 +124,21 @@ async def _ping_database(database: object) -> None:
     assert isinstance(database, Database)
     await database.open()
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             await database.check()
     finally:
         await database.close()
 
 
-def _check_database_file(path: Path, shown: str) -> Finding:
+def _check_database_file(path: Path, shown_url: str) -> Finding:
     """Check a database file without creating anything."""
     if path.exists():
         ok = path.is_file() and os.access(path, os.R_OK | os.W_OK)
-        return Finding("database", ok, f"{shown} exists" if ok else f"{path} is not readable and writable")
+        return Finding("database", ok, f"{shown_url} exists" if ok else f"{path} is not readable and writable")
     nearest = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
     ok = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
     return Finding(
         "database",
         ok,
-        f"{shown} will be created on the first start" if ok else f"{path} cannot be created in {nearest}",
+        f"{shown_url} will be created on the first start" if ok else f"{path} cannot be created in {nearest}",
     )

@@ -73,7 +73,7 @@ def engine(access_log: bool, api_keys: tuple[str, ...], **options: Any) -> None:
     Every option, and more, can be set as SANDYARD_<NAME>; options win. SIGTERM stops the engine and leaves its
     sandboxes running: the next engine with the same data directory continues with them.
     """
-    lifeline.hold()
+    lifeline.watch_supervisor()
     settings = EngineSettings.load(api_keys=api_keys or None, **options)
     from sandyard.engine.app import run  # noqa: PLC0415 - slow to load, and not needed to report a wrong option
 

@@ -1,4 +1,4 @@
-"""How a command fails: one sentence for people and one exit code for scripts.
+"""Errors of commands: one sentence for people and one exit code for scripts.
 
 0 success · 1 failure · 2 wrong usage (click's own) · 3 not found · 4 not allowed, or not logged in ·
 5 the server or its engine does not respond. `sandyard sandbox exec` exits with the command's own code, or 124 on timeout.
@@ -12,7 +12,7 @@ from sandyard.kit.errors import SandyardError
 
 FAILED, NOT_FOUND, NOT_ALLOWED, UNREACHABLE = 1, 3, 4, 5
 
-BY_STATUS = {
+EXIT_CODES = {
     401: NOT_ALLOWED,
     403: NOT_ALLOWED,
     404: NOT_FOUND,
@@ -41,7 +41,7 @@ class NoResponseError(CommandError):
     exit_code = UNREACHABLE
 
 
-class LocalNotFoundError(CommandError):
+class PathNotFoundError(CommandError):
     """No such file."""
 
     exit_code = NOT_FOUND
@@ -61,7 +61,7 @@ class ApiError(CommandError):
         self.http_status = http_status
         self.problem_code = problem_code
         self.details = details or {}
-        self.exit_code = BY_STATUS.get(http_status, FAILED)
+        self.exit_code = EXIT_CODES.get(http_status, FAILED)
 
     @property
     def is_transient(self) -> bool:

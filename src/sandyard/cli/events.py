@@ -10,10 +10,10 @@ import click
 from sandyard.cli.completion import complete_projects, complete_sandboxes, complete_sessions
 from sandyard.cli.connection import connect, get_project_id
 from sandyard.cli.options import limit_option
-from sandyard.cli.output import as_json, echo, escape, is_terminal, output_option, print_json
+from sandyard.cli.output import echo, escape, is_terminal, output_option, print_json, wants_json
 from sandyard.cli.sse import follow
 
-TRIMMED = "events.trimmed"
+TRIMMED_KIND = "events.trimmed"
 SUBJECTS = ("sandboxId", "sessionId", "taskId", "projectId")
 
 
@@ -46,10 +46,10 @@ def events(
         project_id = get_project_id(client, project) if project else None
         params = {"sessionId": session_id, "sandboxId": sandbox_id, "taskId": task_id, "projectId": project_id}
         if following:
-            _follow(client, params, after, as_json(output))
+            _follow(client, params, after, wants_json(output))
             return
-        page = _history(client, params, after, limit)
-    if as_json(output):
+        page = _fetch_history(client, params, after, limit)
+    if wants_json(output):
         print_json(page)
         return
     for event in page["items"]:
@@ -58,11 +58,11 @@ def events(
 
 def _follow(client: Any, params: dict[str, str | None], after: int | None, json_lines: bool) -> None:
     start = None if after is None else str(after)
-    seen = follow(client, "/events", params, after=start, on_drop=lambda reason: echo(f"… {reason}", err=True))
+    messages = follow(client, "/events", params, after=start, on_drop=lambda reason: echo(f"… {reason}", err=True))
     try:
-        for message in seen:
+        for message in messages:
             event = json.loads(message.data)
-            if message.kind == TRIMMED:
+            if message.kind == TRIMMED_KIND:
                 echo(f"… events up to number {event['upTo']} have been deleted.", err=True)
             elif "seq" in event:
                 print_json(event, compact=True) if json_lines else echo(format_event(event))
@@ -70,7 +70,7 @@ def _follow(client: Any, params: dict[str, str | None], after: int | None, json_
         return
 
 
-def _history(client: Any, params: dict[str, str | None], after: int | None, limit: int) -> Any:
+def _fetch_history(client: Any, params: dict[str, str | None], after: int | None, limit: int) -> Any:
     """Return the newest events, or the first ones after a number. Joins pages of up to 200."""
     items: list[Any] = []
     cursor = None
@@ -93,12 +93,12 @@ def format_event(event: dict[str, Any]) -> str:
     subject = next((str(event[name]) for name in SUBJECTS if event.get(name)), "")
     data = event.get("data") or {}
     details = " ".join(
-        f"{name}={_short(value)}" for name, value in data.items() if value is not None and name not in SUBJECTS
+        f"{name}={_shorten_value(value)}" for name, value in data.items() if value is not None and name not in SUBJECTS
     )
     kind = click.style(f"{event['kind']:<20}", fg="red" if event["kind"].endswith(".error") else "cyan")
     return f"{event.get('seq', ''):>6}  {when}  {kind}  {subject:<24}  {details}".rstrip()
 
 
-def _short(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     text = escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     return text if len(text) <= 60 or not is_terminal() else f"{text[:59]}…"

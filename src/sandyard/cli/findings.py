@@ -1,4 +1,4 @@
-"""The result of one check."""
+"""Results of checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A check result. Without a `vital` one, the checked component does not work at all."""
+    """The result of one check. If a `vital` check fails, the checked component does not work at all."""
 
     name: str
     ok: bool

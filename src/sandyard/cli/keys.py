@@ -43,8 +43,8 @@ def list_keys(data: DataDir) -> None:
     """List keys. Their values are not stored."""
     with _open_keys(data) as stored:
         for key in stored.list():
-            made = datetime.fromtimestamp(key.created_at).astimezone().isoformat(" ", "seconds")
-            echo(f"{key.id}  {key.hint:10}  {made}  {key.label}")
+            created = datetime.fromtimestamp(key.created_at).astimezone().isoformat(" ", "seconds")
+            echo(f"{key.id}  {key.hint:10}  {created}  {key.label}")
 
 
 @keys.command()
@@ -53,15 +53,15 @@ def list_keys(data: DataDir) -> None:
 def revoke(data: DataDir, key: str) -> None:
     """Revoke a key by its id or label. Clients that use it are rejected within a second."""
     with _open_keys(data) as stored:
-        ended = stored.revoke(key)
-    echo(f"Revoked {ended.id} ({ended.label}).")
+        revoked = stored.revoke(key)
+    echo(f"Revoked {revoked.id} ({revoked.label}).")
 
 
 @contextlib.contextmanager
 def _open_keys(data: DataDir) -> Iterator[ApiKeys]:
     if not data.path.is_dir() or (not data.database.exists() and (data.path / "engine").is_dir()):
-        inside = data.path / "engine"
-        hint = f"It is in {inside}: choose that" if inside.is_dir() else "Choose another directory"
+        engine_folder = data.path / "engine"
+        hint = f"It is in {engine_folder}: choose that" if engine_folder.is_dir() else "Choose another directory"
         raise NotFoundError(f"{data.path} does not contain the data of an engine. {hint} with --data-dir.")
     database = Database(data.database)
     database.open()

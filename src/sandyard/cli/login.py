@@ -122,8 +122,8 @@ def _login_by_password(server: config.Login, name: str) -> config.Login:
     return config.Login(server.url, Secret(token["value"]), token["id"])
 
 
-def _format_user(answer: Any) -> str:
-    user = answer.get("user") or answer
+def _format_user(response: Any) -> str:
+    user = response.get("user") or response
     return f"{user.get('name') or user.get('id')} ({user.get('role')})"
 
 

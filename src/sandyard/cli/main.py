@@ -78,7 +78,7 @@ HELP = {
 """Help texts. Commands that are not listed here are internal."""
 
 
-class Commands(click.Group):
+class LazyGroup(click.Group):
     """A group that loads its commands by name and reports errors as one sentence and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -116,7 +116,7 @@ class Commands(click.Group):
             sys.exit(1)
 
 
-@click.group(cls=Commands)
+@click.group(cls=LazyGroup)
 @click.version_option(__version__, prog_name="sandyard")
 def cli() -> None:
     """Every coding agent gets its own computer."""

@@ -17,10 +17,10 @@ from sandyard.cli.completion import (
     complete_sessions,
     complete_tasks,
 )
-from sandyard.cli.connection import MANY, connect, get_project_id, quote_segment
+from sandyard.cli.connection import MAX_ITEMS, connect, get_project_id, quote_segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError
 from sandyard.cli.options import drop_missing, limit_option
-from sandyard.cli.output import as_json, echo, escape, output_option, print_json, show_list, show_one
+from sandyard.cli.output import echo, escape, output_option, print_json, show_list, show_one, wants_json
 from sandyard.cli.projects.connection_test import TEST_FAILED
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ FIELDS = {
     "project": "projectId",
     "created": "createdAt",
 }
-SPENT = {
+USAGE_FIELDS = {
     "requests": "calls",
     "input tokens": "inputTokens",
     "output tokens": "outputTokens",
@@ -57,7 +57,7 @@ SPENT = {
     "requests without a price": "unpriced",
     "requests with an estimated cost": "estimated",
 }
-BY_MODEL = {
+USAGE_COLUMNS = {
     "MODEL": "model",
     "REQUESTS": "calls",
     "INPUT TOKENS": "inputTokens",
@@ -67,10 +67,10 @@ BY_MODEL = {
 _ESTIMATE_NOTE = (
     "≈ contains estimates: some requests were stopped or are in progress, or the provider did not report their usage."
 )
-BASE = "/model-providers"
-LONGEST_KEY = 4000
+API_PATH = "/model-providers"
+MAX_KEY_LENGTH = 4000
 
-PRESETS = {
+PRESET_COLUMNS = {
     "NAME": "name",
     "TITLE": "title",
     "URL": "baseUrl",
@@ -98,8 +98,8 @@ def list_providers(project: str | None, limit: int, output: str | None) -> None:
     """List providers, newest first. API keys are never shown."""
     with connect() as client:
         project_id = get_project_id(client, project) if project else None
-        page = client.list_items(BASE, limit, projectId=project_id)
-    show_list(page, COLUMNS, output, nothing="No model providers. To add one: sandyard model add PROVIDER")
+        page = client.list_items(API_PATH, limit, projectId=project_id)
+    show_list(page, COLUMNS, output, empty_message="No model providers. To add one: sandyard model add PROVIDER")
 
 
 def _parse_prices(
@@ -125,12 +125,12 @@ def list_presets(output: str | None) -> None:
     """List well-known providers with their URLs, models and prices. Use their names with `sandyard model add`."""
     with connect() as client:
         found = client.get("/model-presets")
-    if as_json(output):
+    if wants_json(output):
         print_json(found)
         return
     rows = [{**one, "key": "required" if one["keyRequired"] else "not needed"} for one in found["items"]]
     rows = [{**one, "models": one["models"] or "from the server"} for one in rows]
-    show_list({"items": rows}, PRESETS, output, nothing="No presets.")
+    show_list({"items": rows}, PRESET_COLUMNS, output, empty_message="No presets.")
     echo(f"Prices as of {found['pricesTaken']}. To see them, use `-o json`.", err=True)
 
 
@@ -186,16 +186,16 @@ def add(
     if no_key and key_stdin:
         raise click.UsageError("Use either --key-stdin or --no-key, not both.")
     with connect() as client:
-        known = _find_preset(client, name, preset, kind)
-        if known is None and kind is None:
+        known_preset = _find_preset(client, name, preset, kind)
+        if known_preset is None and kind is None:
             raise click.UsageError(f"There is no preset {name!r}. Set the API type with --kind: {', '.join(KINDS)}.")
-        if known is not None and not known["keyRequired"] and not key_stdin:
+        if known_preset is not None and not known_preset["keyRequired"] and not key_stdin:
             no_key = True
         key = None if no_key else _read_key(name, from_stdin=key_stdin)
         project_id = get_project_id(client, project) if project else None
         body = drop_missing(
             name=name,
-            preset=known and known["name"],
+            preset=known_preset and known_preset["name"],
             kind=kind,
             baseUrl=base_url,
             projectId=project_id,
@@ -203,9 +203,9 @@ def add(
             prices=prices or None,
             key=key,
         )
-        with explain_refusal(f"{name} was not added. To add it anyway, use --no-test."):
-            made = client.post(BASE, {**body, "test": test})
-    show_one(made, FIELDS, output)
+        with explain_failed_test(f"{name} was not added. To add it anyway, use --no-test."):
+            provider = client.post(API_PATH, {**body, "test": test})
+    show_one(provider, FIELDS, output)
     if test:
         echo(f"{click.style('✓', fg='green')} {escape(name)} works.", err=True)
 
@@ -218,11 +218,11 @@ def add(
 def set_key(provider: str, project: str | None, *, key_stdin: bool, test: bool) -> None:
     """Change a provider's API key. Prompts for the key, or reads it from standard input."""
     with connect() as client:
-        path = f"{BASE}/{quote_segment(find(client, provider, project))}"
+        path = f"{API_PATH}/{quote_segment(find_provider_id(client, provider, project))}"
         key = _read_key(provider, from_stdin=key_stdin)
         if key is None:
             raise CommandError("No API key was given. Nothing was changed.")
-        with explain_refusal("The API key was not saved. To save it anyway, use --no-test."):
+        with explain_failed_test("The API key was not saved. To save it anyway, use --no-test."):
             client.request("PATCH", path, body={"key": key, "test": test})
     echo("API key saved. It works." if test else "API key saved.", err=True)
 
@@ -233,7 +233,7 @@ def set_key(provider: str, project: str | None, *, key_stdin: bool, test: bool) 
 def remove(provider: str, project: str | None) -> None:
     """Remove a provider and its API key. Its usage records are kept."""
     with connect() as client:
-        client.delete(f"{BASE}/{quote_segment(find(client, provider, project))}")
+        client.delete(f"{API_PATH}/{quote_segment(find_provider_id(client, provider, project))}")
     echo(f"Removed {provider}.", err=True)
 
 
@@ -244,9 +244,9 @@ def remove(provider: str, project: str | None) -> None:
 def test(provider: str, project: str | None, output: str | None) -> None:
     """Send a small test request to a provider. The exit code is 1 if it fails."""
     with connect() as client:
-        verdict = _test_provider(client, find(client, provider, project))
-    print_json(verdict) if as_json(output) else _print_result(verdict, err=False)
-    sys.exit(0 if verdict["ok"] else FAILED)
+        result = _test_provider(client, find_provider_id(client, provider, project))
+    print_json(result) if wants_json(output) else _print_result(result, err=False)
+    sys.exit(0 if result["ok"] else FAILED)
 
 
 def _parse_time(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -278,13 +278,13 @@ def usage(project: str | None, task: str | None, session: str | None, since: str
     with connect() as client:
         project_id = get_project_id(client, project) if project else None
         found = client.get("/usage", projectId=project_id, taskId=task, sessionId=session, since=since)
-    if as_json(output):
-        show_one(found, SPENT, output)
+    if wants_json(output):
+        show_one(found, USAGE_FIELDS, output)
         return
-    show_one(_mark_estimate(found), SPENT, output)
+    show_one(_mark_estimate(found), USAGE_FIELDS, output)
     if found["models"]:
         echo()
-        show_list({"items": [_mark_estimate(one) for one in found["models"]]}, BY_MODEL, "table", nothing="")
+        show_list({"items": [_mark_estimate(one) for one in found["models"]]}, USAGE_COLUMNS, "table", empty_message="")
     if found.get("estimated"):
         echo(f"\n{_ESTIMATE_NOTE}")
 
@@ -295,12 +295,14 @@ def _mark_estimate(spent: Any) -> Any:
     return {**spent, "costUsd": f"≈ {spent['costUsd']}"} if is_estimate else spent
 
 
-def find(client: Client, name: str, project: str | None) -> str:
+def find_provider_id(client: Client, name: str, project: str | None) -> str:
     """Return the id of a provider, given its id or its name. Raises an error if no visible provider or more than one has that name."""
     if name.startswith("prv_"):
         return name
     project_id = get_project_id(client, project) if project else None
-    found = [one for one in client.list_items(BASE, MANY, projectId=project_id)["items"] if one["name"] == name]
+    found = [
+        one for one in client.list_items(API_PATH, MAX_ITEMS, projectId=project_id)["items"] if one["name"] == name
+    ]
     if project_id is not None:
         found = [one for one in found if one["projectId"] == project_id] or found
     if not found:
@@ -326,7 +328,7 @@ def _find_preset(client: Client, name: str, preset: str | None, kind: str | None
 
 def _read_key(name: str, *, from_stdin: bool) -> str | None:
     if from_stdin:
-        value = sys.stdin.readline(LONGEST_KEY + 2).strip()
+        value = sys.stdin.readline(MAX_KEY_LENGTH + 2).strip()
         if not value:
             raise CommandError("No API key on standard input: it is empty.")
         return value
@@ -339,7 +341,7 @@ def _read_key(name: str, *, from_stdin: bool) -> str | None:
 
 
 @contextmanager
-def explain_refusal(advice: str) -> Iterator[None]:
+def explain_failed_test(advice: str) -> Iterator[None]:
     """Show the findings of a failed connection test, and this advice."""
     try:
         yield
@@ -353,9 +355,9 @@ def explain_refusal(advice: str) -> Iterator[None]:
 
 
 def _test_provider(client: Client, provider_id: str) -> Any:
-    return client.post(f"{BASE}/{quote_segment(provider_id)}/test")
+    return client.post(f"{API_PATH}/{quote_segment(provider_id)}/test")
 
 
-def _print_result(verdict: Any, *, err: bool) -> None:
-    mark = click.style("✓", fg="green") if verdict["ok"] else click.style("✗", fg="red")
-    echo(f"{mark} {escape(verdict['detail'])} ({verdict['durationMs']} ms)", err=err)
+def _print_result(result: Any, *, err: bool) -> None:
+    mark = click.style("✓", fg="green") if result["ok"] else click.style("✗", fg="red")
+    echo(f"{mark} {escape(result['detail'])} ({result['durationMs']} ms)", err=err)

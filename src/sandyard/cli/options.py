@@ -24,7 +24,7 @@ def env_option(function: F) -> F:
         "envs",
         multiple=True,
         metavar="NAME=VALUE",
-        callback=_parse_pairs,
+        callback=_parse_variables,
         help="Set an environment variable. Repeatable.",
     )(function)
 
@@ -40,7 +40,7 @@ def drop_missing(**values: object) -> dict[str, object]:
     return {name: value for name, value in values.items() if value not in (None, {}, ())}
 
 
-def _parse_pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _parse_variables(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     pairs = {}
     for text in values:
         name, equals, value = text.partition("=")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 Json = Any
 
-GAP, WIDEST, UNBOUNDED = 2, 1000, 1_000_000
+COLUMN_GAP, MAX_TABLE_WIDTH, UNLIMITED_WIDTH = 2, 1000, 1_000_000
 COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
 OWN_COLOURS = {f"\x1b[{number}m" for number in (0, 1, 2, *range(30, 38), *range(90, 98))}
 """Reset, bold, dim and the colours that click.style sets: none of them hides text."""
@@ -61,7 +61,7 @@ def text_option(function: F) -> F:
     )(function)
 
 
-def as_json(output: str | None) -> bool:
+def wants_json(output: str | None) -> bool:
     return output == "json" or (output is None and not sys.stdout.isatty())
 
 
@@ -81,36 +81,36 @@ def print_json(data: Json, *, compact: bool = False) -> None:
     text = json.dumps(data, ensure_ascii=False, indent=None if compact else 2)
     if not text.isprintable():  # json only escapes ASCII control characters
         text = "".join(
-            letter if letter.isprintable() or letter in "\n\u00a0\u3000" else json.dumps(letter)[1:-1]
-            for letter in text
+            character if character.isprintable() or character in "\n\u00a0\u3000" else json.dumps(character)[1:-1]
+            for character in text
         )
     click.echo(text)
 
 
-def show_list(page: Json, columns: Mapping[str, str], output: str | None, *, nothing: str) -> None:
+def show_list(page: Json, columns: Mapping[str, str], output: str | None, *, empty_message: str) -> None:
     """Print a table or JSON. `columns` maps headings to fields, dotted for nested fields. Columns without any value are omitted.
 
-    `nothing` is printed if there are no items.
+    `empty_message` is printed if there are no items.
     """
-    if as_json(output):
+    if wants_json(output):
         print_json(page)
         return
     items: Sequence[Json] = page["items"]
     if not items:
-        echo(nothing, err=True)
+        echo(empty_message, err=True)
         return
     from rich.table import Table  # noqa: PLC0415 - slow to load
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, COLUMN_GAP, 0, 0))
     shown = {heading: field for heading, field in columns.items() if any(_get_field(item, field) for item in items)}
     for heading, field in shown.items():
-        whole = (
+        min_width = (
             max(len(str(_get_field(item, field) or "")) for item in items)
             if field.lower().endswith(("id", "url"))
             else None
         )
         table.add_column(
-            heading, min_width=whole, overflow="ellipsis", no_wrap=True
+            heading, min_width=min_width, overflow="ellipsis", no_wrap=True
         )  # truncated ids and URLs cannot be copied
     for item in items:
         table.add_row(*(_format_cell(field, _get_field(item, field)) for field in shown.values()))
@@ -121,7 +121,7 @@ def show_list(page: Json, columns: Mapping[str, str], output: str | None, *, not
 
 def show_one(item: Json, fields: Mapping[str, str], output: str | None) -> None:
     """Print one item, with a line for each field that has a value."""
-    if as_json(output):
+    if wants_json(output):
         print_json(item)
         return
     from rich.table import Table  # noqa: PLC0415 - slow to load
@@ -138,20 +138,20 @@ def show_one(item: Json, fields: Mapping[str, str], output: str | None) -> None:
 def _print_table(table: Table, columns: int = 0) -> None:
     """Print a table. `columns` is how many columns must keep their minimum width on a narrow terminal. In a pipe nothing is cut or
     wrapped."""
-    screen = console()
+    screen = make_console()
     if not is_terminal():
-        screen.width = UNBOUNDED
+        screen.width = UNLIMITED_WIDTH
         with screen.capture() as capture:
             screen.print(table)
         echo("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
         return
     if columns:
-        needed = screen.measure(table, options=screen.options.update(max_width=WIDEST)).minimum
-        screen.width = max(screen.width, needed + GAP * columns)
+        needed = screen.measure(table, options=screen.options.update(max_width=MAX_TABLE_WIDTH)).minimum
+        screen.width = max(screen.width, needed + COLUMN_GAP * columns)
     screen.print(table)
 
 
-def console(*, err: bool = False) -> Console:
+def make_console(*, err: bool = False) -> Console:
     from rich.console import Console  # noqa: PLC0415 - slow to load
 
     return Console(stderr=err, highlight=False, markup=False, emoji=False)
@@ -159,7 +159,7 @@ def console(*, err: bool = False) -> Console:
 
 def escape(text: str) -> str:
     """Return `text` on one line, without characters that control a terminal."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in text)
+    shown = "".join(character if character.isprintable() else " " for character in text)
     return " ".join(shown.split())
 
 
@@ -167,11 +167,14 @@ def escape_line(line: str) -> str:
     """Return a line of untrusted text with escaped control characters and invisible characters."""
     if line.isprintable():
         return line
-    return "".join(letter if letter.isprintable() or letter in "\t\u00a0\u3000" else _escape(letter) for letter in line)
+    return "".join(
+        character if character.isprintable() or character in "\t\u00a0\u3000" else _escape_character(character)
+        for character in line
+    )
 
 
-def _escape(letter: str) -> str:
-    code = ord(letter)
+def _escape_character(character: str) -> str:
+    code = ord(character)
     if code < 0x20 or code == 0x7F:
         return f"^{chr(code ^ 0x40)}"  # like less and git: ^M, ^[
     return f"<U+{code:04X}>"
@@ -187,12 +190,12 @@ def use_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def format_age(stamp: str, now: datetime | None = None) -> str:
+def format_age(timestamp: str, now: datetime | None = None) -> str:
     """Format an RFC 3339 time relative to now: `3 min ago`."""
     try:
-        then = datetime.fromisoformat(stamp)
+        then = datetime.fromisoformat(timestamp)
     except ValueError:
-        return escape(stamp)
+        return escape(timestamp)
     seconds = int(((now or datetime.now(UTC)) - then.astimezone(UTC)).total_seconds())
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:

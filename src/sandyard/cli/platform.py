@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 @click.command(hidden=True)
 def platform() -> None:
     """Serve the platform until SIGTERM. Settings are SANDYARD_<NAME> and E2B_… variables."""
-    lifeline.hold()
+    lifeline.watch_supervisor()
     gc.disable()  # garbage collection takes a quarter of the start-up time, and imported modules are never freed
     from sandyard.platform.app import run  # noqa: PLC0415 - slow to load
     from sandyard.platform.settings import PlatformSettings  # noqa: PLC0415
 
     gc.enable()
     lifeline.wait_for_turn()
-    run(PlatformSettings.load(), announce, stand_by)
+    run(PlatformSettings.load(), announce, report_standby)
 
 
-def stand_by(reason: str) -> None:
+def report_standby(reason: str) -> None:
     echo(f"{lifeline.STANDBY} {reason}")
     sys.stdout.flush()
 

@@ -13,11 +13,10 @@ from sandyard.cli.completion import complete_projects, complete_pull_requests, c
 from sandyard.cli.connection import connect, get_project_id, get_sandbox_id, quote_segment
 from sandyard.cli.errors import ApiError, CommandError
 from sandyard.cli.git.checkout import get_session_id
-from sandyard.cli.git.failures import fail
+from sandyard.cli.git.failures import print_error_and_exit
 from sandyard.cli.git.progress import ProgressLine
 from sandyard.cli.options import drop_missing, limit_option
 from sandyard.cli.output import (
-    as_json,
     echo,
     escape,
     escape_line,
@@ -26,6 +25,7 @@ from sandyard.cli.output import (
     show_list,
     show_one,
     text_option,
+    wants_json,
 )
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ FIELDS = {
     "URL": "url",
 }
 STATES = ["open", "closed", "merged", "pushed"]
-BASE = "/github/pull-requests"
-REMARKS = 20
+API_PATH = "/github/pull-requests"
+MAX_SHOWN_COMMENTS = 20
 MARKS = {"success": "✓", "neutral": "-", "skipped": "-", None: "…"}
 
 pull_argument = click.argument("pull", metavar="NUMBER|SESSION", shell_complete=complete_pull_requests)
@@ -109,16 +109,16 @@ def open_pull(
         try:
             with ProgressLine() as line:
                 line.show_progress("pushing and opening the pull request", None)
-                made = client.post(BASE, request)
+                pull = client.post(API_PATH, request)
         except ApiError as error:
-            fail(error, target, "pull-requests", request)
+            print_error_and_exit(error, target, "pull-requests", request)
     if output == "json":
-        print_json(made)
+        print_json(pull)
         return
-    for warning in (made.get("detail") or {}).get("warnings") or []:
+    for warning in (pull.get("detail") or {}).get("warnings") or []:
         echo(f"Note: {escape(str(warning))}", err=True)
-    echo(format_summary(made), err=True)
-    echo(escape(made["url"]))
+    echo(format_summary(pull), err=True)
+    echo(escape(pull["url"]))
 
 
 @pull_request.command("list")
@@ -130,8 +130,8 @@ def list_pulls(project: str | None, state: str | None, limit: int, output: str |
     """List pull requests, newest first. Shows the state last reported by the forge."""
     with connect() as client:
         project_id = get_project_id(client, project) if project else None
-        page = client.list_items(BASE, limit, projectId=project_id, state=state)
-    show_list(page, COLUMNS, output, nothing="No pull requests. To open one: sandyard pr open SESSION")
+        page = client.list_items(API_PATH, limit, projectId=project_id, state=state)
+    show_list(page, COLUMNS, output, empty_message="No pull requests. To open one: sandyard pr open SESSION")
 
 
 @pull_request.command()
@@ -142,7 +142,7 @@ def list_pulls(project: str | None, state: str | None, limit: int, output: str |
 def show(pull: str, project: str | None, refresh: bool, output: str | None) -> None:
     """Show a pull request with its checks and reviews."""
     with connect() as client:
-        found = find(client, pull, project)
+        found = find_pull_request(client, pull, project)
         if refresh:
             found = _perform(client, found, "refresh")
     _print_pull(found, output)
@@ -158,7 +158,7 @@ def show(pull: str, project: str | None, refresh: bool, output: str | None) -> N
 def merge(pull: str, project: str | None, method: str | None, output: str | None) -> None:
     """Merge a pull request. Also merges a branch that was pushed to a remote without pull requests."""
     with connect() as client:
-        done = _perform(client, find(client, pull, project), "merge", method=method)
+        done = _perform(client, find_pull_request(client, pull, project), "merge", method=method)
     _print_summary(done, output)
 
 
@@ -169,7 +169,7 @@ def _add_command(name: str, help_text: str) -> None:
     @output_option
     def verb(pull: str, project: str | None, output: str | None) -> None:
         with connect() as client:
-            done = _perform(client, find(client, pull, project), name)
+            done = _perform(client, find_pull_request(client, pull, project), name)
         _print_summary(done, output)
 
 
@@ -178,12 +178,12 @@ _add_command("close", "Close a pull request without merging it. The branch is ke
 _add_command("refresh", "Refresh a pull request from the forge.")
 
 
-def find(client: Client, name: str, project: str | None) -> Any:
+def find_pull_request(client: Client, name: str, project: str | None) -> Any:
     """Return a pull request, given its number, its session (or the session's sandbox) or its task."""
     number = name.removeprefix("#")
     if number.isascii() and number.isdecimal():
         project_id = get_project_id(client, project) if project else None
-        return client.get(f"{BASE}/{int(number)}", projectId=project_id)
+        return client.get(f"{API_PATH}/{int(number)}", projectId=project_id)
     if name.startswith(("ses_", "sbx_")):
         return client.get(f"/sessions/{quote_segment(get_session_id(client, name))}/pull-request")
     return client.get(f"/tasks/{quote_segment(name)}/pull-request")
@@ -193,12 +193,12 @@ def format_summary(pull: Any) -> str:
     """Return, for example, `#7 fix: the login (open, draft): task-1 into main, checks pending, review none`."""
     number = f"#{pull['number']} " if pull.get("number") is not None else ""
     state = f"{pull['state']}, draft" if pull.get("draft") else pull["state"]
-    words = f"{number}{pull['title']} ({state}): {pull['headBranch']} into {pull['baseBranch']}"
+    text = f"{number}{pull['title']} ({state}): {pull['headBranch']} into {pull['baseBranch']}"
     if pull.get("checks") not in {None, "none"}:
-        words += f", checks {pull['checks']}"
+        text += f", checks {pull['checks']}"
     if pull.get("review") not in {None, "none"}:
-        words += f", review {str(pull['review']).replace('_', ' ')}"
-    return escape(words)
+        text += f", review {str(pull['review']).replace('_', ' ')}"
+    return escape(text)
 
 
 def _perform(client: Client, pull: Any, verb: str, **body: object) -> Any:
@@ -209,43 +209,43 @@ def _perform(client: Client, pull: Any, verb: str, **body: object) -> Any:
                 f"To merge it: sandyard pr merge {pull.get('taskId') or pull.get('sessionId')}"
             )
         return client.post(f"/pull-requests/{quote_segment(pull['id'])}/{verb}", drop_missing(**body))
-    return client.post(f"{BASE}/{pull['number']}/{verb}", drop_missing(projectId=pull["projectId"], **body))
+    return client.post(f"{API_PATH}/{pull['number']}/{verb}", drop_missing(projectId=pull["projectId"], **body))
 
 
 def _print_summary(pull: Any, output: str | None) -> None:
-    print_json(pull) if as_json(output) else echo(format_summary(pull))
+    print_json(pull) if wants_json(output) else echo(format_summary(pull))
 
 
 def _print_pull(pull: Any, output: str | None) -> None:
     show_one(pull, FIELDS, output)
-    if not as_json(output):
-        for line in describe(pull.get("detail") or {}):
+    if not wants_json(output):
+        for line in describe_checks_and_comments(pull.get("detail") or {}):
             echo(line)
 
 
-def describe(detail: Any) -> Iterator[str]:
+def describe_checks_and_comments(detail: Any) -> Iterator[str]:
     """Yield the checks and the latest comments, oldest first."""
     if runs := detail.get("runs"):
         yield "\nChecks"
         for run in runs:
             mark = MARKS.get(run.get("conclusion"), "✗")
-            words = run.get("conclusion") or run.get("status") or ""
+            outcome = run.get("conclusion") or run.get("status") or ""
             tail = f"  {escape(run['url'])}" if run.get("url") else ""
-            yield f"  {mark} {escape(run['name'])}: {escape(words.replace('_', ' '))}{tail}"
+            yield f"  {mark} {escape(run['name'])}: {escape(outcome.replace('_', ' '))}{tail}"
             if mark == "✗" and run.get("summary"):
                 yield f"    {escape(run['summary'])}"
     remarks = [remark for remark in detail.get("remarks") or [] if remark.get("kind") != "check"]
     if remarks:
         yield "\nComments"
-        if len(remarks) > REMARKS:
-            yield f"  … {len(remarks) - REMARKS} earlier comments"
-        for remark in remarks[-REMARKS:]:
+        if len(remarks) > MAX_SHOWN_COMMENTS:
+            yield f"  … {len(remarks) - MAX_SHOWN_COMMENTS} earlier comments"
+        for remark in remarks[-MAX_SHOWN_COMMENTS:]:
             yield from _format_remark(remark)
 
 
 def _format_remark(remark: Any) -> Iterator[str]:
     state = f" ({escape(remark['state'].lower().replace('_', ' '))})" if remark.get("state") else ""
     line = f":{remark['line']}" if remark.get("line") else ""
-    place = f" on {escape(remark['path'])}{line}" if remark.get("path") else ""
-    yield f"  {escape(remark['author'])}{state}{place}:"
+    location = f" on {escape(remark['path'])}{line}" if remark.get("path") else ""
+    yield f"  {escape(remark['author'])}{state}{location}:"
     yield from (f"    {escape_line(line)}" for line in (remark.get("text") or "").splitlines())

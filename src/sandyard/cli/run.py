@@ -19,14 +19,14 @@ import click
 
 from sandyard.cli import config
 from sandyard.cli.completion import complete_agents
-from sandyard.cli.connection import MANY, connect, quote_segment
+from sandyard.cli.connection import MAX_ITEMS, connect, quote_segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError, NoResponseError, NotLoggedInError
 from sandyard.cli.live.feed import INTERRUPTED
 from sandyard.cli.live.screen import Screen
 from sandyard.cli.options import drop_missing
 from sandyard.cli.output import escape
 from sandyard.cli.projects.connection_test import TEST_FAILED, run_connection_test
-from sandyard.cli.tasks.add import make_body, split_title
+from sandyard.cli.tasks.add import make_task_body, split_title
 from sandyard.cli.tasks.lookup import AgentNames
 from sandyard.cli.tasks.progress import (
     TaskFollower,
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8700
 GIT_SECONDS = 20
-HARMLESS = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
+SAFE_GIT_SETTINGS = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
 """Git settings that make it safe to inspect an untrusted repository, whose configuration may name programs."""
-PROGRAMS = (b".clean", b".process", b".required")
+FILTER_PROGRAM_SUFFIXES = (b".clean", b".process", b".required")
 """Settings that name programs which git would run for a filter."""
-STATUS = ("status", "--porcelain", "--ignore-submodules=all")
+STATUS_COMMAND = ("status", "--porcelain", "--ignore-submodules=all")
 
 
 @click.command()
@@ -91,21 +91,21 @@ def run(
     """
     title, description = split_title(sys.stdin.read() if text == "-" else text)
     token = read_token(variable)
-    repository = resolve_repository(repo, local=config.load().local)
+    repository = resolve_repository(repo, local=config.load().is_local)
     with Screen() as screen, open_platform(screen, keep=keep) as (client, background):
         if note := describe_uncommitted(repository):
-            screen.note(note)
+            screen.print_note(note)
         project = ensure_project(client, repository, token=token, verify=verify, screen=screen)
-        body = make_body(title, description, agent=agent, model=model, base=base, budget_usd=budget_usd)
+        body = make_task_body(title, description, agent=agent, model=model, base=base, budget_usd=budget_usd)
         task = client.post("/tasks", {**body, "projectId": project["id"], "start": True})
-        screen.note(f"Task {task['id']}: {escape(task['title'])}")
-        _warn_of_demo(client, task, screen)
+        screen.print_note(f"Task {task['id']}: {escape(task['title'])}")
+        _warn_about_demo_agents(client, task, screen)
         try:
             task = TaskFollower(client, task, screen).run()
         except KeyboardInterrupt:
             if background is None or keep:
                 exit_interrupted(screen, task)
-            screen.note(
+            screen.print_note(
                 f"\nThe task continues when the platform runs again: sandyard up; sandyard task logs {task['id']} --follow"
             )
             sys.exit(INTERRUPTED)
@@ -113,20 +113,22 @@ def run(
             if background is not None and not keep:
                 _pause_sandboxes(client, task)
         for line in describe_end(task):
-            screen.note(line)
+            screen.print_note(line)
         for line in describe_review(task, repository):
-            screen.note(line)
+            screen.print_note(line)
         if pull := get_pull(task):
-            screen.line(escape(str(pull["url"] if pull.get("number") is not None else pull.get("headBranch") or "")))
+            screen.print_line(
+                escape(str(pull["url"] if pull.get("number") is not None else pull.get("headBranch") or ""))
+            )
     if not is_successful(task):
         sys.exit(FAILED)
 
 
-def _warn_of_demo(client: Client, task: Any, screen: Screen) -> None:
+def _warn_about_demo_agents(client: Client, task: Any, screen: Screen) -> None:
     agents = AgentNames(client)
     names = {str(one["agent"]) for one in task.get("attempts") or [] if agents.is_demo(one["agent"])}
     for name in sorted(names):
-        screen.note(
+        screen.print_note(
             f"{agents.label(name)} is not a real agent: it only follows step-by-step instructions. "
             "Choose another with --agent; list them with `sandyard agent list`."
         )
@@ -163,7 +165,7 @@ def _is_running(login: config.Login) -> bool:
         with connect(login) as client:
             client.get("/me")
     except NoResponseError as error:
-        if not login.local or login.url.startswith("https:") or "not a Sandyard server" in error.message:
+        if not login.is_local or login.url.startswith("https:") or "not a Sandyard server" in error.message:
             raise
         return False
     except ApiError as error:
@@ -180,32 +182,34 @@ def _start_platform(
     from sandyard.cli.up.background import Background  # noqa: PLC0415 - only needed if no platform is running
 
     background = Background(port, keep=keep)
-    known = login.token is not None
-    screen.note(f"No platform is running at {login.url}. Starting one with its data in {background.data_dir}.")
-    screen.status("starting the engine")
-    screen.tick()
+    has_token = login.token is not None
+    screen.print_note(f"No platform is running at {login.url}. Starting one with its data in {background.data_dir}.")
+    screen.set_status("starting the engine")
+    screen.redraw()
 
-    def doing(words: str) -> None:
-        screen.status(words)
-        screen.tick()
+    def show_progress(text: str) -> None:
+        screen.set_status(text)
+        screen.redraw()
 
-    background.start(doing, new_token=not known and not background.fresh)
+    background.start(show_progress, new_token=not has_token and not background.is_new)
     try:
         if background.token is not None:
             login = config.Login(background.url, background.token)
             if not os.environ.get("SANDYARD_TOKEN"):
-                screen.note(f"Logged in as its administrator. Saved to {config.save(login)}.")
+                screen.print_note(f"Logged in as its administrator. Saved to {config.save(login)}.")
         with connect(login) as client:
             client.get("/me")
         yield login, background
     finally:
         if keep:
-            screen.note("The platform keeps running. To stop it, kill its process: " + _describe_process(background))
+            screen.print_note(
+                "The platform keeps running. To stop it, kill its process: " + _describe_process(background)
+            )
         else:
-            screen.status("stopping the platform")
-            screen.tick()
+            screen.set_status("stopping the platform")
+            screen.redraw()
             background.stop()
-            screen.note(
+            screen.print_note(
                 "Stopped the platform, which was started only for this command. To keep one running: sandyard up"
             )
 
@@ -252,30 +256,30 @@ def describe_uncommitted(repository: str) -> str | None:
     """Return a note about uncommitted changes in a local repository, which the agent will not see. None if there are none."""
     if "://" in repository or not (Path(repository) / ".git").exists():
         return None
-    if not (lines := (_read_git(Path(repository), *STATUS) or "").splitlines()):
+    if not (lines := (_read_git(Path(repository), *STATUS_COMMAND) or "").splitlines()):
         return None
     what = "1 file is" if len(lines) == 1 else f"{len(lines)} files are"
     return f"{what} not committed in {escape(repository)}. The agent only sees committed changes."
 
 
-def _read_git(folder: Path, *words: str) -> str | None:
+def _read_git(folder: Path, *arguments: str) -> str | None:
     """Return git's output, or None if it fails. Programs that the repository's configuration names are never run."""
     names = (_run_git(folder, {}, "config", "-z", "--name-only", "--list") or b"").split(b"\0")
-    filters = [name for name in names if name.startswith(b"filter.") and name.endswith(PROGRAMS)]
-    said = _run_git(folder, HARMLESS | {os.fsdecode(name): "" for name in filters}, *words)
-    return None if said is None else said.decode(errors="replace").strip()
+    filters = [name for name in names if name.startswith(b"filter.") and name.endswith(FILTER_PROGRAM_SUFFIXES)]
+    output = _run_git(folder, SAFE_GIT_SETTINGS | {os.fsdecode(name): "" for name in filters}, *arguments)
+    return None if output is None else output.decode(errors="replace").strip()
 
 
-def _run_git(folder: Path, settings: Mapping[str, str], *words: str) -> bytes | None:
+def _run_git(folder: Path, settings: Mapping[str, str], *arguments: str) -> bytes | None:
     """Run git. `settings` are passed as environment variables, because `-c` cannot set a name that contains `=`."""
-    first = os.environ.get("GIT_CONFIG_COUNT", "")
-    number = int(first) if first.isdigit() else 0
-    variables = {"GIT_CONFIG_COUNT": str(number + len(settings))}
-    for index, (name, value) in enumerate(settings.items(), number):
+    existing_count = os.environ.get("GIT_CONFIG_COUNT", "")
+    first_index = int(existing_count) if existing_count.isdigit() else 0
+    variables = {"GIT_CONFIG_COUNT": str(first_index + len(settings))}
+    for index, (name, value) in enumerate(settings.items(), first_index):
         variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *words],
+            ["git", "-C", str(folder), *arguments],
             env={
                 **os.environ,
                 **variables,
@@ -295,18 +299,18 @@ def _run_git(folder: Path, settings: Mapping[str, str], *words: str) -> bytes | 
 def ensure_project(client: Client, repository: str, *, token: str | None, verify: str | None, screen: Screen) -> Any:
     """Return the project of this repository, or a new one, after testing its connection. Raises CommandError with the reason if that
     fails."""
-    projects = client.list_items("/projects", MANY)["items"]
-    same = [
+    projects = client.list_items("/projects", MAX_ITEMS)["items"]
+    matching = [
         one for one in projects if one.get("repository") and _normalise(one["repository"]) == _normalise(repository)
     ]
-    if same:
-        project = same[0]
+    if matching:
+        project = matching[0]
         settings = project.get("settings") or {}
         if verify is not None and (settings.get("verify") or {}).get("command") != (verify or None):
             settings = {**settings, "verify": {**(settings.get("verify") or {}), "command": verify or None}}
             project = client.patch(f"/projects/{quote_segment(project['id'])}", {"settings": settings})
-            how = f"`{escape(verify)}`" if verify else "none"
-            screen.note(f"Changed the verify command of project {escape(project['name'])}: {how}")
+            shown_command = f"`{escape(verify)}`" if verify else "none"
+            screen.print_note(f"Changed the verify command of project {escape(project['name'])}: {shown_command}")
     else:
         body = drop_missing(
             name=_choose_name(repository, {one["name"] for one in projects}),
@@ -320,22 +324,22 @@ def ensure_project(client: Client, repository: str, *, token: str | None, verify
         except ApiError as error:
             if error.problem_code != TEST_FAILED:
                 raise
-            raise _unusable_error(error.details, repository, token) from None
-        screen.note(f"Added project {escape(project['name'])} for {escape(repository)}.")
+            raise _make_unusable_error(error.details, repository, token) from None
+        screen.print_note(f"Added project {escape(project['name'])} for {escape(repository)}.")
         return project
     path = f"/projects/{quote_segment(project['id'])}"
     if token is not None:
         client.request("PUT", f"{path}/credentials", body={"token": token})
     found = run_connection_test(client, project["id"])
     if not found["ok"]:
-        raise _unusable_error(found, repository, token)
+        raise _make_unusable_error(found, repository, token)
     return project
 
 
-def _unusable_error(found: Any, repository: str, token: str | None) -> CommandError:
-    wrong = "; ".join(escape(one["detail"]).rstrip(".") for one in found["findings"] if not one["ok"])
+def _make_unusable_error(found: Any, repository: str, token: str | None) -> CommandError:
+    problems = "; ".join(escape(one["detail"]).rstrip(".") for one in found["findings"] if not one["ok"])
     hint = "" if token is not None else " To pass a token from the environment variable NAME, use --token-from NAME."
-    return CommandError(f"Cannot use the repository: {wrong}.{hint if '://' in repository else ''}")
+    return CommandError(f"Cannot use the repository: {problems}.{hint if '://' in repository else ''}")
 
 
 def _normalise(repository: str) -> str:

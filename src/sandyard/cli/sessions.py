@@ -66,12 +66,12 @@ def create(
     with connect() as client:
         project_id = get_project_id(client, project) if project else None
         body = drop_missing(title=title, projectId=project_id, template=template, agent=agent, envs=envs)
-        made = client.post("/sessions", body)
+        created = client.post("/sessions", body)
         if wait:
-            wait_until_ready(client, made["sandboxId"])
-            wait_for_checkout(client, made)
-            made = client.get(f"/sessions/{quote_segment(made['id'])}")
-    show_one(made, FIELDS, output)
+            wait_until_ready(client, created["sandboxId"])
+            wait_for_checkout(client, created)
+            created = client.get(f"/sessions/{quote_segment(created['id'])}")
+    show_one(created, FIELDS, output)
 
 
 @session.command("list")
@@ -84,7 +84,7 @@ def list_sessions(project: str | None, archived: bool, limit: int, output: str |
     with connect() as client:
         project_id = get_project_id(client, project) if project else None
         page = client.list_items("/sessions", limit, projectId=project_id, archived=True if archived else None)
-    show_list(page, COLUMNS, output, nothing="No sessions. To create one: sandyard session create")
+    show_list(page, COLUMNS, output, empty_message="No sessions. To create one: sandyard session create")
 
 
 @session.command()

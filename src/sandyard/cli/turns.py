@@ -16,12 +16,12 @@ from sandyard.cli.live.feed import INTERRUPTED, FeedUpdate, follow_until
 from sandyard.cli.live.screen import Screen
 from sandyard.cli.live.transcript import Transcript, open_transcript, print_transcript
 from sandyard.cli.options import drop_missing
-from sandyard.cli.output import as_json, echo, escape, output_option, print_json, text_option
+from sandyard.cli.output import echo, escape, output_option, print_json, text_option, wants_json
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
-OPEN = {"queued", "running", "waiting"}
+OPEN_STATUSES = {"queued", "running", "waiting"}
 ENDINGS = {"cancelled": "was cancelled", "over_budget": "was stopped"}
 session_argument = click.argument("session_id", metavar="SESSION", shell_complete=complete_sessions)
 
@@ -76,11 +76,11 @@ def transcript(session_id: str, following: bool, output: str) -> None:
 def cancel(session_id: str, output: str | None) -> None:
     """Cancel the agent's current turn and all queued turns."""
     with connect() as client:
-        turns = [turn for turn in _turns(client, session_id) if turn["status"] in OPEN]
+        turns = [turn for turn in _list_turns(client, session_id) if turn["status"] in OPEN_STATUSES]
         done = [
             client.post(f"/turns/{quote_segment(turn['id'])}/cancel") for turn in turns
         ]  # newest first, so that no queued turn starts
-    if as_json(output):
+    if wants_json(output):
         print_json({"items": done, "nextCursor": None})
     else:
         echo("Cancelled." if done else "No turn is running.")
@@ -109,7 +109,7 @@ def allow(session_id: str, output: str) -> None:
         allow_refused(client, {"sessionId": session_id}, session_id, as_json=output == "json")
 
 
-def _turns(client: Client, session_id: str) -> list[Any]:
+def _list_turns(client: Client, session_id: str) -> list[Any]:
     return list(client.list_items(f"/sessions/{quote_segment(session_id)}/turns", 1000)["items"])
 
 
@@ -127,11 +127,11 @@ def _follow_and_exit(client: Client, session_id: str, turn: Any, *, as_json: boo
         if not turns or turns[0]["status"] == "completed":
             return
         if not as_json:
-            words = ENDINGS.get(turns[0]["status"], "failed")
+            outcome = ENDINGS.get(turns[0]["status"], "failed")
             reason = f": {turns[0]['error']}" if turns[0].get("error") else "."
-            screen.note(escape(f"The turn {words}{reason}"))
+            screen.print_note(escape(f"The turn {outcome}{reason}"))
             if (advice := get_advice(turns[0].get("errorCode"))) is not None:
-                screen.note(advice)
+                screen.print_note(advice)
     sys.exit(FAILED)
 
 
@@ -140,20 +140,20 @@ def _follow(client: Client, session_id: str, turn: Any, screen: Screen, *, as_js
     start = str(turn.get("promptId") or "") if turn is not None else ""
     shown = open_transcript(client, session_id, screen, as_json=as_json, start=start)
     filters = {"sessionId": session_id}
-    typing = sys.stdin.isatty() and screen.terminal
-    answering = AskPrompt(client, screen, filters, f"session answer {session_id}", typing=typing)
+    interactive = sys.stdin.isatty() and screen.is_terminal
+    ask_prompt = AskPrompt(client, screen, filters, f"session answer {session_id}", interactive=interactive)
     turns: list[Any] = []
 
-    def look(update: FeedUpdate) -> list[Any] | None:
-        if update.reconnected or update.has("turn"):
+    def refresh(update: FeedUpdate) -> list[Any] | None:
+        if update.reconnected or update.has_event("turn"):
             found = client.get(f"/turns/{quote_segment(turn['id'])}") if turn is not None else None
-            turns[:] = [found] if found is not None else _turns(client, session_id)
-        over = not any(one["status"] in OPEN for one in turns)
+            turns[:] = [found] if found is not None else _list_turns(client, session_id)
+        over = not any(one["status"] in OPEN_STATUSES for one in turns)
         shown.handle_events(update, over=over)
-        screen.status(_describe_activity(turns, shown))
+        screen.set_status(_describe_activity(turns, shown))
         return turns if over else None
 
-    return follow_until(client, filters, screen, answering, look)
+    return follow_until(client, filters, screen, ask_prompt, refresh)
 
 
 def _describe_activity(turns: list[Any], shown: Transcript) -> str:

@@ -13,10 +13,10 @@ import httpx
 from sandyard.cli.output import echo
 from sandyard.kit.errors import NotFoundError, SandyardError, UnreachableError
 
-PATIENCE_S = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
-class RefusedError(SandyardError):
+class EngineRefusedError(SandyardError):
     """The engine refused the request."""
 
 
@@ -63,19 +63,19 @@ def remove(engine: _Engine, names: tuple[str, ...]) -> None:
 
 @contextlib.contextmanager
 def _open_client(engine: _Engine) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=engine.url, headers={"X-API-Key": engine.key}, timeout=PATIENCE_S) as client:
+    with httpx.Client(base_url=engine.url, headers={"X-API-Key": engine.key}, timeout=TIMEOUT_SECONDS) as client:
         yield client
 
 
 def _request(client: httpx.Client, method: str, path: str) -> Any:
     try:
-        answer = client.request(method, path)
+        response = client.request(method, path)
     except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise UnreachableError(f"The engine at {client.base_url} is not responding: {error}.") from error
-    if answer.is_success:
-        return answer.json() if answer.content else None
+    if response.is_success:
+        return response.json() if response.content else None
     try:
-        sentence = str(answer.json()["message"])
+        sentence = str(response.json()["message"])
     except (ValueError, KeyError, TypeError):
-        sentence = f"{client.base_url} returned {answer.status_code}. Check that it is an engine."
-    raise RefusedError(sentence)
+        sentence = f"{client.base_url} returned {response.status_code}. Check that it is an engine."
+    raise EngineRefusedError(sentence)

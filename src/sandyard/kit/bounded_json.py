@@ -11,9 +11,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-PIECE = 256 << 10
+PIECE_BYTES = 256 << 10
 """Bytes examined at a time. Other threads can run in between."""
-_SIGNS = (b",", b"[", b"{")
+_VALUE_MARKS = (b",", b"[", b"{")
 """Each value except the outermost is preceded by one of these. A key in an object and its value count as one value."""
 _NOT_UTF8 = (b"\0", b"\xfe", b"\xff")
 """Every JSON text in UTF-16 or UTF-32 contains at least one of these bytes. No UTF-8 text contains any."""
@@ -38,8 +38,8 @@ class ValueCounter:
     def feed(self, data: bytes) -> None:
         """Count the values in the next piece. Raises TooManyValuesError once the limit is exceeded and ValueError for text that is not
         UTF-8."""
-        for start in range(0, len(data), PIECE):
-            self._count(data[start : start + PIECE])
+        for start in range(0, len(data), PIECE_BYTES):
+            self._count(data[start : start + PIECE_BYTES])
 
     def _count(self, piece: bytes) -> None:
         if any(sign in piece for sign in _NOT_UTF8):
@@ -50,7 +50,7 @@ class ValueCounter:
         quotes = piece.count(b'"')
         self._quotes += quotes
         if self._quotes <= 4 * (self._limit + 1):  # each value has at most two strings: its key and itself
-            self.values += _count_signs(b"".join(piece.split(b'"')[self._in_string :: 2]))
+            self.values += _count_marks(b"".join(piece.split(b'"')[self._in_string :: 2]))
             self._in_string ^= quotes % 2 == 1
             if self.values <= self._limit:
                 return
@@ -59,18 +59,18 @@ class ValueCounter:
 
 def count_values(data: bytes, limit: int) -> int:
     """Return roughly how many values a JSON text has. Raises TooManyValuesError above `limit` and ValueError if the text is not UTF-8."""
-    signs = 0
-    for start in range(0, len(data), PIECE):
-        signs += _count_signs(data[start : start + PIECE])
-        if signs > limit:  # perhaps most of them are in strings
+    marks = 0
+    for start in range(0, len(data), PIECE_BYTES):
+        marks += _count_marks(data[start : start + PIECE_BYTES])
+        if marks > limit:  # perhaps most of them are in strings
             counter = ValueCounter(limit)
             counter.feed(data)
             return counter.values
-    return signs
+    return marks
 
 
-def _count_signs(text: bytes) -> int:
-    return sum(map(text.count, _SIGNS))
+def _count_marks(text: bytes) -> int:
+    return sum(map(text.count, _VALUE_MARKS))
 
 
 def parse(

@@ -34,7 +34,7 @@ class Connection(Protocol):
 
 
 @lru_cache(maxsize=4096)
-def address_group(host: str) -> str:
+def get_address_group(host: str) -> str:
     """Return the group of clients that share a limit: this machine, one IPv4 address or one IPv6 network (/64)."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -51,9 +51,8 @@ class Connections:
     """The open connections. At a limit, the connection that has been idle longest is dropped. Unauthenticated connections are dropped first.
 
     There are at most `most` connections, and no more than a third of the files that this process may open: a request may need a second
-    descriptor for its sandbox, and the rest is for everything else. One address may have a quarter of the connections. Clients on this
-    machine
-    (the platform, SDKs, a reverse proxy) share three quarters, whichever loopback address they use.
+    descriptor for its sandbox, and the rest is for everything else. One address may have a quarter of the connections. Clients on
+    this machine (the platform, SDKs, a reverse proxy) share three quarters, whichever loopback address they use.
     """
 
     def __init__(self, most: int = MOST, most_per_address: int = 0) -> None:
@@ -71,43 +70,45 @@ class Connections:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def enter(self, connection: Connection) -> bool:
+    def add(self, connection: Connection) -> bool:
         """Register a new connection as idle. Return False if there is no room and no other connection can be dropped."""
-        group = address_group(connection.client[0] if connection.client else "")
-        most = self._limit()
-        if self._counts.get(group, 0) >= self._limit_of(group, most):
-            found = self._make_room(group)
+        group = get_address_group(connection.client[0] if connection.client else "")
+        most = self._get_limit()
+        if self._counts.get(group, 0) >= self._get_group_limit(group, most):
+            has_room = self._make_room(group)
         else:
-            found = len(self._groups) < most or self._make_room(None)
-        if not found:
+            has_room = len(self._groups) < most or self._make_room(None)
+        if not has_room:
             return False
         self._groups[connection] = group
         self._counts[group] = self._counts.get(group, 0) + 1
         self._idle_strangers[connection] = None
         return True
 
-    def leave(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         """Remove a connection. Idempotent."""
-        self.busy(connection)
+        self.mark_busy(connection)
         group = self._groups.pop(connection, None)
         if group is not None:
             self._counts[group] -= 1
             if not self._counts[group]:
                 del self._counts[group]
 
-    def busy(self, connection: Connection) -> None:
+    def mark_busy(self, connection: Connection) -> None:
+        """Protect a connection from being dropped, because it serves a request."""
         self._idle_strangers.pop(connection, None)
         self._idle_authenticated.pop(connection, None)
 
-    def idle(self, connection: Connection) -> None:
+    def mark_idle(self, connection: Connection) -> None:
+        """Allow a connection to be dropped, because it serves no request."""
         if connection in self._groups:
             (self._idle_authenticated if connection.authenticated else self._idle_strangers)[connection] = None
 
-    def _limit(self) -> int:
+    def _get_limit(self) -> int:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return self.most if files == resource.RLIM_INFINITY else max(1, min(self.most, files // 3))
 
-    def _limit_of(self, group: str, most: int) -> int:
+    def _get_group_limit(self, group: str, most: int) -> int:
         if group == LOOPBACK:
             return max(1, most * 3 // 4)
         return min(self.most_per_address or max(1, most // 4), most)
@@ -115,7 +116,7 @@ class Connections:
     def _make_room(self, group: str | None) -> bool:
         for connection in chain(self._idle_strangers, self._idle_authenticated):
             if (group is None or self._groups[connection] == group) and connection.can_be_dropped():
-                self.leave(connection)
+                self.remove(connection)
                 connection.drop()
                 return True
         return False
@@ -126,7 +127,7 @@ CONNECTIONS = Connections()
 
 
 class UnreadWatch:
-    """Close a connection whose client stops reading the data waiting for it, between one and two times WRITE_SECONDS after `begin`.
+    """Close a connection whose client stops reading the data waiting for it, between one and two times WRITE_SECONDS after `start`.
 
     Progress is measured by what the client's kernel has acknowledged: a slow reader may consume its kernel's buffer for minutes before this
     process can write again."""
@@ -135,33 +136,33 @@ class UnreadWatch:
         self._transport = transport
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
-        self._mark = 0
+        self._last_progress = 0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start watching, because data is waiting to be read. Idempotent."""
         if self._timer is None:
-            self._mark = self._progress()
-            self._timer = self._loop.call_later(WRITE_SECONDS, self._look)
+            self._last_progress = self._get_progress()
+            self._timer = self._loop.call_later(WRITE_SECONDS, self._check_progress)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _check_progress(self) -> None:
         self._timer = None
         if not self._transport.get_write_buffer_size():
             return
-        if self._progress() == self._mark:
+        if self._get_progress() == self._last_progress:
             self._transport.abort()
         else:
-            self.begin()
+            self.start()
 
-    def _progress(self) -> int:
+    def _get_progress(self) -> int:
         """Return a number that changes whenever the client has received something."""
         try:
             connection: socket.socket = self._transport.get_extra_info("socket")
-            known = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
-            return int(struct.unpack_from("=Q", known, _BYTES_ACKED)[0])
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
+            return int(struct.unpack_from("=Q", info, _BYTES_ACKED)[0])
         except (AttributeError, OSError, struct.error):  # not TCP, or closed
             return self._transport.get_write_buffer_size()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sandyard.kit.errors import ConflictError, NoSpaceError, SandyardError
 
-PATIENCE_S = 0.5  # a process that was just killed, or a child it was starting, may hold the lock a moment longer
+LOCK_TIMEOUT_S = 0.5  # a process that was just killed, or a child it was starting, may hold the lock a moment longer
 
 
 class OwnedFolder:
@@ -40,7 +40,7 @@ class OwnedFolder:
         self.prepare()
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._take(fd)
+            self._acquire_lock(fd)
         except BaseException:
             os.close(fd)
             raise
@@ -48,8 +48,8 @@ class OwnedFolder:
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
 
-    def _take(self, fd: int) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+    def _acquire_lock(self, fd: int) -> None:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

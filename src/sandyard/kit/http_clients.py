@@ -82,27 +82,27 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close all connections. The transport can be used again."""
-        for kept in (self._direct, self.proxied_client):
-            if kept is not None:
-                await kept.aclose()
+        for client in (self._direct, self.proxied_client):
+            if client is not None:
+                await client.aclose()
         self._direct = self.proxied_client = None
 
     def _open(self) -> httpx.AsyncHTTPTransport:
-        kept = 20 if self._reuse else 0
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=kept)
-        return pace_reads(httpx.AsyncHTTPTransport(verify=self._verify(), limits=limits))
+        max_idle = 20 if self._reuse else 0
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=max_idle)
+        return pace_reads(httpx.AsyncHTTPTransport(verify=self._get_trust(), limits=limits))
 
     def _open_proxied(self) -> httpx.AsyncClient:
-        return limit_responses(discard_cookies(httpx.AsyncClient(verify=self._verify())))
+        return limit_responses(discard_cookies(httpx.AsyncClient(verify=self._get_trust())))
 
-    def _verify(self) -> ssl.SSLContext | bool:
+    def _get_trust(self) -> ssl.SSLContext | bool:
         return self._trust if self._trust is not None else True
 
 
 def describe_unreachable(name: str, url: str, error: Exception) -> str:
     """Return why a server could not be reached. `name` is the server's display name. The library's message is kept only if it adds
     something, for example about a certificate."""
-    words = str(error).strip().rstrip(".")
-    if isinstance(error, httpx.ConnectError) and (not words or any(one in words.lower() for one in _NO_SERVER)):
+    reason = str(error).strip().rstrip(".")
+    if isinstance(error, httpx.ConnectError) and (not reason or any(one in reason.lower() for one in _NO_SERVER)):
         return f"{name} could not be reached: no server is listening at {url}."
-    return f"{name} could not be reached at {url}: {words or type(error).__name__}."
+    return f"{name} could not be reached at {url}: {reason or type(error).__name__}."

@@ -11,18 +11,18 @@ from sandyard.kit.secret import Secret
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # in sort order
 _WIDTH = 10
-_ROOM, _STRIDE = 36**_WIDTH, 1 << 24
+_COUNTER_LIMIT, _STRIDE = 36**_WIDTH, 1 << 24
 _last, _lock = (0, 0), threading.Lock()
-_LIMIT = 256 - 256 % len(ALPHABET)  # bytes at or above this are skipped: they would make some letters more likely
+_BYTE_LIMIT = 256 - 256 % len(ALPHABET)  # bytes at or above this are skipped: they would make some letters more likely
 
 
 def random_id(prefix: str = "", length: int = 20) -> str:
     """Return `prefix` followed by `length` random lowercase letters and digits, suitable for host names, paths and URLs."""
-    picked = ""
-    while len(picked) < length:
+    letters = ""
+    while len(letters) < length:
         raw = secrets.token_bytes(length + 8)
-        picked += "".join(ALPHABET[byte % len(ALPHABET)] for byte in raw if byte < _LIMIT)
-    return prefix + picked[:length]
+        letters += "".join(ALPHABET[byte % len(ALPHABET)] for byte in raw if byte < _BYTE_LIMIT)
+    return prefix + letters[:length]
 
 
 def ordered_id(prefix: str) -> str:
@@ -31,8 +31,12 @@ def ordered_id(prefix: str) -> str:
     moment = time.time_ns() // 1_000_000
     with _lock:
         past, number = _last
-        again = moment <= past  # in the same millisecond, or the clock was set back
-        _last = (past, number + 1 + secrets.randbelow(_STRIDE)) if again else (moment, secrets.randbelow(_ROOM // 2))
+        is_same_moment = moment <= past  # in the same millisecond, or the clock was set back
+        _last = (
+            (past, number + 1 + secrets.randbelow(_STRIDE))
+            if is_same_moment
+            else (moment, secrets.randbelow(_COUNTER_LIMIT // 2))
+        )
         moment, number = _last
     return prefix + _to_base36(moment) + _to_base36(number)
 

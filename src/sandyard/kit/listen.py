@@ -13,23 +13,25 @@ from pathlib import Path
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, SandyardError
 
 BACKLOG = 4096
-INHERITED = "SANDYARD_LISTENER"
-FIRST_FOR_ALL = 1024
+LISTENER_VARIABLE = "SANDYARD_LISTENER"
+FIRST_UNPRIVILEGED_PORT = 1024
 """Ports below this one are reserved for root."""
-EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-BELOW, TRIES = 12_000, 50
+EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+PORT_RANGE, PORT_TRIES = 12_000, 50
 """Look for a free port in a range of this size, at most this many times."""
-FILES_WANTED = 1 << 20
+WANTED_FILE_LIMIT = 1 << 20
 """A sandbox needs a handful of descriptors and a client one. This leaves room for thousands of each."""
 
 
-def listen(host: str, port: int, kind_of: str = "") -> socket.socket:
-    """Bind and listen. Raises an error with a readable message if that fails. `kind_of` is the prefix of the option names in that
+def listen(host: str, port: int, option_prefix: str = "") -> socket.socket:
+    """Bind and listen. Raises an error with a readable message if that fails. `option_prefix` is the prefix of the option names in that
     message."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
-        raise InvalidInputError(f"Cannot resolve {host!r} to listen on it. Choose another --{kind_of}host.") from None
+        raise InvalidInputError(
+            f"Cannot resolve {host!r} to listen on it. Choose another --{option_prefix}host."
+        ) from None
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -38,14 +40,14 @@ def listen(host: str, port: int, kind_of: str = "") -> socket.socket:
         listener.listen(BACKLOG)  # only now the kernel reports whether the port is in use
     except OSError as error:
         listener.close()
-        raise _reason(error, host, port, kind_of) from None
+        raise _to_error(error, host, port, option_prefix) from None
     listener.setblocking(False)
     return listener
 
 
 def take_inherited_socket() -> socket.socket | None:
     """Return the listening socket that the parent process opened for this one, whose user may not bind the port. None if there is none."""
-    text = os.environ.pop(INHERITED, None)
+    text = os.environ.pop(LISTENER_VARIABLE, None)
     if text is None:
         return None
     listener = socket.socket(fileno=int(text))
@@ -58,10 +60,16 @@ def free_port(host: str = "127.0.0.1") -> int:
     """Return a port that is free and unlikely to be taken before it is listened on: it lies below the range that the kernel uses for
     outgoing connections and for port 0. Raises OSError if `host` is not an address of this machine."""
     try:
-        first = int(EPHEMERAL.read_text().split()[0])
+        first = int(EPHEMERAL_RANGE_FILE.read_text().split()[0])
     except OSError:
         first = 0
-    for port in (*(secrets.randbelow(BELOW) + first - BELOW for _ in range(TRIES if first > 2 * BELOW else 0)), 0):
+    for port in (
+        *(
+            secrets.randbelow(PORT_RANGE) + first - PORT_RANGE
+            for _ in range(PORT_TRIES if first > 2 * PORT_RANGE else 0)
+        ),
+        0,
+    ):
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             try:
@@ -82,7 +90,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def raise_file_limit(wanted: int = FILES_WANTED) -> int:
+def raise_file_limit(wanted: int = WANTED_FILE_LIMIT) -> int:
     """Raise the limit on open files as far as permitted. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limits = [(max(hard, wanted), max(hard, wanted)), (hard, hard)]  # the first needs privilege
@@ -95,13 +103,13 @@ def raise_file_limit(wanted: int = FILES_WANTED) -> int:
     return soft
 
 
-def _reason(error: OSError, host: str, port: int, kind_of: str) -> SandyardError:
+def _to_error(error: OSError, host: str, port: int, option_prefix: str) -> SandyardError:
     if error.errno == errno.EADDRINUSE:
         return ConflictError(
-            f"Port {port} on {host} is in use by another program. Stop it, or choose another --{kind_of}port."
+            f"Port {port} on {host} is in use by another program. Stop it, or choose another --{option_prefix}port."
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return ForbiddenError(f"Not permitted to listen on {host}:{port}. Choose a --{kind_of}port above 1023.")
+        return ForbiddenError(f"Not permitted to listen on {host}:{port}. Choose a --{option_prefix}port above 1023.")
     if error.errno == errno.EADDRNOTAVAIL:
-        return InvalidInputError(f"{host} is not an address of this machine. Choose another --{kind_of}host.")
+        return InvalidInputError(f"{host} is not an address of this machine. Choose another --{option_prefix}host.")
     return SandyardError(f"Cannot bind {host}:{port}: {error.strerror}.")

@@ -3,7 +3,7 @@
     log = get_logger(__name__)
     log.info("sandbox_paused", sandbox=sandbox.id, kind="memory")
 
-    with bound(request="req_1"):  # added to every event inside, also in tasks started inside
+    with bind_fields(request="req_1"):  # added to every event inside, also in tasks started inside
         …
 
 Loggers are the standard library's, so that other libraries' events look the same. structlog merges the bound fields and renders the
@@ -65,8 +65,8 @@ def get_logger(name: str) -> Logger:
 
 def bind_fields(**fields: Any) -> AbstractContextManager[None]:
     """Add these fields to every event until the end of the block, here and in tasks started here."""
-    made: AbstractContextManager[None] = _structlog("contextvars").bound_contextvars(**fields)
-    return made
+    context: AbstractContextManager[None] = _structlog("contextvars").bound_contextvars(**fields)
+    return context
 
 
 def configure(level: str = "info", *, as_json: bool = False, stream: IO[str] | None = None) -> None:
@@ -85,7 +85,7 @@ class _Formatter(logging.Formatter):
     def __init__(self, *, as_json: bool, colours: bool) -> None:
         super().__init__()
         self._merge: Step = _structlog("contextvars").merge_contextvars
-        self._named = as_json
+        self._shows_logger = as_json
         self._time = "timestamp" if colours else "time"
         self._render: Step = _render_plain
         if as_json:
@@ -100,8 +100,12 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         level = record.levelname.lower()
-        entry: dict[str, Any] = {self._time: _timestamp(record.created), "level": level, "event": record.getMessage()}
-        if self._named:
+        entry: dict[str, Any] = {
+            self._time: _format_timestamp(record.created),
+            "level": level,
+            "event": record.getMessage(),
+        }
+        if self._shows_logger:
             entry["logger"] = record.name
         entry |= getattr(record, _FIELDS, {})
         entry = self._merge(None, level, entry)
@@ -114,7 +118,7 @@ class _Formatter(logging.Formatter):
 def _render_plain(_: Any, __: str, entry: Fields) -> str:
     """`2026-01-31T10:00:00.123Z info sandbox_created sandbox=i… ms=2.1`"""
     trace = entry.pop("exception", None)
-    words = [entry.pop("time"), entry.pop("level"), _one_line(str(entry.pop("event")))]
+    words = [entry.pop("time"), entry.pop("level"), _escape_line(str(entry.pop("event")))]
     words += [f"{key}={_quote(value)}" for key, value in entry.items()]
     return " ".join(words) if trace is None else " ".join(words) + "\n" + trace
 
@@ -124,17 +128,17 @@ def _format_second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
-def _timestamp(created: float) -> str:
+def _format_timestamp(created: float) -> str:
     seconds, millis = divmod(int(created * 1000), 1000)
     return f"{_format_second(seconds)}.{millis:03}Z"
 
 
-def _one_line(text: str) -> str:
+def _escape_line(text: str) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def _quote(value: Any) -> str:
-    text = _one_line(f"{value:.3f}" if isinstance(value, float) else str(value))
+    text = _escape_line(f"{value:.3f}" if isinstance(value, float) else str(value))
     return json.dumps(text, ensure_ascii=False) if not text or " " in text or '"' in text or "=" in text else text
 
 
@@ -142,7 +146,7 @@ def _escape_value(value: Any) -> Any:
     """Escape control characters so that a terminal does not interpret them. A traceback keeps its lines."""
     if isinstance(value, float):
         return f"{value:.3f}"
-    return "\n".join(_one_line(line) for line in str(value).split("\n"))
+    return "\n".join(_escape_line(line) for line in str(value).split("\n"))
 
 
 @functools.cache

@@ -28,7 +28,7 @@ class Inflow:
     """The unparsed input of a connection. Reading is paused while there is any.
 
     `parse` parses the next piece of at most `slice_bytes` and returns how many parts it contained. Nothing is parsed while `wanted` returns
-    false, and nothing is read while `may_read` (default: `wanted`) returns false. Call `go_on` when one of them may return true again.
+    false, and nothing is read while `may_read` (default: `wanted`) returns false. Call `resume` when one of them may return true again.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Inflow:
         self._may_read = may_read or wanted
         self._waiting = b""
         self._position = 0
-        self._at_end: Callable[[], None] | None = None
+        self._end_callback: Callable[[], None] | None = None
         self.queued = False  # by _Turns
 
     @property
@@ -64,20 +64,20 @@ class Inflow:
             return
         self._waiting = data
         if self.take_turn():
-            _turns().add(self)
+            _get_turns().add(self)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resume parsing and reading, if `wanted` and `may_read` allow it."""
         if self._waiting:
-            _turns().add(self)
+            _get_turns().add(self)
         else:
             self._resume_reading()
 
     def end(self, callback: Callable[[], None]) -> None:
         """Handle the end of the input. Call `callback` once everything is parsed: immediately if nothing is waiting."""
         if self._waiting:
-            self._at_end = callback
-            _turns().add(self)
+            self._end_callback = callback
+            _get_turns().add(self)
         else:
             callback()
 
@@ -101,8 +101,8 @@ class Inflow:
         if self._waiting or not self._wanted():
             self.pause_reading()
             return bool(self._waiting) and self._wanted()
-        if self._at_end is not None:
-            callback, self._at_end = self._at_end, None
+        if self._end_callback is not None:
+            callback, self._end_callback = self._end_callback, None
             callback()
         else:
             self._resume_reading()
@@ -164,13 +164,13 @@ class Turnstile:
     """
 
     def __init__(self) -> None:
-        self._left = self._share = PIECES
+        self._remaining = self._share = PIECES
         self._passed: Counter[str] = Counter()  # by owner, in this period
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by owner, the next to be served first
         self._resting = False
 
     async def enter(self, owner: str) -> None:
-        if self._left and owner not in self._waiting and self._passed[owner] < self._share:
+        if self._remaining and owner not in self._waiting and self._passed[owner] < self._share:
             self._count(owner)
             return
         turn = asyncio.get_running_loop().create_future()
@@ -178,7 +178,7 @@ class Turnstile:
         await turn
 
     def _count(self, owner: str) -> None:
-        self._left -= 1
+        self._remaining -= 1
         self._passed[owner] += 1
         if not self._resting:
             self._resting = True
@@ -190,9 +190,9 @@ class Turnstile:
 
     def _begin_period(self) -> None:
         owners = self._passed.keys() | self._waiting.keys()
-        for _ in self._serve_waiting(self._left, each=self._left):
+        for _ in self._serve_waiting(self._remaining, each=self._remaining):
             pass  # belongs to the last period
-        self._left, self._share = PIECES, max(1, PIECES // len(owners))
+        self._remaining, self._share = PIECES, max(1, PIECES // len(owners))
         self._passed.clear()
         for owner in self._serve_waiting(PIECES, each=self._share):
             self._count(owner)
@@ -251,5 +251,5 @@ _TURNSTILES: WeakKeyDictionary[asyncio.AbstractEventLoop, Turnstile] = WeakKeyDi
 _TURNS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
 
 
-def _turns() -> _Turns:
+def _get_turns() -> _Turns:
     return _TURNS.setdefault(asyncio.get_running_loop(), _Turns())

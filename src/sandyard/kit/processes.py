@@ -117,21 +117,21 @@ def start(
     pass_fds: Sequence[int] = (),
 ) -> Process:
     """Start a process and wait for its exec, about a millisecond. Raises FileNotFoundError if the program or directory does not exist."""
-    with contextlib.ExitStack() as read, contextlib.ExitStack() as written:
-        outputs, ends = [], []
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as cleanup:
+        outputs, write_ends = [], []
         for _ in range(2):
-            reading, writing = os.pipe()
-            written.callback(os.close, writing)
-            ends.append(writing)
-            outputs.append(Output(reading))
-            read.callback(outputs[-1].close)
+            read_end, write_end = os.pipe()
+            cleanup.callback(os.close, write_end)
+            write_ends.append(write_end)
+            outputs.append(Output(read_end))
+            undo.callback(outputs[-1].close)
         popen = subprocess.Popen(
             command,
             cwd=cwd,
             env=env,
             stdin=stdin,
-            stdout=ends[0],
-            stderr=ends[1],
+            stdout=write_ends[0],
+            stderr=write_ends[1],
             pass_fds=pass_fds,
             start_new_session=True,
         )
@@ -141,5 +141,5 @@ def start(
             popen.kill()
             popen.wait()
             raise
-        read.pop_all()
+        undo.pop_all()
         return process

@@ -28,7 +28,7 @@ def bare_python_command(*arguments: str) -> list[str]:
 
 def python_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return `environ` (default: this process's), changed so that Python ignores the working directory."""
-    kept = dict(os.environ if environ is None else environ)
-    kept["PYTHONSAFEPATH"] = "1"
-    folders = [folder for folder in kept.pop("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(folder)]  # noqa: PTH117 - a string
-    return kept | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})
+    changed = dict(os.environ if environ is None else environ)
+    changed["PYTHONSAFEPATH"] = "1"
+    folders = [folder for folder in changed.pop("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(folder)]  # noqa: PTH117 - a string
+    return changed | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})

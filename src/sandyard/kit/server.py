@@ -70,7 +70,7 @@ class _Flow(FlowControl):
     def resume_reading(self) -> None:
         if self.read_paused:
             self.read_paused = False
-            self._inflow.go_on()
+            self._inflow.resume()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -103,22 +103,22 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unread = connections.UnreadWatch(transport, self.loop)
         self._waiting: deque[int] = deque()  # bytes of each request in `pipeline`, oldest first
         self.timeout_keep_alive = min(STRANGER_SECONDS, self.config.timeout_keep_alive)
-        if connections.CONNECTIONS.enter(self):
-            self._expect_head()
+        if connections.CONNECTIONS.add(self):
+            self._start_head_timer()
         else:
             self.refuse(503, "Too many connections. Try again in a few seconds.")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._leave()
+        self._release()
         self._inflow.drop()
-        self._head_is_there()
-        self._body_is_there()
+        self._stop_head_timer()
+        self._finish_body()
         self._disconnect()
         super().connection_lost(exc)
 
-    def _leave(self) -> None:
-        connections.CONNECTIONS.leave(self)
-        self._unread.end()
+    def _release(self) -> None:
+        connections.CONNECTIONS.remove(self)
+        self._unread.stop()
 
     def _disconnect(self) -> None:
         """Tell the application that its client is gone. What it still sends is discarded."""
@@ -138,7 +138,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close the connection after the data sent so far, if the client reads it."""
         self.transport.close()
         if self.transport.get_write_buffer_size():
-            self._unread.begin()
+            self._unread.start()
 
     def _mark_authenticated(self) -> None:
         self.authenticated = True
@@ -146,20 +146,20 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread.begin()
+        self._unread.start()
 
-    def _expect_head(self) -> None:
-        self._head_is_there()
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+    def _start_head_timer(self) -> None:
+        self._stop_head_timer()
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._on_head_timeout)
 
-    def _head_is_late(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._head_timer = None
         if self._in_head:
             self.refuse(408, f"The request's headers did not arrive within {HEAD_SECONDS:.0f} seconds.")
         else:
             self.transport.close()
 
-    def _head_is_there(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -168,12 +168,12 @@ class BoundedProtocol(HttpToolsProtocol):
         """Accept this request's body at any rate, because it is a stream."""
         self._slow_scope = scope
 
-    def _expect_body(self) -> None:
+    def _start_body_timer(self) -> None:
         seconds = STREAM_SILENCE_SECONDS if self._slow_scope is self.scope else BODY_SECONDS
         self._body_bytes, self._body_held_up = 0, self.flow.read_paused
-        self._body_timer = self.loop.call_later(seconds, self._look_at_body, seconds)
+        self._body_timer = self.loop.call_later(seconds, self._check_body_rate, seconds)
 
-    def _look_at_body(self, seconds: float) -> None:
+    def _check_body_rate(self, seconds: float) -> None:
         """Check that enough of the body arrived since the timer was set."""
         cycle = self.cycle
         answering = (
@@ -187,7 +187,7 @@ class BoundedProtocol(HttpToolsProtocol):
             late = f"The request's body arrives too slowly: send at least {BODY_BYTES_PER_SECOND} bytes a second."
         held_up = self._body_held_up or self._inflow.busy
         if enough or answering or held_up or cycle.waiting_for_100_continue:
-            self._expect_body()
+            self._start_body_timer()
             return
         self._body_timer = None
         if cycle.response_complete:
@@ -195,7 +195,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self.refuse(408, late)
 
-    def _body_is_there(self) -> None:
+    def _finish_body(self) -> None:
         self._in_body = False
         if self._body_timer is not None:
             self._body_timer.cancel()
@@ -218,26 +218,26 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._silent > SILENT_LIMIT:
             self.refuse(431, "The request's headers are too large: send less than 64 KiB.")
         elif self._in_body and self._body_timer is None:
-            self._expect_body()
+            self._start_body_timer()
         elif self._silent and not self._in_body and self._head_timer is None and not self._is_answering():
-            self._expect_head()  # bytes between requests that do not start a request
+            self._start_head_timer()  # bytes between requests that do not start a request
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def handle_websocket_upgrade(self) -> None:
-        self._body_is_there()
+        self._finish_body()
         self._inflow.drop()
         super().handle_websocket_upgrade()
         # the connection counts until it is lost, which is reported to its next protocol
-        handed: asyncio.BaseProtocol = self.transport.get_protocol()
-        lost = handed.connection_lost
+        next_protocol: asyncio.BaseProtocol = self.transport.get_protocol()
+        lost = next_protocol.connection_lost
 
         def connection_lost(exc: Exception | None) -> None:
-            self._leave()
+            self._release()
             lost(exc)
 
-        handed.connection_lost = connection_lost  # type: ignore[method-assign]
+        next_protocol.connection_lost = connection_lost  # type: ignore[method-assign]
 
     def on_message_begin(self) -> None:
         if self._pipeline_is_full():
@@ -246,7 +246,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = {} if self.authenticated else {AUTHENTICATED: {"mark": self._mark_authenticated}}
         self._in_head = True
-        self._expect_head()
+        self._start_head_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._parts += 1
@@ -259,8 +259,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._progress = self._in_body = True
-        self._head_is_there()
-        connections.CONNECTIONS.busy(self)
+        self._stop_head_timer()
+        connections.CONNECTIONS.mark_busy(self)
         waiting = len(self.pipeline)
         super().on_headers_complete()
         if len(self.pipeline) > waiting:
@@ -286,9 +286,9 @@ class BoundedProtocol(HttpToolsProtocol):
         done = not self.pipeline
         super().on_response_complete()
         if done:
-            connections.CONNECTIONS.idle(self)
+            connections.CONNECTIONS.mark_idle(self)
         if self.transport.get_write_buffer_size():
-            self._unread.begin()  # this may be the last write
+            self._unread.start()  # this may be the last write
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
@@ -301,13 +301,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._progress = True  # the end of a chunked body may arrive separately
-        self._body_is_there()
+        self._finish_body()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         if self._pipeline_is_full():
-            most = f"{PIPELINE_LIMIT} requests or {PIPELINE_BYTES // 1024} KiB"
-            self.refuse(400, f"Too many pipelined requests: wait for responses after {most}.")
+            limits = f"{PIPELINE_LIMIT} requests or {PIPELINE_BYTES // 1024} KiB"
+            self.refuse(400, f"Too many pipelined requests: wait for responses after {limits}.")
         else:
             self.refuse(400, "The request is not valid HTTP/1.1.")
 

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sandyard.kit.errors import InvalidInputError
 
 ENV_PREFIX = "SANDYARD_"
-PATHS = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "TMPDIR")
+PATH_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "TMPDIR")
 """Other programs' environment variables that name a file or a directory."""
-LEVELS = frozenset(("debug", "info", "warning", "error"))
+LOG_LEVELS = frozenset(("debug", "info", "warning", "error"))
 
 
 class Settings(BaseModel):
@@ -25,7 +25,7 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Self:
-        """Return the settings. `given` (options that are not None) wins over variables, which win over defaults. Raises InvalidInputError,
+        """Return the settings. `given` (options that are not None) overrides variables, which override defaults. Raises InvalidInputError,
         which names the invalid field."""
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
@@ -37,30 +37,30 @@ class Settings(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            wrong = error.errors(include_input=False, include_url=False)[0]
-            name = ".".join(str(part) for part in wrong["loc"])
-            raise InvalidInputError(f"The setting {name!r} is not valid: {wrong['msg']}.") from None
+            first_error = error.errors(include_input=False, include_url=False)[0]
+            name = ".".join(str(part) for part in first_error["loc"])
+            raise InvalidInputError(f"The setting {name!r} is not valid: {first_error['msg']}.") from None
 
 
 def make_paths_absolute(environ: Mapping[str, str], *kinds: type[Settings]) -> dict[str, str]:
     """Return `environ` with absolute paths, for a process that starts in another directory."""
-    found = dict(environ)
+    result = dict(environ)
     for kind in kinds:
         for name, field in kind.model_fields.items():
             variable = kind.variables.get(name, ENV_PREFIX + name.upper())
             if variable is None or "Path" not in str(field.annotation) or not (text := environ.get(variable)):
                 continue
             parts = text.split(",") if "tuple" in str(field.annotation) else [text]
-            found[variable] = ",".join(str(Path(part.strip()).absolute()) for part in parts if part.strip())
-    for variable in PATHS:
+            result[variable] = ",".join(str(Path(part.strip()).absolute()) for part in parts if part.strip())
+    for variable in PATH_VARIABLES:
         if text := environ.get(variable):
-            found[variable] = str(Path(text).absolute())
-    return found
+            result[variable] = str(Path(text).absolute())
+    return result
 
 
 def known_level(value: str) -> str:
     """Validate a log level: the least severe level to log."""
-    if value.lower() not in LEVELS:
+    if value.lower() not in LOG_LEVELS:
         raise ValueError("must be one of debug, info, warning, error")
     return value.lower()
 

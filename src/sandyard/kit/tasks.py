@@ -13,7 +13,7 @@ from sandyard.kit.logging import get_logger
 T = TypeVar("T")
 log = get_logger(__name__)
 
-AGAIN_S = 1.0
+RECANCEL_S = 1.0
 """A task that swallowed its cancellation is cancelled again after this many seconds."""
 
 
@@ -21,17 +21,17 @@ async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks and wait until each has ended. If the caller is cancelled while waiting, even repeatedly, it still waits for the tasks
     and then raises CancelledError."""
     now = asyncio.get_running_loop().time
-    left, cancelled = {task for task in tasks if not task.done()}, None
-    while left:
-        for task in left:
+    pending, cancelled = {task for task in tasks if not task.done()}, None
+    while pending:
+        for task in pending:
             task.cancel()
-        again = now() + AGAIN_S
-        while left and (rest := again - now()) > 0:
+        deadline = now() + RECANCEL_S
+        while pending and (remaining := deadline - now()) > 0:
             try:
-                await asyncio.wait(left, timeout=rest)
+                await asyncio.wait(pending, timeout=remaining)
             except asyncio.CancelledError as error:
                 cancelled = error
-            left = {task for task in left if not task.done()}
+            pending = {task for task in pending if not task.done()}
     if cancelled is not None:
         raise cancelled
 
@@ -65,6 +65,8 @@ async def run_uninterrupted(work: Awaitable[T]) -> T:
 
 
 class TaskSet:
+    """The background tasks of one owner. `owner` names it in the log."""
+
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -39,16 +39,16 @@ class Vault:
         self._loaded: tuple[bytes, AESGCM] | None = None
         self._derivation: bytes | None = None
 
-    def seal(self, value: Secret, *place: str) -> bytes:
+    def seal(self, value: Secret, *location: str) -> bytes:
         """Encrypt a value for a storage location. Blocks for a moment when the key is first read."""
-        key_id, cipher = self._key()
+        key_id, cipher = self._load_key()
         nonce = secrets.token_bytes(_NONCE_SIZE)
-        body = cipher.encrypt(nonce, value.reveal().encode(), _location_data(place))
+        body = cipher.encrypt(nonce, value.reveal().encode(), _encode_location(location))
         return bytes([_VERSION]) + key_id + nonce + body
 
-    def open(self, stored: bytes, *place: str) -> Secret:
+    def open(self, stored: bytes, *location: str) -> Secret:
         """Decrypt a value. Raises VaultError if it was encrypted with another key or for another location."""
-        key_id, cipher = self._key()
+        key_id, cipher = self._load_key()
         head = 1 + _ID_SIZE
         if len(stored) < head + _NONCE_SIZE or stored[0] != _VERSION:
             raise VaultError("A stored secret has a format that this version does not support.")
@@ -56,24 +56,24 @@ class Vault:
             raise VaultError(f"A secret was encrypted with a different key than the one in {self._path}.")
         nonce, body = stored[head : head + _NONCE_SIZE], stored[head + _NONCE_SIZE :]
         try:
-            return Secret(cipher.decrypt(nonce, body, _location_data(place)).decode())
+            return Secret(cipher.decrypt(nonce, body, _encode_location(location)).decode())
         except InvalidTag:
             raise VaultError("A stored secret was changed or copied from another location.") from None
 
     def derive(self, purpose: str) -> bytes:
         """Return a key for another purpose. Always the same for one purpose. The vault's own key cannot be computed from it."""
-        self._key()
+        self._load_key()
         assert self._derivation is not None
         return hmac.new(self._derivation, purpose.encode(), "sha256").digest()
 
-    def _key(self) -> tuple[bytes, AESGCM]:
+    def _load_key(self) -> tuple[bytes, AESGCM]:
         if self._loaded is None:
-            key = self._read() or self._make()
+            key = self._read_key_file() or self._create_key_file()
             self._derivation = hmac.new(key, b"sandyard derived keys", "sha256").digest()
             self._loaded = (hashlib.sha256(b"sandyard key id\0" + key).digest()[:_ID_SIZE], AESGCM(key))
         return self._loaded
 
-    def _read(self) -> bytes | None:
+    def _read_key_file(self) -> bytes | None:
         try:
             text = self._path.read_text("ascii").strip()
             mode = self._path.stat().st_mode
@@ -91,25 +91,25 @@ class Vault:
             raise VaultError(f"The key file {self._path} does not contain a key of 64 hexadecimal digits.")
         return key
 
-    def _make(self) -> bytes:
+    def _create_key_file(self) -> bytes:
         """Create the key file atomically. If two processes do so at once, both use the same key."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(6)}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        temporary = self._path.with_name(f"{self._path.name}.{secrets.token_hex(6)}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(descriptor, "w") as file:
                 file.write(secrets.token_hex(_KEY_SIZE) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
             with contextlib.suppress(FileExistsError):
-                self._path.hardlink_to(draft)
+                self._path.hardlink_to(temporary)
                 log.info("key_file_created", path=str(self._path))
         finally:
-            draft.unlink()
-        made = self._read()
-        assert made is not None, "the key file was just created"
-        return made
+            temporary.unlink()
+        key = self._read_key_file()
+        assert key is not None, "the key file was just created"
+        return key
 
 
-def _location_data(place: tuple[str, ...]) -> bytes:
-    return json.dumps(place).encode()
+def _encode_location(location: tuple[str, ...]) -> bytes:
+    return json.dumps(location).encode()

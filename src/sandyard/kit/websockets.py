@@ -37,7 +37,7 @@ class FrameTracker:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._head = b""  # incomplete header of a frame
-        self._left = 0  # bytes of the current frame
+        self._remaining = 0  # bytes of the current frame
         self._is_message = False  # whether the current frame belongs to a message
         self._allowed, self._since = float(FRAMES_AT_ONCE), clock()
         self.lost = False
@@ -45,52 +45,52 @@ class FrameTracker:
     @property
     def between_frames(self) -> bool:
         """Whether the last frame is complete and no other has started."""
-        return not self.lost and not self._left and not self._head
+        return not self.lost and not self._remaining and not self._head
 
     def feed(self, data: bytes) -> bool:
         """Process data. Return whether it may contain messages, and not only control frames such as pings and pongs."""
         if self.lost:
             return True
         self._refill()
-        found = False
+        has_message = False
         position = 0
         if self._head:
             data, self._head = self._head + data, b""
         while position < len(data):
-            if self._left:
-                taken = min(self._left, len(data) - position)
-                self._left -= taken
+            if self._remaining:
+                taken = min(self._remaining, len(data) - position)
+                self._remaining -= taken
                 position += taken
-                found = found or self._is_message
+                has_message = has_message or self._is_message
                 continue
-            size = self._begin(data, position)
+            size = self._read_header(data, position)
             if not size:
                 self._head = data[position:]
                 break
             position += size
-            found = found or self._is_message
+            has_message = has_message or self._is_message
             self._allowed -= 1
             if self._allowed < 0:
                 self.lost = True
                 return True
-        return found
+        return has_message
 
     def _refill(self) -> None:
         now = self._clock()
         self._allowed = min(FRAMES_AT_ONCE, self._allowed + (now - self._since) * FRAMES_PER_SECOND)
         self._since = now
 
-    def _begin(self, data: bytes, at: int) -> int:
+    def _read_header(self, data: bytes, start: int) -> int:
         """Read a frame's header. Return its size, or 0 if it is incomplete."""
-        if len(data) < at + 2:
+        if len(data) < start + 2:
             return 0
-        length = data[at + 1] & 0x7F
+        length = data[start + 1] & 0x7F
         extended = 2 if length == 126 else 8 if length == 127 else 0
-        size = 2 + extended + (4 if data[at + 1] & 0x80 else 0)
-        if len(data) < at + size:
+        size = 2 + extended + (4 if data[start + 1] & 0x80 else 0)
+        if len(data) < start + size:
             return 0
-        self._left = int.from_bytes(data[at + 2 : at + 2 + extended]) if extended else length
-        self._is_message = not data[at] & _CONTROL
+        self._remaining = int.from_bytes(data[start + 2 : start + 2 + extended]) if extended else length
+        self._is_message = not data[start] & _CONTROL
         return size
 
 
@@ -109,7 +109,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._unread = UnreadWatch(self.transport, self.loop)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unread.end()
+        self._unread.stop()
         self._inflow.drop()
         super().connection_lost(exc)
 
@@ -149,7 +149,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread.begin()
+        self._unread.start()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -161,7 +161,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         message = await self.queue.get()
         if self.read_paused and self.queue.empty():
             self.read_paused = False
-            self._inflow.go_on()
+            self._inflow.resume()
         return message
 
     async def send(self, message: Any) -> None:
@@ -172,7 +172,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         else:
             await super().send(message)
             if self.close_sent:
-                self._inflow.go_on()  # to receive the client's close frame
+                self._inflow.resume()  # to receive the client's close frame
 
     def _accept_raw(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         if self.disconnected or self.transport.is_closing():
@@ -182,10 +182,10 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.handshake_complete = True
         self._sent = FrameTracker()
         self._inflow.drop()
-        self._inflow.go_on()
+        self._inflow.resume()
         with suppress(OSError, AttributeError):
-            line: socket.socket = self.transport.get_extra_info("socket")
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, CLIENT_GONE_SECONDS * 1000)
+            connection: socket.socket = self.transport.get_extra_info("socket")
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, CLIENT_GONE_SECONDS * 1000)
         self.transport.write(b"\r\n".join((*lines, b"", b"")))
         self.start_keepalive()
 
@@ -217,4 +217,4 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.stop_keepalive()
         self.transport.close()
         if self.transport.get_write_buffer_size():
-            self._unread.begin()
+            self._unread.start()

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from sandyard.cli import doctor_platform
-from sandyard.cli.doctor_platform import PATIENCE_SECONDS
+from sandyard.cli.doctor_platform import TIMEOUT_SECONDS
 from sandyard.cli.findings import Finding
 from sandyard.cli.main import cli
 from sandyard.engine.contract import Capabilities
@@ -108,11 +108,11 @@ def test_checks_run_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def answer(request: Request) -> Reply:
         checked["engine"].set()
-        return Reply(200 if checked["database"].wait(PATIENCE_SECONDS) else 500, b"[]")
+        return Reply(200 if checked["database"].wait(TIMEOUT_SECONDS) else 500, b"[]")
 
     async def check_capabilities(folder: Path) -> Capabilities:
         for one in checked.values():
-            assert await asyncio.to_thread(one.wait, PATIENCE_SECONDS)
+            assert await asyncio.to_thread(one.wait, TIMEOUT_SECONDS)
         return ABLE
 
     monkeypatch.setattr(capability_check, "check_capabilities", check_capabilities)

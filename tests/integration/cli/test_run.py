@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
-from sandyard.cli.up.health import reserve
+from sandyard.cli.up.health import choose_port
 from tests.harness.engine import Engine
 from tests.unit.cli.server import Reply, Server
 from tests.unit.cli.tasks.answers import PULL, TASK, ScriptedTask, attempt, page, task
@@ -166,7 +166,7 @@ def test_run_starts_its_own_platform(repository: Path, config_dir: Path) -> None
     engine = Engine()  # on the data of the started platform: afterwards it ends the sandboxes, which survive it
     engine.data = engine.folder / "up" / "engine"
     settings = {
-        "SANDYARD_URL": f"http://127.0.0.1:{reserve('127.0.0.1', 0, '--port')}",
+        "SANDYARD_URL": f"http://127.0.0.1:{choose_port('127.0.0.1', 0, '--port')}",
         "SANDYARD_DATA_DIR": str(engine.folder / "up"),
         "SANDYARD_POOL_SIZE": "0",
     }

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from sandyard.cli.errors import CommandError
-from sandyard.cli.live.asks import answer_hint, describe, make_body
+from sandyard.cli.live.asks import describe_ask, get_answer_hint, make_answer_body
 from sandyard.cli.main import cli
 from tests.unit.cli.server import Reply, Server
 from tests.unit.cli.tasks.answers import ASK, TASK, attempt, page, task
@@ -32,13 +32,13 @@ def question(**properties: Any) -> dict[str, Any]:
     ],
 )
 def test_a_permission_request_is_answered_by_option_or_decision(answer: str, body: dict[str, str]) -> None:
-    assert make_body(ASK, answer) == body
+    assert make_answer_body(ASK, answer) == body
 
 
 @pytest.mark.parametrize("answer", ["3", "0", "maybe", ""])
 def test_an_invalid_answer_lists_the_options(answer: str) -> None:
     with pytest.raises(CommandError, match="1 Allow, 2 Never"):
-        make_body(ASK, answer)
+        make_answer_body(ASK, answer)
 
 
 @pytest.mark.parametrize(
@@ -54,21 +54,21 @@ def test_an_invalid_answer_lists_the_options(answer: str) -> None:
     ],
 )
 def test_an_answer_is_converted_to_the_type_of_its_field(field: dict[str, Any], answer: str, value: Any) -> None:
-    assert make_body(question(it=field), answer) == {"content": {"it": value}}
+    assert make_answer_body(question(it=field), answer) == {"content": {"it": value}}
 
 
 def test_a_form_is_answered_as_json_by_name_or_by_position() -> None:
     form = question(name={"type": "string", "title": "Name"}, size={"type": "integer"})
-    assert make_body(form, '{"name": "a", "size": 2}') == {"content": {"name": "a", "size": 2}}
+    assert make_answer_body(form, '{"name": "a", "size": 2}') == {"content": {"name": "a", "size": 2}}
     for answers in (("name=a", "size=2"), ("Size=2", "Name=a"), ("a", "2")):
-        assert make_body(form, *answers) == {"content": {"name": "a", "size": 2}}
+        assert make_answer_body(form, *answers) == {"content": {"name": "a", "size": 2}}
     with pytest.raises(CommandError, match="Name=ANSWER size=ANSWER"):
-        make_body(form, "a")
+        make_answer_body(form, "a")
     form["detail"]["form"]["required"] = ["size"]
-    assert make_body(form, "2") == {"content": {"size": 2}}, "a single answer is for the required field"
+    assert make_answer_body(form, "2") == {"content": {"size": 2}}, "a single answer is for the required field"
     for wrong, kind in (("x", "integer"), ("x", "boolean")):
         with pytest.raises(CommandError):
-            make_body(question(it={"type": kind}), wrong)
+            make_answer_body(question(it={"type": kind}), wrong)
 
 
 def claude_question(*, several: bool = False, **more: Any) -> dict[str, Any]:
@@ -90,18 +90,18 @@ def claude_question(*, several: bool = False, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_claude_code_question_accepts_a_choice_or_free_text(answer: str, content: dict[str, Any]) -> None:
-    assert make_body(claude_question(), answer) == {"content": content}
-    assert make_body(claude_question(), *answer.split()) == {"content": content}, "also without quotes"
+    assert make_answer_body(claude_question(), answer) == {"content": content}
+    assert make_answer_body(claude_question(), *answer.split()) == {"content": content}, "also without quotes"
 
 
 def test_claude_code_questions_accept_several_choices_and_several_answers() -> None:
-    assert make_body(claude_question(several=True), "1, Blue") == {"content": {"question_0": ["Red", "Blue"]}}
+    assert make_answer_body(claude_question(several=True), "1, Blue") == {"content": {"question_0": ["Red", "Blue"]}}
     own = {"question_0": ["Red"], "question_0_custom": "a bit of green"}
-    assert make_body(claude_question(several=True), "red, a bit of green") == {"content": own}
+    assert make_answer_body(claude_question(several=True), "red, a bit of green") == {"content": own}
     both = claude_question(question_1={"type": "string", "oneOf": [{"const": "S"}, {"const": "L"}]})
-    assert make_body(both, "Colour=2", "question_1=L") == {"content": {"question_0": "Blue", "question_1": "L"}}
-    assert make_body(both, "Colour=2") == {"content": {"question_0": "Blue"}}
-    assert [line.text for line in describe(both)] == [
+    assert make_answer_body(both, "Colour=2", "question_1=L") == {"content": {"question_0": "Blue", "question_1": "L"}}
+    assert make_answer_body(both, "Colour=2") == {"content": {"question_0": "Blue"}}
+    assert [line.text for line in describe_ask(both)] == [
         "? The agent asks: Which?",
         "  Colour (optional)",
         "    1  Red",
@@ -111,11 +111,11 @@ def test_claude_code_questions_accept_several_choices_and_several_answers() -> N
         "    1  S",
         "    2  L",
     ]
-    assert answer_hint(both) == "Colour=ANSWER question_1=ANSWER"
+    assert get_answer_hint(both) == "Colour=ANSWER question_1=ANSWER"
 
 
 def test_choices_are_numbered_and_escaped() -> None:
-    assert [line.text for line in describe(question(it={"enum": ["a\x1b[2J", "b"]}))] == [
+    assert [line.text for line in describe_ask(question(it={"enum": ["a\x1b[2J", "b"]}))] == [
         "? The agent asks: Which?",
         "  1  a [2J",
         "  2  b",

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from sandyard.kit.connections import LOOPBACK, Connections, address_group
+from sandyard.kit.connections import LOOPBACK, Connections, get_address_group
 
 
 class Peer:
@@ -36,7 +36,7 @@ class Peer:
     ],
 )
 def test_addresses_are_grouped_for_limits(address: str, group: str) -> None:
-    assert address_group(address) == group
+    assert get_address_group(address) == group
 
 
 def test_the_file_limit_bounds_the_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_the_file_limit_bounds_the_number_of_connections(monkeypatch: pytest.Mon
     connections = Connections(10_000)
     peers = [Peer(f"192.0.2.{number}") for number in range(50)]
     for peer in peers:
-        assert connections.enter(peer)
+        assert connections.add(peer)
     assert len(connections) == 40
     assert [peer.dropped for peer in peers] == [True] * 10 + [False] * 40
 
@@ -53,23 +53,23 @@ def test_the_file_limit_bounds_the_number_of_connections(monkeypatch: pytest.Mon
 def test_loopback_connections_leave_room_for_others() -> None:
     connections = Connections(100)
     for number in range(200):
-        connections.enter(Peer(f"127.0.1.{number}"))
+        connections.add(Peer(f"127.0.1.{number}"))
     assert len(connections) == 75
 
 
 def test_a_setting_limits_the_connections_of_an_address() -> None:
     connections = Connections(100, 60)
     for _ in range(200):
-        connections.enter(Peer("192.0.2.1"))
+        connections.add(Peer("192.0.2.1"))
     assert len(connections) == 60
 
 
 def test_leaving_twice_counts_once() -> None:
     connections = Connections(100)
     first, second = Peer(), Peer()
-    connections.enter(first)
-    connections.enter(second)
-    connections.leave(first)
-    connections.leave(first)
-    connections.idle(first)
+    connections.add(first)
+    connections.add(second)
+    connections.remove(first)
+    connections.remove(first)
+    connections.mark_idle(first)
     assert len(connections) == 1

@@ -45,16 +45,16 @@ def test_the_file_limit_is_raised_to_the_hard_limit() -> None:
 
 
 def test_a_free_port_is_below_the_ephemeral_range() -> None:
-    first = int(listening.EPHEMERAL.read_text().split()[0])
+    first = int(listening.EPHEMERAL_RANGE_FILE.read_text().split()[0])
     ports = {free_port() for _ in range(20)}
     assert len(ports) > 10
-    assert all(first - listening.BELOW <= port < first for port in ports)
+    assert all(first - listening.PORT_RANGE <= port < first for port in ports)
 
 
 def test_an_ephemeral_port_is_used_if_no_other_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "TRIES", 0)
+    monkeypatch.setattr(listening, "PORT_TRIES", 0)
     with socket.create_server(("127.0.0.1", free_port("localhost"))) as server:
-        assert server.getsockname()[1] >= int(listening.EPHEMERAL.read_text().split()[0])
+        assert server.getsockname()[1] >= int(listening.EPHEMERAL_RANGE_FILE.read_text().split()[0])
 
 
 def test_a_free_port_on_a_foreign_address_is_an_error() -> None:

@@ -90,11 +90,11 @@ async def test_a_reader_that_is_not_open_gets_no_data() -> None:
     parser.open = False
     parser.inflow.receive(b"abc")
     assert (parser.seen, parser.transport.reading) == (b"", False)
-    parser.inflow.go_on()
+    parser.inflow.resume()
     await asyncio.sleep(0.01)
     assert parser.seen == b""
     parser.open = True
-    parser.inflow.go_on()
+    parser.inflow.resume()
     await until(lambda: parser.seen == b"abc")
     assert parser.transport.reading
 

@@ -9,7 +9,7 @@ import click
 from sandyard.cli.completion import complete_targets
 from sandyard.cli.connection import get_sandbox_id, quote_segment
 from sandyard.cli.errors import ApiError
-from sandyard.cli.git.failures import fail
+from sandyard.cli.git.failures import print_error_and_exit
 from sandyard.cli.git.operations import exit_interrupted, print_warnings, wait_for_operation
 from sandyard.cli.git.progress import ProgressLine
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 target_argument = click.argument("target", metavar="SESSION", shell_complete=complete_targets)
-RECENT = 20
+RECENT_OPERATIONS = 20
 
 
 def get_checkout_path(client: Client, target: str) -> str:
@@ -30,26 +30,28 @@ def get_session_id(client: Client, target: str) -> str:
     """Return the id of the session that uses a sandbox. Raises ApiError if no session does."""
     if not target.startswith("sbx_"):
         return target
-    found = client.get(f"/sandboxes/{quote_segment(target)}").get("sessionId")
-    if not found:
+    session_id = client.get(f"/sandboxes/{quote_segment(target)}").get("sessionId")
+    if not session_id:
         raise ApiError(f"Sandbox {target} does not belong to a session.", 404)
-    return str(found)
+    return str(session_id)
 
 
 def wait_for_checkout(client: Client, session: Any) -> None:
     """Return when the repository is checked out in the session's sandbox, or when there is none. Exits the process if the checkout fails."""
-    found = client.get("/git/operations", sessionId=session["id"], limit=RECENT)["items"]
-    operation = next((one for one in found if one["kind"] == "clone"), None)
+    operations = client.get("/git/operations", sessionId=session["id"], limit=RECENT_OPERATIONS)["items"]
+    operation = next((one for one in operations if one["kind"] == "clone"), None)
     if operation is None:
         return
-    with ProgressLine() as line:
+    with ProgressLine() as progress:
         try:
-            operation = wait_for_operation(client, operation, line)
+            operation = wait_for_operation(client, operation, progress)
         except KeyboardInterrupt:
-            line.stop()
+            progress.stop()
             exit_interrupted(operation, session["id"])
         except ApiError as error:
-            line.stop()
-            opened = f"Session {session['id']} was created without a checkout: {error.message}"
-            fail(ApiError(opened, error.http_status, error.problem_code, error.details), session["id"], "clone", {})
+            progress.stop()
+            message = f"Session {session['id']} was created without a checkout: {error.message}"
+            print_error_and_exit(
+                ApiError(message, error.http_status, error.problem_code, error.details), session["id"], "clone", {}
+            )
     print_warnings(operation)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from sandyard.cli.errors import ApiError
 from sandyard.cli.output import echo, escape
 
-SHOWN = 50
+MAX_SHOWN_FILES = 50
 REMEDIES = {
     "branch_moved": "Get the new commits, then push again: sandyard git update {name} --source branch",
     "branch_gone": "Create a new branch: sandyard git branch {name} NAME (from the base branch: --start main)",
@@ -24,25 +24,25 @@ REMEDIES = {
 }
 
 
-def fail(error: ApiError, target: str, verb: str, asked: Mapping[str, object]) -> NoReturn:
-    """Print the error and what to do about it, and exit. `asked` is the request's body."""
+def print_error_and_exit(error: ApiError, target: str, verb: str, body: Mapping[str, object]) -> NoReturn:
+    """Print the error and what to do about it, and exit. `body` is the request's body."""
     echo(f"sandyard: {error.message}", err=True)
-    for line in explain(error, target, verb, asked):
+    for line in explain(error, target, verb, body):
         echo(line, err=True)
     sys.exit(error.exit_code)
 
 
 @contextlib.contextmanager
 def print_advice_on_error(target: str) -> Iterator[None]:
-    """Handle errors of the enclosed requests like `fail`."""
+    """Handle errors of the enclosed requests like `print_error_and_exit`."""
     try:
         yield
     except ApiError as error:
-        fail(error, target, "read", {})
+        print_error_and_exit(error, target, "read", {})
 
 
-def explain(error: ApiError, target: str, verb: str, asked: Mapping[str, object]) -> Iterator[str]:
-    """Yield lines to print below the error message. Nothing if the message is sufficient. `asked` is the request's body."""
+def explain(error: ApiError, target: str, verb: str, body: Mapping[str, object]) -> Iterator[str]:
+    """Yield lines to print below the error message. Nothing if the message is sufficient. `body` is the request's body."""
     name = shlex.quote(target)
     suggestion = error.details.get("suggestion")
     if suggestion and verb == "commit":
@@ -51,33 +51,35 @@ def explain(error: ApiError, target: str, verb: str, asked: Mapping[str, object]
         yield from format_conflicts(error.details.get("files"))
         if verb == "update":
             yield "To resolve this, run one of:"
-            yield from _columns(_choices(name, error.details.get("choices"), str(asked.get("how") or "rebase")))
+            yield from _align_columns(
+                _list_choices(name, error.details.get("choices"), str(body.get("how") or "rebase"))
+            )
     elif (remedy := REMEDIES.get(error.problem_code or "")) and verb != "restore":
         yield remedy.format(name=name)
 
 
 def format_conflicts(files: object) -> Iterator[str]:
     """Yield a line for each file."""
-    found = [file for file in files if isinstance(file, dict)] if isinstance(files, list) else []
-    for file in found[:SHOWN]:
+    conflicts = [file for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+    for file in conflicts[:MAX_SHOWN_FILES]:
         yield f"  {escape(str(file.get('path') or ''))} ({escape(str(file.get('kind') or 'content'))})"
-    if len(found) > SHOWN:
-        yield f"  and {len(found) - SHOWN} more"
+    if len(conflicts) > MAX_SHOWN_FILES:
+        yield f"  and {len(conflicts) - MAX_SHOWN_FILES} more"
 
 
-def _choices(name: str, choices: Any, how: str) -> Iterator[tuple[str, str]]:
+def _list_choices(name: str, choices: Any, how: str) -> Iterator[tuple[str, str]]:
     update = f"sandyard git update {name}"
-    known = choices if isinstance(choices, list) else []
-    if "merge" in known and how == "rebase":
+    offered = choices if isinstance(choices, list) else []
+    if "merge" in offered and how == "rebase":
         yield f"{update} --merge", "merge instead: each conflict appears at most once"
-    if "agent" in known:
+    if "agent" in offered:
         yield f"{update} --agent", "write conflict markers and let the session's agent resolve them"
         yield f"sandyard sandbox shell {name}", "then inspect or resolve them yourself"
-    if "give_up" in known:
+    if "give_up" in offered:
         yield f"{update} --give-up", "abort such a merge and restore the previous state"
 
 
-def _columns(rows: Iterator[tuple[str, str]]) -> Iterator[str]:
+def _align_columns(rows: Iterator[tuple[str, str]]) -> Iterator[str]:
     table = list(rows)
     width = max((len(command) for command, _ in table), default=0)
-    yield from (f"  {command:<{width}}   {words}" for command, words in table)
+    yield from (f"  {command:<{width}}   {text}" for command, text in table)

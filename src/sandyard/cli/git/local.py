@@ -32,8 +32,8 @@ COLUMNS = {
 def branch(target: str, name: str, start: str | None, output: str | None) -> None:
     """Create the branch NAME and switch to it."""
     with connect() as client:
-        done = run_operation(client, "branch", target, drop_missing(name=name, start=start))
-    print_result(done, f"On branch {done['detail'].get('branch') or name}.", output)
+        operation = run_operation(client, "branch", target, drop_missing(name=name, start=start))
+    print_result(operation, f"On branch {operation['detail'].get('branch') or name}.", output)
 
 
 @click.command()
@@ -44,8 +44,8 @@ def branch(target: str, name: str, start: str | None, output: str | None) -> Non
 def stage(target: str, paths: tuple[str, ...], unstage: bool, output: str | None) -> None:
     """Stage changes of PATHs for the next commit."""
     with connect() as client:
-        done = run_operation(client, "stage", target, drop_missing(paths=paths, unstage=unstage or None))
-    print_result(done, "Unstaged." if unstage else "Staged.", output)
+        operation = run_operation(client, "stage", target, drop_missing(paths=paths, unstage=unstage or None))
+    print_result(operation, "Unstaged." if unstage else "Staged.", output)
 
 
 @click.command()
@@ -77,12 +77,12 @@ def commit(
         raise click.UsageError("Give a message with either -m or --file.")
     if staged and paths:
         raise click.UsageError("Use either PATHs or --staged, not both.")
-    message = "\n\n".join(messages) if messages else _read(file or "")
+    message = "\n\n".join(messages) if messages else _read_message(file or "")
     body = drop_missing(message=message, paths=paths, everything=False if staged else None)
     with connect() as client:
-        done = run_operation(client, "commit", target, body)
+        operation = run_operation(client, "commit", target, body)
     subject = message.strip().partition("\n")[0]
-    print_result(done, f"[{str(done['detail'].get('commit') or '')[:10]}] {subject}", output)
+    print_result(operation, f"[{str(operation['detail'].get('commit') or '')[:10]}] {subject}", output)
 
 
 @click.command()
@@ -102,8 +102,10 @@ def discard(target: str, paths: tuple[str, ...], everything: bool, yes: bool, ou
         what = "all uncommitted changes" if everything else f"the changes in {', '.join(paths)}"
         click.confirm(f"Discard {what}?", abort=True, err=True)
     with connect() as client:
-        done = run_operation(client, "discard", target, drop_missing(paths=paths, everything=everything or None))
-    print_result(done, f"Discarded the changes in {pluralize(int(done['detail'].get('count') or 0), 'file')}.", output)
+        operation = run_operation(client, "discard", target, drop_missing(paths=paths, everything=everything or None))
+    print_result(
+        operation, f"Discarded the changes in {pluralize(int(operation['detail'].get('count') or 0), 'file')}.", output
+    )
 
 
 @click.command()
@@ -115,11 +117,11 @@ def discard(target: str, paths: tuple[str, ...], everything: bool, yes: bool, ou
 def tag(target: str, name: str, message: str | None, push: bool, output: str | None) -> None:
     """Tag the checked out commit as NAME."""
     with connect() as client:
-        done = run_operation(client, "tag", target, drop_missing(name=name, message=message, push=push or None))
-    print_result(done, f"Created and pushed tag {name}." if push else f"Created tag {name}.", output)
+        operation = run_operation(client, "tag", target, drop_missing(name=name, message=message, push=push or None))
+    print_result(operation, f"Created and pushed tag {name}." if push else f"Created tag {name}.", output)
 
 
-def _read(file: str) -> str:
+def _read_message(file: str) -> str:
     return sys.stdin.read() if file == "-" else Path(file).read_text()
 
 
@@ -129,8 +131,8 @@ def _read(file: str) -> str:
 def checkpoint(target: str, output: str | None) -> None:
     """Save all files as a checkpoint, committed or not. This also happens before each pause and push."""
     with connect() as client:
-        done = run_operation(client, "checkpoint", target)
-    print_result(done, f"Created checkpoint {done['detail'].get('checkpointId')}.", output)
+        operation = run_operation(client, "checkpoint", target)
+    print_result(operation, f"Created checkpoint {operation['detail'].get('checkpointId')}.", output)
 
 
 @click.command()
@@ -141,7 +143,7 @@ def checkpoints(target: str, limit: int, output: str | None) -> None:
     """List a session's checkpoints, newest first."""
     with connect() as client:
         page = client.list_items(f"/sessions/{quote_segment(get_session_id(client, target))}/checkpoints", limit)
-    show_list(page, COLUMNS, output, nothing="No checkpoints.")
+    show_list(page, COLUMNS, output, empty_message="No checkpoints.")
 
 
 @click.command()
@@ -150,5 +152,7 @@ def checkpoints(target: str, limit: int, output: str | None) -> None:
 def restore(checkpoint_id: str, output: str | None) -> None:
     """Restore a session to CHECKPOINT, in a new sandbox. Its current state is saved as a checkpoint first."""
     with connect() as client:
-        done = submit_operation(client, "restore", {"checkpointId": checkpoint_id}, checkpoint_id)
-    print_result(done, f"Restored session {done.get('sessionId')} in sandbox {done.get('sandboxId')}.", output)
+        operation = submit_operation(client, "restore", {"checkpointId": checkpoint_id}, checkpoint_id)
+    print_result(
+        operation, f"Restored session {operation.get('sessionId')} in sandbox {operation.get('sandboxId')}.", output
+    )

@@ -15,10 +15,10 @@ import click
 from sandyard.cli.completion import complete_projects, complete_targets
 from sandyard.cli.connection import connect, get_project_id, get_sandbox_id, quote_segment
 from sandyard.cli.errors import ApiError, NoResponseError
-from sandyard.cli.git.failures import fail
+from sandyard.cli.git.failures import print_error_and_exit
 from sandyard.cli.git.progress import ProgressLine
 from sandyard.cli.options import limit_option
-from sandyard.cli.output import as_json, echo, escape, output_option, print_json, show_list, show_one
+from sandyard.cli.output import echo, escape, output_option, print_json, show_list, show_one, wants_json
 from sandyard.cli.sse import follow
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 1
 """Longer operations are followed through events, which show progress and survive a server restart."""
-LINE_SECONDS = 1.0
+POLL_SECONDS = 1.0
 GIVE_UP_SECONDS = 120.0
 """How long the server may be unreachable while its operation continues."""
 INTERRUPTED = 130
-OVER = {"completed", "failed"}
+FINISHED = {"completed", "failed"}
 COLUMNS = {
     "ID": "id",
     "KIND": "kind",
@@ -69,7 +69,7 @@ def run_operation(client: Client, verb: str, target: str, body: dict[str, object
 
 
 def submit_operation(client: Client, verb: str, body: dict[str, object], target: str) -> Any:
-    """Like `carry_out`, for operations without a sandbox. `target` is the name used in suggested commands."""
+    """Like `run_operation`, for operations without a sandbox. `target` is the name used in suggested commands."""
     operation: Any = None
     with ProgressLine() as line:
         try:
@@ -79,11 +79,11 @@ def submit_operation(client: Client, verb: str, body: dict[str, object], target:
             line.stop()
             exit_interrupted(operation, target)
         except NoResponseError as error:
-            look = f"To see the result: `{_inspect_command(operation, target)}`"
-            raise NoResponseError(f"{error.message} {look}") from None
+            hint = f"To see the result: `{_inspect_command(operation, target)}`"
+            raise NoResponseError(f"{error.message} {hint}") from None
         except ApiError as error:
             line.stop()
-            fail(error, target, verb, body)
+            print_error_and_exit(error, target, verb, body)
     print_warnings(operation)
     return operation
 
@@ -98,9 +98,9 @@ def wait_for_operation(client: Client, operation: Any, line: ProgressLine) -> An
     path = f"/git/operations/{quote_segment(operation['id'])}"
     while operation["status"] == "queued":
         line.show_queue(operation.get("position"))
-        time.sleep(LINE_SECONDS)
+        time.sleep(POLL_SECONDS)
         operation = _get_operation(client, path)
-    if operation["status"] not in OVER:
+    if operation["status"] not in FINISHED:
         line.show_kind(operation["kind"])
         _wait_for_end(client, operation, path, line)
         operation = _get_operation(client, path)
@@ -118,35 +118,35 @@ def _get_operation(client: Client, path: str) -> Any:
         except (NoResponseError, ApiError) as error:
             if time.monotonic() > deadline or (isinstance(error, ApiError) and not error.is_transient):
                 raise
-        time.sleep(LINE_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def make_error(operation: Any) -> ApiError:
     """Return the error that the server would have returned if the operation had failed during the request."""
-    told = (operation.get("detail") or {}).get("failure") or {}
-    details = {**(told.get("extra") or {}), "operationId": operation["id"]}
+    failure = (operation.get("detail") or {}).get("failure") or {}
+    details = {**(failure.get("extra") or {}), "operationId": operation["id"]}
     sentence = escape(operation.get("error") or f"The operation {operation['id']} failed.")
-    return ApiError(sentence, int(told.get("status") or 409), operation.get("errorCode"), details)
+    return ApiError(sentence, int(failure.get("status") or 409), operation.get("errorCode"), details)
 
 
 def _wait_for_end(client: Client, operation: Any, path: str, line: ProgressLine) -> None:
     """Wait until an operation is over. Events show its progress. Its status is checked on each connection, so missed events do not
     matter."""
 
-    def over() -> bool:
-        return client.get(path)["status"] in OVER
+    def is_over() -> bool:
+        return client.get(path)["status"] in FINISHED
 
     params = {"sandboxId": operation["sandboxId"]}
-    for message in follow(client, "/events", params, on_open=over, give_up=GIVE_UP_SECONDS):
+    for message in follow(client, "/events", params, on_open=is_over, give_up=GIVE_UP_SECONDS):
         if not message.kind.startswith("git."):
             continue
-        said = json.loads(message.data).get("data") or {}
-        if said.get("operationId") != operation["id"]:
+        data = json.loads(message.data).get("data") or {}
+        if data.get("operationId") != operation["id"]:
             continue
         if message.kind == "git.progress":
-            line.show_progress(said.get("what"), said.get("percent"))
+            line.show_progress(data.get("what"), data.get("percent"))
         elif message.kind == "git.queued":
-            line.show_queue(said.get("position"))
+            line.show_queue(data.get("position"))
         elif message.kind in {"git.completed", "git.failed"}:
             return
 
@@ -163,7 +163,7 @@ def _inspect_command(operation: Any, target: str) -> str:
 
 def print_result(operation: Any, sentence: str, output: str | None) -> None:
     """Print a sentence for people, or the operation as JSON for programs."""
-    print_json(operation) if as_json(output) else echo(escape(sentence))
+    print_json(operation) if wants_json(output) else echo(escape(sentence))
 
 
 def shorten_commit(commit: object) -> str:
@@ -185,4 +185,4 @@ def operations(name: str | None, project: str | None, limit: int, output: str | 
         if name is not None:
             params["sandboxId" if name.startswith("sbx_") else "sessionId"] = name
         page = client.list_items("/git/operations", limit, **params)
-    show_list(page, COLUMNS, output, nothing="No operations.")
+    show_list(page, COLUMNS, output, empty_message="No operations.")

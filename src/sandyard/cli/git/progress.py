@@ -6,12 +6,12 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sandyard.cli.output import console, escape
+from sandyard.cli.output import escape, make_console
 
 if TYPE_CHECKING:
     from rich.status import Status
 
-DOING = {
+PROGRESS_TEXTS = {
     "clone": "cloning",
     "push": "pushing",
     "update": "updating",
@@ -21,8 +21,10 @@ DOING = {
 
 
 class ProgressLine:
+    """The progress of one operation. Use it as a context manager, which removes the line at the end."""
+
     def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
+        self._enabled = sys.stderr.isatty()
         self._status: Status | None = None
 
     def __enter__(self) -> ProgressLine:
@@ -33,16 +35,16 @@ class ProgressLine:
     ) -> None:
         self.stop()
 
-    def show_queue(self, before: int | None) -> None:
-        """Show the queue position. `before` is the number of operations ahead, or None if the server does not know it yet."""
-        self._say("waiting" if before is None else f"waiting: {format_ordinal(before + 1)} in the queue")
+    def show_queue(self, ahead: int | None) -> None:
+        """Show the queue position. `ahead` is the number of operations before this one, or None if the server does not know it yet."""
+        self._show("waiting" if ahead is None else f"waiting: {format_ordinal(ahead + 1)} in the queue")
 
     def show_kind(self, kind: str) -> None:
-        self._say(DOING.get(kind) or escape(kind))
+        self._show(PROGRESS_TEXTS.get(kind) or escape(kind))
 
     def show_progress(self, what: object, percent: object) -> None:
         text = escape(str(what or ""))
-        self._say(f"{text}  {percent} %" if isinstance(percent, int) else text)
+        self._show(f"{text}  {percent} %" if isinstance(percent, int) else text)
 
     def stop(self) -> None:
         """Remove the line. Idempotent."""
@@ -50,13 +52,13 @@ class ProgressLine:
             self._status.stop()
             self._status = None
 
-    def _say(self, text: str) -> None:
-        if not self._shown:
+    def _show(self, text: str) -> None:
+        if not self._enabled:
             return
         from rich.text import Text  # noqa: PLC0415 - slow to load
 
         if self._status is None:
-            self._status = console(err=True).status(Text(text))
+            self._status = make_console(err=True).status(Text(text))
             self._status.start()
         else:
             self._status.update(Text(text))

@@ -18,7 +18,7 @@ from sandyard.cli.options import drop_missing
 from sandyard.cli.output import echo, output_option, pluralize
 
 F = TypeVar("F", bound=Callable[..., Any])
-HOW = {
+UPDATE_METHODS = {
     "rebase": "Rebase the branch onto the latest base branch.  [default]",
     "merge": "Merge the base branch instead. Needed for pushed branches, which cannot be rebased.",
     "check": "Only report new commits and whether there would be conflicts.",
@@ -37,12 +37,14 @@ def clone(target: str, project: str | None, base: str | None, branch: str | None
     """Check out the project's repository in a sandbox. Sessions of a project already have a checkout."""
     with connect() as client:
         project_id = get_project_id(client, project) if project else None
-        done = run_operation(
+        operation = run_operation(
             client, "clone", target, drop_missing(projectId=project_id, baseBranch=base, branch=branch)
         )
-    detail = done["detail"]
+    detail = operation["detail"]
     print_result(
-        done, f"On branch {detail.get('branch')}, from {detail.get('baseBranch')}, in {detail.get('folder')}.", output
+        operation,
+        f"On branch {detail.get('branch')}, from {detail.get('baseBranch')}, in {detail.get('folder')}.",
+        output,
     )
 
 
@@ -52,12 +54,12 @@ def clone(target: str, project: str | None, base: str | None, branch: str | None
 def push(target: str, output: str | None) -> None:
     """Push the commits of a checkout's branch to the remote. Never force-pushes."""
     with connect() as client:
-        done = run_operation(client, "push", target)
-    detail = done["detail"]
-    print_result(done, describe_push(detail), output)
-    if found := detail.get("conflicts"):
+        operation = run_operation(client, "push", target)
+    detail = operation["detail"]
+    print_result(operation, describe_push(detail), output)
+    if conflicts := detail.get("conflicts"):
         echo("The branch has conflicts with its base branch.", err=True)
-        for line in format_conflicts(found):
+        for line in format_conflicts(conflicts):
             echo(line, err=True)
         echo(f"To resolve them: sandyard git update {target} --agent", err=True)
 
@@ -71,15 +73,15 @@ def describe_push(detail: dict[str, Any]) -> str:
     return f"Pushed {branch}, now at {commit}{size}."
 
 
-def _how(function: F) -> F:
-    for name, text in reversed(HOW.items()):
+def _method_options(function: F) -> F:
+    for name, text in reversed(UPDATE_METHODS.items()):
         function = click.option(f"--{name.replace('_', '-')}", "how", flag_value=name, type=str, help=text)(function)
     return function
 
 
 @click.command()
 @target_argument
-@_how
+@_method_options
 @click.option(
     "--source",
     type=click.Choice(["base", "branch"]),
@@ -92,13 +94,13 @@ def update(target: str, how: str | None, source: str | None, output: str | None)
     On conflicts nothing is changed and the options are listed. With --check, the exit code is 1 if there would be conflicts.
     """
     with connect() as client:
-        done = run_operation(client, "update", target, drop_missing(how=how, source=source))
-    detail = done["detail"]
-    print_result(done, describe_update(how or "rebase", detail), output)
-    found = detail.get("conflicts") or []
-    for line in format_conflicts(found):
+        operation = run_operation(client, "update", target, drop_missing(how=how, source=source))
+    detail = operation["detail"]
+    print_result(operation, describe_update(how or "rebase", detail), output)
+    conflicts = detail.get("conflicts") or []
+    for line in format_conflicts(conflicts):
         echo(line, err=True)
-    if found and how == "check":
+    if conflicts and how == "check":
         sys.exit(FAILED)
 
 
@@ -110,10 +112,12 @@ def describe_update(how: str, detail: dict[str, Any]) -> str:
         return "Restored the previous state." if detail.get("ended") else "No merge or rebase is in progress."
     if behind == 0:
         return f"No new commits on {source}."
-    news = pluralize(behind, "commit") if isinstance(behind, int) else "new commits"
+    new_commits = pluralize(behind, "commit") if isinstance(behind, int) else "new commits"
     if how == "check":
-        would = f"There would be conflicts in {files}" if detail.get("conflicts") else "There would be no conflicts"
-        return f"{source} is {news} ahead. {would}."
+        conflict_text = (
+            f"There would be conflicts in {files}" if detail.get("conflicts") else "There would be no conflicts"
+        )
+        return f"{source} is {new_commits} ahead. {conflict_text}."
     if detail.get("conflicts"):
         return f"Merging {source} caused conflicts in {files}. The session's agent was told to resolve them."
-    return f"Added {news} from {source}; now at {shorten_commit(detail.get('head'))}."
+    return f"Added {new_commits} from {source}; now at {shorten_commit(detail.get('head'))}."

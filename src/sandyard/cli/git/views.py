@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
 
-WORDS = {
+CHANGE_LABELS = {
     "added": "new file",
     "modified": "modified",
     "deleted": "deleted",
@@ -31,11 +31,11 @@ WORDS = {
     "type_changed": "type changed",
     "conflicted": "conflict",
 }
-PAGE = 200
-WIDTH = max(len(word) for word in WORDS.values()) + 1
-BAR = 40
-AGAINST = re.compile(r"base|head|[0-9a-f]{4,64}")
-HUNK: dict[str, dict[str, Any]] = {"@": {"fg": "cyan"}, "+": {"fg": "green"}, "-": {"fg": "red"}}
+MAX_PAGE_SIZE = 200
+LABEL_WIDTH = max(len(word) for word in CHANGE_LABELS.values()) + 1
+BAR_WIDTH = 40
+AGAINST_PATTERN = re.compile(r"base|head|[0-9a-f]{4,64}")
+HUNK_STYLES: dict[str, dict[str, Any]] = {"@": {"fg": "cyan"}, "+": {"fg": "green"}, "-": {"fg": "red"}}
 
 
 @click.command()
@@ -45,26 +45,26 @@ def status(target: str, output: str) -> None:
     """Show the current branch and its changes. Does not wake the sandbox."""
     with connect() as client, print_advice_on_error(target):
         path = get_checkout_path(client, target)
-        found = client.get(f"{path}/status")
+        result = client.get(f"{path}/status")
         if output == "json":
-            print_json(found)
+            print_json(result)
             return
         checkout = client.get(path)
-    for line in described(found, checkout):
+    for line in format_status(result, checkout):
         echo(line)
 
 
-def described(found: Any, checkout: Any) -> Iterator[str]:
+def format_status(result: Any, checkout: Any) -> Iterator[str]:
     """Yield a status like `git status`, but shorter."""
-    branch = escape(found.get("branch") or "") or f"no branch, at {shorten_commit(found.get('head'))}"
-    yield f"On {f'branch {branch}' if found.get('branch') else branch}, from {escape(checkout['baseBranch'])}"
-    yield _describe_pushed(found, checkout)
-    if not found.get("live", True):
-        when = f", {format_age(found['asOf'])}" if found.get("asOf") else ""
+    branch = escape(result.get("branch") or "") or f"no branch, at {shorten_commit(result.get('head'))}"
+    yield f"On {f'branch {branch}' if result.get('branch') else branch}, from {escape(checkout['baseBranch'])}"
+    yield _describe_pushed(result, checkout)
+    if not result.get("live", True):
+        when = f", {format_age(result['asOf'])}" if result.get("asOf") else ""
         yield f"The sandbox is paused. Showing its last saved state{when}."
-    if found.get("underWay"):
-        yield f"A {escape(found['underWay'])} is in progress."
-    entries = found["entries"]
+    if result.get("underWay"):
+        yield f"A {escape(result['underWay'])} is in progress."
+    entries = result["entries"]
     conflicts = [entry for entry in entries if "conflicted" in (entry.get("index"), entry.get("worktree"))]
     rest = [entry for entry in entries if entry not in conflicts]
     staged = [_format_change(entry, entry["index"]) for entry in rest if entry.get("index")]
@@ -76,14 +76,14 @@ def described(found: Any, checkout: Any) -> Iterator[str]:
     yield from _format_section("Staged:", staged, "green")
     yield from _format_section("Not staged:", unstaged, "red")
     yield from _format_section("Untracked:", untracked, "red")
-    if found.get("truncated"):
+    if result.get("truncated"):
         yield "… the list is too long to show all files."
     if not entries:
         yield "No changes since the last commit."
 
 
-def _describe_pushed(found: Any, checkout: Any) -> str:
-    pushed, head = checkout.get("pushed"), found.get("head") or checkout.get("head")
+def _describe_pushed(result: Any, checkout: Any) -> str:
+    pushed, head = checkout.get("pushed"), result.get("head") or checkout.get("head")
     if pushed is None:
         return f"At {shorten_commit(head)}, not pushed yet."
     if pushed == head:
@@ -94,7 +94,7 @@ def _describe_pushed(found: Any, checkout: Any) -> str:
 def _format_change(entry: Any, change: str) -> str:
     path = escape_line(entry["path"])
     name = f"{escape_line(entry['oldPath'])} -> {path}" if entry.get("oldPath") else path
-    return f"{WORDS.get(change, change) + ':':<{WIDTH}} {name}"
+    return f"{CHANGE_LABELS.get(change, change) + ':':<{LABEL_WIDTH}} {name}"
 
 
 def _format_section(title: str, lines: list[str], colour: str) -> Iterator[str]:
@@ -112,11 +112,11 @@ def _format_section(title: str, lines: list[str], colour: str) -> Iterator[str]:
 def log(target: str, full: bool, skip: int, limit: int, output: str) -> None:
     """Show the commits of a branch. Newest first, followed by the ones it started from. Does not wake the sandbox."""
     with connect() as client, print_advice_on_error(target):
-        found = _history(client, f"{get_checkout_path(client, target)}/history", limit, skip)
+        result = _fetch_history(client, f"{get_checkout_path(client, target)}/history", limit, skip)
     if output == "json":
-        print_json(found)
+        print_json(result)
         return
-    own, base = found["items"], found["base"]
+    own, base = result["items"], result["base"]
     if not own and not skip:
         echo("No commits on this branch yet." + (" It started from:" if base else ""), err=True)
     elif base and own:
@@ -124,16 +124,16 @@ def log(target: str, full: bool, skip: int, limit: int, output: str) -> None:
         echo("Earlier commits of the base branch:", err=True)
         own = []
     _print_commits([*own, *base], full=full)
-    if len(found["items"]) == limit:
+    if len(result["items"]) == limit:
         echo(f"Showing {pluralize(limit, 'commit')}. Use --limit to see more.", err=True)
 
 
-def _history(client: Client, path: str, limit: int, skip: int) -> Any:
+def _fetch_history(client: Client, path: str, limit: int, skip: int) -> Any:
     """Return up to `limit` commits, in as few requests as possible."""
     items: list[Any] = []
     base: list[Any] = []
     while len(items) < limit:
-        wanted = min(PAGE, limit - len(items))
+        wanted = min(MAX_PAGE_SIZE, limit - len(items))
         page = client.get(path, limit=wanted, skip=skip + len(items), base=True)
         items += page["items"]
         base = page.get("base") or []
@@ -170,7 +170,7 @@ def _style_hash(text: str) -> str:
 
 
 def _parse_against(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    if AGAINST.fullmatch(value) is None:
+    if AGAINST_PATTERN.fullmatch(value) is None:
         raise click.BadParameter(f"{value!r} is not base, head or a commit id.")
     return value
 
@@ -195,32 +195,32 @@ def _parse_against(context: click.Context, parameter: click.Parameter, value: st
 def diff(*, target: str, paths: tuple[str, ...], against: str, shape: str | None, raw: bool, output: str) -> None:
     """Show changes, optionally only in PATHs. Does not wake the sandbox."""
     with connect() as client, print_advice_on_error(target):
-        found = client.get(
+        result = client.get(
             f"{get_checkout_path(client, target)}/diff",
             against=against,
             path=paths or None,
             patches=shape is None,
         )
     if output == "json":
-        print_json(found)
+        print_json(result)
     elif shape == "names":
-        for file in found["files"]:
+        for file in result["files"]:
             echo(escape(file["path"]))
     elif shape == "stat":
-        for line in format_stat(found):
+        for line in format_stat(result):
             echo(line)
     elif raw:
-        _write_patch(found)
+        _write_patch(result)
     else:
-        print_diff(found)
-    if found.get("truncated"):
+        print_diff(result)
+    if result.get("truncated"):
         echo("Not all files are shown. To see others, give their PATHs.", err=True)
 
 
-def print_diff(found: Any) -> None:
+def print_diff(result: Any) -> None:
     """Print a diff. On a terminal, use a pager if it is longer than the screen."""
     colour = use_colour()
-    text = "".join(f"{line}\n" for file in found["files"] for line in format_file(file, colour=colour))
+    text = "".join(f"{line}\n" for file in result["files"] for line in format_file(file, colour=colour))
     if not sys.stdout.isatty():
         echo(text, nl=False)
         return
@@ -236,11 +236,11 @@ def format_file(file: Any, *, colour: bool = False) -> Iterator[str]:
 
 
 def _style_lines(file: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    strong: dict[str, Any] = {"bold": True}
+    header_style: dict[str, Any] = {"bold": True}
     in_hunk = False
     for line in _get_patch(file).removesuffix("\n").split("\n"):
         in_hunk = line.startswith("@@") or (in_hunk and not line.startswith("diff --git "))
-        yield line, (HUNK.get(line[:1], {}) if in_hunk else strong)
+        yield line, (HUNK_STYLES.get(line[:1], {}) if in_hunk else header_style)
     if remark := _explain_missing(file):
         yield remark, {"fg": "yellow"}
 
@@ -270,31 +270,31 @@ def _explain_missing(file: Any) -> str | None:
     if file.get("binary"):
         return f"{file['path']} is a binary file and not shown."
     if file.get("truncated"):
-        grown = f" (+{file['added']} -{file['removed']} lines)" if file.get("added") is not None else ""
-        return f"{file['path']} has too many changes to show{grown}."
+        line_counts = f" (+{file['added']} -{file['removed']} lines)" if file.get("added") is not None else ""
+        return f"{file['path']} has too many changes to show{line_counts}."
     return None
 
 
-def format_stat(found: Any) -> Iterator[str]:
+def format_stat(result: Any) -> Iterator[str]:
     """Yield ` src/login.py | 12 ++++++++----` for each file, and a summary line."""
-    names = [_format_name(file) for file in found["files"]]
+    names = [_format_name(file) for file in result["files"]]
     width = max((len(name) for name in names), default=0)
-    most = max(((file.get("added") or 0) + (file.get("removed") or 0) for file in found["files"]), default=0)
+    largest = max(((file.get("added") or 0) + (file.get("removed") or 0) for file in result["files"]), default=0)
     colour = use_colour()
-    for name, file in zip(names, found["files"], strict=True):
+    for name, file in zip(names, result["files"], strict=True):
         if file.get("binary"):
             yield f" {name:<{width}} | binary"
             continue
         added, removed = file.get("added") or 0, file.get("removed") or 0
-        scale = min(1.0, BAR / most) if most else 0.0
+        scale = min(1.0, BAR_WIDTH / largest) if largest else 0.0
         bars = [
             sign * max(round(number * scale), 1 if number else 0) for sign, number in (("+", added), ("-", removed))
         ]
         if colour:
             bars = [click.style(bars[0], fg="green"), click.style(bars[1], fg="red")]
-        yield f" {name:<{width}} | {added + removed:>{len(str(most))}} {''.join(bars)}".rstrip()
+        yield f" {name:<{width}} | {added + removed:>{len(str(largest))}} {''.join(bars)}".rstrip()
     if names:
-        yield f" {pluralize(len(names), 'file')} changed, +{found.get('added', 0)} -{found.get('removed', 0)} lines"
+        yield f" {pluralize(len(names), 'file')} changed, +{result.get('added', 0)} -{result.get('removed', 0)} lines"
 
 
 def _format_name(file: Any) -> str:
@@ -302,8 +302,8 @@ def _format_name(file: Any) -> str:
     return f"{escape(file['oldPath'])} => {path}" if file.get("oldPath") else path
 
 
-def _write_patch(found: Any) -> None:
-    for file in found["files"]:
+def _write_patch(result: Any) -> None:
+    for file in result["files"]:
         if remark := _explain_missing(file):
             echo(f"Skipped: {escape(remark)}", err=True)
         else:

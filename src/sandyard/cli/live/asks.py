@@ -85,17 +85,17 @@ def answer_one(
             print_json({"items": asks, "nextCursor": None})
             return
         for ask in asks:
-            for line in describe(ask):
+            for line in describe_ask(ask):
                 echo(line.text)
             which = f" --ask {ask['id']}" if len(asks) > 1 else ""
             what = "session" if "sessionId" in filters else "task"
-            echo(f"  To answer: sandyard {what} answer {name} {answer_hint(ask)}{which}", err=True)
+            echo(f"  To answer: sandyard {what} answer {name} {get_answer_hint(ask)}{which}", err=True)
         return
     if len(asks) > 1:
         raise CommandError(
             f"{name} has several pending requests. Choose one with --ask: {', '.join(a['id'] for a in asks)}."
         )
-    body = make_body(asks[0], *answers) if answers else {"decision": "reject"}
+    body = make_answer_body(asks[0], *answers) if answers else {"decision": "reject"}
     result = client.post(
         f"/asks/{quote_segment(asks[0]['id'])}/answer", {**body, **({"message": message} if message else {})}
     )
@@ -175,13 +175,13 @@ def list_questions(ask: Any) -> list[Question]:
     ]
 
 
-def answer_hint(ask: Any) -> str:
+def get_answer_hint(ask: Any) -> str:
     """Return what to type after `answer`."""
     questions = [] if list_options(ask) else list_questions(ask)
     return " ".join(f"{one.key}=ANSWER" for one in questions) if len(questions) > 1 else "ANSWER"
 
 
-def describe(ask: Any) -> Iterator[Line]:
+def describe_ask(ask: Any) -> Iterator[Line]:
     """Yield the question, its context and the possible answers."""
     who = "Sandyard" if (ask.get("detail") or {}).get("by") else "The agent"
     word = "asks" if ask["kind"] == "question" else "asks for permission"
@@ -195,9 +195,9 @@ def describe(ask: Any) -> Iterator[Line]:
     for one in questions:
         indent = "  "
         if len(questions) > 1:
-            about = escape(str(one.field.get("description") or ""))
+            description = escape(str(one.field.get("description") or ""))
             optional = "" if one.required else " (optional)"
-            yield Line(f"  {one.label}{optional}{f': {about}' if about else ''}")
+            yield Line(f"  {one.label}{optional}{f': {description}' if description else ''}")
             indent = "    "
         for number, (_, label) in enumerate(list_choices(one.field), 1):
             yield Line(f"{indent}{number}  {escape(label)}")
@@ -236,7 +236,7 @@ def _describe_tool_call(ask: Any) -> Iterator[Line]:
             yield from format_changes(content)
 
 
-def make_body(ask: Any, *answers: str) -> dict[str, Any]:
+def make_answer_body(ask: Any, *answers: str) -> dict[str, Any]:
     """Return the request body for an answer: words, or for a form with several questions KEY=ANSWER for each, one answer for each in order,
     or JSON. Raises CommandError, which lists the possible answers, if it is none of these."""
     answer = " ".join(answers)
@@ -274,9 +274,9 @@ def _fill_form(questions: Sequence[Question], answers: Sequence[str]) -> dict[st
             content |= parse_content(keys[key], text)
         return content
     needed = [one for one in questions if one.required]
-    for asked in (questions, needed):
-        if len(asked) == len(answers):
-            for one, text in zip(asked, answers, strict=True):
+    for expected in (questions, needed):
+        if len(expected) == len(answers):
+            for one, text in zip(expected, answers, strict=True):
                 content |= parse_content(one, text)
             return content
     hint = " ".join(f"{one.key}=ANSWER" for one in questions)
@@ -290,14 +290,14 @@ def parse_content(question: Question, text: str) -> dict[str, Any]:
     except CommandError:
         if question.custom is None or not text.strip():
             raise
-    picked, own = [], []
+    chosen, own = [], []
     if question.field.get("type") == "array":
         for word in text.split(","):
             try:
-                picked.append(_find_choice(list_choices(question.field), word.strip()))
+                chosen.append(_find_choice(list_choices(question.field), word.strip()))
             except CommandError:
                 own.append(word.strip())
-        return {**({question.name: picked} if picked else {}), question.custom: ", ".join(own)}
+        return {**({question.name: chosen} if chosen else {}), question.custom: ", ".join(own)}
     return {question.custom: text.strip()}
 
 
@@ -330,8 +330,8 @@ def list_choices(field: Mapping[str, Any]) -> list[tuple[Any, str]]:
 
 
 def _make_label(choice: Mapping[str, Any]) -> str:
-    label, about = str(choice.get("title") or choice["const"]), choice.get("description")
-    return f"{label}{DESCRIPTION_SEPARATOR}{about}" if isinstance(about, str) and about else label
+    label, description = str(choice.get("title") or choice["const"]), choice.get("description")
+    return f"{label}{DESCRIPTION_SEPARATOR}{description}" if isinstance(description, str) and description else label
 
 
 def parse_value(field: Mapping[str, Any], text: str) -> Any:
@@ -370,13 +370,13 @@ class AskPrompt:
     otherwise."""
 
     def __init__(
-        self, client: Client, screen: Screen, filters: Mapping[str, str], command: str, *, typing: bool
+        self, client: Client, screen: Screen, filters: Mapping[str, str], command: str, *, interactive: bool
     ) -> None:
         self._client = client
         self._screen = screen
         self._filters = filters
         self._command = command
-        self._typing = typing
+        self._interactive = interactive
         self._shown: set[str] = set()
         self._ask: Any = None
         self._questions: list[Question] = []
@@ -389,23 +389,26 @@ class AskPrompt:
         return self._ask is not None
 
     def refresh(self) -> None:
+        """Show new requests. Close the prompt if its request is no longer pending."""
         asks = list_pending(self._client, self._filters)
         if self._ask is not None and self._ask["id"] not in {ask["id"] for ask in asks}:
             self._close()
-            self._screen.note("This request was already answered.")
+            self._screen.print_note("This request was already answered.")
         for ask in asks:
             if self._ask is not None or ask["id"] in self._shown:
                 continue
             self._shown.add(ask["id"])
-            for line in describe(ask):
-                self._screen.note(line.text, **line.style)
-            if self._typing:
+            for line in describe_ask(ask):
+                self._screen.print_note(line.text, **line.style)
+            if self._interactive:
                 self._ask, self._content = ask, {}
                 self._questions = [] if list_options(ask) else list_questions(ask)
                 self._several = len(self._questions) > 1
                 self._show_prompt()
             else:
-                self._screen.note(f"  To answer: sandyard {self._command} {answer_hint(ask)} --ask {ask['id']}")
+                self._screen.print_note(
+                    f"  To answer: sandyard {self._command} {get_answer_hint(ask)} --ask {ask['id']}"
+                )
 
     def read_input(self) -> None:
         """Process a typed line, if there is one."""
@@ -413,15 +416,15 @@ class AskPrompt:
             return
         text = sys.stdin.readline()
         if not text:
-            self._typing = False
+            self._interactive = False
             ask = self._ask
             self._close()
-            self._screen.note(f"  To answer: sandyard {self._command} {answer_hint(ask)} --ask {ask['id']}")
+            self._screen.print_note(f"  To answer: sandyard {self._command} {get_answer_hint(ask)} --ask {ask['id']}")
             return
         try:
             self._answer(text.strip("\r\n"))
         except CommandError as error:
-            self._screen.note(error.message, fg="red")
+            self._screen.print_note(error.message, fg="red")
             if self._ask is not None:
                 self._show_prompt()
 
@@ -437,13 +440,13 @@ class AskPrompt:
                 return
             body: dict[str, Any] = {"content": self._content}
         else:
-            body = make_body(ask, text)
+            body = make_answer_body(ask, text)
         try:
             self._client.post(f"/asks/{quote_segment(ask['id'])}/answer", body)
         except ApiError as error:
             if error.http_status not in {404, 409, 410}:
                 raise
-            self._screen.note(error.message)
+            self._screen.print_note(error.message)
         self._close()
         self.refresh()
 

@@ -1,6 +1,6 @@
 """Receive events in a separate thread, so that the caller can do other work meanwhile, and the loop of commands that follow something.
 
-Events only tell that something changed: the caller fetches the current state from the server. So nothing is missed or reported
+An event only says that something changed: the caller fetches the current state from the server. So nothing is missed or reported
 twice when connections drop: after each new connection, `reconnected` means that anything may have changed.
 """
 
@@ -49,11 +49,12 @@ class FeedUpdate:
     def __bool__(self) -> bool:
         return self.reconnected or bool(self.events)
 
-    def has(self, *nouns: str) -> bool:
+    def has_event(self, *nouns: str) -> bool:
         """Return whether there is an event for one of these nouns: `task`, `ask` …"""
         return any(str(event.get("kind")).startswith(tuple(f"{noun}." for noun in nouns)) for event in self.events)
 
-    def of(self, session_id: str) -> FeedUpdate:
+    def for_session(self, session_id: str) -> FeedUpdate:
+        """Return the update with only the events of one session."""
         return FeedUpdate(
             self.reconnected, self.lost, [event for event in self.events if event.get("sessionId") == session_id]
         )
@@ -98,8 +99,8 @@ class Feed:
         with contextlib.suppress(queue.Empty):
             yield self._queue.get(timeout=seconds)
             end = time.monotonic() + BATCH_SECONDS
-            while (left := end - time.monotonic()) > 0:
-                yield self._queue.get(timeout=left)
+            while (remaining := end - time.monotonic()) > 0:
+                yield self._queue.get(timeout=remaining)
 
     def _run(self) -> None:
         try:
@@ -128,7 +129,7 @@ def follow_until(
     client: Client,
     filters: Mapping[str, str],
     screen: Screen,
-    answering: AskPrompt,
+    ask_prompt: AskPrompt,
     refresh: Callable[[FeedUpdate], T | None],
 ) -> T:
     """Call `refresh` until it returns a result, and return that. `refresh` gets all events since its last success. If the server becomes
@@ -136,15 +137,15 @@ def follow_until(
     pending = FeedUpdate()
     with Feed(client, filters) as feed:
         while True:
-            update = feed.wait(TYPING_SECONDS if answering.is_open else TICK_SECONDS)
+            update = feed.wait(TYPING_SECONDS if ask_prompt.is_open else TICK_SECONDS)
             pending = FeedUpdate(pending.reconnected or update.reconnected, None, pending.events + update.events)
             if update.lost:
-                screen.status(f"the server is not responding: {update.lost}")
+                screen.set_status(f"the server is not responding: {update.lost}")
             elif pending:
                 try:
                     found = refresh(pending)
-                    if pending.reconnected or pending.has("ask", "turn"):
-                        answering.refresh()
+                    if pending.reconnected or pending.has_event("ask", "turn"):
+                        ask_prompt.refresh()
                 except CommandError as error:
                     if not _is_temporary(error):
                         raise
@@ -153,8 +154,8 @@ def follow_until(
                     if found is not None:
                         return found
                     pending = FeedUpdate()
-            answering.read_input()
-            screen.tick()
+            ask_prompt.read_input()
+            screen.redraw()
 
 
 def _is_temporary(error: CommandError) -> bool:

@@ -9,13 +9,13 @@ from typing import Any
 
 from sandyard.cli.output import escape, escape_line, pluralize
 
-OVER = {"completed", "failed", "cancelled"}
+FINISHED = {"completed", "failed", "cancelled"}
 MARKS = {"completed": "✓", "failed": "✗", "cancelled": "⊘", "in_progress": "…", "pending": "…"}
 PLAN_MARKS = {"completed": "☑", "in_progress": "▶", "pending": "☐"}
-TITLE, SHOWN_CHANGES, SHOWN_ERRORS = 160, 8, 4
+MAX_TITLE_LENGTH, MAX_SHOWN_CHANGES, MAX_SHOWN_ERROR_LINES = 160, 8, 4
 WORKSPACE = "/home/user/workspace/"
 """The directory of checkouts, omitted from displayed paths."""
-LONGEST_COMPARED = 200_000
+MAX_COMPARED_CHARACTERS = 200_000
 """Longer texts are not compared line by line, because that takes too long."""
 
 
@@ -33,7 +33,7 @@ TOOL_STYLES: dict[str, dict[str, Any]] = {"completed": {"fg": "cyan"}, "failed":
 
 
 def format_prompt(text: str) -> Iterator[Line]:
-    """Yield the prompt to the agent: `» Mend the login.`"""
+    """Yield the prompt to the agent: `» Fix the login.`"""
     first, *rest = text.strip().split("\n") or [""]
     yield Line(f"» {escape_line(first)}", STRONG)
     yield from (Line(f"  {escape_line(line)}".rstrip(), STRONG) for line in rest)
@@ -65,10 +65,10 @@ def get_tool_name(part: Mapping[str, Any]) -> str:
     """Return, for example, `edit src/login.py`."""
     title = escape(str(part.get("title") or ""))
     if not title:
-        title = ", ".join(escape(str(place.get("path"))) for place in part.get("locations") or [])
+        title = ", ".join(escape(str(location.get("path"))) for location in part.get("locations") or [])
     kind = str(part.get("kind") or "")
-    plain = kind in {"", "other"} or title.lower().startswith(kind)
-    return _truncate(title if plain else f"{escape(kind)}  {title}".rstrip())
+    omits_kind = kind in {"", "other"} or title.lower().startswith(kind)
+    return _truncate(title if omits_kind else f"{escape(kind)}  {title}".rstrip())
 
 
 def format_tool_call(part: Mapping[str, Any]) -> Iterator[Line]:
@@ -80,7 +80,7 @@ def format_tool_call(part: Mapping[str, Any]) -> Iterator[Line]:
         if content.get("type") == "diff":
             yield from format_changes(content)
     if status == "failed":
-        yield from (Line(f"    {escape_line(line)}", DIM) for line in _last_output(part))
+        yield from (Line(f"    {escape_line(line)}", DIM) for line in _get_last_output(part))
 
 
 def format_changes(content: Mapping[str, Any]) -> Iterator[Line]:
@@ -90,24 +90,24 @@ def format_changes(content: Mapping[str, Any]) -> Iterator[Line]:
     if old is None:
         yield Line(f"    {path}  new, {pluralize(len(new.splitlines()), 'line')}", DIM)
         return
-    if len(old) + len(new) > LONGEST_COMPARED:
+    if len(old) + len(new) > MAX_COMPARED_CHARACTERS:
         yield Line(f"    {path}  changed", DIM)
         return
     delta = list(difflib.unified_diff(str(old).splitlines(), new.splitlines(), lineterm="", n=0))[2:]
     changed = [line for line in delta if not line.startswith("@@")]
     added = sum(line.startswith("+") for line in changed)
     yield Line(f"    {path}  +{added} -{len(changed) - added}", DIM)
-    for line in changed[:SHOWN_CHANGES]:
+    for line in changed[:MAX_SHOWN_CHANGES]:
         yield Line(f"    {escape_line(line)}", {"fg": "green" if line.startswith("+") else "red"})
-    if len(changed) > SHOWN_CHANGES:
-        yield Line(f"    … {len(changed) - SHOWN_CHANGES} more", DIM)
+    if len(changed) > MAX_SHOWN_CHANGES:
+        yield Line(f"    … {len(changed) - MAX_SHOWN_CHANGES} more", DIM)
 
 
-def _last_output(part: Mapping[str, Any]) -> list[str]:
+def _get_last_output(part: Mapping[str, Any]) -> list[str]:
     texts = [str(content.get("text") or "") for content in part.get("content") or [] if content.get("type") == "text"]
     lines = [line for text in texts for line in text.strip().splitlines() if line.strip()]
-    return lines[-SHOWN_ERRORS:]
+    return lines[-MAX_SHOWN_ERROR_LINES:]
 
 
 def _truncate(text: str) -> str:
-    return text if len(text) <= TITLE else f"{text[: TITLE - 1]}…"
+    return text if len(text) <= MAX_TITLE_LENGTH else f"{text[: MAX_TITLE_LENGTH - 1]}…"

@@ -20,12 +20,12 @@ class Screen:
     own colours."""
 
     def __init__(self) -> None:
-        self.terminal = sys.stderr.isatty()
-        self.colour = use_colour()
+        self.is_terminal = sys.stderr.isatty()
+        self.uses_colour = use_colour()
         self.is_input_active = False
         """While the user types, the last line belongs to the input."""
         self._status = ""
-        self._since = 0.0
+        self._status_since = 0.0
         self._drawn = False
 
     def __enter__(self) -> Screen:
@@ -36,31 +36,32 @@ class Screen:
     ) -> None:
         self.clear()
 
-    def line(self, text: str, *, err: bool = False, **style: object) -> None:
+    def print_line(self, text: str, *, err: bool = False, **style: object) -> None:
+        """Print a line. `style` holds arguments of click.style."""
         self.clear()
-        coloured = text and style and (self.terminal if err else self.colour)
+        coloured = text and style and (self.is_terminal if err else self.uses_colour)
         echo(click.style(text, **style) if coloured else text, err=err)  # type: ignore[arg-type]
         (sys.stderr if err else sys.stdout).flush()
 
-    def note(self, text: str, **style: object) -> None:
+    def print_note(self, text: str, **style: object) -> None:
         """Print progress information, which is not part of the result."""
-        self.line(text, err=True, **style)
+        self.print_line(text, err=True, **style)
 
-    def status(self, text: str) -> None:
-        """Set the status line. Shown at the next `tick`, only on terminals."""
+    def set_status(self, text: str) -> None:
+        """Set the status line. Shown at the next `redraw`, only on terminals."""
         text = escape(text)
         if text != self._status:
-            self._status, self._since = text, time.monotonic()
+            self._status, self._status_since = text, time.monotonic()
 
-    def tick(self) -> None:
+    def redraw(self) -> None:
         """Redraw the status line."""
-        if not self.terminal or self.is_input_active or not self._status:
+        if not self.is_terminal or self.is_input_active or not self._status:
             return
         from rich.cells import set_cell_size  # noqa: PLC0415 - slow to load
 
         now = time.monotonic()
         frame = FRAMES[int(now * 8) % len(FRAMES)]
-        seconds = int(now - self._since)
+        seconds = int(now - self._status_since)
         tail = f"  {format_duration(seconds)}" if seconds >= 2 else ""
         width = max(10, shutil.get_terminal_size().columns - 1)
         sys.stderr.write(CLEAR + set_cell_size(f"{frame} {self._status}{tail}", width).rstrip())

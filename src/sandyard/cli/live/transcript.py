@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 FIRST_PAGE, FULL_PAGE = 5, 100
-TURN_OVER = ("turn.completed", "turn.cancelled", "turn.failed", "turn.over_budget")
+TURN_END_KINDS = ("turn.completed", "turn.cancelled", "turn.failed", "turn.over_budget")
 ShowLine = Callable[[Line], None]
 ShowMessage = Callable[[Any], None]
 
@@ -77,7 +77,7 @@ class Transcript:
 
     def handle_events(self, update: FeedUpdate, *, over: bool) -> None:
         """Show what is new, given the session's events. `over` means that no more messages are being written."""
-        over = over or any(event["kind"] in TURN_OVER for event in update.events)
+        over = over or any(event["kind"] in TURN_END_KINDS for event in update.events)
         thorough = update.reconnected or over or not self._has_synced
         for event in update.events:
             if event["kind"] == "message.updated":
@@ -110,29 +110,31 @@ class Transcript:
 
     def _fetch(self, thorough: bool) -> Sequence[Any]:
         """Return messages, oldest first. Messages before the first one that may still change are not fetched again."""
-        floor = self._find_first_unsettled() if thorough else self._newest
+        first_id = self._find_first_unsettled() if thorough else self._newest
         found: list[Any] = []
         cursor: str | None = None
         while True:
             page = self._client.get(self._path, limit=FULL_PAGE if thorough or found else FIRST_PAGE, cursor=cursor)
             found += page["items"]
             cursor = page.get("nextCursor")
-            if cursor is None or not page["items"] or (floor and page["items"][-1]["id"] <= floor):
-                return [message for message in reversed(found) if message["id"] >= floor]
+            if cursor is None or not page["items"] or (first_id and page["items"][-1]["id"] <= first_id):
+                return [message for message in reversed(found) if message["id"] >= first_id]
 
     def _find_first_unsettled(self) -> str:
-        return next((number for number, shown in sorted(self._messages.items()) if not shown.settled), self._newest)
+        return next(
+            (message_id for message_id, shown in sorted(self._messages.items()) if not shown.settled), self._newest
+        )
 
     def _show_new(self, over: bool) -> None:
-        for number in sorted(self._messages):
-            shown = self._messages[number]
+        for message_id in sorted(self._messages):
+            shown = self._messages[message_id]
             if not shown.settled:
-                for line in self._format_lines(shown, last=over or number < self._newest, over=over):
+                for line in self._format_lines(shown, last=over or message_id < self._newest, over=over):
                     self._show_line(line)
                     self._has_output = True
                 if shown.settled:
                     self._show_message(shown.message)
-                    shown.message = {"id": number}  # free the memory of long messages
+                    shown.message = {"id": message_id}  # free the memory of long messages
 
     def _format_lines(self, shown: _ShownMessage, *, last: bool, over: bool) -> Iterator[Line]:
         message = shown.message
@@ -146,15 +148,15 @@ class Transcript:
             yield from message_lines.format_prompt(text)
         elif kind in {"text", "thought"}:
             shown.settled = last
-            make = message_lines.format_text if kind == "text" else message_lines.format_thought
-            yield from (make(line) for line in _take_new_lines(shown, str(part.get("text") or ""), last))
+            format_line = message_lines.format_text if kind == "text" else message_lines.format_thought
+            yield from (format_line(line) for line in _take_new_lines(shown, str(part.get("text") or ""), last))
         elif kind == "tool_call":
-            shown.settled = over or part.get("status") in message_lines.OVER
+            shown.settled = over or part.get("status") in message_lines.FINISHED
             if shown.settled:
                 yield from message_lines.format_tool_call(part)
         elif kind == "plan":
             shown.settled = over
-            yield from _changed_plan_entries(shown, part)
+            yield from _take_changed_plan_entries(shown, part)
         else:
             shown.settled = True
             for one in message["parts"]:
@@ -173,7 +175,7 @@ def _take_new_lines(shown: _ShownMessage, text: str, last: bool) -> Iterator[str
         yield from new_text.removesuffix("\n").split("\n")
 
 
-def _changed_plan_entries(shown: _ShownMessage, part: Any) -> Iterator[Line]:
+def _take_changed_plan_entries(shown: _ShownMessage, part: Any) -> Iterator[Line]:
     """Yield entries that are new or changed."""
     for entry in part.get("entries") or []:
         content, status = str(entry.get("content")), str(entry.get("status"))
@@ -199,15 +201,15 @@ def open_transcript(
 ) -> Transcript:
     """Return a transcript that prints to the screen. `prefix` is put before each line. For `start` and `after`, see Transcript."""
 
-    def line(one: Line) -> None:
+    def show_line(one: Line) -> None:
         if not as_json:
-            screen.line(f"{prefix}{one.text}", **one.style)
+            screen.print_line(f"{prefix}{one.text}", **one.style)
 
     def show_message(message: Any) -> None:
         if as_json:
             print_json(message, compact=True)
 
-    return Transcript(client, session_id, line, show_message, start=start, after=after)
+    return Transcript(client, session_id, show_line, show_message, start=start, after=after)
 
 
 def print_transcript(client: Client, session_id: str, screen: Screen, *, as_json: bool) -> None:
@@ -217,4 +219,4 @@ def print_transcript(client: Client, session_id: str, screen: Screen, *, as_json
     except ApiError as error:
         if error.http_status != 404:
             raise
-        screen.note("No messages yet.")
+        screen.print_note("No messages yet.")

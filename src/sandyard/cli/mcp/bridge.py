@@ -20,9 +20,9 @@ from pydantic import BaseModel
 from sandyard import __version__
 
 R = TypeVar("R", bound=BaseModel)
-VERSION = "2026-07-28"
+PROTOCOL_VERSION = "2026-07-28"
 """A protocol version without a handshake: requests are independent, so the server may restart between two of them."""
-ANSWER_SECONDS = 900.0
+RESPONSE_SECONDS = 900.0
 """Longer than any tool waits. While a tool waits, the server sends progress now and then."""
 
 
@@ -34,12 +34,12 @@ def serve(url: str, token: str) -> None:
 
 async def _serve(url: str, token: str) -> None:
     headers = {"Authorization": f"Bearer {token}"}
-    async with httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30, read=ANSWER_SECONDS)) as web:
+    async with httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30, read=RESPONSE_SECONDS)) as web:
         bridge = Bridge(url, web)
         server: Server[Any] = Server(
             "sandyard",
             version=__version__,
-            instructions=await bridge.instructions(),
+            instructions=await bridge.get_instructions(),
             on_list_tools=bridge.list_tools,
             on_call_tool=bridge.call_tool,
         )
@@ -48,17 +48,21 @@ async def _serve(url: str, token: str) -> None:
 
 
 class Bridge:
+    """Forwards requests to a server."""
+
     def __init__(self, url: str, web: httpx2.AsyncClient) -> None:
         self._url, self._web = url, web
 
-    async def instructions(self) -> str | None:
-        return (await self._ask(wire.DiscoverRequest(params=wire.RequestParams()), wire.DiscoverResult)).instructions
+    async def get_instructions(self) -> str | None:
+        return (
+            await self._send_request(wire.DiscoverRequest(params=wire.RequestParams()), wire.DiscoverResult)
+        ).instructions
 
     async def list_tools(
         self, _: ServerRequestContext[Any], params: wire.PaginatedRequestParams | None
     ) -> wire.ListToolsResult:
         cursor = None if params is None else params.cursor
-        return await self._ask(
+        return await self._send_request(
             wire.ListToolsRequest(params=wire.PaginatedRequestParams(cursor=cursor)), wire.ListToolsResult
         )
 
@@ -66,24 +70,26 @@ class Bridge:
         self, context: ServerRequestContext[Any], params: wire.CallToolRequestParams
     ) -> wire.CallToolResult:
         """Call a tool. Progress and cancellation are forwarded."""
-        asked = wire.CallToolRequestParams(name=params.name, arguments=params.arguments)
-        return await self._ask(
-            wire.CallToolRequest(params=asked), wire.CallToolResult, progress=context.session.report_progress
+        forwarded = wire.CallToolRequestParams(name=params.name, arguments=params.arguments)
+        return await self._send_request(
+            wire.CallToolRequest(params=forwarded), wire.CallToolResult, progress=context.session.report_progress
         )
 
-    async def _ask(self, request: wire.Request[Any, Any], kind: type[R], progress: ProgressFnT | None = None) -> R:
+    async def _send_request(
+        self, request: wire.Request[Any, Any], result_type: type[R], progress: ProgressFnT | None = None
+    ) -> R:
         """Send a request with its own client, so that a broken connection affects only one request."""
         transport = streamable_http_client(self._url, http_client=self._web, max_sse_event_size=None)
         try:
-            async with Client(transport, mode=VERSION, cache=None) as server:
+            async with Client(transport, mode=PROTOCOL_VERSION, cache=None) as server:
                 try:
-                    return await server.session.send_request(request, kind, progress_callback=progress)
+                    return await server.session.send_request(request, result_type, progress_callback=progress)
                 except MCPError as error:
-                    refusal = error  # raising it here would wrap it in an exception group
+                    failure = error  # raising it here would wrap it in an exception group
         except BaseExceptionGroup as group:
             if group.subgroup(httpx2.HTTPError) is None:
                 raise
-            refusal = MCPError(
+            failure = MCPError(
                 code=wire.INTERNAL_ERROR, message=f"The server at {self._url} is not responding. Try again."
             )
-        raise refusal
+        raise failure

@@ -11,7 +11,7 @@ import click
 from sandyard.cli import config
 from sandyard.cli.connection import connect
 from sandyard.cli.errors import CommandError
-from sandyard.cli.output import as_json, echo, output_option, print_json
+from sandyard.cli.output import echo, output_option, print_json, wants_json
 
 PLACEHOLDER = "sy_…"
 
@@ -29,26 +29,26 @@ def mcp(stdio: bool, with_token: bool, output: str | None) -> None:
     """
     login = config.load()
     if stdio:
-        _bridge(login)
+        _run_bridge(login)
         return
     if with_token and login.token is None:
         raise CommandError("Not logged in. Run `sandyard login` first, or omit --with-token.")
     token = login.token.reveal() if with_token and login.token is not None else PLACEHOLDER
     url = f"{login.url}/mcp"
-    if as_json(output):
-        print_json({"url": url, "http": by_http(url, token), "stdio": BY_PROGRAM})
+    if wants_json(output):
+        print_json({"url": url, "http": make_http_config(url, token), "stdio": STDIO_CONFIG})
         return
     echo(
-        f"{url}\n\nFor an agent that supports HTTP:\n{json.dumps(by_http(url, token), indent=2, ensure_ascii=False)}\n"
+        f"{url}\n\nFor an agent that supports HTTP:\n{json.dumps(make_http_config(url, token), indent=2, ensure_ascii=False)}\n"
     )
-    echo(f"For an agent that starts programs, with this machine's login:\n{json.dumps(BY_PROGRAM, indent=2)}")
+    echo(f"For an agent that starts programs, with this machine's login:\n{json.dumps(STDIO_CONFIG, indent=2)}")
     if token == PLACEHOLDER:
         echo(f"\nTo create a token to use instead of {PLACEHOLDER}: `sandyard api-key create NAME`", err=True)
     if login.is_unencrypted:
         echo(f"Warning: the token will be sent unencrypted to {login.url}. Use https.", err=True)
 
 
-def by_http(url: str, token: str) -> dict[str, Any]:
+def make_http_config(url: str, token: str) -> dict[str, Any]:
     return {
         "mcpServers": {
             "sandyard": {"type": "http", "url": url, "headers": {"Authorization": f"Bearer {token}"}},
@@ -56,10 +56,10 @@ def by_http(url: str, token: str) -> dict[str, Any]:
     }
 
 
-BY_PROGRAM = {"mcpServers": {"sandyard": {"command": "sandyard", "args": ["mcp", "--stdio"]}}}
+STDIO_CONFIG = {"mcpServers": {"sandyard": {"command": "sandyard", "args": ["mcp", "--stdio"]}}}
 
 
-def _bridge(login: config.Login) -> None:
+def _run_bridge(login: config.Login) -> None:
     if sys.stdin.isatty():
         raise CommandError("--stdio must be started by an agent: it reads the protocol from standard input.")
     with connect(login) as client:

@@ -16,22 +16,22 @@ import click
 from sandyard.cli.errors import CommandError
 
 F = TypeVar("F", bound=Callable[..., Any])
-LARGEST = 64 * 1024
-KEY = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
+MAX_BYTES = 64 * 1024
+KEY_FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 
 
 def credential_options(function: F) -> F:
-    """Add the options of commands that accept credentials. `gather` builds a request body from them."""
+    """Add the options of commands that accept credentials. `read_credentials` builds a request body from them."""
     for option in (
         click.option(
             "--webhook-secret-stdin", is_flag=True, help="Read the forge's webhook secret from standard input."
         ),
-        click.option("--private-key", type=KEY, help="File with the GitHub App's private key."),
+        click.option("--private-key", type=KEY_FILE, help="File with the GitHub App's private key."),
         click.option(
             "--installation-id", type=click.IntRange(1), help="Installation id of the GitHub App for this repository."
         ),
         click.option("--app-id", help="Use this GitHub App instead of a token."),
-        click.option("--ssh-key", type=KEY, help="File with a private key for SSH access to the repository."),
+        click.option("--ssh-key", type=KEY_FILE, help="File with a private key for SSH access to the repository."),
         click.option("--username", help="Username for the token, if the remote needs one.  [default: x-access-token]"),
         click.option("--token-stdin", is_flag=True, help="Read the token from standard input."),
     ):
@@ -39,10 +39,10 @@ def credential_options(function: F) -> F:
     return function
 
 
-def gather(
+def read_credentials(
     *,
     repository: str | None,
-    ask: bool,
+    may_prompt: bool,
     token_stdin: bool,
     username: str | None,
     ssh_key: Path | None,
@@ -51,7 +51,7 @@ def gather(
     private_key: Path | None,
     webhook_secret_stdin: bool,
 ) -> dict[str, Any]:
-    """Return the body of PUT …/credentials. Empty if nothing was given. With `ask`, prompts on a terminal for the token of an HTTP
+    """Return the body of PUT …/credentials. Empty if nothing was given. With `may_prompt`, prompts on a terminal for the token of an HTTP
     remote."""
     if token_stdin and webhook_secret_stdin:
         raise click.UsageError(
@@ -72,7 +72,7 @@ def gather(
             "installationId": str(installation_id),
             "privateKey": _read_key_file(private_key),
         }
-    if not body and ask and _asks_for_token(repository) and sys.stdin.isatty():
+    if not body and may_prompt and _uses_http(repository) and sys.stdin.isatty():
         host = urlsplit(repository or "").hostname or "the repository"
         if typed := click.prompt(
             f"Token for {host} (leave empty for none)", "", hide_input=True, show_default=False, err=True
@@ -85,12 +85,12 @@ def gather(
     return body
 
 
-def _asks_for_token(repository: str | None) -> bool:
+def _uses_http(repository: str | None) -> bool:
     return (repository or "").lower().startswith(("http://", "https://"))
 
 
 def _read_line(what: str) -> str:
-    value = sys.stdin.readline(LARGEST).strip()
+    value = sys.stdin.readline(MAX_BYTES).strip()
     if not value:
         raise CommandError(f"No {what} on standard input: it is empty.")
     return value
@@ -98,8 +98,8 @@ def _read_line(what: str) -> str:
 
 def _read_key_file(path: Path) -> str:
     with path.open("rb") as stream:
-        content = stream.read(LARGEST + 1)
-    if len(content) > LARGEST or not content.strip():
+        content = stream.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES or not content.strip():
         raise CommandError(f"{path} is not a key: it is {'empty' if not content.strip() else 'too large'}.")
     try:
         return content.decode()

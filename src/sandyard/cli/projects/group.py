@@ -11,9 +11,9 @@ from sandyard.cli.completion import complete_projects
 from sandyard.cli.connection import connect, get_project_id, quote_segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError
 from sandyard.cli.options import drop_missing, limit_option
-from sandyard.cli.output import as_json, echo, escape, output_option, print_json, show_list, show_one
+from sandyard.cli.output import echo, escape, output_option, print_json, show_list, show_one, wants_json
 from sandyard.cli.projects.connection_test import TEST_FAILED, print_findings, run_connection_test
-from sandyard.cli.projects.credentials import credential_options, gather
+from sandyard.cli.projects.credentials import credential_options, read_credentials
 from sandyard.cli.projects.mcp import mcp
 from sandyard.cli.projects.members import members, project_argument
 from sandyard.cli.projects.preparations import preparations, prepare
@@ -27,8 +27,8 @@ COLUMNS = {
     "PROBLEM": "connectionError",
     "CREATED": "createdAt",
 }
-CREDENTIALS = {"CREDENTIAL": "kind", "HINT": "hint", "UPDATED": "updatedAt"}
-KINDS = {"token": "token", "ssh-key": "ssh_key", "app": "app", "webhook-secret": "webhook_secret"}
+CREDENTIAL_COLUMNS = {"CREDENTIAL": "kind", "HINT": "hint", "UPDATED": "updatedAt"}
+CREDENTIAL_KINDS = {"token": "token", "ssh-key": "ssh_key", "app": "app", "webhook-secret": "webhook_secret"}
 
 
 @click.group()
@@ -69,23 +69,23 @@ def add(
     """
     if no_token and options["token_stdin"]:
         raise click.UsageError("Use either --token-stdin or --no-token, not both.")
-    credentials = gather(repository=repository, ask=not no_token, **options)
+    credentials = read_credentials(repository=repository, may_prompt=not no_token, **options)
     settings = drop_missing(forge=drop_missing(kind=forge, apiUrl=api_url))
     body = drop_missing(
         name=name, repository=resolve_repository(repository), baseBranch=base, settings=settings, **credentials
     )
     with connect() as client:
         try:
-            made = client.post("/projects", {**body, "test": test})
+            created = client.post("/projects", {**body, "test": test})
         except ApiError as error:
             if error.problem_code != TEST_FAILED:
                 raise
             print_findings(error.details, err=True)
             raise CommandError(f"{name} was not added. To add it anyway, use --no-test.") from None
-    show_one(made, FIELDS, output)
-    if note := made.get("forgeNote"):
+    show_one(created, FIELDS, output)
+    if note := created.get("forgeNote"):
         echo(
-            f"{escape(note)} To set it: sandyard project set {escape(made['id'])} --api-url https://HOST/api/v3",
+            f"{escape(note)} To set it: sandyard project set {escape(created['id'])} --api-url https://HOST/api/v3",
             err=True,
         )
 
@@ -98,7 +98,7 @@ def list_projects(archived: bool, limit: int, output: str | None) -> None:
     """List your projects, newest first."""
     with connect() as client:
         page = client.list_items("/projects", limit, archived=True if archived else None)
-    show_list(page, COLUMNS, output, nothing="No projects. To add one: sandyard project add NAME")
+    show_list(page, COLUMNS, output, empty_message="No projects. To add one: sandyard project add NAME")
 
 
 @project.command()
@@ -110,7 +110,7 @@ def show(project: str, output: str | None) -> None:
         path = f"/projects/{quote_segment(get_project_id(client, project))}"
         found = client.get(path)
         show_one(found, FIELDS, output)
-        if as_json(output):
+        if wants_json(output):
             return
         try:
             credentials = client.get(f"{path}/credentials")
@@ -119,13 +119,13 @@ def show(project: str, output: str | None) -> None:
                 raise
             return
     echo()
-    show_list(credentials, CREDENTIALS, "table", nothing="No credentials.")
+    show_list(credentials, CREDENTIAL_COLUMNS, "table", empty_message="No credentials.")
 
 
 @project.command()
 @project_argument
 @credential_options
-@click.option("--remove", "removed", type=click.Choice(list(KINDS)), help="Remove a credential instead.")
+@click.option("--remove", "removed", type=click.Choice(list(CREDENTIAL_KINDS)), help="Remove a credential instead.")
 @click.option(
     "--test/--no-test",
     default=True,
@@ -142,15 +142,15 @@ def token(*, project: str, removed: str | None, test: bool, **options: Any) -> N
         project_id = get_project_id(client, project)
         path = f"/projects/{quote_segment(project_id)}"
         if removed is not None:
-            client.delete(f"{path}/credentials/{KINDS[removed]}")
+            client.delete(f"{path}/credentials/{CREDENTIAL_KINDS[removed]}")
             echo(f"Removed {removed} from {project}.", err=True)
             return
-        credentials = gather(repository=client.get(path).get("repository"), ask=True, **options)
+        credentials = read_credentials(repository=client.get(path).get("repository"), may_prompt=True, **options)
         if not credentials:
             raise CommandError("Nothing to save. Give a token with --token-stdin, or a key with --ssh-key.")
-        asked = test and set(credentials) != {"webhookSecret"}  # the webhook secret is not sent to the remote
+        needs_test = test and set(credentials) != {"webhookSecret"}  # the webhook secret is not sent to the remote
         try:
-            client.request("PUT", f"{path}/credentials", body=credentials, params={"test": asked})
+            client.request("PUT", f"{path}/credentials", body=credentials, params={"test": needs_test})
         except ApiError as error:
             if error.problem_code != TEST_FAILED:
                 raise
@@ -166,7 +166,7 @@ def test(project: str, output: str | None) -> None:
     """Test a project's repository and forge. The exit code is 1 if a test fails."""
     with connect() as client:
         found = run_connection_test(client, get_project_id(client, project))
-    print_json(found) if as_json(output) else print_findings(found, err=False)
+    print_json(found) if wants_json(output) else print_findings(found, err=False)
     sys.exit(0 if found["ok"] else FAILED)
 
 

@@ -10,7 +10,7 @@ import click
 from sandyard.cli.connection import connect, get_project_id, quote_segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError
 from sandyard.cli.options import env_option
-from sandyard.cli.output import as_json, echo, escape, output_option, print_json, show_list, show_one
+from sandyard.cli.output import echo, escape, output_option, print_json, show_list, show_one, wants_json
 from sandyard.cli.projects.connection_test import TEST_FAILED, print_findings
 from sandyard.cli.projects.members import project_argument
 
@@ -29,7 +29,7 @@ FIELDS = {
     "headers": "shown",
     "created": "createdAt",
 }
-LARGEST = 64 * 1024
+MAX_STDIN_CHARACTERS = 64 * 1024
 server_argument = click.argument("server", metavar="SERVER")
 
 
@@ -47,13 +47,16 @@ def mcp() -> None:
 def list_servers(project: str, output: str | None) -> None:
     """List MCP servers, oldest first. Header values are never shown."""
     with connect() as client:
-        found = client.get(_servers_path(client, project))
-    if as_json(output):
+        found = client.get(_get_servers_path(client, project))
+    if wants_json(output):
         print_json(found)
         return
     rows = [_to_row(one) for one in found["items"]]
     show_list(
-        {"items": rows}, COLUMNS, output, nothing="No MCP servers. To add one: sandyard project mcp add PROJECT NAME"
+        {"items": rows},
+        COLUMNS,
+        output,
+        empty_message="No MCP servers. To add one: sandyard project mcp add PROJECT NAME",
     )
 
 
@@ -107,27 +110,29 @@ def add(
         raise click.UsageError("Use headers together with --url.")
     if url is not None and envs:
         raise click.UsageError("Use variables together with a command.")
-    values = _read_headers(headers, read=headers_stdin)
+    values = _read_headers(headers, from_stdin=headers_stdin)
     with connect() as client:
-        path = _servers_path(client, project)
-        known = _find_server(client.get(path)["items"], name) if replace else None
-        if known is not None and (known["url"] is None) != (url is None):
-            raise CommandError(f"{known['name']} is a {'command' if known['url'] is None else 'URL'}. Remove it first.")
+        path = _get_servers_path(client, project)
+        existing = _find_server(client.get(path)["items"], name) if replace else None
+        if existing is not None and (existing["url"] is None) != (url is None):
+            raise CommandError(
+                f"{existing['name']} is a {'command' if existing['url'] is None else 'URL'}. Remove it first."
+            )
         body: dict[str, Any] = {"command": command[0], "args": list(command[1:]), "env": envs} if command else {}
         if url is not None:
-            kept = {} if values or known is None else {one["name"]: None for one in known["headers"]}
-            body = {"url": url, "headers": {**kept, **values}, "test": test}
+            kept_headers = {} if values or existing is None else {one["name"]: None for one in existing["headers"]}
+            body = {"url": url, "headers": {**kept_headers, **values}, "test": test}
         try:
-            if known is None:
-                made = client.post(path, {"name": name, **body})
+            if existing is None:
+                saved = client.post(path, {"name": name, **body})
             else:
-                made = client.request("PATCH", f"{path}/{quote_segment(known['id'])}", body=body)
+                saved = client.request("PATCH", f"{path}/{quote_segment(existing['id'])}", body=body)
         except ApiError as error:
             if error.problem_code != TEST_FAILED:
                 raise
             print_findings(error.details, err=True)
             raise CommandError(f"{name} was not saved. To save it anyway, use --no-test.") from None
-    show_one(made if as_json(output) else _to_row(made), FIELDS, output)
+    show_one(saved if wants_json(output) else _to_row(saved), FIELDS, output)
 
 
 @mcp.command()
@@ -136,8 +141,8 @@ def add(
 def remove(project: str, server: str) -> None:
     """Remove an MCP server from a project."""
     with connect() as client:
-        path = _servers_path(client, project)
-        client.delete(f"{path}/{quote_segment(_server_id(client, path, server))}")
+        path = _get_servers_path(client, project)
+        client.delete(f"{path}/{quote_segment(_find_server_id(client, path, server))}")
     echo(f"Removed {server}.", err=True)
 
 
@@ -148,9 +153,9 @@ def remove(project: str, server: str) -> None:
 def test(project: str, server: str, output: str | None) -> None:
     """Test an MCP server with a URL. Lists its tools from the platform, with its headers. The exit code is 1 if that fails."""
     with connect() as client:
-        path = _servers_path(client, project)
-        found = client.post(f"{path}/{quote_segment(_server_id(client, path, server))}/test")
-    if as_json(output):
+        path = _get_servers_path(client, project)
+        found = client.post(f"{path}/{quote_segment(_find_server_id(client, path, server))}/test")
+    if wants_json(output):
         print_json(found)
     else:
         mark = click.style("✓", fg="green") if found["ok"] else click.style("✗", fg="red")
@@ -160,7 +165,7 @@ def test(project: str, server: str, output: str | None) -> None:
     sys.exit(0 if found["ok"] else FAILED)
 
 
-def _servers_path(client: Client, project: str) -> str:
+def _get_servers_path(client: Client, project: str) -> str:
     return f"/projects/{quote_segment(get_project_id(client, project))}/mcp-servers"
 
 
@@ -168,17 +173,17 @@ def _find_server(items: list[dict[str, Any]], name: str) -> dict[str, Any] | Non
     return next((one for one in items if name in (one["name"], one["id"])), None)
 
 
-def _server_id(client: Client, path: str, name: str) -> str:
+def _find_server_id(client: Client, path: str, name: str) -> str:
     found = _find_server(client.get(path)["items"], name)
     if found is None:
         raise ApiError(f"The project has no MCP server {name!r}.", 404)
     return str(found["id"])
 
 
-def _read_headers(names: tuple[str, ...], *, read: bool) -> dict[str, str]:
+def _read_headers(names: tuple[str, ...], *, from_stdin: bool) -> dict[str, str]:
     values = {}
-    if read:
-        for line in sys.stdin.read(LARGEST).splitlines():
+    if from_stdin:
+        for line in sys.stdin.read(MAX_STDIN_CHARACTERS).splitlines():
             name, colon, value = line.partition(":")
             if not colon or not name.strip() or not value.strip():
                 raise CommandError("A line of standard input is not a header. Use the format `Name: value`.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sandyard.cli.completion import complete_projects
-from sandyard.cli.connection import MANY, connect, get_project_id, quote_segment
+from sandyard.cli.connection import MAX_ITEMS, connect, get_project_id, quote_segment
 from sandyard.cli.errors import NOT_ALLOWED, ApiError, CommandError
 from sandyard.cli.output import echo, output_option, show_list
 
@@ -35,7 +35,7 @@ def list_members(project: str, output: str | None) -> None:
         page,
         MEMBERS,
         output,
-        nothing="No members besides the owner. To add one: sandyard project members add PROJECT USER",
+        empty_message="No members besides the owner. To add one: sandyard project members add PROJECT USER",
     )
 
 
@@ -58,8 +58,8 @@ def remove(project: str, user: str) -> None:
     with connect() as client:
         project_id = get_project_id(client, project)
         path = f"/projects/{quote_segment(project_id)}/members"
-        known = {member["name"]: str(member["id"]) for member in client.get(path)["items"]}
-        client.delete(f"{path}/{quote_segment(known.get(user) or _find_user_id(client, user))}")
+        ids_by_name = {member["name"]: str(member["id"]) for member in client.get(path)["items"]}
+        client.delete(f"{path}/{quote_segment(ids_by_name.get(user) or _find_user_id(client, user))}")
     echo(f"Removed {user} from {project}.", err=True)
 
 
@@ -67,7 +67,7 @@ def _find_user_id(client: Client, name: str) -> str:
     if name.startswith("usr_"):
         return name
     try:
-        users = client.list_items("/users", MANY)["items"]
+        users = client.list_items("/users", MAX_ITEMS)["items"]
     except ApiError as error:
         if error.exit_code != NOT_ALLOWED:
             raise

@@ -17,8 +17,8 @@ from sandyard.cli.projects.members import project_argument
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
-LOOK_SECONDS = 0.5
-PATIENCE = 900.0
+POLL_SECONDS = 0.5
+TIMEOUT_SECONDS = 900.0
 """The repository may have to be fetched for the first time, which takes long."""
 COLUMNS = {
     "ID": "id",
@@ -57,29 +57,29 @@ def prepare(project: str, agent: str | None, base: str | None, wait: bool, outpu
     devcontainer.json defines. Tasks prepare automatically; preparing in advance spares the first task the wait. A failed preparation
     is retried. Ctrl-C does not stop it. The exit code is 1 if it failed.
     """
-    with connect(timeout=PATIENCE) as client:
+    with connect(timeout=TIMEOUT_SECONDS) as client:
         path = f"/projects/{quote_segment(get_project_id(client, project))}/preparations"
-        made = client.post(path, drop_missing(agent=agent, baseBranch=base))
+        preparation = client.post(path, drop_missing(agent=agent, baseBranch=base))
         if wait:
-            made = _wait_until_ready(client, made)
-    for warning in made.get("warnings") or []:
+            preparation = _wait_until_ready(client, preparation)
+    for warning in preparation.get("warnings") or []:
         echo(f"Note: {escape(str(warning))}", err=True)
-    show_one(made, FIELDS, output)
-    if made["status"] == "failed":
-        for line in f"Error: {made.get('error') or 'Preparation failed.'}".splitlines():
+    show_one(preparation, FIELDS, output)
+    if preparation["status"] == "failed":
+        for line in f"Error: {preparation.get('error') or 'Preparation failed.'}".splitlines():
             echo(escape_line(line), err=True)
         sys.exit(FAILED)
 
 
-def _wait_until_ready(client: Client, made: Any) -> Any:
-    said = None
-    while made["status"] == "preparing":
-        if made.get("step") != said:
-            said = made.get("step")
-            echo(f"{escape(str(said))} …", err=True)
-        time.sleep(LOOK_SECONDS)
-        made = client.get(f"/preparations/{quote_segment(made['id'])}")
-    return made
+def _wait_until_ready(client: Client, preparation: Any) -> Any:
+    shown_step = None
+    while preparation["status"] == "preparing":
+        if preparation.get("step") != shown_step:
+            shown_step = preparation.get("step")
+            echo(f"{escape(str(shown_step))} …", err=True)
+        time.sleep(POLL_SECONDS)
+        preparation = client.get(f"/preparations/{quote_segment(preparation['id'])}")
+    return preparation
 
 
 @click.command()
@@ -95,4 +95,4 @@ def preparations(project: str, deleted: str | None, limit: int, output: str | No
             echo(f"Deleted {deleted}.", err=True)
             return
         page = client.list_items(f"/projects/{quote_segment(get_project_id(client, project))}/preparations", limit)
-    show_list(page, COLUMNS, output, nothing="No preparations. To create one: sandyard project prepare PROJECT")
+    show_list(page, COLUMNS, output, empty_message="No preparations. To create one: sandyard project prepare PROJECT")

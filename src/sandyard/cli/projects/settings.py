@@ -49,7 +49,7 @@ FIELDS = {
 F = TypeVar("F", bound=Callable[..., Any])
 BUDGET = click.FloatRange(min=0)
 IDENTITY = re.compile(r"^\s*([^<>]+?)\s*<([^<>\s]+)>\s*$")
-PLACES = {
+SETTING_PATHS = {
     "forge": ("forge", "kind"),
     "api_url": ("forge", "apiUrl"),
     "draft": ("forge", "draft"),
@@ -79,8 +79,8 @@ PLACES = {
     "template": ("template",),
 }
 """The path of each option in the project's settings."""
-PRESETS = ("forge", "debian", "pypi", "npm", "crates", "go", "maven", "rubygems")
-BUDGETS = {"budget_usd", "monthly_budget_usd"}
+NETWORK_PRESETS = ("forge", "debian", "pypi", "npm", "crates", "go", "maven", "rubygems")
+BUDGET_OPTIONS = {"budget_usd", "monthly_budget_usd"}
 
 
 def _parse_identity(
@@ -135,7 +135,7 @@ def _list_option(name: str, text: str) -> Callable[[F], F]:
     "--network-preset",
     "network_presets",
     multiple=True,
-    type=click.Choice([*PRESETS, ""]),
+    type=click.Choice([*NETWORK_PRESETS, ""]),
     help="With listed: the project's forge or a package registry. Repeatable.",
 )
 @click.option(
@@ -181,24 +181,24 @@ def change(project: str, output: str | None, **options: Any) -> None:
             body["repository"] = resolve_repository(given["repository"]) or None
         if "archived" in given:
             body["archived"] = given["archived"]
-        if settings := {name: value for name, value in given.items() if name in PLACES}:
+        if settings := {name: value for name, value in given.items() if name in SETTING_PATHS}:
             body["settings"] = change_settings(client.get(path)["settings"], settings)
-        made = client.patch(path, body)
-    show_one(made, FIELDS, output)
+        changed = client.patch(path, body)
+    show_one(changed, FIELDS, output)
 
 
 def change_settings(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Return `settings` updated with the given options."""
     settings = {**settings}
     for name, value in given.items():
-        *parts, field = PLACES[name]
+        *parts, field = SETTING_PATHS[name]
         target = settings
         for part in parts:
             target[part] = target = {**(target.get(part) or {})}
         if isinstance(value, tuple):
             target[field] = [item for item in value if item]
         else:
-            target[field] = None if value == "" or (name in BUDGETS and not value) else value
+            target[field] = None if value == "" or (name in BUDGET_OPTIONS and not value) else value
     return settings
 
 

@@ -27,14 +27,14 @@ def ssh(*, stdio: bool, name: str, command: tuple[str, ...]) -> None:
     exit code is the command's own. A paused sandbox is resumed. After `sandyard ssh-config --write`, plain `ssh`, `scp`, `rsync` and
     editors can also use the host SESSION_OR_SANDBOX.sandyard.
     """
-    asked = settings.get_host_name(name)
+    target = settings.parse_host(name)
     if stdio:
-        sys.exit(_forward_stdio(asked))
-    words = [settings.list_needed("ssh"), "-F", str(settings.write_settings()), f"{asked}{settings.SUFFIX}"]
+        sys.exit(_forward_stdio(target))
+    argv = [settings.find_program("ssh"), "-F", str(settings.write_settings()), f"{target}{settings.SUFFIX}"]
     command = command[1:] if command[:1] == ("--",) else command
     if command:
-        words += ["--", command[0] if len(command) == 1 else shlex.join(command)]
-    os.execv(words[0], words)  # noqa: S606 - ssh replaces this process
+        argv += ["--", command[0] if len(command) == 1 else shlex.join(command)]
+    os.execv(argv[0], argv)  # noqa: S606 - ssh replaces this process
 
 
 @click.command("ssh-config")
@@ -46,7 +46,7 @@ def ssh_config(write: bool) -> None:
     Running it again is safe and updates the settings.
     """
     if not write:
-        echo(settings.settings(), nl=False)
+        echo(settings.format_settings(), nl=False)
         return
     path = settings.write_settings()
     file, added = settings.add_include(path)

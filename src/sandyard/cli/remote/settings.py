@@ -44,7 +44,7 @@ def get_folder() -> Path:
     return config.get_path().parent / "ssh"
 
 
-def get_host_name(host: str) -> str:
+def parse_host(host: str) -> str:
     """Return the session or sandbox of a host name. Raises CommandError if it cannot be one."""
     name = host.removesuffix(SUFFIX)
     if not (name.isascii() and name.replace("_", "").isalnum()):
@@ -52,16 +52,16 @@ def get_host_name(host: str) -> str:
     return name
 
 
-def settings() -> str:
+def format_settings() -> str:
     """Return the settings, for OpenSSH 8.4 or newer."""
-    return SETTINGS.format(suffix=SUFFIX, command=_own_command(), folder=_escape_percent(str(get_folder())))
+    return SETTINGS.format(suffix=SUFFIX, command=_get_own_command(), folder=_escape_percent(str(get_folder())))
 
 
 def write_settings() -> Path:
     """Write our settings file and key. Idempotent."""
     ensure_key()
     path = get_folder() / "config"
-    _replace(path, settings())
+    _replace(path, format_settings())
     return path
 
 
@@ -71,12 +71,12 @@ def add_include(path: Path) -> tuple[Path, bool]:
     line = f'Include "{path}"'
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        known = file.read_text()
+        content = file.read_text()
     except FileNotFoundError:
-        known = ""
-    if line in (one.strip() for one in known.splitlines()):
+        content = ""
+    if line in (existing.strip() for existing in content.splitlines()):
         return file, False
-    _replace(file.resolve(), f"{line}\n{known and chr(10)}{known}")
+    _replace(file.resolve(), f"{line}\n{content and chr(10)}{content}")
     return file, True
 
 
@@ -86,10 +86,10 @@ def ensure_key() -> str:
         key = get_folder() / "id_ed25519"
         public = key.with_name("id_ed25519.pub")
         if not (key.exists() and public.exists()):
-            words = [list_needed("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", "sandyard", "-f", str(key)]
+            argv = [find_program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", "sandyard", "-f", str(key)]
             for half in (key, public):
                 half.unlink(missing_ok=True)
-            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise CommandError(f"ssh-keygen could not create a key: {done.stderr.strip() or done.stdout.strip()}")
         return public.read_text().strip()
@@ -100,7 +100,7 @@ def add_known_host(host: str, key: str) -> None:
     _replace(get_folder() / "known_hosts" / host, f"{host.lower()} {key}\n")
 
 
-def list_needed(program: str) -> str:
+def find_program(program: str) -> str:
     """Return the path of a program. Raises CommandError if it is not installed."""
     path = shutil.which(program)
     if path is None:
@@ -110,7 +110,7 @@ def list_needed(program: str) -> str:
     return path
 
 
-def _own_command() -> str:
+def _get_own_command() -> str:
     """Return the absolute command that OpenSSH and editors start, independent of PATH and of the working directory, which may hold
     untrusted files."""
     script = Path(PYTHON).with_name("sandyard")
@@ -141,11 +141,11 @@ def _replace(path: Path, text: str) -> None:
         if path.read_text() == text:
             return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}-{os.getpid()}")
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
             stream.write(text)
-        fresh.replace(path)
+        temporary.replace(path)
     finally:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

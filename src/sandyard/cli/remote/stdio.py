@@ -24,11 +24,11 @@ OPEN_SECONDS = 120.0
 CHUNK = 64 << 10
 
 
-def forward(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], None]) -> int:
-    """Forward until either side ends and return the exit code. `know` gets the host key before any data is forwarded. Raises ApiError and
-    NoResponseError."""
+def forward(login: Login, sandbox_id: str, public_key: str, on_host_key: Callable[[str], None]) -> int:
+    """Forward until either side ends and return the exit code. `on_host_key` gets the host key before any data is forwarded.
+    Raises ApiError and NoResponseError."""
     try:
-        return asyncio.run(_forward(login, sandbox_id, public_key, know))
+        return asyncio.run(_forward(login, sandbox_id, public_key, on_host_key))
     except InvalidStatus as error:
         raise _to_error(login, error) from None
     except (OSError, TimeoutError, WebSocketException) as error:
@@ -36,11 +36,11 @@ def forward(login: Login, sandbox_id: str, public_key: str, know: Callable[[str]
         raise NoResponseError(f"Could not open an SSH connection through {login.url}: {reason}.") from None
 
 
-async def _forward(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], None]) -> int:
+async def _forward(login: Login, sandbox_id: str, public_key: str, on_host_key: Callable[[str], None]) -> int:
     base = "ws" + login.url.removeprefix("http")
     address = f"{base}/api/v1/sandboxes/{quote_segment(sandbox_id)}/ssh?{urlencode({'key': public_key})}"
     headers = {"Authorization": f"Bearer {login.token.reveal()}"} if login.token else {}
-    proxy: Literal[True] | None = None if login.local else True
+    proxy: Literal[True] | None = None if login.is_local else True
     async with connect_websocket(
         address,
         additional_headers=headers,
@@ -54,12 +54,12 @@ async def _forward(login: Login, sandbox_id: str, public_key: str, know: Callabl
                 if isinstance(message, bytes):
                     await asyncio.to_thread(_write, message)
                     continue
-                said: Any = json.loads(message)
-                if said["type"] == "opened":
-                    know(said["hostKey"])
+                control: Any = json.loads(message)
+                if control["type"] == "opened":
+                    on_host_key(control["hostKey"])
                     _start_reading(socket, asyncio.get_running_loop())
-                elif said["type"] == "closed":
-                    return _report_end(said.get("reason"))
+                elif control["type"] == "closed":
+                    return _report_end(control.get("reason"))
         except BrokenPipeError:  # the process that started this one is gone
             return 0
         return _report_end("The connection was closed.")

@@ -17,30 +17,30 @@ CHUNK = 1 << 18
 BLOCK = 512
 
 
-def get_size(folder: Path) -> int:
+def estimate_size(folder: Path) -> int:
     """Return roughly how many bytes `pack` yields."""
     total = 2 * BLOCK
     for root, folders, files in os.walk(folder):
         total += BLOCK * (len(folders) + len(files))
         for name in files:
             length = (Path(root) / name).lstat().st_size
-            total += -(-length // BLOCK) * BLOCK
+            total += -(-length // BLOCK) * BLOCK  # rounded up to whole blocks
     return total
 
 
 def pack(folder: Path) -> Iterator[bytes]:
     """Yield the contents of `folder` as a tar stream, with itself as `.`: files, directories and links. Sockets and devices are skipped."""
     reader, writer = os.pipe()
-    failed: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def fill() -> None:
         try:
             with os.fdopen(writer, "wb") as sink, tarfile.open(fileobj=sink, mode="w|", bufsize=CHUNK) as tar:
-                tar.add(folder, arcname=".", filter=_keep_entry)
+                tar.add(folder, arcname=".", filter=_filter_entry)
         except BrokenPipeError:
             pass  # the reader is gone
         except BaseException as error:  # raised again by the reader
-            failed.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=fill, name="pack", daemon=True)
     with os.fdopen(reader, "rb", buffering=0) as source:
@@ -48,8 +48,8 @@ def pack(folder: Path) -> Iterator[bytes]:
         while chunk := source.read(CHUNK):
             yield chunk
     thread.join()
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]
 
 
 def unpack(chunks: Iterator[bytes], target: Path) -> None:
@@ -59,7 +59,7 @@ def unpack(chunks: Iterator[bytes], target: Path) -> None:
     target.mkdir(exist_ok=True)
     root = target.resolve()
     try:
-        with tarfile.open(fileobj=_Stream(chunks), mode="r|", bufsize=CHUNK) as tar:
+        with tarfile.open(fileobj=_ChunkReader(chunks), mode="r|", bufsize=CHUNK) as tar:
             for entry in tar:
                 _extract_entry(tar, entry, root)
     except tarfile.TarError as error:
@@ -94,11 +94,11 @@ def _check_inside(root: Path, path: Path, name: str) -> Path:
     return real
 
 
-def _keep_entry(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def _filter_entry(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return entry if entry.isfile() or entry.isdir() or entry.issym() or entry.islnk() else None
 
 
-class _Stream(io.RawIOBase):
+class _ChunkReader(io.RawIOBase):
     """A read-once file over chunks."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
@@ -114,5 +114,5 @@ class _Stream(io.RawIOBase):
             if not chunk:
                 break
             self._rest += chunk
-        answer, self._rest = (self._rest, b"") if size < 0 else (self._rest[:size], self._rest[size:])
-        return answer
+        data, self._rest = (self._rest, b"") if size < 0 else (self._rest[:size], self._rest[size:])
+        return data

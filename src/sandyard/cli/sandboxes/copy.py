@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sandyard.cli.completion import complete_copy_ends
+from sandyard.cli.completion import complete_copy_paths
 from sandyard.cli.connection import connect, get_sandbox_id
-from sandyard.cli.errors import CommandError, LocalNotFoundError
+from sandyard.cli.errors import CommandError, PathNotFoundError
 
 if TYPE_CHECKING:
-    from sandyard.cli.sandboxes.files import Files
+    from sandyard.cli.sandboxes.files import SandboxFiles
 
 REMOTE = re.compile(r"(?P<name>(?:sbx|ses)_[A-Za-z0-9]+):(?P<path>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class RemotePath:
     """A path in a sandbox. A relative path starts in the home directory."""
 
     sandbox: str
@@ -30,55 +30,63 @@ class Remote:
 
 
 @click.command()
-@click.argument("source", shell_complete=complete_copy_ends)
-@click.argument("target", shell_complete=complete_copy_ends)
+@click.argument("source", shell_complete=complete_copy_paths)
+@click.argument("target", shell_complete=complete_copy_paths)
 @click.option("-q", "--quiet", is_flag=True, help="Do not show a progress bar.")
 def cp(source: str, target: str, quiet: bool) -> None:
     """Copy files between this machine and a sandbox.
 
     Either SOURCE or TARGET is SANDBOX:PATH. Directories are copied with their contents. Like cp -r, it copies into TARGET if that is a
-    directory or ends with a slash, otherwise to that name. `-` is standard input
-    or output. Directories are sent as one tar stream if the sandbox has tar, otherwise file by file.
+    directory or ends with a slash, otherwise to that name. `-` is standard input or output.
+    Directories are sent as one tar stream if the sandbox has tar, otherwise file by file.
     """
-    here, there = parse_end(source), parse_end(target)
-    if isinstance(here, Remote) == isinstance(there, Remote):
+    source_location, target_location = parse_location(source), parse_location(target)
+    if isinstance(source_location, RemotePath) == isinstance(target_location, RemotePath):
         raise click.UsageError("One path must be SANDBOX:PATH and the other one local.")
-    from sandyard.cli.sandboxes.files import Files  # noqa: PLC0415 - slow to load
+    from sandyard.cli.sandboxes.files import SandboxFiles  # noqa: PLC0415 - slow to load
     from sandyard.cli.sandboxes.progress import Progress  # noqa: PLC0415
 
-    with connect() as client, Progress(shown=not quiet and sys.stderr.isatty()) as progress:
-        if isinstance(there, Remote):
-            assert not isinstance(here, Remote)
-            _upload(Files(client, get_sandbox_id(client, there.sandbox), progress), here, there.path)
+    with connect() as client, Progress(enabled=not quiet and sys.stderr.isatty()) as progress:
+        if isinstance(target_location, RemotePath):
+            assert not isinstance(source_location, RemotePath)
+            _upload(
+                SandboxFiles(client, get_sandbox_id(client, target_location.sandbox), progress),
+                source_location,
+                target_location.path,
+            )
         else:
-            assert isinstance(here, Remote)
-            _download(Files(client, get_sandbox_id(client, here.sandbox), progress), here.path, there)
+            assert isinstance(source_location, RemotePath)
+            _download(
+                SandboxFiles(client, get_sandbox_id(client, source_location.sandbox), progress),
+                source_location.path,
+                target_location,
+            )
 
 
-def parse_end(text: str) -> Remote | str:
+def parse_location(text: str) -> RemotePath | str:
     """Parse one side of a copy. `sbx_…:path` or `ses_…:path` is in a sandbox; everything else is local. Prefix `./` to force a local
     path."""
-    found = REMOTE.fullmatch(text)
-    if found is None:
+    match = REMOTE.fullmatch(text)
+    if match is None:
         return text
-    if not found["path"]:
-        raise click.UsageError(f"{text!r} has no path. For the home directory, use {found['name']}:./")
-    return Remote(found["name"], found["path"])
+    if not match["path"]:
+        raise click.UsageError(f"{text!r} has no path. For the home directory, use {match['name']}:./")
+    return RemotePath(match["name"], match["path"])
 
 
-def _upload(files: Files, source: str, target: str) -> None:
+def _upload(files: SandboxFiles, source: str, target: str) -> None:
     if source == "-":
-        if target.endswith("/") or files.kind(target) == "dir":
+        if target.endswith("/") or files.get_kind(target) == "dir":
             raise CommandError(f"{target} is a directory. To copy standard input, give a file name.")
         files.put_stream(sys.stdin.buffer, target)
         return
     local = Path(source)
     if not local.exists():
-        raise LocalNotFoundError(f"No such file or directory: {source}")
-    if target.endswith("/") or files.kind(target) == "dir":
+        raise PathNotFoundError(f"No such file or directory: {source}")
+    if target.endswith("/") or files.get_kind(target) == "dir":
         target = posixpath.join(target, local.resolve().name)
     if local.is_dir():
-        if files.kind(target) == "file":
+        if files.get_kind(target) == "file":
             raise CommandError(f"{target} is a file in the sandbox and cannot be replaced by a directory.")
         files.put_tree(local, target)
     elif local.is_file():
@@ -87,10 +95,10 @@ def _upload(files: Files, source: str, target: str) -> None:
         raise CommandError(f"{source} is neither a file nor a directory.")
 
 
-def _download(files: Files, source: str, target: str) -> None:
-    kind = files.kind(source)
+def _download(files: SandboxFiles, source: str, target: str) -> None:
+    kind = files.get_kind(source)
     if kind is None:
-        raise LocalNotFoundError(f"No such file or directory in the sandbox: {source}")
+        raise PathNotFoundError(f"No such file or directory in the sandbox: {source}")
     if target == "-":
         if kind == "dir":
             raise CommandError(f"{source} is a directory. Only a file can be copied to standard output.")
@@ -100,7 +108,7 @@ def _download(files: Files, source: str, target: str) -> None:
     if target.endswith("/") or local.is_dir():
         local = local / (posixpath.basename(posixpath.normpath(source)).lstrip(".") or "root")
     if not local.parent.is_dir():
-        raise LocalNotFoundError(f"No such directory: {local.parent}")
+        raise PathNotFoundError(f"No such directory: {local.parent}")
     if kind == "dir":
         if local.is_file():
             raise CommandError(f"{local} is a file and cannot be replaced by a directory.")

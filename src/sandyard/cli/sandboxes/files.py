@@ -26,31 +26,31 @@ TAR_SECONDS = 600
 Kind = Literal["file", "dir"]
 
 
-class Files:
+class SandboxFiles:
     """The files of one sandbox."""
 
     def __init__(self, client: Client, sandbox_id: str, progress: Progress) -> None:
         self._client = client
         self._base = f"/sandboxes/{quote_segment(sandbox_id)}"
         self._progress = progress
-        self._tar: bool | None = None
+        self._tar_found: bool | None = None
 
-    def kind(self, path: str) -> Kind | None:
+    def get_kind(self, path: str) -> Kind | None:
         """Return what is at `path`, or None if nothing is."""
         path = posixpath.normpath(path)
         if path in {"/", "."}:
             return "dir"
         try:
-            entries = self._list(posixpath.dirname(path) or ".")
+            entries = self._list_folder(posixpath.dirname(path) or ".")
         except ApiError as error:
             if error.http_status == 404:
                 return None
             raise
         found = next((entry for entry in entries if entry["name"] == posixpath.basename(path)), None)
         if found is None or found["kind"] != "symlink":
-            return found and _kind(found)
+            return found and _to_kind(found)
         try:
-            self._list(path)
+            self._list_folder(path)
         except ApiError as error:
             if error.http_status >= 500:
                 raise
@@ -60,12 +60,12 @@ class Files:
     def put(self, source: Path, target: str) -> None:
         with source.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
-            self._progress.begin(source.name, size)
-            self._client.put(f"{self._base}/files", self._counted(_chunks(stream)), path=target)
+            self._progress.start_transfer(source.name, size)
+            self._client.put(f"{self._base}/files", self._track_progress(_read_chunks(stream)), path=target)
 
     def put_stream(self, stream: IO[bytes], target: str) -> None:
-        self._progress.begin("-", None)
-        self._client.put(f"{self._base}/files", self._counted(_chunks(stream)), path=target)
+        self._progress.start_transfer("-", None)
+        self._client.put(f"{self._base}/files", self._track_progress(_read_chunks(stream)), path=target)
 
     def get(self, source: str, target: Path) -> None:
         """Download into a temporary file next to `target`, which replaces it when it is complete."""
@@ -73,7 +73,7 @@ class Files:
         try:
             with os.fdopen(descriptor, "wb") as stream:
                 self.get_stream(source, stream)
-            Path(name).chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
+            Path(name).chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_get_umask())
             Path(name).replace(target)
         except BaseException:
             Path(name).unlink(missing_ok=True)
@@ -88,9 +88,9 @@ class Files:
     def put_tree(self, source: Path, target: str) -> None:
         """Copy the contents of a directory to `target`, which is created if needed. Existing files are replaced."""
         if self.has_tar():
-            with self._temporary() as name:
-                self._progress.begin(source.name, archive.get_size(source))
-                self._client.put(f"{self._base}/files", self._counted(archive.pack(source)), path=name)
+            with self._temporary_path() as name:
+                self._progress.start_transfer(source.name, archive.estimate_size(source))
+                self._client.put(f"{self._base}/files", self._track_progress(archive.pack(source)), path=name)
                 folder = shlex.quote(target)
                 self._run(f"mkdir -p -- {folder} && tar -xf {name} -C {folder} --no-same-owner")
             return
@@ -102,66 +102,66 @@ class Files:
 
     def get_tree(self, source: str, target: Path) -> None:
         if self.has_tar():
-            with self._temporary() as name:
+            with self._temporary_path() as name:
                 self._run(f"tar -cf {name} -C {shlex.quote(source)} .")
-                with self._download(name, shown=posixpath.basename(source)) as chunks:
+                with self._download(name, label=posixpath.basename(source)) as chunks:
                     archive.unpack(chunks, target)
             return
         self._get_files(source, target)
 
     def _get_files(self, source: str, target: Path) -> None:
         target.mkdir(exist_ok=True)
-        for entry in self._list(source):
+        for entry in self._list_folder(source):
             name = entry["name"]
             if name in {"", ".", ".."} or "/" in name or "\0" in name:
                 raise CommandError(f"The sandbox has a file with the name {name!r}, which cannot be copied.")
             if entry["kind"] not in {"file", "dir"}:
                 continue
-            if _kind(entry) == "dir":
+            if _to_kind(entry) == "dir":
                 self._get_files(posixpath.join(source, name), target / name)
             else:
                 self.get(posixpath.join(source, name), target / name)
 
-    def _list(self, path: str) -> list[Any]:
+    def _list_folder(self, path: str) -> list[Any]:
         entries: list[Any] = []
         cursor: str | None = None
         while True:
             query = {"cursor": cursor} if cursor else {}
-            answer = self._client.get(f"{self._base}/files/list", path=path, depth=1, limit=10_000, **query)
-            entries += answer["items"]
-            cursor = answer.get("nextCursor")
+            page = self._client.get(f"{self._base}/files/list", path=path, depth=1, limit=10_000, **query)
+            entries += page["items"]
+            cursor = page.get("nextCursor")
             if cursor is None:
                 return entries
 
     @contextlib.contextmanager
-    def _download(self, path: str, shown: str | None = None) -> Iterator[Iterator[bytes]]:
-        with self._client.stream(f"{self._base}/files", params={"path": path}) as answer:
-            length = answer.headers.get("content-length", "")
-            self._progress.begin(shown or posixpath.basename(path), int(length) if length.isdigit() else None)
-            yield self._counted(answer.iter_bytes(CHUNK))
+    def _download(self, path: str, label: str | None = None) -> Iterator[Iterator[bytes]]:
+        with self._client.stream(f"{self._base}/files", params={"path": path}) as response:
+            length = response.headers.get("content-length", "")
+            self._progress.start_transfer(label or posixpath.basename(path), int(length) if length.isdigit() else None)
+            yield self._track_progress(response.iter_bytes(CHUNK))
 
-    def _counted(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    def _track_progress(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
             yield chunk
             self._progress.advance(len(chunk))
 
     def has_tar(self) -> bool:
-        if self._tar is None:
+        if self._tar_found is None:
             try:
-                self._tar = self._execute("command -v tar")["exitCode"] == 0
+                self._tar_found = self._execute("command -v tar")["exitCode"] == 0
             except ApiError as error:
                 if error.http_status != 403:  # refused by the project's policy: copy file by file
                     raise
-                self._tar = False
-            if not self._tar:
+                self._tar_found = False
+            if not self._tar_found:
                 echo(
                     "The sandbox has no tar. Copying file by file, without modes, links and empty directories.",
                     err=True,
                 )
-        return self._tar
+        return self._tar_found
 
     @contextlib.contextmanager
-    def _temporary(self) -> Iterator[str]:
+    def _temporary_path(self) -> Iterator[str]:
         """Yield a path in the sandbox for a temporary file, which is deleted afterwards."""
         name = f"/tmp/{random_id('sandyard-cp-')}.tar"  # noqa: S108 - in the sandbox, with an unguessable name
         try:
@@ -173,23 +173,23 @@ class Files:
     def _run(self, command: str) -> None:
         done = self._execute(command)
         if done["exitCode"] != 0:
-            said = " ".join((done.get("stderr") or done["status"]).split())
-            raise CommandError(f"Could not copy: {said[:500].rstrip('.')}.")
+            reason = " ".join((done.get("stderr") or done["status"]).split())
+            raise CommandError(f"Could not copy: {reason[:500].rstrip('.')}.")
 
     def _execute(self, command: str) -> Any:
         return self._client.post(f"{self._base}/execute", {"command": command, "timeout": TAR_SECONDS})
 
 
-def _kind(entry: Any) -> Kind:
+def _to_kind(entry: Any) -> Kind:
     return "dir" if entry["kind"] == "dir" else "file"
 
 
-def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
+def _read_chunks(stream: IO[bytes]) -> Iterator[bytes]:
     while chunk := stream.read(CHUNK):
         yield chunk
 
 
-def _umask() -> int:
+def _get_umask() -> int:
     now = os.umask(0o077)
     os.umask(now)
     return now

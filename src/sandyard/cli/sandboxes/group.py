@@ -9,7 +9,7 @@ import click
 from sandyard.cli.completion import complete_projects, complete_sandboxes
 from sandyard.cli.connection import connect, get_project_id, get_sandbox_id, quote_segment
 from sandyard.cli.options import drop_missing, env_option, limit_option
-from sandyard.cli.output import as_json, echo, output_option, show_list, show_one
+from sandyard.cli.output import echo, output_option, show_list, show_one, wants_json
 from sandyard.cli.sandboxes.copy import cp
 from sandyard.cli.sandboxes.execute import execute
 from sandyard.cli.sandboxes.logs import logs
@@ -44,7 +44,7 @@ FIELDS = {
     "paused": "pausedAt",
     "destroyed": "destroyedAt",
 }
-DENIED = {"HOST": "host", "PORT": "port", "PROTOCOL": "protocol", "FIRST SEEN": "at"}
+DENIED_COLUMNS = {"HOST": "host", "PORT": "port", "PROTOCOL": "protocol", "FIRST SEEN": "at"}
 sandbox_argument = click.argument("sandbox_id", metavar="SANDBOX", shell_complete=complete_sandboxes)
 
 
@@ -85,10 +85,10 @@ def create(
             agentId=agent_id,
             taskId=task_id,
         )
-        made = client.post("/sandboxes", body)
-        if made["status"] == "provisioning":
-            made = wait_until_ready(client, made["id"])
-    show_one(made, FIELDS, output)
+        created = client.post("/sandboxes", body)
+        if created["status"] == "provisioning":
+            created = wait_until_ready(client, created["id"])
+    show_one(created, FIELDS, output)
 
 
 @sandbox.command("list")
@@ -105,7 +105,7 @@ def list_sandboxes(everyone: bool, status: str | None, limit: int, output: str |
     with connect() as client:
         page = client.list_items("/sandboxes", limit, all=True if everyone else None, status=status)
     columns = {"OWNER": "ownerId"} if everyone else {}
-    show_list(page, COLUMNS | columns, output, nothing="No sandboxes. To create one: sandyard sandbox create")
+    show_list(page, COLUMNS | columns, output, empty_message="No sandboxes. To create one: sandyard sandbox create")
 
 
 @sandbox.command()
@@ -124,10 +124,10 @@ def denied(sandbox_id: str, output: str | None) -> None:
     """List blocked connections. The network settings of the sandbox's project blocked them. Does not wake it."""
     with connect() as client:
         found = client.get(f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}/denied")
-    if not found["available"] and not as_json(output):
+    if not found["available"] and not wants_json(output):
         echo("This engine does not report blocked connections.", err=True)
         return
-    show_list(found, DENIED, output, nothing="No blocked connections.")
+    show_list(found, DENIED_COLUMNS, output, empty_message="No blocked connections.")
 
 
 @sandbox.command()

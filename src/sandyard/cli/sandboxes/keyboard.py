@@ -17,34 +17,34 @@ class Shell(Protocol):
     """A remote shell. `run` lasts until it ends and returns its exit code."""
 
     async def run(self) -> int: ...
-    def type(self, data: bytes) -> None: ...
-    def resized(self) -> None: ...
+    def send_input(self, data: bytes) -> None: ...
+    def send_size(self) -> None: ...
 
 
 Write = Callable[[bytes], None]
-Size = Callable[[], tuple[int, int]]
+GetSize = Callable[[], tuple[int, int]]
 
 
-def attach(open_shell: Callable[[Write, Size], Shell]) -> int:
+def attach(open_shell: Callable[[Write, GetSize], Shell]) -> int:
     """Send every key to the shell, including Ctrl-C, and show its output until it ends. Return its exit code."""
-    with _raw():
-        return asyncio.run(_attend(open_shell))
+    with _raw_mode():
+        return asyncio.run(_run_shell(open_shell))
 
 
-async def _attend(open_shell: Callable[[Write, Size], Shell]) -> int:
-    shell = open_shell(_write, _size)
+async def _run_shell(open_shell: Callable[[Write, GetSize], Shell]) -> int:
+    shell = open_shell(_write, _get_size)
     loop = asyncio.get_running_loop()
     descriptor = sys.stdin.fileno()
 
-    def readable() -> None:
+    def read_input() -> None:
         data = os.read(descriptor, 65536)
         if data:
-            shell.type(data)
+            shell.send_input(data)
         else:
             loop.remove_reader(descriptor)
 
-    loop.add_reader(descriptor, readable)
-    loop.add_signal_handler(signal.SIGWINCH, shell.resized)
+    loop.add_reader(descriptor, read_input)
+    loop.add_signal_handler(signal.SIGWINCH, shell.send_size)
     try:
         return await shell.run()
     finally:
@@ -53,14 +53,14 @@ async def _attend(open_shell: Callable[[Write, Size], Shell]) -> int:
 
 
 @contextlib.contextmanager
-def _raw() -> Iterator[None]:
+def _raw_mode() -> Iterator[None]:
     descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
+    saved = termios.tcgetattr(descriptor)
     try:
         tty.setraw(descriptor)
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, saved)
 
 
 def _write(data: bytes) -> None:
@@ -68,7 +68,7 @@ def _write(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _size() -> tuple[int, int]:
+def _get_size() -> tuple[int, int]:
     """Return columns and rows. Terminals that do not know their size report 0."""
     columns, rows = os.get_terminal_size(sys.stdout.fileno())
     return columns or 80, rows or 24

@@ -22,21 +22,21 @@ CHUNK = 256 * 1024
 
 @click.command()
 @click.argument("sandbox_id", metavar="SANDBOX", shell_complete=complete_sandboxes)
-@click.option("--command", "number", metavar="CMD", help="Show the complete output of this command only.")
+@click.option("--command", "command_id", metavar="CMD", help="Show the complete output of this command only.")
 @limit_option(20)
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def logs(sandbox_id: str, number: str | None, limit: int, output: str) -> None:
+def logs(sandbox_id: str, command_id: str | None, limit: int, output: str) -> None:
     """Show the latest commands and their output. Oldest first. Does not wake the sandbox.
 
     With JSON output, prints the commands as the API lists them, newest first; `GET /commands/{id}/output` returns their output.
     """
     with connect() as client:
-        if number is not None:
-            found = client.get(f"/commands/{quote_segment(number)}")
+        if command_id is not None:
+            found = client.get(f"/commands/{quote_segment(command_id)}")
             if output == "json":
                 print_json(found)
             else:
-                _write(client, found)
+                _write_output(client, found)
             return
         page = client.list_items(f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}/commands", limit)
         if output == "json":
@@ -45,7 +45,7 @@ def logs(sandbox_id: str, number: str | None, limit: int, output: str) -> None:
         for command in reversed(page["items"]):
             echo(click.style(format_header(command), bold=True))
             sys.stdout.flush()
-            _write(client, command)
+            _write_output(client, command)
 
 
 def format_header(command: Any) -> str:
@@ -62,7 +62,7 @@ def format_header(command: Any) -> str:
     return f"$ {escape(command.get('command') or '')}  ({', '.join(fact for fact in facts if fact)})"
 
 
-def _write(client: Client, command: Any) -> None:
+def _write_output(client: Client, command: Any) -> None:
     for stream, target in (("stdout", sys.stdout), ("stderr", sys.stderr)):
         last = b""
         for data in read_pages(client, command["id"], stream):
@@ -73,11 +73,11 @@ def _write(client: Client, command: Any) -> None:
         target.buffer.flush()
 
 
-def read_pages(client: Client, number: str, stream: str) -> Iterator[bytes]:
+def read_pages(client: Client, command_id: str, stream: str) -> Iterator[bytes]:
     """Yield everything a command has written to one stream, a page at a time."""
     offset = 0
     while True:
-        page = client.get(f"/commands/{quote_segment(number)}/output", stream=stream, offset=offset, limit=CHUNK)
+        page = client.get(f"/commands/{quote_segment(command_id)}/output", stream=stream, offset=offset, limit=CHUNK)
         text = page.get("text")
         yield text.encode() if text is not None else base64.b64decode(page.get("base64") or "")
         if page["end"] <= offset or page["end"] >= page["total"]:

@@ -9,8 +9,8 @@ from sandyard.cli.connection import connect, get_sandbox_id, quote_segment
 from sandyard.cli.output import echo, output_option, print_json, show_list, text_option
 
 COLUMNS = {"PORT": "port", "ADDRESS": "address", "PROCESS": "process", "URL": "url"}
-_NOTHING = "No open ports."
-_ASLEEP = "The sandbox is paused, so its ports are unknown. To resume it: sandyard sandbox resume SANDBOX"
+_NO_PORTS = "No open ports."
+_PAUSED = "The sandbox is paused, so its ports are unknown. To resume it: sandyard sandbox resume SANDBOX"
 sandbox_argument = click.argument("sandbox_id", metavar="SANDBOX", shell_complete=complete_sandboxes)
 
 
@@ -24,7 +24,7 @@ def ports(sandbox_id: str, output: str | None) -> None:
     """
     with connect() as client:
         found = client.get(f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}/ports")
-    show_list(found, COLUMNS, output, nothing=_ASLEEP if found["sleeping"] else _NOTHING)
+    show_list(found, COLUMNS, output, empty_message=_PAUSED if found["sleeping"] else _NO_PORTS)
 
 
 @click.command()
@@ -38,10 +38,10 @@ def preview(sandbox_id: str, port: int, path: str, output: str) -> None:
     The URL works once, in the first browser that opens it within 30 seconds.
     """
     with connect() as client:
-        made = client.post(
+        created = client.post(
             f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}/previews", {"port": port, "path": path}
         )
     if output == "json":
-        print_json(made)
+        print_json(created)
     else:
-        echo(made["url"])
+        echo(created["url"])

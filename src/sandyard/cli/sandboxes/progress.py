@@ -10,8 +10,10 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    def __init__(self, *, shown: bool) -> None:
-        self._bar: rich.progress.Progress | None = _bar() if shown else None
+    """The progress of file transfers, one at a time. Shows nothing unless `enabled`."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._bar: rich.progress.Progress | None = _make_bar() if enabled else None
         self._task: rich.progress.TaskID | None = None
 
     def __enter__(self) -> Progress:
@@ -23,7 +25,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def begin(self, name: str, total: int | None) -> None:
+    def start_transfer(self, name: str, total: int | None) -> None:
         """Start a transfer. The bar appears with the first one. `total` is in bytes, or None if unknown."""
         if self._bar is not None:
             self._bar.start()
@@ -36,7 +38,7 @@ class Progress:
             self._bar.advance(self._task, count)
 
 
-def _bar() -> rich.progress.Progress:
+def _make_bar() -> rich.progress.Progress:
     from rich.progress import (  # noqa: PLC0415 - slow to load
         BarColumn,
         DownloadColumn,
@@ -46,9 +48,14 @@ def _bar() -> rich.progress.Progress:
     )
     from rich.progress import Progress as Bar  # noqa: PLC0415
 
-    from sandyard.cli.output import console  # noqa: PLC0415
+    from sandyard.cli.output import make_console  # noqa: PLC0415
 
     name = TextColumn("{task.description}", markup=False)
     return Bar(
-        name, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), console=console(err=True)
+        name,
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=make_console(err=True),
     )

@@ -11,12 +11,12 @@ from sandyard.cli.errors import CommandError
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
-PATIENCE_SECONDS, PAUSE_SECONDS = 60.0, 0.1
+TIMEOUT_SECONDS, POLL_SECONDS = 60.0, 0.1
 
 
-def wait_until_ready(client: Client, sandbox_id: str, patience: float = PATIENCE_SECONDS) -> Any:
+def wait_until_ready(client: Client, sandbox_id: str, timeout: float = TIMEOUT_SECONDS) -> Any:
     """Return the sandbox once it is ready. Raises CommandError with the reason if it fails."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while True:
         sandbox = client.get(f"/sandboxes/{quote_segment(sandbox_id)}")
         if sandbox["status"] in {"running", "paused"}:
@@ -25,5 +25,5 @@ def wait_until_ready(client: Client, sandbox_id: str, patience: float = PATIENCE
             reason = sandbox.get("error") or f"it is {sandbox['status']}"
             raise CommandError(f"Could not create sandbox {sandbox_id}: {str(reason).rstrip('.')}.")
         if time.monotonic() > deadline:
-            raise CommandError(f"Sandbox {sandbox_id} is not ready after {patience:.0f} s.")
-        time.sleep(PAUSE_SECONDS)
+            raise CommandError(f"Sandbox {sandbox_id} is not ready after {timeout:.0f} s.")
+        time.sleep(POLL_SECONDS)

@@ -21,10 +21,10 @@ def shell(sandbox_id: str, terminal: str | None) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("A shell needs a terminal. To run a command without one, use `sandyard sandbox exec`.")
     with connect() as client:
-        address = get_sandbox_id(client, sandbox_id)
-        client.get(f"/sandboxes/{quote_segment(address)}")  # report errors before the terminal is in raw mode
+        real_id = get_sandbox_id(client, sandbox_id)
+        client.get(f"/sandboxes/{quote_segment(real_id)}")  # report errors before the terminal is in raw mode
         login = client.login
     from sandyard.cli.sandboxes.keyboard import attach  # noqa: PLC0415 - slow to load
     from sandyard.cli.sandboxes.terminal import Terminal  # noqa: PLC0415
 
-    sys.exit(attach(lambda write, size: Terminal(login, address, terminal, write=write, size=size)))
+    sys.exit(attach(lambda write, size: Terminal(login, real_id, terminal, write=write, size=size)))

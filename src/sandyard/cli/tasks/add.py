@@ -19,7 +19,7 @@ from sandyard.cli.tasks.progress import follow_task
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
-MOST_ATTEMPTS = 8
+MAX_ATTEMPTS = 8
 PRIORITY = click.IntRange(-100, 100)
 
 
@@ -35,7 +35,7 @@ PRIORITY = click.IntRange(-100, 100)
 @click.option("--agent", shell_complete=complete_agents, help="Agent to use.  [default: the project's]")
 @click.option("--model", help="Model to use.  [default: the project's]")
 @click.option(
-    "--attempts", type=click.IntRange(1, MOST_ATTEMPTS), help="Number of parallel attempts, of which you pick one."
+    "--attempts", type=click.IntRange(1, MAX_ATTEMPTS), help="Number of parallel attempts, of which you pick one."
 )
 @click.option(
     "--attempt",
@@ -77,21 +77,21 @@ def add(
         raise click.UsageError("A task in the backlog makes no progress. Use either --backlog or --follow, not both.")
     title, description = split_title(read_text(text, file))
     with connect() as client:
-        body = make_body(title, description, attempts=attempts, wanted=wanted, **options)
+        body = make_task_body(title, description, attempts=attempts, wanted=wanted, **options)
         body |= drop_missing(
             projectId=get_project_id(client, project),
             needs=[find_task(client, name)["id"] for name in needs] or None,
             start=not backlog,
         )
-        made = client.post("/tasks", body)
+        task = client.post("/tasks", body)
         if output == "json":
-            print_json(made, compact=following)
+            print_json(task, compact=following)
         else:
-            echo(made["id"])
+            echo(task["id"])
         if following:
-            follow_task(client, made, as_json=output == "json")
+            follow_task(client, task, as_json=output == "json")
         elif output != "json":
-            for line in describe_next_steps(client, made):
+            for line in describe_next_steps(client, task):
                 echo(line, err=True)
 
 
@@ -114,7 +114,7 @@ def split_title(text: str) -> tuple[str, str]:
     return title, rest.strip("\n").rstrip()
 
 
-def make_body(
+def make_task_body(
     title: str,
     description: str = "",
     *,
@@ -127,18 +127,18 @@ def make_body(
     budget_usd: float | None = None,
 ) -> dict[str, Any]:
     """Return the request body for a new task, without its project."""
-    several: list[dict[str, Any]] = [drop_missing(agent=agent, model=model) for _ in range(attempts or 0)]
+    attempt_bodies: list[dict[str, Any]] = [drop_missing(agent=agent, model=model) for _ in range(attempts or 0)]
     for one in wanted:
-        name, _, its_model = one.partition(":")
+        name, _, attempt_model = one.partition(":")
         if not name:
             raise click.BadParameter(f"{one!r} is not AGENT or AGENT:MODEL.")
-        several.append(drop_missing(agent=name, model=its_model or model))
+        attempt_bodies.append(drop_missing(agent=name, model=attempt_model or model))
     return drop_missing(
         title=title,
         description=description or None,
         agent=agent,
         model=model,
-        attempts=several if len(several) > 1 or wanted else None,
+        attempts=attempt_bodies if len(attempt_bodies) > 1 or wanted else None,
         baseBranch=base,
         priority=priority,
         budget={"usd": budget_usd} if budget_usd is not None else None,

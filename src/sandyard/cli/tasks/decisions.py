@@ -12,10 +12,10 @@ from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import ApiError
 from sandyard.cli.live.asks import allow_refused, answer_one, answer_options
 from sandyard.cli.options import drop_missing
-from sandyard.cli.output import as_json, echo, escape, output_option, print_json, text_option
-from sandyard.cli.pull_requests import describe, format_summary
+from sandyard.cli.output import echo, escape, output_option, print_json, text_option, wants_json
+from sandyard.cli.pull_requests import describe_checks_and_comments, format_summary
 from sandyard.cli.tasks.lookup import find_attempt, find_task, task_argument
-from sandyard.cli.tasks.progress import follow_task, get_shown
+from sandyard.cli.tasks.progress import follow_task, get_shown_state
 from sandyard.cli.tasks.views import COLUMNS, get_task_state
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ def allow(task: str, following: bool, output: str) -> None:
     """Allow what the project's policy refused, and continue. Applies to the rest of the session."""
     with connect() as client:
         found = find_task(client, task)
-        seen = get_shown(client, found) if following else None
+        seen = get_shown_state(client, found) if following else None
         allow_refused(client, {"taskId": found["id"]}, found["id"], as_json=output == "json")
         if following:
-            now = client.get(f"/tasks/{quote_segment(found['id'])}")
-            follow_task(client, now, as_json=output == "json", seen=seen)
+            current = client.get(f"/tasks/{quote_segment(found['id'])}")
+            follow_task(client, current, as_json=output == "json", seen=seen)
 
 
 @click.command()
@@ -79,7 +79,7 @@ def retry(
         found = find_task(client, task)
         if agent is not None or model is not None:
             _change_agent(client, found, agent, model)
-        seen = get_shown(client, found) if following else None
+        seen = get_shown_state(client, found) if following else None
         done = client.post(f"/tasks/{quote_segment(found['id'])}/retry", drop_missing(message=message) or None)
         if following:
             follow_task(client, done, as_json=output == "json", seen=seen)
@@ -124,7 +124,7 @@ def move(
     """
     with connect() as client:
         found = find_task(client, task)
-        seen = get_shown(client, found) if following else None
+        seen = get_shown_state(client, found) if following else None
         body = drop_missing(status=column, feedback=feedback, position=position)
         done = client.post(f"/tasks/{quote_segment(found['id'])}/move", body)
         if following:
@@ -143,7 +143,7 @@ def pick(task: str, attempt: int, following: bool, output: str | None) -> None:
     with connect() as client:
         found = find_task(client, task)
         chosen = find_attempt(found, attempt)
-        seen = get_shown(client, found) if following else None
+        seen = get_shown_state(client, found) if following else None
         done = client.post(f"/tasks/{quote_segment(found['id'])}/pick", {"attemptId": chosen["id"]})
         if following:
             follow_task(client, done, number=attempt, as_json=output == "json", seen=seen)
@@ -180,7 +180,7 @@ def pull_request(task: str, output: str) -> None:
         print_json(pull)
         return
     echo(format_summary(pull), err=True)
-    for line in describe(pull.get("detail") or {}):
+    for line in describe_checks_and_comments(pull.get("detail") or {}):
         echo(line, err=True)
     echo(escape(pull["url"]))
 
@@ -193,7 +193,7 @@ def _explain_missing(task: Any) -> str:
 
 
 def print_task(task: Any, output: str | None) -> None:
-    if as_json(output):
+    if wants_json(output):
         print_json(task)
         return
     for line in _describe_task(task):

@@ -40,7 +40,7 @@ def logs(task: str, following: bool, attempt: int | None, output: str) -> None:
         with Screen() as screen:
             for one in attempts:
                 if len(attempts) > 1 and output != "json":
-                    screen.line(f"── attempt {one['number']}: {agents.label(one['agent'])}", bold=True)
+                    screen.print_line(f"── attempt {one['number']}: {agents.label(one['agent'])}", bold=True)
                 print_transcript(client, one["sessionId"], screen, as_json=output == "json")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandyard.cli.completion import complete_tasks
-from sandyard.cli.connection import MANY, quote_segment
+from sandyard.cli.connection import MAX_ITEMS, quote_segment
 from sandyard.cli.errors import ApiError, CommandError
 from sandyard.cli.output import escape
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
 PREFIX = "tsk_"
-SHORTEST = 3
-NAMED = 5
-ALIVE = ("in_review", "merged", "ready", "running", "queued")
+MIN_ID_LENGTH = 3
+MAX_NAMED = 5
+STATUS_ORDER = ("in_review", "merged", "ready", "running", "queued")
 """Statuses of attempts worth showing, best first."""
 task_argument = click.argument("task", metavar="TASK", shell_complete=complete_tasks)
 attempt_option = click.option("--attempt", type=click.IntRange(1), help="Number of the attempt.")
@@ -32,24 +32,24 @@ def find_task(client: Client, name: str) -> Any:
         except ApiError as error:
             if error.http_status != 404:
                 raise
-    found = _match_tasks(client.list_items("/tasks", MANY)["items"], name)
+    found = _match_tasks(client.list_items("/tasks", MAX_ITEMS)["items"], name)
     if not found:
         raise ApiError(f"There is no task {escape(name)!r}. To list tasks, run `sandyard task list`.", 404)
     if len(found) > 1:
-        names = "; ".join(f"{task['id']} {escape(task['title'])[:40]}" for task in found[:NAMED])
-        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        names = "; ".join(f"{task['id']} {escape(task['title'])[:40]}" for task in found[:MAX_NAMED])
+        more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
         raise CommandError(f"Several tasks match {escape(name)!r}. Use an id instead: {names}{more}.")
     return client.get(f"/tasks/{quote_segment(found[0]['id'])}")
 
 
 def _match_tasks(tasks: Sequence[Any], name: str) -> list[Any]:
     wanted = name.strip().lower()
-    bare = wanted.removeprefix(PREFIX)
-    if not bare:
+    id_part = wanted.removeprefix(PREFIX)
+    if not id_part:
         return []
-    if len(bare) >= SHORTEST:
-        by_id = [task for task in tasks if task["id"].removeprefix(PREFIX).startswith(bare)]
-        by_id = by_id or [task for task in tasks if task["id"].endswith(bare)]
+    if len(id_part) >= MIN_ID_LENGTH:
+        by_id = [task for task in tasks if task["id"].removeprefix(PREFIX).startswith(id_part)]
+        by_id = by_id or [task for task in tasks if task["id"].endswith(id_part)]
         if by_id:
             return by_id
     exact = [task for task in tasks if task["title"].strip().lower() == wanted]
@@ -71,13 +71,13 @@ def find_attempt(task: Any, number: int | None) -> Any:
                 return attempt
         numbers = ", ".join(str(attempt["number"]) for attempt in attempts)
         raise ApiError(f"{task['id']} has no attempt {number}. Its attempts are: {numbers}.", 404)
-    for status in ALIVE:
-        alive = [attempt for attempt in attempts if attempt["status"] == status]
-        if len(alive) > 1:
-            numbers = ", ".join(str(attempt["number"]) for attempt in alive)
+    for status in STATUS_ORDER:
+        matching = [attempt for attempt in attempts if attempt["status"] == status]
+        if len(matching) > 1:
+            numbers = ", ".join(str(attempt["number"]) for attempt in matching)
             raise CommandError(f"{task['id']} has several attempts. Choose one with --attempt: {numbers}.")
-        if alive:
-            return alive[0]
+        if matching:
+            return matching[0]
     return attempts[-1]
 
 
@@ -95,9 +95,9 @@ class AgentNames:
         return f"{escape(str(name))} (no model)" if self.is_demo(name) else escape(str(name))
 
     def is_demo(self, name: object) -> bool:
-        return name in self.load()
+        return name in self.list_demos()
 
-    def load(self) -> set[str]:
+    def list_demos(self) -> set[str]:
         """Return the names of the demo agents. Asks the server once."""
         if self._demos is None:
             self._demos = _load_demos(self._client)

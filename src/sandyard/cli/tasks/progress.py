@@ -22,14 +22,14 @@ from sandyard.cli.live.screen import Screen
 from sandyard.cli.live.transcript import open_transcript
 from sandyard.cli.output import echo, escape, print_json
 from sandyard.cli.tasks.lookup import AgentNames
-from sandyard.cli.tasks.steps import DOING, STEP_COLOURS, StepLog, format_step, get_step_name, get_step_state
+from sandyard.cli.tasks.steps import PROGRESS_TEXTS, STEP_COLOURS, StepLog, format_step, get_step_name, get_step_state
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
 
-WORKING = {"queued", "running"}
-WELL = {"in_review", "ready", "merged"}
+ACTIVE = {"queued", "running"}
+SUCCESSFUL = {"in_review", "ready", "merged"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Shown:
     message: str = ""
 
 
-def get_shown(client: Client, task: Any) -> dict[str, Shown]:
+def get_shown_state(client: Client, task: Any) -> dict[str, Shown]:
     """Return the current state of a task, by attempt."""
     found = {}
     for attempt in task.get("attempts") or []:
@@ -73,25 +73,25 @@ class AttemptFollower:
         """Show what is new in the transcript."""
         try:
             self.transcript.handle_events(
-                update.of(self.attempt["sessionId"]), over=self.attempt["status"] not in WORKING
+                update.for_session(self.attempt["sessionId"]), over=self.attempt["status"] not in ACTIVE
             )
         except ApiError as error:
             if error.http_status != 404:  # its session does not exist yet
                 raise
 
-    def tell_steps(self) -> None:
+    def show_steps(self) -> None:
         for step in self.steps.list_new(self.attempt.get("steps") or []):
             if step["status"] != "running":
                 colour = STEP_COLOURS.get(get_step_state(step))
                 fatal = self.attempt["status"] == "failed" and step.get("error") == self.attempt.get("error")
-                self._screen.note(
+                self._screen.print_note(
                     f"{self._prefix}{format_step(step, error=not fatal)}", fg=colour
                 )  # the final message includes it
-            elif not self._screen.terminal:
-                self._screen.note(f"{self._prefix}… {get_step_name(step)}")
+            elif not self._screen.is_terminal:
+                self._screen.print_note(f"{self._prefix}… {get_step_name(step)}")
         detail = self.attempt.get("stepDetail")
-        if detail and detail != self._detail and not self._screen.terminal:
-            self._screen.note(f"{self._prefix}… {escape(detail)}")
+        if detail and detail != self._detail and not self._screen.is_terminal:
+            self._screen.print_note(f"{self._prefix}… {escape(detail)}")
         self._detail = detail
 
     @property
@@ -99,15 +99,15 @@ class AttemptFollower:
         """The text for the status line."""
         attempt = self.attempt
         if attempt["status"] == "queued":
-            place = attempt.get("queuePosition")
-            return f"waiting in the queue, position {place}" if place else "waiting in the queue"
+            position = attempt.get("queuePosition")
+            return f"waiting in the queue, position {position}" if position else "waiting in the queue"
         step = attempt.get("step")
-        words = DOING.get(str(step), str(step or "starting").replace("_", " "))
+        text = PROGRESS_TEXTS.get(str(step), str(step or "starting").replace("_", " "))
         if detail := attempt.get("stepDetail"):
-            words = escape(detail)
+            text = escape(detail)
         if step == "agent" and (activity := self.transcript.activity):
-            words = f"{words}: {activity}"
-        return words
+            text = f"{text}: {activity}"
+        return text
 
 
 class TaskFollower:
@@ -130,37 +130,39 @@ class TaskFollower:
         self._screen = screen
         self._number = number
         self._as_json = as_json
-        self._watched: dict[str, AttemptFollower] = {}
+        self._followers: dict[str, AttemptFollower] = {}
         self._agents = AgentNames(client)
         self._seen = seen or {}
-        typing = sys.stdin.isatty() and screen.terminal
-        self._answering = AskPrompt(client, screen, {"taskId": task["id"]}, f"task answer {task['id']}", typing=typing)
+        interactive = sys.stdin.isatty() and screen.is_terminal
+        self._ask_prompt = AskPrompt(
+            client, screen, {"taskId": task["id"]}, f"task answer {task['id']}", interactive=interactive
+        )
 
     def run(self) -> Any:
         """Return the task once all its attempts have stopped. Ctrl-C raises KeyboardInterrupt."""
-        return follow_until(self._client, {"taskId": self._task["id"]}, self._screen, self._answering, self._look)
+        return follow_until(self._client, {"taskId": self._task["id"]}, self._screen, self._ask_prompt, self._refresh)
 
-    def _look(self, update: FeedUpdate) -> Any:
+    def _refresh(self, update: FeedUpdate) -> Any:
         """Fetch the task, show new messages and then the steps, because a step ends after its messages. Return the task if it has
         stopped."""
-        if update.reconnected or update.has("task", "attempt", "preparation"):
+        if update.reconnected or update.has_event("task", "attempt", "preparation"):
             self._task = self._client.get(self._path)
-            self._watch()
-        for watching in self._watched.values():
-            watching.handle_events(update)
+            self._update_followers()
+        for follower in self._followers.values():
+            follower.handle_events(update)
             if not self._as_json:
-                watching.tell_steps()
-        self._say_what_goes_on()
-        return self._task if self._resting() else None
+                follower.show_steps()
+        self._show_activity()
+        return self._task if self._has_stopped() else None
 
-    def _watch(self) -> None:
-        attempts = self._chosen()
+    def _update_followers(self) -> None:
+        attempts = self._select_attempts()
         many = len(attempts) > 1
         for attempt in attempts:
-            watched = self._watched.get(attempt["id"])
-            if watched is None:
+            follower = self._followers.get(attempt["id"])
+            if follower is None:
                 prefix = f"{attempt['number']}│ " if many else ""
-                watched = AttemptFollower(
+                follower = AttemptFollower(
                     self._client,
                     attempt,
                     self._screen,
@@ -168,40 +170,40 @@ class TaskFollower:
                     as_json=self._as_json,
                     known=self._seen.get(attempt["id"], Shown()),
                 )
-                self._watched[attempt["id"]] = watched
+                self._followers[attempt["id"]] = follower
                 if not self._as_json:
-                    self._screen.note(f"{prefix}{self._who(attempt)}", dim=True)
-            watched.attempt = attempt
+                    self._screen.print_note(f"{prefix}{self._describe_attempt(attempt)}", dim=True)
+            follower.attempt = attempt
 
-    def _chosen(self) -> list[Any]:
+    def _select_attempts(self) -> list[Any]:
         return select_attempts(self._task, self._number)
 
-    def _who(self, attempt: Any) -> str:
+    def _describe_attempt(self, attempt: Any) -> str:
         model = f", {escape(attempt['model'])}" if attempt.get("model") else ""
         return f"attempt {attempt['number']}: {self._agents.label(attempt['agent'])}{model}"
 
-    def _resting(self) -> bool:
+    def _has_stopped(self) -> bool:
         if self._task["status"] in {"done", "cancelled"}:
-            return not any(one["status"] == "running" for one in self._chosen())
-        attempts = self._chosen()
-        return bool(attempts) and not any(one["status"] in WORKING for one in attempts)
+            return not any(one["status"] == "running" for one in self._select_attempts())
+        attempts = self._select_attempts()
+        return bool(attempts) and not any(one["status"] in ACTIVE for one in attempts)
 
-    def _say_what_goes_on(self) -> None:
-        working = [one for one in self._watched.values() if one.attempt["status"] in WORKING]
+    def _show_activity(self) -> None:
+        working = [one for one in self._followers.values() if one.attempt["status"] in ACTIVE]
         if len(working) == 1:
-            self._screen.status(working[0].activity)
+            self._screen.set_status(working[0].activity)
         elif working:
-            self._screen.status("   ".join(f"{one.attempt['number']} {one.activity}" for one in working))
+            self._screen.set_status("   ".join(f"{one.attempt['number']} {one.activity}" for one in working))
         else:
             blocked = ", ".join(self._task.get("blockedBy") or [])
-            self._screen.status(f"waiting for {blocked}" if blocked else "waiting to start")
+            self._screen.set_status(f"waiting for {blocked}" if blocked else "waiting to start")
 
 
 def is_successful(task: Any, number: int | None = None) -> bool:
     """Return whether the outcome is a success."""
     if task["status"] == "done":
         return True
-    return any(one["status"] in WELL for one in select_attempts(task, number))
+    return any(one["status"] in SUCCESSFUL for one in select_attempts(task, number))
 
 
 def select_attempts(task: Any, number: int | None) -> list[Any]:
@@ -239,11 +241,11 @@ def follow_task(
             print_json(task, compact=True)
         else:
             for line in describe_end(task, number):
-                screen.note(line)
+                screen.print_note(line)
             for line in describe_review(task, get_repository(client, task)):
-                screen.note(line)
+                screen.print_note(line)
             if url := get_pull_url(task):
-                screen.line(url)
+                screen.print_line(url)
     if not is_successful(task, number):
         sys.exit(FAILED)
 
@@ -278,8 +280,8 @@ def describe_review(task: Any, repository: str) -> Iterator[str]:
         return
     head, base = str(pull["headBranch"]), str(pull.get("baseBranch") or "HEAD")
     if Path(repository).is_dir():
-        words = ["git", "-C", repository, "diff", f"{base}...{head}"]
-        yield f"To review it: {shlex.join(words)}"
+        command = ["git", "-C", repository, "diff", f"{base}...{head}"]
+        yield f"To review it: {shlex.join(command)}"
     else:
         fetch = shlex.join(["git", "fetch", repository, head])
         yield f"To review it in a clone: {fetch} && git diff {shlex.quote(base)}...FETCH_HEAD"
@@ -304,16 +306,16 @@ def _describe_outcome(attempt: Any, *, several: bool) -> Iterator[str]:
         yield f"{who} was stopped."
     elif status == "in_review":
         pull = attempt.get("pullRequest") or {}
-        yield f"{who} is ready for review{_diff_size(attempt)}."
+        yield f"{who} is ready for review{_format_diff_size(attempt)}."
         if pull and pull.get("number") is None:
             yield f"Pushed branch {escape(str(pull.get('headBranch') or ''))}, because this remote does not support pull requests."
     elif status == "ready":
-        yield f"{who} is done{_diff_size(attempt)}."
+        yield f"{who} is done{_format_diff_size(attempt)}."
     else:
         yield f"{who} is {escape(status.replace('_', ' '))}."
 
 
-def _diff_size(attempt: Any) -> str:
+def _format_diff_size(attempt: Any) -> str:
     diff = attempt.get("diff") or {}
     if not diff.get("files"):
         return ""

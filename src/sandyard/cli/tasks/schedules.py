@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandyard.cli.completion import complete_agents, complete_projects, complete_schedules
-from sandyard.cli.connection import MANY, connect, get_project_id, quote_segment
+from sandyard.cli.connection import MAX_ITEMS, connect, get_project_id, quote_segment
 from sandyard.cli.errors import ApiError, CommandError
 from sandyard.cli.options import OrderedGroup, drop_missing, limit_option
-from sandyard.cli.output import as_json, echo, escape, output_option, print_json, show_list, show_one, text_option
-from sandyard.cli.tasks.add import MOST_ATTEMPTS, PRIORITY, make_body, read_text, split_title
+from sandyard.cli.output import echo, escape, output_option, print_json, show_list, show_one, text_option, wants_json
+from sandyard.cli.tasks.add import MAX_ATTEMPTS, PRIORITY, make_task_body, read_text, split_title
 from sandyard.cli.tasks.progress import follow_task
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def schedule() -> None:
 )
 @click.option("--agent", shell_complete=complete_agents, help="Agent to use.  [default: the project's]")
 @click.option("--model", help="Model to use.  [default: the project's]")
-@click.option("--attempts", type=click.IntRange(1, MOST_ATTEMPTS), help="Number of parallel attempts.")
+@click.option("--attempts", type=click.IntRange(1, MAX_ATTEMPTS), help="Number of parallel attempts.")
 @click.option("--base", help="Branch to start from and to merge into.  [default: the project's base branch]")
 @click.option("--priority", type=PRIORITY, help="Tasks with a higher priority start first.  [default: 0]")
 @click.option(
@@ -101,11 +101,11 @@ def add(
             name=name or title[:100],
             cron=cron,
             timezone=timezone,
-            task=make_body(title, description, **options),
+            task=make_task_body(title, description, **options),
             enabled=False if disabled else None,
         )
-        made = client.post("/schedules", body)
-    _show(made, output)
+        created = client.post("/schedules", body)
+    _show(created, output)
 
 
 @schedule.command("list")
@@ -116,9 +116,9 @@ def list_schedules(project: str | None, limit: int, output: str | None) -> None:
     """List schedules and when they create their next task."""
     with connect() as client:
         page = client.list_items("/schedules", limit, projectId=get_project_id(client, project) if project else None)
-    if not as_json(output):
+    if not wants_json(output):
         page = {**page, "items": [_with_next_time(one) for one in page["items"]]}
-    show_list(page, COLUMNS, output, nothing="No schedules. To add one: sandyard schedule add CRON TEXT")
+    show_list(page, COLUMNS, output, empty_message="No schedules. To add one: sandyard schedule add CRON TEXT")
 
 
 @schedule.command()
@@ -127,7 +127,7 @@ def list_schedules(project: str | None, limit: int, output: str | None) -> None:
 def remove(schedule: str, yes: bool) -> None:
     """Delete a schedule. Its tasks are kept."""
     with connect() as client:
-        found = find(client, schedule)
+        found = find_schedule(client, schedule)
         if not yes:
             click.confirm(f"Delete the schedule {escape(found['name'])}?", abort=True, err=True)
         client.delete(f"/schedules/{quote_segment(found['id'])}")
@@ -141,7 +141,7 @@ def remove(schedule: str, yes: bool) -> None:
 def run(schedule: str, following: bool, output: str) -> None:
     """Create its task now, in addition to the schedule. Prints the task's id."""
     with connect() as client:
-        task = client.post(f"/schedules/{quote_segment(find(client, schedule)['id'])}/run")
+        task = client.post(f"/schedules/{quote_segment(find_schedule(client, schedule)['id'])}/run")
         if output == "json":
             print_json(task, compact=following)
         else:
@@ -156,7 +156,7 @@ def _add_switch_command(name: str, enabled: bool, help_text: str) -> None:
     @output_option
     def verb(schedule: str, output: str | None) -> None:
         with connect() as client:
-            path = f"/schedules/{quote_segment(find(client, schedule)['id'])}"
+            path = f"/schedules/{quote_segment(find_schedule(client, schedule)['id'])}"
             _show(client.patch(path, {"enabled": enabled}), output)
 
 
@@ -164,10 +164,10 @@ _add_switch_command("enable", True, "Enable a schedule, starting with its next t
 _add_switch_command("disable", False, "Disable a schedule until it is enabled again.")
 
 
-def find(client: Client, name: str) -> Any:
+def find_schedule(client: Client, name: str) -> Any:
     if name.startswith(PREFIX):
         return client.get(f"/schedules/{quote_segment(name)}")
-    found = [one for one in client.list_items("/schedules", MANY)["items"] if one["name"] == name]
+    found = [one for one in client.list_items("/schedules", MAX_ITEMS)["items"] if one["name"] == name]
     if not found:
         raise ApiError(f"There is no schedule {escape(name)!r}. To list schedules, run `sandyard schedule list`.", 404)
     if len(found) > 1:
@@ -176,8 +176,8 @@ def find(client: Client, name: str) -> Any:
     return found[0]
 
 
-def _show(made: Any, output: str | None) -> None:
-    show_one(made if as_json(output) else _with_next_time(made), FIELDS, output)
+def _show(schedule_data: Any, output: str | None) -> None:
+    show_one(schedule_data if wants_json(output) else _with_next_time(schedule_data), FIELDS, output)
 
 
 def _with_next_time(one: Any) -> dict[str, Any]:

@@ -19,11 +19,11 @@ MARKS = {
     "not_applicable": "-",
 }
 STEP_COLOURS = {"succeeded": "green", "completed": "green", "failed": "red", "fixed": "yellow", "running": "cyan"}
-WHY_NOT = {
+SKIP_REASONS = {
     ("verify", "skipped"): "skipped: the project has no check",
     ("pull_request", "not_applicable"): "not applicable: the remote does not support pull requests",
 }
-DOING = {
+PROGRESS_TEXTS = {
     "setup": "preparing the repository and the agent",
     "provision": "starting a sandbox",
     "checkout": "checking out a branch",
@@ -47,44 +47,44 @@ def get_step_state(step: Any) -> str:
 def format_step(step: Any, now: datetime | None = None, *, error: bool = True) -> str:
     """Format a step: `✓ verify  12 s  (started 2 times)`, followed by its error if `error` is set."""
     state = get_step_state(step)
-    words = f"{MARKS.get(state, '·')} {get_step_name(step)}"
+    text = f"{MARKS.get(state, '·')} {get_step_name(step)}"
     if state in ("skipped", "not_applicable"):
-        return f"{words}  {WHY_NOT.get((step['name'], state), state.replace('_', ' '))}"
+        return f"{text}  {SKIP_REASONS.get((step['name'], state), state.replace('_', ' '))}"
     if (seconds := get_seconds(step, now)) is not None and seconds >= 0.05:
-        words += f"  {format_duration(seconds)}"
+        text += f"  {format_duration(seconds)}"
     if int(step.get("tries") or 1) > 1:
-        words += f"  (started {step['tries']} times)"
+        text += f"  (started {step['tries']} times)"
     if state in ("failed", "fixed") and (step.get("detail") or {}).get("exitCode") is not None:
-        words += f"  exit code {step['detail']['exitCode']}"
+        text += f"  exit code {step['detail']['exitCode']}"
     if state == "fixed":
-        words += "  (fixed afterwards)"
+        text += "  (fixed afterwards)"
     if error and step.get("error"):
-        words += f"  {escape(str(step['error']))[:500]}"
-    return words
+        text += f"  {escape(str(step['error']))[:500]}"
+    return text
 
 
 def get_seconds(step: Any, now: datetime | None = None) -> float | None:
     try:
-        began = datetime.fromisoformat(step["startedAt"])
+        started = datetime.fromisoformat(step["startedAt"])
         ended = datetime.fromisoformat(step["finishedAt"]) if step.get("finishedAt") else now or datetime.now(UTC)
     except (KeyError, TypeError, ValueError):
         return None
-    return max(0.0, (ended - began).total_seconds())
+    return max(0.0, (ended - started).total_seconds())
 
 
 class StepLog:
     """Yields each step of an attempt once when it starts and once when it ends."""
 
     def __init__(self, past: Iterable[Any] = ()) -> None:
-        self._told: dict[tuple[int, int], tuple[int, str]] = {}
+        self._shown: dict[tuple[int, int], tuple[int, str]] = {}
         for step in past:
-            self._told[_get_key(step)] = _get_progress(step)
+            self._shown[_get_key(step)] = _get_progress(step)
 
     def list_new(self, steps: Iterable[Any]) -> Iterator[Any]:
         for step in steps:
             state = _get_progress(step)
-            if self._told.get(_get_key(step)) != state:
-                self._told[_get_key(step)] = state
+            if self._shown.get(_get_key(step)) != state:
+                self._shown[_get_key(step)] = state
                 yield step
 
 

@@ -12,41 +12,39 @@ import click
 
 from sandyard.cli.advice import get_advice
 from sandyard.cli.completion import complete_projects
-from sandyard.cli.connection import MANY, connect, get_project_id, quote_segment
+from sandyard.cli.connection import MAX_ITEMS, connect, get_project_id, quote_segment
 from sandyard.cli.errors import ApiError
-from sandyard.cli.live.asks import describe as asked
-from sandyard.cli.live.asks import list_pending
+from sandyard.cli.live.asks import describe_ask, list_pending
 from sandyard.cli.live.screen import format_duration
 from sandyard.cli.options import limit_option
 from sandyard.cli.output import (
-    GAP,
-    as_json,
-    console,
+    COLUMN_GAP,
     echo,
     escape,
     escape_line,
     format_age,
     is_terminal,
+    make_console,
     output_option,
     print_json,
     show_list,
     show_one,
     use_colour,
+    wants_json,
 )
 from sandyard.cli.pull_requests import format_summary
 from sandyard.cli.tasks.lookup import AgentNames, find_task, task_argument
 from sandyard.cli.tasks.progress import describe_review, get_pull, get_repository
-from sandyard.cli.tasks.steps import STEP_COLOURS, format_step
-from sandyard.cli.tasks.steps import get_step_state as step_state
+from sandyard.cli.tasks.steps import STEP_COLOURS, format_step, get_step_state
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
 
 COLUMNS = ["backlog", "in_progress", "in_review", "done", "cancelled"]
-ORDER = {"in_progress": 0, "in_review": 1, "backlog": 2, "done": 3, "cancelled": 4}
+COLUMN_ORDER = {"in_progress": 0, "in_review": 1, "backlog": 2, "done": 3, "cancelled": 4}
 """Sort order of the columns: active tasks first."""
-LIST = {
+LIST_COLUMNS = {
     "ID": "id",
     "COLUMN": "column",
     "STATE": "status",
@@ -57,12 +55,12 @@ LIST = {
     "PROJECT": "project",
     "CHANGED": "updatedAt",
 }
-NARROW = {"ID": "id", "STATUS": "short", "TITLE": "title", "PR": "pull", "CHANGED": "updatedAt"}
-WIDE = 120
+NARROW_COLUMNS = {"ID": "id", "STATUS": "short", "TITLE": "title", "PR": "pull", "CHANGED": "updatedAt"}
+FULL_WIDTH = 120
 """Minimum terminal width for showing all columns."""
 SHORTEST_TITLE = 12
-QUEUE = {"POSITION": "position", "TASK": "taskId", "ATTEMPT": "number", "TITLE": "title", "REASON": "reason"}
-COMPARED = {
+QUEUE_COLUMNS = {"POSITION": "position", "TASK": "taskId", "ATTEMPT": "number", "TITLE": "title", "REASON": "reason"}
+COMPARISON_COLUMNS = {
     "ATTEMPT": "number",
     "AGENT": "agent",
     "MODEL": "model",
@@ -109,25 +107,25 @@ def list_tasks(
     """List tasks, active ones first."""
     with connect() as client:
         project_id = get_project_id(client, project) if project else None
-        if as_json(output):
+        if wants_json(output):
             print_json(_fetch_tasks(client, limit, statuses, projectId=project_id, q=words))
             return
         agents = AgentNames(client)
         with ThreadPoolExecutor(4) as pool:  # in parallel, because a busy server is slow
-            named = pool.submit(_project_names, client) if project_id is None else None
-            asked, demos = pool.submit(list_pending, client, {}), pool.submit(agents.load)
+            names_future = pool.submit(_fetch_project_names, client) if project_id is None else None
+            asks_future, demos_future = pool.submit(list_pending, client, {}), pool.submit(agents.list_demos)
             page = _fetch_tasks(client, limit, statuses, projectId=project_id, q=words)
-            demos.result()
-            names, asks = named.result() if named else {}, asked.result()
-        tasks = sorted(page["items"], key=lambda task: ORDER.get(task["status"], 9))
-        asking = _tasks_needing_input(tasks, asks)
+            demos_future.result()
+            names, asks = names_future.result() if names_future else {}, asks_future.result()
+        tasks = sorted(page["items"], key=lambda task: COLUMN_ORDER.get(task["status"], 9))
+        asking = _find_tasks_needing_input(tasks, asks)
         rows = [_format_row(task, names, agents, asking) for task in tasks]
-    columns = LIST
+    columns = LIST_COLUMNS
     if is_terminal():
-        width = console().width
-        columns = LIST if width >= WIDE else NARROW
+        width = make_console().width
+        columns = LIST_COLUMNS if width >= FULL_WIDTH else NARROW_COLUMNS
         rows = fit_titles(rows, columns, width)
-    show_list({**page, "items": rows}, columns, "table", nothing="No tasks. To add one: sandyard task add TEXT")
+    show_list({**page, "items": rows}, columns, "table", empty_message="No tasks. To add one: sandyard task add TEXT")
 
 
 def _fetch_tasks(client: Client, limit: int, statuses: tuple[str, ...], **params: object) -> Any:
@@ -165,7 +163,7 @@ def _format_row(task: Any, projects: dict[str, str], agents: AgentNames, asking:
     }
 
 
-def _tasks_needing_input(tasks: list[Any], asks: list[Any]) -> set[str]:
+def _find_tasks_needing_input(tasks: list[Any], asks: list[Any]) -> set[str]:
     """Return the tasks whose agent waits for an answer."""
     running = {
         str(attempt["sessionId"]): str(task["id"])
@@ -182,15 +180,15 @@ def fit_titles(rows: list[Any], columns: dict[str, str], width: int) -> list[Any
     for heading, field in columns.items():
         values = [format_age(row[field]) if field.endswith("At") else str(row.get(field) or "") for row in rows]
         if field != "title" and any(values):
-            taken += max(len(heading), *(len(value) for value in values)) + GAP
-    room = max(SHORTEST_TITLE, width - taken - GAP)
-    return [{**row, "title": shorten(escape(row["title"]), room)} for row in rows]
+            taken += max(len(heading), *(len(value) for value in values)) + COLUMN_GAP
+    title_width = max(SHORTEST_TITLE, width - taken - COLUMN_GAP)
+    return [{**row, "title": shorten(escape(row["title"]), title_width)} for row in rows]
 
 
-def shorten(text: str, room: int) -> str:
+def shorten(text: str, width: int) -> str:
     from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - slow to load
 
-    return text if cell_len(text) <= room else f"{set_cell_size(text, room - 1).rstrip()}…"
+    return text if cell_len(text) <= width else f"{set_cell_size(text, width - 1).rstrip()}…"
 
 
 def get_task_state(task: Any) -> str:
@@ -211,8 +209,8 @@ def get_task_state(task: Any) -> str:
     return ""
 
 
-def _project_names(client: Client) -> dict[str, str]:
-    return {project["id"]: escape(project["name"]) for project in client.list_items("/projects", MANY)["items"]}
+def _fetch_project_names(client: Client) -> dict[str, str]:
+    return {project["id"]: escape(project["name"]) for project in client.list_items("/projects", MAX_ITEMS)["items"]}
 
 
 @click.command()
@@ -221,7 +219,7 @@ def queue(output: str | None) -> None:
     """List waiting attempts in order, and what they wait for."""
     with connect() as client:
         found = client.get("/queue")
-    show_list(found, QUEUE, output, nothing="The queue is empty.")
+    show_list(found, QUEUE_COLUMNS, output, empty_message="The queue is empty.")
 
 
 @click.command()
@@ -232,12 +230,12 @@ def compare(task: str, output: str | None) -> None:
     with connect() as client:
         found = find_task(client, task)
         attempts = found.get("attempts") or []
-        if as_json(output):
+        if wants_json(output):
             print_json({"items": attempts, "nextCursor": None})
             return
         agents = AgentNames(client)
         rows = [make_comparison_row(attempt, agents) for attempt in attempts]
-    show_list({"items": rows}, COMPARED, "table", nothing=f"{found['id']} has not started yet.")
+    show_list({"items": rows}, COMPARISON_COLUMNS, "table", empty_message=f"{found['id']} has not started yet.")
     _show_errors(attempts)
     if len([one for one in attempts if one["status"] == "ready"]) > 1:
         echo(f"To see one:  sandyard task diff {found['id']} --attempt N", err=True)
@@ -266,7 +264,7 @@ def _show_errors(attempts: list[Any]) -> None:
     from rich.padding import Padding  # noqa: PLC0415 - slow to load
     from rich.text import Text  # noqa: PLC0415
 
-    screen = console()
+    screen = make_console()
     for attempt in attempts:
         if error := str(attempt.get("error") or "").strip():
             lines = "\n".join(escape_line(line) for line in error.split("\n"))
@@ -295,33 +293,33 @@ def show(task: str, output: str | None) -> None:
     """Show a task. Includes its attempts with every step, open questions and its pull request."""
     with connect() as client:
         found = find_task(client, task)
-        if as_json(output):
+        if wants_json(output):
             print_json(found)
             return
         agents = AgentNames(client)
-        asks = _asks(client, found["id"])
-        card = {**_card(found, agents), "project": _project(client, found["projectId"])}
+        asks = _list_asks(client, found["id"])
+        card = {**_make_card(found, agents), "project": _format_project(client, found["projectId"])}
         show_one(card, FIELDS, output)
-        for line in _details(found, agents):
+        for line in _format_details(found, agents):
             echo(line)
         for line in describe_review(found, get_repository(client, found)):
             echo(f"  {line}")
     for ask in asks:
         echo()
-        for one in asked(ask):
+        for one in describe_ask(ask):
             echo(click.style(one.text, **one.style) if use_colour() else one.text)
         which = f" --ask {ask['id']}" if len(asks) > 1 else ""
         echo(f"  To answer: sandyard task answer {found['id']} ANSWER{which}")
 
 
-def _project(client: Any, project_id: str) -> str:
+def _format_project(client: Any, project_id: str) -> str:
     """Return, for example, `website (prj_…)`."""
     with contextlib.suppress(ApiError):
         return f"{client.get(f'/projects/{quote_segment(project_id)}')['name']} ({project_id})"
     return project_id
 
 
-def _asks(client: Any, task_id: str) -> list[Any]:
+def _list_asks(client: Any, task_id: str) -> list[Any]:
     try:
         return list_pending(client, {"taskId": task_id})
     except ApiError as error:
@@ -330,10 +328,10 @@ def _asks(client: Any, task_id: str) -> list[Any]:
         return []
 
 
-def _card(task: Any, agents: AgentNames) -> dict[str, Any]:
+def _make_card(task: Any, agents: AgentNames) -> dict[str, Any]:
     budget = task.get("budget") or {}
-    words = [f"${budget['usd']:g}"] if budget.get("usd") is not None else []
-    words += [f"{budget['tokens']} tokens"] if budget.get("tokens") is not None else []
+    limits = [f"${budget['usd']:g}"] if budget.get("usd") is not None else []
+    limits += [f"{budget['tokens']} tokens"] if budget.get("tokens") is not None else []
     source = task.get("source") or {}
     return {
         **task,
@@ -341,12 +339,12 @@ def _card(task: Any, agents: AgentNames) -> dict[str, Any]:
         "status": get_task_state(task) or None,
         "agent": agents.label(task.get("agent")) or None,
         "priority": task.get("priority") or None,
-        "budget": ", ".join(words) or None,
-        "source": _source(source),
+        "budget": ", ".join(limits) or None,
+        "source": _format_source(source),
     }
 
 
-def _source(source: Any) -> str | None:
+def _format_source(source: Any) -> str | None:
     kind = source.get("kind") or source.get("type") if isinstance(source, dict) else None
     if kind in {None, "person"}:
         return None
@@ -354,50 +352,50 @@ def _source(source: Any) -> str | None:
     return escape(f"{kind} {name}".strip())
 
 
-def _details(task: Any, agents: AgentNames) -> Iterator[str]:
+def _format_details(task: Any, agents: AgentNames) -> Iterator[str]:
     if task.get("description"):
         yield ""
         yield textwrap.indent("\n".join(escape_line(line) for line in task["description"].split("\n")), "  ")
     for attempt in task.get("attempts") or []:
         yield ""
-        yield from _attempt(attempt, agents)
+        yield from _format_attempt(attempt, agents)
     if pull := get_pull(task):
         yield ""
-        yield _pull(pull)
+        yield _format_pull(pull)
         if pull.get("number") is not None:
             yield f"  {escape(str(pull.get('url') or ''))}"
 
 
-def _pull(pull: Any) -> str:
+def _format_pull(pull: Any) -> str:
     if pull.get("number") is not None:
         return f"Pull request {format_summary(pull)}"
     return escape(f"Pushed: {pull['title']}: {pull['headBranch']} into {pull['baseBranch']}")
 
 
-def _attempt(attempt: Any, agents: AgentNames) -> Iterator[str]:
+def _format_attempt(attempt: Any, agents: AgentNames) -> Iterator[str]:
     model = f", {escape(attempt['model'])}" if attempt.get("model") else ""
     status = str(attempt["status"]).replace("_", " ")
-    place = f", position {attempt['queuePosition']} in the queue" if attempt.get("queuePosition") else ""
-    head = f"Attempt {attempt['number']}: {agents.label(attempt['agent'])}{model}: {status}{place}"
+    position = f", position {attempt['queuePosition']} in the queue" if attempt.get("queuePosition") else ""
+    head = f"Attempt {attempt['number']}: {agents.label(attempt['agent'])}{model}: {status}{position}"
     yield click.style(head, bold=True) if use_colour() else head
-    if facts := list(_facts(attempt)):
+    if facts := list(_list_facts(attempt)):
         yield f"  {', '.join(facts)}"
-    number = 0
+    round_number = 0
     for step in attempt.get("steps") or []:
-        if int(step.get("round") or 1) != number:
-            number = int(step.get("round") or 1)
-            if number > 1:
-                yield f"  round {number}"
-        words = format_step(step)
-        yield f"  {click.style(words, fg=STEP_COLOURS.get(step_state(step))) if use_colour() else words}"
+        if int(step.get("round") or 1) != round_number:
+            round_number = int(step.get("round") or 1)
+            if round_number > 1:
+                yield f"  round {round_number}"
+        text = format_step(step)
+        yield f"  {click.style(text, fg=STEP_COLOURS.get(get_step_state(step))) if use_colour() else text}"
     if attempt.get("error"):
-        words = f"  {escape(str(attempt['error']))}"
-        yield click.style(words, fg="red") if use_colour() else words
+        text = f"  {escape(str(attempt['error']))}"
+        yield click.style(text, fg="red") if use_colour() else text
         if (advice := get_advice(attempt.get("errorCode"))) is not None:
             yield f"  {advice}"
 
 
-def _facts(attempt: Any) -> Iterator[str]:
+def _list_facts(attempt: Any) -> Iterator[str]:
     spent, diff = attempt.get("spent") or {}, attempt.get("diff") or {}
     if attempt.get("sessionId"):
         yield str(attempt["sessionId"])

@@ -15,12 +15,12 @@ from typing import Any
 import sandyard
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import stepdown
-from sandyard.kit.listen import FIRST_FOR_ALL
+from sandyard.kit.listen import FIRST_UNPRIVILEGED_PORT
 from sandyard.kit.python import PYTHON, SAFE_FOLDER, bare_python_command, python_command, python_environment
 
-NAME = "sandyard"
+USER_NAME = "sandyard"
 ROOT = "root"
-SECONDS = 30
+TIMEOUT_SECONDS = 30
 
 
 def choose_account(name: str | None) -> pwd.struct_passwd | None:
@@ -32,7 +32,7 @@ def choose_account(name: str | None) -> pwd.struct_passwd | None:
     if name == ROOT:
         return None
     try:
-        return pwd.getpwnam(name or NAME)
+        return pwd.getpwnam(name or USER_NAME)
     except KeyError:
         if name is not None:
             raise CommandError(f"There is no user {name!r} on this machine.") from None
@@ -40,22 +40,28 @@ def choose_account(name: str | None) -> pwd.struct_passwd | None:
 
 
 def _create_user() -> pwd.struct_passwd:
-    words = ["--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
+    options = ["--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
     shell = shutil.which("nologin", path="/usr/sbin:/sbin:/usr/bin:/bin") or "/bin/false"
     program = shutil.which("useradd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-    said = "`useradd` is not installed"
+    reason = "`useradd` is not installed"
     if program is not None:
-        command = [program, *words, "--shell", shell, "--comment", "Sandyard's platform", NAME]
+        command = [program, *options, "--shell", shell, "--comment", "Sandyard's platform", USER_NAME]
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=SECONDS, cwd=SAFE_FOLDER, errors="replace"
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_SECONDS,
+            cwd=SAFE_FOLDER,
+            errors="replace",
         )
-        said = done.stderr.strip()
+        reason = done.stderr.strip()
     try:
-        return pwd.getpwnam(NAME)  # another process may have created it meanwhile
+        return pwd.getpwnam(USER_NAME)  # another process may have created it meanwhile
     except KeyError:
         raise CommandError(
-            f"Could not create the system user {NAME!r} that the platform runs as: {said}. Create a user and pass --platform-user NAME, "
-            "or pass --platform-user root to run the platform as root."
+            f"Could not create the system user {USER_NAME!r} that the platform runs as: {reason}. "
+            "Create a user and pass --platform-user NAME, or pass --platform-user root to run the platform as root."
         ) from None
 
 
@@ -81,7 +87,7 @@ def make_stepdown_command(
     named = [path for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if (path := environment.get(name))]
     shown = dict.fromkeys(list_code_folders(*named), False)
     order: dict[str, Any] = {"uid": user.pw_uid, "gid": user.pw_gid, "shown": shown | {str(writable): True}}
-    if 0 < (port := int(environment["SANDYARD_PORT"])) < FIRST_FOR_ALL:
+    if 0 < (port := int(environment["SANDYARD_PORT"])) < FIRST_UNPRIVILEGED_PORT:
         order["listen"] = [environment["SANDYARD_HOST"], port]
     return bare_python_command(stepdown.__file__, json.dumps(order), *command)
 
@@ -94,8 +100,8 @@ def list_code_folders(*more: str) -> list[str]:
     )  # the first entry is the script's or the caller's directory
     named = [sys.prefix, sys.base_prefix, str(Path(sandyard.__file__).parents[1]), *searched, *more]
     named += [str(Path(PYTHON).resolve().parents[1])]
-    there = {path for name in named for path in (name, os.path.realpath(name)) if _exists(name)}
-    return sorted(path for path in there if not any(str(above) in there for above in Path(path).parents))
+    existing = {path for name in named for path in (name, os.path.realpath(name)) if _exists(name)}
+    return sorted(path for path in existing if not any(str(above) in existing for above in Path(path).parents))
 
 
 def _exists(path: str) -> bool:

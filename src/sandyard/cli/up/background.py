@@ -20,13 +20,13 @@ from sandyard.kit.settings import make_paths_absolute
 from sandyard.platform.settings import PlatformSettings
 
 STOP_SECONDS = 2 * lifeline.STOP_SECONDS + 5
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 LAST_LINES = 15
 TOKEN = re.compile(rb"^admin token: (\S+)$", re.MULTILINE)
-SPELLED = re.compile(rb"(?:^admin token: |#token=)(\S+)$", re.MULTILINE)
+PRINTED_TOKEN = re.compile(rb"(?:^admin token: |#token=)(\S+)$", re.MULTILINE)
 """All places where the token is printed."""
 READY = re.compile(rb"^Sandyard is at (\S+);", re.MULTILINE)
-DOING = re.compile(rb"^(engine|platform) +(ready|still starting.*)", re.MULTILINE)
+PROGRESS = re.compile(rb"^(engine|platform) +(ready|still starting.*)", re.MULTILINE)
 
 
 class Background:
@@ -41,39 +41,41 @@ class Background:
         self.url = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
-        self._begin = 0
+        self._log_start = 0
 
     @property
-    def fresh(self) -> bool:
+    def is_new(self) -> bool:
         """Whether the platform was never started there, so that it will print its token."""
         return not (self.data_dir / "platform" / "platform.db").exists()
 
-    def start(self, doing: Callable[[str], None], *, new_token: bool) -> None:
+    def start(self, on_progress: Callable[[str], None], *, new_token: bool) -> None:
         """Start and return when it is ready. `new_token` creates a token, because none is known. Raises CommandError with the reason on
         failure."""
         self._launch(new_token)
         try:
-            while not self._ready(doing):
-                time.sleep(LOOK_SECONDS)
+            while not self._check_ready(on_progress):
+                time.sleep(POLL_SECONDS)
         except BaseException:
             self.stop()
             raise
         finally:
-            self._forget_token()
+            self._redact_token()
 
-    def _ready(self, doing: Callable[[str], None]) -> bool:
+    def _check_ready(self, on_progress: Callable[[str], None]) -> bool:
         assert self._process is not None
         ended = self._process.poll() is not None
-        said = self._said()
-        if found := TOKEN.search(said):
+        output = self._read_output()
+        if found := TOKEN.search(output):
             self.token = Secret(found[1].decode())
-        if ready := READY.search(said):
+        if ready := READY.search(output):
             self.url = ready[1].decode()
             return True
         if ended:
-            raise CommandError(f"`sandyard up` did not start. Its output:\n{_last_lines(said)}\nFull log: {self.log}")
-        if progress := DOING.findall(said):
-            doing(b" ".join(progress[-1]).decode(errors="replace"))
+            raise CommandError(
+                f"`sandyard up` did not start. Its output:\n{_format_last_lines(output)}\nFull log: {self.log}"
+            )
+        if progress := PROGRESS.findall(output):
+            on_progress(b" ".join(progress[-1]).decode(errors="replace"))
         return False
 
     def stop(self) -> None:
@@ -89,7 +91,7 @@ class Background:
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe = -1
-        self._forget_token()
+        self._redact_token()
 
     def _launch(self, new_token: bool) -> None:
         try:
@@ -97,7 +99,7 @@ class Background:
             log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise CommandError(f"Cannot use the data directory {self.data_dir}: {error.strerror}.") from None
-        self._begin = os.fstat(log).st_size
+        self._log_start = os.fstat(log).st_size
         environment = python_environment(make_paths_absolute(os.environ, EngineSettings, PlatformSettings))
         environment["SANDYARD_DATA_DIR"] = str(self.data_dir)
         environment.pop("SANDYARD_NEW_ADMIN_TOKEN", None)
@@ -124,21 +126,21 @@ class Background:
             for descriptor in inherited:
                 os.close(descriptor)
 
-    def _said(self) -> bytes:
+    def _read_output(self) -> bytes:
         with self.log.open("rb") as stream:
-            stream.seek(self._begin)
+            stream.seek(self._log_start)
             return stream.read()
 
-    def _forget_token(self) -> None:
+    def _redact_token(self) -> None:
         """Overwrite the token in the log."""
         with self.log.open("r+b") as stream:
-            stream.seek(self._begin)
-            for found in SPELLED.finditer(stream.read()):
-                stream.seek(self._begin + found.start(1))
+            stream.seek(self._log_start)
+            for found in PRINTED_TOKEN.finditer(stream.read()):
+                stream.seek(self._log_start + found.start(1))
                 stream.write(b"*" * len(found[1]))
 
 
-def _last_lines(said: bytes) -> str:
-    said = SPELLED.sub(lambda found: found[0].removesuffix(found[1]) + b"***", said)
-    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+def _format_last_lines(output: bytes) -> str:
+    output = PRINTED_TOKEN.sub(lambda found: found[0].removesuffix(found[1]) + b"***", output)
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
     return "\n".join(f"  {line}" for line in lines[-LAST_LINES:])

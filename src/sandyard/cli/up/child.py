@@ -16,19 +16,19 @@ from sandyard.cli.up import lifeline
 from sandyard.cli.up.health import is_healthy
 from sandyard.kit.python import SAFE_FOLDER
 
-FIRST_PAUSE, LONGEST_PAUSE, SETTLED_SECONDS = 0.5, 10.0, 60.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, SETTLED_SECONDS = 0.5, 10.0, 60.0
 """Pauses before restarts. They grow, and are reset after the process has run for a minute."""
-PATIENCE_SECONDS, REMINDER_SECONDS = 660.0, 15.0
+START_TIMEOUT_SECONDS, REMINDER_SECONDS = 660.0, 15.0
 """An engine may have to unpack a template before it serves."""
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class Child:
-    """A child process. It is ready when `url` returns the status `expected`. `heard` is called with each line of its output. A `patient`
-    child can be started early and waits for its turn (`lifeline.wait_for_turn`)."""
+    """A child process. It is ready when `url` returns the status `expected`. `on_output` is called with each line of its output. A child
+    that `starts_early` can be started before its turn and waits for its turn (`lifeline.wait_for_turn`)."""
 
     name: str
     command: Sequence[str]
@@ -36,66 +36,68 @@ class Child:
     url: str
     expected: int
     lock: int
-    say: Say
-    heard: Callable[[str], None] = lambda line: None
-    patient: bool = False
+    print_line: PrintLine
+    on_output: Callable[[str], None] = lambda line: None
+    starts_early: bool = False
     process: asyncio.subprocess.Process | None = field(default=None, init=False)
     _pipe: int = field(default=-1, init=False)
-    _reading: asyncio.Task[None] | None = field(default=None, init=False)
+    _output_reader: asyncio.Task[None] | None = field(default=None, init=False)
     _standing_by: bool = field(default=False, init=False)
 
-    async def load(self) -> None:
+    async def start_early(self) -> None:
         """Start the child early, if it can wait for its turn. Raises CommandError if it cannot be started."""
-        if self.patient:
+        if self.starts_early:
             await self._start(early=True)
 
-    async def first(self) -> None:
+    async def start_and_wait(self) -> None:
         """Start the child, or tell it that its turn has come, and return when it is ready. Raises CommandError if it ends first, because a
         restart would not help."""
         if self.process is None:
             await self._start()
         else:
-            with contextlib.suppress(BrokenPipeError):  # it has ended, which `_ready` reports
+            with contextlib.suppress(BrokenPipeError):  # it has ended, which `_wait_until_ready` reports
                 os.write(self._pipe, b"\n")
-        if not await self._ready(time.monotonic()):
-            assert self._reading is not None
-            await asyncio.wait((self._reading,), timeout=1)  # an orphan of it may hold the other end
-            raise CommandError(f"The {self.name} did not start: {self._ending()}. See its output above.")
+        if not await self._wait_until_ready(time.monotonic()):
+            assert self._output_reader is not None
+            await asyncio.wait((self._output_reader,), timeout=1)  # an orphan of it may hold the other end
+            raise CommandError(f"The {self.name} did not start: {self._describe_exit()}. See its output above.")
 
-    async def keep(self) -> None:
+    async def keep_running(self) -> None:
         """Restart the child whenever it ends. Never returns; cancel it before `stop`."""
-        pause, since = FIRST_PAUSE, time.monotonic()
+        pause, since = FIRST_PAUSE_SECONDS, time.monotonic()
         while True:
             assert self.process is not None
             await _wait_for_end(self.process)
             if time.monotonic() - since > SETTLED_SECONDS:
-                pause = FIRST_PAUSE
-            self.say(f"The {self.name} ended: {self._ending()}. Restarting in {pause:g} s.")
+                pause = FIRST_PAUSE_SECONDS
+            self.print_line(f"The {self.name} ended: {self._describe_exit()}. Restarting in {pause:g} s.")
             await asyncio.sleep(pause)
-            pause, since = min(LONGEST_PAUSE, pause * 2), time.monotonic()
+            pause, since = min(MAX_PAUSE_SECONDS, pause * 2), time.monotonic()
             try:
                 await self._start()
-                await self._ready(since)
+                await self._wait_until_ready(since)
             except CommandError as error:
-                self.say(error.message)
+                self.print_line(error.message)
 
-    async def stop(self, at_once: asyncio.Event) -> None:
-        """Send SIGTERM, then SIGKILL after 20 s or as soon as `at_once` is set. Returns when the child is gone."""
+    async def stop(self, kill_now: asyncio.Event) -> None:
+        """Send SIGTERM, then SIGKILL after 20 s or as soon as `kill_now` is set. Returns when the child is gone."""
         process = self.process
         if process is not None and process.returncode is None:
-            self.say(f"Stopping the {self.name}.")
+            self.print_line(f"Stopping the {self.name}.")
             _send_signal(process, signal.SIGTERM)
-            gone, hurry = asyncio.ensure_future(_wait_for_end(process)), asyncio.ensure_future(at_once.wait())
-            await asyncio.wait((gone, hurry), timeout=lifeline.STOP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            hurry.cancel()
+            gone, kill_requested = asyncio.ensure_future(_wait_for_end(process)), asyncio.ensure_future(kill_now.wait())
+            await asyncio.wait(
+                (gone, kill_requested), timeout=lifeline.STOP_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            kill_requested.cancel()
             if not gone.done():
-                self.say(f"The {self.name} did not stop. Killing it.")
+                self.print_line(f"The {self.name} did not stop. Killing it.")
                 _send_signal(process, signal.SIGKILL)
             await gone
-        self._let_go()
+        self._close_pipe()
 
     async def _start(self, *, early: bool = False) -> None:
-        self._let_go()
+        self._close_pipe()
         self._standing_by = False
         reader, self._pipe = os.pipe()
         try:
@@ -113,37 +115,37 @@ class Child:
         finally:
             os.close(reader)
         assert self.process.stdout is not None
-        self._reading = asyncio.create_task(self._listen(self.process.stdout))
+        self._output_reader = asyncio.create_task(self._read_output(self.process.stdout))
 
-    async def _ready(self, since: float) -> bool:
+    async def _wait_until_ready(self, since: float) -> bool:
         """Return True when the child serves. Return False if it ended or was killed because it took too long."""
         assert self.process is not None
         reminder = since + REMINDER_SECONDS
         while self.process.returncode is None:
             if await is_healthy(self.url, self.expected) and self.process.returncode is None:
-                self.say(f"{self.name:<8}  ready  {time.monotonic() - since:.1f} s")
+                self.print_line(f"{self.name:<8}  ready  {time.monotonic() - since:.1f} s")
                 return True
             now = time.monotonic()
             if self._standing_by:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
                 continue
-            if now > since + PATIENCE_SECONDS:
+            if now > since + START_TIMEOUT_SECONDS:
                 _send_signal(self.process, signal.SIGKILL)
                 break
             if now > reminder:
-                self.say(f"{self.name:<8}  still starting, {now - since:.0f} s")
+                self.print_line(f"{self.name:<8}  still starting, {now - since:.0f} s")
                 reminder += REMINDER_SECONDS
             await asyncio.sleep(0.05)
         await _wait_for_end(self.process)
         return False
 
-    async def _listen(self, stream: asyncio.StreamReader) -> None:
+    async def _read_output(self, stream: asyncio.StreamReader) -> None:
         while line := await _read_line(stream):
             text = line.decode(errors="replace").rstrip("\n")
             self._standing_by = self._standing_by or text.startswith(lifeline.STANDBY)
-            self.heard(text)
+            self.on_output(text)
 
-    def _ending(self) -> str:
+    def _describe_exit(self) -> str:
         assert self.process is not None
         code = self.process.returncode or 0
         if code >= 0:
@@ -152,7 +154,7 @@ class Child:
             return f"killed by {signal.Signals(-code).name}"
         return f"killed by signal {-code}"
 
-    def _let_go(self) -> None:
+    def _close_pipe(self) -> None:
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe = -1
@@ -173,7 +175,7 @@ async def _wait_for_end(process: asyncio.subprocess.Process) -> None:
     waiting = asyncio.ensure_future(process.wait())
     try:
         while process.returncode is None:
-            await asyncio.wait((waiting,), timeout=LOOK_SECONDS)
+            await asyncio.wait((waiting,), timeout=POLL_SECONDS)
     finally:
         waiting.cancel()
 

@@ -17,7 +17,7 @@ from sandyard.cli.output import echo
 from sandyard.cli.up import account, lifeline
 from sandyard.cli.up.child import Child
 from sandyard.cli.up.data_directory import DataDirectory, get_default_data_dir
-from sandyard.cli.up.health import address, reserve
+from sandyard.cli.up.health import choose_port, make_url
 from sandyard.cli.up.local_git import LocalGit
 from sandyard.cli.up.supervisor import supervise
 from sandyard.engine.settings import EngineSettings
@@ -26,10 +26,10 @@ from sandyard.kit.settings import make_paths_absolute
 from sandyard.platform.settings import PlatformSettings
 
 LOOPBACK = "127.0.0.1"
-PAIRS = 20
+PORT_TRIES = 20
 AGENT_MEMORY_MB = "2048"
 """Default memory limit of a sandbox. Agents that are Node programs with a model's context in memory need more than the engine's default."""
-ABSOLUTE = click.Path(resolve_path=True)
+ABSOLUTE_PATH = click.Path(resolve_path=True)
 TOKEN_LINE = "admin token:"  # noqa: S105 - prefix of the line in which the platform prints it
 TLS_LINE = "Over TLS"
 """Start of the engine's output about TLS, which is the last part of what it prints."""
@@ -81,10 +81,10 @@ class Plan:
 @click.option("--tls-host", help="Address the engine listens on for HTTPS.  [default: 127.0.0.1]")
 @click.option(
     "--tls-cert",
-    type=ABSOLUTE,
+    type=ABSOLUTE_PATH,
     help="Certificate for the engine's HTTPS.  [default: issued by its own authority, see `sandyard ca`]",
 )
-@click.option("--tls-key", type=ABSOLUTE, help="Private key of --tls-cert.  [default: in the same file]")
+@click.option("--tls-key", type=ABSOLUTE_PATH, help="Private key of --tls-cert.  [default: in the same file]")
 @click.option(
     "--redirect-port",
     type=click.IntRange(0, 65535),
@@ -119,33 +119,33 @@ def up(
     user if root starts them. All other settings are SANDYARD_<NAME> variables. When this command ends, for whatever reason,
     both processes end. Sandboxes keep running, and the next start finds them.
     """
-    lifeline.hold()  # `sandyard run` starts this command for its own lifetime
+    lifeline.watch_supervisor()  # `sandyard run` starts this command for its own lifetime
     user = account.choose_account(platform_user or None)
-    state = DataDirectory(data_dir or _configured_data_dir() or get_default_data_dir())
-    state.acquire_lock()
+    data = DataDirectory(data_dir or _get_configured_data_dir() or get_default_data_dir())
+    data.acquire_lock()
     embedded = engine == "embedded"
     port, engine_port = choose_ports(host, port, engine_port, embedded=embedded)
     options = [*(("--pool-size", str(pool_size)) if pool_size is not None else ())]
     options += ["--driver", driver] if driver is not None else []
     for name, value in passed_on.items():
         options += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
-    local_git = LocalGit(user.pw_uid, _repository_folders()) if user is not None else None
+    local_git = LocalGit(user.pw_uid, _list_repository_folders()) if user is not None else None
     if local_git is not None:
         local_git.start()
         account.compile_code()
-    served = local_git.name if local_git is not None else None
-    plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level, served)
+    local_git_name = local_git.name if local_git is not None else None
+    plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level, local_git_name)
     _warn(embedded, user)
-    asyncio.run(supervise(make_children(plan, state), lambda: _announce(plan, state)))
+    asyncio.run(supervise(make_children(plan, data), lambda: _announce(plan, data)))
     echo("Stopped. Running sandboxes keep running; the next start finds them." if embedded else "Stopped.")
 
 
-def make_children(plan: Plan, state: DataDirectory) -> list[Child]:
+def make_children(plan: Plan, data: DataDirectory) -> list[Child]:
     """Return the processes to start. The engine comes first, because the platform needs it."""
     if plan.user is not None:
-        state.give_platform_to(plan.user)
+        data.give_platform_to(plan.user)
     elif os.geteuid() == 0:
-        state.take_platform_back()
+        data.take_platform_back()
     given = python_environment(make_paths_absolute(os.environ, EngineSettings, PlatformSettings))
     common = {name: value for name, value in given.items() if name not in {"SANDYARD_TOKEN", "SANDYARD_API_KEYS"}}
     if plan.log_level is not None:
@@ -153,75 +153,77 @@ def make_children(plan: Plan, state: DataDirectory) -> list[Child]:
     platform = common | {
         "SANDYARD_HOST": plan.host,
         "SANDYARD_PORT": str(plan.port),
-        "SANDYARD_DATA_DIR": str(state.platform),
+        "SANDYARD_DATA_DIR": str(data.platform),
     }
     if plan.user is not None:
-        home = plan.user.pw_dir if Path(plan.user.pw_dir).is_dir() else str(state.platform)
+        home = plan.user.pw_dir if Path(plan.user.pw_dir).is_dir() else str(data.platform)
         platform |= {"HOME": home, "USER": plan.user.pw_name, "LOGNAME": plan.user.pw_name}
         if platform.get("PYTHONPYCACHEPREFIX"):
-            platform["PYTHONPYCACHEPREFIX"] = str(state.platform / "bytecode")
-        roots = [name for name in platform if name == "TMPDIR" or name.startswith("XDG_")]
-        platform = {name: value for name, value in platform.items() if name not in roots}
+            platform["PYTHONPYCACHEPREFIX"] = str(data.platform / "bytecode")
+        private_variables = [name for name in platform if name == "TMPDIR" or name.startswith("XDG_")]
+        platform = {name: value for name, value in platform.items() if name not in private_variables}
     if plan.local_git is not None:
         platform["SANDYARD_LOCAL_GIT"] = plan.local_git
     started = []
     if plan.engine:
-        key, url = state.get_engine_key().reveal(), address(LOOPBACK, plan.engine_port)
+        key, url = data.get_engine_key().reveal(), make_url(LOOPBACK, plan.engine_port)
         platform = {name: value for name, value in platform.items() if not name.startswith("E2B_")}
         platform |= {"E2B_API_KEY": key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
-        where = ("--host", LOOPBACK, "--port", str(plan.engine_port), "--data-dir", str(state.engine))
-        command = python_command("sandyard", "engine", *where, *plan.engine_options)
+        address_options = ("--host", LOOPBACK, "--port", str(plan.engine_port), "--data-dir", str(data.engine))
+        command = python_command("sandyard", "engine", *address_options, *plan.engine_options)
         keys = given.get("SANDYARD_API_KEYS")
         engine = {"SANDYARD_DEFAULT_MEMORY_MB": AGENT_MEMORY_MB, **common}
         engine |= {"SANDYARD_API_KEYS": f"{keys},{key}" if keys else key}
         started.append(
-            Child("engine", command, engine, f"{url}/health", 204, state.lock_fd, _print_line, _print_tls_output())
+            Child("engine", command, engine, f"{url}/health", 204, data.lock_fd, _print_line, _print_tls_output())
         )
     # without sandboxes the platform never becomes ready, but it still serves its health
-    sound = "/ready" if platform.get("E2B_API_KEY") else "/health"
-    ready = f"{address(plan.host, plan.port)}{sound}"
-    hear = _print_platform_output(os.environ.get("SANDYARD_PUBLIC_URL") or address(plan.host, plan.port))
+    health_path = "/ready" if platform.get("E2B_API_KEY") else "/health"
+    ready = f"{make_url(plan.host, plan.port)}{health_path}"
+    print_output = _print_platform_output(os.environ.get("SANDYARD_PUBLIC_URL") or make_url(plan.host, plan.port))
     command = python_command("sandyard", "platform")
     if plan.user is not None:
-        command = account.make_stepdown_command(plan.user, command, platform, state.platform)
-    started.append(Child("platform", command, platform, ready, 200, state.lock_fd, _print_line, hear, patient=True))
+        command = account.make_stepdown_command(plan.user, command, platform, data.platform)
+    started.append(
+        Child("platform", command, platform, ready, 200, data.lock_fd, _print_line, print_output, starts_early=True)
+    )
     return started
 
 
-def _announce(plan: Plan, state: DataDirectory) -> None:
-    where = address(plan.host, plan.port)
-    _print_line(f"Sandyard is at {where}; its data is in {state.path}.")
-    _print_line(f"To use it from the command line: sandyard login {where}")
+def _announce(plan: Plan, data: DataDirectory) -> None:
+    url = make_url(plan.host, plan.port)
+    _print_line(f"Sandyard is at {url}; its data is in {data.path}.")
+    _print_line(f"To use it from the command line: sandyard login {url}")
     if plan.engine:
         _print_line(
-            f"E2B clients: E2B_API_URL, E2B_SANDBOX_URL and E2B_VOLUME_API_URL={address(LOOPBACK, plan.engine_port)}, "
-            f"API key in {state.path / 'engine.key'}."
+            f"E2B clients: E2B_API_URL, E2B_SANDBOX_URL and E2B_VOLUME_API_URL={make_url(LOOPBACK, plan.engine_port)}, "
+            f"API key in {data.path / 'engine.key'}."
         )
 
 
-def _print_platform_output(where: str) -> Callable[[str], None]:
+def _print_platform_output(url: str) -> Callable[[str], None]:
     """Return a function that prints the platform's output. After the admin token, on the first start, it adds a URL that signs a browser
     in. The part after the # is never sent over the network."""
 
-    def hear(line: str) -> None:
+    def print_output(line: str) -> None:
         if line.startswith(TOKEN_LINE):
-            line += f"\nsign in at:  {where.rstrip('/')}/sign-in#token={line.removeprefix(TOKEN_LINE).strip()}"
+            line += f"\nsign in at:  {url.rstrip('/')}/sign-in#token={line.removeprefix(TOKEN_LINE).strip()}"
         _print_line(line)
 
-    return hear
+    return print_output
 
 
 def _print_tls_output() -> Callable[[str], None]:
     """Return a function that prints the engine's output about TLS: the domain for clients and the authority to trust."""
-    begun = False
+    started = False
 
-    def hear(line: str) -> None:
-        nonlocal begun
-        begun = begun or line.startswith(TLS_LINE)
-        if begun:
+    def print_output(line: str) -> None:
+        nonlocal started
+        started = started or line.startswith(TLS_LINE)
+        if started:
             _print_line(line)
 
-    return hear
+    return print_output
 
 
 def _print_line(line: str) -> None:
@@ -245,25 +247,25 @@ def _warn(embedded: bool, user: pwd.struct_passwd | None) -> None:
 def choose_ports(host: str, wanted: int, engine_port: int | None, *, embedded: bool) -> tuple[int, int]:
     """Return the ports of the platform and of the engine. By default the engine gets the port after the platform's, or any free port if
     that one is taken. With `wanted` 0, two free ports in a row are tried first."""
-    for again in range(PAIRS, -1, -1):
-        port = reserve(host, wanted, "--port")
-        after = engine_port if engine_port is not None else port + 1 if port < 65535 else 0
+    for tries_left in range(PORT_TRIES, -1, -1):
+        port = choose_port(host, wanted, "--port")
+        next_port = engine_port if engine_port is not None else port + 1 if port < 65535 else 0
         try:
-            return port, reserve(LOOPBACK, after, "--engine-port") if embedded else after
+            return port, choose_port(LOOPBACK, next_port, "--engine-port") if embedded else next_port
         except CommandError:
             if engine_port is not None:
                 raise
-            if wanted != 0 or not again:
-                return port, reserve(LOOPBACK, 0, "--engine-port")
+            if wanted != 0 or not tries_left:
+                return port, choose_port(LOOPBACK, 0, "--engine-port")
     raise AssertionError("the last try returns or raises")
 
 
-def _repository_folders() -> list[str]:
+def _list_repository_folders() -> list[str]:
     """Return the directories that may contain local repositories: all by default, none for `none`."""
     text = os.environ.get("SANDYARD_LOCAL_REPOSITORIES", "/")
     return [str(Path(part.strip()).absolute()) for part in text.split(",") if part.strip() not in {"", "none"}]
 
 
-def _configured_data_dir() -> Path | None:
+def _get_configured_data_dir() -> Path | None:
     text = os.environ.get("SANDYARD_DATA_DIR")
     return Path(text) if text else None

@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 from sandyard.cli.errors import CommandError
 from sandyard.kit.listen import free_port
 
-PATIENCE_SECONDS = 2.0
+TIMEOUT_SECONDS = 2.0
 
 
 async def is_healthy(url: str, expected: int) -> bool:
     """Return whether a GET of `url` returns that status within 2 s."""
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             return await get_status(url) == expected
     except (OSError, TimeoutError, ValueError):
         return False
@@ -39,7 +39,7 @@ async def get_status(url: str) -> int:
             await writer.wait_closed()
 
 
-def reserve(host: str, port: int, option: str) -> int:
+def choose_port(host: str, port: int, option: str) -> int:
     """Return the port if it is free, or a free one for 0. Raises CommandError if it is taken or the address is not this machine's."""
     try:
         if port == 0:
@@ -53,7 +53,7 @@ def reserve(host: str, port: int, option: str) -> int:
         raise CommandError(f"Cannot bind {host}:{port}: {error.strerror}. Choose another port with {option}.") from None
 
 
-def address(host: str, port: int) -> str:
+def make_url(host: str, port: int) -> str:
     """Return the URL at which a client on this machine reaches a server that listens there."""
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"http://{name}:{port}"

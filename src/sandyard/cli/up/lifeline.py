@@ -27,7 +27,7 @@ def format_value(pipe: int, lock: int, *, early: bool = False) -> str:
     return f"{pipe},{lock},{int(early)}"
 
 
-def hold() -> None:
+def watch_supervisor() -> None:
     """Start watching the supervisor. A child calls this first of all. Does nothing in a process without a supervisor.
 
     When the supervisor is gone, this process gets SIGTERM, and SIGKILL if it has not ended after 20 s. Its own
@@ -42,15 +42,16 @@ def hold() -> None:
         _turn.set()
     for descriptor in (pipe, lock):
         os.set_inheritable(descriptor, False)
-    threading.Thread(target=_listen, args=(pipe,), name="lifeline", daemon=True).start()
+    threading.Thread(target=_watch_pipe, args=(pipe,), name="lifeline", daemon=True).start()
 
 
 def wait_for_turn() -> None:
-    """Wait for this child's turn. Called after `hold`, once its code is loaded. Returns immediately if it was not started early."""
+    """Wait for this child's turn. Called after `watch_supervisor`, once its code is loaded. Returns immediately if it was not
+    started early."""
     _turn.wait()
 
 
-def _listen(pipe: int) -> None:
+def _watch_pipe(pipe: int) -> None:
     while os.read(pipe, 1):
         _turn.set()
     os.kill(os.getpid(), signal.SIGTERM)

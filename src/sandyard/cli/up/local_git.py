@@ -29,9 +29,9 @@ from sandyard.kit.errors import SandyardError
 from sandyard.kit.python import SAFE_FOLDER, bare_python_command
 
 SERVICES = {"git-upload-pack": "upload-pack", "git-receive-pack": "receive-pack"}
-AT_ONCE = 64
-LONGEST = 8192
-ASK_SECONDS = 10.0
+MAX_CONNECTIONS = 64
+MAX_REQUEST_BYTES = 8192
+REQUEST_TIMEOUT_SECONDS = 10.0
 CONFIG = (
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
@@ -81,13 +81,13 @@ class LocalGit:
         self._uid = uid
         self._folders = tuple(folders)
         self.name = f"sandyard-git-{secrets.token_hex(16)}"
-        self._room = threading.BoundedSemaphore(AT_ONCE)
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def start(self) -> None:
         """Listen on an abstract socket, which needs no directory that both sides can access."""
         self._listener.bind("\0" + self.name)
-        self._listener.listen(AT_ONCE)
+        self._listener.listen(MAX_CONNECTIONS)
         threading.Thread(target=self._listen, name="local-git", daemon=True).start()
 
     def close(self) -> None:
@@ -98,33 +98,33 @@ class LocalGit:
     def _listen(self) -> None:
         while True:
             try:
-                line, _ = self._listener.accept()
+                connection, _ = self._listener.accept()
             except OSError:
                 return
-            if _peer_uid(line) != self._uid or not self._room.acquire(timeout=ASK_SECONDS):
-                line.close()
+            if _get_peer_uid(connection) != self._uid or not self._slots.acquire(timeout=REQUEST_TIMEOUT_SECONDS):
+                connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(line,), name="local-git", daemon=True).start()
+            threading.Thread(target=self._serve, args=(connection,), name="local-git", daemon=True).start()
 
-    def _serve(self, line: socket.socket) -> None:
+    def _serve(self, connection: socket.socket) -> None:
         try:
-            with line, suppress(OSError):
-                line.settimeout(ASK_SECONDS)
-                line.send(json.dumps(_handle_request(line, self._folders)).encode())
+            with connection, suppress(OSError):
+                connection.settimeout(REQUEST_TIMEOUT_SECONDS)
+                connection.send(json.dumps(_handle_request(connection, self._folders)).encode())
         finally:
-            self._room.release()
+            self._slots.release()
 
 
-def _handle_request(line: socket.socket, folders: Sequence[str]) -> dict[str, Any]:
+def _handle_request(connection: socket.socket, folders: Sequence[str]) -> dict[str, Any]:
     with ExitStack() as stack:
-        asked, files, _, _ = socket.recv_fds(line, LONGEST, 3)
+        data, files, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 3)
         for descriptor in files:
             stack.callback(os.close, descriptor)
         try:
-            order = json.loads(asked)
-            service, protocol = SERVICES[order["service"]], str(order["protocol"])
+            request = json.loads(data)
+            service, protocol = SERVICES[request["service"]], str(request["protocol"])
             stdin, stdout, stderr = files
-            repository = find(order["path"], folders)
+            repository = find_repository(request["path"], folders)
         except RefusedError as refused:
             return {"refused": refused.message}
         except (ValueError, KeyError, TypeError):
@@ -139,7 +139,7 @@ def _handle_request(line: socket.socket, folders: Sequence[str]) -> dict[str, An
             start_new_session=True,
         )
     try:
-        _wait_for_exit_or_disconnect(process, line)
+        _wait_for_exit_or_disconnect(process, connection)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -155,7 +155,7 @@ def make_command(service: str, repository: Repository) -> list[str]:
     return bare_python_command(stepdown.__file__, json.dumps(order), "git", *settings, service, repository.folder)
 
 
-def find(path: str, folders: Sequence[str] = ("/",)) -> Repository:
+def find_repository(path: str, folders: Sequence[str] = ("/",)) -> Repository:
     """Return the repository at exactly this path. Raises RefusedError if there is none, or none that can be served safely.
 
     No link is followed: otherwise anyone with write access to a parent directory could redirect us to another user's repository.
@@ -168,7 +168,7 @@ def find(path: str, folders: Sequence[str] = ("/",)) -> Repository:
         )
     top = _stat_directory(path, path)
     owner = (top.st_uid, top.st_gid)
-    _check_closed(path, top)
+    _check_not_writable_by_others(path, top)
     git = f"{path}/.git"
     try:
         inner = os.lstat(git)
@@ -177,24 +177,24 @@ def find(path: str, folders: Sequence[str] = ("/",)) -> Repository:
             raise RefusedError(f"{path} does not appear to be a git repository.") from None
         return Repository(path, *owner)
     if stat.S_ISREG(inner.st_mode) and inner.st_uid == top.st_uid:
-        git = _common_git_dir(git)
+        git = _find_common_git_dir(git)
         inner = _stat_directory(git, path)
     if not stat.S_ISDIR(inner.st_mode) or inner.st_uid != top.st_uid:
         raise RefusedError(f"{git} is a link or belongs to a different user than {path}.")
-    _check_closed(git, inner)
+    _check_not_writable_by_others(git, inner)
     return Repository(git, *owner)
 
 
 def _stat_directory(path: str, named: str) -> os.stat_result:
     """Return the status of a directory without following a link anywhere in its path."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
-    at = os.open("/", flags)
+    parent = os.open("/", flags)
     try:
         for name in path.strip("/").split("/"):
-            below = os.open(name, flags, dir_fd=at)
-            os.close(at)
-            at = below
-        return os.fstat(at)
+            child = os.open(name, flags, dir_fd=parent)
+            os.close(parent)
+            parent = child
+        return os.fstat(parent)
     except NotADirectoryError:
         raise RefusedError(
             f"{named} contains a symbolic link or is not a directory. Use the real path: {os.path.realpath(path)}."
@@ -202,13 +202,13 @@ def _stat_directory(path: str, named: str) -> os.stat_result:
     except OSError as error:
         raise RefusedError(f"Could not open {named}: {error.strerror}.") from None
     finally:
-        os.close(at)
+        os.close(parent)
 
 
-def _common_git_dir(file: str) -> str:
+def _find_common_git_dir(file: str) -> str:
     """Return the repository that the `.git` file of a linked work tree points to."""
     try:
-        text = Path(file).read_text(errors="replace")[:LONGEST]
+        text = Path(file).read_text(errors="replace")[:MAX_REQUEST_BYTES]
         folder = os.path.normpath(Path(file).parent / text.removeprefix("gitdir:").strip())
         common = Path(folder, "commondir")
         return os.path.normpath(Path(folder) / common.read_text().strip()) if common.exists() else folder
@@ -216,7 +216,7 @@ def _common_git_dir(file: str) -> str:
         raise RefusedError(f"{file} does not point to a repository.") from None
 
 
-def _check_closed(path: str, found: os.stat_result) -> None:
+def _check_not_writable_by_others(path: str, found: os.stat_result) -> None:
     """Raise RefusedError for a directory of root that others may write to, because git would run as root in it."""
     if found.st_uid == 0 and found.st_mode & 0o022:
         raise RefusedError(
@@ -224,18 +224,18 @@ def _check_closed(path: str, found: os.stat_result) -> None:
         )
 
 
-def _peer_uid(line: socket.socket) -> int:
-    _, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+def _get_peer_uid(connection: socket.socket) -> int:
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
 
 
-def _wait_for_exit_or_disconnect(process: subprocess.Popen[bytes], line: socket.socket) -> None:
+def _wait_for_exit_or_disconnect(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
     """Return when the process has ended or the client has disconnected."""
     pidfd = os.pidfd_open(process.pid)
     try:
         waiting = select.poll()
         waiting.register(pidfd, select.POLLIN)
-        waiting.register(line, select.POLLIN | select.POLLHUP)
+        waiting.register(connection, select.POLLIN | select.POLLHUP)
         waiting.poll()
     finally:
         os.close(pidfd)

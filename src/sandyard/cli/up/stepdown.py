@@ -37,19 +37,19 @@ def main() -> NoReturn:
     uid, gid = int(order["uid"]), int(order["gid"])
     try:
         if (sealed := order.get("sealed")) is not None:
-            seal(sealed)
-        if (where := order.get("listen")) is not None:
-            os.environ["SANDYARD_LISTENER"] = str(listening(*where))
-        show(order.get("shown", {}), uid, gid)
-        check(order.get("shown", {}), uid, gid)
-        drop(uid, gid)
+            make_read_only(sealed)
+        if (address := order.get("listen")) is not None:
+            os.environ["SANDYARD_LISTENER"] = str(open_listener(*address))
+        make_accessible(order.get("shown", {}), uid, gid)
+        check_readable(order.get("shown", {}), uid, gid)
+        drop_privileges(uid, gid)
         os.execvpe(program[0], program, os.environ)  # noqa: S606 - replaces this process
     except OSError as error:
         sys.stderr.write(f"Could not start {program[0]} as user {uid}: {error.strerror}: {error.filename or ''}\n")
         sys.exit(126)
 
 
-def listening(host: str, port: int) -> int:
+def open_listener(host: str, port: int) -> int:
     """Return the descriptor of a socket that listens on a port reserved for root."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
@@ -60,7 +60,7 @@ def listening(host: str, port: int) -> int:
     return listener.detach()
 
 
-def drop(uid: int, gid: int) -> None:
+def drop_privileges(uid: int, gid: int) -> None:
     """Drop all privileges permanently, for this process and everything it starts."""
     for number in range(LAST_CAPABILITY + 1):
         _libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0)  # fails for capabilities unknown to the kernel
@@ -73,28 +73,28 @@ def drop(uid: int, gid: int) -> None:
     _check_result(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
 
-def show(shown: dict[str, bool], uid: int, gid: int) -> None:
+def make_accessible(shown: dict[str, bool], uid: int, gid: int) -> None:
     """Make the directories accessible. If the user cannot reach one of them, a new mount namespace is created in which the inaccessible
     parent directory is covered by an empty one that contains only what is shown, at the same paths."""
     paths = sorted(shown, key=len)
-    if all(_closed_above(path, uid, gid) is None for path in paths):
+    if all(_find_closed_parent(path, uid, gid) is None for path in paths):
         return
-    _separate()
+    _create_mount_namespace()
     _detach_loop_mounts(paths)
-    held = {
+    descriptors = {
         path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in paths
     }  # opened in the new namespace: only such descriptors can be bound
     for path in paths:
-        while (closed := _closed_above(path, uid, gid)) is not None:
-            _mount(b"tmpfs", closed, b"tmpfs", MS_NOSUID | MS_NODEV, b"mode=0755,size=1m")
-            for other, descriptor in held.items():
-                if other.startswith(f"{closed}/"):
+        while (closed_parent := _find_closed_parent(path, uid, gid)) is not None:
+            _mount(b"tmpfs", closed_parent, b"tmpfs", MS_NOSUID | MS_NODEV, b"mode=0755,size=1m")
+            for other, descriptor in descriptors.items():
+                if other.startswith(f"{closed_parent}/"):
                     _bind(descriptor, other, writable=shown[other])
-    for descriptor in held.values():
+    for descriptor in descriptors.values():
         os.close(descriptor)
 
 
-def check(shown: dict[str, bool], uid: int, gid: int) -> None:
+def check_readable(shown: dict[str, bool], uid: int, gid: int) -> None:
     """Raise PermissionError for what the user cannot read, such as a checkout made with a strict umask."""
     with _impersonate(uid, gid):
         for path in shown:
@@ -102,10 +102,10 @@ def check(shown: dict[str, bool], uid: int, gid: int) -> None:
                 raise PermissionError(errno.EACCES, "not readable; fix it with `chmod -R go+rX`", path)
 
 
-def seal(writable: str) -> None:
+def make_read_only(writable: str) -> None:
     """Make everything read-only except below that directory. If the kernel does not permit it, nothing is changed."""
     try:
-        _separate()
+        _create_mount_namespace()
         if writable:
             _mount(writable.encode(), writable, None, MS_BIND)
         _set_attributes("/", AT_RECURSIVE, MS_RDONLY | MS_NOSUID, 0)
@@ -115,14 +115,14 @@ def seal(writable: str) -> None:
         return
 
 
-def _closed_above(path: str, uid: int, gid: int) -> str | None:
+def _find_closed_parent(path: str, uid: int, gid: int) -> str | None:
     """Return the first parent directory that this user cannot traverse, or None."""
     with _impersonate(uid, gid):
-        at = ""
+        parent = ""
         for name in path.strip("/").split("/")[:-1]:
-            at += f"/{name}"
-            if not os.access(at, os.X_OK, effective_ids=True):
-                return at
+            parent += f"/{name}"
+            if not os.access(parent, os.X_OK, effective_ids=True):
+                return parent
     return None
 
 
@@ -157,7 +157,7 @@ def _bind(descriptor: int, path: str, *, writable: bool) -> None:
         _mount(None, path, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
-def _separate() -> None:
+def _create_mount_namespace() -> None:
     _check_result(_libc.unshare(CLONE_NEWNS), "a mount namespace")
     _mount(None, "/", None, MS_REC | MS_SLAVE)  # do not keep alive what is unmounted outside
 

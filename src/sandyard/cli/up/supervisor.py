@@ -14,40 +14,40 @@ async def supervise(children: Sequence[Child], ready: Callable[[], None]) -> Non
 
     Raises CommandError if a child does not start the first time. No child is left behind, however this ends.
     """
-    stopping, at_once = asyncio.Event(), asyncio.Event()
+    stopping, kill_now = asyncio.Event(), asyncio.Event()
 
     def stop() -> None:
-        (at_once if stopping.is_set() else stopping).set()
+        (kill_now if stopping.is_set() else stopping).set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop)
     running = asyncio.create_task(_run(children, ready))
-    asked = asyncio.create_task(stopping.wait())
+    stop_requested = asyncio.create_task(stopping.wait())
     try:
-        await asyncio.wait((running, asked), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((running, stop_requested), return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
     finally:
         running.cancel()
-        asked.cancel()
-        await asyncio.gather(running, asked, return_exceptions=True)
+        stop_requested.cancel()
+        await asyncio.gather(running, stop_requested, return_exceptions=True)
         stopping.set()
         for child in reversed(children):
-            await child.stop(at_once)
+            await child.stop(kill_now)
 
 
 async def _run(children: Sequence[Child], ready: Callable[[], None]) -> None:
-    keeping: list[asyncio.Task[None]] = []
+    keepers: list[asyncio.Task[None]] = []
     try:
         for child in children[1:]:
-            await child.load()  # loading code takes seconds and overlaps with the start of the previous child
+            await child.start_early()  # loading code takes seconds and overlaps with the start of the previous child
         for child in children:
-            await child.first()
-            keeping.append(asyncio.create_task(child.keep()))
+            await child.start_and_wait()
+            keepers.append(asyncio.create_task(child.keep_running()))
         ready()
-        await asyncio.gather(*keeping)
+        await asyncio.gather(*keepers)
     finally:
-        for task in keeping:
+        for task in keepers:
             task.cancel()
-        await asyncio.gather(*keeping, return_exceptions=True)
+        await asyncio.gather(*keepers, return_exceptions=True)

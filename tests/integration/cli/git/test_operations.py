@@ -25,7 +25,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "LINE_SECONDS", 0.01)
+    monkeypatch.setattr(operations, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(sse, "FIRST_PAUSE_SECONDS", 0.01)
 
 

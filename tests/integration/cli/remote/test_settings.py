@@ -51,8 +51,8 @@ def test_openssh_accepts_the_written_configuration(home: Path, config_dir: Path)
 
 def test_host_names_with_quotes_are_not_matched(config_dir: Path) -> None:
     """An attacker may choose the URL of a submodule, and OpenSSH before 9.6 passes any host name to the shell."""
-    assert 'Host *.sandyard "!*\'*"\n' in settings.settings()
-    assert "ssh --stdio '%n'\n" in settings.settings()
+    assert 'Host *.sandyard "!*\'*"\n' in settings.format_settings()
+    assert "ssh --stdio '%n'\n" in settings.format_settings()
 
 
 def test_writing_is_idempotent_and_keeps_other_entries(home: Path, config_dir: Path) -> None:
@@ -100,18 +100,16 @@ def test_a_new_host_key_replaces_the_old_one(config_dir: Path) -> None:
 
 def test_host_names_are_parsed_and_others_are_rejected() -> None:
     assert (
-        settings.get_host_name(HOST)
-        == settings.get_host_name(HOST.removesuffix(".sandyard"))
-        == "ses_00mwhnkz2f0a9s8d7f6g"
+        settings.parse_host(HOST) == settings.parse_host(HOST.removesuffix(".sandyard")) == "ses_00mwhnkz2f0a9s8d7f6g"
     )
     for wrong in ("", "..", "-oProxyCommand=x", "a/b.sandyard", "a b", "example.com"):
         with pytest.raises(CommandError):
-            settings.get_host_name(wrong)
+            settings.parse_host(wrong)
 
 
 def test_printing_writes_nothing(home: Path, config_dir: Path) -> None:
     result = CliRunner().invoke(cli, ["ssh-config"])
-    assert result.output == settings.settings()
+    assert result.output == settings.format_settings()
     assert not (home / ".ssh").exists()
     assert not config_dir.exists()
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from sandyard.cli.main import cli
-from sandyard.cli.sandboxes.files import Files
+from sandyard.cli.sandboxes.files import SandboxFiles
 from tests.harness.up import Yard
 from tests.unit.cli.server import Reply, Server
 
@@ -80,7 +80,7 @@ def test_directories_are_copied_file_by_file_without_tar(
     yard: Yard, sandbox: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For sandboxes without tar, and for projects whose policy forbids it."""
-    monkeypatch.setattr(Files, "has_tar", lambda self: False)
+    monkeypatch.setattr(SandboxFiles, "has_tar", lambda self: False)
     tree = make_tree(tmp_path / "tree")
     yard.ok("sandbox", "cp", str(tree), f"{sandbox}:single")
     yard.ok("sandbox", "exec", sandbox, "cd single && mkfifo pipe && ln -s / loop && mkdir empty")

@@ -17,7 +17,7 @@ from pathlib import Path
 from sandyard.cli.up import child, lifeline
 from sandyard.cli.up.child import Child
 from sandyard.cli.up.data_directory import DataDirectory
-from sandyard.cli.up.health import reserve
+from sandyard.cli.up.health import choose_port
 from sandyard.cli.up.supervisor import supervise
 from sandyard.kit.errors import SandyardError
 from tests.harness.processes import ROOT
@@ -39,7 +39,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def serve(name: str, port: int, behaviour: str) -> None:
-    lifeline.hold()
+    lifeline.watch_supervisor()
     if behaviour == "broken":
         say("I cannot")
         sys.exit(7)
@@ -63,13 +63,13 @@ def run_supervisor(data: Path, behaviour: str) -> None:
     state.acquire_lock()
     children = []
     for name in ("first", "second"):
-        port = reserve("127.0.0.1", 0, "--port")
+        port = choose_port("127.0.0.1", 0, "--port")
         command = [sys.executable, "-m", "tests.integration.cli.up.keeper", "serve", name, str(port)]
         command.append(behaviour if name == "second" else "waits" if behaviour == "patient" else "")
         url = f"http://127.0.0.1:{port}/"
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         children.append(
-            Child(name, command, environment, url, 204, state.lock_fd, say, say, patient=behaviour == "patient")
+            Child(name, command, environment, url, 204, state.lock_fd, say, say, starts_early=behaviour == "patient")
         )
     asyncio.run(supervise(children, lambda: say("all ready")))
     say("stopped")
@@ -80,7 +80,7 @@ if __name__ == "__main__":
         serve(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     else:
         lifeline.STOP_SECONDS = 1.0 if "stubborn" in sys.argv else lifeline.STOP_SECONDS
-        child.FIRST_PAUSE = 0.1
+        child.FIRST_PAUSE_SECONDS = 0.1
         try:
             run_supervisor(Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "")
         except SandyardError as error:

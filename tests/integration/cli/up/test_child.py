@@ -41,7 +41,7 @@ async def test_a_child_runs_as_another_user(lock: int, tmp_path: Path) -> None:
         lines.append,
         lines.append,
     )
-    starting = asyncio.create_task(child.first())
+    starting = asyncio.create_task(child.start_and_wait())
     async with asyncio.timeout(30):
         while len(lines) < 2:
             await asyncio.sleep(0.02)
@@ -57,7 +57,7 @@ async def test_a_child_runs_as_another_user(lock: int, tmp_path: Path) -> None:
 async def test_a_missing_program_is_reported(lock: int) -> None:
     child = Child("engine", ["/no/such/program"], {}, NOWHERE, 204, lock, lambda line: None)
     with pytest.raises(CommandError, match=r"Could not start the engine: .*no/such/program"):
-        await child.first()
+        await child.start_and_wait()
     await child.stop(asyncio.Event())
 
 
@@ -68,7 +68,7 @@ async def test_a_very_long_line_is_read_in_pieces(lock: int) -> None:
         "engine", ["/bin/sh", "-c", script], {"PATH": os.environ["PATH"]}, NOWHERE, 204, lock, print, lines.append
     )
     with pytest.raises(CommandError, match="exit code 3"):
-        await child.first()
+        await child.start_and_wait()
     assert "".join(lines) == "x" * 300000 + "no end"
     await child.stop(asyncio.Event())
 
@@ -81,11 +81,11 @@ async def test_processes_left_by_a_child_do_not_hide_its_end(lock: int) -> None:
     child = Child(
         "engine", command, {"PATH": os.environ["PATH"]}, NOWHERE, 204, lock, messages.append, lines.put_nowait
     )
-    starting = asyncio.create_task(child.first())
+    starting = asyncio.create_task(child.start_and_wait())
     left = [int(await lines.get())]
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
-    keeping = asyncio.create_task(child.keep())
+    keeping = asyncio.create_task(child.keep_running())
     try:
         async with asyncio.timeout(30):
             assert child.process is not None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.cli.up import local_git
-from sandyard.cli.up.local_git import LocalGit, RefusedError, find
+from sandyard.cli.up.local_git import LocalGit, RefusedError, find_repository
 from sandyard.platform.domain.repositories.errors import RemoteMissingError, RemoteRefusedError
 from sandyard.platform.domain.repositories.git_process import Git
 from sandyard.platform.domain.repositories.remote import parse_remote
@@ -143,30 +143,30 @@ async def test_a_missing_repository_is_reported(platform_git: Git, tmp_path: Pat
 
 
 def test_only_repositories_of_one_owner_in_allowed_directories_are_served(repository: Path, tmp_path: Path) -> None:
-    found = find(str(repository))
+    found = find_repository(str(repository))
     assert (found.folder, found.uid) == (f"{repository}/.git", 0)
-    assert find(f"{repository}/.git").folder == f"{repository}/.git"
+    assert find_repository(f"{repository}/.git").folder == f"{repository}/.git"
     tree = tmp_path / "tree"
     git(repository, "worktree", "add", "-q", str(tree))
-    assert find(str(tree)).folder == f"{repository}/.git"
+    assert find_repository(str(tree)).folder == f"{repository}/.git"
     link = tmp_path / "link"
     link.symlink_to(repository)
     for wrong in (str(link), f"{link}/.git"):
         with pytest.raises(RefusedError, match="symbolic link"):
-            find(wrong)
+            find_repository(wrong)
     for wrong in ("relative", f"{repository}/../x", "", f"{repository}\0"):
         with pytest.raises(RefusedError):
-            find(wrong)
+            find_repository(wrong)
     for folders in ([], [str(repository / "x")], [f"{tmp_path}/a"]):
         with pytest.raises(RefusedError, match="SANDYARD_LOCAL_REPOSITORIES"):
-            find(str(repository), folders)
-    assert find(str(repository), ["/srv", str(tmp_path)]) == found
+            find_repository(str(repository), folders)
+    assert find_repository(str(repository), ["/srv", str(tmp_path)]) == found
     repository.chmod(0o777)
     with pytest.raises(RefusedError, match="other users may write"):
-        find(str(repository))
+        find_repository(str(repository))
     os.chown(repository, NOBODY.pw_uid, NOBODY.pw_gid)
     with pytest.raises(RefusedError, match="a different user"):
-        find(str(repository))
+        find_repository(str(repository))
 
 
 def test_hooks_are_disabled() -> None:

@@ -151,10 +151,10 @@ def test_domain_and_tls_options_go_to_the_engine(tmp_path: Path, monkeypatch: py
 def test_the_sign_in_url_is_printed_with_the_token(
     state: DataDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command.make_children(PLAN, state)[1].heard("admin token: sy_first")
+    command.make_children(PLAN, state)[1].on_output("admin token: sy_first")
     monkeypatch.setenv("SANDYARD_PUBLIC_URL", "https://yard.example.org/")
-    command.make_children(PLAN, state)[1].heard("admin token: sy_first")
-    command.make_children(PLAN, state)[1].heard("Warning: look out.")
+    command.make_children(PLAN, state)[1].on_output("admin token: sy_first")
+    command.make_children(PLAN, state)[1].on_output("Warning: look out.")
     assert capsys.readouterr().out.splitlines() == [
         "admin token: sy_first",
         "sign in at:  http://127.0.0.1:8700/sign-in#token=sy_first",
@@ -172,7 +172,7 @@ def test_the_tls_message_of_the_engine_is_passed_on(state: DataDirectory, capsys
     printed = capsys.readouterr().out.splitlines()
     engine = command.make_children(PLAN, state)[0]
     for line in printed:
-        engine.heard(line)
+        engine.on_output(line)
     passed_on = capsys.readouterr().out.splitlines()
     assert passed_on == printed[printed.index(passed_on[0]) :]
     assert f"sandyard ca --data-dir {state.engine} --domain example.com" in "\n".join(passed_on)
@@ -242,12 +242,12 @@ def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_engine_gets_another_port_if_the_next_one_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reserve(host: str, port: int, option: str) -> int:
+    def choose_port(host: str, port: int, option: str) -> int:
         if port == 9001:
             raise CommandError("taken")
         return port or 9500
 
-    monkeypatch.setattr(command, "reserve", reserve)
+    monkeypatch.setattr(command, "choose_port", choose_port)
     assert command.choose_ports("127.0.0.1", 9000, None, embedded=True) == (9000, 9500)
     assert command.choose_ports("127.0.0.1", 9002, None, embedded=True) == (9002, 9003)
     with pytest.raises(CommandError, match="taken"):

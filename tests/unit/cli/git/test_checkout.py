@@ -17,7 +17,7 @@ CREATED = {"id": SESSION, "sandboxId": SANDBOX, "projectId": "prj_1"}
 
 @pytest.fixture
 def session_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    monkeypatch.setattr(operations, "LINE_SECONDS", 0.01)
+    monkeypatch.setattr(operations, "POLL_SECONDS", 0.01)
     server.on("GET", "/projects", Reply(200, {"items": [{"id": "prj_1", "name": "website"}], "nextCursor": None}))
     server.on("POST", "/sessions", Reply(201, CREATED))
     server.on("GET", f"/sessions/{SESSION}", Reply(200, CREATED))

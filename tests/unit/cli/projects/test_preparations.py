@@ -29,7 +29,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_prepare_waits_until_the_preparation_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparations, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(preparations, "POLL_SECONDS", 0.01)
     server.on(
         "POST", "/projects/prj_1/preparations", Reply(202, {**MADE, "status": "preparing", "step": "checking out"})
     )

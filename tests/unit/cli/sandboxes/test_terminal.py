@@ -22,7 +22,7 @@ Handler = Callable[[ServerConnection], Awaitable[None]]
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(terminal_module, "FIRST_PAUSE_SECONDS", 0.01)
 
 
 def open_shell(server: Server, shown: list[bytes], terminal: str | None = None) -> Terminal:
@@ -51,8 +51,8 @@ async def test_input_and_output_are_passed_until_the_shell_ends() -> None:
     async with serve(handle, "127.0.0.1", 0) as server:
         shown: list[bytes] = []
         shell = open_shell(server, shown)
-        shell.type(b"ls\r")
-        shell.resized()
+        shell.send_input(b"ls\r")
+        shell.send_size()
         async with asyncio.timeout(20):
             assert await shell.run() == 0
     assert shown == [b"file\r\n"]
@@ -96,7 +96,7 @@ async def test_ctrl_c_stops_reconnecting() -> None:
                 await asyncio.sleep(0.01)
             server.close()
             while not running.done():
-                shell.type(b"\x03")
+                shell.send_input(b"\x03")
                 await asyncio.sleep(0.01)
     with pytest.raises(NoResponseError, match="--terminal trm_1"):
         await running

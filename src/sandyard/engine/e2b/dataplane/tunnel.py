@@ -91,7 +91,7 @@ class Tunnel(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
         if self._unread is not None:
-            self._unread.end()
+            self._unread.stop()
         if self._task is not None:
             self._task.cancel()
         if self._sandbox_side is not None:
@@ -101,13 +101,13 @@ class Tunnel(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self._unread is not None:
-            self._unread.begin()
+            self._unread.start()
         if self._sandbox_side is not None:
             self._sandbox_side.hold()
 
     def resume_writing(self) -> None:
         if self._sandbox_side is not None:
-            self._sandbox_side.go_on()
+            self._sandbox_side.resume()
 
     def shutdown(self) -> None:
         """Close the connection because the server stops. Over TLS, do not rely on the client completing the closing
@@ -129,7 +129,7 @@ class Tunnel(asyncio.Protocol):
         if self._transport is not None and self._transport.is_reading():
             self._transport.pause_reading()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():
             self._transport.resume_reading()
 
@@ -137,7 +137,7 @@ class Tunnel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
             if self._unread is not None and self._transport.get_write_buffer_size():
-                self._unread.begin()
+                self._unread.start()
 
     def refuse(self, page: Page, headers: Headers) -> None:
         """Respond instead of the sandbox, and close the connection."""
@@ -214,7 +214,7 @@ class SandboxSide(asyncio.Protocol):
         self._client.hold()
 
     def resume_writing(self) -> None:
-        self._client.go_on()
+        self._client.resume()
 
     def write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -224,7 +224,7 @@ class SandboxSide(asyncio.Protocol):
         if self._transport is not None and self._transport.is_reading():
             self._transport.pause_reading()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():
             self._transport.resume_reading()
 
@@ -242,7 +242,7 @@ class SandboxSide(asyncio.Protocol):
         if head.startswith((b"HTTP/1.1 101 ", b"HTTP/1.1 101\r")):
             self._head = None
             self._client.write(head)
-            self._client.go_on()
+            self._client.resume()
             return
         assert self._transport is not None
         self._refusal = Reply("GET")

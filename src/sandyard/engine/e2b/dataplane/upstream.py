@@ -84,7 +84,7 @@ class Upstream(asyncio.Protocol):
         piece = self._reply.take()
         if self._read_paused and self._inflow is not None:
             self._read_paused = False
-            self._inflow.go_on()
+            self._inflow.resume()
         return piece
 
     @property
