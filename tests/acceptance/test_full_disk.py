@@ -14,7 +14,7 @@ import httpx
 import pytest
 from e2b import RateLimitException, Sandbox
 
-from sandyard.engine.drivers.namespace.store import image
+from sandyard.engine.drivers.machine.store import image
 from tests.harness import engine as engines
 from tests.harness.engine import Engine
 

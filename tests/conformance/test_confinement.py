@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from sandyard.engine.drivers.namespace import instance, kernel
+from sandyard.engine.drivers.machine import instance, kernel
 from sandyard.engine.images import adapt, child, confinement
 from sandyard.engine.images.image_changes import make_adapt_options
 from sandyard.engine.images.unpack import Order
@@ -216,7 +216,7 @@ async def test_the_worker_ends_with_its_parent(processes: ImageProcesses, waitin
 
 async def test_nothing_is_unpacked_without_confinement(processes: ImageProcesses) -> None:
     processes.take_over(
-        "sandyard.engine.drivers.namespace.kernel:clone",
+        "sandyard.engine.drivers.machine.kernel:clone",
         "raise OSError(28, 'unshare(0x10000000): No space left on device')",
     )
     with pytest.raises(UnsupportedError, match=r"cannot confine .*No space left on device.*sandyard doctor"):

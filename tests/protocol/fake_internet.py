@@ -26,9 +26,9 @@ import dns.rdatatype
 import dns.rrset
 
 from sandyard.engine.certificates.authority import Authority
-from sandyard.engine.drivers.namespace.net import links
-from sandyard.engine.drivers.namespace.net.netlink import Netlink
-from sandyard.engine.drivers.namespace.net.syscalls import create_network_namespace, enter_network_namespace
+from sandyard.engine.drivers.machine.net import links
+from sandyard.engine.drivers.machine.net.netlink import Netlink
+from sandyard.engine.drivers.machine.net.syscalls import create_network_namespace, enter_network_namespace
 
 API, OTHER = "api.outside.test", "other.outside.test"
 

@@ -67,7 +67,7 @@ def _check_machine() -> Iterator[Finding]:
 
 def _check_sandboxes() -> Iterator[Finding]:
     from sandyard.engine.drivers.capability_check import check_capabilities  # noqa: PLC0415 - slow to load
-    from sandyard.engine.drivers.namespace.net import probe  # noqa: PLC0415
+    from sandyard.engine.drivers.machine.net import probe  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(prefix="sandyard-doctor-") as folder:
         try:

@@ -37,12 +37,12 @@ def load_driver(
 def _make_namespace_driver(
     settings: EngineSettings, data_dir: Path, outbound: Outbound | None, public_names: PublicNames | None
 ) -> Driver:
-    from sandyard.engine.drivers.namespace.cgroups import IoLimits  # noqa: PLC0415
+    from sandyard.engine.drivers.machine.cgroups import IoLimits  # noqa: PLC0415
+    from sandyard.engine.drivers.machine.kernel import is_root  # noqa: PLC0415
+    from sandyard.engine.drivers.machine.net import Network, NetworkSettings  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415 - only where it is used
     from sandyard.engine.drivers.namespace.host import DriverOptions  # noqa: PLC0415
-    from sandyard.engine.drivers.namespace.kernel import is_root  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.kernel_memory import KernelMemoryLimits  # noqa: PLC0415
-    from sandyard.engine.drivers.namespace.net import Network, NetworkSettings  # noqa: PLC0415
 
     network = NetworkSettings(
         lan=settings.lan,

@@ -17,7 +17,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from sandyard.engine.drivers.namespace import kernel, seccomp
+from sandyard.engine.drivers.machine import kernel
+from sandyard.engine.drivers.namespace import seccomp
 from sandyard.engine.images import confinement
 from sandyard.engine.images.image_changes import AdaptOptions, DirectoryAttributes, adapt_image, parse_adapt_options
 from sandyard.engine.images.stream import LayerError

@@ -42,12 +42,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.machine import kernel
 from sandyard.engine.drivers.namespace.zygote import confine, script, userns
 
 FIRST_ID = 0x7F00_0000
 """The first host id, after the ids of the last sandbox that any engine of the machine may have
-(drivers/namespace/instance.py)."""
+(drivers/machine/instance.py)."""
 IDS = 65_536
 
 NO_CAPABILITY = 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sandyard.engine.drivers.namespace.kernel import is_root
+from sandyard.engine.drivers.machine.kernel import is_root
 from sandyard.engine.images.stream import LayerError
 from sandyard.engine.templates.host_etc import SUDOERS
 from sandyard.engine.templates.trust import BUNDLE, HOST_BUNDLES, Trust, write_layer

@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from sandyard.engine.contract import Condition, Handle
-from sandyard.engine.drivers.namespace import pause, policies, processes
+from sandyard.engine.drivers.machine import policies, processes
+from sandyard.engine.drivers.namespace import pause
 from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.host import Host
 from sandyard.engine.drivers.namespace.record import Life, Record, parse_handle, parse_record

@@ -8,7 +8,7 @@ import errno
 import os
 import socket
 
-from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.machine import kernel
 from sandyard.kit.errors import UnreachableError
 
 _TIMEOUT_S = 5.0

@@ -29,14 +29,15 @@ from sandyard.engine.contract import (
     Spec,
     Stats,
 )
-from sandyard.engine.drivers.namespace import adoption, connections, pause, policies, processes
-from sandyard.engine.drivers.namespace.cgroups import SocketMemory
+from sandyard.engine.drivers.machine import policies, processes
+from sandyard.engine.drivers.machine.cgroups import SocketMemory
+from sandyard.engine.drivers.machine.store.base import VOLUMES
+from sandyard.engine.drivers.namespace import adoption, connections, pause
 from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.host import DriverOptions, Host
 from sandyard.engine.drivers.namespace.kernel_memory import KernelMemoryWatcher
 from sandyard.engine.drivers.namespace.record import DRIVER_NAME, Record, parse_record
 from sandyard.engine.drivers.namespace.starter import Starter
-from sandyard.engine.drivers.namespace.store.base import VOLUMES
 from sandyard.engine.drivers.namespace.suspender import Suspender
 from sandyard.kit.errors import (
     ConflictError,

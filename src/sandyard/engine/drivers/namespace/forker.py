@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import sandyard
-from sandyard.engine.drivers.namespace.errors import translate_child_error
+from sandyard.engine.drivers.machine.errors import translate_child_error
 from sandyard.engine.drivers.namespace.zygote import bootstrap, protocol
 from sandyard.kit.errors import BusyError, SandyardError
 from sandyard.kit.logging import get_logger

@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from sandyard.engine.contract import Capabilities, Denied, Hairpin, NetworkPolicy
-from sandyard.engine.drivers.namespace import instance as instances
-from sandyard.engine.drivers.namespace import kernel, processes
-from sandyard.engine.drivers.namespace.capacity import Memory
-from sandyard.engine.drivers.namespace.cgroups import Cgroups, IoLimits, discover_hierarchies
-from sandyard.engine.drivers.namespace.cgroups.io import find_disk
-from sandyard.engine.drivers.namespace.cgroups.tree import ZYGOTE
+from sandyard.engine.drivers.machine import instance as instances
+from sandyard.engine.drivers.machine import kernel, processes
+from sandyard.engine.drivers.machine.capacity import Memory
+from sandyard.engine.drivers.machine.cgroups import Cgroups, IoLimits, discover_hierarchies
+from sandyard.engine.drivers.machine.cgroups.io import find_disk
+from sandyard.engine.drivers.machine.cgroups.tree import ZYGOTE
+from sandyard.engine.drivers.machine.kernel import is_root
+from sandyard.engine.drivers.machine.slots import Slots
+from sandyard.engine.drivers.machine.store import btrfs, image
+from sandyard.engine.drivers.machine.store.base import SANDBOXES, SNAPSHOTS, VOLUMES, Store
+from sandyard.engine.drivers.machine.store.cow import CowStore
+from sandyard.engine.drivers.machine.store.plain import PlainStore
 from sandyard.engine.drivers.namespace.criu import probe
-from sandyard.engine.drivers.namespace.kernel import is_root
 from sandyard.engine.drivers.namespace.kernel_memory import KernelMemoryLimits
 from sandyard.engine.drivers.namespace.launcher import Launcher, NetSlot
-from sandyard.engine.drivers.namespace.slots import Slots
-from sandyard.engine.drivers.namespace.store import btrfs, image
-from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, VOLUMES, Store
-from sandyard.engine.drivers.namespace.store.cow import CowStore
-from sandyard.engine.drivers.namespace.store.plain import PlainStore
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 

@@ -24,8 +24,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandyard.engine.drivers.namespace import processes, socket_memory
-from sandyard.engine.drivers.namespace.cgroups import MIN_SOCKET_MEMORY, SocketMemory
+from sandyard.engine.drivers.machine import processes
+from sandyard.engine.drivers.machine.cgroups import MIN_SOCKET_MEMORY, SocketMemory
+from sandyard.engine.drivers.namespace import socket_memory
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)

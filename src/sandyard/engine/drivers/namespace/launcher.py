@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sandyard.engine.contract import Layers, Limits, Mount
-from sandyard.engine.drivers.namespace import base_layer, processes
-from sandyard.engine.drivers.namespace.cgroups import Cgroups
+from sandyard.engine.drivers.machine import base_layer, processes
+from sandyard.engine.drivers.machine.cgroups import Cgroups
+from sandyard.engine.drivers.machine.instance import UIDS_PER_SLOT, Instance
+from sandyard.engine.drivers.machine.store.base import SANDBOXES, VOLUMES, Store
 from sandyard.engine.drivers.namespace.forker import Forker, SendRequest, StartedProcess, ZygoteDiedError
-from sandyard.engine.drivers.namespace.instance import UIDS_PER_SLOT, Instance
 from sandyard.engine.drivers.namespace.record import Life
 from sandyard.engine.drivers.namespace.rootless import Ids, map_ids
-from sandyard.engine.drivers.namespace.store.base import SANDBOXES, VOLUMES, Store
 from sandyard.kit.errors import NotFoundError, UnsupportedError
 
 DescriptorList = list[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandyard.engine.drivers.namespace import processes
+from sandyard.engine.drivers.machine import processes
 from sandyard.engine.drivers.namespace.host import Host
 from sandyard.engine.drivers.namespace.record import Record
 from sandyard.kit.errors import BusyError

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sandyard.engine.drivers.machine.cgroups.discovery import parse_mounts
+from sandyard.engine.drivers.machine.kernel import is_root
+from sandyard.engine.drivers.machine.store import btrfs, image
 from sandyard.engine.drivers.namespace import seccomp
-from sandyard.engine.drivers.namespace.cgroups.discovery import parse_mounts
-from sandyard.engine.drivers.namespace.kernel import is_root
-from sandyard.engine.drivers.namespace.store import btrfs, image
 
 OLDEST_ROOT, OLDEST_ROOTLESS = (5, 19), (5, 11)  # overlay on idmapped mounts; overlay in a user namespace
 OLDEST_CRIU = (4, 1)

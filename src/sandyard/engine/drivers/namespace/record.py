@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from sandyard.engine.contract import Handle, Layers, Limits, Mount
-from sandyard.engine.drivers.namespace.processes import read_boot_id
+from sandyard.engine.drivers.machine.processes import read_boot_id
 from sandyard.kit.errors import InvalidInputError
 
 DRIVER_NAME = "namespace"

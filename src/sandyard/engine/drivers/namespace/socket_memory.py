@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.net.netlink import Message, Netlink, NetlinkError, parse_attributes
+from sandyard.engine.drivers.machine import kernel
+from sandyard.engine.drivers.machine.net.netlink import Message, Netlink, NetlinkError, parse_attributes
 
 _SOCK_DIAG, _BY_FAMILY, _DESTROY = 4, 20, 21
 _MEMORY_INFO = 7

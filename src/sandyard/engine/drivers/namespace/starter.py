@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar, cast
 
 from sandyard.engine.contract import NetworkPolicy
-from sandyard.engine.drivers.namespace import policies
-from sandyard.engine.drivers.namespace.errors import translate_os_error
+from sandyard.engine.drivers.machine import policies
+from sandyard.engine.drivers.machine.errors import translate_os_error
 from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.forker import ZygoteDiedError
 from sandyard.engine.drivers.namespace.host import Host

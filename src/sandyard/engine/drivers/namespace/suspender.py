@@ -18,15 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from sandyard.engine.contract import Capabilities, Handle, NetworkPolicy
-from sandyard.engine.drivers.namespace import pause, policies, processes
-from sandyard.engine.drivers.namespace.cgroups.discovery import UNIFIED, Hierarchy
+from sandyard.engine.drivers.machine import policies, processes
+from sandyard.engine.drivers.machine.cgroups.discovery import UNIFIED, Hierarchy
+from sandyard.engine.drivers.machine.errors import translate_os_error
+from sandyard.engine.drivers.machine.instance import UIDS_PER_SLOT
+from sandyard.engine.drivers.namespace import pause
 from sandyard.engine.drivers.namespace.criu import probe, scan
 from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget
 from sandyard.engine.drivers.namespace.criu.child import USED_MARK
-from sandyard.engine.drivers.namespace.errors import translate_os_error
 from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.host import Host
-from sandyard.engine.drivers.namespace.instance import UIDS_PER_SLOT
 from sandyard.engine.drivers.namespace.record import Life, Record
 from sandyard.engine.drivers.namespace.starter import Starter
 from sandyard.kit.errors import BusyError, ConflictError, SandyardError, UnsupportedError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sandyard.engine.drivers.machine.cgroups import MIN_SOCKET_MEMORY, SocketMemory
 from sandyard.engine.drivers.namespace import kernel_memory, socket_memory
-from sandyard.engine.drivers.namespace.cgroups import MIN_SOCKET_MEMORY, SocketMemory
 from sandyard.engine.drivers.namespace.kernel_memory import (
     Ancestors,
     Excess,

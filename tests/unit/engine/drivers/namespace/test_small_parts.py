@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.contract import HostRule, NetworkPolicy
-from sandyard.engine.drivers.namespace import base_layer, policies, suspender
-from sandyard.engine.drivers.namespace.capacity import Memory
-from sandyard.engine.drivers.namespace.errors import translate_child_error, translate_errno
+from sandyard.engine.drivers.machine import base_layer, policies
+from sandyard.engine.drivers.machine.capacity import Memory
+from sandyard.engine.drivers.machine.errors import translate_child_error, translate_errno
+from sandyard.engine.drivers.namespace import suspender
 from sandyard.kit.errors import FullError, NoSpaceError, SandyardError
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.engine.drivers.namespace import kernel, socket_memory
-from sandyard.engine.drivers.namespace.net import links
-from sandyard.engine.drivers.namespace.net.netlink import Netlink
-from sandyard.engine.drivers.namespace.net.syscalls import create_network_namespace
+from sandyard.engine.drivers.machine import kernel
+from sandyard.engine.drivers.machine.net import links
+from sandyard.engine.drivers.machine.net.netlink import Netlink
+from sandyard.engine.drivers.machine.net.syscalls import create_network_namespace
+from sandyard.engine.drivers.namespace import socket_memory
 from sandyard.engine.drivers.namespace.socket_memory import TcpUsage
 
 ECHO = b"""\

@@ -29,7 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.machine import kernel
 from sandyard.engine.drivers.namespace.criu import scan, volumes
 
 FORMAT = 2

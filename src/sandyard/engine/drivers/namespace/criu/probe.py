@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.machine import kernel
 from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget, make_bare_command
 from sandyard.kit.errors import SandyardError, UnsupportedError
 

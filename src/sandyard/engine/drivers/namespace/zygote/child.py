@@ -18,8 +18,8 @@ import socket
 import struct
 from typing import Any, NoReturn
 
-from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.kernel import libc
+from sandyard.engine.drivers.machine import kernel
+from sandyard.engine.drivers.machine.kernel import libc
 from sandyard.engine.drivers.namespace.zygote import confine, protocol, rootfs, script, volumes
 
 LISTEN_FD, STDERR_FD = 3, 2

@@ -8,8 +8,8 @@ import os
 import resource
 import struct
 
-from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.kernel import libc
+from sandyard.engine.drivers.machine import kernel
+from sandyard.engine.drivers.machine.kernel import libc
 from sandyard.engine.drivers.namespace.zygote.script import Step
 
 CAPABILITIES = {

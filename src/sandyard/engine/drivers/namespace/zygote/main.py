@@ -20,8 +20,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from sandyard.engine.drivers.namespace import kernel, seccomp
-from sandyard.engine.drivers.namespace.zygote import confine, files, protocol, userns, zygote_root
+from sandyard.engine.drivers.machine import kernel
+from sandyard.engine.drivers.machine.store import trees
+from sandyard.engine.drivers.namespace import seccomp
+from sandyard.engine.drivers.namespace.zygote import confine, protocol, userns, zygote_root
 from sandyard.engine.drivers.namespace.zygote.child import FIRST_FREE_FD, ChildFactory
 from sandyard.engine.drivers.namespace.zygote.probe import find_working_root
 from sandyard.engine.drivers.namespace.zygote.rootfs import MAX_LAYERS
@@ -185,10 +187,10 @@ class Zygote:
         self._epoll.register(pidfd, select.EPOLLIN)
 
     def _copy(self, request: protocol.Message, _fds: list[int]) -> None:
-        self._run_in_helper(request, lambda: files.copy_tree(request["source"], request["target"]))
+        self._run_in_helper(request, lambda: trees.copy_tree(request["source"], request["target"]))
 
     def _remove(self, request: protocol.Message, _fds: list[int]) -> None:
-        self._run_in_helper(request, lambda: files.remove_tree(request["path"]))
+        self._run_in_helper(request, lambda: trees.remove_tree(request["path"]))
 
     def _run_in_helper(self, request: protocol.Message, work: Callable[[], None]) -> None:
         """Run slow work in a separate process, which sends the answer itself."""

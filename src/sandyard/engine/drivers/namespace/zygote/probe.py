@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.zygote import files, script, userns
+from sandyard.engine.drivers.machine import kernel
+from sandyard.engine.drivers.machine.store import trees
+from sandyard.engine.drivers.namespace.zygote import script, userns
 from sandyard.engine.drivers.namespace.zygote.rootfs import ROOT, RootFs
 from sandyard.engine.drivers.namespace.zygote.zygote_root import ZygoteRoot
 
@@ -40,7 +41,7 @@ def find_working_root(home: ZygoteRoot) -> tuple[RootFs | None, str | None]:
 
 def _try_mounts(root: RootFs, uid: int, userns_fd: int) -> str | None:
     try:
-        files.remove_tree(_TEST_FOLDER)
+        trees.remove_tree(_TEST_FOLDER)
         for name in ("lower/proc", "lower/sys", "lower/dev", "upper", "work"):
             os.makedirs(f"{_TEST_FOLDER}/{name}")
         script.run(
@@ -52,5 +53,5 @@ def _try_mounts(root: RootFs, uid: int, userns_fd: int) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     finally:
-        files.remove_tree(_TEST_FOLDER)
+        trees.remove_tree(_TEST_FOLDER)
     return None

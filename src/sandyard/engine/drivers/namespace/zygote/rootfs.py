@@ -13,8 +13,8 @@ import os
 import stat
 from collections.abc import Sequence
 
-from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.kernel import libc
+from sandyard.engine.drivers.machine import kernel
+from sandyard.engine.drivers.machine.kernel import libc
 from sandyard.engine.drivers.namespace.zygote.script import Step
 from sandyard.engine.drivers.namespace.zygote.zygote_root import DEVICES, ZygoteRoot
 

@@ -8,7 +8,7 @@ import os
 import socket
 from typing import NoReturn
 
-from sandyard.engine.drivers.namespace import kernel
+from sandyard.engine.drivers.machine import kernel
 from sandyard.engine.drivers.namespace.zygote import protocol
 
 _NAMESPACE_KINDS = ("user", "pid", "uts", "ipc", "net", "mnt", "cgroup", "time")

@@ -12,8 +12,8 @@ import os
 import struct
 from collections.abc import Sequence
 
-from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.kernel import libc
+from sandyard.engine.drivers.machine import kernel
+from sandyard.engine.drivers.machine.kernel import libc
 from sandyard.engine.drivers.namespace.zygote.rootfs import CLOSE_LAYERS, FIRST_LAYER_FD
 from sandyard.engine.drivers.namespace.zygote.script import Step
 

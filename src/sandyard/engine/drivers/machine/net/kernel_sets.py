@@ -1,0 +1,164 @@
+"""The contents of the kernel's sets for each sandbox, read back and written as nftables commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import Any
+
+from sandyard.engine.drivers.machine.net import ranges
+from sandyard.engine.drivers.machine.net.nft import Nft
+from sandyard.engine.drivers.machine.net.ranges import Range, Ranges
+
+_PROTOCOLS: dict[str | int, str] = {6: "tcp", 17: "udp"}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPolicy:
+    """One sandbox's policy as the kernel has it. `mark` represents its names; the default policy writes nothing."""
+
+    verdict: str = ""
+    mark: str = ""
+    allow: Ranges = ()
+    deny: Ranges = ()
+    ruled: bool = False  # its web connections go through the proxy
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedAddress:
+    """A resolved address that one sandbox may reach; `comment` is the name."""
+
+    owner: IPv4Address
+    to: IPv4Address
+    comment: str
+    expires: float
+
+
+class KernelSets:
+    """Reads the sets and maps of one table and makes commands that change them."""
+
+    def __init__(self, nft: Nft, table: str) -> None:
+        self._nft = nft
+        self._name = table
+        self._table = f"inet {table}"
+
+    def table_exists(self) -> bool:
+        return any(
+            item["table"]["family"] == "inet" and item["table"]["name"] == self._name
+            for item in self._nft.query("list tables inet")
+        )
+
+    def make_add_command(self, name: str, content: str) -> str:
+        return f"add element {self._table} {name} {{ {content} }}"
+
+    def make_delete_command(self, name: str, content: str) -> str:
+        return f"delete element {self._table} {name} {{ {content} }}"
+
+    def make_change_commands(self, address: IPv4Address, before: WrittenPolicy, after: WrittenPolicy) -> list[str]:
+        """Return the commands that change one policy into the other."""
+        lines = []
+        for name, old, new in (("allow", before.allow, after.allow), ("deny", before.deny, after.deny)):
+            for make_command, items in (
+                (self.make_delete_command, set(old) - set(new)),
+                (self.make_add_command, set(new) - set(old)),
+            ):
+                if items:
+                    lines.append(
+                        make_command(
+                            name, ", ".join(f"{address} . {ranges.format_range(item)}" for item in sorted(items))
+                        )
+                    )
+        if (before.verdict, before.mark) != (after.verdict, after.mark):
+            if before.verdict:
+                lines.append(self.make_delete_command("verdicts", str(address)))
+            if after.verdict:
+                comment = f' comment "{after.mark}"' if after.mark else ""
+                lines.append(self.make_add_command("verdicts", f"{address}{comment} : {after.verdict}"))
+        if before.ruled != after.ruled:
+            lines.append((self.make_add_command if after.ruled else self.make_delete_command)("ruled", str(address)))
+        return lines
+
+    def make_open_commands(self, address: IPv4Address, to: IPv4Address, seconds: int, name: str) -> list[str]:
+        """Return the commands that open one resolved address for that many seconds from now."""
+        pair = f"{address} . {to}"
+        return [
+            # Kernels before 6.12 do not extend an element; adding it first lets the deletion succeed in any case.
+            self.make_add_command("names", f"{pair} timeout {seconds}s"),
+            self.make_delete_command("names", pair),
+            self.make_add_command("names", f'{pair} timeout {seconds}s comment "{name[:120]}"'),
+        ]
+
+    def make_close_commands(self, address: IPv4Address, to: IPv4Address) -> list[str]:
+        """Return the commands that close one resolved address, whether it exists or has expired."""
+        pair = f"{address} . {to}"
+        lines = []
+        for name in ("names", "lively"):
+            lines += [self.make_add_command(name, f"{pair} timeout 60s"), self.make_delete_command(name, pair)]
+        return lines
+
+    def read_policies(self) -> dict[IPv4Address, WrittenPolicy]:
+        verdicts: dict[IPv4Address, tuple[str, str]] = {}
+        for key, verdict in self._read_elements("map", "verdicts"):
+            element = key["elem"] if isinstance(key, dict) else {"val": key}
+            kind, target = next(iter(verdict.items()))
+            verdicts[IPv4Address(element["val"])] = (f"{kind} {target['target']}", element.get("comment", ""))
+        allow, deny = (self._read_ranges(name) for name in ("allow", "deny"))
+        ruled = {IPv4Address(item) for item in self._read_elements("set", "ruled")}
+        return {
+            address: WrittenPolicy(
+                *verdicts.get(address, ("", "")),
+                allow=tuple(sorted(allow.get(address, ()))),
+                deny=tuple(sorted(deny.get(address, ()))),
+                ruled=address in ruled,
+            )
+            for address in {*verdicts, *allow, *deny, *ruled}
+        }
+
+    def read_resolved(self, name: str) -> Iterator[ResolvedAddress]:
+        for item in self._read_elements("set", name):
+            element = item.get("elem", item)
+            owner, to = element.get("val", element)["concat"]
+            yield ResolvedAddress(
+                IPv4Address(owner), IPv4Address(to), str(element.get("comment", "")), float(element.get("expires", 0))
+            )
+
+    def read_denied(self, address: IPv4Address) -> Iterator[tuple[IPv4Address, str, int]]:
+        """Yield the blocked connections of one sandbox: address, protocol and port."""
+        for item in self._read_elements("set", "denied"):
+            element = item.get("elem", item)
+            owner, to, protocol, port = element.get("val", element)["concat"]
+            if owner == str(address):
+                yield IPv4Address(to), _PROTOCOLS.get(protocol, str(protocol)), int(port)
+
+    def make_discard_commands(self, address: IPv4Address, found: Iterable[tuple[IPv4Address, str, int]]) -> list[str]:
+        lines = []
+        for to, protocol, port in found:
+            attempt = f"{address} . {to} . {protocol} . {port}"
+            lines += [
+                self.make_add_command("denied", attempt),
+                self.make_delete_command("denied", attempt),
+            ]  # it may have expired
+        return lines
+
+    def _read_ranges(self, name: str) -> dict[IPv4Address, list[Range]]:
+        owned: dict[IPv4Address, list[Range]] = {}
+        for element in self._read_elements("set", name):
+            owner, target = element["concat"]
+            owned.setdefault(IPv4Address(owner), []).append(_parse_interval(target))
+        return owned
+
+    def _read_elements(self, kind: str, name: str) -> list[Any]:
+        found: list[Any] = []
+        for item in self._nft.query(f"list {kind} {self._table} {name}"):
+            found += item.get(kind, {}).get("elem", ())
+        return found
+
+
+def _parse_interval(target: Any) -> Range:
+    if isinstance(target, str):
+        return int(IPv4Address(target)), int(IPv4Address(target))
+    if "range" in target:
+        low, high = target["range"]
+        return int(IPv4Address(low)), int(IPv4Address(high))
+    return ranges.make_ranges([f"{target['prefix']['addr']}/{target['prefix']['len']}"])[0]

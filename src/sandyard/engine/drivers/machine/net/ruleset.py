@@ -1,0 +1,236 @@
+"""The nftables table of one instance with all its rules. Sandboxes are elements of its sets and maps, never rules.
+
+- `guard` sees each packet a sandbox sends before anything on the host can change it (raw priority, so before other
+  DNATs): packets with a foreign source, IPv6, IP options, or to the host itself or to what is never reachable end here.
+- `out` and `back` see each forwarded packet in both directions, including those of established connections: a changed
+  policy applies to existing connections. The policy is checked for the connection's original addresses.
+- A sandbox with the default policy is in no map, and costs nothing.
+- Connections to the engine's public names (see `hairpin`) go to the gateway, at one port, and are redirected to the
+  engine; `hairpin` checks for them what `out` checks for others.
+- Web connections of a sandbox with rules for its requests are redirected to the proxy; `proxied` checks for them what
+  `out` checks for others, with the original destination. What the proxy opens leaves through the sandbox's interface
+  again, with a mark.
+
+Refused TCP gets a reset and the rest an ICMP error, so that programs inside fail at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+
+from sandyard.engine.drivers.machine.net import ranges
+from sandyard.engine.drivers.machine.net.names import INTERFACE_PREFIX, Names
+from sandyard.engine.drivers.machine.net.policy import NEVER
+from sandyard.engine.drivers.machine.net.proxy.dialler import MARK
+from sandyard.engine.drivers.machine.net.proxy.listener import HTTP, HTTPS
+from sandyard.engine.drivers.machine.net.ranges import Ranges
+
+_LIVELY_SECONDS = 600  # seconds a connection may be idle after its resolved address has expired
+
+_QUERIES_PER_SECOND = (
+    500  # DNS packets per second from one sandbox; more are dropped before they cost the engine anything
+)
+
+_CONNECTIONS_PER_SECOND = 1000  # connections per second that one sandbox may open, of any kind
+
+_PROXIED_PER_SECOND = 50  # web connections per second that one sandbox may open through the proxy
+
+_MAX_HAIRPINS, _HAIRPINS_PER_SECOND = 256, 20
+"""Connections to the engine's public names that one sandbox may have, and open per second: each costs the engine a
+handshake."""
+
+_SOURCE_AND_DESTINATION = "ct original ip saddr . ct original ip daddr"
+
+_SETS = {
+    "never": "type ipv4_addr; flags interval;",
+    "private": "type ipv4_addr; flags interval;",
+    "allow": "type ipv4_addr . ipv4_addr; flags interval;",
+    "deny": "type ipv4_addr . ipv4_addr; flags interval;",
+    "names": "type ipv4_addr . ipv4_addr; flags timeout; size 262144;",
+    "lively": "type ipv4_addr . ipv4_addr; flags dynamic, timeout; size 262144;",
+    "connections": "type ipv4_addr; flags dynamic; size 65536;",
+    "begun": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
+    "crowded": "type ipv4_addr; flags interval;",
+    "ruled": "type ipv4_addr;",
+    "denied": "type ipv4_addr . ipv4_addr . inet_proto . inet_service; flags dynamic, timeout; timeout 1h; size 16384;",
+    "dials": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
+    "hairpins": "type ipv4_addr; flags dynamic; size 65536;",
+    "hairpin_dials": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
+    "questions": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
+}
+_CHAINS = {
+    "refuse": "",
+    "note": "",
+    "closed": "",
+    "listed": "",
+    "guard": "",
+    "out": "",
+    "back": "",
+    "asking": "",
+    "proxied": "",
+    "hairpin": "",
+    "early": "type filter hook prerouting priority raw; policy accept;",
+    "redirected": "type nat hook prerouting priority dstnat; policy accept;",
+    "incoming": "type filter hook input priority filter; policy accept;",
+    "passing": "type filter hook forward priority filter; policy accept;",
+    "leaving": "type nat hook postrouting priority srcnat; policy accept;",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HairpinPorts:
+    """The port of the public names, and the port on the gateway where the engine serves them."""
+
+    public: int
+    served: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The parameters of the rules. `dns_port` is 53 unless another server of the host uses it. `proxy_port` 0: no
+    proxy."""
+
+    names: Names
+    subnet: IPv4Network
+    gateway: IPv4Address
+    dns_port: int
+    connections: int  # 0: no limit
+    proxy_port: int = 0
+    hairpin: HairpinPorts | None = None
+
+
+def make_transaction(layout: Layout) -> str:
+    """Return the commands that create the table, or update its rules without touching the elements that belong to
+    sandboxes."""
+    table = f"inet {layout.names.table}"
+    lines = [f"add table {table}"]
+    lines += [f"add set {table} {name} {{ {definition} }}" for name, definition in _SETS.items()]
+    for name, definition in _CHAINS.items():
+        lines.append(f"add chain {table} {name} {{ {definition} }}" if definition else f"add chain {table} {name}")
+    lines.append(f"add map {table} verdicts {{ type ipv4_addr : verdict; }}")
+    lines += [f"flush chain {table} {name}" for name in _CHAINS]
+    never = (*NEVER, (int(layout.subnet.network_address), int(layout.subnet.broadcast_address)))
+    lines += make_replace_commands(layout.names, "never", ranges.merge(never))
+    lines += [f"add rule {table} {chain} {rule}" for chain, rule in _list_rules(layout)]
+    return "\n".join(lines)
+
+
+def make_replace_commands(names: Names, name: str, content: Ranges) -> list[str]:
+    """Return the commands that replace the contents of a set."""
+    lines = [f"flush set inet {names.table} {name}"]
+    if content:
+        lines.append(f"add element inet {names.table} {name} {{ {', '.join(map(ranges.format_range, content))} }}")
+    return lines
+
+
+def _list_rules(layout: Layout) -> Iterable[tuple[str, str]]:
+    ours, gateway, port = f'"{layout.names.prefix}*"', layout.gateway, layout.dns_port
+
+    yield "early", f"iifname {ours} goto guard"
+    yield "guard", "meta nfproto != ipv4 drop"
+    yield "guard", "ip hdrlength != 5 drop"
+    yield "guard", "fib saddr . iif oif missing drop"
+    yield "guard", f"ip daddr {gateway} udp dport 53 accept"
+    yield "guard", f"ip daddr {gateway} tcp dport 53 accept"
+    if layout.hairpin is not None:
+        yield "guard", f"ip daddr {gateway} tcp dport {layout.hairpin.public} accept"
+    yield "guard", "fib daddr type != unicast goto refuse"
+    yield "guard", "ip daddr @never goto refuse"
+
+    if port != 53:
+        for protocol in ("udp", "tcp"):
+            yield "redirected", f"iifname {ours} ip daddr {gateway} {protocol} dport 53 dnat ip to {gateway}:{port}"
+    if layout.hairpin is not None:
+        yield from _list_hairpin_rules(layout, layout.hairpin)
+    if layout.proxy_port:
+        proxy = f"{gateway}:{layout.proxy_port}"
+        web = f"ip saddr @ruled ip dscp != {MARK} tcp dport {{ {HTTP}, {HTTPS} }}"
+        yield "redirected", f"iifname {ours} {web} dnat ip to {proxy}"
+        yield "incoming", f"iifname {ours} ct status dnat tcp dport {layout.proxy_port} goto proxied"
+        yield from _list_proxied_rules(layout)
+    yield "incoming", f"iifname {ours} goto asking"
+    yield "incoming", f'ip daddr {gateway} iifname != "lo" drop'
+    yield (
+        "asking",
+        f"update @questions {{ ip saddr limit rate over {_QUERIES_PER_SECOND}/second burst {_QUERIES_PER_SECOND} packets }} drop",
+    )
+    yield "asking", f"ip daddr {gateway} udp dport {port} accept"
+    yield "asking", f"ip daddr {gateway} tcp dport {port} accept"
+    yield "asking", "drop"
+
+    yield "passing", f"iifname {ours} goto out"
+    yield "passing", f"oifname {ours} goto back"
+    yield "out", "ct state invalid,untracked drop"
+    yield "out", f'oifname "{INTERFACE_PREFIX}*" goto refuse'
+    yield "out", "ip daddr @never goto refuse"
+    yield "out", f"ip dscp {MARK} ip dscp set cs0"
+    if layout.connections:
+        yield from _list_connection_limits("out", layout)
+    yield "out", "ip saddr vmap @verdicts"
+    yield "out", "ct original ip daddr @private goto refuse"
+    yield "out", "accept"
+    yield "back", "ct state != { established, related } drop"
+    yield "back", "ip daddr vmap @verdicts"
+    yield "back", "ct original ip daddr @private goto refuse"
+    yield "back", "accept"
+
+    yield from _list_policy_rules()
+
+    yield "refuse", "meta l4proto tcp reject with tcp reset"
+    yield "refuse", f"oifname {ours} drop"
+    yield "refuse", "reject with icmpx type admin-prohibited"
+
+    yield "leaving", f'ip saddr {layout.subnet} oifname != "{INTERFACE_PREFIX}*" masquerade'
+
+
+def _list_policy_rules() -> Iterable[tuple[str, str]]:
+    yield "closed", f"{_SOURCE_AND_DESTINATION} @allow accept"
+    # A resolved address may be used as long as the response said; connections opened by then continue while they are used.
+    lively = f"update @lively {{ {_SOURCE_AND_DESTINATION} timeout {_LIVELY_SECONDS}s }} accept"
+    yield "closed", f"{_SOURCE_AND_DESTINATION} @names {lively}"
+    yield "closed", f"ct state established {_SOURCE_AND_DESTINATION} @lively {lively}"
+    yield "closed", "jump note"
+    yield "closed", "goto refuse"
+    yield "listed", f"{_SOURCE_AND_DESTINATION} @allow accept"
+    yield "listed", f"{_SOURCE_AND_DESTINATION} @deny jump note"
+    yield "listed", f"{_SOURCE_AND_DESTINATION} @deny goto refuse"
+    # Shown to users; if the set is full the packet is refused all the same.
+    attempt = f"{_SOURCE_AND_DESTINATION} . meta l4proto . ct original proto-dst"
+    yield "note", f"ct direction original meta l4proto {{ tcp, udp }} update @denied {{ {attempt} }}"
+
+
+def _list_proxied_rules(layout: Layout) -> Iterable[tuple[str, str]]:
+    yield "proxied", "ct state invalid,untracked drop"
+    limit = f"limit rate over {_PROXIED_PER_SECOND}/second burst {4 * _PROXIED_PER_SECOND} packets"
+    yield "proxied", f"ct state new update @dials {{ ip saddr {limit} }} goto refuse"
+    if layout.connections:
+        yield from _list_connection_limits("proxied", layout)
+    yield "proxied", "ip saddr vmap @verdicts"
+    yield "proxied", "ct original ip daddr @private goto refuse"
+    yield "proxied", "accept"
+
+
+def _list_hairpin_rules(layout: Layout, ports: HairpinPorts) -> Iterable[tuple[str, str]]:
+    ours, gateway = f'"{layout.names.prefix}*"', layout.gateway
+    to = f"ip daddr {gateway} tcp dport {ports.public}"
+    yield "redirected", f"iifname {ours} {to} dnat ip to {gateway}:{ports.served}"
+    yield "incoming", f"iifname {ours} ct status dnat tcp dport {ports.served} goto hairpin"
+    yield "hairpin", "ct state invalid,untracked drop"
+    limit = f"limit rate over {_HAIRPINS_PER_SECOND}/second burst {5 * _HAIRPINS_PER_SECOND} packets"
+    yield "hairpin", f"ct state new update @hairpin_dials {{ ip saddr {limit} }} goto refuse"
+    yield "hairpin", f"ct state new add @hairpins {{ ip saddr ct count over {_MAX_HAIRPINS} }} goto refuse"
+    if layout.connections:
+        yield from _list_connection_limits("hairpin", layout)
+    yield "hairpin", "ip saddr vmap @verdicts"
+    yield "hairpin", "accept"
+
+
+def _list_connection_limits(chain: str, layout: Layout) -> Iterable[tuple[str, str]]:
+    """Return the rules that limit how much of the host's connection table one sandbox uses, and all of them
+    together."""
+    limit = f"limit rate over {_CONNECTIONS_PER_SECOND}/second burst {_CONNECTIONS_PER_SECOND} packets"
+    yield chain, "ct state new ip saddr @crowded goto refuse"
+    yield chain, f"ct state new update @begun {{ ip saddr {limit} }} goto refuse"
+    yield chain, f"ct state new add @connections {{ ip saddr ct count over {layout.connections} }} goto refuse"
