@@ -180,7 +180,10 @@ class Loop:
             wait = 0.0
         elif later:
             wait = max(0.0, later[0][0] - time.monotonic())
-        for fd, happened in self._epoll.poll(wait, 64):
+        ready = self._epoll.poll(wait, 64)
+        if ready and ready[0][0] not in self._readers and ready[0][0] not in self._writers:
+            self._renew_epoll()
+        for fd, happened in ready:
             # Errors and hang-ups go to the waiting side: its next call returns the error.
             if happened & ~_WRITE:
                 self._call(self._readers.get(fd))
@@ -192,6 +195,13 @@ class Loop:
                 heapq.heappop(later)[2].run()
         for _ in range(len(soon)):
             soon.popleft().run()
+
+    def _renew_epoll(self) -> None:
+        """Register all descriptors in a new epoll. After a restore gVisor reports closed descriptors for ever."""
+        old, self._epoll = self._epoll, select.epoll()
+        for fd in self._readers.keys() | self._writers.keys():
+            self._epoll.register(fd, (_READ if fd in self._readers else 0) | (_WRITE if fd in self._writers else 0))
+        old.close()
 
     def _call(self, callback: Callback | None) -> None:
         if callback is None:

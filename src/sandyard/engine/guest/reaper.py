@@ -45,14 +45,13 @@ class Reaper:
 
     def _read(self) -> None:
         try:
-            records = os.read(self._fd, kernel.SIGINFO_SIZE * 8)
+            record = os.read(self._fd, kernel.SIGINFO_SIZE)  # gVisor pads a record if the buffer is larger
         except BlockingIOError:
             return
-        for start in range(0, len(records), kernel.SIGINFO_SIZE):
-            number, sender = kernel.siginfo(records[start:])
-            ends = number == signal.SIGTERM or (number == signal.SIGINT and not self._is_init)
-            if ends and not (self._is_init and sender):
-                self._on_terminate()
+        number, sender = kernel.siginfo(record)
+        ends = number == signal.SIGTERM or (number == signal.SIGINT and not self._is_init)
+        if ends and not (self._is_init and sender):
+            self._on_terminate()
         self.reap()
 
     def reap(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
@@ -102,6 +103,38 @@ def test_a_descriptor_can_have_a_reader_and_a_writer() -> None:
     loop.close()
     ours.close()
     theirs.close()
+
+
+def test_a_descriptor_that_the_kernel_reports_after_its_removal_does_not_keep_the_loop_busy() -> None:
+    """gVisor does so after a restore. Linux does so while the file is open under another number."""
+    readable, other = os.pipe()
+    os.write(other, b"x")
+    loop = Loop()
+    loop.add_reader(readable, lambda: None)
+    duplicate = os.dup(readable)
+    os.close(readable)
+    with contextlib.suppress(OSError):
+        loop.remove_reader(readable)
+    near, far = socket.socketpair()
+    received: list[bytes] = []
+
+    async def main() -> None:
+        loop.add_reader(near.fileno(), lambda: received.append(near.recv(10)))
+        await asyncio.sleep(0.01)
+        started = time.process_time()
+        await asyncio.sleep(0.2)
+        assert time.process_time() - started < 0.1
+        far.send(b"hello")
+        while not received:
+            await asyncio.sleep(0)
+
+    loop.run(main())
+    loop.close()
+    assert received == [b"hello"]
+    near.close()
+    far.close()
+    os.close(duplicate)
+    os.close(other)
 
 
 def test_a_connection_is_read_until_it_times_out_or_closes() -> None:

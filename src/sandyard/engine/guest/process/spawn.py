@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import resource
+import signal
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -183,7 +184,10 @@ def _candidates(program: Program) -> Iterator[str]:
 
 def _ignored_signals() -> list[int]:
     """Return the signals to reset to their defaults for a program. Two belong to the C library and cannot be changed."""
-    mask = int(_read_own_file("status").partition(b"SigIgn:")[2].split()[0], 16)
+    field = _read_own_file("status").partition(b"SigIgn:")[2].split()
+    if not field:  # gVisor does not report it
+        return [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN]
+    mask = int(field[0], 16)
     return [number for number in range(1, 65) if mask >> (number - 1) & 1 and number not in (32, 33)]
 
 
