@@ -60,6 +60,69 @@ def test_nothing_is_unpacked_outside_the_target(name: str, tmp_path: Path) -> No
     assert not Path("/etc/outside").exists()
 
 
+def make_archive(*entries: tuple[str, bytes, str]) -> Iterator[bytes]:
+    """Return an archive of entries: name, type, and the content of a file or the target of a link."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, kind, text in entries:
+            entry = tarfile.TarInfo(name)
+            entry.type = kind
+            if kind == tarfile.REGTYPE:
+                entry.size = len(text)
+            else:
+                entry.linkname = text
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    return pieces(made.getvalue())
+
+
+def test_links_that_lead_outside_are_skipped(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    links = {
+        "absolute": "/etc/passwd",
+        "own": str(target / "file"),
+        "above": "../secret",
+        "a/above": "../../secret",
+        "inside": "a/file",
+        "a/back": "../file",
+        "dangling": "nothing",
+        "chain": "inside",
+        "up": "deep/link/../../secret",  # inside as long as deep/link does not exist
+        "deep/link": "..",
+        "loop": "loop",
+    }
+    entries = [(name, tarfile.SYMTYPE, text) for name, text in links.items()]
+    files = [("file", tarfile.REGTYPE, "1"), ("a/file", tarfile.REGTYPE, "2")]
+    skipped = archive.unpack(make_archive(*entries, *files), target)
+    assert sorted(skipped) == ["a/above", "above", "absolute", "own", "up"]
+    assert not any((target / name).is_symlink() for name in skipped)
+    assert (target / "chain").read_text() == "2"
+    assert (target / "a/back").read_text() == "1"
+    assert (target / "dangling").readlink() == Path("nothing")
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    target, outside = tmp_path / "target", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("mine")
+    target.mkdir()
+    (target / "existing").symlink_to(outside)
+    for name, link in (("link", str(outside)), ("link", "../outside"), ("link", "a/../../outside")):
+        data = make_archive((name, tarfile.SYMTYPE, link), (f"{name}/file", tarfile.REGTYPE, "evil"))
+        with pytest.raises(CommandError, match="'link' is a link, but there is a directory"):
+            archive.unpack(data, target)
+    with pytest.raises(CommandError, match="would be written outside"):
+        archive.unpack(make_archive(("existing/file", tarfile.REGTYPE, "evil")), target)
+    archive.unpack(make_archive(("same", tarfile.SYMTYPE, "../outside/file"), ("same", tarfile.REGTYPE, "new")), target)
+    assert (target / "same").read_text() == "new"
+    assert (outside / "file").read_text() == "mine"
+
+
+def test_hard_links_to_links_are_links(tmp_path: Path) -> None:
+    entries = (("file", tarfile.REGTYPE, "1"), ("one", tarfile.SYMTYPE, "file"), ("two", tarfile.LNKTYPE, "one"))
+    assert archive.unpack(make_archive(*entries), tmp_path / "target") == []
+    assert (tmp_path / "target" / "two").readlink() == Path("file")
+
+
 def test_invalid_data_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="did not send a valid tar archive"):
         archive.unpack(pieces(b"hello" * 1000), tmp_path / "target")
