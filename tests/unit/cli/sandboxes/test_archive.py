@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from sandyard.cli.errors import CommandError
+from sandyard.cli.main import cli
 from sandyard.cli.sandboxes import archive
+from tests.unit.cli.server import Reply, Server
 
 
 def pieces(data: bytes, size: int = 777) -> Iterator[bytes]:
@@ -98,6 +101,19 @@ def test_links_that_lead_outside_are_skipped(tmp_path: Path) -> None:
     assert (target / "chain").read_text() == "2"
     assert (target / "a/back").read_text() == "1"
     assert (target / "dangling").readlink() == Path("nothing")
+
+
+def test_cp_names_the_links_that_it_skips(server: Server, tmp_path: Path) -> None:
+    links = [(f"link\u202e{number}", tarfile.SYMTYPE, "/etc/passwd") for number in range(21)]
+    data = b"".join(make_archive(("file", tarfile.REGTYPE, "1"), *links))
+    server.on("GET", "/sandboxes/sbx_1/files/list", Reply(200, {"items": [{"name": "dir", "kind": "dir"}]}))
+    server.on("POST", "/sandboxes/sbx_1/execute", Reply(200, {"exitCode": 0}))
+    server.on("GET", "/sandboxes/sbx_1/files", Reply(200, data, "application/octet-stream"))
+    result = CliRunner().invoke(cli, ["sandbox", "cp", "sbx_1:dir", str(tmp_path / "copy")])
+    assert result.exit_code == 0, result.output
+    assert "Skipped links that lead outside the copied directory: 'link\\u202e0', " in result.stderr
+    assert result.stderr.endswith(" and 1 more.\n")
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["file"]
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
