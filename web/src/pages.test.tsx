@@ -40,7 +40,14 @@ vi.setConfig({ testTimeout: 60_000 }); // a test takes milliseconds, but some ma
 
 import { ApiError } from "@/api/client";
 import { keys } from "@/api/keys";
+import type { Ask, FileDiff } from "@/api/types";
+import { FileHead, FileNote, HunkHead } from "@/features/changes/diff-file";
+import { SplitLine, UnifiedLine } from "@/features/changes/diff-line";
+import { FileTree } from "@/features/changes/file-tree";
+import { AskRow } from "@/features/conversation/ask";
 import { ConversationPanel } from "@/features/conversation/panel";
+import type { Token } from "@/lib/highlight";
+import { parsePatch } from "@/model/patch";
 import { makeRouter } from "./routes";
 // the router loads pages on demand: load them before the first test
 import "./features/board/page";
@@ -212,8 +219,10 @@ describe("board", () => {
 
   it("opens the form for a new task", async () => {
     const { router } = await visit("/board");
+    const navigate = vi.spyOn(router, "navigate"); // without a DOM, the router does not navigate
     await press("New task");
-    await vi.waitFor(() => expect(router.history.location.search).toBe("?new=true"), 10_000);
+    expect(navigate).toHaveBeenCalledOnce();
+    expect(router.buildLocation(navigate.mock.lastCall?.[0] ?? {}).href).toBe("/board?new=true");
   });
 });
 
@@ -303,6 +312,86 @@ describe("conversation", () => {
   it("cannot send an empty message", () => {
     const send = /<button type="submit"([^>]*)>/;
     expect(send.exec(show({}))?.[1]).toContain("disabled");
+  });
+});
+
+describe("hidden characters", () => {
+  const shown = (node: ReactNode) => render(node).replace(/<[^>]*>/g, "");
+  const file = {
+    path: "src/a\u202eb.ts",
+    oldPath: "old\u200b.ts",
+    change: "renamed",
+    added: 1,
+    removed: 0,
+    binary: false,
+    patch: "@@ -0,0 +1,1 @@ f\u2066()\n+if (x\u202e) {\n",
+    truncated: false,
+    oldMode: "100644",
+    newMode: "100644",
+  } satisfies FileDiff;
+
+  it("are visible in a diff and in the names of its files", () => {
+    const [hunk] = parsePatch(file.patch).hunks;
+    if (!hunk) throw new Error("The patch has no hunk.");
+    const head = shown(<FileHead file={file} folded={false} onFold={() => undefined} onViewed={() => undefined} />);
+    expect(head).toContain("old⟨U+200B⟩.ts → src/a⟨U+202E⟩b.ts");
+    expect(shown(<HunkHead hunk={hunk} />)).toContain("f⟨U+2066⟩()");
+    expect(shown(<UnifiedLine hunk={hunk} at={0} tokens={undefined} chosen={false} />)).toContain("if (x⟨U+202E⟩) {");
+    const half = {
+      at: 0,
+      tokens: [
+        ["keyword", "if"],
+        ["", " (x\u202e) {"],
+      ] as Token[],
+      chosen: false,
+    };
+    expect(shown(<SplitLine hunk={hunk} left={{ ...half, at: -1 }} right={half} />)).toContain("if (x⟨U+202E⟩) {");
+    const none = new Set<string>();
+    const tree = (
+      <FileTree files={[file]} current={undefined} onChoose={() => undefined} viewed={none} commented={none} />
+    );
+    expect(render(tree)).toContain('title="src/a⟨U+202E⟩b.ts"');
+    expect(shown(tree)).toContain("a⟨U+202E⟩b.ts");
+    expect(shown(<FileNote note="hidden" file={file} loading={false} />)).toBe(
+      "Contains invisible or direction-changing characters.",
+    );
+  });
+
+  it("are visible in permission requests and questions", () => {
+    const ask = {
+      id: "ask_1",
+      sessionId: "ses_1",
+      kind: "permission",
+      status: "pending",
+      title: "Run\u200b it",
+      detail: {
+        options: [{ optionId: "yes", name: "Allow\u200f", kind: "allow_once" }],
+        toolCall: {
+          kind: "execute",
+          rawInput: { command: "echo \u202ehi" },
+          content: [
+            { type: "diff", path: "a\u00ad.py", oldText: null, newText: "x\u2060 = 1" },
+            { type: "text", text: "See\u200b this" },
+          ],
+        },
+      },
+    } as unknown as Ask;
+    const html = render(<AskRow ask={ask} />);
+    const text = html.replace(/<[^>]*>/g, "");
+    expect(html).toContain('aria-label="Run⟨U+200B⟩ it"');
+    for (const part of [
+      "Run⟨U+200B⟩ it",
+      "Allow⟨U+200F⟩",
+      "echo ⟨U+202E⟩hi",
+      "a⟨U+00AD⟩.py",
+      "x⟨U+2060⟩ = 1",
+      "See⟨U+200B⟩",
+    ]) {
+      expect(text).toContain(part);
+    }
+    expect(html).not.toMatch(/[\u200b\u200f\u202e\u00ad\u2060]/);
+    const question = { ...ask, kind: "question", detail: { form: { properties: { a: { title: "Why\u200b" } } } } };
+    expect(shown(<AskRow ask={question as unknown as Ask} />)).toContain("Why⟨U+200B⟩");
   });
 });
 

@@ -22,6 +22,10 @@ COLUMN_GAP, MAX_TABLE_WIDTH, UNLIMITED_WIDTH = 2, 1000, 1_000_000
 COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
 OWN_COLOURS = {f"\x1b[{number}m" for number in (0, 1, 2, *range(30, 38), *range(90, 98))}
 """Reset, bold, dim and the colours that click.style sets: none of them hides text."""
+SPACES = re.compile(r"[^\S\x0b\x0c\x1c-\x1f\x85]+")
+"""Whitespace without the control characters that Python counts as such."""
+HIDDEN_LETTERS = re.compile("[\u115f\u1160\u3164\uffa0\U000e0100-\U000e01ef]")
+"""Characters that Python counts as printable, but that are invisible: fillers, variation selectors for rare ideographs."""
 STATUS_STYLES = {
     "running": "green",
     "provisioning": "cyan",
@@ -67,7 +71,7 @@ def wants_json(output: str | None) -> bool:
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """Print text from any source. Control sequences are escaped, except for the colours that our own commands use."""
-    if not text.isprintable():
+    if not _is_visible(text):
         text = "".join(
             part if part in OWN_COLOURS else "\n".join(escape_line(line) for line in part.split("\n"))
             for part in COLOURS.split(text)
@@ -158,19 +162,27 @@ def make_console(*, err: bool = False) -> Console:
 
 
 def escape(text: str) -> str:
-    """Return `text` on one line, without characters that control a terminal."""
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    return " ".join(shown.split())
+    """Return `text` on one line, with escaped control characters and invisible characters."""
+    return escape_line(SPACES.sub(" ", text).strip(" "))
 
 
 def escape_line(line: str) -> str:
     """Return a line of untrusted text with escaped control characters and invisible characters."""
-    if line.isprintable():
+    if _is_visible(line):
         return line
     return "".join(
-        character if character.isprintable() or character in "\t\u00a0\u3000" else _escape_character(character)
+        character if _is_visible(character) or character in "\t\u00a0\u3000" else _escape_character(character)
         for character in line
     )
+
+
+def has_hidden_characters(text: str) -> bool:
+    """Return whether a text of several lines has control characters or invisible characters, other than tabs and line endings."""
+    return any(not _is_visible(re.sub("[\t\u00a0\u3000]", "", line.removesuffix("\r"))) for line in text.split("\n"))
+
+
+def _is_visible(text: str) -> bool:
+    return text.isprintable() and not HIDDEN_LETTERS.search(text)
 
 
 def _escape_character(character: str) -> str:

@@ -117,7 +117,7 @@ def test_claude_code_questions_accept_several_choices_and_several_answers() -> N
 def test_choices_are_numbered_and_escaped() -> None:
     assert [line.text for line in describe_ask(question(it={"enum": ["a\x1b[2J", "b"]}))] == [
         "? The agent asks: Which?",
-        "  1  a [2J",
+        "  1  a^[[2J",
         "  2  b",
     ]
 

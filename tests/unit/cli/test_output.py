@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from sandyard.cli.main import cli
-from sandyard.cli.output import escape, format_age
+from sandyard.cli.output import echo, escape, escape_line, format_age, has_hidden_characters
 from tests.unit.cli.server import Reply, Server
 
 NOW = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
@@ -31,7 +31,29 @@ def test_ages_are_formatted(stamp: str, expected: str) -> None:
 
 
 def test_control_characters_are_escaped() -> None:
-    assert escape("a\x1b[31mb\nc\u202ed") == "a [31mb c d"
+    assert escape(" a\x1b[31mb\nc\t\u202ed\r\n") == "a^[[31mb c <U+202E>d"
+
+
+HIDDEN = (
+    *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0x200B, 0x2010), 0x2060, 0xFEFF, 0x61C, 0xAD, 0x3164, 0xE0100,
+    *range(0xE0000, 0xE0080), *range(9), *range(0xB, 0xD), *range(0xE, 0x20), *range(0x7F, 0xA0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("code", HIDDEN, ids=hex)
+def test_invisible_characters_become_visible(code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    text = f"rm{chr(code)}x"
+    shown = f"rm^{chr(code ^ 0x40)}x" if code < 0x20 or code == 0x7F else f"rm<U+{code:04X}>x"
+    assert escape(text) == escape_line(text) == shown
+    assert has_hidden_characters(f"a\n{text}\n")
+    echo(text)
+    assert capsys.readouterr().out == f"{shown}\n"
+
+
+def test_ordinary_text_has_no_hidden_characters() -> None:
+    text = "\tdef größe():  # ❤️ 日本語\u3000\u00a0 שלום\r\n"
+    assert not has_hidden_characters(text)
+    assert escape_line(text.rstrip()) == text.rstrip()
 
 
 PAGE = {

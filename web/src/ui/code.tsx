@@ -2,6 +2,7 @@ import { Check, Copy } from "lucide-react";
 import { useEffect, useState } from "react";
 import { highlight, languageOf, type Token } from "@/lib/highlight";
 import { IconButton } from "./button";
+import { VisibleText } from "./visible-text";
 
 /** Highlighted code. The plain text is shown until the highlighter is loaded. */
 export function Code({ text, language, path }: { text: string; language?: string | undefined; path?: string }) {
@@ -23,7 +24,11 @@ export function Code({ text, language, path }: { text: string; language?: string
       {/* biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so it must be reachable by keyboard */}
       <pre className="overflow-x-auto p-2.5 font-mono text-xs leading-5" tabIndex={0}>
         <code>
-          {lines ? lines.map((line, number) => <Line key={`${number}:${line.length}`} tokens={line} />) : text}
+          {lines ? (
+            lines.map((line, number) => <Line key={`${number}:${line.length}`} tokens={line} />)
+          ) : (
+            <VisibleText text={text} />
+          )}
         </code>
       </pre>
     </div>
@@ -35,7 +40,7 @@ export function Line({ tokens }: { tokens: Token[] }) {
     <>
       {tokens.map(([kind, text], index) => (
         <span key={index} className={kind ? `hl-${kind}` : undefined}>
-          {text}
+          <VisibleText text={text} />
         </span>
       ))}
       {"\n"}

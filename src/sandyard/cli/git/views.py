@@ -16,7 +16,17 @@ from sandyard.cli.git.checkout import get_checkout_path, target_argument
 from sandyard.cli.git.failures import print_advice_on_error
 from sandyard.cli.git.operations import shorten_commit
 from sandyard.cli.options import limit_option
-from sandyard.cli.output import echo, escape, escape_line, format_age, pluralize, print_json, text_option, use_colour
+from sandyard.cli.output import (
+    echo,
+    escape,
+    escape_line,
+    format_age,
+    has_hidden_characters,
+    pluralize,
+    print_json,
+    text_option,
+    use_colour,
+)
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -238,6 +248,8 @@ def format_file(file: Any, *, colour: bool = False) -> Iterator[str]:
 def _style_lines(file: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     header_style: dict[str, Any] = {"bold": True}
     in_hunk = False
+    if has_hidden_characters("\n".join((_get_patch(file), file["path"], file.get("oldPath") or ""))):
+        yield f"{file['path']}: Contains invisible or direction-changing characters.", {"fg": "yellow"}
     for line in _get_patch(file).removesuffix("\n").split("\n"):
         in_hunk = line.startswith("@@") or (in_hunk and not line.startswith("diff --git "))
         yield line, (HUNK_STYLES.get(line[:1], {}) if in_hunk else header_style)

@@ -1,5 +1,5 @@
 """Pack a directory into a tar stream and unpack it. Data from a sandbox is not trusted: nothing is written outside the target
-directory."""
+directory, and no link leads out of it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from sandyard.cli.errors import CommandError
 
 CHUNK = 1 << 18
 BLOCK = 512
+
+
+class _Link(NamedTuple):
+    """A symbolic link of an archive."""
+
+    name: str
+    target: str
 
 
 def estimate_size(folder: Path) -> int:
@@ -52,22 +60,28 @@ def pack(folder: Path) -> Iterator[bytes]:
         raise errors[0]
 
 
-def unpack(chunks: Iterator[bytes], target: Path) -> None:
-    """Create `target` and unpack everything there. Raises CommandError for an entry that would be written elsewhere.
+def unpack(chunks: Iterator[bytes], target: Path) -> list[str]:
+    """Create `target` and unpack everything there. Return the symbolic links that were skipped, because they lead elsewhere. Raises
+    CommandError for an entry that would be written elsewhere.
 
-    Extracts entries itself, because Debian 12's Python does not have the filters of `tarfile`."""
+    Extracts entries itself, because Debian 12's Python does not have the filters of `tarfile`. Links are created last: until then
+    nothing can be written through one of them."""
     target.mkdir(exist_ok=True)
     root = target.resolve()
+    links: dict[Path, _Link] = {}
     try:
         with tarfile.open(fileobj=_ChunkReader(chunks), mode="r|", bufsize=CHUNK) as tar:
             for entry in tar:
-                _extract_entry(tar, entry, root)
+                _extract_entry(tar, entry, root, links)
     except tarfile.TarError as error:
         raise CommandError(f"The sandbox did not send a valid tar archive: {error}.") from None
+    return _create_links(links, root)
 
 
-def _extract_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path) -> None:
+def _extract_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path, links: dict[Path, _Link]) -> None:
+    """Write a file or directory. Symbolic links are added to `links`."""
     path = _check_inside(root, root / entry.name, entry.name)
+    links.pop(path, None)
     if entry.isdir():
         path.mkdir(parents=True, exist_ok=True)
         return
@@ -75,15 +89,44 @@ def _extract_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path) -> 
     if path.is_symlink() or path.is_file():
         path.unlink()
     if entry.issym():
-        _check_inside(root, path.parent / entry.linkname, entry.name)
-        path.symlink_to(entry.linkname)
+        links[path] = _Link(entry.name, entry.linkname)
     elif entry.islnk():
-        path.hardlink_to(_check_inside(root, root / entry.linkname, entry.name))
+        source = _check_inside(root, root / entry.linkname, entry.name)
+        if source in links:
+            links[path] = _Link(entry.name, links[source].target)
+        else:
+            path.hardlink_to(source)
     elif entry.isfile() and (content := tar.extractfile(entry)) is not None:
         with path.open("wb") as file:
             shutil.copyfileobj(content, file, CHUNK)
         path.chmod((entry.mode & 0o755) | 0o600)
         os.utime(path, (entry.mtime, entry.mtime))
+
+
+def _create_links(links: dict[Path, _Link], root: Path) -> list[str]:
+    """Create the links that lead to a place below `root`. Return the names of the others."""
+    created, skipped = [], []
+    for path, link in links.items():
+        if path.is_dir():
+            raise CommandError(f"Copying stopped: {link.name!r} is a link, but there is a directory with this name.")
+        if Path(link.target).is_absolute() or not _is_inside(root, path.parent / link.target):
+            skipped.append(link.name)
+        else:
+            path.symlink_to(link.target)
+            created.append((path, link.name))
+    # a link may lead through others that did not exist when it was checked
+    while outside := [(path, name) for path, name in created if not _is_inside(root, path)]:
+        for path, name in outside:
+            path.unlink()
+            created.remove((path, name))
+            skipped.append(name)
+    return skipped
+
+
+def _is_inside(root: Path, path: Path) -> bool:
+    """Return whether the path is below `root` after resolving all links."""
+    real = Path(os.path.realpath(path))
+    return real == root or root in real.parents
 
 
 def _check_inside(root: Path, path: Path, name: str) -> Path:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 18
 TAR_SECONDS = 600
+MAX_NAMED = 20
+"""How many skipped links a message names."""
 Kind = Literal["file", "dir"]
 
 
@@ -105,7 +107,11 @@ class SandboxFiles:
             with self._temporary_path() as name:
                 self._run(f"tar -cf {name} -C {shlex.quote(source)} .")
                 with self._download(name, label=posixpath.basename(source)) as chunks:
-                    archive.unpack(chunks, target)
+                    skipped = archive.unpack(chunks, target)
+            if skipped:
+                more = f" and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
+                names = ", ".join(repr(link) for link in skipped[:MAX_NAMED])
+                echo(f"Skipped links that lead outside the copied directory: {names}{more}.", err=True)
             return
         self._get_files(source, target)
 

@@ -53,7 +53,9 @@ def run(*arguments: str) -> Result:
 
 def test_a_pipe_gets_a_plain_patch(diff_server: Server) -> None:
     printed = run().stdout
-    lines = printed.splitlines()
+    warning, *lines = printed.splitlines()
+    assert warning == "login.py: Contains invisible or direction-changing characters."
+    assert printed.count("Contains invisible") == 1
     assert lines[:6] == PATCH.split("\n")[:6]
     assert lines[6:8] == ["+    return True^[[2J<U+202E>", " # done^M"]
     assert lines[8:11] == ["diff --git a/old.txt b/new name.txt", "rename from old.txt", "rename to new name.txt"]

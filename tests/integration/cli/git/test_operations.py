@@ -103,7 +103,7 @@ def test_conflicts_come_with_commands_to_resolve_them(server: Server, late: bool
     assert lines[:4] == [
         f"sandyard: {sentence}",
         "  a.py (content)",
-        "  b [31m.py (modify/delete)",
+        "  b^[[31m.py (modify/delete)",
         "To resolve this, run one of:",
     ]
     assert [line.strip().partition("   ")[0].strip() for line in lines[4:]] == [
@@ -218,7 +218,7 @@ def test_a_terminal_shows_the_progress(server: Server) -> None:
     terminal = Terminal(Yard.command("git", "clone", SANDBOX), {**os.environ, "COLUMNS": "100"})
     try:
         terminal.until("waiting: 3rd in the queue")
-        terminal.until("receiving [2J objects  42 %")
+        terminal.until("receiving^[[2J objects  42 %")
         terminal.until("On branch task-1, from main, in /home/user/w.")
         assert terminal.wait_for_exit() == 0
     finally:

@@ -174,7 +174,7 @@ def test_credentials_are_replaced_tested_and_removed(ready: Server) -> None:
 
 
 def test_the_test_prints_its_findings(ready: Server) -> None:
-    assert run("test", "website", "-o", "table").stdout == "✓ base branch: main is [2J there.\n"
+    assert run("test", "website", "-o", "table").stdout == "✓ base branch: main is^[[2J there.\n"
     ready.on("POST", "/projects/prj_1/test", Reply(200, BAD))
     result = run("test", "website", "-o", "table")
     assert (result.exit_code, result.stdout) == (1, "✗ credential: The token is wrong.\n")

@@ -96,7 +96,7 @@ COMMIT = {
 def test_log_prints_short_full_and_json_output(server: Server) -> None:
     server.on("GET", f"/git/{SANDBOX}/history", Reply(200, {"items": [COMMIT, COMMIT]}))
     result = run("log", SANDBOX, "--limit", "2", "--skip", "1")
-    assert result.stdout == "abcdef0123 fix: the login [2J\n" * 2
+    assert result.stdout == "abcdef0123 fix: the login^[[2J\n" * 2
     assert "--limit" in result.stderr
     assert server.requests[0].query == {"limit": "2", "skip": "1", "base": "true"}
     full = run("log", SANDBOX, "--full").stdout
@@ -125,7 +125,7 @@ def test_log_shows_the_commits_of_the_base_branch(server: Server) -> None:
     """The commits that the branch started from are also shown."""
     server.on("GET", f"/git/{SANDBOX}/history", Reply(200, {"items": [], "base": [COMMIT]}))
     result = run("log", SANDBOX)
-    assert (result.exit_code, result.stdout) == (0, "abcdef0123 fix: the login [2J\n")
+    assert (result.exit_code, result.stdout) == (0, "abcdef0123 fix: the login^[[2J\n")
     assert result.stderr == "No commits on this branch yet. It started from:\n"
     server.on("GET", f"/git/{SANDBOX}/history", Reply(200, {"items": [COMMIT], "base": [COMMIT, COMMIT]}))
     result = run("log", SANDBOX)

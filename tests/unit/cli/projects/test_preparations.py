@@ -37,7 +37,7 @@ def test_prepare_waits_until_the_preparation_ends(server: Server, monkeypatch: p
     result = run("prepare", "prj_1", "--agent", "demo", "--base", "main")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == MADE
-    assert result.stderr == "checking out …\nNote: image was [2J ignored.\n"
+    assert result.stderr == "checking out …\nNote: image was^[[2J ignored.\n"
     assert server.requests[0].json() == {"agent": "demo", "baseBranch": "main"}
 
     failed = {**MADE, "status": "failed", "error": "It ended with exit code 3.\nIt said: \x1b[2Jwrong", "warnings": []}

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from sandyard.cli.errors import CommandError
+from sandyard.cli.main import cli
 from sandyard.cli.sandboxes import archive
+from tests.unit.cli.server import Reply, Server
 
 
 def pieces(data: bytes, size: int = 777) -> Iterator[bytes]:
@@ -58,6 +61,82 @@ def test_nothing_is_unpacked_outside_the_target(name: str, tmp_path: Path) -> No
         assert "outside" in error.message
     assert not (tmp_path / "outside").exists()
     assert not Path("/etc/outside").exists()
+
+
+def make_archive(*entries: tuple[str, bytes, str]) -> Iterator[bytes]:
+    """Return an archive of entries: name, type, and the content of a file or the target of a link."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, kind, text in entries:
+            entry = tarfile.TarInfo(name)
+            entry.type = kind
+            if kind == tarfile.REGTYPE:
+                entry.size = len(text)
+            else:
+                entry.linkname = text
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    return pieces(made.getvalue())
+
+
+def test_links_that_lead_outside_are_skipped(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    links = {
+        "absolute": "/etc/passwd",
+        "own": str(target / "file"),
+        "above": "../secret",
+        "a/above": "../../secret",
+        "inside": "a/file",
+        "a/back": "../file",
+        "dangling": "nothing",
+        "chain": "inside",
+        "up": "deep/link/../../secret",  # inside as long as deep/link does not exist
+        "deep/link": "..",
+        "loop": "loop",
+    }
+    entries = [(name, tarfile.SYMTYPE, text) for name, text in links.items()]
+    files = [("file", tarfile.REGTYPE, "1"), ("a/file", tarfile.REGTYPE, "2")]
+    skipped = archive.unpack(make_archive(*entries, *files), target)
+    assert sorted(skipped) == ["a/above", "above", "absolute", "own", "up"]
+    assert not any((target / name).is_symlink() for name in skipped)
+    assert (target / "chain").read_text() == "2"
+    assert (target / "a/back").read_text() == "1"
+    assert (target / "dangling").readlink() == Path("nothing")
+
+
+def test_cp_names_the_links_that_it_skips(server: Server, tmp_path: Path) -> None:
+    links = [(f"link\u202e{number}", tarfile.SYMTYPE, "/etc/passwd") for number in range(21)]
+    data = b"".join(make_archive(("file", tarfile.REGTYPE, "1"), *links))
+    server.on("GET", "/sandboxes/sbx_1/files/list", Reply(200, {"items": [{"name": "dir", "kind": "dir"}]}))
+    server.on("POST", "/sandboxes/sbx_1/execute", Reply(200, {"exitCode": 0}))
+    server.on("GET", "/sandboxes/sbx_1/files", Reply(200, data, "application/octet-stream"))
+    result = CliRunner().invoke(cli, ["sandbox", "cp", "sbx_1:dir", str(tmp_path / "copy")])
+    assert result.exit_code == 0, result.output
+    assert "Skipped links that lead outside the copied directory: 'link\\u202e0', " in result.stderr
+    assert result.stderr.endswith(" and 1 more.\n")
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["file"]
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    target, outside = tmp_path / "target", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("mine")
+    target.mkdir()
+    (target / "existing").symlink_to(outside)
+    for name, link in (("link", str(outside)), ("link", "../outside"), ("link", "a/../../outside")):
+        data = make_archive((name, tarfile.SYMTYPE, link), (f"{name}/file", tarfile.REGTYPE, "evil"))
+        with pytest.raises(CommandError, match="'link' is a link, but there is a directory"):
+            archive.unpack(data, target)
+    with pytest.raises(CommandError, match="would be written outside"):
+        archive.unpack(make_archive(("existing/file", tarfile.REGTYPE, "evil")), target)
+    archive.unpack(make_archive(("same", tarfile.SYMTYPE, "../outside/file"), ("same", tarfile.REGTYPE, "new")), target)
+    assert (target / "same").read_text() == "new"
+    assert (outside / "file").read_text() == "mine"
+
+
+def test_hard_links_to_links_are_links(tmp_path: Path) -> None:
+    entries = (("file", tarfile.REGTYPE, "1"), ("one", tarfile.SYMTYPE, "file"), ("two", tarfile.LNKTYPE, "one"))
+    assert archive.unpack(make_archive(*entries), tmp_path / "target") == []
+    assert (tmp_path / "target" / "two").readlink() == Path("file")
 
 
 def test_invalid_data_is_reported(tmp_path: Path) -> None:

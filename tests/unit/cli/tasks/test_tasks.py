@@ -194,7 +194,7 @@ def test_show_prints_attempts_steps_and_questions(ready: Server) -> None:
     printed = run("show", TASK, "-o", "table").stdout
     assert "Attempt 1: demo (no model): failed" in printed
     assert "1 min 15 s, not verified, 1000 tokens, ≈ $0.0123" in printed
-    assert "  ✓ setup  2.5 s\n  ✗ verify  2.5 s  (started 2 times)  exit code 1 [2J\n" in printed
+    assert "  ✓ setup  2.5 s\n  ✗ verify  2.5 s  (started 2 times)  exit code 1^[[2J\n" in printed
     assert (
         "  ✗ verify  2.5 s  exit code 2  (fixed afterwards)\n  - verify  skipped: the project has no check\n"
         "  - pull request  not applicable: the remote does not support pull requests\n  It fails.\n" in printed

@@ -6,6 +6,7 @@ import { pluralize } from "@/lib/format";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
+import { VisibleText } from "@/ui/visible-text";
 
 const CHOICES: Record<string, { how: UpdateMethod; title: string; detail: string }> = {
   rebase: { how: "rebase", title: "Rebase", detail: "Put the branch's commits on top of the new commits." },
@@ -52,7 +53,9 @@ export function Conflicts({
       <ul className="mb-3 max-h-56 overflow-y-auto rounded-md border">
         {files.map((file) => (
           <li key={file.path} className="flex flex-wrap items-baseline gap-x-2 border-b px-2.5 py-1.5 last:border-b-0">
-            <span className="min-w-0 font-mono text-xs [overflow-wrap:anywhere]">{file.path}</span>
+            <span className="min-w-0 font-mono text-xs [overflow-wrap:anywhere]">
+              <VisibleText text={file.path} />
+            </span>
             <Badge tone="warn">{file.kind}</Badge>
             {file.detail && <span className="w-full text-xs text-soft [overflow-wrap:anywhere]">{file.detail}</span>}
           </li>

@@ -1,13 +1,16 @@
 /** The header of a file in a diff, and the notes shown in place of its lines. */
 import clsx from "clsx";
-import { ChevronDown, ChevronRight } from "lucide-react";
+import { ChevronDown, ChevronRight, TriangleAlert } from "lucide-react";
 import { memo, type ReactNode } from "react";
 import type { FileDiff } from "@/api/types";
 import { count } from "@/lib/format";
+import { markHidden } from "@/lib/hidden-characters";
 import type { Hunk } from "@/model/patch";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
 import { Checkbox } from "@/ui/field";
+import { VisibleText } from "@/ui/visible-text";
+import type { Note } from "./rows";
 import { LETTERS } from "./tree";
 
 export function Letter({ change }: { change: FileDiff["change"] }) {
@@ -92,7 +95,7 @@ export const FileHead = memo(function FileHead({
           <Checkbox
             checked={viewed ?? false}
             onChange={(on) => onViewed(file, on)}
-            label={`Viewed ${file.path}`}
+            label={`Viewed ${markHidden(file.path)}`}
             hidden
           />
           <span aria-hidden className="@max-md:hidden">
@@ -108,9 +111,17 @@ function Path({ file }: { file: FileDiff }) {
   const slash = file.path.lastIndexOf("/") + 1;
   return (
     <span className="min-w-0 font-mono text-xs leading-4 [overflow-wrap:anywhere]">
-      {file.oldPath && file.oldPath !== file.path && <span className="text-faint">{file.oldPath} → </span>}
-      <span className="text-soft">{file.path.slice(0, slash)}</span>
-      <span className="font-semibold">{file.path.slice(slash)}</span>
+      {file.oldPath && file.oldPath !== file.path && (
+        <span className="text-faint">
+          <VisibleText text={file.oldPath} /> →{" "}
+        </span>
+      )}
+      <span className="text-soft">
+        <VisibleText text={file.path.slice(0, slash)} />
+      </span>
+      <span className="font-semibold">
+        <VisibleText text={file.path.slice(slash)} />
+      </span>
     </span>
   );
 }
@@ -121,13 +132,19 @@ export function FileNote({
   onLoad,
   loading,
 }: {
-  note: "binary" | "truncated" | "unpatched" | "empty";
+  note: Note;
   file: FileDiff;
   onLoad?: (() => void) | undefined;
   loading: boolean;
 }) {
   return (
     <div className="flex flex-wrap items-center gap-2 px-4 py-3 text-[13px] text-soft">
+      {note === "hidden" && (
+        <>
+          <TriangleAlert className="size-4 shrink-0 text-warn" aria-hidden />
+          Contains invisible or direction-changing characters.
+        </>
+      )}
       {note === "binary" && "Binary file not shown."}
       {note === "empty" && (file.change === "deleted" ? "Empty file, deleted" : "Empty file")}
       {note === "truncated" &&
@@ -151,7 +168,9 @@ export function HunkHead({ hunk }: { hunk: Hunk }) {
       <span className="shrink-0 select-none">
         @@ −{hunk.oldStart},{hunk.oldCount} +{hunk.newStart},{hunk.newCount} @@
       </span>
-      <span className="truncate text-soft">{hunk.heading}</span>
+      <span className="truncate text-soft">
+        <VisibleText text={hunk.heading} />
+      </span>
     </div>
   );
 }

@@ -5,6 +5,7 @@ import { anchorOf } from "@/features/conversation/comments";
 import type { Token } from "@/lib/highlight";
 import { isCoarse } from "@/lib/pointer";
 import type { Hunk, Line, Side } from "@/model/patch";
+import { VisibleText } from "@/ui/visible-text";
 import { changedWords, markWords, type Span } from "./word-diff";
 
 export type OnGutter = (side: Side, number: number, extend: boolean) => void;
@@ -49,7 +50,7 @@ function Text({ hunk, line, tokens }: { hunk: Hunk; line: Line; tokens: Token[] 
           key={index}
           className={clsx(kind && `hl-${kind}`, changed && STRONG[line.kind], changed && "rounded-[2px]")}
         >
-          {text}
+          <VisibleText text={text} />
         </span>
       ))}
       {mate && mate.cr !== line.cr && (

@@ -3,7 +3,9 @@ import clsx from "clsx";
 import { ChevronDown, ChevronRight, Eye, MessageSquare } from "lucide-react";
 import { type KeyboardEvent, memo, useCallback, useEffect, useMemo, useRef, useState } from "react";
 import type { FileDiff } from "@/api/types";
+import { markHidden } from "@/lib/hidden-characters";
 import { Input } from "@/ui/field";
+import { VisibleText } from "@/ui/visible-text";
 import { Counts, Letter } from "./diff-file";
 import { type Node, shownNodes } from "./tree";
 
@@ -148,7 +150,7 @@ const Item = memo(function Item({
       tabIndex={stop ? 0 : -1}
       onFocus={() => onFocus(node.path)}
       onClick={() => (file ? onChoose(node.path) : onFold(node.path, !folded))}
-      title={node.path}
+      title={markHidden(node.path)}
       style={{ paddingLeft: 6 + node.depth * 12 }}
       className={clsx(
         "flex h-6.5 w-full items-center gap-1.5 rounded pr-1.5 text-left text-xs [content-visibility:auto] hover:bg-hover",
@@ -156,7 +158,9 @@ const Item = memo(function Item({
       )}
     >
       {file ? <Letter change={file.change} /> : <Fold folded={folded} />}
-      <span className={clsx("min-w-0 flex-1 truncate", !file && "text-soft", viewed && "text-faint")}>{node.name}</span>
+      <span className={clsx("min-w-0 flex-1 truncate", !file && "text-soft", viewed && "text-faint")}>
+        <VisibleText text={node.name} />
+      </span>
       {viewed && <Eye className="size-3 shrink-0 text-faint" aria-label="viewed" />}
       {commented && <MessageSquare className="size-3 shrink-0 text-accent" aria-label="has comments" />}
       {file ? (

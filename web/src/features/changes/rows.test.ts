@@ -34,6 +34,15 @@ describe("rowsOf", () => {
     expect(kinds(rowsOf([FILE], { ...SHAPE, split: true }))).toEqual(["file", "hunk", "0|0", "1|2", "-1|3", "4|4"]);
   });
 
+  it("warns about hidden characters in lines and names, also in a collapsed file", () => {
+    const folded = { ...SHAPE, folded: new Set(["a.ts"]) };
+    const patch = "@@ -1,1 +1,1 @@\n-a\r\n+b\u202e\r\n";
+    expect(rowsOf([{ ...FILE, patch }], folded)[1]).toMatchObject({ kind: "note", note: "hidden" });
+    expect(rowsOf([{ ...FILE, path: "a\u200b.ts" }], SHAPE)[1]).toMatchObject({ note: "hidden" });
+    expect(rowsOf([{ ...FILE, oldPath: "a\u200b.ts" }], SHAPE)[1]).toMatchObject({ note: "hidden" });
+    expect(rowsOf([{ ...FILE, patch: patch.replace("\u202e", "") }], SHAPE)[1]).toMatchObject({ kind: "hunk" });
+  });
+
   it("shows only the header of a collapsed file", () => {
     expect(kinds(rowsOf([FILE], { ...SHAPE, folded: new Set(["a.ts"]) }))).toEqual(["file"]);
   });

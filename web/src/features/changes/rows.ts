@@ -1,11 +1,15 @@
 /** Flatten a diff into a list of rows for the virtual list. Pure. */
 import type { FileDiff } from "@/api/types";
 import type { Comment, Place } from "@/features/conversation/comments";
+import { hasHidden } from "@/lib/hidden-characters";
 import { type Hunk, type Line, type Patch, parsePatch } from "@/model/patch";
+
+/** What is shown above the lines of a file or in place of them. */
+export type Note = "hidden" | "binary" | "truncated" | "unpatched" | "empty";
 
 export type Row =
   | { kind: "file"; key: string; file: number }
-  | { kind: "note"; key: string; file: number; note: "binary" | "truncated" | "unpatched" | "empty" }
+  | { kind: "note"; key: string; file: number; note: Note }
   | { kind: "hunk"; key: string; file: number; hunk: Hunk }
   | { kind: "line"; key: string; file: number; hunk: Hunk; at: number }
   /** `left` and `right` are line indexes in the hunk; -1 means nothing on that side. */
@@ -33,11 +37,24 @@ export function patchOf(file: FileDiff): Patch {
   return patch;
 }
 
+const hiddenFound = new WeakMap<FileDiff, boolean>();
+
+/** Return whether a file's changes or its name contain hidden characters. Searched once per response. */
+function containsHidden(file: FileDiff): boolean {
+  let found = hiddenFound.get(file);
+  if (found === undefined) {
+    found = [file.path, file.oldPath, file.patch].some((text) => hasHidden(text ?? ""));
+    hiddenFound.set(file, found);
+  }
+  return found;
+}
+
 export function rowsOf(files: FileDiff[], shape: Shape): Row[] {
   const rows: Row[] = [];
   const byPath = groupLines(shape.comments);
   files.forEach((file, index) => {
     rows.push({ kind: "file", key: file.path, file: index });
+    if (containsHidden(file)) rows.push({ kind: "note", key: `${file.path}:hidden`, file: index, note: "hidden" });
     if (shape.folded.has(file.path)) return;
     const here = new Places(byPath.get(file.path) ?? [], shape.draft?.path === file.path ? shape.draft : null, index);
     const from = rows.length;

@@ -1,5 +1,6 @@
 import { useAllowAsks, useSessionAsks } from "@/api/queries/conversation";
 import type { Ask } from "@/api/types";
+import { markHidden } from "@/lib/hidden-characters";
 import { Button } from "@/ui/button";
 import { showError } from "@/ui/toast";
 import { textOrEmpty } from "./message-parts";
@@ -14,7 +15,7 @@ export function AllowButton({ asks }: { asks: readonly Ask[] }) {
       size="sm"
       busy={allow.isPending}
       disabled={allow.isSuccess}
-      title={`Allow everything that matches ${patterns} for the rest of this session.`}
+      title={`Allow everything that matches ${markHidden(patterns)} for the rest of this session.`}
       onClick={() => allow.mutate(asks)}
     >
       Allow and continue

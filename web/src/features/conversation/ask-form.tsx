@@ -1,4 +1,5 @@
 import { useId, useMemo, useState } from "react";
+import { markHidden } from "@/lib/hidden-characters";
 import { Button } from "@/ui/button";
 import { Checkbox, Field, FieldNote, Input, Select, Switch, Textarea } from "@/ui/field";
 import { check, currentValue, type Filled, type FormField, fieldsOf } from "./question-form";
@@ -63,7 +64,7 @@ export function AskForm({
         <One
           key={field.name}
           field={field}
-          label={fields.length === 1 && field.label === title ? "Your answer" : field.label}
+          label={fields.length === 1 && field.label === markHidden(title) ? "Your answer" : field.label}
           value={currentValue(field, filled)}
           error={tried ? errors[field.name] : undefined}
           onChange={(value) => setFilled((before) => ({ ...before, [field.name]: value }))}

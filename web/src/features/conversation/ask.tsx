@@ -6,9 +6,11 @@ import { useAnswerAsk } from "@/api/queries/conversation";
 import { useSession } from "@/api/queries/sessions";
 import type { Ask } from "@/api/types";
 import { formatRoughDuration } from "@/lib/format";
+import { markHidden } from "@/lib/hidden-characters";
 import { Button } from "@/ui/button";
 import { Ago, useNow } from "@/ui/time";
 import { showError } from "@/ui/toast";
+import { VisibleText } from "@/ui/visible-text";
 import { AllowButton } from "./allow";
 import { AskForm } from "./ask-form";
 import { Fold } from "./fold";
@@ -55,7 +57,7 @@ function PendingAsk({ ask }: { ask: Ask }) {
     busy && answer.variables?.answer.optionId === body.optionId && answer.variables.answer.decision === body.decision;
   return (
     <section
-      aria-label={ask.title}
+      aria-label={markHidden(ask.title)}
       className="rounded-lg border border-warn bg-surface"
       data-testid="ask"
       data-ask-of={ask.sessionId}
@@ -73,7 +75,9 @@ function PendingAsk({ ask }: { ask: Ask }) {
               <Countdown until={ask.expiresAt} outcome={ask.kind === "permission" ? "denied" : "declined"} />
             )}
           </p>
-          <h3 className="text-[13.5px] font-medium break-words whitespace-pre-wrap">{ask.title}</h3>
+          <h3 className="text-[13.5px] font-medium break-words whitespace-pre-wrap">
+            <VisibleText text={ask.title} />
+          </h3>
         </div>
       </div>
       <div className="flex flex-col gap-2 px-3 py-2">
@@ -108,7 +112,9 @@ function PendingAsk({ ask }: { ask: Ask }) {
                   onClick={() => (asksWhy ? setRejectionOption(one.id) : send(body))}
                   className="!h-auto min-h-8 max-w-full py-1 text-left [overflow-wrap:anywhere] !whitespace-normal"
                 >
-                  <span className="min-w-0">{one.name}</span>
+                  <span className="min-w-0">
+                    <VisibleText text={one.name} />
+                  </span>
                 </Button>
               );
             })}
@@ -131,7 +137,7 @@ function Reason({ ask }: { ask: Ask }) {
   if (!reason) return null;
   return (
     <p className="text-xs text-soft">
-      {reason}{" "}
+      <VisibleText text={reason} />{" "}
       {projectId && (
         <Link
           to="/projects/$projectId"
@@ -184,8 +190,12 @@ function SettledAsk({ ask }: { ask: Ask }) {
       head={
         <>
           <Icon className={yes ? "size-3.5 shrink-0 text-ok" : "size-3.5 shrink-0 text-bad"} aria-hidden />
-          <span className="shrink-0 font-medium">{text}</span>
-          <span className="min-w-0 truncate text-soft">{ask.title}</span>
+          <span className="shrink-0 font-medium">
+            <VisibleText text={text} />
+          </span>
+          <span className="min-w-0 truncate text-soft">
+            <VisibleText text={ask.title} />
+          </span>
           {given.length > 0 && (
             <span className="min-w-0 shrink-[0.5] truncate font-medium">
               {given.map(([, value]) => value).join(", ")}
@@ -198,13 +208,15 @@ function SettledAsk({ ask }: { ask: Ask }) {
       }
       more={() => (
         <div className="ml-5 flex flex-col gap-2 border-l py-1.5 pl-3 text-[13px]">
-          <p className="break-words whitespace-pre-wrap">{ask.title}</p>
+          <p className="break-words whitespace-pre-wrap">
+            <VisibleText text={ask.title} />
+          </p>
           {call && <CallDetails call={withoutRepeats(call, ask.title)} />}
           <AnswerContent ask={ask} />
           <p className="text-xs text-soft">
             {text}
             {by && ` by ${by === "You" ? "you" : by}`}
-            {reason && `: ${reason}`}
+            {reason && `: ${markHidden(reason)}`}
             {ask.answeredAt && (
               <>
                 {" · "}

@@ -1,6 +1,8 @@
 import clsx from "clsx";
 import { useMemo } from "react";
 import { pluralize } from "@/lib/format";
+import { markHidden } from "@/lib/hidden-characters";
+import { VisibleText } from "@/ui/visible-text";
 import { countChanges, diffLines } from "./diff-lines";
 import { shortPath } from "./message-parts";
 
@@ -16,8 +18,8 @@ export function FileChange({ path, before, after }: { path: string; before: stri
   return (
     <figure className="overflow-hidden rounded-md border bg-surface">
       <figcaption className="flex items-center gap-2 border-b bg-sunken px-2.5 py-1 text-xs">
-        <span className="min-w-0 truncate font-mono" title={path}>
-          {shortPath(path)}
+        <span className="min-w-0 truncate font-mono" title={markHidden(path)}>
+          <VisibleText text={shortPath(path)} />
         </span>
         <span className="ml-auto shrink-0 tabular-nums">
           <span className="text-ok">+{added}</span> <span className="text-bad">−{removed}</span>
@@ -27,13 +29,13 @@ export function FileChange({ path, before, after }: { path: string; before: stri
         className="max-h-96 overflow-auto font-mono text-xs leading-5"
         // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it
         tabIndex={0}
-        aria-label={`Changes in ${path}`}
+        aria-label={`Changes in ${markHidden(path)}`}
       >
         <div className="w-max min-w-full">
           {shown.map((line, index) => (
             <div key={index} className={clsx("px-2.5 whitespace-pre", LOOKS[line.kind])}>
               <span className="mr-2 select-none text-faint">{SIGNS[line.kind]}</span>
-              {line.kind === "gap" ? pluralize(Number(line.text), "line") : line.text}
+              {line.kind === "gap" ? pluralize(Number(line.text), "line") : <VisibleText text={line.text} />}
             </div>
           ))}
           {lines.length > MOST && (

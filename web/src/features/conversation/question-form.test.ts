@@ -26,6 +26,12 @@ it("builds fields from a schema", () => {
   ]);
 });
 
+it("shows hidden characters in labels and sends the choice unchanged", () => {
+  const [field] = fieldsOf({ properties: { x: { title: "a\u202eb", description: "\u200b", enum: ["y\u200b"] } } });
+  expect(field).toMatchObject({ label: "a⟨U+202E⟩b", hint: "⟨U+200B⟩" });
+  expect(field?.choices).toEqual([{ value: "y\u200b", label: "y⟨U+200B⟩", hint: "" }]);
+});
+
 it("accepts a question of Claude Code that allows a custom answer beside its choices", () => {
   const fields = fieldsOf({
     type: "object",

@@ -1,4 +1,5 @@
 /** Build a form from the JSON schema of an agent's question, validate the input, and convert it to the answer's types. Pure. */
+import { markHidden } from "@/lib/hidden-characters";
 import { list, record, textOrEmpty } from "./message-parts";
 
 export interface FormField {
@@ -54,8 +55,8 @@ function fieldOf(name: string, field: Record<string, unknown>, required: boolean
   else if (type === "choice") initial = place(start) >= 0 ? String(place(start)) : "";
   return {
     name,
-    label: textOrEmpty(field.title) || name,
-    hint: textOrEmpty(field.description),
+    label: markHidden(textOrEmpty(field.title) || name),
+    hint: markHidden(textOrEmpty(field.description)),
     type,
     choices,
     required,
@@ -70,13 +71,23 @@ function fieldOf(name: string, field: Record<string, unknown>, required: boolean
 function choicesOf(field: Record<string, unknown>): FormField["choices"] {
   if (Array.isArray(field.enum)) {
     const names = list(field.enumNames);
-    return field.enum.map((value, index) => ({ value, label: textOrEmpty(names[index]) || String(value), hint: "" }));
+    return field.enum.map((value, index) => ({
+      value,
+      label: markHidden(textOrEmpty(names[index]) || String(value)),
+      hint: "",
+    }));
   }
   return list(field.oneOf ?? field.anyOf).flatMap((one) => {
     const { const: value, title, description } = record(one);
     return value === undefined
       ? []
-      : [{ value, label: textOrEmpty(title) || String(value), hint: textOrEmpty(description) }];
+      : [
+          {
+            value,
+            label: markHidden(textOrEmpty(title) || String(value)),
+            hint: markHidden(textOrEmpty(description)),
+          },
+        ];
   });
 }
 

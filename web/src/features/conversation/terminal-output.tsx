@@ -4,6 +4,7 @@ import { pluralize } from "@/lib/format";
 import { ansiClasses } from "@/ui/ansi";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
+import { VisibleText } from "@/ui/visible-text";
 
 const LINES = 200;
 /** A program's output with its ANSI colours. Of long output only the end is shown until the user asks for the rest. */
@@ -33,7 +34,7 @@ export function Output({ text, label }: { text: string; label: string }) {
       >
         {pieces.map((piece, index) => (
           <span key={index} className={ansiClasses(piece.look)}>
-            {piece.text}
+            <VisibleText text={piece.text} />
           </span>
         ))}
       </section>

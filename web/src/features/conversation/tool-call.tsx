@@ -17,8 +17,10 @@ import {
   Wrench,
 } from "lucide-react";
 import type { Ask, Message } from "@/api/types";
+import { markHidden } from "@/lib/hidden-characters";
 import { Code } from "@/ui/code";
 import { Markdown } from "@/ui/markdown";
+import { VisibleText } from "@/ui/visible-text";
 import { FileChange } from "./file-change";
 import { Fold } from "./fold";
 import { commandOf, formatValue, record, shortPath, type ToolCall, textOrEmpty, toolCallOf } from "./message-parts";
@@ -58,11 +60,11 @@ export function ToolCallRow({
         <>
           <Icon className="size-3.5 shrink-0 text-faint" aria-hidden />
           <span className={call.kind === "execute" ? "min-w-0 truncate font-mono text-xs" : "min-w-0 truncate"}>
-            {title}
+            <VisibleText text={title} />
           </span>
           {place && !title.includes(shortPath(place.path)) && (
             <span className="hidden min-w-0 shrink truncate font-mono text-xs text-faint sm:inline">
-              {shortPath(place.path)}
+              <VisibleText text={shortPath(place.path)} />
               {place.line !== null && `:${place.line}`}
             </span>
           )}
@@ -103,7 +105,7 @@ export function CallDetails({ call }: { call: ToolCall }) {
         <ul className="font-mono text-xs text-soft">
           {call.locations.map((one) => (
             <li key={`${one.path}:${one.line}`} className="truncate">
-              {shortPath(one.path)}
+              <VisibleText text={shortPath(one.path)} />
               {one.line !== null && `:${one.line}`}
             </li>
           ))}
@@ -135,7 +137,7 @@ export function CallDetails({ call }: { call: ToolCall }) {
           <Output key={key} text={removeFence(one.text)} label={`Output of ${call.title}`} />
         ) : (
           <div key={key} className="text-[13px]">
-            <Markdown text={one.text} />
+            <Markdown text={markHidden(one.text)} />
           </div>
         );
       })}

@@ -44,6 +44,34 @@ def filter_response_headers(headers: Pairs) -> Iterator[tuple[bytes, bytes]]:
             yield name, _remove_domain(value)
 
 
+def restrict_framing(headers: Pairs, addresses: Addresses) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the headers of a response, and a second policy: only the platform and the preview itself may show it in a frame,
+    other sandboxes' previews may not.
+
+    Browsers ignore X-Frame-Options if there is such a policy, so the policy includes what the server's X-Frame-Options says.
+    """
+    pairs = list(headers)
+    yield from pairs
+    if not addresses.platform_origins:
+        return
+    ancestors = " ".join(("'self'", *addresses.platform_origins))
+    options = _list_frame_options(pairs)
+    if options:
+        ancestors = "'self'" if options == {b"sameorigin"} else "'none'"
+    yield b"content-security-policy", f"frame-ancestors {ancestors}".encode()
+
+
+def _list_frame_options(pairs: Pairs) -> set[bytes]:
+    """Return the values of X-Frame-Options that have an effect."""
+    values: set[bytes] = set()
+    for name, value in pairs:
+        if name == b"content-security-policy" and b"frame-ancestors" in value.lower():
+            return set()
+        if name == b"x-frame-options":
+            values.update(token.strip().lower() for token in value.split(b","))
+    return values if values & {b"deny", b"sameorigin"} else set()
+
+
 def _drop_headers(headers: Pairs, dropped: frozenset[bytes]) -> Iterator[tuple[bytes, bytes]]:
     pairs = [(name.lower(), value) for name, value in headers]
     named = {token.strip().lower() for name, value in pairs if name == b"connection" for token in value.split(b",")}

@@ -21,6 +21,7 @@ from sandyard.kit.server import mark_authenticated
 from sandyard.platform.api.guard import parse_host_name
 from sandyard.platform.api.preview_proxy import pages
 from sandyard.platform.api.preview_proxy.exchange import PreviewExchange, run_until_first
+from sandyard.platform.api.preview_proxy.headers import restrict_framing
 from sandyard.platform.api.preview_proxy.sockets import forward_socket
 from sandyard.platform.domain.previews.addresses import Addresses, PreviewPort
 from sandyard.platform.domain.previews.model import PortClosedError, PreviewSleepingError
@@ -237,6 +238,8 @@ class _PreviewRequest:
 
     async def _send(self, message: Message) -> None:
         self._started = True
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": list(restrict_framing(message["headers"], self._addresses))}
         await self._raw_send(message)
 
     async def _respond(self, response: Response) -> None:

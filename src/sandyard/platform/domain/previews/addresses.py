@@ -36,12 +36,14 @@ class Addresses:
     """Where previews are served.
 
     `port` None: the scheme's default. `platform_host`: the platform's own host name, which may be a subdomain of the domain.
+    `platform_origins`: the origins of the platform's pages; empty if a policy cannot contain them.
     """
 
     scheme: str
     domain: str
     port: int | None
     platform_host: str | None = None
+    platform_origins: tuple[str, ...] = ()
 
     @classmethod
     def from_settings(cls, settings: PlatformSettings) -> Addresses | None:
@@ -49,11 +51,12 @@ class Addresses:
         public = urlsplit(settings.public_url) if settings.public_url else None
         name = (public.hostname or "").lower() if public else None
         scheme, port = (public.scheme, public.port) if public else ("http", settings.port)
+        origins = _list_platform_origins(settings)
         if settings.preview_domain is not None:
             domain, _, given = settings.preview_domain.partition(":")
-            return cls(scheme, domain, int(given) if given else port, name)
+            return cls(scheme, domain, int(given) if given else port, name, origins)
         if name is None or is_loopback(name):
-            return cls(scheme, LOCAL_DOMAIN, port, name)
+            return cls(scheme, LOCAL_DOMAIN, port, name, origins)
         return None
 
     @property
@@ -86,6 +89,17 @@ class Addresses:
             return False
         other = self.parse_host(match.group(2).lower())
         return other is not None and other.sandbox_id == preview.sandbox_id
+
+
+def _list_platform_origins(settings: PlatformSettings) -> tuple[str, ...]:
+    """Return the origins of the platform's pages. Empty if the address is an IPv6 address, which a Content-Security-Policy cannot
+    contain."""
+    own = urlsplit(settings.url)
+    hosts = () if settings.public_url and not is_loopback(settings.host) else ("localhost", "127.0.0.1")
+    if "[" in own.netloc and settings.host != "::":
+        return ()
+    origins = [] if "[" in own.netloc else [f"{own.scheme}://{own.netloc.rpartition('@')[2]}".lower()]
+    return tuple(dict.fromkeys([*origins, *(f"http://{host}:{settings.port}" for host in hosts)]))
 
 
 def list_frame_sources(settings: PlatformSettings) -> str:

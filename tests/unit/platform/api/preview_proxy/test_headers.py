@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from sandyard.platform.api.preview_proxy.headers import filter_request_headers, filter_response_headers
+from sandyard.platform.api.preview_proxy.headers import (
+    filter_request_headers,
+    filter_response_headers,
+    restrict_framing,
+)
 from sandyard.platform.api.preview_proxy.pages import RouteFailure, find_route_failure
 from sandyard.platform.domain.previews.addresses import Addresses, PreviewPort
 from sandyard.platform.domain.sandboxes.e2b import Route
@@ -92,6 +98,28 @@ def test_response_headers() -> None:
         (b"set-cookie", b"b=2"),
         (b"x-frame-options", b"DENY"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "ancestors"),
+    [
+        ([], b"'self' http://localhost:8700"),
+        ([(b"x-frame-options", b"SAMEORIGIN")], b"'self'"),
+        ([(b"x-frame-options", b"deny")], b"'none'"),
+        ([(b"x-frame-options", b"DENY, SAMEORIGIN")], b"'none'"),
+        ([(b"x-frame-options", b"nonsense")], b"'self' http://localhost:8700"),
+        (
+            [(b"x-frame-options", b"DENY"), (b"content-security-policy", b"Frame-Ancestors *")],
+            b"'self' http://localhost:8700",
+        ),
+    ],
+)
+def test_framing_is_restricted(given: list[tuple[bytes, bytes]], ancestors: bytes) -> None:
+    addresses = Addresses("http", "localhost", 8700, platform_origins=("http://localhost:8700",))
+    policy = (b"content-security-policy", b"frame-ancestors " + ancestors)
+    assert list(restrict_framing(given, addresses)) == [*given, policy]
+    unknown = replace(addresses, platform_origins=())
+    assert list(restrict_framing(given, unknown)) == given, "no policy can allow an IPv6 address"
 
 
 @pytest.mark.parametrize(

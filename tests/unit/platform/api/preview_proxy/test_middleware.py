@@ -141,8 +141,29 @@ async def test_on_localhost_cookies_work_in_frames_and_tabs(scene: Scene) -> Non
         answer = await web.get(scene.url("/x"))
         assert (answer.status_code, answer.text) == (200, "hello")
         assert answer.headers["x-frame-options"] == "DENY", "the server's own header"
-        assert "content-security-policy" not in answer.headers, "no header of the platform"
+        assert answer.headers.get_list("content-security-policy") == ["frame-ancestors 'none'"], "the same for a policy"
         assert b"sandyard" not in scene.server.asked[-1].lower()
+
+
+async def check_framing(scene: Scene, ancestors: str) -> None:
+    """Check who may show the preview, and the platform's own page in its place, in a frame."""
+    scene.server.says = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nContent-Security-Policy: default-src https:\r\n\r\n"
+    async with scene.browser() as web:
+        answer = await web.get(scene.url())
+        assert answer.headers.get_list("content-security-policy") == ["default-src https:", ancestors]
+        web.headers["Cookie"] = ""
+        own_page = await web.get(scene.url())
+        assert own_page.status_code == 401
+        assert own_page.headers.get_list("content-security-policy")[1:] == [ancestors]
+
+
+async def test_on_localhost_only_the_platform_may_show_a_preview_in_a_frame(scene: Scene) -> None:
+    await check_framing(scene, "frame-ancestors 'self' http://127.0.0.1:8700 http://localhost:8700")
+
+
+async def test_over_https_only_the_platform_may_show_a_preview_in_a_frame(public: Scene) -> None:
+    platform = "https://yard.example.com http://localhost:8700 http://127.0.0.1:8700"
+    await check_framing(public, f"frame-ancestors 'self' {platform}")
 
 
 async def test_over_https_there_is_one_secure_cookie(public: Scene) -> None:

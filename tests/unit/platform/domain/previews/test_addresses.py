@@ -118,6 +118,28 @@ def test_same_sandbox(origin: str, same: bool) -> None:
     assert require_addresses(Addresses.from_settings(settings())).is_same_sandbox(origin, PREVIEW) is same
 
 
+@pytest.mark.parametrize(
+    ("given", "origins"),
+    [
+        ({}, ("http://127.0.0.1:8700", "http://localhost:8700")),
+        ({"host": "localhost", "port": 9000}, ("http://localhost:9000", "http://127.0.0.1:9000")),
+        (
+            {"public_url": "https://Yard.example.com:8443/", "preview_domain": "a.b"},
+            ("https://yard.example.com:8443", "http://localhost:8700", "http://127.0.0.1:8700"),
+        ),
+        (
+            {"host": "0.0.0.0", "public_url": "https://yard.example.com", "preview_domain": "a.b"},
+            ("https://yard.example.com",),
+        ),
+        ({"host": "10.1.2.3"}, ("http://10.1.2.3:8700", "http://localhost:8700", "http://127.0.0.1:8700")),
+        ({"host": "::"}, ("http://localhost:8700", "http://127.0.0.1:8700")),
+        ({"host": "::1"}, ()),
+    ],
+)
+def test_origins_of_the_platform(given: dict[str, Any], origins: tuple[str, ...]) -> None:
+    assert require_addresses(Addresses.from_settings(settings(**given))).platform_origins == origins
+
+
 @pytest.mark.parametrize("domain", ["", "a b", "http://a.b", "a..b", "-a.b", "a.b:0", "a.b/c", "*.a.b"])
 def test_rejects_invalid_domains(domain: str) -> None:
     with pytest.raises(InvalidInputError, match="preview_domain"):
