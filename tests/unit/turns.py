@@ -13,7 +13,7 @@ def count_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     take_turn = Inflow.take_turn
 
     def counted(self: Inflow) -> bool:
-        parse = self._parse
+        parse = self.parse
         turns.append(0)
 
         def parsed(data: bytes) -> int:
@@ -21,11 +21,11 @@ def count_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             turns[-1] += parts
             return parts
 
-        self._parse = parsed
+        self.parse = parsed
         try:
             return take_turn(self)
         finally:
-            self._parse = parse
+            self.parse = parse
 
     monkeypatch.setattr(Inflow, "take_turn", counted)
     return turns
