@@ -222,7 +222,7 @@ class Webhooks:
             rows = (await session.execute(query.order_by(found.c.rank, found.c.id).limit(MAX_PROJECTS))).all()
         return await asyncio.to_thread(self._open_secrets, names, rows) if rows else {}
 
-    def _open_secrets(self, names: frozenset[str], rows: Sequence[Row[tuple[str, str, bytes]]]) -> dict[str, list[str]]:
+    def _open_secrets(self, names: frozenset[str], rows: Sequence[Row[str, str, bytes]]) -> dict[str, list[str]]:
         secrets: dict[str, list[str]] = {}
         for project_id, repository, stored in rows:
             if get_slug(repository) not in names:
