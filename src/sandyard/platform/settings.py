@@ -127,6 +127,10 @@ class PlatformSettings(Settings):
         return self.data_dir / "git"
 
     @property
+    def samples_dir(self) -> Path:
+        return self.data_dir / "samples"
+
+    @property
     def durable_database(self) -> str:
         """Return the database of workflows: next to SQLite's database file, or a schema of its own in PostgreSQL."""
         return self.database_url or f"sqlite:///{self.data_dir / 'workflows.db'}"

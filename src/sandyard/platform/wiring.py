@@ -145,6 +145,7 @@ def _create_services(
         timeout_s=settings.git_timeout_s,
         destinations=destinations,
         local=settings.local_git,
+        samples=settings.samples_dir,
     )
     mirrors = Mirrors(host_git, settings, get_owner_id=projects.get_owner_id)
     access = ForgeAccess(credentials, projects, mirrors, clock, destinations)
@@ -216,7 +217,7 @@ def _create_services(
         audit=Audit(database, clock),
         secrets=Secrets(database, projects, vault, clock),
         projects=projects,
-        samples=Samples(database, projects, host_git, settings.data_dir / "samples"),
+        samples=Samples(database, projects, host_git, settings.samples_dir),
         agents=agents,
         trials=trials,
         engine=engine,

@@ -1,4 +1,4 @@
-"""Rate limits: creations and executions per user, sign-in attempts and webhooks per address.
+"""Rate limits: creations and executions per user, sign-in attempts and webhooks per address, with a lower limit for rejected webhooks.
 
 A bucket holds one minute's worth and is refilled evenly. Buckets live in this process, so each replica counts separately.
 """
@@ -18,13 +18,14 @@ from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.settings import PlatformSettings
 
-Kind = Literal["create", "execute", "login", "address", "webhook"]
+Kind = Literal["create", "execute", "login", "address", "webhook", "rejected_webhook"]
 _DESCRIPTIONS = {
     "create": "create {n} objects",
     "execute": "run {n} commands or send {n} messages",
     "login": "try to sign in {n} times",
 }
 _DESCRIPTIONS |= {"address": _DESCRIPTIONS["login"], "webhook": "send {n} webhooks"}
+_DESCRIPTIONS["rejected_webhook"] = "send {n} webhooks with an invalid signature"
 MAX_BUCKETS = 10_000
 
 
@@ -44,12 +45,31 @@ class RateLimiter:
             "login": settings.logins_per_minute,
             "address": settings.logins_per_minute * 10,
             "webhook": settings.executes_per_minute,
+            "rejected_webhook": max(1, settings.executes_per_minute // 10),
         }
         self._clock = clock
         self.buckets: dict[tuple[str, str], _Bucket] = {}
 
     def take(self, kind: Kind, key: str) -> None:
         """Take one from the bucket. Raises TooManyRequestsError with the time to wait."""
+        self.check(kind, key)
+        self.charge(kind, key)
+
+    def check(self, kind: Kind, key: str) -> None:
+        """Take nothing from the bucket. Raises TooManyRequestsError with the time to wait if it is empty."""
+        bucket, size = self._get_bucket(kind, key), self._per_minute[kind]
+        if bucket.left < 1:
+            wait = (1 - bucket.left) * 60 / size
+            description = _DESCRIPTIONS[kind].format(n=size)
+            raise TooManyRequestsError(
+                f"Rate limit exceeded: you may {description} per minute. Try again in {math.ceil(wait)} s.", wait
+            )
+
+    def charge(self, kind: Kind, key: str) -> None:
+        """Take one from the bucket, even if it is empty: the time to wait is then longer."""
+        self._get_bucket(kind, key).left -= 1
+
+    def _get_bucket(self, kind: Kind, key: str) -> _Bucket:
         size, now = self._per_minute[kind], self._clock.now()
         bucket = self.buckets.get((kind, key))
         if bucket is None:
@@ -58,13 +78,7 @@ class RateLimiter:
             bucket = self.buckets[kind, key] = _Bucket(size, now)
         bucket.left = self._get_refilled(bucket, size, now)
         bucket.updated_at = now
-        if bucket.left < 1:
-            wait = (1 - bucket.left) * 60 / size
-            description = _DESCRIPTIONS[kind].format(n=size)
-            raise TooManyRequestsError(
-                f"Rate limit exceeded: you may {description} per minute. Try again in {math.ceil(wait)} s.", wait
-            )
-        bucket.left -= 1
+        return bucket
 
     @staticmethod
     def _get_refilled(bucket: _Bucket, size: int, now: float) -> float:
@@ -96,23 +110,43 @@ def login_limited() -> Any:
 
     `count_login` also counts per name.
     """
-    return _limit_by_address("address")
+
+    async def check(connection: HTTPConnection) -> None:
+        limits: RateLimiter = connection.app.state.limits
+        limits.take("address", _get_address(connection))
+
+    return Depends(check)
 
 
 def webhook_limited() -> Any:
-    """Return a dependency that counts per address, because the sender of a webhook is unknown until its signature is checked."""
-    return _limit_by_address("webhook")
+    """Return a dependency that counts per address, because the sender of a webhook is unknown until its signature is checked.
 
+    Also refuses an address that has sent too many invalid signatures; see `count_rejected_webhook`.
+    """
 
-def _limit_by_address(kind: Literal["address", "webhook"]) -> Any:
     async def check(connection: HTTPConnection) -> None:
         limits: RateLimiter = connection.app.state.limits
-        limits.take(kind, connection.client.host if connection.client else "")
+        limits.take("webhook", _get_address(connection))
+        limits.check("rejected_webhook", _get_address(connection))
 
     return Depends(check)
+
+
+def count_rejected_webhook(connection: HTTPConnection) -> None:
+    """Count a webhook whose signature matches no secret.
+
+    Webhooks that are not signed or are for an unknown repository must not be counted: they cost little, and anyone can make GitHub send
+    them from the addresses that it also uses for everyone else.
+    """
+    limits: RateLimiter = connection.app.state.limits
+    limits.charge("rejected_webhook", _get_address(connection))
+
+
+def _get_address(connection: HTTPConnection) -> str:
+    return connection.client.host if connection.client else ""
 
 
 def count_login(connection: HTTPConnection, name: str) -> None:
     """Count a sign-in for one name from one address, so that other people's attempts lock nobody out."""
     limits: RateLimiter = connection.app.state.limits
-    limits.take("login", f"{connection.client.host if connection.client else ''} {name}")
+    limits.take("login", f"{_get_address(connection)} {name}")

@@ -9,7 +9,7 @@ from fastapi import Request
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.guard import streams_body
-from sandyard.platform.api.limits import webhook_limited
+from sandyard.platform.api.limits import count_rejected_webhook, webhook_limited
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Model, example
 from sandyard.platform.domain.forge import webhooks as domain
@@ -44,7 +44,14 @@ class Taken(Model):
 @streams_body
 async def github(request: Request, webhooks: Webhooks) -> Taken:
     """Receive a GitHub webhook. `known`: already received. `ignored`: not relevant."""
-    result = await webhooks.receive(request.headers, await _body(request))
+    body = await _body(request)
+    try:
+        result = await webhooks.receive(request.headers, body)
+    except domain.WebhookUnsignedError:
+        raise
+    except domain.WebhookSignatureError:
+        count_rejected_webhook(request)
+        raise
     add_audit_detail(
         request, event=request.headers.get("x-github-event"), delivery=request.headers.get("x-github-delivery")
     )

@@ -88,6 +88,7 @@ async def git_api(yard: Yard, tmp_path: Path) -> AsyncIterator[GitApi]:
     async with client(build(services, ROUTERS), person) as web:
         project = (await web.post("/api/v1/projects", json={"name": "website"})).json()["id"]
         session = (await web.post("/api/v1/sessions", json={"projectId": project})).json()
+        await services.users.update(ROOT, yard.owner.user_id, role="admin")  # others may not use a path
         await services.projects.update(ROOT, project, repository=str(origin))
         yield GitApi(yard, web, origin, project, session["sandboxId"], session["id"])
 

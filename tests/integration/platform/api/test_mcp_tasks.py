@@ -50,6 +50,7 @@ async def environment(yard: Yard, tmp_path: Path) -> AsyncIterator[McpEnvironmen
     git("commit", "-q", "-m", "feat: a beginning", cwd=seed)
     git("clone", "-q", "--bare", str(seed), str(origin), cwd=tmp_path)
     project = await yard.services.projects.create(yard.owner, "website")
+    await yard.services.users.update(ROOT, yard.owner.user_id, role="admin")  # others may not use a path
     await yard.services.projects.update(ROOT, project.id, repository=str(origin))
     async with serving(build(yard.services, ROUTERS)) as url, kept(url, await token_of(yard)) as mcp:
         yield McpEnvironment(yard, url, mcp, project.id, origin)

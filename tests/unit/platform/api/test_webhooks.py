@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,15 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import event, select
+from sqlalchemy.engine import Engine
 
 from sandyard.kit.secret import Secret
 from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS, opened
-from sandyard.platform.db.models import Audit
+from sandyard.platform.db.models import Audit, Delivery
 from sandyard.platform.domain.audit.service import AuditQuery
+from sandyard.platform.domain.forge import webhooks
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
@@ -111,3 +114,81 @@ async def test_limits_deliveries_per_address(webhook_client: WebhookClient) -> N
         assert (
             await WebhookClient(webhook_client.services, other, webhook_client.app).deliver(delivery="from-another")
         ).status_code == 202
+
+
+async def create_projects(services: Services, name: str, secrets: list[str]) -> list[str]:
+    """Create a user with one project per secret, all with the same repository."""
+    user = await services.users.create(ROOT, name, "member")
+    owner, ids = Principal(user.id, name, "member", "test"), []
+    for secret in secrets:
+        project = await services.projects.create(owner, name, repository="https://github.com/example/website.git")
+        await services.credentials.put(owner, project.id, webhook_secret=Secret(secret))
+        ids.append(project.id)
+    return ids
+
+
+async def list_statements(work: Awaitable[httpx.Response]) -> tuple[httpx.Response, list[str]]:
+    """Return the response, and the statements that the database executed meanwhile."""
+    statements: list[str] = []
+
+    def add(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", add)
+    try:
+        return await work, statements
+    finally:
+        event.remove(Engine, "before_cursor_execute", add)
+
+
+@pytest.mark.parametrize("limit", ["MAX_PROJECTS", "MAX_SECRETS"])
+async def test_one_owner_cannot_displace_the_projects_of_others(
+    webhook_client: WebhookClient, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(webhooks, limit, 6)
+    await create_projects(webhook_client.services, "otto", [f"{number:032}" for number in range(8)])
+    await create_projects(webhook_client.services, "eve", ["e" * 32, "f" * 32])
+    for secret in (SECRET, f"{0:032}", f"{2:032}", "e" * 32, "f" * 32):
+        answer = await webhook_client.deliver(secret=secret, delivery=secret)
+        assert (answer.status_code, answer.json()) == (202, {"status": "taken"}), secret
+    assert (await webhook_client.deliver(secret=f"{7:032}")).status_code == 401
+
+
+async def test_limits_how_much_is_hashed_for_a_delivery(
+    webhook_client: WebhookClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_projects(webhook_client.services, "otto", ["o" * 32, "p" * 32])
+    payload = PING | {"padding": "x" * 10_000}
+    monkeypatch.setattr(webhooks, "MAX_HASHED_BYTES", 25_000)
+    for secret, status in ((SECRET, 202), ("o" * 32, 202), ("p" * 32, 401)):
+        assert (await webhook_client.deliver(payload, secret=secret, delivery=secret)).status_code == status
+    assert (await webhook_client.deliver(secret="p" * 32)).status_code == 202  # a small one
+
+
+async def test_all_projects_with_the_same_secret_receive_a_delivery(webhook_client: WebhookClient) -> None:
+    created = [await create_projects(webhook_client.services, name, [SECRET] * 2) for name in ("otto", "eve")]
+    assert (await webhook_client.deliver()).json() == {"status": "taken"}
+    async with webhook_client.services.database.reading() as session:
+        received = set(await session.scalars(select(Delivery.project_id)))
+    assert received > {project_id for ids in created for project_id in ids} and len(received) == 5
+
+
+async def test_rejecting_a_delivery_takes_one_query_for_any_number_of_projects(webhook_client: WebhookClient) -> None:
+    await create_projects(webhook_client.services, "otto", [f"{number:032}" for number in range(5)])
+    answer, statements = await list_statements(webhook_client.deliver(secret="x" * 32))
+    assert answer.status_code == 401
+    assert len([one for one in statements if "credentials" in one or "projects" in one]) == 1, statements
+
+
+async def test_senders_of_invalid_signatures_are_limited_earlier(webhook_client: WebhookClient) -> None:
+    for _ in range(2):
+        assert (await webhook_client.deliver(secret="x" * 32)).status_code == 401
+    refused = await webhook_client.deliver(secret="x" * 32)
+    assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
+    assert "invalid signature" in refused.json()["detail"] and int(refused.headers["retry-after"]) > 0
+    async with client(webhook_client.app, peer="192.0.2.2") as other:
+        sender = WebhookClient(webhook_client.services, other, webhook_client.app)
+        for _ in range(5):  # anyone can make GitHub send these from its own addresses
+            assert (await sender.deliver({"repository": {"full_name": "somebody/else"}})).status_code == 403
+            assert (await sender.web.post("/api/v1/webhooks/github", json=PING)).status_code == 401
+        assert (await sender.deliver()).status_code == 202

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -63,17 +64,18 @@ class Sender:
 
     def belongs_to(self, project: Project) -> bool:
         """Return whether this is the project's repository. Some host must match too, because other forges may have the same name."""
-        if get_slug(project) != self.slug:
+        if get_slug(project.repository) != self.slug:
             return False
         remote = parse_remote(project.repository or "")
         host = _get_host(f"//{remote.host}") if remote.host else None
         return bool({host, _get_host(ProjectSettings.of(project).forge.api_url)} & self.hosts)
 
 
-def get_slug(project: Project) -> str | None:
-    """Return the repository's slug in lowercase."""
+@functools.lru_cache(maxsize=1000)
+def get_slug(repository: str | None) -> str | None:
+    """Return the repository's slug in lowercase. Cached, because it is called for many projects of one repository."""
     try:
-        slug = parse_remote(project.repository or "").slug
+        slug = parse_remote(repository or "").slug
     except SandyardError:
         return None
     return None if slug is None else slug.lower()

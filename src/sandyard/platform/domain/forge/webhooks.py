@@ -14,13 +14,13 @@ import asyncio
 import hashlib
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from itertools import islice
 from typing import TypeVar
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, delete, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from sandyard.kit.clock import Clock, get_time
@@ -50,8 +50,14 @@ SETTLE_S = 1.0
 """Deliveries arrive in bursts: how long to wait for more about the same pull request before polling the forge."""
 LARGE_BYTES, MAX_LARGE_AT_ONCE = 256 << 10, 2
 """Larger bodies are processed in a thread, at most this many at a time."""
-MAX_PROJECTS = 200
-"""Maximum number of projects of one repository whose secrets are tried, oldest first."""
+MAX_PROJECTS_PER_OWNER = 200
+"""Maximum number of projects of one owner whose secrets are tried, oldest first."""
+MAX_PROJECTS, MAX_SECRETS, MAX_HASHED_BYTES = 1000, 200, 128 << 20
+"""Maximum number of projects and of different secrets that are tried for a delivery, and of bytes that are hashed for them.
+
+For the largest delivery these are 25 secrets; GitHub allows 20 webhooks of an event per repository. All owners have the same share, so
+that nobody can displace the projects of others.
+"""
 Result = TypeVar("Result")
 _SIGNATURE_PATTERN = re.compile(r"sha256=[0-9a-f]{64}")
 _DELIVERY_PATTERN, _EVENT_PATTERN = re.compile(r"[!-~]{1,100}"), re.compile(r"[a-z_]{1,60}")
@@ -64,9 +70,13 @@ class WebhookUnconfiguredError(SandyardError):
 
 
 class WebhookSignatureError(SandyardError):
-    """The signature is missing or invalid: the webhook secrets here and on GitHub differ."""
+    """The signature is invalid: the webhook secrets here and on GitHub differ. Enter the same secret in both places."""
 
     code, status = "webhook_signature", 401
+
+
+class WebhookUnsignedError(WebhookSignatureError):
+    """The delivery has no SHA-256 signature. Enter the project's webhook secret in the settings of the webhook on GitHub."""
 
 
 class DeliveryResult(StrEnum):
@@ -134,15 +144,15 @@ class Webhooks:
     async def receive(self, headers: Mapping[str, str], body: bytes) -> DeliveryResult:
         """Receive a delivery. Idempotent: a delivery acts once, even if it arrives again with another number.
 
-        Raises WebhookSignatureError, WebhookUnconfiguredError (also for an unknown repository), TooMuchError, and InvalidInputError for an
-        invalid delivery.
+        Raises WebhookUnsignedError, WebhookSignatureError, WebhookUnconfiguredError (also for an unknown repository), TooMuchError, and
+        InvalidInputError for an invalid delivery.
         """
         if len(body) > MAX_BYTES:
             raise TooMuchError(f"The webhook is too large: the limit is {MAX_BYTES >> 20} MiB.")
         lowercase_headers = {name.lower(): value for name, value in headers.items()}
         signature = lowercase_headers.get("x-hub-signature-256", "")
         if not _SIGNATURE_PATTERN.fullmatch(signature):
-            raise WebhookSignatureError
+            raise WebhookUnsignedError
         content_type = lowercase_headers.get("content-type", "")
         verified = await self._list_verified_projects(content_type, signature, body)
         payload = await self._process(body, lambda: parse_payload(content_type, body))
@@ -173,19 +183,18 @@ class Webhooks:
         names = await self._process(body, lambda: find_repository_names(content_type, body))
         if not names:
             raise InvalidInputError("The delivery names no repository.")
-        secrets: dict[str, list[Project]] = {}
-        for project in await self._list_projects(names):
-            secret = await self._credentials.reveal(project.id, CredentialKind.WEBHOOK_SECRET)
-            if secret is not None:
-                secrets.setdefault(secret.reveal(), []).append(project)
+        secrets = await self._load_secrets(names)
         if not secrets:
             raise WebhookUnconfiguredError
+        tried = list(islice(secrets, MAX_HASHED_BYTES // (len(body) + 1)))
         matching = await self._process(
-            body, lambda: [key for key in secrets if _is_signature_valid(key, signature, body)]
+            body, lambda: next((key for key in tried if _is_signature_valid(key, signature, body)), None)
         )
-        if not matching:
+        if matching is None:
             raise WebhookSignatureError
-        return [project for key in matching for project in secrets[key]]
+        query = select(Project).where(Project.id.in_(secrets[matching]), Project.archived_at.is_(None))
+        async with self._database.reading() as session:
+            return list(await session.scalars(query.order_by(Project.id)))
 
     async def _process(self, body: bytes, work: Callable[[], Result]) -> Result:
         """Process a body. A large one delays only other large ones."""
@@ -194,14 +203,34 @@ class Webhooks:
         async with self._large:
             return await asyncio.to_thread(work)
 
-    async def _list_projects(self, names: frozenset[str]) -> list[Project]:
-        """Return the projects of these repositories that have a webhook secret."""
+    async def _load_secrets(self, names: frozenset[str]) -> dict[str, list[str]]:
+        """Return the webhook secrets of these repositories, with the ids of their projects.
+
+        Anyone can cause this, so it is one query and one call of a thread, whatever the number of projects. The first projects of all
+        owners come first, then their second ones, and so on.
+        """
         matches_name = [func.lower(Project.repository).contains(name, autoescape=True) for name in sorted(names)]
-        with_secret = select(Credential.project_id).where(Credential.kind == CredentialKind.WEBHOOK_SECRET)
-        query = select(Project).where(Project.archived_at.is_(None), Project.id.in_(with_secret), or_(*matches_name))
+        rank = func.row_number().over(partition_by=Project.owner_id, order_by=Project.id)
+        found = (
+            select(Project.id, Project.repository, Credential.value, rank.label("rank"))
+            .join(Credential, Credential.project_id == Project.id)
+            .where(Credential.kind == CredentialKind.WEBHOOK_SECRET, Project.archived_at.is_(None), or_(*matches_name))
+            .subquery()
+        )
+        query = select(found.c.id, found.c.repository, found.c.value).where(found.c.rank <= MAX_PROJECTS_PER_OWNER)
         async with self._database.reading() as session:
-            rows = list(await session.scalars(query.order_by(Project.id)))
-        return list(islice((row for row in rows if get_slug(row) in names), MAX_PROJECTS))
+            rows = (await session.execute(query.order_by(found.c.rank, found.c.id).limit(MAX_PROJECTS))).all()
+        return await asyncio.to_thread(self._open_secrets, names, rows) if rows else {}
+
+    def _open_secrets(self, names: frozenset[str], rows: Sequence[Row[str, str, bytes]]) -> dict[str, list[str]]:
+        secrets: dict[str, list[str]] = {}
+        for project_id, repository, stored in rows:
+            if get_slug(repository) not in names:
+                continue
+            secret = self._credentials.open(project_id, CredentialKind.WEBHOOK_SECRET, stored).reveal()
+            if secret in secrets or len(secrets) < MAX_SECRETS:
+                secrets.setdefault(secret, []).append(project_id)
+        return secrets
 
     async def _record(self, project: Project, keys: tuple[str, ...], event: str, subject: Subject) -> bool:
         """Record a delivery. Returns False if it was already received.

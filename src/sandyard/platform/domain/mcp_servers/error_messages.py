@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 
+from sandyard.kit.destinations import PrivateAddressError
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.http_clients import describe_unreachable
 from sandyard.platform.domain.models.redaction import Redactor
@@ -35,6 +36,8 @@ def explain_response(name: str, response: httpx.Response, *, has_headers: bool, 
 
 def explain_error(name: str, url: str, error: Exception) -> str:
     """Return why a request got no response."""
+    if isinstance(error, PrivateAddressError):
+        return f"Access to the MCP server {name} is not allowed: {error.message} An administrator can allow this URL by saving it again."
     if isinstance(error, SandyardError):
         return f"Access to the MCP server {name} is not allowed: {error.message}"
     if isinstance(error, httpx.TimeoutException):

@@ -218,7 +218,7 @@ class McpServers:
         if draft.url is not None:
             parts = model.check_url(draft.url)
             row.url = parts._replace(netloc=parts.netloc.lower()).geturl()
-            if before != row.url:
+            if before != row.url or caller.is_admin:  # an administrator who sets the same one again approves it
                 await self._require_permitted_url(caller, parts)
                 row.named_by_admin = caller.is_admin
         moved = before is not None and _get_server(before) != _get_server(row.url or before)

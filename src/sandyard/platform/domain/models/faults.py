@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from sandyard.kit import bounded_json
+from sandyard.kit.destinations import PrivateAddressError
 from sandyard.kit.errors import ConflictError
 from sandyard.kit.http_clients import describe_unreachable
 from sandyard.platform.domain.models.presets import find_preset, list_presets
@@ -97,7 +98,10 @@ def classify_error(label: str, base_url: str, error: Exception, *, late: bool) -
     """Return the fault of a request that got no response."""
     if late:
         return Fault(Cause.UNREACHABLE, f"{label} did not respond in time at {base_url}.")
-    return Fault(Cause.UNREACHABLE, describe_unreachable(label, base_url, error))
+    sentence = describe_unreachable(label, base_url, error)
+    if isinstance(error, PrivateAddressError):
+        sentence += " An administrator can allow this address by saving it again."
+    return Fault(Cause.UNREACHABLE, sentence)
 
 
 def _find_cause(status: int, body: str, model: str | None) -> tuple[Cause, bool]:

@@ -165,6 +165,13 @@ class Credentials:
             return None
         return await asyncio.to_thread(self._vault.open, row.value, *_make_vault_context(project_id, kind))
 
+    def open(self, project_id: str, kind: CredentialKind, stored: bytes) -> Secret:
+        """Decrypt a credential that was read from the database. Internal use only. Raises VaultError if it cannot be decrypted.
+
+        Takes microseconds, but blocks when the vault's key is first read.
+        """
+        return self._vault.open(stored, *_make_vault_context(project_id, kind))
+
 
 def validate_credentials(
     token: Secret | None = None,

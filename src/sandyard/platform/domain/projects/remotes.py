@@ -12,6 +12,7 @@ from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ConflictError, ForbiddenError
 from sandyard.platform.db.models import Project, User
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.error_translation import LOCAL_PATH_REFUSED
 from sandyard.platform.domain.repositories.errors import RepositoryInvalidError
 from sandyard.platform.domain.repositories.remote import Remote, parse_remote
 from sandyard.platform.domain.users.model import Principal
@@ -32,9 +33,9 @@ def normalize_repository(caller: Principal, repository: str, *, trusted: bool = 
 
 
 async def is_trusted(session: AsyncSession, project: Project) -> bool:
-    """Return whether the project's repository and API may be in private networks, because its owner is an administrator.
+    """Return whether the project's repository may be on this machine, and its repository and API in private networks.
 
-    Only the owner and administrators can change them.
+    This is so while its owner is an administrator. Only the owner and administrators can change them.
     """
     owner = await session.get(User, project.owner_id)
     return owner is not None and owner.role == "admin"
@@ -50,6 +51,13 @@ def check_not_private(destinations: Destinations, repository: str | None, settin
             destinations.check_name(host)
     for entry in settings.network.allow:
         destinations.check_entry(entry)
+
+
+async def check_local_path(session: AsyncSession, project: Project) -> None:
+    """Raise ForbiddenError if the repository is a path on this machine that the project could not use."""
+    local = project.repository is not None and parse_remote(project.repository).kind == "local"
+    if local and not await is_trusted(session, project):
+        raise ForbiddenError(LOCAL_PATH_REFUSED)
 
 
 async def get_remote(session: AsyncSession, project: Project) -> Remote:

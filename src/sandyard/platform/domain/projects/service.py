@@ -44,7 +44,7 @@ class Projects:
     """Operations on projects. Raises NotFoundError if the caller may not see it, ForbiddenError if only its owner may do it."""
 
     def __init__(self, database: Database, clock: Clock, destinations: Destinations | None = None) -> None:
-        """`destinations`: the hosts that projects may use whose owner is not an administrator. None means any."""
+        """`destinations`: the hosts that projects may use whose owner is not an administrator. None means any, and local paths too."""
         self._database = database
         self._clock = clock
         self._destinations = destinations
@@ -210,6 +210,8 @@ class Projects:
         if repository is not UNCHANGED and repository != project.repository:
             project.repository = None if repository is None else remotes.normalize_repository(caller, repository)
             project.connection_error = None
+            if self._destinations is not None:
+                await remotes.check_local_path(session, project)
         if base_branch is not UNCHANGED:
             project.base_branch = None if base_branch is None else ref_names.check_name(base_branch)
         if settings is not None:

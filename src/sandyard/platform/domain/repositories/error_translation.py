@@ -27,6 +27,10 @@ _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _UNSTORABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 KEY_UNREADABLE = "The project's SSH key cannot be read: it is not a private key, or it has a passphrase. Enter a key without a passphrase."
+LOCAL_PATH_REFUSED = (
+    "The repository is a path on the platform's own machine, which only projects owned by an administrator may use. Change it to an "
+    "https or ssh URL, or ask an administrator to create the project."
+)
 TOO_LARGE = "The repository is larger than the platform's limit. An administrator can raise it (git_repository_limit)."
 _TOO_MUCH_MEMORY = "A file or commit is too large, or has too many files, for the memory that Git may use."
 _HOST_CHANGED = (

@@ -22,6 +22,7 @@ from sandyard.kit.processes import Output, Process
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.repositories.error_translation import (
     HOST_NOT_FOUND,
+    LOCAL_PATH_REFUSED,
     clean_line,
     create_mask,
     translate_error,
@@ -80,17 +81,24 @@ class Git:
     """Runs git, one process group per call, without the configuration of this machine or user."""
 
     def __init__(
-        self, folder: Path, *, timeout_s: float, destinations: Destinations | None = None, local: str | None = None
+        self,
+        folder: Path,
+        *,
+        timeout_s: float,
+        destinations: Destinations | None = None,
+        local: str | None = None,
+        samples: Path | None = None,
     ) -> None:
         """Create a runner.
 
-        `destinations` limits the hosts of remotes that no administrator has approved. None: any host. `local`: see
-        `prepare_environment`.
+        `destinations` limits the hosts of remotes that no administrator is responsible for; of paths on this machine, these may
+        only use those in the folder `samples`. None: any host and path. `local`: see `prepare_environment`.
         """
         self.folder = folder
         self._timeout_s = timeout_s
         self._destinations = destinations
         self._local = local
+        self._samples = None if samples is None else samples.absolute()
         self._slots = asyncio.Semaphore(MAX_PROCESSES)
 
     async def run(
@@ -122,7 +130,7 @@ class Git:
         Waits while MAX_PROCESSES other processes run, which does not count towards the timeout. Commands with a remote do not wait,
         because a remote decides how long they take and could block everyone else.
 
-        Raises RepositoryInvalidError if the remote is in a private network and may not be, GitFailedError or a more
+        Raises RepositoryInvalidError if the remote is on this machine or in a private network and may not be, GitFailedError or a more
         specific error if the exit code is not in `ok`, and GitTimeoutError after `timeout_s`. On a timeout or
         cancellation, git and everything it started have ended when this returns. No text that is returned or raised
         contains the credential.
@@ -182,7 +190,11 @@ class Git:
 
     async def _list_allowed_addresses(self, remote: Remote) -> Sequence[str] | None:
         """Return the addresses that git may connect to. Empty: connect through a proxy. None: any address."""
-        if self._destinations is None or remote.trusted or remote.host is None:
+        if self._destinations is None or remote.trusted:
+            return None
+        if remote.host is None:
+            if Path(remote.path).parent != self._samples:
+                raise RepositoryInvalidError(LOCAL_PATH_REFUSED)
             return None
         try:
             self._destinations.check_name(remote.host)

@@ -124,7 +124,8 @@ class CommandRunner:
             except SandboxNotFoundError:
                 await self._lifecycle.mark_lost(row.id)
             except SandboxNotRunningError:
-                await self._lifecycle.record_pause(row.id)
+                if (await self._lifecycle.record_pause(row.id)).status == Status.RUNNING:
+                    await asyncio.sleep(RETRY_S)  # it has just been resumed, or does not respond
             except SandyardError as error:
                 log.warning("command_not_followed", command=command_id, reason=error.message)
                 await asyncio.sleep(RETRY_S)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -17,7 +17,7 @@ from sandyard.kit.errors import InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Transaction
-from sandyard.platform.db.models import ApiToken, Login, Ticket, User
+from sandyard.platform.db.models import ApiToken, Login, McpServer, ModelProvider, Project, Ticket, User
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.users.authentication import Authentication
 from sandyard.platform.domain.users.model import (
@@ -99,6 +99,8 @@ class Users(Authentication):
     ) -> User:
         """Change the given fields. A password of None removes it; a new one ends all logins. A disabled user is rejected immediately.
 
+        The projects of a user who is no longer an administrator cannot use private networks any more.
+
         Raises LastAdminError instead of leaving an installation without an administrator.
         """
         caller.require_admin()
@@ -111,6 +113,8 @@ class Users(Authentication):
                 user = await _load(tx.session, user_id)
                 if admins == [user.id]:
                     raise LastAdminError
+                if role == "member" and user.role == "admin":
+                    await _withdraw_approvals(tx, user.id)
                 changed = self._apply_changes(user, name, role, disabled, hashed)
                 if disabled or hashed is not UNCHANGED:
                     await tx.session.execute(delete(Login).where(Login.user_id == user.id))
@@ -225,6 +229,16 @@ async def _load_token(session: AsyncSession, caller: Principal, token_id: str) -
     if token is None or token.revoked_at is not None or not (caller.is_admin or token.user_id == caller.user_id):
         raise NotFoundError(f"There is no token {token_id[:60]}.")
     return token
+
+
+async def _withdraw_approvals(tx: Transaction, user_id: str) -> None:
+    """Have the addresses of model providers and MCP servers in the user's projects checked at every connection.
+
+    Another administrator can approve an address by saving it again.
+    """
+    owned = select(Project.id).where(Project.owner_id == user_id)
+    for table in (ModelProvider, McpServer):
+        await tx.session.execute(update(table).where(table.project_id.in_(owned)).values(named_by_admin=False))
 
 
 async def _lock_admins(session: AsyncSession) -> list[str]:

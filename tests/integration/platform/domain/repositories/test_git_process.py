@@ -170,6 +170,19 @@ async def test_a_remote_in_a_private_network_is_rejected(
         await list_remote(guarded, url)
 
 
+async def test_a_path_on_this_machine_is_rejected_if_no_administrator_is_responsible(git: Git, tmp_path: Path) -> None:
+    guarded = Git(tmp_path / "git", timeout_s=30, destinations=Destinations(), samples=tmp_path / "samples")
+    for path in (tmp_path / "samples" / "one.git", tmp_path / "git" / "other.git", tmp_path / "repository.git"):
+        await git.run("init", "--quiet", "--bare", str(path), cwd=None)
+        trusted = replace(parse_remote(str(path)), trusted=True)
+        await guarded.run("ls-remote", str(path), cwd=None, remote=trusted)
+        if path.parent.name == "samples":
+            assert await list_remote(guarded, str(path)) == ""
+        else:
+            with pytest.raises(RepositoryInvalidError, match="owned by an administrator may use"):
+                await list_remote(guarded, str(path))
+
+
 async def test_git_connects_to_the_address_that_was_checked(
     tmp_path: Path, server: GitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

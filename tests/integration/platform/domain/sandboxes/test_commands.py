@@ -17,6 +17,8 @@ from sandyard.platform.domain.sandboxes import command_runner as module
 from sandyard.platform.domain.sandboxes.command_output import INLINE_BYTES, STDERR, STDOUT
 from sandyard.platform.domain.sandboxes.command_policy import CommandPolicy
 from sandyard.platform.domain.sandboxes.commands import MAX_COMMAND
+from sandyard.platform.domain.sandboxes.e2b import commands as engine_commands
+from sandyard.platform.domain.sandboxes.e2b.commands import PAUSED_RETRIES
 from sandyard.platform.domain.sandboxes.model import CommandRefusedError, NewCommand, NewSandbox
 from tests.harness.engine import Engine
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, kill_sandboxes, open_yard, until
@@ -173,7 +175,9 @@ async def sandbox_knows(yard: Yard, row: Sandbox, command: Command) -> bool:
 # pauses and outages ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_foreground_command_survives_a_pause(yard: Yard) -> None:
+@pytest.mark.parametrize("retries", [0, PAUSED_RETRIES])  # 0: as in a long pause
+async def test_a_foreground_command_survives_a_pause(yard: Yard, monkeypatch: pytest.MonkeyPatch, retries: int) -> None:
+    monkeypatch.setattr(engine_commands, "PAUSED_RETRIES", retries)
     row = await yard.create_sandbox()
     command = await yard.start(row, COUNT)
     waiting = asyncio.ensure_future(yard.wait(command))
@@ -361,7 +365,7 @@ async def test_a_database_error_of_the_deadline_watch_loses_no_command(
     async def fail_once(sandbox_id: str) -> Sandbox:
         nonlocal lookups
         task = asyncio.current_task()
-        if task is not None and getattr(task.get_coro(), "__name__", "") == "_wait_until_overdue":
+        if task is not None and getattr(task.get_coro(), "__name__", "") == "wait_until_overdue":
             lookups += 1
             if lookups == 1:
                 raise DatabaseUnavailableError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,6 +112,28 @@ async def test_allowed_addresses(world: World, servers: McpServers, names: dict[
     same = McpServerDraft(url="http://Inside.example.org:8080/mcp", headers={"X-Team": Secret("blue")})
     changed = await servers.update(owner, project.id, inside.id, same)
     assert (changed.url, [one.name for one in changed.headers]) == (inside.url, ["X-Team"])
+
+
+async def test_urls_of_a_former_administrator_are_checked(
+    world: World, servers: McpServers, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for proxy in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+    boss, maria = (await world.person("boss", "admin")).principal, (await world.person("maria")).principal
+    other = (await world.person("other", "admin")).principal
+    draft = McpServerDraft(name="inside", url="https://127.0.0.1:1/mcp")
+    own, hers = await world.projects.create(boss, "own"), await world.projects.create(maria, "hers")
+    mine, approved = await servers.create(boss, own.id, draft), await servers.create(boss, hers.id, draft)
+    await world.users.update(other, boss.user_id, role="member")
+    former = replace(boss, role="member")
+    refused = (await servers.test(former, own.id, mine.id)).detail
+    assert "private network" in refused and "An administrator can allow this URL by saving it again." in refused
+    await servers.update(former, own.id, mine.id, draft)
+    assert "private network" in (await servers.test(former, own.id, mine.id)).detail
+    # an administrator has allowed it for a project of somebody else
+    assert "private network" not in (await servers.test(maria, hers.id, approved.id)).detail
+    await servers.update(other, own.id, mine.id, draft)
+    assert "private network" not in (await servers.test(former, own.id, mine.id)).detail
 
 
 async def test_proxy_resolves_names(

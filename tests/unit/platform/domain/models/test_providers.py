@@ -220,3 +220,35 @@ async def test_address_set_by_member_is_checked_at_every_request(
     await providers.update(owner, own.id, base_url=f"{url}/v2")
     assert await client_for_own() is clients.get_client(url, named_by_admin=False)
     await clients.close()
+
+
+async def test_addresses_of_a_former_administrator_are_checked(
+    world: World, providers: Providers, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for proxy in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+    boss, other = [(await world.person(name, "admin")).principal for name in ("boss", "other")]
+    maria = (await world.person("maria")).principal
+    own, hers = await world.projects.create(boss, "own"), await world.projects.create(maria, "hers")
+    url = "https://127.0.0.1:1"
+    mine, approved, shared = [
+        await providers.create(boss, name="inside", project_id=project_id, base_url=url, **CHAT)
+        for project_id in (own.id, hers.id, None)
+    ]
+    clients = ServerClients(Destinations(), timeout_s=5)
+
+    async def connect(provider_id: str, project_id: str) -> str:
+        row = await providers.find(provider_id, project_id)
+        assert row is not None
+        client = clients.get_client(row.base_url, named_by_admin=row.named_by_admin)
+        return (await check_provider(client, row, None)).detail
+
+    assert "private network" not in await connect(mine.id, own.id)
+    await world.users.update(other, boss.user_id, role="member")
+    refused = await connect(mine.id, own.id)
+    assert "private network" in refused and "An administrator can allow this address by saving it again." in refused
+    for provider_id, project_id in ((approved.id, hers.id), (shared.id, own.id)):
+        assert "private network" not in await connect(provider_id, project_id)
+    await providers.update(other, mine.id, base_url=url)
+    assert "private network" not in await connect(mine.id, own.id)
+    await clients.close()

@@ -44,6 +44,21 @@ async def test_private_addresses_require_administrator(world: World) -> None:
         assert (await projects.get_remote(made)).trusted
 
 
+async def test_local_paths_require_an_owner_who_is_an_administrator(world: World) -> None:
+    maria = (await world.person("maria")).principal
+    admin = (await world.person("admin", role="admin")).principal
+    await world.person("another", role="admin")
+    projects = Projects(world.database, world.clock, Destinations())
+    mine = await projects.create(maria, "mine")
+    for caller in (maria, admin):
+        with pytest.raises(ForbiddenError, match="https or ssh URL"):
+            await projects.update(caller, mine.id, repository="/srv/repository.git")
+    ours = await projects.create(admin, "ours", repository="/srv/repository.git")
+    assert (await projects.get_remote(ours)).trusted
+    await world.users.update(ROOT, admin.user_id, role="member")
+    assert not (await projects.get_remote(ours)).trusted  # git refuses it, see test_git_process.py
+
+
 async def test_visibility_and_permissions(world: World) -> None:
     maria, otto, eve = [await world.person(name) for name in ("maria", "otto", "eve")]
     project = await world.projects.create(maria.principal, "website")

@@ -48,6 +48,8 @@ PATIENCE_S = 300.0
 """How long an engine may be unavailable before a follower of a command gets an error."""
 START_PATIENCE_S = 15.0
 """The same limit for a command that is not known to have started."""
+PAUSED_RETRIES = 7
+"""How often a follower of a command looks for a paused sandbox to run again, in about 12 s, before it gets an error."""
 SILENT_RUNS = 5
 _NO_RELAY = "The sandbox cannot run the platform's relay. Check that /bin/bash works in it."
 SWEEP_S, SWEEP_LOOK_S = 15.0, 0.2
@@ -67,8 +69,9 @@ class Commands:
     """Commands in sandboxes.
 
     `start` and `follow` survive interruptions: if the stream breaks (the engine restarts, the sandbox is paused and
-    resumed), they continue from the journal at the next byte, so that nothing is lost or repeated. While the sandbox is
-    paused they wait without resuming it. Raises SandboxNotFoundError if the sandbox is gone, and the command with it.
+    resumed), they continue from the journal at the next byte, so that nothing is lost or repeated. They never resume the
+    sandbox: they wait a moment, and raise SandboxNotRunningError if it stays paused. Follow the command again when it has
+    been resumed. Raises SandboxNotFoundError if the sandbox is gone, and the command with it.
     """
 
     def __init__(
@@ -185,10 +188,11 @@ class Commands:
             except EngineError as error:
                 if isinstance(error, SandboxNotRunningError):
                     contact = now()
-                if not state.may_retry(error, now() - contact, self._patience):
+                if not state.may_retry(error, failures, now() - contact, self._patience):
                     raise
                 failures += 1
-                log.info("command_stream_broken", sandbox=engine_id, command=state.id, reason=error.message)
+                if failures == 1:
+                    log.info("command_stream_broken", sandbox=engine_id, command=state.id, reason=error.message)
             finally:
                 self._finish(stream, patience_s=1.0 if state.ended else 0.0)
             if failures:
@@ -344,13 +348,13 @@ class _ReadState:
             raise self._refusal(*frame.refusal)
         return found
 
-    def may_retry(self, error: EngineError, away_s: float, patience_s: float) -> bool:
-        """Return whether to retry after this error, with the engine unavailable for `away_s`.
+    def may_retry(self, error: EngineError, failures: int, away_s: float, patience_s: float) -> bool:
+        """Return whether to retry after this error and `failures` earlier ones, with the engine unavailable for `away_s`.
 
         Waiting for a sandbox to be resumed makes sense only for a command that runs in it.
         """
         if isinstance(error, SandboxNotRunningError):
-            return self.begun
+            return self.begun and failures < PAUSED_RETRIES
         return error.transient and away_s <= (patience_s if self.begun else min(patience_s, START_PATIENCE_S))
 
     def check_silence(self, times: int) -> None:
