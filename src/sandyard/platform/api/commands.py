@@ -120,6 +120,7 @@ async def execute(
         view = CommandView.of(command).model_dump(mode="json", by_alias=True)
         return JSONResponse(view, 202, {"Location": f"/api/v1/commands/{command.id}"})
     command = await commands.wait(command.id)
+    await commands.check_access(caller, command)
     limit = settings.output_limit
     return Result(
         command_id=command.id,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import httpx
 import pytest
 
+from sandyard.kit.errors import NotFoundError
 from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS
+from sandyard.platform.db.models import Sandbox
 from sandyard.platform.domain.audit.service import AuditQuery
 from sandyard.platform.domain.paging import PageRequest
 from tests.integration.platform.domain.sandboxes.yard import Yard, until
@@ -241,3 +245,41 @@ async def test_waiting_ends_when_the_platform_stops(yard: Yard, mcp: Client) -> 
 
 async def _list_commands(yard: Yard, sandbox_id: str) -> Any:
     return (await yard.services.commands.page(yard.owner, sandbox_id, PageRequest())).items
+
+
+@pytest.mark.parametrize("owner", ["removed", "somebody else"])
+async def test_a_command_returns_no_output_to_a_user_removed_meanwhile(yard: Yard, url: str, owner: str) -> None:
+    removed = await yard.person("removed")
+    project_id = await yard.project(yard.owner, removed)
+    sandbox_owner = removed if owner == "removed" else yard.owner
+    row = await yard.services.sandboxes.create_sandbox(sandbox_owner, project_id=project_id)
+    assert row.engine_id
+    token = (await yard.services.users.create_token(removed, "mcp")).value.reveal()
+    wait = "touch begun-$0; until [ -e go ]; do sleep 0.05; done; echo secret"
+    headers, base = {"Authorization": f"Bearer {token}"}, url.removesuffix("/mcp")
+    async with client(url, token) as tools, httpx.AsyncClient(base_url=base, headers=headers, timeout=60) as api:
+        executing = asyncio.create_task(
+            api.post(f"/api/v1/sandboxes/{row.id}/execute", json={"command": f"bash -c '{wait}' 1"})
+        )
+        calling = asyncio.create_task(
+            refused(tools, "run_command", sandboxId=row.id, command=f"bash -c '{wait}' 2", waitSeconds=60)
+        )
+        for number in (1, 2):
+            await until(lambda number=number: has_file(yard, row, f"begun-{number}"), "the command runs")  # type: ignore[misc]
+        await yard.services.projects.remove_member(yard.owner, project_id, removed.user_id)
+        await yard.services.engine.files.write(row.engine_id, "go", one_chunk(b""))
+        response, (code, _) = await executing, await calling
+    expected = (403, "owner_without_access") if owner == "removed" else (404, "not_found")
+    assert (response.status_code, response.json()["code"]) == expected
+    assert "secret" not in response.text
+    assert code == expected[1]
+
+
+async def has_file(yard: Yard, row: Sandbox, path: str) -> bool:
+    with contextlib.suppress(NotFoundError):
+        return bool(await yard.services.engine.files.stat(row.engine_id or "", path))
+    return False
+
+
+async def one_chunk(data: bytes) -> AsyncIterator[bytes]:
+    yield data

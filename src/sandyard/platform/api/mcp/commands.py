@@ -98,6 +98,7 @@ async def run_command(call: Call, arguments: RunCommand) -> CommandResult:
         command = await commands.execute(call.caller, arguments.sandbox_id, new)
     call.add_audit_detail(command=command.id)
     command = await _wait_for_command(call, command, arguments.wait_seconds)
+    await commands.check_access(call.caller, command)
     return _make_result(
         command,
         await get_tail(commands, command, STDOUT, arguments.output_limit),
@@ -115,6 +116,8 @@ async def read_output(call: Call, arguments: ReadOutput) -> CommandResult:
     commands = call.services.commands
     command, _ = await commands.get_for(call.caller, arguments.command_id)
     command = await _wait_for_command(call, command, arguments.wait_seconds)
+    if arguments.wait_seconds:
+        await commands.get_for(call.caller, command.id)  # the caller may have lost access meanwhile
     return _make_result(
         command,
         await get_page(commands, command, STDOUT, arguments.stdout_offset, arguments.output_limit),

@@ -69,7 +69,9 @@ class Commands:
         row = await self._lifecycle.repository.get_for(principal, sandbox_id, internal=internal)
         check_usable(row)
         self._check(new)
-        await self._check_policy(row, new.command)
+        if row.project_id is not None:
+            await self._lifecycle.check_access(row)
+            await self._check_policy(row, new.command)
         command = Command(
             id=ordered_id("cmd_"),
             sandbox_id=row.id,
@@ -146,6 +148,10 @@ class Commands:
             return command, await self._lifecycle.repository.get_for(principal, command.sandbox_id, internal=internal)
         except NotFoundError:
             raise command_not_found(command_id) from None
+
+    async def check_access(self, principal: Principal, command: Command) -> None:
+        """Raise NotFoundError or OwnerWithoutAccessError if the caller lost access to the sandbox while the command ran."""
+        await self._lifecycle.check_access(await self._lifecycle.repository.get_for(principal, command.sandbox_id))
 
     async def page(self, principal: Principal, sandbox_id: str, page: PageRequest) -> Listing[Command]:
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)
@@ -248,8 +254,6 @@ class Commands:
             )
 
     async def _check_policy(self, row: Sandbox, command: str) -> None:
-        if row.project_id is None:
-            return
         async with self._database.reading() as session:
             project = await session.get(Project, row.project_id)
         policy = CommandPolicy.of(project.settings if project is not None else {})

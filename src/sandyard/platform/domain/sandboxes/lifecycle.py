@@ -27,6 +27,7 @@ from sandyard.platform.db.models import Project, Sandbox
 from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.projects.egress import Allowed, get_allowed
 from sandyard.platform.domain.projects.remotes import is_trusted
+from sandyard.platform.domain.projects.service import owner_has_access
 from sandyard.platform.domain.sandboxes.activity import Activity
 from sandyard.platform.domain.sandboxes.e2b import (
     EngineError,
@@ -38,6 +39,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
 from sandyard.platform.domain.sandboxes.model import (
     LIVE,
     NewSandbox,
+    OwnerWithoutAccessError,
     Status,
     check_usable,
     get_sandbox_event_fields,
@@ -260,19 +262,40 @@ class Lifecycle:
                 raise
 
     async def ensure_running(self, row: Sandbox) -> str:
-        """Return the engine's id of the sandbox after making sure that it is running."""
+        """Return the engine's id of the sandbox after making sure that it is running.
+
+        Raises OwnerWithoutAccessError if its owner was removed from its project.
+        """
         row = await self.wait_until_provisioned(row.id)
         check_usable(row)
         if row.status == Status.PAUSED:
             row = await self.resume(row)
+        else:
+            await self.check_access(row)
         assert row.engine_id is not None
         return row.engine_id
 
-    async def resume(self, row: Sandbox) -> Sandbox:
-        """Resume the sandbox. Idempotent. Its processes continue where they were."""
+    async def check_access(self, row: Sandbox) -> None:
+        """Raise OwnerWithoutAccessError if the owner may no longer use the sandbox's project.
+
+        `SandboxMaintenance` pauses such a sandbox, and nobody may resume, use or fork it. The platform's own sandboxes are exempt.
+        """
+        if row.project_id is None or row.internal:
+            return
+        async with self._database.reading() as session:
+            if not await owner_has_access(session, row):
+                raise OwnerWithoutAccessError
+
+    async def resume(self, row: Sandbox, *, to_reconcile: bool = False) -> Sandbox:
+        """Resume the sandbox. Idempotent. Its processes continue where they were.
+
+        Raises OwnerWithoutAccessError, except `to_reconcile` the row with an engine that runs the sandbox already.
+        """
         async with self._lock(row.id):
             row = await self.repository.get(row.id)
             check_usable(row)
+            if not to_reconcile:
+                await self.check_access(row)
             if row.status != Status.PAUSED:
                 return row
             return await self.tasks.finish(self._resume(row))  # the caller may be cancelled, but others wait for it too

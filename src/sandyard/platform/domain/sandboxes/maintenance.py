@@ -102,7 +102,7 @@ class SandboxMaintenance:
         elif box.state == EngineState.PAUSED and row.status == Status.RUNNING:
             await lifecycle.record_pause(row.id)
         elif box.state == EngineState.RUNNING and row.status == Status.PAUSED and await self._is_still_running(row):
-            await lifecycle.resume(row)
+            await lifecycle.resume(row, to_reconcile=True)  # `stop_without_access` pauses it again if necessary
 
     async def _reconcile_missing(self, row: Sandbox) -> None:
         """Handle a sandbox that was not in the list or that the engine did not find.

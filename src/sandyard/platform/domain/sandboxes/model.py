@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from sandyard.kit.errors import ConflictError, SandyardError
+from sandyard.kit.errors import ConflictError, ForbiddenError, SandyardError
 from sandyard.platform.db.models import Sandbox
 
 
@@ -48,6 +48,12 @@ class SandboxDestroyedError(ConflictError):
     """The sandbox was deleted."""
 
     code, status = "sandbox_destroyed", 410
+
+
+class OwnerWithoutAccessError(ForbiddenError):
+    """The owner of this sandbox was disabled or no longer has access to its project. Ask the project's owner to add them again."""
+
+    code = "owner_without_access"
 
 
 class CommandRefusedError(SandyardError):

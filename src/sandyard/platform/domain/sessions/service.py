@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError, SandyardError
+from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
@@ -29,10 +29,16 @@ from sandyard.platform.domain.git.errors import NoCheckoutError, NotInProjectErr
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
-from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.projects.service import Projects, owner_has_access
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, get_sandbox_event_fields, utc_now
+from sandyard.platform.domain.sandboxes.model import (
+    NewSandbox,
+    OwnerWithoutAccessError,
+    Status,
+    get_sandbox_event_fields,
+    utc_now,
+)
 from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.sandboxes.service import check_envs, check_template
 from sandyard.platform.domain.sessions.origins import (
@@ -262,8 +268,12 @@ class Sessions:
         return row
 
     async def delete(self, principal: Principal, session_id: str) -> None:
-        """Delete the session with its sandboxes, messages and checkpoint."""
+        """Delete the session with its sandboxes, messages and checkpoint.
+
+        Allowed for its owner, the project's owner and administrators.
+        """
         row = await self.get(principal, session_id)
+        await self._require_deletion(principal, row)
         for callback in self._before_delete:
             await callback(row.id)
         async with self._database.reading() as session:
@@ -288,24 +298,24 @@ class Sessions:
                 await tx.session.delete(known)
                 tx.emit("session.deleted", **get_session_event_fields(row))
 
+    async def _require_deletion(self, principal: Principal, row: Session) -> None:
+        """Raise ForbiddenError if the caller may not delete the session."""
+        if principal.is_admin or row.owner_id == principal.user_id:
+            return
+        if row.project_id is None or await self._projects.get_owner_id(row.project_id) != principal.user_id:
+            raise ForbiddenError("Only the session's owner, the project's owner or an administrator may delete it.")
+
     async def provision(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox]:
         """Create a new sandbox for a session whose sandbox failed or was deleted. Raises ConflictError while the old one is usable.
 
-        Uses the last snapshot if there is one, otherwise the work last saved in Git.
+        Uses the last snapshot if there is one, otherwise the work last saved in Git. Raises OwnerWithoutAccessError if the session's owner
+        was removed from its project.
         """
         row = await self.get(principal, session_id)
         async with self._database.reading() as session:
             query = select(Checkpoint).where(Checkpoint.session_id == row.id, Checkpoint.project_id == row.project_id)
             checkpoint = (await session.scalars(query.order_by(Checkpoint.id.desc()).limit(1))).first()
-        return await self._create_sandbox(
-            row, row.checkpoint, checkpoint, may_clone=await self._can_see_project(principal, row.project_id)
-        )
-
-    async def _can_see_project(self, principal: Principal, project_id: str | None) -> bool:
-        """Return whether the user still sees the project. Otherwise they get back their own work, but nothing new of the project."""
-        with contextlib.suppress(NotFoundError):
-            return project_id is not None and bool(await self._projects.get(principal, project_id))
-        return False
+        return await self._create_sandbox(row, row.checkpoint, checkpoint, may_clone=row.project_id is not None)
 
     async def restore(self, principal: Principal, checkpoint_id: str) -> GitOperation:
         """Create a new sandbox for the session of a checkpoint, with the work as it was then.
@@ -327,6 +337,7 @@ class Sessions:
             )
         async with self._database.reading() as session:
             project = await session.get(Project, checkpoint.project_id)
+            await _check_owner_access(session, row)
         if project is None or project.repository is None:
             raise ConflictError("The checkpoint's project no longer has a repository. Add one first.")
         if old is not None and old.status not in (Status.ERROR, Status.DESTROYED):
@@ -342,7 +353,8 @@ class Sessions:
         self, row: Session, snapshot: str | None, checkpoint: Checkpoint | None, *, may_clone: bool
     ) -> tuple[Session, Sandbox]:
         """Create the sandbox. If nothing was saved and `may_clone`, the project's repository is checked out again."""
-        async with self._database.reading() as session:  # also if its owner has left the project since
+        async with self._database.reading() as session:
+            await _check_owner_access(session, row)
             project = await session.get(Project, row.project_id) if row.project_id is not None else None
             source = project if checkpoint is None else await session.get(Project, checkpoint.project_id)
             prepared = None
@@ -441,6 +453,12 @@ class Sessions:
             row.updated_at = utc_now()
             tx.emit(event, **get_session_event_fields(row), title=row.title)
         return row
+
+
+async def _check_owner_access(database_session: AsyncSession, row: Session) -> None:
+    """Raise OwnerWithoutAccessError if nobody could use a new sandbox of this session."""
+    if row.project_id is not None and not await owner_has_access(database_session, row):
+        raise OwnerWithoutAccessError
 
 
 def _make_no_checkpoint_error(checkpoint_id: str) -> NotFoundError:

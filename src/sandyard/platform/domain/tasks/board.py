@@ -13,7 +13,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, case, func, not_, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
@@ -24,7 +25,7 @@ from sandyard.platform.db.models import Attempt, Project, Task
 from sandyard.platform.db.models.task_details import Said
 from sandyard.platform.domain.agents.runner.turns import write_allowance
 from sandyard.platform.domain.paging import Listing, PageRequest, read_rows
-from sandyard.platform.domain.projects.service import Projects, visible_to
+from sandyard.platform.domain.projects.service import Projects, has_lost_access, visible_to
 from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.tasks import moves
 from sandyard.platform.domain.tasks.cards import Cards
@@ -321,13 +322,21 @@ class Tasks:
 
         Attempts that failed or were stopped continue from their existing work; a task that is done starts over; one that was never started
         starts. `message` is sent to the agents; `attempt_id` selects one attempt. Raises ConflictError if no attempt can continue with them.
+        If all attempts belong to a user who was disabled or left the project, the task starts over for the caller.
         """
         said: Said | None = {"words": message, "by": caller.name, "automatic": False} if message is not None else None
         async with self._database.transaction() as tx:
             project, task = await self._lock_task(tx, caller, task_id)
             over = Attempt.status.in_((AttemptStatus.FAILED, AttemptStatus.CANCELLED))
             left = await tx.session.scalar(select(Attempt.id).where(Attempt.task_id == task.id, over).limit(1))
-            if task.status in _ACTIVE_COLUMNS or (task.status == Column.CANCELLED and left is not None):
+            abandoned = left is not None and await _is_abandoned(tx.session, task)
+            if abandoned and (message is not None or attempt_id is not None):
+                raise ConflictError(
+                    "The attempts cannot be continued: their owner was disabled or no longer has access to the project. "
+                    "Retry the task without a message to start over."
+                )
+            continues = task.status in _ACTIVE_COLUMNS or (task.status == Column.CANCELLED and left is not None)
+            if continues and not abandoned:
                 await self._continue_attempts(tx, project, task, attempt_id, said)
             else:
                 if message is not None or attempt_id is not None:
@@ -408,6 +417,15 @@ def _start_after_cursor(query: Select[Task], cursor: str | None) -> Select[Task]
 
 def _make_cursor(task: Task) -> str:
     return f"{list(Column).index(Column(task.status))}_{task.position}_{task.id}"
+
+
+async def _is_abandoned(session: AsyncSession, task: Task) -> bool:
+    """Return whether every attempt that is not closed has ended and belongs to a user who lost access."""
+    over = Attempt.status.in_((AttemptStatus.FAILED, AttemptStatus.CANCELLED))
+    closed = Attempt.status.in_((AttemptStatus.ARCHIVED, AttemptStatus.MERGED))
+    lost = has_lost_access(Attempt.owner_id, Attempt.project_id)
+    usable = select(Attempt.id).where(Attempt.task_id == task.id, not_(closed), not_(and_(over, lost)))
+    return await session.scalar(usable.limit(1)) is None
 
 
 def _make_not_found_error(task_id: str) -> NotFoundError:

@@ -82,7 +82,10 @@ class Authentication:
         return await self._find_principal(query, hashed, "cookie")
 
     async def authenticate_ticket(self, value: str) -> Principal | None:
-        """Return the ticket's user and consume the ticket. Of two concurrent uses, one succeeds."""
+        """Return the ticket's user and consume the ticket. Of two concurrent uses, one succeeds.
+
+        A ticket ends with the token or login with which it was created.
+        """
         hashed = digest(value)
         async with self._database.transaction() as tx:
             taken = await tx.session.execute(
@@ -92,9 +95,10 @@ class Authentication:
             if row is None or row[1] <= get_time(self._clock):
                 return None
             user = await tx.session.get(User, row[0])
-        if user is None or user.disabled_at is not None:
+        if user is None:
             return None
-        return Principal(user.id, user.name, user.role, row[2])
+        principal = Principal(user.id, user.name, user.role, row[2])
+        return principal if await is_still_valid(self._database, self._clock, principal) else None
 
     async def login(
         self, *, name: str | None = None, password: str | None = None, token: str | None = None

@@ -377,6 +377,23 @@ async def test_a_former_member_cannot_use_the_agents_of_the_project(harness: Age
         await harness.turns.prompt(member, row.id, prompt)
 
 
+async def test_a_turn_of_a_former_member_fails_if_the_engine_paused_its_sandbox(harness: AgentHarness) -> None:
+    yard, lifecycle = harness.yard, harness.yard.services.lifecycle
+    member = await yard.person("member")
+    project_id = await yard.project(yard.owner, member)
+    row, _ = await yard.services.sessions.create(member, title="mine", agent="acting", project_id=project_id)
+    turn = await harness.turns.prompt(member, row.id, [{"type": "text", "text": "say 1\nhold"}])
+    await until(lambda: harness.parts(turn), "the agent writes output")
+    sandbox = await lifecycle.repository.get(row.sandbox_id or "")
+    assert sandbox.engine_id is not None
+    await yard.services.projects.remove_member(yard.owner, project_id, member.user_id)
+    await lifecycle.engine.pause(sandbox.engine_id)
+    await lifecycle.record_pause(sandbox.id)
+    ended = await harness.wait_for_turn(turn)
+    assert (ended.status, ended.error_code) == ("failed", "owner_without_access")
+    assert (await lifecycle.repository.get(sandbox.id)).status == "paused"
+
+
 async def test_an_agent_ended_while_paused_does_not_run_beside_the_next_one(harness: AgentHarness) -> None:
     row, lifecycle = await harness.create_session(), harness.yard.services.lifecycle
     turn = await harness.prompt(row, "say 1", "hold")

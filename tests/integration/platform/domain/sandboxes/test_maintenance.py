@@ -14,7 +14,7 @@ from sandyard.kit.ids import random_id
 from sandyard.platform.db.models import Sandbox, Session, Turn
 from sandyard.platform.domain.sandboxes.e2b import EngineError, EngineUnreachableError, SandboxEngine
 from sandyard.platform.domain.sandboxes.lifecycle import INSTANCE, ROW
-from sandyard.platform.domain.sandboxes.model import NewSandbox, utc_now
+from sandyard.platform.domain.sandboxes.model import NewCommand, NewSandbox, OwnerWithoutAccessError, utc_now
 from tests.harness.engine import Engine
 from tests.integration.platform.domain.sandboxes.yard import MovableClock, Yard, kill_sandboxes, open_yard, until
 from tests.unit.platform.world import ROOT
@@ -331,3 +331,19 @@ async def test_agent_is_stopped_and_sandbox_paused_when_the_owner_loses_access(y
         turns = dict((await session.execute(select(Session.title, Turn.status).join(Turn))).all())
     assert turns["disabled"] in ("cancelled", "failed") and turns["removed"] in ("cancelled", "failed")
     assert turns["member"] in ("queued", "running")
+
+
+async def test_a_sandbox_of_a_removed_owner_that_the_engine_resumed_is_paused_again(yard: Yard) -> None:
+    removed = await yard.person("removed")
+    project_id = await yard.project(yard.owner, removed)
+    row = await yard.services.sandboxes.create_sandbox(removed, project_id=project_id)
+    assert row.engine_id
+    await yard.services.projects.remove_member(yard.owner, project_id, removed.user_id)
+    await yard.services.maintenance.stop_without_access()
+    await yard.services.engine.resume(row.engine_id, 600)
+    await yard.services.maintenance.reconcile()
+    await yard.services.maintenance.stop_without_access()
+    assert ((await yard.reload(row)).status, await yard.get_engine_state(row)) == ("paused", "paused")
+    with pytest.raises(OwnerWithoutAccessError):
+        await yard.services.commands.execute(removed, row.id, NewCommand(command="true", timeout_s=10))
+    assert (await yard.services.sandboxes.get_status(removed, row.id)).status == "paused"

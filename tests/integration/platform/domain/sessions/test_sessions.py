@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
+from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Sandbox, Session
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.e2b import EngineUnreachableError
-from sandyard.platform.domain.sandboxes.model import Status
+from sandyard.platform.domain.sandboxes.model import OwnerWithoutAccessError, Status
 from sandyard.platform.domain.users.model import Principal
 from tests.harness.engine import Engine
 from tests.integration.platform.domain.sandboxes.yard import Yard, kill_sandboxes, open_yard
@@ -156,9 +156,27 @@ async def test_an_owner_who_has_left_the_project_keeps_the_session(yard: Yard) -
     session, row = await create_session(yard, project_id=project)
     await yard.services.projects.remove_member(boss, project, yard.owner.user_id)
     await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)
+    for caller in (yard.owner, boss):
+        with pytest.raises(OwnerWithoutAccessError):
+            await yard.services.sessions.provision(caller, session.id)
+    assert (await yard.services.sessions.get(yard.owner, session.id)).sandbox_id == row.id
+    await yard.services.projects.add_member(boss, project, yard.owner.user_id)
     _, fresh = await yard.services.sessions.provision(yard.owner, session.id)
     assert (await yard.services.lifecycle.wait_until_provisioned(fresh.id)).status == "running"
     assert fresh.idle_seconds == 88
+
+
+async def test_a_session_is_deleted_only_by_its_owner_the_projects_owner_or_an_administrator(yard: Yard) -> None:
+    boss, member, admin = await yard.person("boss"), await yard.person("member"), await yard.person("admin", "admin")
+    project = await yard.project(boss, member, yard.owner)
+    for caller in (yard.owner, boss, admin):
+        session, row = await create_session(yard, project_id=project)
+        with pytest.raises(ForbiddenError):
+            await yard.services.sessions.delete(member, session.id)
+        assert (await yard.reload(row)).status == "running"
+        await yard.services.sessions.delete(caller, session.id)
+        with pytest.raises(NotFoundError):
+            await yard.services.sessions.get(caller, session.id)
 
 
 async def test_messages_are_paginated(yard: Yard) -> None:

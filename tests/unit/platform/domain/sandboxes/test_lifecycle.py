@@ -1,4 +1,4 @@
-"""Network access of a sandbox when the settings or the database change at the wrong moment."""
+"""A sandbox when its project's settings, its owner's access or the database change at the wrong moment."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from sandyard.platform.domain.projects.egress import Allowed
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.activity import Activity
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import NewSandbox
+from sandyard.platform.domain.sandboxes.model import NewSandbox, OwnerWithoutAccessError
 from tests.unit.platform.world import Person, World
 
 
 class Engine:
-    """Sandboxes that start at once, and what each may connect to."""
+    """Sandboxes that start at once, what each may connect to, and what else was done to them."""
 
     def __init__(self) -> None:
         self.allowed: list[Allowed] = []
+        self.calls: list[str] = []
 
     async def create(self, *, allowed: Allowed, **_: Any) -> Any:
         self.allowed.append(allowed)
@@ -31,6 +32,19 @@ class Engine:
 
     async def set_network(self, engine_id: str, allowed: Allowed) -> None:
         self.allowed.append(allowed)
+
+    async def pause(self, engine_id: str) -> None:
+        self.calls.append("pause")
+
+    async def resume(self, engine_id: str, timeout_s: int) -> None:
+        self.calls.append("resume")
+
+    async def kill(self, engine_id: str) -> None:
+        self.calls.append("kill")
+
+    async def fork(self, engine_id: str, timeout_s: int) -> Any:
+        self.calls.append("fork")
+        return SimpleNamespace(id="eng_2")
 
 
 class Place:
@@ -45,9 +59,9 @@ class Place:
         settings = ProjectSettings.model_validate({"network": {"mode": "listed", "allow": hosts}})
         await self.world.projects.update(self.owner.principal, self.project_id, settings=settings)
 
-    async def sandbox(self) -> Sandbox:
-        wanted = NewSandbox(template="base", idle_seconds=300, project_id=self.project_id)
-        row = await self.lifecycle.create(self.owner.principal.user_id, wanted)
+    async def sandbox(self, owner: Person | None = None, *, internal: bool = False) -> Sandbox:
+        wanted = NewSandbox(template="base", idle_seconds=300, project_id=self.project_id, internal=internal)
+        row = await self.lifecycle.create((owner or self.owner).principal.user_id, wanted)
         return await self.lifecycle.wait_until_provisioned(row.id)
 
 
@@ -100,3 +114,63 @@ async def test_applies_changes_made_while_waiting_for_lock(place: Place, status:
     assert place.engine.allowed[1:] == expected
     known = await place.lifecycle.repository.get(row.id)
     assert known.network == (expected[0] if expected else None)
+
+
+@pytest.mark.parametrize("status", ["running", "paused"])
+async def test_nobody_uses_sandbox_of_removed_owner(place: Place, status: str) -> None:
+    lifecycle, projects, ann = place.lifecycle, place.world.projects, place.owner.principal
+    bob = await place.world.person("bob")
+    await projects.add_member(ann, place.project_id, bob.principal.user_id)
+    row = await place.sandbox(bob)
+    if status == "paused":
+        await lifecycle.pause(row)
+
+    async def use() -> None:
+        async with lifecycle.using(row):
+            pass
+
+    async def call() -> None:
+        async def verb(engine_id: str) -> None:
+            place.engine.calls.append("use")
+
+        await lifecycle.call(row, verb)
+
+    async def fork() -> None:
+        wanted = NewSandbox(template="base", idle_seconds=300, project_id=place.project_id)
+        await lifecycle.fork(bob.principal.user_id, row, wanted)
+
+    await use()
+    await lifecycle.repository.note(row.id, status=status)
+    await projects.remove_member(ann, place.project_id, bob.principal.user_id)
+    place.engine.calls.clear()
+    for attempt in (use, call, fork, lambda: lifecycle.ensure_running(row), lambda: lifecycle.resume(row)):
+        with pytest.raises(OwnerWithoutAccessError) as refusal:
+            await attempt()
+        assert refusal.value.status == 403
+    assert place.engine.calls == []
+    await projects.add_member(ann, place.project_id, bob.principal.user_id)
+    assert await lifecycle.ensure_running(row) == "eng_1"
+
+
+async def test_sandbox_of_removed_owner_is_saved_paused_and_destroyed(place: Place) -> None:
+    lifecycle, ann = place.lifecycle, place.owner.principal
+    bob = await place.world.person("bob")
+    await place.world.projects.add_member(ann, place.project_id, bob.principal.user_id)
+    row = await place.sandbox(bob)
+    await place.world.projects.remove_member(ann, place.project_id, bob.principal.user_id)
+
+    async def save(row: Sandbox) -> None:
+        place.engine.calls.append("save")
+
+    lifecycle.before_pause.append(save)
+    lifecycle.before_destroy.append(save)
+    row = await lifecycle.pause(row)
+    assert row.status == "paused"
+    await lifecycle.destroy(row)
+    assert (await lifecycle.repository.get(row.id)).status == "destroyed"
+    assert place.engine.calls == ["save", "pause", "save", "kill"]
+
+
+async def test_platform_uses_its_own_sandbox_of_removed_owner(place: Place) -> None:
+    row = await place.sandbox(await place.world.person("bob"), internal=True)
+    assert await place.lifecycle.ensure_running(row) == "eng_1"

@@ -395,6 +395,25 @@ async def test_owner_replaces_member_who_left(desk: Desk) -> None:
     assert [row.owner_id for row in await desk.attempts_of(later)] == [desk.me.user_id]
 
 
+@pytest.mark.parametrize("how", ["failed", "stopped"])
+async def test_retry_replaces_attempts_of_member_who_left(desk: Desk, how: str) -> None:
+    mo, me = desk.member.principal, desk.me
+    task = await desk.tasks.create(mo, desk.project.id, TaskFields(title="x"), start=True)
+    if how == "failed":
+        await desk.fails(task, "lost access")
+    else:
+        await desk.tasks.stop(mo, task.id)
+    await desk.world.projects.remove_member(me, desk.project.id, mo.user_id)
+    with pytest.raises(ConflictError, match="without a message"):
+        await desk.tasks.retry(me, task.id, message="Go on.")
+    await desk.tasks.retry(me, task.id)
+    assert await desk.status(task) == IN_PROGRESS
+    first, second = await desk.attempts_of(task)
+    assert (first.owner_id, first.status) == (mo.user_id, "archived")
+    assert (second.owner_id, second.status) == (me.user_id, "queued")
+    assert second.session_id != first.session_id
+
+
 async def test_archived_project_starts_nothing(desk: Desk) -> None:
     task = await desk.card()
     await desk.world.projects.update(desk.me, desk.project.id, archived=True)

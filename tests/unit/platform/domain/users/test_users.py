@@ -315,3 +315,18 @@ async def test_replaces_lost_admin_token(world: World) -> None:
     assert found is not None and found.is_admin
     if first is not None:
         assert await world.users.authenticate_token(first.value.reveal()), "the old token stays valid"
+
+
+@pytest.mark.parametrize("means", ["token", "login"])
+async def test_ticket_ends_with_its_token_or_login(world: World, means: str) -> None:
+    maria = await world.person("maria", password=PASSWORD)
+    cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
+    find = world.users.authenticate_token(maria.token) if means == "token" else world.users.authenticate_cookie(cookie)
+    principal = await find
+    assert principal is not None
+    ticket = (await world.users.create_ticket(principal)).value.reveal()
+    if means == "token":
+        await world.users.revoke_token(principal, principal.means.partition(":")[2])
+    else:
+        await world.users.logout(cookie)
+    assert await world.users.authenticate_ticket(ticket) is None

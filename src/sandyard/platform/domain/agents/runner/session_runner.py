@@ -32,7 +32,7 @@ from sandyard.platform.domain.agents.runner.timeouts import InactivityWatch, che
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.models.faults import FAULT_CODES
 from sandyard.platform.domain.models.model import OverBudgetError
-from sandyard.platform.domain.sandboxes.model import Status, check_usable, utc_now
+from sandyard.platform.domain.sandboxes.model import OwnerWithoutAccessError, Status, check_usable, utc_now
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
@@ -196,7 +196,11 @@ class SessionRunner:
             await self._advance_turn(turn, state.run)
         asleep = state.sandbox is not None and state.sandbox.status == Status.PAUSED
         if asleep and turn.status == TurnStatus.RUNNING and not self.paused_by_platform and state.sandbox is not None:
-            await self._deps.lifecycle.resume(state.sandbox)  # the engine paused it while nobody followed it
+            try:
+                await self._deps.lifecycle.resume(state.sandbox)  # the engine paused it while nobody followed it
+            except OwnerWithoutAccessError as error:
+                await self._fail_turn(error.message, error.code)
+                return self._repeat_at_once()
         await self._check_timeouts(state, turn, state.run)
         return True
 
