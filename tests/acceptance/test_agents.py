@@ -318,6 +318,10 @@ def test_mcp_servers_are_used_and_their_key_stays_outside_the_sandbox(agent_sess
         first = [SEARCH] if agent_session.agent is CLAUDE else []
         agent_session.run_turn("use the tools of both servers", [*first, *MCP_STEPS])
         check_mcp_calls(agent_session.calls("use the tools of both servers"), server, agent_session.models)
+        parts = [part for message in agent_session.transcript() for part in message["parts"]]
+        (notice,) = [part for part in parts if part.get("code") == "mcp_server_failed"]
+        assert "The MCP server broken exited with status 1." in notice["text"]
+        assert notice["text"].endswith("ended with:\nNo licence found.")
         assert agent_session.execute(make_key_search(MCP_KEY))["stdout"] == ""
         tool_calls = [
             part for message in agent_session.transcript() for part in message["parts"] if part["type"] == "tool_call"
@@ -359,6 +363,8 @@ def add_mcp_servers(project: Work, server: HttpMcpServer) -> None:
     path = f"/projects/{project.id}/mcp-servers"
     inside = {"name": "inside", "command": "python3", "args": ["-c", COMMAND], "env": {"INNER_WORD": INNER_WORD}}
     ok(project.client.post(path, json=inside), 201)
+    broken = {"name": "broken", "command": "python3", "args": ["-c", "import sys; sys.exit('No licence found.')"]}
+    ok(project.client.post(path, json=broken), 201)
     outside = {"name": "outside", "url": server.url, "headers": {"X-Api-Key": MCP_KEY}, "test": True}
     created = ok(project.client.post(path, json=outside), 201)
     test_result = ok(project.client.post(f"{path}/{created['id']}/test"))

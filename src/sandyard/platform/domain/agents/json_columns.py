@@ -38,6 +38,8 @@ class InternalOptions(TypedDict, total=False):
     """A hash of its MCP servers."""
     mcpMissing: dict[str, str]
     """Commands of MCP servers that are not in the sandbox, by server name."""
+    mcpCommands: list[str]
+    """Names of its MCP servers with a command, as long as no failure of them was reported."""
 
 
 class Mode(TypedDict):

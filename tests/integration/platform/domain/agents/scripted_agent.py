@@ -9,6 +9,7 @@ ask KIND TITLE   ask for permission, and say what was decided
 vague PATH       the same for a path that was told before, and not in the question
 form             ask a question
 mcp              say which MCP servers it was given, and in which request
+use NAME         start an MCP server, send it a line, and say what it answered
 garbage          lines that are no messages
 sleep SECONDS, die CODE, fail WORDS, deaf (does not stop when it is told to), hold (until it is told to stop), quit
 """
@@ -106,6 +107,18 @@ def act(line):
         text("told " + json.dumps(ask("elicitation/create", params)))
     elif word == "mcp":
         text(json.dumps(state["mcp"]))
+    elif word == "use":
+        (server,) = (one for one in state["mcp"][1] if one["name"] == rest)
+        env = {**os.environ, **{one["name"]: one["value"] for one in server["env"]}}
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        running = subprocess.Popen([server["command"], *server["args"]], env=env, **streams)
+        try:
+            running.stdin.write(b"hello\n")
+            running.stdin.flush()
+        except BrokenPipeError:
+            pass
+        text(f"{rest}: {running.stdout.readline().decode()!r} ")
+        state.setdefault("servers", []).append(running)  # it stays connected
     elif word == "garbage":
         sys.stdout.write(
             'hello\n{"half": \n[1]\n{"id": true, "method": "x"}\n\xff\n{"jsonrpc":"2.0","id":999,"result":{}}\n'

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import select
 
 from sandyard.platform.db.models import AgentRun, Message
+from sandyard.platform.domain.agents.acp.mcp import RUN_PROGRAM_PATH, get_records_folder
 from sandyard.platform.domain.agents.json_columns import InternalOptions
 from sandyard.platform.domain.mcp_servers.service import McpServerDraft
 from tests.integration.platform.domain.agents.harness import AGENT, AgentHarness, ScriptedProfile
@@ -20,9 +21,21 @@ INSIDE = {"name": "inside", "command": "cat", "args": ["--fast"], "env": [{"name
 
 
 async def get_given_servers(harness: AgentHarness, row: Any) -> Any:
+    """Return the request in which the agent was given its servers, and the servers as the project has them."""
     turn = await harness.run_turn(row, "mcp")
     assert turn.status == "completed", turn.error
-    return json.loads(await harness.text(turn))
+    method, entries = json.loads(await harness.text(turn))
+    run = (await harness.runs(row))[-1]
+    return [method, [strip_recording(one, run) for one in entries]]
+
+
+def strip_recording(entry: dict[str, Any], run: AgentRun) -> dict[str, Any]:
+    if "command" not in entry:
+        return entry
+    program, record, command, *args = entry["args"]
+    assert (entry["command"], program) == ("/bin/bash", RUN_PROGRAM_PATH)
+    assert record == f"{get_records_folder(run.id)}/{entry['name']}"
+    return {**entry, "command": command, "args": args}
 
 
 async def test_servers_are_passed_to_the_session_and_follow_changes(harness: AgentHarness) -> None:
@@ -62,9 +75,9 @@ async def test_a_server_with_a_url_is_left_out_for_an_agent_that_takes_none(harn
     await services.mcp_servers.create(harness.yard.owner, project_id, COMMAND)
     await services.mcp_servers.create(ROOT, project_id, URL)
     row = await harness.create_session(project_id=project_id)
-    turn = await harness.run_turn(row, "mcp")
-    assert json.loads(await harness.text(turn)) == ["session/new", [INSIDE]]
-    (notice,) = await harness.parts(turn, "system")
+    assert await get_given_servers(harness, row) == ["session/new", [INSIDE]]
+    async with services.database.reading() as session:
+        (notice,) = [m.parts[0] for m in await session.scalars(select(Message)) if m.role == "system"]
     assert (notice["type"], notice["code"]) == ("notice", "mcp_server_left_out")
     assert "continues without outside" in notice["text"]
 
@@ -91,3 +104,22 @@ async def test_a_server_command_missing_in_the_sandbox_is_reported(harness: Agen
     assert not await harness.parts(await harness.run_turn(row, "mcp"), "system"), (
         "reported once for each start of the agent"
     )
+
+
+async def test_the_reason_why_a_server_exits_is_reported(harness: AgentHarness) -> None:
+    """The agent ignores the server's standard error. Values of the server's environment are not shown."""
+    services = harness.yard.services
+    project_id = await harness.yard.project(harness.yard.owner)
+    script = 'printf "\\033[31mno access\\033[0m with $TOKEN\\n" >&2; exit 3'
+    broken = McpServerDraft(name="broken", command="sh", args=["-c", script], env={"TOKEN": "sk-0123456789"})
+    for wanted in (broken, McpServerDraft(name="working", command="cat")):
+        await services.mcp_servers.create(harness.yard.owner, project_id, wanted)
+    row = await harness.create_session(project_id=project_id)
+    turn = await harness.run_turn(row, "use broken", "use working")
+    assert await harness.text(turn) == "broken: '' working: 'hello\\n' "
+    (notice,) = await harness.parts(turn, "system")
+    assert (notice["type"], notice["code"]) == ("notice", "mcp_server_failed")
+    assert notice["text"].startswith("The MCP server broken exited with status 3. ")
+    assert notice["text"].endswith("Its error output ended with:\nno access with ***")
+    again = await harness.run_turn(row, "use broken")
+    assert not await harness.parts(again, "system"), "reported once for each start of the agent"

@@ -1,19 +1,35 @@
 """The project's MCP servers, as far as an agent can use them.
 
 Agents that cannot start a server continue without it, and most of them do not report it. So its command is looked for
-in the sandbox before the agent gets it.
+in the sandbox before the agent gets it, and it is run by a program that records why it exited.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sandyard.platform.db.models import AgentRun
+from sandyard.kit.secret import Secret
+from sandyard.platform.db.models import AgentRun, McpServer
 from sandyard.platform.domain.agents.json_columns import capabilities_of, options_of
+from sandyard.platform.domain.models.redaction import make_header_redactor
+from sandyard.platform.domain.repositories.error_translation import clean_line
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
+from sandyard.platform.domain.sandboxes.e2b.guest_sources import read_script
 
 TIMEOUT_S = 30.0
+READ_TIMEOUT_S = 5.0
+"""Time limit to read how servers exited. The agent's answer waits for it."""
+MAX_STDERR_SHOWN = 2000
+"""Characters shown of the end of a server's standard error."""
+RUN_PROGRAM_PATH = "/home/user/.sandyard/run_mcp_server.sh"
+RUN_PROGRAM = read_script("run_mcp_server.sh").encode()
+_READ_RECORDS = read_script("read_mcp_records.sh")
+_MAX_RECORDS_BYTES = 256 << 10
+_STATUS = re.compile(r"[0-9]{1,3}")
 UNSUPPORTED = "mcp_server_left_out"
 """Code of the notice about servers that the agent does not support."""
 
@@ -49,6 +65,55 @@ def describe_missing_command(name: str, command: str) -> str:
         f"The MCP server {name} could not be started: the program {command} is not in the sandbox. The agent continues without "
         "it. Install it in the project's setup, or correct the command in the project's settings."
     )
+
+
+def get_records_folder(run_id: str) -> str:
+    """Return the folder in the sandbox for the records of the run's servers."""
+    return f"/tmp/.sandyard-{run_id}.mcp"  # noqa: S108 - in the sandbox
+
+
+def record_exit_of(entry: Mapping[str, Any], run_id: str) -> dict[str, Any]:
+    """Return the entry of a server so that its exit is recorded. A server with a URL is returned unchanged."""
+    if "command" not in entry:
+        return dict(entry)
+    record = f"{get_records_folder(run_id)}/{entry['name']}"
+    return {
+        **entry,
+        "command": "/bin/bash",
+        "args": [RUN_PROGRAM_PATH, record, entry["command"], *entry["args"]],
+    }
+
+
+async def read_exits(
+    engine: SandboxEngine, engine_id: str, run_id: str, servers: Sequence[McpServer]
+) -> dict[str, str]:
+    """Return a message for each of these servers that has exited by itself, by name."""
+    argv = ["bash", "-c", _READ_RECORDS, "sandyard", get_records_folder(run_id), *(one.name for one in servers)]
+    ran = await engine.programs.run(engine_id, argv, timeout_s=READ_TIMEOUT_S, limit=_MAX_RECORDS_BYTES)
+    fields = ran.stdout.decode(errors="replace").split("\0")
+    records = {name: (status, stderr) for name, status, stderr in zip(*(iter(fields),) * 3, strict=False)}
+    found = {}
+    for one in servers:
+        status, stderr = records.get(one.name, ("", ""))
+        if _STATUS.fullmatch(status.strip()):
+            found[one.name] = describe_exit(one.name, int(status), stderr, one.env)
+    return found
+
+
+def describe_exit(name: str, status: int, stderr: str, env: Mapping[str, str]) -> str:
+    """Describe the exit of a server. `stderr` comes from the sandbox. The values of `env` are removed from it."""
+    signal_name = ""
+    with contextlib.suppress(ValueError):
+        signal_name = f" ({signal.Signals(status - 128).name})"
+    said = (
+        f"The MCP server {name} exited with status {status}{signal_name}. The agent continues without it. Correct its command, "
+        "arguments or variables in the project's settings, or install what it needs in the project's setup."
+    )
+    # cleaned first, because control characters could hide a value; shortened last, because that could leave a part of one
+    lines = "\n".join(clean_line(line).rstrip() for line in stderr.splitlines())
+    redactor = make_header_redactor(Secret(value) for value in env.values())
+    tail = redactor.redact(lines).strip()[-MAX_STDERR_SHOWN:]
+    return f"{said} Its error output ended with:\n{tail}" if tail else said
 
 
 def list_supported_servers(run: AgentRun) -> list[dict[str, Any]]:

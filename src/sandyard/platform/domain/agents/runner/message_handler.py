@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -84,6 +84,8 @@ class MessageHandler:
 
     `output_before` returns how many bytes of standard output and standard error had been read before the agent could
     read the input at a position, or None if it cannot read it yet.
+
+    `read_server_exits` takes names of MCP servers and returns a message for each that has exited, by name.
     """
 
     def __init__(
@@ -91,10 +93,12 @@ class MessageHandler:
         deps: AgentRunnerDeps,
         run_id: str,
         output_before: Callable[[int], tuple[int, int] | None] = lambda _: (0, 0),
+        read_server_exits: Callable[[Sequence[str]], Awaitable[Mapping[str, str]]] | None = None,
     ) -> None:
         self._deps = deps
         self._run_id = run_id
         self._output_before = output_before
+        self._read_server_exits = read_server_exits
         self._transcript: Transcript | None = None
         self._turn_id: str | None = None
         self._handled: int | None = None  # the output offset that the transcript here includes
@@ -110,14 +114,13 @@ class MessageHandler:
         incoming = await self._parse_lines(lines, counter)
         if any(_is_work(one) for _, one in incoming):
             self._worked_at = time.monotonic()
-        usage = (
-            await self._load_usage()
-            if any(isinstance(one, wire.Response | wire.ErrorResponse) for _, one in incoming)
-            else {}
-        )
+        responses = [one.id for _, one in incoming if isinstance(one, wire.Response | wire.ErrorResponse)]
+        facts = _Facts()
+        if responses:
+            facts = _Facts(await self._load_usage(), await self._load_server_exits(responses))
         verdicts = Verdicts()
         while True:
-            sent, undecided = await self._write_batch(incoming, consumed, usage, counter, verdicts)
+            sent, undecided = await self._write_batch(incoming, consumed, facts, counter, verdicts)
             if undecided is None:
                 return sent
             await verdicts.decide(undecided)
@@ -126,7 +129,7 @@ class MessageHandler:
         self,
         incoming: Sequence[tuple[int, wire.Incoming]],
         consumed: int,
-        usage: TurnUsage,
+        facts: _Facts,
         counter: MessageCounter,
         verdicts: Verdicts,
     ) -> tuple[int, UndecidedError | None]:
@@ -136,7 +139,7 @@ class MessageHandler:
         undecided: UndecidedError | None = None
         try:
             async with self._deps.database.transaction() as tx:
-                batch = await self._load_batch(tx, usage)
+                batch = await self._load_batch(tx, facts)
                 answer_start = self._find_answer_start(batch.run, batch.turn)
                 if batch.run.consumed >= consumed:
                     return batch.run.sent, None
@@ -223,7 +226,7 @@ class MessageHandler:
                 usage=usage,
             )
 
-    async def _load_batch(self, tx: Transaction, usage: TurnUsage) -> _Batch:
+    async def _load_batch(self, tx: Transaction, facts: _Facts) -> _Batch:
         found = (await tx.session.execute(_RUN, {"run": self._run_id})).first()
         if found is None:
             raise RunGoneError
@@ -236,7 +239,7 @@ class MessageHandler:
             self._handled = run.consumed
         fault = self._deps.models.get_fault(turn.id) if turn is not None else None
         idle = fault is not None and fault.alone and fault.at > self._worked_at
-        return _Batch(tx, session, run, turn, self._transcript, self._turn_id, usage, fault, idle=idle)
+        return _Batch(tx, session, run, turn, self._transcript, self._turn_id, facts, fault, idle=idle)
 
     async def _load_usage(self) -> TurnUsage:
         async with self._deps.database.reading() as session:
@@ -244,6 +247,19 @@ class MessageHandler:
         if turn is None or turn.request is None:
             return {}
         return {"models": _to_usage(await self._deps.models.get_usage(turn_id=turn.id))}
+
+    async def _load_server_exits(self, responses: Sequence[int]) -> Mapping[str, str]:
+        """Return a message for each MCP server that has exited, if one of these responses opens the agent's session or
+        ends its turn."""
+        async with self._deps.database.reading() as session:
+            run = await session.get(AgentRun, self._run_id)
+        names = options_of(run).get("mcpCommands", []) if run is not None else []
+        if run is None or not names or self._read_server_exits is None:
+            return {}
+        pending = options_of(run).get("pending", {})
+        if not any(pending.get(str(one)) in (*_OPENING_METHODS, "session/prompt") for one in responses):
+            return {}
+        return await self._read_server_exits(names)
 
 
 def _to_usage(spent: Any) -> dict[str, Any]:
@@ -261,6 +277,14 @@ async def _load_transcript(tx: Transaction, session: Session, turn_id: str | Non
     return Transcript(await find_last_message_id(tx.session, session.id), known)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Facts:
+    """What has to be known before the transaction of a batch. `server_exits`: messages about MCP servers, by name."""
+
+    usage: TurnUsage = dataclasses.field(default_factory=TurnUsage)
+    server_exits: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
 @dataclasses.dataclass(slots=True)
 class _Batch:
     """The effects of a batch of messages, in one transaction."""
@@ -271,7 +295,7 @@ class _Batch:
     turn: Turn | None
     transcript: Transcript
     turn_id: str | None  # the turn that messages belong to: the current or the previous one
-    usage: TurnUsage
+    facts: _Facts
     fault: Fault | None
     idle: bool  # the agent has done nothing since the fault
 
@@ -365,6 +389,7 @@ class _Batch:
         if method == "session/prompt":
             if self.turn is not None and self.turn.request == response.id:
                 await self.write()
+                await self._report_exited_servers(self.turn)
                 await self._finish_prompt(self.turn, response)
         elif isinstance(response, wire.ErrorResponse):
             await self._handle_error(method, response)
@@ -375,7 +400,7 @@ class _Batch:
                 raise RunBrokenError(error.message, error.code) from None
         elif method == "authenticate":
             await client.open_session(self.tx, self.run)
-        elif method in ("session/new", "session/load", "session/resume"):
+        elif method in _OPENING_METHODS:
             fresh = method == "session/new"
             if self.turn is not None:
                 await self._report_unused_servers(self.turn)
@@ -389,9 +414,18 @@ class _Batch:
             await add_notice(self._running_turn(turn), mcp.UNSUPPORTED, unsupported)
         for name, command in options_of(self.run).get("mcpMissing", {}).items():
             await add_notice(self._running_turn(turn), SERVER_FAILED, mcp.describe_missing_command(name, command))
+        await self._report_exited_servers(turn)
+
+    async def _report_exited_servers(self, turn: Turn) -> None:
+        """Report MCP servers that have exited, each once for a start of the agent."""
+        for name, text in self.facts.server_exits.items():
+            unreported = options_of(self.run).get("mcpCommands", [])
+            if name in unreported:
+                await add_notice(self._running_turn(turn), SERVER_FAILED, text)
+                change_options(self.run, {"mcpCommands": [one for one in unreported if one != name]})
 
     async def _finish_prompt(self, turn: Turn, response: wire.Response | wire.ErrorResponse) -> None:
-        usage = self.usage
+        usage = self.facts.usage
         if isinstance(response, wire.Response) and isinstance(response.result.get("usage"), dict):
             usage = {**usage, "agent": limit_json(response.result["usage"], 4000)}
         if turn.error_code == client.WAKING and turn.cancel_at is None:
@@ -415,6 +449,8 @@ class _Batch:
                 await add_notice(self._running_turn(self.turn), "not_set", text)
         else:
             words = {"initialize": "initialize", "authenticate": "authenticate"}.get(method, "start a session")
+            if self.turn is not None:
+                await self._report_exited_servers(self.turn)
             raise RunBrokenError(f"The agent failed to {words}: {error.message}", AgentFailedError.code)
 
     # messages ------------------------------------------------------------------------------------------------------------
@@ -467,6 +503,7 @@ def _is_work(message: wire.Incoming) -> bool:
     return isinstance(update, dict) and update.get("sessionUpdate") in _WORK_UPDATES
 
 
+_OPENING_METHODS = ("session/new", "session/load", "session/resume")
 _WORK_UPDATES = ("agent_message_chunk", "tool_call", "tool_call_update")
 _METADATA_UPDATES = frozenset(
     ("current_mode_update", "config_option_update", "available_commands_update", "usage_update")

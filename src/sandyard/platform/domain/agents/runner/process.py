@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -18,7 +19,14 @@ from sandyard.platform.db.models import AgentInput, AgentRun, Checkout, GitOpera
 from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
 from sandyard.platform.domain.agents.acp.channel import InputWriter, OutputReader, build_command, input_path
 from sandyard.platform.domain.agents.acp.client import send_initialize
-from sandyard.platform.domain.agents.acp.mcp import find_missing_commands
+from sandyard.platform.domain.agents.acp.mcp import (
+    RUN_PROGRAM,
+    RUN_PROGRAM_PATH,
+    find_missing_commands,
+    get_records_folder,
+    read_exits,
+    record_exit_of,
+)
 from sandyard.platform.domain.agents.errors import (
     CheckoutMissingError,
     RunBrokenError,
@@ -121,7 +129,7 @@ class AgentProcess:
             deps.database, deps.files, run.id, run.consumed, self._handle_lines, kept=deps.settings.output_kept
         )
         self._input = InputWriter(deps.database, deps.lifecycle, run, lambda: self._output.offsets)
-        self._handler = MessageHandler(deps, run.id, self._input.output_before)
+        self._handler = MessageHandler(deps, run.id, self._input.output_before, self._read_server_exits)
         self._awake, self._woken = asyncio.Event(), asyncio.Event()
         self._attach_task: asyncio.Task[None] | None = None
         self.start_requested = run.consumed > 0 or run.status == RunStatus.READY  # the process may be running
@@ -211,9 +219,12 @@ class AgentProcess:
         asks = options_of(self._row).get("strictness", "none") != "none"
         wanted = LaunchRequest(HOME, folder, self._row.model, self._session.mode, endpoint, asks)
         launch = profile.launch(wanted)
+        servers, entries = await self._load_mcp_servers(sandbox)
+        commands = [one.name for one in servers if one.type == ServerType.STDIO]
+        if commands:
+            launch = dataclasses.replace(launch, files={**launch.files, RUN_PROGRAM_PATH: RUN_PROGRAM})
         if launch.files:
             await put_files(engine, engine_id, launch)
-        servers, entries = await self._load_mcp_servers(sandbox)
         missing = await find_missing_commands(engine, engine_id, entries, folder=folder, envs=launch.envs)
         self._served = endpoint is not None or any(one.type == ServerType.HTTP for one in servers)
         if self._served:
@@ -227,9 +238,10 @@ class AgentProcess:
                 {
                     "folder": folder,
                     "served": self._served,
-                    "mcpServers": entries,
+                    "mcpServers": [record_exit_of(one, self.run_id) for one in entries],
                     "mcpFingerprint": make_fingerprint(servers),
                     "mcpMissing": missing,
+                    "mcpCommands": [name for name in commands if name not in missing],
                 },
             )
             query = select(AgentInput.line).where(AgentInput.run_id == run.id).order_by(AgentInput.position)
@@ -250,6 +262,19 @@ class AgentProcess:
         if any(one.type == ServerType.HTTP for one in servers):
             gateway, capability = await self._deps.models.open_gateway(self._session, sandbox)
         return servers, [make_entry(one, gateway, capability) for one in servers]
+
+    async def _read_server_exits(self, names: Sequence[str]) -> dict[str, str]:
+        """Return a message for each of these MCP servers that has exited, by name. Empty if the sandbox cannot be read."""
+        row = await self._deps.lifecycle.repository.get(self.sandbox_id)
+        if row.status != Status.RUNNING or row.engine_id is None:
+            return {}
+        async with self._deps.database.reading() as session:
+            servers = [one for one in await list_servers(session, self._session.project_id) if one.name in names]
+        try:
+            return await read_exits(self._deps.lifecycle.engine, row.engine_id, self.run_id, servers)
+        except SandyardError as error:
+            log.warning("mcp_exits_not_read", run=self.run_id, reason=error.message)
+            return {}
 
     async def _kill_earlier_runs(self, engine_id: str) -> None:
         """Kill earlier processes that could not be reached at their end because the sandbox was paused."""
@@ -357,6 +382,7 @@ class AgentProcess:
         with contextlib.suppress(SandyardError):
             await engine.commands.forget(engine_id, self.run_id)
             await engine.files.remove(engine_id, input_path(self.run_id))
+            await engine.files.remove(engine_id, get_records_folder(self.run_id))
 
     async def _wake_sandbox(self, row: Sandbox) -> None:
         try:

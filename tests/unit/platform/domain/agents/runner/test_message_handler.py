@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import pytest
 from sqlalchemy import event, select
 
 from sandyard.platform.db.database import Database, DatabaseUnavailableError, Transaction
-from sandyard.platform.db.models import AgentInput, AgentRun, Ask, Project, Session, Turn
+from sandyard.platform.db.models import AgentInput, AgentRun, Ask, Message, Project, Session, Turn
 from sandyard.platform.domain.agents.acp import limits
 from sandyard.platform.domain.agents.questions import asks, policy
 from sandyard.platform.domain.agents.runner.deps import AgentRunnerDeps
@@ -64,6 +64,9 @@ class Watched:
 
     def get_fault(self, turn_id: str) -> None:
         """There is no fault."""
+
+    async def get_usage(self, **_: Any) -> None:
+        """Nothing is used."""
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -226,3 +229,37 @@ async def test_failed_side_call_does_not_fail_turn(database: Database) -> None:
     """Some agents ask a second model for a title at the same time."""
     turn = await turn_after(database, Failing(database, 1000, alone=False), TEXT)
     assert (turn.status, turn.error) == ("completed", None)
+
+
+async def test_exits_of_mcp_servers_are_read_for_answers_to_our_requests(database: Database) -> None:
+    """They are read outside of transactions, and each server is reported once."""
+    await create_turn(database)
+    async with database.transaction() as tx:
+        run, turn = await tx.session.get(AgentRun, "r"), await tx.session.get(Turn, "t")
+        assert run is not None and turn is not None
+        turn.run_id, turn.status, turn.request = "r", "running", 7
+        run.options = {"pending": {"6": "session/load", "7": "session/prompt"}, "mcpCommands": ["notes", "files"]}
+    deps, reads, place = Watched(database), list[list[str]](), 0
+
+    async def read_exits(names: Sequence[str]) -> dict[str, str]:
+        assert not deps.is_writing
+        reads.append([*names])
+        return {"notes": "notes has exited", "other": "not one of them"}
+
+    handler = MessageHandler(cast(AgentRunnerDeps, deps), "r", read_server_exits=read_exits)
+
+    async def take(**message: Any) -> list[str]:
+        """Return the texts of all notices."""
+        nonlocal place
+        line = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        place += len(line) + 1
+        await handler.handle_lines([(place, line)], place)
+        async with database.reading() as reading:
+            rows = await reading.scalars(select(Message).where(Message.role == "system"))
+            return [row.parts[0]["text"] for row in rows]  # type: ignore[typeddict-item]
+
+    assert await take(id=99, result={}) == []
+    assert reads == [], "the answer to no request of ours"
+    assert await take(id=6, result={}) == ["notes has exited"]
+    assert await take(id=7, result={"stopReason": "end_turn"}) == ["notes has exited"]
+    assert reads == [["notes", "files"], ["files"]]
