@@ -33,7 +33,7 @@ def count_expected(value: Any) -> int:
 @pytest.mark.parametrize("seed", range(50))
 def test_values_are_counted_except_in_strings(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(bounded_json, "PIECE", rng.choice([1, 2, 3, 7, 1000]))
+    monkeypatch.setattr(bounded_json, "PIECE_BYTES", rng.choice([1, 2, 3, 7, 1000]))
     values = [make_random_value(rng) for _ in range(10)]
     text, count = json.dumps(values, ensure_ascii=rng.random() < 0.5).encode(), count_expected(values)
     counter, at = ValueCounter(count), 0

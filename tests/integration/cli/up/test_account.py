@@ -116,7 +116,7 @@ def test_the_user_is_chosen_by_option_and_privileges(monkeypatch: pytest.MonkeyP
 
 def test_a_missing_user_is_created(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(account, "NAME", "no-such-user")
+    monkeypatch.setattr(account, "USER_NAME", "no-such-user")
     program = tmp_path / "useradd"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\necho "cannot lock /etc/passwd" >&2\nexit 1\n')
     program.chmod(0o755)

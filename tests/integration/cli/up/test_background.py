@@ -27,7 +27,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_started_once_and_stopped(tmp_path: Path) -> None:
     up = Background(0, keep=False)
-    assert up.fresh
+    assert up.is_new
     lines: list[str] = []
     up.start(lines.append, new_token=False)
     try:
@@ -43,7 +43,7 @@ def test_it_is_started_once_and_stopped(tmp_path: Path) -> None:
         assert str(up.log) in caught.value.message
     finally:
         up.stop()
-    assert not up.fresh
+    assert not up.is_new
     with pytest.raises(httpx.ConnectError):
         httpx.get(up.url)
     up.stop()

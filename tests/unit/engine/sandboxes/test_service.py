@@ -530,6 +530,7 @@ async def test_the_missing_reserve_is_named_in_the_error(harness: SandboxesHarne
     huge = 1 << 30
     for settings, word in (({"memory_reserve_mb": huge}, "memory"), ({"disk_reserve_mb": huge}, "disk")):
         full = SandboxesHarness(tmp_path / word, **settings)
+        full.available_memory = 1 << 30
         full.path.mkdir()
         await full.start()
         with pytest.raises(FullError, match=word):

@@ -68,7 +68,7 @@ async def test_listing_ports_does_not_count_as_use_of_the_sandbox(yard: Yard, mo
     idle = lifecycle.activity.idle_for(row.id)
     yard.clock.advance(PORTS_CACHE_S)
     await previews.list_ports(yard.owner, row.id)
-    assert lifecycle.activity.idle_for(row.id) == pytest.approx(idle + PORTS_CACHE_S), "listing ports is not a use"
+    assert lifecycle.activity.idle_for(row.id) >= idle + PORTS_CACHE_S, "listing ports is not a use"
 
     await lifecycle.engine.pause(row.engine_id or "")  # without the platform's knowledge
     yard.clock.advance(PORTS_CACHE_S)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from sandyard.platform.domain.tasks.durable import Durable, Result, RoundFunction, StepRunner
+from sandyard.platform.domain.tasks.durable import Durable, RoundFunction, StepRunner
+from sandyard.platform.domain.tasks.steps import StepResult
 from tests.harness.processes import ROOT
 
 pytestmark = pytest.mark.both_databases
@@ -56,7 +57,7 @@ async def test_a_workflow_continues_in_another_process(make: Make) -> None:
     reached, gate = asyncio.Event(), asyncio.Event()
     main_loop = asyncio.get_running_loop()
 
-    async def act(name: str) -> Result:
+    async def act(name: str) -> StepResult:
         assert asyncio.get_running_loop() is main_loop
         if name == "second":
             reached.set()
@@ -88,10 +89,10 @@ async def test_workflows_that_ended_long_ago_are_deleted(make: Make, monkeypatch
     monkeypatch.setattr("sandyard.platform.domain.tasks.durable.DELETE_BATCH", 2)
     gate = asyncio.Event()
 
-    async def act() -> Result:
+    async def act() -> StepResult:
         return {}
 
-    async def hold() -> Result:
+    async def hold() -> StepResult:
         await gate.wait()
         return {}
 
@@ -132,7 +133,7 @@ async def test_closing_while_opening_does_not_hang(make: Make) -> None:
 async def test_many_workflows_run_at_once_and_a_failing_one_is_broken(make: Make) -> None:
     executed: list[Any] = []
 
-    async def act(number: int) -> Result:
+    async def act(number: int) -> StepResult:
         await asyncio.sleep(0)
         if number == 7:
             raise ValueError("seven")

@@ -102,7 +102,7 @@ async def test_drops_large_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_counter, "MAX_BYTES", 1000)
     counter = TokenCounter(ModelApi.OPENAI_CHAT, "text/event-stream")
     await counter.feed(b"data: " + b"x" * 5000)
-    assert len(counter.stream.held) <= 1000
+    assert len(counter.stream.buffer) <= 1000
     await counter.feed(b'"usage"\n\n' + CHAT)
     assert counter.get_result() == Tokens(8, 2)
 
@@ -140,7 +140,7 @@ async def test_does_not_store_empty_lines(monkeypatch: pytest.MonkeyPatch) -> No
     counter = TokenCounter(ModelApi.OPENAI, "text/event-stream")
     for _ in range(20):
         await counter.feed(b"data:\n" * (token_counter.MAX_BYTES // 60))
-    assert len(counter.stream.held) <= token_counter.MAX_BYTES
+    assert len(counter.stream.buffer) <= token_counter.MAX_BYTES
     await counter.feed(b"\n" + RESPONSES)
     assert counter.get_result().output is not None, "later events are counted"
 

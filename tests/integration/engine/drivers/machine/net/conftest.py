@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.drivers.machine.net import Network, NetworkSettings
-from tests.integration.engine.drivers.namespace.net.topology import Topology
+from tests.integration.engine.drivers.machine.net.topology import Topology
 
 
 @pytest.fixture

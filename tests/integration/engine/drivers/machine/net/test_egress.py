@@ -18,7 +18,7 @@ from sandyard.engine.drivers.machine.net.conntrack import is_crowded
 from sandyard.engine.drivers.machine.net.netlink import Netlink
 from sandyard.engine.drivers.machine.net.nft import Nft
 from sandyard.kit.errors import InvalidInputError, NotFoundError
-from tests.integration.engine.drivers.namespace.net.topology import (
+from tests.integration.engine.drivers.machine.net.topology import (
     CLOUD,
     HOST,
     LAN,

@@ -14,7 +14,7 @@ import pytest
 
 from sandyard.engine.contract import Hairpin, NetworkPolicy, PublicNames
 from sandyard.engine.drivers.machine.net import NetSlot, Network, NetworkSettings
-from tests.integration.engine.drivers.namespace.net.topology import (
+from tests.integration.engine.drivers.machine.net.topology import (
     HOST,
     NEIGHBOUR,
     WEB,

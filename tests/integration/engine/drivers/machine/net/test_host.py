@@ -15,7 +15,7 @@ from sandyard.engine.drivers.machine.net.names import Names
 from sandyard.engine.drivers.machine.net.netlink import Netlink
 from sandyard.engine.drivers.machine.net.nft import Nft
 from sandyard.engine.drivers.machine.net.uplink import FORWARD_TABLE
-from tests.integration.engine.drivers.namespace.net.topology import (
+from tests.integration.engine.drivers.machine.net.topology import (
     WEB,
     Topology,
     addresses_in,

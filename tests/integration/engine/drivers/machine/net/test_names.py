@@ -14,7 +14,7 @@ from sandyard.engine.contract import Denied, NetworkPolicy
 from sandyard.engine.drivers.machine.net import NetSlot, Network, NetworkSettings
 from sandyard.engine.drivers.machine.net.forwarder import Forwarder
 from sandyard.engine.drivers.machine.net.nft import Nft
-from tests.integration.engine.drivers.namespace.net.topology import (
+from tests.integration.engine.drivers.machine.net.topology import (
     HOST,
     LAN,
     METADATA,

@@ -19,7 +19,7 @@ from sandyard.engine.drivers.machine.net import NetSlot, Network, NetworkSetting
 from sandyard.engine.drivers.machine.net.nft import Nft
 from sandyard.engine.drivers.machine.net.uplink import FORWARD_TABLE
 from sandyard.kit.errors import FullError, UnsupportedError
-from tests.integration.engine.drivers.namespace.net.topology import (
+from tests.integration.engine.drivers.machine.net.topology import (
     MIRROR,
     WEB,
     Internet,
@@ -41,7 +41,7 @@ from pathlib import Path
 from sandyard.engine.contract import NetworkPolicy
 from sandyard.engine.drivers.machine.net import Network, NetworkSettings
 sys.path.insert(0, {root!r})
-from tests.integration.engine.drivers.namespace.net.topology import inside, resolve
+from tests.integration.engine.drivers.machine.net.topology import inside, resolve
 
 async def main():
     network = Network("test", Path({state!r}), NetworkSettings(pool=3, resolv_conf=Path({resolv_conf!r})))

@@ -13,7 +13,7 @@ import pytest
 
 from sandyard.engine.drivers.machine.net import NetSlot, Network
 from sandyard.engine.drivers.machine.net.nft import Nft
-from tests.integration.engine.drivers.namespace.net.topology import (
+from tests.integration.engine.drivers.machine.net.topology import (
     HOST,
     MIRROR,
     NEIGHBOUR,

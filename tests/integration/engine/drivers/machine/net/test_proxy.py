@@ -21,8 +21,8 @@ from sandyard.engine.drivers.machine.net.netlink import Netlink
 from sandyard.engine.drivers.machine.net.policy import parse_policy
 from sandyard.engine.drivers.machine.net.proxy import host_detection, listener
 from sandyard.kit.errors import NotFoundError, UnsupportedError
-from tests.integration.engine.drivers.namespace.net import topology as topologies
-from tests.integration.engine.drivers.namespace.net.topology import (
+from tests.integration.engine.drivers.machine.net import topology as topologies
+from tests.integration.engine.drivers.machine.net.topology import (
     HOST,
     LAN,
     MIRROR,
