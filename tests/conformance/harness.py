@@ -7,9 +7,12 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sandyard.engine.contract import Condition, Driver, Handle, Layers, Limits, Mount, NetworkPolicy, Spec
+from sandyard.engine.drivers.machine.driver import MachineDriver
+from sandyard.engine.drivers.machine.machine import DriverOptions
+from sandyard.engine.drivers.namespace.runtime import NamespaceRuntime
 from tests.conformance.guest_agent import GuestAgent
 
 # The namespace driver as root, as root with plain directories as its store, and without root; and the fake driver.
@@ -28,11 +31,13 @@ def make_driver(kind: str, data_dir: Path, layers: Layers) -> Driver:
         from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 (imported only when used)
 
         return FakeDriver(data_dir)
-    from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415
-    from sandyard.engine.drivers.namespace.host import DriverOptions  # noqa: PLC0415
-
     store: Literal["auto", "plain"] = "plain" if kind == "namespace-plain" else "auto"
-    return NamespaceDriver(DriverOptions(data_dir, layer_roots=[Path(layer).parent for layer in layers], store=store))
+    return make_machine_driver(data_dir, layer_roots=[Path(layer).parent for layer in layers], store=store)
+
+
+def make_machine_driver(data_dir: Path, **options: Any) -> MachineDriver:
+    namespaces = NamespaceRuntime()
+    return MachineDriver(DriverOptions(data_dir, **options), [namespaces], namespaces)
 
 
 class DriverHarness:

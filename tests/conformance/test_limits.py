@@ -10,7 +10,7 @@ import pytest
 from sandyard.engine.contract import Condition, Limits
 from sandyard.kit.errors import FullError
 from tests.conformance import tiny
-from tests.conformance.harness import DriverHarness
+from tests.conformance.harness import DriverHarness, make_machine_driver
 
 
 def _require_limit(harness: DriverHarness, limit: str) -> None:
@@ -77,12 +77,8 @@ async def test_the_cpu_limit_is_enforced(harness: DriverHarness) -> None:
 async def test_a_create_without_a_free_slot_fails_with_a_clear_error(harness: DriverHarness) -> None:
     if not harness.real:
         pytest.skip("the fake driver has no slots")
-    from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415
-    from sandyard.engine.drivers.namespace.host import DriverOptions  # noqa: PLC0415
-
-    driver = NamespaceDriver(
-        DriverOptions(harness.data_dir, max_slots=2, store="plain" if harness.kind == "namespace-plain" else "auto")
-    )
+    store = "plain" if harness.kind == "namespace-plain" else "auto"
+    driver = make_machine_driver(harness.data_dir, max_slots=2, store=store)
     await harness.close()
     await driver.open([], [])
     try:

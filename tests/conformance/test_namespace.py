@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.contract import Condition, Handle, Limits, NetworkPolicy, Spec
-from sandyard.engine.drivers.namespace.driver import NamespaceDriver
-from sandyard.engine.drivers.namespace.host import DriverOptions
+from sandyard.engine.drivers.machine.driver import MachineDriver
+from sandyard.engine.drivers.namespace.runtime import NamespaceRuntime
 from sandyard.kit.errors import InvalidInputError
 from tests.conformance import tiny
 from tests.conformance.guest_agent import GuestAgent
-from tests.conformance.harness import DriverHarness
+from tests.conformance.harness import DriverHarness, make_machine_driver
 
 _ESCAPES = """
 import ctypes, os, socket
@@ -105,8 +105,10 @@ async def test_the_exit_of_an_adopted_sandbox_is_detected(harness: DriverHarness
 
 def _zygote_pid(harness: DriverHarness) -> int:
     driver = harness.driver
-    assert isinstance(driver, NamespaceDriver)
-    pid = driver.open_host.launcher.forker.pid
+    assert isinstance(driver, MachineDriver)
+    runtime = driver.runtimes[driver.name]
+    assert isinstance(runtime, NamespaceRuntime)
+    pid = runtime.launcher.forker.pid
     assert pid is not None
     return pid
 
@@ -284,7 +286,7 @@ async def test_stopped_sandboxes_and_snapshots_survive_a_reboot(harness: DriverH
 
 async def test_two_engines_on_one_machine_do_not_interfere(harness: DriverHarness, tmp_path: Path) -> None:
     handle, agent = await harness.create("same")
-    other = NamespaceDriver(DriverOptions(tmp_path, store="plain"))
+    other = make_machine_driver(tmp_path, store="plain")
     await other.open([], [])
     try:
         twin = await other.create(Spec("same", harness.layers))

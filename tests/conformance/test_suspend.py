@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.contract import AGENT_PORT, Condition, Handle
-from sandyard.engine.drivers.namespace.driver import NamespaceDriver
+from sandyard.engine.drivers.machine.driver import MachineDriver
 from sandyard.kit.errors import ConflictError, SandyardError, UnreachableError
 from tests.conformance.guest_agent import GuestAgent
 from tests.conformance.harness import DriverHarness, as_json, from_json
@@ -22,7 +22,7 @@ _COUNTER = "n=0; trap 'echo $n > count' USR1; while :; do n=$((n+1)); sleep 0.01
 
 async def _require_suspend(harness: DriverHarness) -> None:
     capabilities = harness.driver.capabilities
-    if isinstance(harness.driver, NamespaceDriver):
+    if isinstance(harness.driver, MachineDriver):
         capabilities = await harness.driver.wait_for_capabilities()
     if not capabilities.suspend:
         pytest.skip(capabilities.missing["suspend"])

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from sandyard.engine.contract import Condition, Mount
-from sandyard.engine.drivers.namespace.driver import NamespaceDriver
+from sandyard.engine.drivers.machine.driver import MachineDriver
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
 from tests.conformance import tiny
 from tests.conformance.harness import DriverHarness, as_json, from_json
@@ -105,7 +105,7 @@ async def test_volumes_keep_user_ids_and_are_mounted_nosuid_and_nodev(harness: D
         for line in flags.splitlines()
     )
     path = harness.driver.volume_path(volume)
-    if isinstance(harness.driver, NamespaceDriver) and harness.kind != "namespace-rootless":
+    if isinstance(harness.driver, MachineDriver) and harness.kind != "namespace-rootless":
         result = await agent.run("echo x > /shared/data/mine && stat -c %u:%g /shared/data/mine", user="user")
         assert result.out == "1000:1000\n", result.err
         assert (path / "mine").stat().st_uid == 1000
@@ -177,7 +177,7 @@ async def test_a_subvolume_cannot_evade_the_limit_of_a_volume(harness: DriverHar
 @pytest.mark.timeout(120)
 async def test_a_sandbox_with_a_volume_can_be_suspended_and_restored(harness: DriverHarness, volume: str) -> None:
     capabilities = harness.driver.capabilities
-    if isinstance(harness.driver, NamespaceDriver):
+    if isinstance(harness.driver, MachineDriver):
         capabilities = await harness.driver.wait_for_capabilities()
     if not capabilities.suspend:
         pytest.skip(capabilities.missing["suspend"])

@@ -26,7 +26,7 @@ def load_driver(
     selected explicitly. Without `outbound` no network policy may have rules; without `public_names` sandboxes cannot
     reach the engine."""
     if settings.driver in ("auto", "namespace"):
-        return _make_namespace_driver(settings, data_dir, outbound, public_names)
+        return _make_machine_driver(settings, data_dir, outbound, public_names)
     if settings.driver == "fake":
         from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 - only tests use it
 
@@ -34,15 +34,16 @@ def load_driver(
     raise InvalidInputError(f"Unknown driver {settings.driver!r}. Choose auto, {' or '.join(DRIVER_NAMES)}.")
 
 
-def _make_namespace_driver(
+def _make_machine_driver(
     settings: EngineSettings, data_dir: Path, outbound: Outbound | None, public_names: PublicNames | None
 ) -> Driver:
-    from sandyard.engine.drivers.machine.cgroups import IoLimits  # noqa: PLC0415
+    from sandyard.engine.drivers.machine.cgroups import IoLimits  # noqa: PLC0415 - only where it is used
+    from sandyard.engine.drivers.machine.driver import MachineDriver  # noqa: PLC0415
     from sandyard.engine.drivers.machine.kernel import is_root  # noqa: PLC0415
+    from sandyard.engine.drivers.machine.machine import DriverOptions  # noqa: PLC0415
     from sandyard.engine.drivers.machine.net import Network, NetworkSettings  # noqa: PLC0415
-    from sandyard.engine.drivers.namespace.driver import NamespaceDriver  # noqa: PLC0415 - only where it is used
-    from sandyard.engine.drivers.namespace.host import DriverOptions  # noqa: PLC0415
     from sandyard.engine.drivers.namespace.kernel_memory import KernelMemoryLimits  # noqa: PLC0415
+    from sandyard.engine.drivers.namespace.runtime import NamespaceRuntime  # noqa: PLC0415
 
     network = NetworkSettings(
         lan=settings.lan,
@@ -51,19 +52,20 @@ def _make_namespace_driver(
         public_names=public_names,
         egress_ca_file=settings.egress_ca_file,
     )
-    return NamespaceDriver(
-        DriverOptions(
-            data_dir,
-            layer_roots=(settings.templates_dir, data_dir / IMAGES, data_dir / TRUST),
-            max_slots=settings.max_sandboxes + settings.pool_size + SPARE_SLOTS,
-            network=(lambda instance, state: Network(instance, state, network, outbound)) if is_root() else None,
-            io=IoLimits(settings.io_weight, settings.io_read_mbps * 1_000_000, settings.io_write_mbps * 1_000_000),
-            kernel_memory=KernelMemoryLimits(
-                growth=settings.kernel_memory_growth_mb << 20,
-                netlink=settings.netlink_buffers_mb << 20,
-                locks=settings.file_locks,
-                sockets=settings.socket_buffers_mb << 20,
-                orphans=settings.tcp_orphans,
-            ),
+    options = DriverOptions(
+        data_dir,
+        layer_roots=(settings.templates_dir, data_dir / IMAGES, data_dir / TRUST),
+        max_slots=settings.max_sandboxes + settings.pool_size + SPARE_SLOTS,
+        network=(lambda instance, state: Network(instance, state, network, outbound)) if is_root() else None,
+        io=IoLimits(settings.io_weight, settings.io_read_mbps * 1_000_000, settings.io_write_mbps * 1_000_000),
+    )
+    namespaces = NamespaceRuntime(
+        KernelMemoryLimits(
+            growth=settings.kernel_memory_growth_mb << 20,
+            netlink=settings.netlink_buffers_mb << 20,
+            locks=settings.file_locks,
+            sockets=settings.socket_buffers_mb << 20,
+            orphans=settings.tcp_orphans,
         )
     )
+    return MachineDriver(options, [namespaces], namespaces)

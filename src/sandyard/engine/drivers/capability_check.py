@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sandyard.engine.contract import Capabilities
 from sandyard.engine.drivers import load_driver
-from sandyard.engine.drivers.namespace.driver import NamespaceDriver
+from sandyard.engine.drivers.machine.driver import MachineDriver
 from sandyard.engine.settings import EngineSettings
 
 TRIAL_SECONDS = 1.5
@@ -21,7 +21,7 @@ async def check_capabilities(folder: Path) -> Capabilities:
     driver = load_driver(EngineSettings(driver="namespace", data_dir=folder), folder)
     await driver.open((), ())
     try:
-        if not isinstance(driver, NamespaceDriver):
+        if not isinstance(driver, MachineDriver):
             return driver.capabilities
         try:
             async with asyncio.timeout(TRIAL_SECONDS):

@@ -6,45 +6,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from sandyard.engine.contract import Layers, Limits, Mount
 from sandyard.engine.drivers.machine import base_layer, processes
 from sandyard.engine.drivers.machine.cgroups import Cgroups
 from sandyard.engine.drivers.machine.instance import UIDS_PER_SLOT, Instance
+from sandyard.engine.drivers.machine.machine import NetSlot
+from sandyard.engine.drivers.machine.record import Life
+from sandyard.engine.drivers.machine.runtime import DescriptorList, StartPlan
 from sandyard.engine.drivers.machine.store.base import SANDBOXES, VOLUMES, Store
 from sandyard.engine.drivers.namespace.forker import Forker, SendRequest, StartedProcess, ZygoteDiedError
-from sandyard.engine.drivers.namespace.record import Life
 from sandyard.engine.drivers.namespace.rootless import Ids, map_ids
 from sandyard.kit.errors import NotFoundError, UnsupportedError
-
-DescriptorList = list[
-    tuple[str, int]
-]  # descriptors for a first process, by purpose, because it sees no paths when it is created
-
-
-class NetSlot(Protocol):
-    """A slot's network, provided by the driver's network component."""
-
-    @property
-    def netns_path(self) -> Path: ...
-    @property
-    def dns(self) -> str | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StartPlan:
-    """The parameters of one start."""
-
-    id: str
-    slot: int
-    layers: Layers
-    limits: Limits
-    net: NetSlot | None
-    mounts: tuple[Mount, ...] = ()
-    hold: bool = False  # only hold the namespaces, without an agent
 
 
 class Launcher:
@@ -54,7 +28,6 @@ class Launcher:
     def __init__(
         self,
         *,
-        run_fd: int,
         store: Path,
         roots: Sequence[Path],
         cgroups: Cgroups,
@@ -64,7 +37,6 @@ class Launcher:
         rootless: bool,
         on_exit: Any,
     ) -> None:
-        self._run_fd = run_fd
         self._store = store
         self._store_prefix = f"{store}/"
         self._base_layers: dict[str | None, str] = {}
@@ -110,18 +82,9 @@ class Launcher:
         await self.forker.request("userns", {"slot": slot, "uid": self._get_uid(slot), "ids": self.ids.count})
         self._ready_slots.add(slot)
 
-    def create_resources(self, sandbox: str, limits: Limits, descriptors: DescriptorList) -> None:
-        """Create cgroups and the agent's directory, in a few hundred microseconds. The run directory must exist."""
-        descriptors += self._cgroups.create(sandbox, limits)
-        # The location of the agent's socket.
-        descriptors.append(("run", os.open(sandbox, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._run_fd)))
-        # The agent's crash output: memory that belongs to the sandbox and is freed with both processes.
-        descriptors.append(("stderr", os.memfd_create("agent-stderr")))
-
     async def start(self, plan: StartPlan, descriptors: DescriptorList, store: Store) -> tuple[Life, int]:
-        """Start a first process whose agent accepts connections. Return its life and a pidfd. `descriptors`, from
-        `create_resources`, must be closed by the caller. On failure no process is left, but the caller has to remove
-        cgroups and directories."""
+        """Start a first process whose agent accepts connections. Return its life and a pidfd. `descriptors` are
+        those of `StartResources`. On failure no process is left."""
         await self.forker.ensure_running()
         layers = [*store.list_shared_layers(plan.id), *plan.layers]
         outside = (number for number, layer in enumerate(layers) if not layer.startswith(self._store_prefix))

@@ -13,23 +13,24 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Collection, Iterator
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from sandyard.engine.contract import Capabilities, Handle, NetworkPolicy
-from sandyard.engine.drivers.machine import policies, processes
+from sandyard.engine.contract import Handle, NetworkPolicy
+from sandyard.engine.drivers.machine import pause, policies, processes
 from sandyard.engine.drivers.machine.cgroups.discovery import UNIFIED, Hierarchy
 from sandyard.engine.drivers.machine.errors import translate_os_error
+from sandyard.engine.drivers.machine.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.machine.instance import UIDS_PER_SLOT
-from sandyard.engine.drivers.namespace import pause
+from sandyard.engine.drivers.machine.machine import Machine
+from sandyard.engine.drivers.machine.record import Life, Record
+from sandyard.engine.drivers.machine.runtime import EndProcesses, Started, StartPlan, StartResources
+from sandyard.engine.drivers.machine.starter import gather_both
 from sandyard.engine.drivers.namespace.criu import probe, scan
 from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget
 from sandyard.engine.drivers.namespace.criu.child import USED_MARK
-from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
-from sandyard.engine.drivers.namespace.host import Host
-from sandyard.engine.drivers.namespace.record import Life, Record
-from sandyard.engine.drivers.namespace.starter import Starter
 from sandyard.kit.errors import BusyError, ConflictError, SandyardError, UnsupportedError
 
 DIRECTORY = "suspended"
@@ -39,14 +40,17 @@ _TRIAL_RUNNING = "a test of moving memory to disk is still running"
 _SETTLE_TIMEOUT_S = 5.0
 
 
-class Suspender:
-    """One per driver, from its `open` to its `close`."""
+Launch = Callable[[StartPlan, StartResources], Awaitable[Started]]
 
-    def __init__(self, host: Host, watcher: ExitWatcher, starter: Starter) -> None:
-        self._host = host
+
+class Suspender:
+    """One per runtime, from its `open` to its `close`."""
+
+    def __init__(self, machine: Machine, watcher: ExitWatcher, launch: Launch) -> None:
+        self._machine = machine
         self._watcher = watcher
-        self._starter = starter
-        self._folder = host.options.data_dir / DIRECTORY
+        self._launch = launch
+        self._folder = machine.options.data_dir / DIRECTORY
         self._criu: Criu | None = None
         self._unsupported_reason = _TRIAL_RUNNING
         self._trial: asyncio.Task[None] | None = None
@@ -61,7 +65,7 @@ class Suspender:
 
     async def _run_trial(self, on_done: Callable[[], None]) -> None:
         try:
-            if not self._host.cgroups.can_freeze:
+            if not self._machine.cgroups.can_freeze:
                 raise UnsupportedError("moving memory to disk requires a cgroup freezer")
             self._criu = await probe.find_working()
         except (SandyardError, OSError) as error:
@@ -77,12 +81,10 @@ class Suspender:
             self._trial.cancel()
             await asyncio.wait({self._trial})
 
-    def get_capabilities(self) -> Capabilities:
-        """Return the host's capabilities, as far as they are known by now."""
-        known = self._host.get_capabilities(no_suspend_reason=self._unsupported_reason)
-        if self._criu is None:
-            return known
-        return replace(known, suspend=True, missing={n: why for n, why in known.missing.items() if n != "suspend"})
+    @property
+    def unsupported_reason(self) -> str | None:
+        """Why memory can't be moved to disk, as far as it is known by now. None if it can."""
+        return None if self._criu is not None else self._unsupported_reason
 
     async def _get_criu(self) -> Criu:
         await self.wait_for_trial()
@@ -108,10 +110,10 @@ class Suspender:
         if self._folder.is_dir():
             await Criu.sweep(self._folder, found)
         slots = {slot for name in found if (slot := self._read_slot(name)) is not None}
-        for slot in self._host.slots.kept - slots:
-            self._host.slots.release_kept(slot)
+        for slot in self._machine.slots.kept - slots:
+            self._machine.slots.release_kept(slot)
         for slot in slots:
-            self._host.slots.keep(slot)
+            self._machine.slots.keep(slot)
         return found
 
     def _read_slot(self, sandbox: str) -> int | None:
@@ -120,8 +122,8 @@ class Suspender:
             owner = int(json.loads((self._folder / sandbox / _FACTS).read_text())["owner"])
         except (OSError, ValueError, KeyError):
             return None
-        slot, rest = divmod(owner - self._host.instance.first_uid, UIDS_PER_SLOT)
-        return slot if not rest and 0 <= slot < self._host.slots.count else None
+        slot, rest = divmod(owner - self._machine.instance.first_uid, UIDS_PER_SLOT)
+        return slot if not rest and 0 <= slot < self._machine.slots.count else None
 
     async def delete_images(self, sandbox: str) -> None:
         """Remove its memory. Idempotent."""
@@ -131,26 +133,26 @@ class Suspender:
         slot = self._read_slot(sandbox) if self.has(sandbox) else None
         (images / USED_MARK).touch()  # invalidates it at once; removing it takes a while
         if slot is not None:
-            self._host.slots.release_kept(slot)
+            self._machine.slots.release_kept(slot)
         await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
 
     @property
     def _freezer(self) -> Hierarchy:
-        found = (h for h in self._host.cgroups.hierarchies if h.name == UNIFIED or "freezer" in h.controllers)
+        found = (h for h in self._machine.cgroups.hierarchies if h.name == UNIFIED or "freezer" in h.controllers)
         return min(found, key=lambda hierarchy: hierarchy.name != UNIFIED)
 
     # To disk ----------------------------------------------------------------------------------------------------------------
 
-    async def suspend(self, record: Record, end: Callable[[Record, str], Awaitable[None]]) -> Handle:
+    async def suspend(self, record: Record, end: EndProcesses) -> Handle:
         """Suspend the sandbox. `end` ends all processes of a sandbox. A failure before that leaves it frozen."""
         try:
             return await self._suspend(record, end)
         except OSError as error:
             raise translate_os_error(error, f"Could not write the memory of the sandbox {record.id}") from error
 
-    async def _suspend(self, record: Record, end: Callable[[Record, str], Awaitable[None]]) -> Handle:
-        criu, life, host = await self._get_criu(), record.life, self._host
-        if life is None or not record.alive or not pause.is_paused(host, record):
+    async def _suspend(self, record: Record, end: EndProcesses) -> Handle:
+        criu, life, machine = await self._get_criu(), record.life, self._machine
+        if life is None or not record.alive or not pause.is_paused(machine, record):
             raise ConflictError(f"The sandbox {record.id} is not paused with its memory.")
         await self._settle(record, life)
         images = self._folder / record.id
@@ -162,14 +164,14 @@ class Suspender:
         volumes = tuple(mount.volume for mount in record.mounts)
         await criu.dump(Frozen(life.pid, self._freezer.root / record.id, volumes=volumes), images)
         try:
-            await host.store.flush()  # otherwise a crash would leave its files and its memory inconsistent
-            await asyncio.to_thread(save_policy, images, policies.load(host.run_dir / record.id))
-            host.slots.keep(life.slot)
+            await machine.store.flush()  # otherwise a crash would leave its files and its memory inconsistent
+            await asyncio.to_thread(save_policy, images, policies.load(machine.run_dir / record.id))
+            machine.slots.keep(life.slot)
             await end(record, "suspended")
         except BaseException:  # it may continue to run, and then the memory must never be restored with its files
             await self.delete_images(record.id)
             raise
-        while life.slot in host.slots.used:  # noqa: ASYNC110 - until its network is given back, in milliseconds
+        while life.slot in machine.slots.used:  # noqa: ASYNC110 - until its network is given back, in milliseconds
             await asyncio.sleep(0.002)
         handle = record.renew().make_handle()
         return replace(handle, data={**handle.data, "suspended": True})
@@ -177,16 +179,16 @@ class Suspender:
     async def _settle(self, record: Record, life: Life) -> None:
         """Freezing stops a sandbox at an arbitrary instant, and not every state can be saved. Let it run for short
         moments until it reaches another one; nobody can connect in the meantime, because it still counts as paused."""
-        host, loop = self._host, asyncio.get_running_loop()
+        machine, loop = self._machine, asyncio.get_running_loop()
         deadline, moment = loop.time() + _SETTLE_TIMEOUT_S, 0.002
         while (obstacle := self._find_obstacle(record, life)) is not None:
             if loop.time() > deadline:
                 raise BusyError(f"The memory of the sandbox {record.id} can't be moved to disk now: {obstacle}.")
-            host.cgroups.thaw(record.id)
+            machine.cgroups.thaw(record.id)
             try:
                 await asyncio.sleep(moment)
             finally:
-                await pause.freeze(host, record)
+                await pause.freeze(machine, record)
             moment = min(moment * 1.5, 0.1)
 
     def _find_obstacle(self, record: Record, life: Life) -> str | None:
@@ -208,20 +210,20 @@ class Suspender:
             raise translate_os_error(error, f"Could not restore the memory of the sandbox {record.id}") from error
 
     async def _restore(self, record: Record) -> Handle:
-        host, images = self._host, self._folder / record.id
+        machine, images = self._machine, self._folder / record.id
         criu = self._criu or await Criu.find()  # it was tested before this memory was written
         slot = self._read_slot(record.id)
         if slot is None:
             raise ConflictError(
                 f"The memory of the sandbox {record.id} can't be restored: its user ids now belong to another engine."
             )
-        host.memory.check()
-        host.slots.claim(slot)
-        run, policy, has_run = host.run_dir / record.id, load_policy(images), False
+        machine.memory.check()
+        machine.slots.claim(slot)
+        run, policy, has_run = machine.run_dir / record.id, load_policy(images), False
         try:
-            async with self._starter.hold_namespaces(record, policy, slot) as holder:
+            async with self._hold_namespaces(record, policy, slot) as holder:
                 target = RestoreTarget(
-                    holder, Path("/"), tuple(host.cgroups.list_groups(record.id)), run / "agent.sock"
+                    holder, Path("/"), tuple(machine.cgroups.list_groups(record.id)), run / "agent.sock"
                 )
                 pid = await criu.restore(images, target)
                 has_run = True
@@ -230,20 +232,45 @@ class Suspender:
             if start is None or pidfd is None:
                 raise SandyardError(f"The sandbox {record.id} ended immediately after it was restored.")  # noqa: TRY301
         except BaseException:
-            if await host.cgroups.clear(record.id) and not has_run:
+            if await machine.cgroups.clear(record.id) and not has_run:
                 (images / USED_MARK).unlink(missing_ok=True)  # CRIU failed before it let anything run
             remove_run_directory(run)
             await self._watcher.free_slot(slot)
             if not self.has(record.id):
-                host.slots.release_kept(slot)
+                machine.slots.release_kept(slot)
             raise
         stderr_fd = -1
         with contextlib.suppress(OSError):
             stderr_fd = os.open(f"/proc/{pid}/fd/2", os.O_RDONLY | os.O_CLOEXEC)
-        self._watcher.watch(record, Life(pid, start, slot), pidfd, stderr_fd, zygote_reports=False)
-        host.slots.reuse_kept(slot)
+        self._watcher.watch(record, Life(pid, start, slot), pidfd, stderr_fd, reports_exit=False)
+        machine.slots.reuse_kept(slot)
         await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
         return record.make_handle()
+
+    @contextlib.asynccontextmanager
+    async def _hold_namespaces(self, record: Record, policy: NetworkPolicy, slot: int) -> AsyncIterator[int]:
+        """Create everything of a sandbox except its processes, in a slot that belongs to the caller, who also cleans up
+        after a failure. Yields the pid of a process that is in all its namespaces and ends with the context."""
+        machine = self._machine
+        resources, pidfd = StartResources(machine, record.id, record.limits), -1
+        try:
+            policies.create_directory(machine.run_dir / record.id, policy)
+            net, _ = await gather_both(
+                machine.acquire_network(slot, policy), machine.store.renew(record.id, record.limits.disk_mb)
+            )
+            resources.create()
+            plan = StartPlan(record.id, slot, record.layers, record.limits, net, record.mounts, hold=True)
+            started = await self._launch(plan, resources)
+            pidfd = started.pidfd
+            yield started.life.pid
+        except OSError as error:
+            raise translate_os_error(error, f"Could not start the sandbox {record.id}") from error
+        finally:
+            resources.close()
+            if pidfd >= 0:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os.close(pidfd)
 
 
 def _list_thread_states(pid: int) -> Iterator[str]:

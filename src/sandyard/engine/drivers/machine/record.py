@@ -11,8 +11,6 @@ from sandyard.engine.contract import Handle, Layers, Limits, Mount
 from sandyard.engine.drivers.machine.processes import read_boot_id
 from sandyard.kit.errors import InvalidInputError
 
-DRIVER_NAME = "namespace"
-
 _LIMITS = tuple(limit.name for limit in fields(Limits))
 
 
@@ -34,6 +32,7 @@ class Record:
     """The state of one sandbox, running or not."""
 
     id: str
+    driver: str  # the name of its runtime
     layers: Layers
     limits: Limits
     mounts: tuple[Mount, ...] = ()
@@ -42,7 +41,7 @@ class Record:
     stderr_fd: int = -1  # a descriptor of its agent's crash output
     frozen: bool = False  # the last known state; cgroups are queried where it matters
     end_reason: str | None = None  # why this driver ended it
-    exit_code: int | None = None  # of its first process, if the zygote saw it
+    exit_code: int | None = None  # of its first process, if its parent reported it
     ended: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -51,7 +50,7 @@ class Record:
 
     def renew(self) -> Record:
         """Return a record of the same sandbox for another start."""
-        return Record(self.id, self.layers, self.limits, self.mounts)
+        return Record(self.id, self.driver, self.layers, self.limits, self.mounts)
 
     def make_handle(self) -> Handle:
         limits = {name: getattr(self.limits, name) for name in _LIMITS}
@@ -60,14 +59,11 @@ class Record:
             data["mounts"] = [asdict(mount) for mount in self.mounts]
         if self.alive and self.life is not None:
             data["life"] = self.life.data
-        return Handle(self.id, DRIVER_NAME, data)
+        return Handle(self.id, self.driver, data)
 
 
 def parse_handle(handle: Handle) -> tuple[Layers, Limits, Life | None]:
-    """Parse a handle; the life is None if it is from an earlier boot of the machine. Raises InvalidInputError for a
-    handle of another driver."""
-    if handle.driver != DRIVER_NAME:
-        raise InvalidInputError(f"The sandbox {handle.id} belongs to the driver {handle.driver}, not to {DRIVER_NAME}.")
+    """Parse a handle; the life is None if it is from an earlier boot of the machine. Raises InvalidInputError."""
     data: Mapping[str, Any] = handle.data
     try:
         limits = Limits(**data["limits"])
@@ -88,4 +84,4 @@ def parse_record(handle: Handle) -> Record:
         mounts = tuple(Mount(**mount) for mount in handle.data.get("mounts", ()))
     except TypeError as error:
         raise InvalidInputError(f"The handle of the sandbox {handle.id} is not complete: {error}.") from error
-    return Record(handle.id, layers, limits, mounts)
+    return Record(handle.id, handle.driver, layers, limits, mounts)

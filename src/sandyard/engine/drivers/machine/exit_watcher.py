@@ -10,15 +10,15 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sandyard.engine.drivers.namespace.host import Host
-from sandyard.engine.drivers.namespace.record import Life, Record
+from sandyard.engine.drivers.machine.machine import Machine
+from sandyard.engine.drivers.machine.record import Life, Record
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
 T = TypeVar("T")
 
-_STATUS_TIMEOUT_S = 2.0  # the zygote knows at once, but may be delayed on a busy machine
+_STATUS_TIMEOUT_S = 2.0  # a runtime knows at once, but may be delayed on a busy machine
 _TAIL_BYTES = 4096
 
 
@@ -26,26 +26,30 @@ class ExitWatcher:
     """Watches the first process of each sandbox. Work that outlasts an operation runs in tracked tasks:
     `wait_for_tasks` waits for all of it."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
         self._by_pid: dict[int, Record] = {}
         self._statuses: dict[int, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def watch(self, record: Record, life: Life, pidfd: int, stderr_fd: int, *, zygote_reports: bool) -> None:
-        """Watch a sandbox: from now on the end of this process is its end. `zygote_reports`: the zygote that created it
-        is running, and will report how it ended. Takes ownership of both descriptors."""
+    def watch(self, record: Record, life: Life, pidfd: int, stderr_fd: int, *, reports_exit: bool) -> None:
+        """Watch a sandbox: from now on the end of this process is its end. `reports_exit`: `on_exit` will be called with
+        how it ended. Takes ownership of both descriptors."""
         record.life, record.pidfd, record.stderr_fd = life, pidfd, stderr_fd
         record.end_reason = record.exit_code = None
         record.frozen = False
         record.ended = asyncio.get_running_loop().create_future()
         self._by_pid[life.pid] = record
-        if zygote_reports:
+        if reports_exit:
             self._statuses[life.pid] = asyncio.Event()
         asyncio.get_running_loop().add_reader(pidfd, self._on_process_end, record)
 
+    def list_running(self, driver: str) -> list[Record]:
+        """Return the sandboxes of a runtime that are running or frozen."""
+        return [record for record in self._by_pid.values() if record.driver == driver and record.alive]
+
     def on_exit(self, pid: int, code: int) -> None:
-        """Handle the zygote's report that a process has ended."""
+        """Handle a runtime's report that a process has ended."""
         if pid in self._by_pid:
             self._by_pid[pid].exit_code = code
         if pid in self._statuses:
@@ -97,8 +101,8 @@ class ExitWatcher:
         _close_stderr(record)
         self._by_pid.pop(life.pid, None)
         try:
-            await self._host.cgroups.clear(record.id)
-            remove_run_directory(self._host.run_dir / record.id)
+            await self._machine.cgroups.clear(record.id)
+            remove_run_directory(self._machine.run_dir / record.id)
         finally:
             if not record.ended.done():
                 record.ended.set_result(reason)
@@ -107,13 +111,13 @@ class ExitWatcher:
     async def free_slot(self, slot: int) -> None:
         """Free a slot and its network."""
         try:
-            if self._host.network is not None:
-                await self._host.network.release(slot)
+            if self._machine.network is not None:
+                await self._machine.network.release(slot)
         finally:
-            self._host.slots.release(slot)
+            self._machine.slots.release(slot)
 
     def _find_reason(self, record: Record) -> str:
-        out_of_memory = self._host.cgroups.read_usage(record.id).oom_kills > 0
+        out_of_memory = self._machine.cgroups.read_usage(record.id).oom_kills > 0
         code = record.exit_code
         if code == -signal.SIGKILL:
             return "out of memory: the kernel killed its agent" if out_of_memory else "killed from outside"

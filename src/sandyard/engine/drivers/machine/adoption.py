@@ -8,19 +8,18 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from sandyard.engine.contract import Condition, Handle
-from sandyard.engine.drivers.machine import policies, processes
-from sandyard.engine.drivers.namespace import pause
-from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
-from sandyard.engine.drivers.namespace.host import Host
-from sandyard.engine.drivers.namespace.record import Life, Record, parse_handle, parse_record
-from sandyard.engine.drivers.namespace.suspender import Suspender
+from sandyard.engine.drivers.machine import pause, policies, processes
+from sandyard.engine.drivers.machine.exit_watcher import ExitWatcher, remove_run_directory
+from sandyard.engine.drivers.machine.machine import Machine
+from sandyard.engine.drivers.machine.record import Life, Record, parse_handle, parse_record
+from sandyard.engine.drivers.machine.runtime import Runtime
 from sandyard.kit.errors import SandyardError
 
 
 async def take_over(
-    host: Host,
+    machine: Machine,
     watcher: ExitWatcher,
-    suspender: Suspender,
+    runtimes: Collection[Runtime],
     records: dict[str, Record],
     *,
     keep: Collection[Handle],
@@ -31,25 +30,30 @@ async def take_over(
         if handle.id not in records:
             _, _, life = parse_handle(handle)
             records[handle.id] = parse_record(handle)
-            if life is not None and not host.instance.is_copy:
-                _adopt(host, watcher, records[handle.id], life)
+            if life is not None and not machine.instance.is_copy:
+                _adopt(machine, watcher, records[handle.id], life)
     kept = {handle.id for handle in keep}
     alive = {name: record for name, record in records.items() if name in kept and record.alive}
     for name in set(records) - kept:  # from an earlier `open`; the sweep has ended them
         records.pop(name).end_reason = "removed: the engine does not know it"
-    await host.sweep_processes({name: record.life.pid for name, record in alive.items() if record.life})
-    _sweep_run_directories(host.run_dir, alive)
-    await _open_network(host, alive)
-    await host.store.sweep(kept, snapshots)
-    suspended = await suspender.take_over([name for name in kept - set(alive) if host.store.has(name)])
+    await machine.sweep_groups(alive)
+    for runtime in runtimes:
+        runtime.sweep({record.life.pid for record in alive.values() if record.life})
+    _sweep_run_directories(machine.run_dir, alive)
+    await _open_network(machine, alive)
+    await machine.store.sweep(kept, snapshots)
+    suspended: set[str] = set()
+    for runtime in runtimes:
+        stopped = [name for name in kept - set(alive) if records[name].driver == runtime.name]
+        suspended |= await runtime.images.take_over([name for name in stopped if machine.store.has(name)])
     conditions: dict[str, Condition] = {}
     for name in kept:
         if name in alive:
-            alive[name].frozen = pause.is_paused(host, alive[name])
+            alive[name].frozen = pause.is_paused(machine, alive[name])
             conditions[name] = Condition.FROZEN if alive[name].frozen else Condition.RUNNING
         elif name in suspended:
             conditions[name] = Condition.SUSPENDED
-        elif host.store.has(name):
+        elif machine.store.has(name):
             conditions[name] = Condition.STOPPED
         else:
             conditions[name] = Condition.ABSENT
@@ -57,21 +61,23 @@ async def take_over(
     return conditions
 
 
-def _adopt(host: Host, watcher: ExitWatcher, record: Record, life: Life) -> None:
+def _adopt(machine: Machine, watcher: ExitWatcher, record: Record, life: Life) -> None:
     """Adopt a running sandbox. It is the same process if it started at the same time, and belongs to this sandbox if it
     is in its cgroup and has its files. Without cgroups its command line identifies it."""
     pidfd = processes.open_pidfd(life.pid, life.start)
     if pidfd is None:
         return
-    own_pids = host.cgroups.list_pids(record.id) if host.cgroups.hierarchies else processes.find_by_title(host.title)
-    if life.pid not in own_pids or not host.store.has(record.id):
+    own_pids = (
+        machine.cgroups.list_pids(record.id) if machine.cgroups.hierarchies else processes.find_by_title(machine.title)
+    )
+    if life.pid not in own_pids or not machine.store.has(record.id):
         os.close(pidfd)
         return
-    host.slots.claim(life.slot)
+    machine.slots.claim(life.slot)
     stderr_fd = -1
     with contextlib.suppress(OSError):  # without root its agent's descriptors are not accessible
         stderr_fd = os.open(f"/proc/{life.pid}/fd/2", os.O_RDONLY | os.O_CLOEXEC)
-    watcher.watch(record, life, pidfd, stderr_fd, zygote_reports=False)
+    watcher.watch(record, life, pidfd, stderr_fd, reports_exit=False)
 
 
 def _sweep_run_directories(run: Path, alive: Mapping[str, Record]) -> None:
@@ -80,14 +86,14 @@ def _sweep_run_directories(run: Path, alive: Mapping[str, Record]) -> None:
             remove_run_directory(Path(entry.path))
 
 
-async def _open_network(host: Host, alive: Mapping[str, Record]) -> None:
-    if host.network is None:
+async def _open_network(machine: Machine, alive: Mapping[str, Record]) -> None:
+    if machine.network is None:
         return
     slots = {record.life.slot: name for name, record in alive.items() if record.life}
-    await host.network.open(list(slots))
-    if "network" in host.network.missing:  # without namespaces, sandboxes get their own loopback elsewhere
-        host.disable_network()
+    await machine.network.open(list(slots))
+    if "network" in machine.network.missing:  # without namespaces, sandboxes get their own loopback elsewhere
+        machine.disable_network()
         return
     for slot, name in slots.items():
         with contextlib.suppress(SandyardError):  # without any network; `missing` contains the reason
-            await host.network.set_policy(slot, policies.load(host.run_dir / name))
+            await machine.network.set_policy(slot, policies.load(machine.run_dir / name))

@@ -1,4 +1,4 @@
-"""The machine as used by this driver: what is opened once and shared by all sandboxes."""
+"""The machine: what is opened once and shared by all sandboxes, whatever runtime they use."""
 
 from __future__ import annotations
 
@@ -26,9 +26,6 @@ from sandyard.engine.drivers.machine.store import btrfs, image
 from sandyard.engine.drivers.machine.store.base import SANDBOXES, SNAPSHOTS, VOLUMES, Store
 from sandyard.engine.drivers.machine.store.cow import CowStore
 from sandyard.engine.drivers.machine.store.plain import PlainStore
-from sandyard.engine.drivers.namespace.criu import probe
-from sandyard.engine.drivers.namespace.kernel_memory import KernelMemoryLimits
-from sandyard.engine.drivers.namespace.launcher import Launcher, NetSlot
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 
@@ -36,6 +33,15 @@ log = get_logger(__name__)
 
 _MAX_OPEN_FILES = 65_536
 _RELEASE_TIMEOUT_S = 60.0
+
+
+class NetSlot(Protocol):
+    """A slot's network."""
+
+    @property
+    def netns_path(self) -> Path: ...
+    @property
+    def dns(self) -> str | None: ...
 
 
 class Network(Protocol):
@@ -56,6 +62,18 @@ class Network(Protocol):
 MakeNetwork = Callable[[str, Path], Network]  # instance name, directory for its state
 
 
+class PrivilegedFiles(Protocol):
+    """File operations that need a helper process."""
+
+    async def change_files(self, operation: str, fields: dict[str, Any]) -> Any:
+        """Copy or remove a directory with ids that this process may not handle. Only the plain store needs it."""
+        ...
+
+    def release_files(self) -> None:
+        """End everything besides sandboxes that keeps the store mounted. Blocks."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
     """`layer_roots`: the folders of templates. `rootless` None: detected. `store` "plain" disables btrfs."""
@@ -64,36 +82,33 @@ class DriverOptions:
     layer_roots: Sequence[Path] = ()
     max_slots: int = 1024
     network: MakeNetwork | None = None
-    guest: str = "sandyard.engine.guest"
     rootless: bool | None = None
     store: Literal["auto", "plain"] = "auto"
     io: IoLimits = field(default_factory=IoLimits)
-    kernel_memory: KernelMemoryLimits = field(default_factory=KernelMemoryLimits)
 
 
-class Host:
-    """The parts of the driver that all sandboxes share. They exist from `open` to `close`."""
+class Machine:
+    """What all sandboxes share. It exists from `open` to `close`."""
 
-    def __init__(self, options: DriverOptions, on_exit: Callable[[int, int], None]) -> None:
+    def __init__(self, options: DriverOptions, privileged_files: PrivilegedFiles) -> None:
         self.options = options
         self.rootless = not is_root() if options.rootless is None else options.rootless
         self.run_dir = options.data_dir / "run"
         self.memory = Memory()
-        self._on_exit = on_exit
+        self._privileged_files = privileged_files
         self.instance: instances.Instance
         self.cgroups: Cgroups
         self.store: Store
-        self.launcher: Launcher
         self.network: Network | None = None
         self.slots: Slots
         self._missing: dict[str, str] = {}
-        self._run_fd = -1
+        self.run_fd = -1
 
     async def open(self) -> None:
         data_dir = self.options.data_dir
         _raise_file_limit()
         self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._run_fd = os.open(self.run_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.run_fd = os.open(self.run_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         known = instances.load(data_dir, self.options.max_slots)
         name = f"sandyard-{known.name}"
         hierarchies, missing = discover_hierarchies(name, known=known.cgroups, rootless=self.rootless)
@@ -108,31 +123,12 @@ class Host:
             raise SandyardError("The zygote of an earlier engine does not end.")
         self.store = await self._open_store(data_dir / "store")
         self.cgroups.limit_io(self.options.io, find_disk(self.store.path.resolve()))
-        self.launcher = Launcher(
-            run_fd=self._run_fd,
-            store=self.store.path,
-            roots=self.options.layer_roots,
-            cgroups=self.cgroups,
-            instance=self.instance,
-            title=self.title,
-            guest=self.options.guest,
-            rootless=self.rootless,
-            on_exit=self._on_exit,
-        )
-        self._kill_by_title(keep=None)
-        try:
-            await self.launcher.forker.ensure_running()
-        except BaseException:
-            await self.store.close(unmount=False)
-            raise
         if self.options.network is not None and not self.rootless:
             self.network = self.options.network(known.name, data_dir / "net")
 
     async def close(self, *, everything_ended: bool, keep_ids: bool = False) -> None:
-        """Release the host. `everything_ended`: no sandbox is running, so the host can be restored to its original
-        state."""
-        await self.store.close(unmount=False)
-        await self.launcher.forker.close()
+        """Release the machine, after its store and the runtimes were closed. `everything_ended`: no sandbox is running, so
+        the machine can be restored to its original state."""
         if self.network is not None:
             await self.network.close(remove=everything_ended)
         if everything_ended:
@@ -143,26 +139,16 @@ class Host:
                     Path(folder).rmdir()  # noqa: ASYNC240 - of a kernel file system
             if not keep_ids:
                 instances.release(self.instance, self.options.data_dir)
-        os.close(self._run_fd)
+        os.close(self.run_fd)
 
-    def _kill_by_title(self, keep: Collection[int] | None) -> None:
-        """End zygotes of earlier runs and, if given which agents to keep, all other agents of this instance."""
-        for pid in processes.find_by_title(self.title):
-            is_current_zygote = pid == self.launcher.forker.pid
-            is_agent = _is_first_in_pid_namespace(pid)
-            if not is_current_zygote and (not is_agent if keep is None else pid not in keep):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-
-    async def sweep_processes(self, keep: Mapping[str, int]) -> None:
-        """End all processes of this instance except the sandboxes in `keep` (id → pid of the first process)."""
+    async def sweep_groups(self, keep: Collection[str]) -> None:
+        """End all processes in the groups of this instance except those of the sandboxes in `keep`."""
         leftovers = self.cgroups.list_names() - set(keep) - {ZYGOTE}
         if leftovers:
             log.info("sandboxes_swept", count=len(leftovers))
         cleared = await asyncio.gather(*(self.cgroups.clear(name) for name in leftovers))
         if not all(cleared):
             raise SandyardError("Processes of removed sandboxes do not end.")
-        self._kill_by_title(set(keep.values()))
 
     def mark_adopted(self) -> None:
         """Mark the contents of the data directory as adopted or removed."""
@@ -177,7 +163,7 @@ class Host:
     def get_agent_path(self, sandbox: str) -> str:
         """Return a short path whatever the data directory is called, because a unix socket's path has at most 107
         bytes."""
-        return f"/proc/self/fd/{self._run_fd}/{sandbox}/agent.sock"
+        return f"/proc/self/fd/{self.run_fd}/{sandbox}/agent.sock"
 
     async def _open_store(self, path: Path) -> Store:
         file = path.parent / "store.img"
@@ -197,7 +183,7 @@ class Host:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(SandyardError):
-            await asyncio.to_thread(probe.sweep)
+            await asyncio.to_thread(self._privileged_files.release_files)
         deadline = time.monotonic() + _RELEASE_TIMEOUT_S
         while True:
             with contextlib.suppress(OSError):  # busy until the last of them is gone
@@ -216,12 +202,14 @@ class Host:
         name = self.instance.name
         if self.rootless or self.options.store == "plain":
             reason = "btrfs needs root" if self.rootless else "btrfs was turned off"
-            return PlainStore(path, self._send_request, reason)
+            return PlainStore(path, self._privileged_files.change_files, reason)
         if not path.is_mount() and _has_content(path) and not file.exists():
             if btrfs.is_btrfs(path):
                 return CowStore(path, name, None)
             return PlainStore(
-                path, self._send_request, "it was created without btrfs; use a new data directory to get it"
+                path,
+                self._privileged_files.change_files,
+                "it was created without btrfs; use a new data directory to get it",
             )
         if btrfs.is_btrfs(path) and not path.is_mount() and not file.exists() and btrfs.get_quota_kind(path):
             return CowStore(path, name, None)
@@ -242,21 +230,21 @@ class Host:
         return (
             CowStore(path, name, None)
             if btrfs.is_btrfs(path)
-            else PlainStore(path, self._send_request, obstacle or "unknown")
+            else PlainStore(path, self._privileged_files.change_files, obstacle or "unknown")
         )
 
-    async def _send_request(self, op: str, fields: dict[str, Any]) -> Any:
-        return await self.launcher.forker.request(op, fields, timeout=None)
+    async def acquire_network(self, slot: int, policy: NetworkPolicy) -> NetSlot | None:
+        """Return the slot's network with this policy, or None if there is no network."""
+        if self.network is None:
+            return None
+        net = await self.network.acquire(slot)
+        if policy != NetworkPolicy():  # the default is already applied
+            await self.network.set_policy(slot, policy)
+        return net
 
-    def get_capabilities(self, *, no_suspend_reason: str) -> Capabilities:
-        """Return the capabilities. `no_suspend_reason` is why memory can't be moved to disk."""
-        limits = (
-            self.cgroups.limits | self.store.limits | {"pids"}
-        )  # without the cgroup, the kernel counts them per user
-        missing = {**self._missing, **self.store.missing, "suspend": no_suspend_reason}
-        missing.pop("pids", None)
-        if self.launcher.ids.missing:
-            missing["users"] = self.launcher.ids.missing
+    def get_capabilities(self) -> Capabilities:
+        """Return what is the same for all runtimes: nothing can be moved to disk."""
+        missing = {**self._missing, **self.store.missing}
         if not self.cgroups.can_freeze:
             missing["freezer"] = "no cgroup freezer: a pause stops processes by signals, which they can notice"
         egress = False
@@ -271,7 +259,7 @@ class Host:
             freeze=True,
             suspend=False,
             live_copy=self.store.live_copy,
-            limits=frozenset(limits),
+            limits=self.cgroups.limits | self.store.limits,
             egress=egress,
             missing=missing,
         )
@@ -284,14 +272,6 @@ def _raise_file_limit() -> None:
     wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _is_first_in_pid_namespace(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("NSpid:"):
-                return len(line.split()) > 2 and line.split()[-1] == "1"
-    return False
 
 
 def _has_content(path: Path) -> bool:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from sandyard.engine.drivers.machine import processes
-from sandyard.engine.drivers.namespace.host import Host
-from sandyard.engine.drivers.namespace.record import Record
+from sandyard.engine.drivers.machine.machine import Machine
+from sandyard.engine.drivers.machine.record import Record
 from sandyard.kit.errors import BusyError
 
 
-async def freeze(host: Host, record: Record) -> None:
+async def freeze(machine: Machine, record: Record) -> None:
     """Freeze the sandbox and return when nothing in it is running. Idempotent. Raises BusyError, and the sandbox keeps
     running."""
     assert record.life is not None
     try:
-        if host.cgroups.can_freeze:
-            await host.cgroups.freeze(record.id)
+        if machine.cgroups.can_freeze:
+            await machine.cgroups.freeze(record.id)
         else:
             await processes.stop_all(record.life.pid)
     except TimeoutError:
@@ -22,18 +22,18 @@ async def freeze(host: Host, record: Record) -> None:
     record.frozen = True
 
 
-def thaw(host: Host, record: Record) -> None:
+def thaw(machine: Machine, record: Record) -> None:
     assert record.life is not None
-    if host.cgroups.can_freeze:
-        host.cgroups.thaw(record.id)
+    if machine.cgroups.can_freeze:
+        machine.cgroups.thaw(record.id)
     else:
         processes.continue_all(record.life.pid)
     record.frozen = False
 
 
-def is_paused(host: Host, record: Record) -> bool:
+def is_paused(machine: Machine, record: Record) -> bool:
     """Return whether the kernel reports it as frozen."""
     assert record.life is not None
-    if host.cgroups.can_freeze:
-        return host.cgroups.is_frozen(record.id)
+    if machine.cgroups.can_freeze:
+        return machine.cgroups.is_frozen(record.id)
     return processes.is_stopped(record.life.pid)
