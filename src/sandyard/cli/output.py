@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sandyard.kit.hidden_characters import HIDDEN
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -24,8 +26,6 @@ OWN_COLOURS = {f"\x1b[{number}m" for number in (0, 1, 2, *range(30, 38), *range(
 """Reset, bold, dim and the colours that click.style sets: none of them hides text."""
 SPACES = re.compile(r"[^\S\x0b\x0c\x1c-\x1f\x85]+")
 """Whitespace without the control characters that Python counts as such."""
-HIDDEN_LETTERS = re.compile("[\u115f\u1160\u3164\uffa0\U000e0100-\U000e01ef]")
-"""Characters that Python counts as printable, but that are invisible: fillers, variation selectors for rare ideographs."""
 STATUS_STYLES = {
     "running": "green",
     "provisioning": "cyan",
@@ -171,18 +171,18 @@ def escape_line(line: str) -> str:
     if _is_visible(line):
         return line
     return "".join(
-        character if _is_visible(character) or character in "\t\u00a0\u3000" else _escape_character(character)
-        for character in line
+        character if character.isprintable() or character in "\t\u00a0\u3000" else _escape_character(character)
+        for character in HIDDEN.sub(lambda match: _escape_character(match[0]), line)
     )
 
 
 def has_hidden_characters(text: str) -> bool:
     """Return whether a text of several lines has control characters or invisible characters, other than tabs and line endings."""
-    return any(not _is_visible(re.sub("[\t\u00a0\u3000]", "", line.removesuffix("\r"))) for line in text.split("\n"))
+    return any(not _is_visible(re.sub("[\t\u00a0\u3000]", " ", line.removesuffix("\r"))) for line in text.split("\n"))
 
 
 def _is_visible(text: str) -> bool:
-    return text.isprintable() and not HIDDEN_LETTERS.search(text)
+    return text.isprintable() and not HIDDEN.search(text)
 
 
 def _escape_character(character: str) -> str:

@@ -36,7 +36,8 @@ def test_control_characters_are_escaped() -> None:
 
 HIDDEN = (
     *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0x200B, 0x2010), 0x2060, 0xFEFF, 0x61C, 0xAD, 0x3164, 0xE0100,
-    *range(0xE0000, 0xE0080), *range(9), *range(0xB, 0xD), *range(0xE, 0x20), *range(0x7F, 0xA0),
+    0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), 0x2065, 0x2800, *range(0xFE00, 0xFE10), 0xFFA0, 0xFFF0, 0x1BCA0,
+    0x1D173, 0xE0FFF, 0xFFF9, 0x13430, *range(0xE0000, 0xE0080), *range(9), *range(0xB, 0xD), *range(0xE, 0x20), *range(0x7F, 0xA0),
 )  # fmt: skip
 
 
@@ -51,9 +52,14 @@ def test_invisible_characters_become_visible(code: int, capsys: pytest.CaptureFi
 
 
 def test_ordinary_text_has_no_hidden_characters() -> None:
-    text = "\tdef größe():  # ❤️ 日本語\u3000\u00a0 שלום\r\n"
+    text = "\tdef größe():  # ❤️ ↔️ ‼️ ©️ 🏳️ ▶\ufe0e 1️⃣ 日本語\u3000\u00a0 שלום\r\n"
     assert not has_hidden_characters(text)
     assert escape_line(text.rstrip()) == text.rstrip()
+
+
+def test_selectors_are_only_part_of_an_emoji_directly_after_it() -> None:
+    assert escape_line("❤\ufe0f\ufe0f 1\ufe0f") == "❤\ufe0f<U+FE0F> 1<U+FE0F>"
+    assert has_hidden_characters("❤\t\ufe0f")
 
 
 PAGE = {

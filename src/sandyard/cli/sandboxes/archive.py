@@ -1,15 +1,16 @@
 """Pack a directory into a tar stream and unpack it. Data from a sandbox is not trusted: nothing is written outside the target
-directory, and no link leads out of it."""
+directory or through a link, and no link leads out of it."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import shutil
 import tarfile
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from sandyard.cli.errors import CommandError
@@ -61,11 +62,12 @@ def pack(folder: Path) -> Iterator[bytes]:
 
 
 def unpack(chunks: Iterator[bytes], target: Path) -> list[str]:
-    """Create `target` and unpack everything there. Return the symbolic links that were skipped, because they lead elsewhere. Raises
-    CommandError for an entry that would be written elsewhere.
+    """Create `target` and unpack everything there. Return the symbolic links that were skipped, because they can lead elsewhere. Raises
+    CommandError for an entry that would be written elsewhere or through a link.
 
     Extracts entries itself, because Debian 12's Python does not have the filters of `tarfile`. Links are created last: until then
     nothing can be written through one of them."""
+    refuse_link(target)
     target.mkdir(exist_ok=True)
     root = target.resolve()
     links: dict[Path, _Link] = {}
@@ -78,11 +80,21 @@ def unpack(chunks: Iterator[bytes], target: Path) -> list[str]:
     return _create_links(links, root)
 
 
+def refuse_link(folder: Path) -> None:
+    """Raise CommandError if there is a symbolic link in place of a directory: it could lead anywhere."""
+    if folder.is_symlink():
+        raise CommandError(
+            f"Copying stopped: {str(folder)!r} is a link on this machine, but a directory in the sandbox. Delete the link, or copy to "
+            "another directory."
+        )
+
+
 def _extract_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path, links: dict[Path, _Link]) -> None:
     """Write a file or directory. Symbolic links are added to `links`."""
-    path = _check_inside(root, root / entry.name, entry.name)
+    path = _locate(root, entry.name)
     links.pop(path, None)
     if entry.isdir():
+        refuse_link(path)
         path.mkdir(parents=True, exist_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,9 +103,11 @@ def _extract_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path, lin
     if entry.issym():
         links[path] = _Link(entry.name, entry.linkname)
     elif entry.islnk():
-        source = _check_inside(root, root / entry.linkname, entry.name)
+        source = _locate(root, entry.linkname)
         if source in links:
             links[path] = _Link(entry.name, links[source].target)
+        elif source.is_symlink():  # of an earlier copy
+            links[path] = _Link(entry.name, str(source.readlink()))
         else:
             path.hardlink_to(source)
     elif entry.isfile() and (content := tar.extractfile(entry)) is not None:
@@ -105,22 +119,29 @@ def _extract_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path, lin
 
 def _create_links(links: dict[Path, _Link], root: Path) -> list[str]:
     """Create the links that lead to a place below `root`. Return the names of the others."""
-    created, skipped = [], []
+    skipped = []
     for path, link in links.items():
         if path.is_dir():
             raise CommandError(f"Copying stopped: {link.name!r} is a link, but there is a directory with this name.")
-        if Path(link.target).is_absolute() or not _is_inside(root, path.parent / link.target):
+        if _can_lead_outside(root, path, link.target):
             skipped.append(link.name)
         else:
             path.symlink_to(link.target)
-            created.append((path, link.name))
-    # a link may lead through others that did not exist when it was checked
-    while outside := [(path, name) for path, name in created if not _is_inside(root, path)]:
-        for path, name in outside:
+    # a link may lead through one that the user has created
+    for path, link in links.items():
+        if path.is_symlink() and not _is_inside(root, path):
             path.unlink()
-            created.remove((path, name))
-            skipped.append(name)
+            skipped.append(link.name)
     return skipped
+
+
+def _can_lead_outside(root: Path, path: Path, target: str) -> bool:
+    """Return whether a link at `path` can lead out of `root`, now or after later copies. A `..` after a name is not accepted, because that
+    name can become a link."""
+    parts = PurePosixPath(target).parts
+    names = list(itertools.dropwhile(lambda part: part == "..", parts))
+    depth = len(path.relative_to(root).parts) - 1
+    return target.startswith("/") or ".." in names or len(parts) - len(names) > depth
 
 
 def _is_inside(root: Path, path: Path) -> bool:
@@ -129,12 +150,15 @@ def _is_inside(root: Path, path: Path) -> bool:
     return real == root or root in real.parents
 
 
-def _check_inside(root: Path, path: Path, name: str) -> Path:
-    """Return the path if it is below `root` after resolving links. The last component may be a link, which is replaced."""
-    real = path.parent.resolve() / path.name if path.name not in ("", "..") else path.resolve()
-    if real != root and root not in real.parents:
+def _locate(root: Path, name: str) -> Path:
+    """Return the path of an entry below `root`. Raises CommandError if there is a link on the way. The last component may be a link."""
+    parts = PurePosixPath(name).parts
+    if name.startswith("/") or ".." in parts:
         raise CommandError(f"Copying stopped: {name!r} would be written outside {root}.")
-    return real
+    path = root.joinpath(*parts)
+    for folder in reversed(path.parents[: max(len(parts) - 1, 0)]):
+        refuse_link(folder)
+    return path
 
 
 def _filter_entry(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:

@@ -111,11 +111,12 @@ class SandboxFiles:
             if skipped:
                 more = f" and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
                 names = ", ".join(repr(link) for link in skipped[:MAX_NAMED])
-                echo(f"Skipped links that lead outside the copied directory: {names}{more}.", err=True)
+                echo(f"Skipped links that can lead outside the copied directory: {names}{more}.", err=True)
             return
         self._get_files(source, target)
 
     def _get_files(self, source: str, target: Path) -> None:
+        archive.refuse_link(target)
         target.mkdir(exist_ok=True)
         for entry in self._list_folder(source):
             name = entry["name"]

@@ -72,7 +72,7 @@ def test_a_link_out_of_the_directory_is_skipped(yard: Yard, sandbox: str, tmp_pa
     yard.ok("sandbox", "exec", sandbox, "mkdir -p evil && ln -sfn /etc/passwd evil/out && echo ok > evil/a")
     done = yard.run("sandbox", "cp", f"{sandbox}:evil", str(tmp_path / "copy"))
     assert done.returncode == 0
-    assert b"Skipped links that lead outside the copied directory: './out'." in done.stderr
+    assert b"Skipped links that can lead outside the copied directory: './out'." in done.stderr
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["a"]
 
 

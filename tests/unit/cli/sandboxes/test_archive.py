@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from sandyard.cli.errors import CommandError
 from sandyard.cli.main import cli
@@ -111,7 +111,7 @@ def test_cp_names_the_links_that_it_skips(server: Server, tmp_path: Path) -> Non
     server.on("GET", "/sandboxes/sbx_1/files", Reply(200, data, "application/octet-stream"))
     result = CliRunner().invoke(cli, ["sandbox", "cp", "sbx_1:dir", str(tmp_path / "copy")])
     assert result.exit_code == 0, result.output
-    assert "Skipped links that lead outside the copied directory: 'link\\u202e0', " in result.stderr
+    assert "Skipped links that can lead outside the copied directory: 'link\\u202e0', " in result.stderr
     assert result.stderr.endswith(" and 1 more.\n")
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["file"]
 
@@ -126,11 +126,79 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
         data = make_archive((name, tarfile.SYMTYPE, link), (f"{name}/file", tarfile.REGTYPE, "evil"))
         with pytest.raises(CommandError, match="'link' is a link, but there is a directory"):
             archive.unpack(data, target)
-    with pytest.raises(CommandError, match="would be written outside"):
+    with pytest.raises(CommandError, match="existing' is a link on this machine"):
         archive.unpack(make_archive(("existing/file", tarfile.REGTYPE, "evil")), target)
     archive.unpack(make_archive(("same", tarfile.SYMTYPE, "../outside/file"), ("same", tarfile.REGTYPE, "new")), target)
     assert (target / "same").read_text() == "new"
     assert (outside / "file").read_text() == "mine"
+
+
+def test_links_of_earlier_copies_cannot_be_bent_to_lead_outside(tmp_path: Path) -> None:
+    target, outside = tmp_path / "target", tmp_path / "outside"
+    outside.mkdir()
+    links = (("sub", "d/d/../../outside"), ("a/sub", "../outside"))
+    assert archive.unpack(make_archive(*((name, tarfile.SYMTYPE, text) for name, text in links)), target) == ["sub"]
+    archive.unpack(make_archive(("d", tarfile.SYMTYPE, ".")), target)
+    assert archive.unpack(make_archive(("moved", tarfile.LNKTYPE, "a/sub")), target) == ["moved"]
+    assert sorted(path.name for path in target.iterdir()) == ["a", "d"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.REGTYPE])
+def test_links_in_place_of_directories_are_refused(kind: bytes, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    (target / "real").mkdir(parents=True)
+    (target / "link").symlink_to("real")  # also if they lead inside
+    with pytest.raises(CommandError, match="link' is a link on this machine, but a directory in the sandbox"):
+        archive.unpack(make_archive(("link" if kind == tarfile.DIRTYPE else "link/x/file", kind, "x")), target)
+    with pytest.raises(CommandError, match="link' is a link on this machine"):
+        archive.unpack(make_archive(("file", tarfile.REGTYPE, "x")), target / "link")
+    assert list((target / "real").iterdir()) == []
+
+
+def test_links_through_local_links_that_lead_outside_are_skipped(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "local").symlink_to(tmp_path)
+    assert archive.unpack(make_archive(("link", tarfile.SYMTYPE, "local/secret")), target) == ["link"]
+    assert not (target / "link").is_symlink()
+
+
+def copy_without_tar(server: Server, target: Path) -> Result:
+    """Copy a directory with `sub/keys` and `keys` from a sandbox that has no tar."""
+    folders = {
+        ".": [{"name": "dir", "kind": "dir"}],
+        "dir": [{"name": "keys", "kind": "file"}, {"name": "sub", "kind": "dir"}],
+        "dir/sub": [{"name": "keys", "kind": "file"}],
+    }
+    server.on(
+        "GET", "/sandboxes/sbx_1/files/list", lambda request: Reply(200, {"items": folders[request.query["path"]]})
+    )
+    server.on("POST", "/sandboxes/sbx_1/execute", Reply(200, {"exitCode": 1}))
+    server.on("GET", "/sandboxes/sbx_1/files", Reply(200, b"evil", "application/octet-stream"))
+    return CliRunner().invoke(cli, ["sandbox", "cp", "sbx_1:dir", str(target)])
+
+
+@pytest.mark.parametrize("link", ["dir", "dir/sub"])
+def test_nothing_is_written_through_a_link_without_tar(link: str, server: Server, tmp_path: Path) -> None:
+    target, outside = tmp_path / "target", tmp_path / "outside"
+    outside.mkdir()
+    (target / link).parent.mkdir(parents=True)
+    (target / link).symlink_to(outside)
+    result = copy_without_tar(server, target)
+    assert result.exit_code == 1
+    assert f"'{target / link}' is a link on this machine, but a directory in the sandbox." in result.stderr
+    assert list(outside.iterdir()) == []
+
+
+def test_links_in_place_of_files_are_replaced_without_tar(server: Server, tmp_path: Path) -> None:
+    target, outside = tmp_path / "target", tmp_path / "outside"
+    outside.write_text("mine")
+    (target / "dir").mkdir(parents=True)
+    (target / "dir" / "keys").symlink_to(outside)
+    assert copy_without_tar(server, target).exit_code == 0
+    assert outside.read_text() == "mine"
+    assert (target / "dir" / "keys").read_text() == (target / "dir" / "sub" / "keys").read_text() == "evil"
+    assert not (target / "dir" / "keys").is_symlink()
 
 
 def test_hard_links_to_links_are_links(tmp_path: Path) -> None:

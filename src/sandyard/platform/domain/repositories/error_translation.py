@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from urllib.parse import quote
 
 from sandyard.kit.errors import NoSpaceError, SandyardError
+from sandyard.kit.hidden_characters import HIDDEN
 from sandyard.platform.domain.repositories.errors import (
     BranchMovedError,
     GitFailedError,
@@ -138,8 +139,9 @@ def summarize(stderr: str) -> str:
 
 
 def clean_line(text: str) -> str:
-    """Return the text as one line that any database, log and terminal accepts: no control characters, surrogates or line breaks."""
-    return _UNSTORABLE.sub(" ", _ESCAPE.sub("", text))
+    """Return the text as one line that any database, log and terminal accepts: no control characters, surrogates or line breaks.
+    Invisible characters are removed."""
+    return _UNSTORABLE.sub(" ", _ESCAPE.sub("", HIDDEN.sub("", text)))
 
 
 def _truncate(text: str) -> str:

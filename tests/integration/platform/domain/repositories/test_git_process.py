@@ -490,8 +490,10 @@ async def test_the_message_of_a_server_is_printable_and_bounded(git: Git, server
         assert "Not today, red ***" in message
 
 
-@pytest.mark.parametrize("text", ["a\0b", "a\x1b[2Jb", "a\ud800b", "a\udcffb", "a\x9bb", "a\u2028b"])
-def test_characters_that_cannot_be_stored_are_removed_from_errors(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["a\0b", "a\x1b[2Jb", "a\ud800b", "a\udcffb", "a\x9bb", "a\u2028b", "a\u202eb", "a\u200bb"]
+)
+def test_characters_that_cannot_be_stored_or_seen_are_removed_from_errors(text: str) -> None:
     for line in (f"fatal: {text}", f"remote: {text}\n ! [remote rejected] a -> a (x)"):
         message = translate_error(line, "push").message
         assert message.isprintable()

@@ -34,6 +34,11 @@ def test_values_of_the_environment_are_removed_before_shortening() -> None:
     assert "6789" not in text
 
 
+def test_invisible_characters_are_removed_and_hide_no_value() -> None:
+    text = describe_exit("notes", 1, "a\u202eb sk-01\u200b23\u034f456789 ❤️", {"KEY": "sk-0123456789"})
+    assert text.endswith("ended with:\nab *** ❤️")
+
+
 @pytest.mark.parametrize("status", ["", "x", "1 2", "99999", "-1", "\u0661"])
 async def test_invalid_records_are_ignored(status: str) -> None:
     assert await read(f"notes\0{status}\0why\0") == {}
