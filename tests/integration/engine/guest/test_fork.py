@@ -98,6 +98,7 @@ def test_a_warmed_up_agent_has_already_run_code(forked: list[ForkedAgent]) -> No
     while not count_faults_of_ended_children(forked[2].pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    assert not count_faults_of_ended_children(forked[1].pid), "an agent without a warm-up has run nothing"
     assert forked[2].client().shell("echo warm").stdout == "warm\n"
     assert forked[2].private_kilobytes() < 6000
 
