@@ -20,6 +20,7 @@ from sandyard.platform.api.outer_middleware import OuterMiddleware
 from sandyard.platform.api.preview_proxy.middleware import PreviewMiddleware
 from sandyard.platform.api.routers import PREFIX
 from sandyard.platform.api.web import STATIC, WebApplication
+from sandyard.platform.api.webhooks import UnverifiedBodies
 
 if TYPE_CHECKING:
     from sandyard.platform.domain.services import Services
@@ -58,6 +59,7 @@ def build(services: Services, routers: Iterable[APIRouter], *, static: Path = ST
     )
     app.state.services = services
     app.state.limits = RateLimiter(services.settings, services.clock)
+    app.state.unverified_webhooks = UnverifiedBodies()
     app.state.metrics = Metrics()
     problems.install(app)
     for router in (*_CORE_ROUTERS, *routers):

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandyard.kit.logging import get_logger
@@ -68,7 +68,8 @@ class AuditMiddleware:
             await self._app(scope, receive, reply)
         except BaseException as error:  # also if cancelled: the requested work may still continue
             if not recorded:
-                scope["state"].setdefault("problem_code", None if isinstance(error, Exception) else "interrupted")
+                failed = isinstance(error, Exception) and not isinstance(error, ClientDisconnect)
+                scope["state"].setdefault("problem_code", None if failed else "interrupted")
                 await asyncio.shield(_record(scope, 500))
             raise
 

@@ -21,6 +21,7 @@ BODY_LIMIT, BODY_VALUES = 1024 * 1024, 5_000
 """Maximum bytes and JSON values of a request body. Each invalid value produces an error, which costs much more than reading it."""
 F = TypeVar("F", bound=Callable[..., Any])
 _LIMIT_ATTRIBUTE = "__sandyard_body_limit__"
+_CLOSES_ATTRIBUTE = "__sandyard_closes_unread__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,12 @@ def body_limit(*, size: int = BODY_LIMIT, values: int = BODY_VALUES) -> Callable
     return mark
 
 
+def closes_unread(endpoint: F) -> F:
+    """Mark a route whose connection is closed after a response that is sent before the whole body was read."""
+    setattr(endpoint, _CLOSES_ATTRIBUTE, True)
+    return endpoint
+
+
 class GuardMiddleware:
     """Rejects requests with a wrong host name, a NUL character or a body that is too large."""
 
@@ -61,8 +68,9 @@ class GuardMiddleware:
             return
         refusal = self._check(scope)
         if refusal is None:
-            limited_receive = _limit_body(scope, receive) if scope["type"] == "http" else receive
-            await self._app(scope, limited_receive, send)
+            if scope["type"] == "http":
+                receive, send = _close_unread(scope, _limit_body(scope, receive), send)
+            await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await make_problem(HTTPConnection(scope), *refusal)(scope, receive, send)
         else:
@@ -129,6 +137,24 @@ def _limit_body(scope: Scope, receive: Receive) -> Receive:
         return message
 
     return receive_limited
+
+
+def _close_unread(scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
+    complete = False
+
+    async def receive_watched() -> Message:
+        nonlocal complete
+        message = await receive()
+        complete = message["type"] == "http.request" and not message.get("more_body", False)
+        return message
+
+    async def send_closing(message: Message) -> None:
+        closes = message["type"] == "http.response.start" and getattr(scope.get("endpoint"), _CLOSES_ATTRIBUTE, False)
+        if closes and not complete:
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return receive_watched, send_closing
 
 
 def _format_size(size: int) -> str:

@@ -113,7 +113,7 @@ def login_limited() -> Any:
 
     async def check(connection: HTTPConnection) -> None:
         limits: RateLimiter = connection.app.state.limits
-        limits.take("address", _get_address(connection))
+        limits.take("address", get_address(connection))
 
     return Depends(check)
 
@@ -126,8 +126,8 @@ def webhook_limited() -> Any:
 
     async def check(connection: HTTPConnection) -> None:
         limits: RateLimiter = connection.app.state.limits
-        limits.take("webhook", _get_address(connection))
-        limits.check("rejected_webhook", _get_address(connection))
+        limits.take("webhook", get_address(connection))
+        limits.check("rejected_webhook", get_address(connection))
 
     return Depends(check)
 
@@ -139,14 +139,14 @@ def count_rejected_webhook(connection: HTTPConnection) -> None:
     them from the addresses that it also uses for everyone else.
     """
     limits: RateLimiter = connection.app.state.limits
-    limits.charge("rejected_webhook", _get_address(connection))
+    limits.charge("rejected_webhook", get_address(connection))
 
 
-def _get_address(connection: HTTPConnection) -> str:
+def get_address(connection: HTTPConnection) -> str:
     return connection.client.host if connection.client else ""
 
 
 def count_login(connection: HTTPConnection, name: str) -> None:
     """Count a sign-in for one name from one address, so that other people's attempts lock nobody out."""
     limits: RateLimiter = connection.app.state.limits
-    limits.take("login", f"{_get_address(connection)} {name}")
+    limits.take("login", f"{get_address(connection)} {name}")

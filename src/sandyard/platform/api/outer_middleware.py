@@ -6,7 +6,7 @@ import re
 import time
 
 from starlette.datastructures import MutableHeaders
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandyard.kit.ids import random_id
@@ -59,6 +59,8 @@ class OuterMiddleware:
         with bind_fields(request=request_id):
             try:
                 await self._app(scope, receive, reply)
+            except ClientDisconnect:  # while the body was read: there is nobody to respond to
+                log.info("request_aborted", method=scope.get("method"), path=scope["path"])
             except Exception as error:
                 log.error("request_failed", exc=error, method=scope.get("method"), path=scope["path"])  # noqa: TRY400
                 if scope["type"] == "websocket":

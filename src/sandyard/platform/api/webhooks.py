@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from typing import Annotated, Literal
 
 from fastapi import Request
 
+from sandyard.kit.connections import get_address_group
+from sandyard.kit.errors import BusyError, SandyardError
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.guard import streams_body
-from sandyard.platform.api.limits import count_rejected_webhook, webhook_limited
+from sandyard.platform.api.guard import closes_unread, streams_body
+from sandyard.platform.api.limits import count_rejected_webhook, get_address, webhook_limited
+from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Model, example
 from sandyard.platform.domain.forge import webhooks as domain
@@ -18,6 +23,10 @@ from sandyard.platform.domain.repositories.errors import TooMuchError
 
 router = api_router("webhooks")
 Webhooks = Annotated[domain.Webhooks, inject("webhooks")]
+BODY_SECONDS = 15.0
+"""How long a body may take to arrive. GitHub sends it at once."""
+MAX_UNVERIFIED, MAX_UNVERIFIED_PER_ADDRESS = 64 << 20, 16 << 20
+"""How many bytes of unverified bodies may be in memory: together, and from one address."""
 _HEADERS = ("X-GitHub-Event", "X-GitHub-Delivery", "X-Hub-Signature-256")
 
 
@@ -25,6 +34,35 @@ class Taken(Model):
     model_config = example(status="taken")
 
     status: Literal["taken", "known", "ignored"]
+
+
+class SlowWebhookError(SandyardError):
+    """The webhook's body did not arrive in time. Deliver it again."""
+
+    code, status = "request_timeout", 408
+
+
+class UnverifiedBodies:
+    """Limits the memory of bodies whose signature is not verified. Each replica counts separately."""
+
+    def __init__(self) -> None:
+        self.sizes: Counter[str] = Counter()
+
+    def add(self, address: str, size: int) -> None:
+        """Count received bytes. Raises TooManyRequestsError or BusyError if there are too many."""
+        if self.sizes[address] + size > MAX_UNVERIFIED_PER_ADDRESS:
+            raise TooManyRequestsError(
+                "Too many large webhooks from this address are being received. Deliver this one again in a moment.",
+                BODY_SECONDS,
+            )
+        if self.sizes.total() + size > MAX_UNVERIFIED:
+            raise BusyError("Too many large webhooks are being received. Deliver this one again in a moment.")
+        self.sizes[address] += size
+
+    def remove(self, address: str, size: int) -> None:
+        self.sizes[address] -= size
+        if not self.sizes[address]:
+            del self.sizes[address]
 
 
 @router.post(
@@ -42,27 +80,36 @@ class Taken(Model):
     },
 )
 @streams_body
+@closes_unread
 async def github(request: Request, webhooks: Webhooks) -> Taken:
     """Receive a GitHub webhook. `known`: already received. `ignored`: not relevant."""
-    body = await _body(request)
+    domain.check_headers(request.headers)
+    bodies: UnverifiedBodies = request.app.state.unverified_webhooks
+    address, body = get_address_group(get_address(request)), bytearray()
     try:
-        result = await webhooks.receive(request.headers, body)
-    except domain.WebhookUnsignedError:
-        raise
+        await _read_body(request, body, bodies, address)
+        result = await webhooks.receive(request.headers, bytes(body))
     except domain.WebhookSignatureError:
         count_rejected_webhook(request)
         raise
+    finally:
+        bodies.remove(address, len(body))
     add_audit_detail(
         request, event=request.headers.get("x-github-event"), delivery=request.headers.get("x-github-delivery")
     )
     return Taken(status=result.value)
 
 
-async def _body(request: Request) -> bytes:
-    """Read the body, keeping at most one piece more than the limit."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BYTES:
-            raise TooMuchError(f"The webhook is too large: the limit is {MAX_BYTES >> 20} MiB.")
-    return bytes(body)
+async def _read_body(request: Request, body: bytearray, bodies: UnverifiedBodies, address: str) -> None:
+    """Read the request's body into `body`, all of which is counted in `bodies`."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                if len(body) + len(piece) > MAX_BYTES:
+                    raise TooMuchError(f"The webhook is too large: the limit is {MAX_BYTES >> 20} MiB.")
+                bodies.add(address, len(piece))
+                body += piece
+    except TimeoutError:
+        raise SlowWebhookError(
+            f"The webhook's body did not arrive within {BODY_SECONDS:.0f} s. Deliver it again."
+        ) from None

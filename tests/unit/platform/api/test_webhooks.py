@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +18,10 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import event, select
 from sqlalchemy.engine import Engine
+from starlette.types import Message
 
 from sandyard.kit.secret import Secret
+from sandyard.platform.api import webhooks as api
 from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS, opened
 from sandyard.platform.db.models import Audit, Delivery
@@ -192,3 +197,112 @@ async def test_senders_of_invalid_signatures_are_limited_earlier(webhook_client:
             assert (await sender.deliver({"repository": {"full_name": "somebody/else"}})).status_code == 403
             assert (await sender.web.post("/api/v1/webhooks/github", json=PING)).status_code == 401
         assert (await sender.deliver()).status_code == 202
+
+
+SIGNED = {"x-github-event": "ping", "x-github-delivery": "one", "x-hub-signature-256": "sha256=" + "0" * 64}
+
+
+class OpenDelivery:
+    """A delivery whose body is sent piece by piece."""
+
+    def __init__(self, app: FastAPI, headers: dict[str, str] = SIGNED, *, peer: str = "192.0.2.1") -> None:
+        self.reads, self.sent = 0, list[Message]()
+        self._pieces: asyncio.Queue[Message] = asyncio.Queue()
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/api/v1/webhooks/github",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost"), *((key.encode(), value.encode()) for key, value in headers.items())],
+            "client": (peer, 1),
+            "scheme": "http",
+            "root_path": "",
+            "server": ("127.0.0.1", 8700),
+            "http_version": "1.1",
+        }
+        self._task = asyncio.ensure_future(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> Message:
+        self.reads += 1
+        return await self._pieces.get()
+
+    async def _send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    async def write(self, size: int) -> None:
+        """Send a piece and wait until it was read, or refused."""
+        self._pieces.put_nowait({"type": "http.request", "body": b"x" * size, "more_body": True})
+        reads = self.reads
+        while not self._task.done() and (self.reads == reads or not self._pieces.empty()):
+            await asyncio.sleep(0)
+
+    async def disconnect(self) -> None:
+        self._pieces.put_nowait({"type": "http.disconnect"})
+        await self._task
+
+    async def get_refusal(self) -> tuple[int, dict[str, str]]:
+        async with asyncio.timeout(30):
+            await self._task
+        return self.sent[0]["status"], {key.decode().lower(): value.decode() for key, value in self.sent[0]["headers"]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [
+        ({"x-hub-signature-256": ""}, 401),
+        ({"x-hub-signature-256": "sha256=" + "0" * 63}, 401),
+        ({"x-github-event": ""}, 400),
+        ({"x-github-delivery": ""}, 400),
+    ],
+)
+async def test_refuses_invalid_headers_without_reading_the_body(
+    webhook_client: WebhookClient, changed: dict[str, str], status: int
+) -> None:
+    delivery = OpenDelivery(webhook_client.app, SIGNED | changed)
+    found, headers = await delivery.get_refusal()
+    assert (found, headers["connection"], delivery.reads) == (status, "close", 0)
+
+
+async def test_a_body_has_a_deadline(webhook_client: WebhookClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "BODY_SECONDS", 0.01)
+    status, headers = await OpenDelivery(webhook_client.app).get_refusal()
+    assert (status, headers["connection"]) == (408, "close")
+
+
+async def test_limits_the_memory_of_unverified_bodies(
+    webhook_client: WebhookClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "MAX_UNVERIFIED", 3000)
+    monkeypatch.setattr(api, "MAX_UNVERIFIED_PER_ADDRESS", 2000)
+    app, bodies = webhook_client.app, webhook_client.app.state.unverified_webhooks
+    async with contextlib.AsyncExitStack() as stack:
+        opened = [OpenDelivery(app, peer=peer) for peer in ("2001:db8::1", "2001:db8::2", "192.0.2.9")]
+        for delivery in opened:
+            stack.push_async_callback(delivery.disconnect)
+            await delivery.write(1)
+            await delivery.write(899)
+        assert bodies.sizes == {"2001:db8::/64": 1800, "192.0.2.9": 900}
+        same_network = OpenDelivery(app, peer="2001:db8::3")
+        await same_network.write(201)
+        status, headers = await same_network.get_refusal()
+        assert (status, headers["connection"], int(headers["retry-after"]) > 0) == (429, "close", True)
+        other = OpenDelivery(app, peer="192.0.2.10")
+        await other.write(301)
+        status, headers = await other.get_refusal()
+        assert (status, headers["connection"], int(headers["retry-after"]) > 0) == (503, "close", True)
+    assert not bodies.sizes
+    answer = await webhook_client.deliver()
+    assert answer.status_code == 202 and "connection" not in answer.headers
+    assert not bodies.sizes
+
+
+async def test_an_aborted_body_is_no_error(webhook_client: WebhookClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="sandyard"):
+        delivery = OpenDelivery(webhook_client.app)
+        await delivery.write(10)
+        await delivery.disconnect()
+    records = [record for record in caplog.records if record.message.startswith("request_")]
+    assert [(record.message, record.levelname, record.exc_info) for record in records] == [
+        ("request_aborted", "INFO", None)
+    ]
+    assert not delivery.sent and not webhook_client.app.state.unverified_webhooks.sizes

@@ -92,6 +92,24 @@ def make_issue_key(number: int) -> str:
     return f"issue:{number}"
 
 
+def check_headers(headers: Mapping[str, str]) -> tuple[str, str, str]:
+    """Return the signature, event and number of a delivery, without its body.
+
+    Raises WebhookUnsignedError if the signature is missing or malformed, and InvalidInputError if the event or the number is.
+    """
+    signature = _get_header(headers, "X-Hub-Signature-256")
+    if not _SIGNATURE_PATTERN.fullmatch(signature):
+        raise WebhookUnsignedError
+    event, number = _get_header(headers, "X-GitHub-Event"), _get_header(headers, "X-GitHub-Delivery")
+    if not (_EVENT_PATTERN.fullmatch(event) and _DELIVERY_PATTERN.fullmatch(number)):
+        raise InvalidInputError("A delivery must have the headers X-GitHub-Event and X-GitHub-Delivery.")
+    return signature, event, number
+
+
+def _get_header(headers: Mapping[str, str], name: str) -> str:
+    return next((value for key, value in headers.items() if key.lower() == name.lower()), "")
+
+
 def _is_signature_valid(secret: str, signature: str, body: bytes) -> bool:
     digest = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
     return hmac.compare_digest(f"sha256={digest}", signature)
@@ -149,20 +167,14 @@ class Webhooks:
         """
         if len(body) > MAX_BYTES:
             raise TooMuchError(f"The webhook is too large: the limit is {MAX_BYTES >> 20} MiB.")
-        lowercase_headers = {name.lower(): value for name, value in headers.items()}
-        signature = lowercase_headers.get("x-hub-signature-256", "")
-        if not _SIGNATURE_PATTERN.fullmatch(signature):
-            raise WebhookUnsignedError
-        content_type = lowercase_headers.get("content-type", "")
+        signature, event, number = check_headers(headers)
+        content_type = _get_header(headers, "Content-Type")
         verified = await self._list_verified_projects(content_type, signature, body)
         payload = await self._process(body, lambda: parse_payload(content_type, body))
         sender = parse_sender(payload)
         projects = [project for project in verified if sender.belongs_to(project)]
         if not projects:
             raise WebhookUnconfiguredError
-        event, number = lowercase_headers.get("x-github-event", ""), lowercase_headers.get("x-github-delivery", "")
-        if not (_EVENT_PATTERN.fullmatch(event) and _DELIVERY_PATTERN.fullmatch(number)):
-            raise InvalidInputError("A delivery must have the headers X-GitHub-Event and X-GitHub-Delivery.")
         subject = parse_subject(event, payload)
         if subject is not None and subject.issue is not None:
             projects = [project for project in projects if self._on_issue and subject.issue.is_wanted_by(project)]

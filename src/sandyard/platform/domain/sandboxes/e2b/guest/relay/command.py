@@ -89,6 +89,8 @@ class RelayedCommand:
         self.duration = 0.0
         self.live.line(":s %d" % self.pid)
         self.run_until_done(wake)
+        for stream in self.streams:
+            stream.read()  # pipes were not read while a slow reader had too much waiting
         drain(self.streams)
         result = self.format_result()
         kept = self.store_result(result)
