@@ -189,6 +189,7 @@ def _create_services(
         projects=projects,
         git=git,
         settings=settings,
+        check_agent=agents.profile,
         find_agent_snapshot=find_agent_snapshot,
         before_delete=(turns.purge,),
     )

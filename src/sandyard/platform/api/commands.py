@@ -119,8 +119,7 @@ async def execute(
     if body.background:
         view = CommandView.of(command).model_dump(mode="json", by_alias=True)
         return JSONResponse(view, 202, {"Location": f"/api/v1/commands/{command.id}"})
-    command = await commands.wait(command.id)
-    await commands.check_access(caller, command)
+    command = await commands.wait_for(caller, command)
     limit = settings.output_limit
     return Result(
         command_id=command.id,
@@ -202,6 +201,8 @@ async def stream_(
 ) -> StreamingResponse:
     """Stream the output as it is written (SSE): `output` events with stream, offset and base64 data, then one `end` event."""
     command, _ = await commands.get_for(caller, command_id)
+    if not CommandStatus(command.status).over:
+        await commands.check_access(caller, command)
     return StreamingResponse(
         _stream_events(request, caller, commands, command, {STDOUT: stdout, STDERR: stderr}),
         media_type="text/event-stream",
@@ -213,7 +214,7 @@ async def _stream_events(
     request: Request, caller: Principal, commands: domain.Commands, command: models.Command, offsets: dict[str, int]
 ) -> AsyncIterator[bytes]:
     revocation = asyncio.ensure_future(
-        wait_until_revoked(request, caller, lambda: commands.get_for(caller, command.id))
+        wait_until_revoked(request, caller, lambda: commands.check_access(caller, command))
     )
     try:
         async for chunk in commands.follow(command, offsets):

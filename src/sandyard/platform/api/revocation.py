@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection
 
 from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.platform.domain.sandboxes.model import OwnerWithoutAccessError
 from sandyard.platform.domain.users.authentication import is_still_valid
 from sandyard.platform.domain.users.model import Principal
 
@@ -19,7 +20,8 @@ RECHECK_SECONDS = 10.0
 async def wait_until_revoked(
     connection: HTTPConnection, caller: Principal, check_access: Callable[[], Awaitable[object]]
 ) -> None:
-    """Return when the caller's token, login or account is no longer valid, or `check_access` raises NotFoundError."""
+    """Return when the caller's token, login or account is no longer valid, or `check_access` raises NotFoundError or
+    OwnerWithoutAccessError."""
     services = connection.app.state.services
     while True:
         await asyncio.sleep(RECHECK_SECONDS)
@@ -27,7 +29,7 @@ async def wait_until_revoked(
             if not await is_still_valid(services.database, services.clock, caller):
                 break
             await check_access()
-        except NotFoundError:
+        except (NotFoundError, OwnerWithoutAccessError):
             break
         except SandyardError as error:
             log.warning("standing_unknown", user=caller.user_id, reason=error.message)

@@ -275,6 +275,41 @@ async def test_a_command_returns_no_output_to_a_user_removed_meanwhile(yard: Yar
     assert code == expected[1]
 
 
+async def test_waiting_for_a_command_ends_when_its_sandbox_is_paused_because_the_owner_was_removed(
+    yard: Yard, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("api.revocation.RECHECK_SECONDS", "api.mcp.commands.PROGRESS_S"):
+        monkeypatch.setattr(f"sandyard.platform.{name}", 0.2)
+    for name in ("ACCESS_CHECK_S", "SILENCE_S"):
+        monkeypatch.setattr(f"sandyard.platform.domain.sandboxes.commands.{name}", 0.2)
+    removed = await yard.person("removed")
+    project_id = await yard.project(yard.owner, removed)
+    row = await yard.services.sandboxes.create_sandbox(removed, project_id=project_id)
+    token = (await yard.services.users.create_token(removed, "mcp")).value.reveal()
+    headers, base = {"Authorization": f"Bearer {token}"}, url.removesuffix("/mcp")
+    async with client(url, token) as tools, httpx.AsyncClient(base_url=base, headers=headers, timeout=60) as api:
+        executing = asyncio.create_task(
+            api.post(f"/api/v1/sandboxes/{row.id}/execute", json={"command": "touch begun-1; sleep 1000"})
+        )
+        calling = asyncio.create_task(
+            refused(tools, "run_command", sandboxId=row.id, command="touch begun-2; sleep 1000", waitSeconds=600)
+        )
+        for number in (1, 2):
+            await until(lambda number=number: has_file(yard, row, f"begun-{number}"), "the command runs")  # type: ignore[misc]
+        stream = f"/api/v1/commands/{(await _list_commands(yard, row.id))[0].id}/stream"
+        async with api.stream("GET", stream) as following:
+            assert following.status_code == 200
+            await yard.services.projects.remove_member(yard.owner, project_id, removed.user_id)
+            await yard.services.maintenance.stop_without_access()
+            async with asyncio.timeout(20):
+                response, (code, _) = await executing, await calling
+                streamed = await following.aread()
+        again = await api.get(stream)
+    assert (response.status_code, response.json()["code"]) == (403, "owner_without_access")
+    assert (code, again.status_code) == ("owner_without_access", 403)
+    assert b"event: end" not in streamed
+
+
 async def has_file(yard: Yard, row: Sandbox, path: str) -> bool:
     with contextlib.suppress(NotFoundError):
         return bool(await yard.services.engine.files.stat(row.engine_id or "", path))

@@ -10,10 +10,11 @@ import pytest
 from sandyard.kit.errors import NotFoundError
 from sandyard.platform.api import revocation
 from sandyard.platform.api.revocation import end_when_revoked
+from sandyard.platform.domain.sandboxes.model import OwnerWithoutAccessError
 from tests.unit.platform.world import ROOT, World
 
 
-@pytest.mark.parametrize("reason", ["disabled", "no longer visible"])
+@pytest.mark.parametrize("reason", ["disabled", "no longer visible", "owner without access"])
 async def test_download_ends_when_access_is_lost(world: World, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     monkeypatch.setattr(revocation, "RECHECK_SECONDS", 0.001)
     maria = (await world.person("maria")).principal
@@ -24,7 +25,7 @@ async def test_download_ends_when_access_is_lost(world: World, monkeypatch: pyte
 
     async def look() -> None:
         if not visible:
-            raise NotFoundError("gone")
+            raise OwnerWithoutAccessError if reason == "owner without access" else NotFoundError("gone")
 
     async def endless() -> AsyncIterator[bytes]:
         nonlocal visible

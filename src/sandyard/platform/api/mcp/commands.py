@@ -144,6 +144,7 @@ async def _wait_for_command(call: Call, command: models.Command, seconds: float)
             async with asyncio.timeout(min(left, PROGRESS_S)):
                 command = await commands.wait(command.id)
                 break
+        await commands.check_access(call.caller, command)
         command = await commands.get(command.id)
         written = command.stdout_bytes + command.stderr_bytes
         await call.progress(time.monotonic() - started, seconds, f"Running; {written:,} bytes of output so far.")

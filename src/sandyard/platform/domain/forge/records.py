@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, or_, select, true
+from sqlalchemy import ColumnElement, Select, String, literal, select, true
 from sqlalchemy.exc import IntegrityError
 
 from sandyard.kit.clock import Clock, get_time
@@ -33,12 +33,13 @@ _VISIBLE_FIELDS = ("title", "state", "draft", "base_branch", "head_commit", "mer
 
 
 def visible_to(caller: Principal) -> ColumnElement[bool]:
-    """Return the condition for pull requests the user may see: those of their projects and sessions."""
+    """Return the condition for pull requests the user may see: those of their projects.
+
+    Not those of their own sessions in projects that they have left, which would show them new comments.
+    """
     if caller.is_admin:
         return true()
-    shared = select(Project.id).where(projects.visible_to(caller))
-    own = select(Session.id).where(Session.owner_id == caller.user_id)
-    return or_(PullRequest.project_id.in_(shared), PullRequest.session_id.in_(own))
+    return PullRequest.project_id.in_(select(Project.id).where(projects.visible_to(caller)))
 
 
 class PullRequestReader:
@@ -255,8 +256,17 @@ def _to_json(fields: dict[str, Any]) -> dict[str, Any]:
     return converted
 
 
-async def _get_owner(tx: Transaction, row: PullRequest) -> str | None:
+async def _find_session(tx: Transaction, row: PullRequest) -> Session | None:
+    """Return the pull request's session, or None if there is none or its owner may no longer read what is new in the project."""
     session = await tx.session.get(Session, row.session_id) if row.session_id is not None else None
+    if session is None:
+        return None
+    lost = projects.has_lost_access(literal(session.owner_id), literal(row.project_id, String()))
+    return None if await tx.session.scalar(select(lost)) else session
+
+
+async def _get_owner(tx: Transaction, row: PullRequest) -> str | None:
+    session = await _find_session(tx, row)
     if session is not None:
         return session.owner_id
     project = await tx.session.get(Project, row.project_id)
@@ -281,8 +291,8 @@ async def _emit(tx: Transaction, row: PullRequest, kind: str, data: Mapping[str,
 
 
 async def add_message(tx: Transaction, row: PullRequest, parts: list[FeedbackPart], now: datetime) -> None:
-    """Write one message for everything new, so that the session is woken once."""
-    session = await tx.session.get(Session, row.session_id) if row.session_id is not None else None
+    """Write one message for everything new, so that the session is woken once. None if the session's owner has lost access."""
+    session = await _find_session(tx, row)
     if session is None:
         return
     message = Message(

@@ -11,9 +11,10 @@ from sqlalchemy import Select, delete, select, update
 
 from sandyard.kit.errors import BusyError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.database import Database, DatabaseBusyError, DatabaseUnavailableError
 from sandyard.platform.db.models import Command, Project, Sandbox
-from sandyard.platform.db.retry import retry_while_database_unavailable
+from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.patterns import run_in_thread
 from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT, OutputFiles
@@ -31,6 +32,7 @@ from sandyard.platform.domain.users.model import Principal
 
 MAX_COMMAND = 1_000_000
 SILENCE_S = 15.0
+ACCESS_CHECK_S = 10.0
 REMOVED_AT_ONCE = 200
 
 
@@ -129,6 +131,26 @@ class Commands:
             command = await self.get(command_id)
         return command
 
+    async def wait_for(self, principal: Principal, command: Command) -> Command:
+        """Wait like `wait`, but only while the caller has access to the sandbox: a paused command of a removed user may never finish.
+
+        Raises NotFoundError or OwnerWithoutAccessError when the caller loses access.
+        """
+        waiting = asyncio.ensure_future(self.wait(command.id))
+        try:
+            while True:
+                await asyncio.wait((waiting,), timeout=ACCESS_CHECK_S)
+                try:
+                    await self.check_access(principal, command)
+                except TEMPORARY_ERRORS:
+                    if waiting.done():
+                        raise
+                    continue
+                if waiting.done():
+                    return waiting.result()
+        finally:
+            await end_tasks(waiting)
+
     def stop(self) -> None:
         """Make all waiters return, because the platform is about to stop. The commands continue."""
         if not self._stop.done():
@@ -151,7 +173,8 @@ class Commands:
 
     async def check_access(self, principal: Principal, command: Command) -> None:
         """Raise NotFoundError or OwnerWithoutAccessError if the caller lost access to the sandbox while the command ran."""
-        await self._lifecycle.check_access(await self._lifecycle.repository.get_for(principal, command.sandbox_id))
+        row = await self._lifecycle.repository.get_for(principal, command.sandbox_id, internal=True)
+        await self._lifecycle.check_access(row)
 
     async def page(self, principal: Principal, sandbox_id: str, page: PageRequest) -> Listing[Command]:
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, or_, select, true, update
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm.exc import StaleDataError
 
 from sandyard.kit.errors import ConflictError, NotFoundError
@@ -15,7 +16,7 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, Sandbox, Session
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects import service as projects
-from sandyard.platform.domain.sandboxes.model import Status, get_sandbox_event_fields, utc_now
+from sandyard.platform.domain.sandboxes.model import OwnerWithoutAccessError, Status, get_sandbox_event_fields, utc_now
 from sandyard.platform.domain.users.model import Principal
 
 _TRIES = 5
@@ -39,6 +40,17 @@ def sessions_visible_to(principal: Principal) -> ColumnElement[bool]:
         return true()
     shared = select(Project.id).where(projects.visible_to(principal))
     return or_(Session.owner_id == principal.user_id, Session.project_id.in_(shared))
+
+
+async def require_project_access(database_session: AsyncSession, principal: Principal, row: Session) -> None:
+    """Raise OwnerWithoutAccessError if the caller has left the session's project, and so may only read, stop and delete the session."""
+    if row.project_id is None:
+        return
+    seen = select(Project.id).where(Project.id == row.project_id, projects.visible_to(principal))
+    if await database_session.scalar(seen) is None:
+        raise OwnerWithoutAccessError(
+            "You no longer have access to the project of this session. Ask the project's owner to add you again."
+        )
 
 
 class SandboxRepository:

@@ -39,7 +39,7 @@ from sandyard.platform.domain.sandboxes.model import (
     get_sandbox_event_fields,
     utc_now,
 )
-from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import require_project_access, sessions_visible_to
 from sandyard.platform.domain.sandboxes.service import check_envs, check_template
 from sandyard.platform.domain.sessions.origins import (
     get_prepared_checkout,
@@ -54,6 +54,7 @@ from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
 FindAgentSnapshot = Callable[[str, str, str], Awaitable[str]]
+CheckAgent = Callable[[str, str], Awaitable[object]]
 
 
 class Sessions:
@@ -68,10 +69,13 @@ class Sessions:
         projects: Projects,
         git: GitService,
         settings: PlatformSettings,
+        check_agent: CheckAgent | None = None,
         find_agent_snapshot: FindAgentSnapshot | None = None,
         before_delete: Sequence[Callable[[str], Awaitable[None]]] = (),
     ) -> None:
-        """`find_agent_snapshot` is called with an owner's id, an agent and a template, and returns what to create the agent's sandbox from.
+        """`check_agent` is called with an owner's id and an agent, and raises InvalidInputError if the owner has no such agent.
+
+        `find_agent_snapshot` is called with an owner's id, an agent and a template, and returns what to create the agent's sandbox from.
 
         `before_delete` are called with the id of a session before it is deleted.
         """
@@ -82,6 +86,7 @@ class Sessions:
         self._projects = projects
         self._settings = settings
         self._snapshots = Snapshots(database, lifecycle)
+        self._check_agent = check_agent
         self._find_agent_snapshot = find_agent_snapshot
         self._before_delete = before_delete
         self.after_end = self._snapshots.forget_unusable
@@ -121,6 +126,8 @@ class Sessions:
         if preparation is not None and (project is None or preparation.project_id != project.id):
             raise InvalidInputError("preparation: it belongs to another project.")
         await self._check_task(task_id, project_id)
+        if agent is not None and self._check_agent is not None:
+            await self._check_agent(principal.user_id, agent)
         now, variables = utc_now(), dict(envs or {})
         row = Session(
             id=session_id or ordered_id("ses_"),
@@ -425,6 +432,7 @@ class Sessions:
             created_at=utc_now(),
         )
         async with self._database.transaction() as tx:
+            await require_project_access(tx.session, principal, row)
             tx.add(message)
             tx.emit(
                 "message.created",
@@ -448,6 +456,7 @@ class Sessions:
             row = await tx.session.get(Session, session_id)
             if row is None:
                 raise NotFoundError(f"There is no session {session_id[:60]!r}.")
+            await require_project_access(tx.session, principal, row)
             for name, value in changes.items():
                 setattr(row, name, value)
             row.updated_at = utc_now()

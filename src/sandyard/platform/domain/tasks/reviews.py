@@ -31,6 +31,7 @@ from sandyard.platform.domain.events.model import EventView
 from sandyard.platform.domain.forge.markdown import remove_invisible, truncate
 from sandyard.platform.domain.forge.model import Review
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.projects.service import owner_has_access
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.tasks.attempt_records import lock_attempt, set_attempt_status
 from sandyard.platform.domain.tasks.attempts import MAX_PENDING_CHARACTERS, Attempts
@@ -197,10 +198,12 @@ class Reviews:
     async def _handle_feedback(self, tx: Transaction, event: EventView, task: Task, attempt: Attempt) -> None:
         """Send a failed check, a requested change, or a comment that mentions the agent to it.
 
-        Feedback of people without write access, and feedback after very many rounds, is sent only if a person approves it.
+        Feedback of people without write access, and feedback after very many rounds, is sent only if a person approves it. Nothing is sent
+        to the session of a user who has lost access to the project.
         """
         project = await tx.session.get(Project, task.project_id)
-        if project is None:
+        session = await tx.session.get(Session, attempt.session_id)
+        if project is None or (session is not None and not await owner_has_access(tx.session, session)):
             return
         settings = ProjectSettings.of(project).tasks
         text = await self._read_text(tx, event)

@@ -442,6 +442,21 @@ async def test_feedback_without_a_session_is_an_event_of_the_project(desk: Desk)
     assert (await desk.told())[-1].owner_id == desk.owner.user_id and await desk.messages() == []
 
 
+async def test_an_owner_who_has_left_the_project_gets_no_new_feedback(desk: Desk) -> None:
+    desk.commit("feat: one")
+    row, _ = await desk.open()
+    await desk.world.projects.remove_member(desk.owner, desk.project.id, desk.worker.user_id)
+    desk.hub.say(1, remark("comment", 1, "Secret."))
+    await desk.pulls.refresh(row)
+    assert await desk.messages() == []
+    told = (await desk.told())[-1]
+    assert (told.kind, told.owner_id) == ("pull_request.commented", desk.owner.user_id)
+    await desk.world.projects.add_member(desk.owner, desk.project.id, desk.worker.user_id)
+    desk.hub.say(1, remark("comment", 2, "Welcome back."))
+    await desk.pulls.refresh(row)
+    assert [part["text"] for message in await desk.messages() for part in message.parts] == ["Welcome back."]
+
+
 async def test_much_feedback_is_split_into_several_messages(desk: Desk) -> None:
     desk.commit("feat: one")
     row, _ = await desk.open()
@@ -615,9 +630,16 @@ async def test_only_permitted_users_can_see_and_change_a_pull_request(desk: Desk
     assert (await desk.pulls.list(eve, PageRequest())).items == []
     assert [found.id for found in (await desk.pulls.list(member, PageRequest())).items] == [row.id]
     await desk.world.projects.remove_member(desk.owner, desk.project.id, desk.worker.user_id)
-    assert (await desk.pulls.get_of_session(desk.worker, desk.session_id)).id == row.id  # it is their own session
-    with pytest.raises(NotFoundError):  # but the credential belongs to the project
-        await desk.pulls.merge(desk.worker, row.id)
+    for lookup in (
+        desk.pulls.get(desk.worker, None, 1, refresh=True),
+        desk.pulls.get_by_id(desk.worker, row.id),
+        desk.pulls.get_of_task(desk.worker, desk.task_id),
+        desk.pulls.get_of_session(desk.worker, desk.session_id),  # it is their own session, but belongs to the project
+        desk.pulls.merge(desk.worker, row.id),
+    ):
+        with pytest.raises(NotFoundError):
+            await lookup
+    assert (await desk.pulls.list(desk.worker, PageRequest())).items == []
     await desk.world.projects.add_member(desk.owner, desk.project.id, desk.worker.user_id)
     assert (await desk.pulls.merge(desk.worker, row.id)).state == "merged"
 

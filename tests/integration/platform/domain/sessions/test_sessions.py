@@ -9,6 +9,7 @@ import pytest
 
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Sandbox, Session
+from sandyard.platform.domain.agents.profiles.custom import Definition
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.e2b import EngineUnreachableError
 from sandyard.platform.domain.sandboxes.model import OwnerWithoutAccessError, Status
@@ -36,9 +37,9 @@ async def list_session_ids(
 
 async def test_a_session_gets_its_own_sandbox(yard: Yard) -> None:
     project = await yard.project(yard.owner, idle_seconds=77)
-    session, row = await create_session(yard, title="First", project_id=project, agent="coder", envs={"A": "b c"})
+    session, row = await create_session(yard, title="First", project_id=project, agent="demo", envs={"A": "b c"})
     assert (session.title, session.sandbox_id, row.session_id) == ("First", row.id, session.id)
-    assert (row.status, row.idle_seconds, row.agent_id, row.project_id) == ("running", 77, "coder", project)
+    assert (row.status, row.idle_seconds, row.agent_id, row.project_id) == ("running", 77, "demo", project)
     assert await yard.run(row, 'printf "$A"') == "b c"
     assert (await yard.services.sessions.get_sandbox(yard.owner, session.id)).id == row.id
     found, sandbox = await yard.services.sessions.get_with_sandbox(yard.owner, session.id)
@@ -177,6 +178,54 @@ async def test_a_session_is_deleted_only_by_its_owner_the_projects_owner_or_an_a
         await yard.services.sessions.delete(caller, session.id)
         with pytest.raises(NotFoundError):
             await yard.services.sessions.get(caller, session.id)
+
+
+async def test_a_sandbox_of_a_session_or_task_is_deleted_only_by_those_who_may_delete_the_session(yard: Yard) -> None:
+    boss, member, admin = await yard.person("boss"), await yard.person("member"), await yard.person("admin", "admin")
+    project = await yard.project(boss, member, yard.owner)
+    destroy = yard.services.sandboxes.destroy_sandbox
+    for caller in (yard.owner, boss, admin):
+        _, row = await create_session(yard, project_id=project)
+        with pytest.raises(ForbiddenError):
+            await destroy(member, row.id)
+        assert (await yard.reload(row)).status == "running"
+        await destroy(caller, row.id)
+        assert (await yard.reload(row)).status == "destroyed"
+    shared = await yard.services.sandboxes.create_sandbox(yard.owner, project_id=project)
+    await destroy(member, shared.id)
+    assert (await yard.reload(shared)).status == "destroyed", "it belongs to no session or task"
+
+
+async def test_an_owner_who_has_left_the_project_only_reads_pauses_and_deletes_the_session(yard: Yard) -> None:
+    services, boss = yard.services, await yard.person("boss")
+    project = await yard.project(boss, yard.owner)
+    session, row = await create_session(yard, title="Before", project_id=project)
+    await services.sessions.add_message(yard.owner, session.id, [{"type": "text", "text": "before"}])
+    await services.projects.remove_member(boss, project, yard.owner.user_id)
+    for change in (
+        services.sessions.rename(yard.owner, session.id, "After"),
+        services.sessions.archive(yard.owner, session.id),
+        services.sessions.add_message(yard.owner, session.id, [{"type": "text", "text": "after"}]),
+    ):
+        with pytest.raises(OwnerWithoutAccessError, match="no longer have access to the project"):
+            await change
+    kept = await services.sessions.get(yard.owner, session.id)
+    assert (kept.title, kept.archived_at) == ("Before", None)
+    assert len((await services.sessions.list_messages(yard.owner, session.id, PageRequest())).items) == 1
+    assert (await services.sessions.rename(boss, session.id, "Theirs")).title == "Theirs"
+    assert (await services.sandboxes.pause(yard.owner, row.id)).status == "paused"
+    await services.sessions.delete(yard.owner, session.id)
+
+
+async def test_a_session_is_created_only_with_an_agent_of_its_owner(yard: Yard) -> None:
+    other = await yard.person("other")
+    await yard.services.agents.create(other, "private", None, Definition(argv=["agent"]))
+    for name in ("private", "nobody"):
+        with pytest.raises(InvalidInputError, match=f"There is no agent '{name}'"):
+            await yard.services.sessions.create(yard.owner, agent=name)
+    assert await list_session_ids(yard, yard.owner) == []
+    session, _ = await create_session(yard, other, agent="private")
+    assert session.agent == "private"
 
 
 async def test_messages_are_paginated(yard: Yard) -> None:

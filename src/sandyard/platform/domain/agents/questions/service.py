@@ -27,7 +27,7 @@ from sandyard.platform.domain.agents.questions.policy import Decision, find_opti
 from sandyard.platform.domain.agents.repository import lock_turn
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.service import require_owner
-from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import require_project_access, sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
 
 
@@ -87,11 +87,14 @@ class Asks:
         it.
 
         `message` is only allowed with a denied permission: it tells the agent what to do instead, and becomes the
-        session's next turn. Raises AskOverError if the request is no longer pending.
+        session's next turn. Raises AskOverError if the request is no longer pending, and OwnerWithoutAccessError if the
+        caller has left the session's project.
         """
         _validate_answer(await self.get(caller, ask_id), option_id, decision, content, message)
         async with self._database.transaction() as tx:
             ask = await tx.session.get(Ask, ask_id)
+            if ask is not None and (session := await tx.session.get(Session, ask.session_id)) is not None:
+                await require_project_access(tx.session, caller, session)
             if ask is not None and message is not None:
                 await tx.session.get(
                     Session, ask.session_id, with_for_update=True

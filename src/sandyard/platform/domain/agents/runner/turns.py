@@ -10,7 +10,7 @@ from datetime import timedelta
 from sqlalchemy import delete, func, select
 
 from sandyard.kit.clock import Clock
-from sandyard.kit.errors import ConflictError, ForbiddenError, NotFoundError, SandyardError
+from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
@@ -38,12 +38,11 @@ from sandyard.platform.domain.agents.runner.session_runner import SessionRunner
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.models.faults import Fault
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
-from sandyard.platform.domain.projects.service import visible_to
 from sandyard.platform.domain.sandboxes.command_output import OutputFiles
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import Status, utc_now
-from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import require_project_access, sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
@@ -102,7 +101,7 @@ class AgentTurns:
     ) -> Turn:
         """Queue a turn after the existing ones. With the same key, the same turn is returned.
 
-        Model and mode are kept for later turns. Raises ForbiddenError if the caller has left the session's project,
+        Model and mode are kept for later turns. Raises OwnerWithoutAccessError if the caller has left the session's project,
         whose models it would use.
         """
         await self._get_session(caller, session_id)
@@ -136,7 +135,7 @@ class AgentTurns:
         mode: str | None = None,
     ) -> Turn:
         """Queue a turn within a transaction that has locked the session. Call `nudge` afterwards."""
-        await _require_project_access(tx, caller, row)
+        await require_project_access(tx.session, caller, row)
         own = select(func.count(), func.max(Turn.number)).where(Turn.session_id == row.id)
         waiting = (await tx.session.execute(own.where(Turn.status.in_(OPEN_TURNS)))).one()[0]
         if waiting >= MAX_QUEUED:
@@ -460,13 +459,6 @@ def write_allowance(titles: Sequence[str]) -> str:
     """Return the prompt that tells an agent which denied actions are now allowed."""
     listed = "\n".join(f"- {' '.join(title.split())[:500]}" for title in titles)
     return f"You were denied permission before and are allowed to do this now:\n{listed}\nPlease continue your work."
-
-
-async def _require_project_access(tx: Transaction, caller: Principal, row: Session) -> None:
-    if row.project_id is not None:
-        seen = select(Project.id).where(Project.id == row.project_id, visible_to(caller))
-        if await tx.session.scalar(seen) is None:
-            raise ForbiddenError("You have left the project of this session, so you can no longer use its agent.")
 
 
 def _session_not_found(session_id: str) -> NotFoundError:
