@@ -15,6 +15,7 @@ from sqlalchemy import select
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import AgentRun, Ask, Message, Sandbox, Session, Turn
+from sandyard.platform.domain.agents.profiles.custom import Definition
 from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest, Profile
 from sandyard.platform.domain.agents.questions.service import Asks
 from sandyard.platform.domain.agents.runner.turns import AgentTurns
@@ -25,6 +26,7 @@ from sandyard.platform.domain.sandboxes.command_output import STDOUT
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.model import Status
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard
+from tests.unit.platform.world import ROOT
 
 AGENT = "/home/user/.acting/agent.py"
 SOURCE = (Path(__file__).parent / "scripted_agent.py").read_bytes()
@@ -185,6 +187,8 @@ class AgentHarness:
 
 @contextlib.asynccontextmanager
 async def open_harness(yard: Yard) -> AsyncIterator[AgentHarness]:
+    # FakeAgents runs it, but a session is created only with an agent that exists
+    await yard.services.agents.create(ROOT, ScriptedProfile.name, None, Definition(argv=["python3", AGENT]))
     harness = AgentHarness(yard)
     harness.open()
     try:
