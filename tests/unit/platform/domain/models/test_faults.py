@@ -125,7 +125,7 @@ def test_key_is_redacted_before_message_is_cut() -> None:
 
 def test_message_of_fault() -> None:
     fault = classify_response("Anthropic", 401, json.dumps(ANTHROPIC), model=None, has_key=True, redactor=Redactor())
-    assert fault.sentence == "Anthropic rejected the API key (401). It said: invalid x-api-key"
+    assert fault.sentence == "Anthropic rejected the API key (401). It said: “invalid x-api-key”"
     keyless = classify_response("Anthropic", 401, "", model=None, has_key=False, redactor=Redactor())
     assert keyless.sentence == "Anthropic requires an API key (401)."
     assert make_label("anthropic", "https://api.anthropic.com") == "Anthropic"
