@@ -104,6 +104,18 @@ def test_a_title_is_required_and_truncated(ready: Server) -> None:
     assert get_request_body(ready)["description"] == ("word " * 100).strip()
 
 
+def test_an_agent_without_a_key_is_reported_at_once(ready: Server) -> None:
+    codex = {"name": "codex", "apis": ["openai"], "modelReady": False, "modelProjects": []}
+    ready.on("GET", "/agents", Reply(200, {"items": [codex]}))
+    ready.on("POST", "/tasks", Reply(201, task("in_progress", attempt("queued", agent="codex"))))
+    result = run("add", "x", "--project", "website", "--agent", "codex")
+    assert (result.exit_code, result.stdout) == (0, f"{TASK}\n")
+    assert result.stderr.startswith("Warning: no API key is set up for codex, so it will fail.\n")
+    assert result.stderr.count("sandyard model add PROVIDER") == 1
+    ready.on("GET", "/agents", Reply(200, {"items": [codex | {"modelProjects": ["prj_1"]}]}))
+    assert "Warning" not in run("add", "x", "--project", "website", "--agent", "codex").stderr
+
+
 def test_a_blocked_task_names_what_it_waits_for(ready: Server) -> None:
     waiting = task("backlog", startWhenReady=True, blockedBy=[OTHER])
     ready.on("POST", "/tasks", Reply(201, waiting))
