@@ -297,3 +297,10 @@ def test_diff_shows_the_changes_of_an_attempt(ready: Server) -> None:
     assert run("diff", TASK, "--attempt", "1").exit_code == 0
     ready.on("GET", f"/tasks/{TASK}", Reply(200, task("backlog")))
     assert f"sandyard task move {TASK} in_progress" in run("diff", TASK).stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--stat"], ["--name-only"]])
+def test_diff_without_changes_says_so_on_standard_error(ready: Server, options: list[str]) -> None:
+    ready.on("GET", "/git/sbx_1/diff", Reply(200, {"files": [], "truncated": False}))
+    result = run("diff", TASK, *options)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "No changes.\n")
