@@ -35,7 +35,7 @@ from sandyard.cli.output import (
 from sandyard.cli.pull_requests import format_summary
 from sandyard.cli.tasks.lookup import AgentNames, find_task, task_argument
 from sandyard.cli.tasks.progress import describe_review, get_pull, get_repository
-from sandyard.cli.tasks.steps import STEP_COLOURS, format_step, get_step_state
+from sandyard.cli.tasks.steps import STEP_COLOURS, format_step, get_step_label, get_step_state
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -184,7 +184,7 @@ def get_task_state(task: Any) -> str:
     if any(one.get("stopping") for one in attempts):
         return "stopping"
     if running:
-        return ", ".join(dict.fromkeys(str(one.get("step") or "starting").replace("_", " ") for one in running))
+        return ", ".join(dict.fromkeys(get_step_label(one.get("step") or "starting") for one in running))
     for status in ("queued", "ready", "failed"):
         if any(one["status"] == status for one in attempts):
             return status

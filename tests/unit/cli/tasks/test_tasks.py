@@ -216,6 +216,18 @@ def test_show_prints_attempts_steps_and_questions(ready: Server) -> None:
     assert "  All\n  of it\n" in printed
 
 
+def test_steps_are_labelled_as_in_the_web(ready: Server) -> None:
+    steps = [step("setup"), step("provision", "running", number=2)]
+    running = task("in_progress", attempt(step="provision", steps=steps))
+    ready.on("GET", f"/tasks/{TASK}", Reply(200, running))
+    ready.on("GET", "/tasks", page([running]))
+    shown = run("show", TASK, "-o", "table").stdout
+    assert "  … sandbox" in shown and "provision" not in shown
+    listed = run("list", "-o", "table").stdout
+    assert " sandbox " in listed and "provision" not in listed
+    assert json.loads(run("show", TASK, "-o", "json").stdout)["attempts"][0]["step"] == "provision"
+
+
 def test_attempts_are_compared_and_the_queue_is_listed(ready: Server) -> None:
     spent = {"calls": 1, "inputTokens": 5, "outputTokens": 5, "costUsd": 1.5, "unpriced": 0}
     diff = {"files": 2, "added": 3, "removed": 1}
