@@ -434,7 +434,7 @@ def test_a_model_that_keeps_failing_fails_the_turn(agent_session: AgentSession) 
         agent_session.start_turn("ask with a key that ran out", [Fail(401, "No such key.", times=None)])
     )
     assert (turn["status"], turn["errorCode"]) == ("failed", "model_key_refused")
-    assert "rejected the API key (401). It said: No such key." in turn["error"]
+    assert "rejected the API key (401). It said: “No such key.”" in turn["error"]
     assert time.monotonic() - started_at < 15, "the turn must fail at once, because an agent would retry for minutes"
     agent_session.run_turn("ask with a new key", [Say("It fits.")])
 

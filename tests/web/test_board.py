@@ -36,7 +36,7 @@ WORK_UNTIL_STOPPED = "sleep: 300"
 """A task that works until it is stopped."""
 LONG_REASON = (
     "Your OpenAI account has no quota left. Add credit with the provider, or use another key. "
-    "It said: You exceeded your current quota, please check your plan and billing details."
+    "It said: “You exceeded your current quota, please check your plan and billing details.”"
 )
 
 

@@ -16,7 +16,8 @@ from typing import IO, Any
 
 import click
 
-from sandyard.cli.errors import FAILED
+from sandyard.cli.connection import connect
+from sandyard.cli.errors import FAILED, CommandError
 from sandyard.cli.findings import Finding
 from sandyard.cli.output import echo, escape, print_json, text_option
 
@@ -25,6 +26,7 @@ PROMPT = "Answer with one short sentence. Change nothing."
 LONG_PROMPT = "Count from 1 to 1000 in words, one number on each line. Change nothing."
 CANCEL_SECONDS = 15.0
 END_SECONDS = 15.0
+SERVER_SECONDS = 5.0
 MAX_LINE_BYTES = 16 << 20
 METHOD_NOT_FOUND = -32601
 MAX_SHOWN_CHARACTERS = 200
@@ -319,7 +321,7 @@ def _quote(value: Any) -> str:
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, metavar="COMMAND...", type=click.UNPROCESSED)
 @click.option(
     "--timeout",
     "timeout_s",
@@ -334,7 +336,13 @@ def doctor(command: tuple[str, ...], timeout_s: float, output: str) -> None:
 
     COMMAND starts the agent, as in `sandyard agent doctor my-agent --acp`. It runs as your user, in an empty directory, with your
     environment: set the model and API key it needs as environment variables. The exit code is 0 if the agent can work on tasks, otherwise 1.
+
+    To test an agent that was already added to the platform, use `sandyard agent test`.
     """
+    if not command:
+        raise click.UsageError(
+            "Missing argument 'COMMAND...'. To test an agent of `sandyard agent list`, run `sandyard agent test NAME`."
+        )
     findings = []
     with tempfile.TemporaryDirectory(prefix="sandyard-agent-") as folder, tempfile.TemporaryFile() as stderr:
         try:
@@ -343,7 +351,8 @@ def doctor(command: tuple[str, ...], timeout_s: float, output: str) -> None:
                 if output != "json":
                     echo(_format_finding(finding))
         except AgentError as error:
-            findings.append(Finding("start", ok=False, detail=str(error), vital=True))
+            detail = f"{error}{_suggest_test(command)}"
+            findings.append(Finding("start", ok=False, detail=detail, vital=True))
             if output != "json":
                 echo(_format_finding(findings[-1]))
         stderr.seek(0)
@@ -357,6 +366,16 @@ def doctor(command: tuple[str, ...], timeout_s: float, output: str) -> None:
     elif stderr_tail:
         echo(f"End of the agent's standard error:\n{stderr_tail}")
     sys.exit(0 if works else FAILED)
+
+
+def _suggest_test(command: Sequence[str]) -> str:
+    """Return how to test an agent of the platform, if its name was given instead of a command."""
+    if len(command) > 1:
+        return ""
+    with contextlib.suppress(CommandError), connect(timeout=SERVER_SECONDS) as client:
+        if command[0] in {one["name"] for one in client.get("/agents")["items"]}:
+            return f" To test the agent {command[0]} of the platform: sandyard agent test {command[0]}"
+    return ""
 
 
 def _format_finding(finding: Finding) -> str:

@@ -19,7 +19,12 @@ from sandyard.kit.errors import SandyardError
 
 
 @click.command()
-def doctor() -> None:
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Data directory to check, as given to `sandyard up`.",
+)
+def doctor(data_dir: Path | None) -> None:
     """Check what this machine supports and what is missing.
 
     The driver is opened briefly on an empty directory, so its capabilities are tested and not guessed.
@@ -29,7 +34,9 @@ def doctor() -> None:
 
     healthy = _print_findings("Machine", _check_machine())
     with ThreadPoolExecutor(1) as pool:
-        platform_findings = pool.submit(lambda: list(check_platform()))  # network checks run while the driver is tested
+        platform_findings = pool.submit(
+            lambda: list(check_platform(data_dir))
+        )  # network checks run while the driver is tested
         healthy = _print_findings("Sandboxes", _check_sandboxes()) and healthy
         _print_findings("Templates", _check_templates())
         configured = _print_findings("Platform", platform_findings.result())

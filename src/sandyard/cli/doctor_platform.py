@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from sandyard.cli.config import Login
 from sandyard.cli.findings import Finding
+from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.kit.errors import SandyardError
 
 if TYPE_CHECKING:
@@ -20,21 +21,34 @@ TIMEOUT_SECONDS = 2.0
 CLOUD_DOMAIN = "e2b.app"
 
 
-def check_platform() -> Iterator[Finding]:
-    """Check the platform. Configuration errors are reported as findings and never raised."""
+def check_platform(data_dir: Path | None = None) -> Iterator[Finding]:
+    """Check the platform that `sandyard up` starts with this data directory. Configuration errors are reported as findings and never
+    raised."""
     from sandyard.platform.settings import PlatformSettings  # noqa: PLC0415 - slow to load
 
     try:
-        settings = PlatformSettings.load()
+        settings = PlatformSettings.load(data_dir=_find_platform_dir(data_dir))
     except SandyardError as error:
         yield Finding("settings", False, error.message, vital=True)
         return
+    hint = "" if data_dir is not None else ". To check another one, use --data-dir"
+    yield Finding("data directory", True, f"checks {settings.data_dir}{hint}")
     with ThreadPoolExecutor(3) as pool:  # checks run in parallel, so that a timeout does not delay the others
         engine = pool.submit(lambda: list(_check_engine(settings)))
         database, git = pool.submit(check_database, settings), pool.submit(_check_git)
         yield from engine.result()
         yield database.result()
         yield git.result()
+
+
+def _find_platform_dir(data_dir: Path | None) -> Path | None:
+    """Return the platform's part of a data directory, by default of the configured one. None if there is neither."""
+    if data_dir is None and (configured := os.environ.get("SANDYARD_DATA_DIR")):
+        data_dir = Path(configured)
+    if data_dir is None:
+        return None
+    data_dir = data_dir.absolute()
+    return data_dir if (data_dir / "platform.db").exists() else DataDirectory(data_dir).platform
 
 
 def _check_git() -> Finding:

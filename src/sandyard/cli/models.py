@@ -20,7 +20,20 @@ from sandyard.cli.completion import (
 from sandyard.cli.connection import MAX_ITEMS, connect, get_project_id, quote_segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError
 from sandyard.cli.options import drop_missing, limit_option
-from sandyard.cli.output import echo, escape, output_option, print_json, show_list, show_one, wants_json
+from sandyard.cli.output import (
+    SHORTEST_COLUMN,
+    echo,
+    escape,
+    fit_column,
+    get_free_width,
+    is_terminal,
+    make_console,
+    output_option,
+    print_json,
+    show_list,
+    show_one,
+    wants_json,
+)
 from sandyard.cli.projects.connection_test import TEST_FAILED
 
 if TYPE_CHECKING:
@@ -36,6 +49,8 @@ COLUMNS = {
     "MODELS": "models",
     "PROJECT": "projectId",
 }
+NARROW_COLUMNS = {"ID": "id", "NAME": "name", "KEY": "hint", "MODELS": "models"}
+"""The columns for terminals that are too narrow for all of them."""
 FIELDS = {
     "id": "id",
     "name": "name",
@@ -99,7 +114,18 @@ def list_providers(project: str | None, limit: int, output: str | None) -> None:
     with connect() as client:
         project_id = get_project_id(client, project) if project else None
         page = client.list_items(API_PATH, limit, projectId=project_id)
-    show_list(page, COLUMNS, output, empty_message="No model providers. To add one: sandyard model add PROVIDER")
+    columns, rows = COLUMNS, page["items"]
+    if not wants_json(output) and is_terminal():
+        width = make_console().width
+        if get_free_width(rows, COLUMNS, "models", width) < SHORTEST_COLUMN:
+            columns = NARROW_COLUMNS
+        rows = fit_column(rows, columns, "models", width)
+    show_list(
+        {**page, "items": rows},
+        columns,
+        output,
+        empty_message="No model providers. To add one: sandyard model add PROVIDER",
+    )
 
 
 def _parse_prices(

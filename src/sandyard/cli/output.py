@@ -21,6 +21,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Json = Any
 
 COLUMN_GAP, MAX_TABLE_WIDTH, UNLIMITED_WIDTH = 2, 1000, 1_000_000
+SHORTEST_COLUMN = 12
+"""The width down to which `fit_column` shortens a column."""
 COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
 OWN_COLOURS = {f"\x1b[{number}m" for number in (0, 1, 2, *range(30, 38), *range(90, 98))}
 """Reset, bold, dim and the colours that click.style sets: none of them hides text."""
@@ -153,6 +155,28 @@ def _print_table(table: Table, columns: int = 0) -> None:
         needed = screen.measure(table, options=screen.options.update(max_width=MAX_TABLE_WIDTH)).minimum
         screen.width = max(screen.width, needed + COLUMN_GAP * columns)
     screen.print(table)
+
+
+def get_free_width(rows: Sequence[Json], columns: Mapping[str, str], field: str, width: int) -> int:
+    """Return how wide the column of this field can be in a table of this width, so that the other columns fit."""
+    taken = COLUMN_GAP
+    for heading, other in columns.items():
+        widths = [_format_cell(other, _get_field(row, other)).cell_len for row in rows]
+        if other != field and any(widths):
+            taken += max(len(heading), *widths) + COLUMN_GAP
+    return width - taken
+
+
+def fit_column(rows: Sequence[Json], columns: Mapping[str, str], field: str, width: int) -> list[Json]:
+    """Shorten the values of a field so that the other columns fit."""
+    free_width = max(SHORTEST_COLUMN, get_free_width(rows, columns, field, width))
+    return [{**row, field: _shorten(_format_cell(field, row[field]).plain, free_width)} for row in rows]
+
+
+def _shorten(text: str, width: int) -> str:
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - slow to load
+
+    return text if cell_len(text) <= width else f"{set_cell_size(text, width - 1).rstrip()}…"
 
 
 def make_console(*, err: bool = False) -> Console:

@@ -1,4 +1,4 @@
-"""Make text storable: databases and JSON reject NUL and unpaired surrogates."""
+"""Make text storable, because databases and JSON reject NUL and unpaired surrogates, and quote it in messages."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def storable_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {storable_json(key): storable_json(one) for key, one in value.items()}
     return [storable_json(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def append_quote(sentence: str, quote: str) -> str:
+    """Return the sentence followed by what another program said, in quotation marks. Without a quote, return only the sentence."""
+    return f"{sentence} It said: “{quote}”" if quote else sentence

@@ -16,6 +16,7 @@ from sandyard.platform.domain.agents.profiles import BUILT_IN
 from sandyard.platform.domain.agents.profiles.model import LaunchRequest
 from tests.harness.processes import ROOT
 from tests.harness.up import Yard
+from tests.unit.cli.server import Reply, Server
 
 GREET = """import json
 line = json.loads(input())
@@ -101,6 +102,14 @@ def test_a_missing_program_is_reported() -> None:
     done = examine("no-such-agent")
     assert done.exit_code == 1
     assert "Could not start 'no-such-agent': No such file or directory" in done.output
+
+
+def test_the_name_of_an_agent_leads_to_its_test(server: Server) -> None:
+    server.on("GET", "/agents", Reply(200, {"items": [{"name": "no-such-program"}]}))
+    assert "sandyard agent test no-such-program" in examine("no-such-program").stdout
+    assert "agent test" not in examine("no-such-program", "--acp").stdout
+    missing = examine()
+    assert (missing.exit_code, "sandyard agent test NAME" in missing.stderr) == (2, True)
 
 
 def test_the_example_of_the_guide_works_as_a_custom_agent(yard: Yard, example: Path, tmp_path: Path) -> None:

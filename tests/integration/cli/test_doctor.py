@@ -23,7 +23,7 @@ from tests.unit.cli.server import Reply, Request, serving
 LIMITS = frozenset(("memory", "cpu", "pids", "disk"))
 
 
-def examine(monkeypatch: pytest.MonkeyPatch, capabilities: Capabilities | Exception) -> tuple[int, str]:
+def examine(monkeypatch: pytest.MonkeyPatch, capabilities: Capabilities | Exception, *options: str) -> tuple[int, str]:
     async def check_capabilities(folder: Path) -> Capabilities:
         assert folder.is_dir()
         if isinstance(capabilities, Exception):
@@ -31,7 +31,7 @@ def examine(monkeypatch: pytest.MonkeyPatch, capabilities: Capabilities | Except
         return capabilities
 
     monkeypatch.setattr(capability_check, "check_capabilities", check_capabilities)
-    result = CliRunner().invoke(cli, ["doctor"])
+    result = CliRunner().invoke(cli, ["doctor", *options])
     return result.exit_code, result.output
 
 
@@ -78,8 +78,21 @@ def test_the_platform_is_checked_without_an_engine(monkeypatch: pytest.MonkeyPat
     code, printed = examine(monkeypatch, ABLE)
     assert code == 0
     assert "ok       engine: E2B_API_KEY is not set: `sandyard up` starts its own engine" in platform_section(printed)
-    assert f"ok       database: sqlite:///{tmp_path}/data/platform.db will be created" in platform_section(printed)
+    assert f"ok       database: sqlite:///{tmp_path}/data/platform/platform.db will be created" in platform_section(
+        printed
+    )
     assert not (tmp_path / "data").exists(), "the check creates nothing"
+
+
+def test_the_given_data_directory_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDYARD_DATA_DIR", str(tmp_path / "other"))
+    folder = tmp_path / "data" / "platform"
+    folder.mkdir(parents=True)
+    (folder / "platform.db").touch()
+    for given in (folder.parent, folder):
+        _, printed = examine(monkeypatch, ABLE, "--data-dir", str(given))
+        assert f"ok       data directory: checks {folder}\n" in platform_section(printed)
+        assert f"ok       database: sqlite:///{folder}/platform.db exists" in platform_section(printed)
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_run_starts_its_own_platform(repository: Path, config_dir: Path) -> None
         engine.stop()
     assert done.returncode == 0, done.stderr
     assert "attempt 1: demo (no model)\n" in done.stderr
-    for name in ("setup", "provision", "checkout", "agent", "verify", "commit", "push"):
+    for name in ("setup", "sandbox", "checkout", "agent", "verify", "commit", "push"):
         assert f"✓ {name}" in done.stderr
     assert "- pull request  not applicable: the remote does not support pull requests\n" in done.stderr
     assert "✓ edit  Replace in a.txt\n    a.txt  +1 -1\n    -old\n    +new\n" in done.stdout

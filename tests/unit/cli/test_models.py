@@ -105,6 +105,24 @@ def test_a_provider_is_added_from_a_preset(ready: Server) -> None:
     assert run("usage", "--since", "yesterday").exit_code == 2
 
 
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_list_fits_the_terminal(ready: Server, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("output", "models"):
+        monkeypatch.setattr(f"sandyard.cli.{module}.is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    provider = PROVIDER | {
+        "id": "prv_00mwhnkzc0a1b2c3d4e5",
+        "name": "anthropic",
+        "models": [f"model-{n}" for n in range(20)],
+    }
+    ready.on("GET", "/model-providers", Reply(200, {"items": [provider], "nextCursor": None}))
+    heading, line = run("model", "list", "-o", "table").stdout.splitlines()
+    assert max(len(heading), len(line)) <= width
+    words = line.split()
+    assert words[:2] == [provider["id"], "anthropic"] and "…wxyz" in words and "model-0," in words
+    assert ("URL" in heading) == (width > 80)
+
+
 def test_the_key_of_a_provider_is_replaced(ready: Server) -> None:
     ready.on("PATCH", "/model-providers/prv_1", Reply(200, PROVIDER), Reply(409, REFUSED))
     assert run("model", "set-key", "claude", "--key-stdin", stdin="sk-2\n").exit_code == 0

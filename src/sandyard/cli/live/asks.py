@@ -367,11 +367,21 @@ def _find_choice(choices: list[tuple[Any, str]], word: str) -> Any:
 
 class AskPrompt:
     """Shows pending requests while a user follows. On a terminal, reads the answers from the keyboard. `command` is the command that answers
-    otherwise."""
+    otherwise. `on_refresh` is called after `waiting_sessions` was updated."""
 
     def __init__(
-        self, client: Client, screen: Screen, filters: Mapping[str, str], command: str, *, interactive: bool
+        self,
+        client: Client,
+        screen: Screen,
+        filters: Mapping[str, str],
+        command: str,
+        *,
+        interactive: bool,
+        on_refresh: Callable[[], None] | None = None,
     ) -> None:
+        self.waiting_sessions: frozenset[str] = frozenset()
+        """The sessions whose agent waits for an answer."""
+        self._on_refresh = on_refresh
         self._client = client
         self._screen = screen
         self._filters = filters
@@ -391,6 +401,9 @@ class AskPrompt:
     def refresh(self) -> None:
         """Show new requests. Close the prompt if its request is no longer pending."""
         asks = list_pending(self._client, self._filters)
+        self.waiting_sessions = frozenset(str(ask["sessionId"]) for ask in asks)
+        if self._on_refresh is not None:
+            self._on_refresh()
         if self._ask is not None and self._ask["id"] not in {ask["id"] for ask in asks}:
             self._close()
             self._screen.print_note("This request was already answered.")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from sandyard.cli.advice import NO_MODEL, get_advice
 from sandyard.cli.completion import complete_agents, complete_projects, complete_tasks
 from sandyard.cli.connection import connect, get_project_id
 from sandyard.cli.errors import CommandError
@@ -88,11 +90,24 @@ def add(
             print_json(task, compact=following)
         else:
             echo(task["id"])
+            for line in _describe_missing_keys(client, task):
+                echo(line, err=True)
         if following:
             follow_task(client, task, as_json=output == "json")
         elif output != "json":
             for line in describe_next_steps(client, task):
                 echo(line, err=True)
+
+
+def _describe_missing_keys(client: Client, task: Any) -> Iterator[str]:
+    """Yield a warning for each agent of the task that will fail because no key is set up for it."""
+    agents, chosen = AgentNames(client), [task, *(task.get("wanted") or []), *(task.get("attempts") or [])]
+    names = dict.fromkeys(one.get("agent") for one in chosen)
+    missing = [escape(str(name)) for name in names if agents.needs_key(name, task["projectId"])]
+    for name in missing:
+        yield f"Warning: no API key is set up for {name}, so it will fail."
+    if missing:
+        yield get_advice(NO_MODEL) or ""
 
 
 def read_text(text: str | None, file: str | None) -> str:

@@ -65,6 +65,8 @@ def diff(task: str, attempt: int | None, paths: tuple[str, ...], shape: str | No
             )
     if output == "json":
         print_json(changed)
+    elif not changed["files"]:
+        echo("No changes.", err=True)
     elif shape == "names":
         for file in changed["files"]:
             echo(escape(file["path"]))

@@ -82,11 +82,11 @@ def find_attempt(task: Any, number: int | None) -> Any:
 
 
 class AgentNames:
-    """Display names of agents. Demo agents are marked as such."""
+    """Display names of agents, with demo agents marked as such, and which agents lack a key. Asks the server once."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._demos: set[str] | None = None
+        self._agents: list[Any] | None = None
 
     def label(self, name: object) -> str:
         """Return, for example, `demo (no model)`."""
@@ -98,15 +98,23 @@ class AgentNames:
         return name in self.list_demos()
 
     def list_demos(self) -> set[str]:
-        """Return the names of the demo agents. Asks the server once."""
-        if self._demos is None:
-            self._demos = _load_demos(self._client)
-        return self._demos
+        """Return the names of the demo agents."""
+        return {agent["name"] for agent in self._list_agents() if agent.get("demo")}
 
+    def needs_key(self, name: object, project_id: str) -> bool:
+        """Return whether the agent needs a model and none is set up for it in this project."""
+        return any(
+            agent["name"] == name
+            and agent.get("modelReady") is False
+            and bool(agent.get("apis"))
+            and project_id not in (agent.get("modelProjects") or [])
+            for agent in self._list_agents()
+        )
 
-def _load_demos(client: Client) -> set[str]:
-    try:
-        found = client.get("/agents")
-        return {agent["name"] for agent in found["items"] if agent.get("demo")}
-    except (ApiError, KeyError, TypeError):
-        return {"demo"}
+    def _list_agents(self) -> list[Any]:
+        if self._agents is None:
+            try:
+                self._agents = [agent for agent in self._client.get("/agents")["items"] if agent["name"]]
+            except (ApiError, KeyError, TypeError):
+                self._agents = [{"name": "demo", "demo": True}]
+        return self._agents

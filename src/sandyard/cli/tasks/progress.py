@@ -135,7 +135,12 @@ class TaskFollower:
         self._seen = seen or {}
         interactive = sys.stdin.isatty() and screen.is_terminal
         self._ask_prompt = AskPrompt(
-            client, screen, {"taskId": task["id"]}, f"task answer {task['id']}", interactive=interactive
+            client,
+            screen,
+            {"taskId": task["id"]},
+            f"task answer {task['id']}",
+            interactive=interactive,
+            on_refresh=self._show_activity,
         )
 
     def run(self) -> Any:
@@ -191,12 +196,17 @@ class TaskFollower:
     def _show_activity(self) -> None:
         working = [one for one in self._followers.values() if one.attempt["status"] in ACTIVE]
         if len(working) == 1:
-            self._screen.set_status(working[0].activity)
+            self._screen.set_status(self._describe_activity(working[0]))
         elif working:
-            self._screen.set_status("   ".join(f"{one.attempt['number']} {one.activity}" for one in working))
+            texts = [f"{one.attempt['number']} {self._describe_activity(one)}" for one in working]
+            self._screen.set_status("   ".join(texts))
         else:
             blocked = ", ".join(self._task.get("blockedBy") or [])
             self._screen.set_status(f"waiting for {blocked}" if blocked else "waiting to start")
+
+    def _describe_activity(self, follower: AttemptFollower) -> str:
+        is_waiting = follower.attempt["sessionId"] in self._ask_prompt.waiting_sessions
+        return "waiting for your answer" if is_waiting else follower.activity
 
 
 def is_successful(task: Any, number: int | None = None) -> bool:

@@ -19,6 +19,8 @@ MARKS = {
     "not_applicable": "-",
 }
 STEP_COLOURS = {"succeeded": "green", "completed": "green", "failed": "red", "fixed": "yellow", "running": "cyan"}
+STEP_LABELS = {"provision": "sandbox"}
+"""Labels of steps whose name in the API differs from the one in the web."""
 SKIP_REASONS = {
     ("verify", "skipped"): "skipped: the project has no check",
     ("pull_request", "not_applicable"): "not applicable: the remote does not support pull requests",
@@ -36,7 +38,12 @@ PROGRESS_TEXTS = {
 
 
 def get_step_name(step: Any) -> str:
-    return escape(str(step["name"]).replace("_", " "))
+    return get_step_label(step["name"])
+
+
+def get_step_label(name: object) -> str:
+    """Return a step's name as in the web, in lower case."""
+    return STEP_LABELS.get(str(name)) or escape(str(name).replace("_", " "))
 
 
 def get_step_state(step: Any) -> str:

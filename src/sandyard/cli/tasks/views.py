@@ -18,10 +18,10 @@ from sandyard.cli.live.asks import describe_ask, list_pending
 from sandyard.cli.live.screen import format_duration
 from sandyard.cli.options import limit_option
 from sandyard.cli.output import (
-    COLUMN_GAP,
     echo,
     escape,
     escape_line,
+    fit_column,
     format_age,
     is_terminal,
     make_console,
@@ -35,7 +35,7 @@ from sandyard.cli.output import (
 from sandyard.cli.pull_requests import format_summary
 from sandyard.cli.tasks.lookup import AgentNames, find_task, task_argument
 from sandyard.cli.tasks.progress import describe_review, get_pull, get_repository
-from sandyard.cli.tasks.steps import STEP_COLOURS, format_step, get_step_state
+from sandyard.cli.tasks.steps import STEP_COLOURS, format_step, get_step_label, get_step_state
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -58,7 +58,6 @@ LIST_COLUMNS = {
 NARROW_COLUMNS = {"ID": "id", "STATUS": "short", "TITLE": "title", "PR": "pull", "CHANGED": "updatedAt"}
 FULL_WIDTH = 120
 """Minimum terminal width for showing all columns."""
-SHORTEST_TITLE = 12
 QUEUE_COLUMNS = {"POSITION": "position", "TASK": "taskId", "ATTEMPT": "number", "TITLE": "title", "REASON": "reason"}
 COMPARISON_COLUMNS = {
     "ATTEMPT": "number",
@@ -124,7 +123,7 @@ def list_tasks(
     if is_terminal():
         width = make_console().width
         columns = LIST_COLUMNS if width >= FULL_WIDTH else NARROW_COLUMNS
-        rows = fit_titles(rows, columns, width)
+        rows = fit_column(rows, columns, "title", width)
     show_list({**page, "items": rows}, columns, "table", empty_message="No tasks. To add one: sandyard task add TEXT")
 
 
@@ -174,23 +173,6 @@ def _find_tasks_needing_input(tasks: list[Any], asks: list[Any]) -> set[str]:
     return {running[ask["sessionId"]] for ask in asks if ask["sessionId"] in running}
 
 
-def fit_titles(rows: list[Any], columns: dict[str, str], width: int) -> list[Any]:
-    """Shorten titles so that the other columns fit."""
-    taken = 0
-    for heading, field in columns.items():
-        values = [format_age(row[field]) if field.endswith("At") else str(row.get(field) or "") for row in rows]
-        if field != "title" and any(values):
-            taken += max(len(heading), *(len(value) for value in values)) + COLUMN_GAP
-    title_width = max(SHORTEST_TITLE, width - taken - COLUMN_GAP)
-    return [{**row, "title": shorten(escape(row["title"]), title_width)} for row in rows]
-
-
-def shorten(text: str, width: int) -> str:
-    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - slow to load
-
-    return text if cell_len(text) <= width else f"{set_cell_size(text, width - 1).rstrip()}…"
-
-
 def get_task_state(task: Any) -> str:
     """Return a word for the state within the column: `agent`, `waiting`, `failed` …"""
     if task["status"] == "backlog":
@@ -202,7 +184,7 @@ def get_task_state(task: Any) -> str:
     if any(one.get("stopping") for one in attempts):
         return "stopping"
     if running:
-        return ", ".join(dict.fromkeys(str(one.get("step") or "starting").replace("_", " ") for one in running))
+        return ", ".join(dict.fromkeys(get_step_label(one.get("step") or "starting") for one in running))
     for status in ("queued", "ready", "failed"):
         if any(one["status"] == status for one in attempts):
             return status

@@ -69,9 +69,9 @@ def test_a_project_is_added_with_a_token(ready: Server) -> None:
     )
     given = {"name": "website", "repository": address, "baseBranch": "main", "token": "ghp_secret", "test": True}
     assert ready.requests[0].json() == given
-    ready.on("POST", "/projects", Reply(201, {**PROJECT, "forgeNote": "Set its API address."}))
+    ready.on("POST", "/projects", Reply(201, {**PROJECT, "forgeNote": "Set its API URL."}))
     result = run("add", "website", "--repository", address, "--no-token")
-    assert "Set its API address. To set it: sandyard project set prj_1 --api-url https://HOST/api/v3\n" in result.stderr
+    assert "Set its API URL. To set it: sandyard project set prj_1 --api-url https://HOST/api/v3\n" in result.stderr
 
 
 def test_a_project_is_added_with_an_ssh_key_and_an_app_key(ready: Server, tmp_path: Path) -> None:

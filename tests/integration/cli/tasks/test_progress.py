@@ -7,8 +7,10 @@ import os
 import sys
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
+from sandyard.cli.live.screen import Screen
 from sandyard.cli.main import cli
 from tests.harness.up import Terminal
 from tests.unit.cli.server import Reply, Request, problem
@@ -207,6 +209,32 @@ def test_a_permission_request_is_printed_once(scripted: ScriptedTask) -> None:
         == 1
     )
     assert f"sandyard task answer {TASK} ANSWER --ask ask_1" in printed
+
+
+def test_the_status_line_says_that_the_agent_waits_for_an_answer(
+    scripted: ScriptedTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses: list[str] = []
+    monkeypatch.setattr(Screen, "set_status", lambda screen, text: statuses.append(text))
+    working = task("in_progress", attempt(step="agent", steps=[step("agent", "running")]))
+
+    def ask() -> None:
+        scripted.task = working
+        scripted.messages[SESSION] = [text(1, "May I?")]
+        scripted.asks = [ASK]
+
+    def answer() -> None:
+        scripted.asks = []
+
+    def finish() -> None:
+        scripted.task = task("in_review", attempt("in_review"))
+
+    scripted.add_stage(ask, "ask.created", "message.created")
+    scripted.add_stage(answer, "ask.answered")
+    scripted.add_stage(finish, "attempt.updated")
+    assert run("logs", TASK, "--follow").exit_code == 0
+    waiting = statuses.index("waiting for your answer")
+    assert any(text.startswith("the agent is working") for text in statuses[waiting:])
 
 
 def test_a_permission_request_is_answered_in_the_terminal(scripted: ScriptedTask) -> None:

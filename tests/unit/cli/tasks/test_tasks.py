@@ -104,6 +104,18 @@ def test_a_title_is_required_and_truncated(ready: Server) -> None:
     assert get_request_body(ready)["description"] == ("word " * 100).strip()
 
 
+def test_an_agent_without_a_key_is_reported_at_once(ready: Server) -> None:
+    codex = {"name": "codex", "apis": ["openai"], "modelReady": False, "modelProjects": []}
+    ready.on("GET", "/agents", Reply(200, {"items": [codex]}))
+    ready.on("POST", "/tasks", Reply(201, task("in_progress", attempt("queued", agent="codex"))))
+    result = run("add", "x", "--project", "website", "--agent", "codex")
+    assert (result.exit_code, result.stdout) == (0, f"{TASK}\n")
+    assert result.stderr.startswith("Warning: no API key is set up for codex, so it will fail.\n")
+    assert result.stderr.count("sandyard model add PROVIDER") == 1
+    ready.on("GET", "/agents", Reply(200, {"items": [codex | {"modelProjects": ["prj_1"]}]}))
+    assert "Warning" not in run("add", "x", "--project", "website", "--agent", "codex").stderr
+
+
 def test_a_blocked_task_names_what_it_waits_for(ready: Server) -> None:
     waiting = task("backlog", startWhenReady=True, blockedBy=[OTHER])
     ready.on("POST", "/tasks", Reply(201, waiting))
@@ -204,6 +216,18 @@ def test_show_prints_attempts_steps_and_questions(ready: Server) -> None:
     assert "  All\n  of it\n" in printed
 
 
+def test_steps_are_labelled_as_in_the_web(ready: Server) -> None:
+    steps = [step("setup"), step("provision", "running", number=2)]
+    running = task("in_progress", attempt(step="provision", steps=steps))
+    ready.on("GET", f"/tasks/{TASK}", Reply(200, running))
+    ready.on("GET", "/tasks", page([running]))
+    shown = run("show", TASK, "-o", "table").stdout
+    assert "  … sandbox" in shown and "provision" not in shown
+    listed = run("list", "-o", "table").stdout
+    assert " sandbox " in listed and "provision" not in listed
+    assert json.loads(run("show", TASK, "-o", "json").stdout)["attempts"][0]["step"] == "provision"
+
+
 def test_attempts_are_compared_and_the_queue_is_listed(ready: Server) -> None:
     spent = {"calls": 1, "inputTokens": 5, "outputTokens": 5, "costUsd": 1.5, "unpriced": 0}
     diff = {"files": 2, "added": 3, "removed": 1}
@@ -285,3 +309,10 @@ def test_diff_shows_the_changes_of_an_attempt(ready: Server) -> None:
     assert run("diff", TASK, "--attempt", "1").exit_code == 0
     ready.on("GET", f"/tasks/{TASK}", Reply(200, task("backlog")))
     assert f"sandyard task move {TASK} in_progress" in run("diff", TASK).stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--stat"], ["--name-only"]])
+def test_diff_without_changes_says_so_on_standard_error(ready: Server, options: list[str]) -> None:
+    ready.on("GET", "/git/sbx_1/diff", Reply(200, {"files": [], "truncated": False}))
+    result = run("diff", TASK, *options)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "No changes.\n")

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.ids import random_id
-from sandyard.kit.text import storable
+from sandyard.kit.text import append_quote, storable
 from sandyard.platform.domain.agents.profiles.model import Install, Launch, Profile
 from sandyard.platform.domain.sandboxes.e2b import (
     CommandEnded,
@@ -157,8 +157,7 @@ class _InstallOutput:
 
 
 def _install_error(profile: Profile, how: str, tail: str) -> AgentInstallError:
-    said = f" It said: {tail}" if tail else ""
-    return AgentInstallError(f"The installation of {profile.title} {how}.{said}")
+    return AgentInstallError(append_quote(f"The installation of {profile.title} {how}.", tail))
 
 
 async def put_files(engine: SandboxEngine, engine_id: str, launch: Launch) -> None:
@@ -191,7 +190,7 @@ async def _run_write_script(engine: SandboxEngine, engine_id: str, entries: list
     said = ran.stderr.strip()[-500:]
     if "No space left on device" in said or "Disk quota exceeded" in said:
         raise NotEnoughSpaceError
-    raise EngineError(f"The agent's files could not be written to the sandbox. It said: {said}")
+    raise EngineError(append_quote("The agent's files could not be written to the sandbox.", said))
 
 
 def _split_into_batches(files: Mapping[str, bytes]) -> list[dict[str, bytes]]:

@@ -46,7 +46,7 @@ def explain_missing_pull_requests(project: Project) -> str | None:
         return None
     return (
         f"{remote.host} is not github.com, so branches are pushed without pull requests. If it is a GitHub Enterprise Server, "
-        "set its API address."
+        "set its API URL."
     )
 
 

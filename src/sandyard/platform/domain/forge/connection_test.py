@@ -127,7 +127,7 @@ class ConnectionTest:
             self._add("credential", False, error.message, _TOKEN)
             return None
         if credential is not None:
-            self._add("credential", True, f"{self._get_credential_name(credential)} is stored.")
+            self._add("credential", True, f"Uses {self._get_credential_name(credential)}.")
         elif remote.kind == "ssh":
             self._add(
                 "credential",
@@ -146,8 +146,8 @@ class ConnectionTest:
 
     def _get_credential_name(self, credential: Credential) -> str:
         if credential.ssh_key is not None:
-            return "An SSH key"
-        return "A token" if CredentialKind.TOKEN in self._kinds else "A GitHub App"
+            return "an SSH key"
+        return "a token" if CredentialKind.TOKEN in self._kinds else "a GitHub App"
 
     async def _check_forge(self) -> str | None:
         """Check the forge. Returns the default branch, if GitHub reports it."""
@@ -183,9 +183,11 @@ class ConnectionTest:
         if isinstance(error, ForgeUnsupportedError):  # no request was sent
             message = error.message
         elif isinstance(error, (ForgeUnauthorizedError, ForgeForbiddenError, ForgeRateLimitedError)):
-            message = f"{error.message} The API address is {api_url}."
+            message = f"{error.message} The API URL is {api_url}."
         elif isinstance(error, ForgeNotFoundError):
-            message = f"{api_url} has no such repository. Check the API address, the repository's URL, and the token's access."
+            message = (
+                f"{api_url} has no such repository. Check the API URL, the repository's URL, and the token's access."
+            )
         self._add("api", False, message, _API_URL if field != _TOKEN else field)
 
     async def _check_repository(self, remote: Remote, credential: Credential | None, default: str | None) -> None:

@@ -11,6 +11,7 @@ from sandyard.kit import bounded_json
 from sandyard.kit.destinations import PrivateAddressError
 from sandyard.kit.errors import ConflictError
 from sandyard.kit.http_clients import describe_unreachable
+from sandyard.kit.text import append_quote
 from sandyard.platform.domain.models.presets import find_preset, list_presets
 from sandyard.platform.domain.models.redaction import Redactor
 
@@ -90,7 +91,7 @@ def classify_response(
     """Return the fault of an error response or redirect. `has_key`: a key was sent. `redactor` removes it from the provider's message."""
     cause, final = _find_cause(status, body.lower(), model)
     return Fault(
-        cause, _make_sentence(cause, label, status, quote_message(body, redactor), model, has_key=has_key), final
+        cause, _make_sentence(cause, label, status, extract_message(body, redactor), model, has_key=has_key), final
     )
 
 
@@ -135,7 +136,9 @@ def _make_sentence(cause: Cause, label: str, status: int, quote: str, model: str
     if cause is Cause.KEY:
         summary = f"{label} rejected the API key" if has_key else f"{label} requires an API key"
     elif cause is Cause.QUOTA:
-        return f"Your {label} account has no quota left. Add credit with the provider, or use another key.{quote}"
+        return append_quote(
+            f"Your {label} account has no quota left. Add credit with the provider, or use another key.", quote
+        )
     elif cause is Cause.BUSY:
         summary = f"{label} is overloaded or is rate-limiting requests"
     elif cause is Cause.MODEL:
@@ -144,10 +147,10 @@ def _make_sentence(cause: Cause, label: str, status: int, quote: str, model: str
         summary = f"{label} does not serve this API at its address, or redirects to another one"
     else:
         summary = f"{label} returned an error"
-    return f"{summary} ({status}).{quote}"
+    return append_quote(f"{summary} ({status}).", quote)
 
 
-def quote_message(body: str, redactor: Redactor) -> str:
+def extract_message(body: str, redactor: Redactor) -> str:
     """Return the provider's own message, if any. It is redacted before it is cut, because cutting could leave a part of a secret."""
     try:
         document: Any = bounded_json.parse(body, largest=_MAX_BYTES, values=_MAX_VALUES)
@@ -157,4 +160,4 @@ def quote_message(body: str, redactor: Redactor) -> str:
     except ValueError:
         text = body
     text = " ".join(redactor.redact(str(text)).split())
-    return f" It said: {text[:MAX_QUOTE_LENGTH]}" if text else ""
+    return text[:MAX_QUOTE_LENGTH]

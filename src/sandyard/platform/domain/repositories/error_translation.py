@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from sandyard.kit.errors import NoSpaceError, SandyardError
 from sandyard.kit.hidden_characters import HIDDEN
+from sandyard.kit.text import append_quote
 from sandyard.platform.domain.repositories.errors import (
     BranchMovedError,
     GitFailedError,
@@ -115,13 +116,10 @@ def translate_error(stderr: str, action: str) -> SandyardError:
         if pattern.search(stderr):
             if kind is RemoteRejectedError:
                 return RemoteRejectedError(
-                    f"The remote rejected the push. It said: {extract_server_message(stderr) or summarize(stderr)}"
+                    append_quote("The remote rejected the push.", extract_server_message(stderr) or summarize(stderr))
                 )
             return kind(sentence)
-    summary = summarize(stderr)
-    return GitFailedError(
-        f"Git could not do this ({action}). It said: {summary}" if summary else f"Git could not do this ({action})."
-    )
+    return GitFailedError(append_quote(f"Git could not do this ({action}).", summarize(stderr)))
 
 
 def extract_server_message(stderr: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sandyard.kit.logging import get_logger
+from sandyard.kit.text import append_quote
 from sandyard.platform.domain.repositories.bare_repository import BareRepository, list_remote_refs, parse_refs
 from sandyard.platform.domain.repositories.error_translation import (
     clean_line,
@@ -98,9 +99,8 @@ class RemoteConnection:
             raise RemoteUnreachableError(f"{ref} was changed by somebody else at the same time. Try again.")
         if reason == "branch is currently checked out":
             raise BranchCheckedOutError
-        message = extract_server_message(result.stderr)
         raise RemoteRejectedError(
-            f"The remote rejected the push ({reason}).{f' It said: {message}' if message else ''}"
+            append_quote(f"The remote rejected the push ({reason}).", extract_server_message(result.stderr))
         )
 
 

@@ -77,10 +77,10 @@ async def test_an_installation_that_continues_without_its_platform_is_awaited(ta
     [
         (
             create_profile("echo so it goes >&2; exit 7"),
-            r"The installation of X failed with exit code 7\. It said: so it goes",
+            r"The installation of X failed with exit code 7\. It said: “so it goes”",
         ),
         (create_profile("echo fine"), "succeeded, but .* does not find the agent"),
-        (create_profile("echo slow; sleep 60", timeout_s=1), r"did not finish within 1 s\. It said: slow"),
+        (create_profile("echo slow; sleep 60", timeout_s=1), r"did not finish within 1 s\. It said: “slow”"),
     ],
     ids=["failed", "not there", "slow"],
 )

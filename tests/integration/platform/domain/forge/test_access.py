@@ -279,7 +279,7 @@ class TestCheck:
         found = await harness.get_findings(project)
         assert {what for what, (ok, _) in found.items() if not ok} == {"push"}
         assert "It needs 'Pull requests: read and write'" in found["push"][1]
-        assert found["credential"][1] == "A GitHub App is stored."
+        assert found["credential"][1] == "Uses a GitHub App."
 
     async def test_a_plain_remote_is_checked_without_an_api(
         self, harness: AccessHarness, double: GitHub, site: Repository
@@ -288,6 +288,7 @@ class TestCheck:
         await harness.put_credentials(project, token=Secret(double.tokens.make("bot").text))
         found = await harness.get_findings(project)
         assert list(found) == ["credential", "forge", "repository", "base_branch"]
+        assert found["credential"] == (True, "Uses a token."), "it need not be stored"
         assert all(ok for ok, _ in found.values()), found
 
     async def test_a_project_without_a_repository_is_reported(self, harness: AccessHarness) -> None:

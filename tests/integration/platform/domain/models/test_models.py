@@ -283,7 +283,7 @@ async def test_a_rejected_api_key_is_reported_to_the_turn(yard: Yard, upstream: 
 
         await until(is_reported, "the turn is notified")
         assert reported == [(turn.id, models.get_fault(turn.id))]
-    assert reported[0][1].sentence == "scripted rejected the API key (401). It said: no such key: ***"
+    assert reported[0][1].sentence == "scripted rejected the API key (401). It said: “no such key: ***”"
     assert models.get_fault(turn.id) is None
 
 

@@ -51,7 +51,7 @@ def test_explains_unknown_forge(repository: str | None, forge: dict[str, str], h
     assert said == (
         host
         and f"{host} is not github.com, so branches are pushed without pull requests. If it is a GitHub Enterprise "
-        "Server, set its API address."
+        "Server, set its API URL."
     )
 
 

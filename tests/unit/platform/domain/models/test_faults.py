@@ -94,7 +94,11 @@ def test_cause_of_fault(status: int, body: dict[str, Any], cause: Cause, *, fina
         ),
         (
             httpx.ConnectError("[Errno -2] Name or service not known"),
-            "house could not be reached: no server is listening at URL.",
+            "house could not be reached: the name model.test could not be resolved. Check DNS or the proxy of the platform's machine.",
+        ),
+        (
+            httpx.ConnectError("model.test could not be resolved"),
+            "house could not be reached: the name model.test could not be resolved. Check DNS or the proxy of the platform's machine.",
         ),
         (
             httpx.ConnectError("certificate verify failed: self-signed certificate"),
@@ -104,7 +108,7 @@ def test_cause_of_fault(status: int, body: dict[str, Any], cause: Cause, *, fina
     ],
 )
 def test_missing_answer_is_explained_without_library_names(error: Exception, sentence: str) -> None:
-    url = "http://127.0.0.1:9"
+    url = "http://model.test:9"
     fault = classify_error("house", url, error, late=False)
     assert fault.sentence == sentence.replace("URL", url)
     assert str(ProviderTestFailedError(fault.cause, fault.sentence)) == f"{fault.sentence} Nothing was saved."
@@ -121,7 +125,7 @@ def test_key_is_redacted_before_message_is_cut() -> None:
 
 def test_message_of_fault() -> None:
     fault = classify_response("Anthropic", 401, json.dumps(ANTHROPIC), model=None, has_key=True, redactor=Redactor())
-    assert fault.sentence == "Anthropic rejected the API key (401). It said: invalid x-api-key"
+    assert fault.sentence == "Anthropic rejected the API key (401). It said: “invalid x-api-key”"
     keyless = classify_response("Anthropic", 401, "", model=None, has_key=False, redactor=Redactor())
     assert keyless.sentence == "Anthropic requires an API key (401)."
     assert make_label("anthropic", "https://api.anthropic.com") == "Anthropic"

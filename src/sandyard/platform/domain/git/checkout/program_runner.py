@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Container, Iterator, Mapping
 from importlib import resources
 
+from sandyard.kit.text import append_quote
 from sandyard.platform.domain.git.errors import NoCheckoutError, SandboxGitError
 from sandyard.platform.domain.repositories.errors import GitFailedError, GitTimeoutError
 from sandyard.platform.domain.repositories.model import Identity
@@ -167,10 +168,12 @@ def translate_failure(result: ProgramResult) -> Exception:
         return NoCheckoutError()
     if ".lock': File exists" in message:
         return GitFailedError(
-            "Another Git process is running in the sandbox. Try again when it has finished; if none is running, remove its "
-            f"lock. It said: {message}"
+            append_quote(
+                "Another Git process is running in the sandbox. Try again when it has finished; if none is running, remove its lock.",
+                message,
+            )
         )
-    return GitFailedError(f"Git in the sandbox could not do this. It said: {message}" if message else None)
+    return GitFailedError(append_quote("Git in the sandbox could not do this.", message) if message else None)
 
 
 def extract_message(stderr: str) -> str:

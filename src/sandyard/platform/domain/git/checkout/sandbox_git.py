@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sandyard.kit.errors import InvalidInputError
+from sandyard.kit.text import append_quote
 from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.checkout.conflicts import parse_conflicts
 from sandyard.platform.domain.git.checkout.program_runner import (
@@ -301,7 +302,7 @@ class SandboxGit:
         if result.exit_code == _CONFLICT_MARKERS:
             raise GitFailedError(f"These files still have conflict markers. Resolve them first: {output}")
         if result.exit_code == _COMMIT_REJECTED:
-            raise GitFailedError(f"The commit was rejected in the sandbox. It said: {output}")
+            raise GitFailedError(append_quote("The commit was rejected in the sandbox.", output))
         return _parse_commit(result.stdout)
 
     async def create_branch(self, name: str, *, start: str | None = None) -> None:
@@ -434,15 +435,18 @@ def _interpret_merge(code: int, stdout: bytes, stderr: str, action: str) -> list
         raise GitFailedError("A merge or rebase is in progress in the sandbox. Finish or abort it first.")
     if code == _NOT_UNDONE:
         raise GitFailedError(
-            f"There were conflicts, and the {action} could not be undone. Check the sandbox. It said: {message}"
+            append_quote(f"There were conflicts, and the {action} could not be undone. Check the sandbox.", message)
         )
     if code == 1:
         changed = "unstaged changes" in message or "uncommitted changes" in message or "local changes" in message
         if changed or "untracked working tree files" in message:
             raise GitFailedError(
-                f"The {action} would overwrite uncommitted changes in the sandbox. Commit or discard them first. It said: {message}"
+                append_quote(
+                    f"The {action} would overwrite uncommitted changes in the sandbox. Commit or discard them first.",
+                    message,
+                )
             )
-        raise GitFailedError(f"Git in the sandbox could not {action}. It said: {message}")
+        raise GitFailedError(append_quote(f"Git in the sandbox could not {action}.", message))
     return parse_conflicts(stdout) if code == _CONFLICTS else []
 
 

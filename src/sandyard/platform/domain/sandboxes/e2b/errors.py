@@ -41,6 +41,7 @@ from sandyard.kit.errors import (
     SandyardError,
 )
 from sandyard.kit.secret import Secret
+from sandyard.kit.text import append_quote
 
 
 class EngineError(SandyardError):
@@ -159,8 +160,7 @@ def _with_engine_message(make: type[EngineError]) -> Callable[[str], SandyardErr
     """Return a factory for the class's own message followed by the engine's."""
 
     def build(said: str) -> SandyardError:
-        sentence = make().message
-        return make(f"{sentence} It said: {said}" if said else sentence)
+        return make(append_quote(make().message, said))
 
     return build
 
