@@ -46,6 +46,7 @@ import { SplitLine, UnifiedLine } from "@/features/changes/diff-line";
 import { FileTree } from "@/features/changes/file-tree";
 import { AskRow } from "@/features/conversation/ask";
 import { ConversationPanel } from "@/features/conversation/panel";
+import { Progress } from "@/features/welcome/progress";
 import type { Token } from "@/lib/highlight";
 import { parsePatch } from "@/model/patch";
 import { makeRouter } from "./routes";
@@ -513,5 +514,24 @@ describe("welcome page", () => {
     await open("/welcome");
     await press("Use the sample repository");
     expect(requests).toEqual(["POST /api/v1/projects/sample"]);
+  });
+
+  it("shows the agent's question, to be answered there", () => {
+    const attempt = { id: "att_1", sessionId: "ses_1", status: "running", step: "agent", agent: "demo", seconds: null };
+    client.setQueryData(keys.task("tsk_1"), { ...task, status: "in_progress", attempts: [attempt] });
+    const show = () =>
+      render(
+        <RouterContextProvider router={makeTestRouter("/welcome")}>
+          <Progress taskId="tsk_1" onRestart={() => undefined} />
+        </RouterContextProvider>,
+      );
+    expect(show()).toMatch(/Running.*Agent working…/);
+    const ask = { id: "ask_1", kind: "question", status: "pending", title: "Which motto?", detail: { form: {} } };
+    client.setQueryData(keys.pendingAsks(), [{ ...ask, sessionId: "ses_2" }]);
+    expect(show()).not.toContain("Which motto?");
+    client.setQueryData(keys.pendingAsks(), [{ ...ask, sessionId: "ses_1" }]);
+    const html = show();
+    expect(html).toMatch(/Needs you.*The agent has a question\..*Which motto\?.*<button[^>]*>Answer/);
+    expect(html).not.toContain("Agent working");
   });
 });
