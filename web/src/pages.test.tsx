@@ -46,6 +46,8 @@ import { SplitLine, UnifiedLine } from "@/features/changes/diff-line";
 import { FileTree } from "@/features/changes/file-tree";
 import { AskRow } from "@/features/conversation/ask";
 import { ConversationPanel } from "@/features/conversation/panel";
+import { useDraft } from "@/features/conversation/prompt-draft";
+import { PullPanel } from "@/features/pulls/panel";
 import { Progress } from "@/features/welcome/progress";
 import type { Token } from "@/lib/highlight";
 import { parsePatch } from "@/model/patch";
@@ -313,6 +315,50 @@ describe("conversation", () => {
   it("cannot send an empty message", () => {
     const send = /<button type="submit"([^>]*)>/;
     expect(send.exec(show({}))?.[1]).toContain("disabled");
+  });
+});
+
+describe("pull request", () => {
+  const remark = { kind: "comment", id: "1", author: "ada", text: "Why twice?", at, state: null, path: null };
+  const pull = {
+    id: "pul_1",
+    projectId: "prj_1",
+    number: 7,
+    title: "Fix the login",
+    url: "https://github.com/acme/shop/pull/7",
+    state: "open",
+    draft: false,
+    checks: "none",
+    review: "none",
+    mergeable: true,
+    headBranch: "sandyard/fix",
+    baseBranch: "main",
+    detail: { remarks: [] as object[] },
+    updatedAt: at,
+  };
+  const show = (changes: object = {}) => {
+    client.setQueryData(keys.pullRequest("ses_1", "tsk_1"), { ...pull, ...changes });
+    client.setQueryData(keys.project("prj_1"), { ...project, settings: { tasks: { mention: "@robot" } } });
+    return render(
+      <RouterContextProvider router={makeTestRouter("/tasks/tsk_1")}>
+        <PullPanel sessionId="ses_1" sandboxId="sbx_1" projectId="prj_1" taskId="tsk_1" />
+      </RouterContextProvider>,
+    );
+  };
+
+  it("says which comments are sent to the agent", () => {
+    const html = show();
+    expect(html).toContain("comments that mention @robot, are sent to the agent if their author has write access");
+    expect(html).toContain("No reviews or comments yet.<");
+  });
+
+  it("quotes a comment in a message to the agent", async () => {
+    const Draft = () => useDraft("ses_1")[0];
+    expect(show({ detail: { remarks: [remark] } })).toContain("Why twice?");
+    vi.stubGlobal("document", { querySelector: () => null });
+    await press("Quote in a message").finally(() => vi.stubGlobal("document", undefined));
+    expect(render(<Draft />)).toBe("ada wrote on the pull request:\n\n&gt; Why twice?");
+    expect(show({ state: "merged", detail: { remarks: [remark] } })).not.toContain("Quote in a message");
   });
 });
 
