@@ -264,6 +264,18 @@ describe("session page", () => {
     expect(await open("/sessions/ses_1")).toMatch(/Fix the login.*Running.*demo.*Terminal/);
   });
 
+  it("does not ask about the changes while the checkout is being made", async () => {
+    const createdAt = new Date().toISOString();
+    const made = { ...session, projectId: "prj_1", sandbox: { ...sandbox, createdAt } };
+    client.setQueryData(keys.session("ses_1"), made);
+    await open("/sessions/ses_1?tab=changes"); // loads the panels
+    const operation = { id: "gop_1", kind: "clone", status: "running", position: null, detail: {} };
+    client.setQueryData(keys.gitOperations("sbx_1"), [operation]);
+    expect(await open("/sessions/ses_1?tab=changes")).toContain("No checkout yet");
+    client.setQueryData(keys.gitOperations("sbx_1"), [{ ...operation, status: "completed" }]);
+    expect(await open("/sessions/ses_1?tab=changes")).not.toContain("No checkout yet");
+  });
+
   it("shows why the session could not be read, or that it does not exist", async () => {
     await fail(keys.session("ses_1"));
     expect(await open("/sessions/ses_1")).toMatch(/role="alert".*The database is full\./);
