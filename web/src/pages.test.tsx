@@ -40,7 +40,8 @@ vi.setConfig({ testTimeout: 60_000 }); // a test takes milliseconds, but some ma
 
 import { ApiError } from "@/api/client";
 import { keys } from "@/api/keys";
-import type { Ask, FileDiff } from "@/api/types";
+import type { Agent, Ask, FileDiff } from "@/api/types";
+import { AgentRow } from "@/features/agents/row";
 import { FileHead, FileNote, HunkHead } from "@/features/changes/diff-file";
 import { SplitLine, UnifiedLine } from "@/features/changes/diff-line";
 import { FileTree } from "@/features/changes/file-tree";
@@ -246,6 +247,17 @@ describe("task page", () => {
     expect(await open("/tasks/tsk_2")).toContain("Task not found");
   });
 
+  it("shows the agent with its title", async () => {
+    const spent = { calls: 0, costUsd: 0, unpriced: 0, estimated: 0 };
+    const attempt = { id: "att_1", number: 1, sessionId: "ses_1", sandboxId: null, status: "running", step: "setup" };
+    const attempts = [{ ...attempt, agent: "opencode", model: null, round: 1, seconds: null, spent }];
+    client.setQueryData(keys.task("tsk_1"), { ...task, status: "in_progress", attempts });
+    client.setQueryData(keys.agents(), [{ name: "opencode", title: "OpenCode", demo: false }]);
+    const html = await open("/tasks/tsk_1");
+    expect(html).toContain("OpenCode");
+    expect(html).not.toContain(">opencode");
+  });
+
   it("starts the task", async () => {
     client.setQueryData(keys.task("tsk_1"), task);
     await open("/tasks/tsk_1");
@@ -262,6 +274,8 @@ describe("session page", () => {
   it("shows the session and its tabs", async () => {
     client.setQueryData(keys.session("ses_1"), session);
     expect(await open("/sessions/ses_1")).toMatch(/Fix the login.*Running.*demo.*Terminal/);
+    client.setQueryData(keys.agents(), [{ name: "demo", title: "Demo agent", demo: true }]);
+    expect(await open("/sessions/ses_1")).toMatch(/Fix the login.*Running.*Demo agent.*Terminal/);
   });
 
   it("does not ask about the changes while the checkout is being made", async () => {
@@ -328,6 +342,25 @@ describe("conversation", () => {
     const send = /<button type="submit"([^>]*)>/;
     expect(send.exec(show({}))?.[1]).toContain("disabled");
   });
+});
+
+it("marks agents that are ready", () => {
+  const agent = { name: "demo", title: "Demo agent", demo: true, builtIn: true, modelReady: true };
+  const lists = { apis: [], modes: [], models: [], modelProjects: [] };
+  const show = (changes: object = {}) =>
+    render(
+      <RouterContextProvider router={makeTestRouter("/agents")}>
+        <AgentRow
+          agent={{ ...agent, ...lists, ...changes } as unknown as Agent}
+          mayChange={false}
+          onEdit={() => undefined}
+        />
+      </RouterContextProvider>,
+    );
+  expect(show()).toMatch(/>Ready<.*Demo: no model/);
+  expect(show()).not.toContain("text-warn");
+  expect(show({ modelReady: false })).toMatch(/^(?!.*>Ready<).*Needs a key/);
+  expect(show({ modelReady: false, modelProjects: ["prj_1"] })).not.toMatch(/>Ready<|Needs a key/);
 });
 
 describe("pull request", () => {

@@ -1,8 +1,10 @@
 import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router";
 import { ApiError } from "@/api/client";
+import { useAgents } from "@/api/queries/agents";
 import { useProjects } from "@/api/queries/projects";
 import { useSession } from "@/api/queries/sessions";
 import { Workspace } from "@/features/workspace/workspace";
+import { titleOf } from "@/model/agent-facts";
 import { SANDBOXES } from "@/model/status-labels";
 import { Badge } from "@/ui/badge";
 import { useTitle } from "@/ui/page";
@@ -18,6 +20,7 @@ export function SessionPage() {
   const navigate = useNavigate({ from: "/sessions/$sessionId" });
   const query = useSession(sessionId);
   const projects = useProjects().data;
+  const agents = useAgents().data;
   useTitle(query.data?.title);
   if (query.error instanceof ApiError && query.error.status === 404) {
     return (
@@ -53,7 +56,7 @@ export function SessionPage() {
               )}
               {session.agent && (
                 <span>
-                  {session.agent}
+                  {titleOf(session.agent, agents)}
                   {session.model && ` · ${session.model}`}
                 </span>
               )}
