@@ -278,6 +278,13 @@ describe("session page", () => {
     expect(await open("/sessions/ses_1")).toMatch(/Fix the login.*Running.*Demo agent.*Terminal/);
   });
 
+  it("has its menu beside the title, before the facts that wrap on a phone", async () => {
+    client.setQueryData(keys.session("ses_1"), session);
+    expect(await open("/sessions/ses_1")).toMatch(
+      /<\/h1>.*sm:order-last.*Actions for Fix the login.*max-sm:w-full.*Running/,
+    );
+  });
+
   it("does not ask about the changes while the checkout is being made", async () => {
     const createdAt = new Date().toISOString();
     const made = { ...session, projectId: "prj_1", sandbox: { ...sandbox, createdAt } };

@@ -44,7 +44,14 @@ export function SessionPage() {
             <h1 className="line-clamp-2 min-w-0 flex-1 basis-48 text-[15px] font-semibold break-words">
               {session.title}
             </h1>
-            <span className="flex flex-wrap items-center gap-x-2 gap-y-1 text-xs text-soft" aria-live="polite">
+            {/* beside the title on a phone, where the facts are on a line of their own */}
+            <span className="sm:order-last">
+              <SessionMenu session={session} onDeleted={() => navigate({ to: "/sessions" })} />
+            </span>
+            <span
+              className="flex flex-wrap items-center gap-x-2 gap-y-1 text-xs text-soft max-sm:w-full"
+              aria-live="polite"
+            >
               {session.archivedAt && <Badge>Archived</Badge>}
               {session.sandbox && (
                 <Status word={SANDBOXES[session.sandbox.status]} title={session.sandbox.error ?? undefined} />
@@ -67,7 +74,6 @@ export function SessionPage() {
               )}
               <Ago at={session.updatedAt} className="text-faint max-sm:hidden" />
             </span>
-            <SessionMenu session={session} onDeleted={() => navigate({ to: "/sessions" })} />
           </header>
           <Workspace
             key={session.id}
