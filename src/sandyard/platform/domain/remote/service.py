@@ -23,6 +23,8 @@ SUFFIX = ".sandyard"
 """Suffix of the host names of sessions and sandboxes in the SSH configuration that `sandyard ssh-config` writes."""
 _EDITOR = read_script("editor.py")
 _EDITOR_TIMEOUT_S, _FIND_TIMEOUT_S = 60.0, 15.0
+_MAX_REMEMBERED = 1000
+"""The number of sandboxes whose programs are remembered."""
 _MAX_OUTPUT = 64 << 10
 _FIND_PROGRAMS = (
     'PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"; for name in sshd code-server; do command -v "$name"; done'
@@ -133,6 +135,8 @@ class Remotes:
         except SandyardError:
             return None, None
         found = {line.rpartition(b"/")[2] for line in ran.stdout.splitlines()}
+        if len(self._programs) >= _MAX_REMEMBERED:
+            del self._programs[next(iter(self._programs))]
         self._programs[row.engine_id] = programs = (b"sshd" in found, b"code-server" in found)
         return programs
 
