@@ -312,7 +312,7 @@ def test_a_draft_pull_request_is_reviewed_and_merged(page: Page, api: Api, draft
     expect(page.get_by_role("button", name="Save checkpoint")).to_have_count(0, timeout=SLOW_MS)
     open_tab(page, "changes")
     bar = page.get_by_role("region", name="Comments")
-    expect(bar).to_contain_text("The agent needs a new one")
+    expect(bar).to_contain_text("Merged. Start a new sandbox to continue")
     expect(bar.get_by_role("button", name="Send 1 comment")).to_have_count(0)
     expect_accessible(page)
     bar.get_by_role("button", name="Start new sandbox").click()

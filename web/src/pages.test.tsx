@@ -40,12 +40,16 @@ vi.setConfig({ testTimeout: 60_000 }); // a test takes milliseconds, but some ma
 
 import { ApiError } from "@/api/client";
 import { keys } from "@/api/keys";
-import type { Ask, FileDiff } from "@/api/types";
+import type { Agent, Ask, FileDiff } from "@/api/types";
+import { AgentRow } from "@/features/agents/row";
 import { FileHead, FileNote, HunkHead } from "@/features/changes/diff-file";
 import { SplitLine, UnifiedLine } from "@/features/changes/diff-line";
 import { FileTree } from "@/features/changes/file-tree";
 import { AskRow } from "@/features/conversation/ask";
 import { ConversationPanel } from "@/features/conversation/panel";
+import { useDraft } from "@/features/conversation/prompt-draft";
+import { PullPanel } from "@/features/pulls/panel";
+import { Progress } from "@/features/welcome/progress";
 import type { Token } from "@/lib/highlight";
 import { parsePatch } from "@/model/patch";
 import { makeRouter } from "./routes";
@@ -243,6 +247,17 @@ describe("task page", () => {
     expect(await open("/tasks/tsk_2")).toContain("Task not found");
   });
 
+  it("shows the agent with its title", async () => {
+    const spent = { calls: 0, costUsd: 0, unpriced: 0, estimated: 0 };
+    const attempt = { id: "att_1", number: 1, sessionId: "ses_1", sandboxId: null, status: "running", step: "setup" };
+    const attempts = [{ ...attempt, agent: "opencode", model: null, round: 1, seconds: null, spent }];
+    client.setQueryData(keys.task("tsk_1"), { ...task, status: "in_progress", attempts });
+    client.setQueryData(keys.agents(), [{ name: "opencode", title: "OpenCode", demo: false }]);
+    const html = await open("/tasks/tsk_1");
+    expect(html).toContain("OpenCode");
+    expect(html).not.toContain(">opencode");
+  });
+
   it("starts the task", async () => {
     client.setQueryData(keys.task("tsk_1"), task);
     await open("/tasks/tsk_1");
@@ -259,6 +274,27 @@ describe("session page", () => {
   it("shows the session and its tabs", async () => {
     client.setQueryData(keys.session("ses_1"), session);
     expect(await open("/sessions/ses_1")).toMatch(/Fix the login.*Running.*demo.*Terminal/);
+    client.setQueryData(keys.agents(), [{ name: "demo", title: "Demo agent", demo: true }]);
+    expect(await open("/sessions/ses_1")).toMatch(/Fix the login.*Running.*Demo agent.*Terminal/);
+  });
+
+  it("has its menu beside the title, before the facts that wrap on a phone", async () => {
+    client.setQueryData(keys.session("ses_1"), session);
+    expect(await open("/sessions/ses_1")).toMatch(
+      /<\/h1>.*sm:order-last.*Actions for Fix the login.*max-sm:w-full.*Running/,
+    );
+  });
+
+  it("does not ask about the changes while the checkout is being made", async () => {
+    const createdAt = new Date().toISOString();
+    const made = { ...session, projectId: "prj_1", sandbox: { ...sandbox, createdAt } };
+    client.setQueryData(keys.session("ses_1"), made);
+    await open("/sessions/ses_1?tab=changes"); // loads the panels
+    const operation = { id: "gop_1", kind: "clone", status: "running", position: null, detail: {} };
+    client.setQueryData(keys.gitOperations("sbx_1"), [operation]);
+    expect(await open("/sessions/ses_1?tab=changes")).toContain("No checkout yet");
+    client.setQueryData(keys.gitOperations("sbx_1"), [{ ...operation, status: "completed" }]);
+    expect(await open("/sessions/ses_1?tab=changes")).not.toContain("No checkout yet");
   });
 
   it("shows why the session could not be read, or that it does not exist", async () => {
@@ -312,6 +348,69 @@ describe("conversation", () => {
   it("cannot send an empty message", () => {
     const send = /<button type="submit"([^>]*)>/;
     expect(send.exec(show({}))?.[1]).toContain("disabled");
+  });
+});
+
+it("marks agents that are ready", () => {
+  const agent = { name: "demo", title: "Demo agent", demo: true, builtIn: true, modelReady: true };
+  const lists = { apis: [], modes: [], models: [], modelProjects: [] };
+  const show = (changes: object = {}) =>
+    render(
+      <RouterContextProvider router={makeTestRouter("/agents")}>
+        <AgentRow
+          agent={{ ...agent, ...lists, ...changes } as unknown as Agent}
+          mayChange={false}
+          onEdit={() => undefined}
+        />
+      </RouterContextProvider>,
+    );
+  expect(show()).toMatch(/>Ready<.*Demo: no model/);
+  expect(show()).not.toContain("text-warn");
+  expect(show({ modelReady: false })).toMatch(/^(?!.*>Ready<).*Needs a key/);
+  expect(show({ modelReady: false, modelProjects: ["prj_1"] })).not.toMatch(/>Ready<|Needs a key/);
+});
+
+describe("pull request", () => {
+  const remark = { kind: "comment", id: "1", author: "ada", text: "Why twice?", at, state: null, path: null };
+  const pull = {
+    id: "pul_1",
+    projectId: "prj_1",
+    number: 7,
+    title: "Fix the login",
+    url: "https://github.com/acme/shop/pull/7",
+    state: "open",
+    draft: false,
+    checks: "none",
+    review: "none",
+    mergeable: true,
+    headBranch: "sandyard/fix",
+    baseBranch: "main",
+    detail: { remarks: [] as object[] },
+    updatedAt: at,
+  };
+  const show = (changes: object = {}) => {
+    client.setQueryData(keys.pullRequest("ses_1", "tsk_1"), { ...pull, ...changes });
+    client.setQueryData(keys.project("prj_1"), { ...project, settings: { tasks: { mention: "@robot" } } });
+    return render(
+      <RouterContextProvider router={makeTestRouter("/tasks/tsk_1")}>
+        <PullPanel sessionId="ses_1" sandboxId="sbx_1" projectId="prj_1" taskId="tsk_1" />
+      </RouterContextProvider>,
+    );
+  };
+
+  it("says which comments are sent to the agent", () => {
+    const html = show();
+    expect(html).toContain("comments that mention @robot, are sent to the agent if their author has write access");
+    expect(html).toContain("No reviews or comments yet.<");
+  });
+
+  it("quotes a comment in a message to the agent", async () => {
+    const Draft = () => useDraft("ses_1")[0];
+    expect(show({ detail: { remarks: [remark] } })).toContain("Why twice?");
+    vi.stubGlobal("document", { querySelector: () => null });
+    await press("Quote in a message").finally(() => vi.stubGlobal("document", undefined));
+    expect(render(<Draft />)).toBe("ada wrote on the pull request:\n\n&gt; Why twice?");
+    expect(show({ state: "merged", detail: { remarks: [remark] } })).not.toContain("Quote in a message");
   });
 });
 
@@ -513,5 +612,24 @@ describe("welcome page", () => {
     await open("/welcome");
     await press("Use the sample repository");
     expect(requests).toEqual(["POST /api/v1/projects/sample"]);
+  });
+
+  it("shows the agent's question, to be answered there", () => {
+    const attempt = { id: "att_1", sessionId: "ses_1", status: "running", step: "agent", agent: "demo", seconds: null };
+    client.setQueryData(keys.task("tsk_1"), { ...task, status: "in_progress", attempts: [attempt] });
+    const show = () =>
+      render(
+        <RouterContextProvider router={makeTestRouter("/welcome")}>
+          <Progress taskId="tsk_1" onRestart={() => undefined} />
+        </RouterContextProvider>,
+      );
+    expect(show()).toMatch(/Running.*Agent working…/);
+    const ask = { id: "ask_1", kind: "question", status: "pending", title: "Which motto?", detail: { form: {} } };
+    client.setQueryData(keys.pendingAsks(), [{ ...ask, sessionId: "ses_2" }]);
+    expect(show()).not.toContain("Which motto?");
+    client.setQueryData(keys.pendingAsks(), [{ ...ask, sessionId: "ses_1" }]);
+    const html = show();
+    expect(html).toMatch(/Needs you.*The agent has a question\..*Which motto\?.*<button[^>]*>Answer/);
+    expect(html).not.toContain("Agent working");
   });
 });

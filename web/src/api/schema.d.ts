@@ -3652,7 +3652,7 @@ export interface components {
         EditorInfo: {
             /**
              * Available
-             * @description Whether `code-server` is installed in the sandbox. Null if the sandbox is not running.
+             * @description Whether `code-server` is installed in the sandbox. Null if it was never checked while the sandbox was running.
              */
             available: boolean | null;
         };
@@ -6080,7 +6080,7 @@ export interface components {
             sshHost: string;
             /**
              * Sshavailable
-             * @description Whether the sandbox has an sshd. Null if the sandbox is not running.
+             * @description Whether the sandbox has an sshd. Null if it was never checked while the sandbox was running.
              */
             sshAvailable: boolean | null;
             /** Folder */

@@ -1,10 +1,14 @@
 import { expect, it } from "vitest";
-import { formatCost, formatPreciseDuration, formatRoughDuration } from "./format";
+import { formatCost, formatPeriod, formatPreciseDuration, formatRoughDuration } from "./format";
 
 it("formats durations like the CLI", () => {
   expect([0.44, 2.5, 3, 9.97, 12.6, 59.6, 184.9].map(formatPreciseDuration)).toEqual([
     "0.4s", "2.5s", "3s", "10s", "13s", "1m 0s", "3m 5s",
   ]); // biome-ignore format: one line
+});
+
+it("formats configured durations without empty units", () => {
+  expect([0, 90, 300, 3600, 5400].map(formatPeriod)).toEqual(["0 s", "1 min 30 s", "5 min", "1 h", "1 h 30 min"]);
 });
 
 it("formats rough durations", () => {

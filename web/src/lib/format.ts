@@ -25,6 +25,21 @@ export function formatDuration(seconds: number): string {
   return `${Math.floor(whole / 86_400)}d ${Math.floor((whole % 86_400) / 3600)}h`;
 }
 
+/** Format a configured duration exactly, without empty units. */
+export function formatPeriod(seconds: number): string {
+  const parts = [
+    [Math.floor(seconds / 3600), "h"],
+    [Math.floor((seconds % 3600) / 60), "min"],
+    [seconds % 60, "s"],
+  ] as const;
+  return (
+    parts
+      .filter(([value]) => value > 0)
+      .map(([value, unit]) => `${value} ${unit}`)
+      .join(" ") || "0 s"
+  );
+}
+
 /** Format a duration in one unit. */
 export function formatRoughDuration(seconds: number): string {
   if (seconds < 60) return `${Math.max(0, Math.round(seconds))} s`;

@@ -6,6 +6,12 @@ export function needsKey(agent: Agent, projectId?: string | null): boolean {
   return !agent.modelReady && !(projectId && agent.modelProjects.includes(projectId));
 }
 
+/** Return the title of the agent with this name; the name if the agent is not known. */
+export function titleOf(name: string, agents: readonly Agent[] | undefined): string {
+  const agent = agents?.find((one) => one.name === name);
+  return agent ? agentTitle(agent) : name;
+}
+
 /** Return the agent's title for pickers, with a mark if it needs a key. */
 export function pickerTitle(agent: Agent, projectId?: string | null): string {
   return needsKey(agent, projectId) ? `${agentTitle(agent)} · needs a key` : agentTitle(agent);

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { Project, PullRequest } from "@/api/types";
-import { detailOf, forgeOf, helpFor, mergeBar, runStatus, splitNames } from "./forge";
+import { detailOf, forgeOf, helpFor, mergeBar, quoteRemark, type Remark, runStatus, splitNames } from "./forge";
 
 const project = (repository: string, forge: object = { kind: "auto" }) =>
   ({ repository, settings: { forge } }) as unknown as Project;
@@ -76,4 +76,10 @@ describe("words", () => {
   it("splits names", () => {
     expect(splitNames(" bug, good first issue,,bug\nx")).toEqual(["bug", "good first issue", "x"]);
   });
+});
+
+it("quotes a remark with its author and place", () => {
+  const remark = { author: "ada", text: "Too long.\n\nSplit it.\n", path: null, line: null } as Remark;
+  expect(quoteRemark(remark)).toBe("ada wrote on the pull request:\n\n> Too long.\n> \n> Split it.");
+  expect(quoteRemark({ ...remark, path: "a.py", line: 3 })).toMatch(/^ada wrote on the pull request \(a\.py:3\):/);
 });

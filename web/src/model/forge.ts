@@ -66,6 +66,13 @@ export function detailOf(pull: PullRequest): Detail {
   };
 }
 
+/** Return a message to the agent that quotes a remark. */
+export function quoteRemark(remark: Remark): string {
+  const place = remark.path ? ` (${remark.path}${remark.line === null ? "" : `:${remark.line}`})` : "";
+  const quote = remark.text.trim().replace(/^/gm, "> ");
+  return `${remark.author} wrote on the pull request${place}:\n\n${quote}`;
+}
+
 const CONCLUSIONS: Record<string, StatusLabel> = {
   success: { text: "passed", tone: "ok" },
   failure: { text: "failed", tone: "bad" },

@@ -36,7 +36,7 @@ class EditorInfo(Model):
     """The browser editor. Start it with `POST /sandboxes/{id}/editor`."""
 
     available: bool | None = Field(
-        description="Whether `code-server` is installed in the sandbox. Null if the sandbox is not running."
+        description="Whether `code-server` is installed in the sandbox. Null if it was never checked while the sandbox was running."
     )
 
 
@@ -56,7 +56,7 @@ class RemoteView(Model):
     sandbox_id: str
     ssh_host: str
     ssh_available: bool | None = Field(
-        description="Whether the sandbox has an sshd. Null if the sandbox is not running."
+        description="Whether the sandbox has an sshd. Null if it was never checked while the sandbox was running."
     )
     folder: str
     vscode_url: str

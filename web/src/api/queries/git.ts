@@ -76,11 +76,12 @@ export function usePrefetchChanges(sandboxId: string | null): void {
 }
 
 /** The latest git operations of a sandbox. */
-export const useGitOperations = (sandboxId: string) =>
+export const useGitOperations = (sandboxId: string, options: { enabled?: boolean } = {}) =>
   useQuery({
     queryKey: keys.gitOperations(sandboxId),
     queryFn: async () =>
       (await unwrap(api.GET("/api/v1/git/operations", { params: { query: { sandboxId, limit: 10 } } }))).items,
+    ...options,
   });
 
 const HISTORY_PAGE = 50;

@@ -28,8 +28,9 @@ export function AgentRow({ agent, mayChange, onEdit }: { agent: Agent; mayChange
         <div className="min-w-0 flex-1 basis-64">
           <p className="flex flex-wrap items-center gap-1.5 text-[13px] font-medium">
             {agent.title} <code className="font-mono text-xs font-normal text-soft">{agent.name}</code>
-            {agent.demo && <Badge tone="warn">Demo: no model, follows written instructions</Badge>}
             {lacksKey && <Badge tone="warn">Needs a key</Badge>}
+            {!needsKey(agent) && <Badge tone="ok">Ready</Badge>}
+            {agent.demo && <Badge>Demo: no model, follows written instructions</Badge>}
             {!agent.builtIn && <Badge tone="accent">{agent.ownerId ? "Personal" : "Shared"}</Badge>}
             {agent.version && agent.builtIn && <Badge>{agent.version}</Badge>}
           </p>

@@ -1,7 +1,7 @@
 import { expect, it } from "vitest";
 import type { Schemas } from "@/api/client";
 import type { Agent } from "@/api/types";
-import { modelsOf, modesOf, suggestCommands } from "./choices";
+import { modelsOf, modesOf, suggestCommands, withCurrent } from "./choices";
 
 const state = (options: Record<string, unknown>) => ({ options }) as Schemas["AgentStateView"];
 const agent = { models: ["m1"], modes: ["work"] } as unknown as Agent;
@@ -19,6 +19,13 @@ it("prefers what the agent reports over its static definition", () => {
   expect(modesOf(said, agent)).toEqual([{ value: "ask", label: "Ask" }]);
   expect(modelsOf(undefined, agent)).toEqual([{ value: "m1", label: "m1" }]);
   expect(modesOf(state({ modes: "rubbish" }), agent)).toEqual([{ value: "work", label: "work" }]);
+});
+
+it("lists the current model once, with or without its provider", () => {
+  const options = [{ value: "sandyard/sonnet", label: "Sandyard/sonnet" }];
+  expect(withCurrent(options, "sonnet")).toEqual({ options, value: "sandyard/sonnet" });
+  expect(withCurrent(options, "sandyard/sonnet")).toEqual({ options, value: "sandyard/sonnet" });
+  expect(withCurrent(options, "net").options.map((one) => one.value)).toEqual(["net", "sandyard/sonnet"]);
 });
 
 it("suggests commands only while one is being typed", () => {

@@ -28,6 +28,15 @@ export function modelsOf(state: Schemas["AgentStateView"] | undefined, agent: Ag
   return said.length ? said : (agent?.models ?? []).map((value) => ({ value, label: value }));
 }
 
+/**
+ * Return the options with the current value among them. The current model may lack the name of the provider that the agent adds:
+ * `sonnet` and `sandyard/sonnet` are one option.
+ */
+export function withCurrent(options: Option[], now: string): { options: Option[]; value: string } {
+  const same = options.find((one) => one.value === now) ?? options.find((one) => one.value.endsWith(`/${now}`));
+  return same ? { options, value: same.value } : { options: [{ value: now, label: now }, ...options], value: now };
+}
+
 export function modesOf(state: Schemas["AgentStateView"] | undefined, agent: Agent | undefined): Option[] {
   const said = list(state?.options.modes).flatMap((one) => {
     const { id, name } = record(one);

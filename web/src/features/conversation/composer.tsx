@@ -10,7 +10,7 @@ import { Select } from "@/ui/field";
 import { showError, toast } from "@/ui/toast";
 import { answerOf, questionOf } from "./answer-text";
 import { useAnswer } from "./ask";
-import { modelsOf, modesOf, type Option, type SlashCommand, suggestCommands } from "./choices";
+import { modelsOf, modesOf, type Option, type SlashCommand, suggestCommands, withCurrent } from "./choices";
 import { promptOf, useComments } from "./comments";
 import { takesFocus } from "./focus";
 import { useDraft } from "./prompt-draft";
@@ -232,16 +232,17 @@ function Setting({
   onChange: (value: string) => void;
 }) {
   if (!options.length) return null;
-  const known =
-    now === null || options.some((one) => one.value === now) ? options : [{ value: now, label: now }, ...options];
-  const choices = now === null ? [{ value: DEFAULT, label: own }, ...known] : known;
+  const shown =
+    now === null
+      ? { options: [{ value: DEFAULT, label: own }, ...options], value: DEFAULT }
+      : withCurrent(options, now);
   return (
     <Select
       label={label}
       className="!h-7 !w-auto max-w-44 text-xs"
-      value={now ?? DEFAULT}
+      value={shown.value}
       onChange={(value) => value !== DEFAULT && onChange(value)}
-      choices={choices}
+      choices={shown.options}
     />
   );
 }

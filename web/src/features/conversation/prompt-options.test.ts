@@ -15,6 +15,10 @@ it("allows messages in a session with a sandbox, including a paused one", () => 
 it("explains what is missing", () => {
   expect(promptOptions(session(null), undefined, undefined)).toMatchObject({ ways: [], provision: true });
   expect(promptOptions(session("error"), undefined, undefined).closed).toContain("has failed");
+  const merged = attempt("merged");
+  expect(promptOptions(session("destroyed"), task("done", merged), merged).closed).toBe(
+    "Merged. Start a new sandbox to continue from the last saved state.",
+  );
 });
 
 it("requests changes by default in review, and offers chat only", () => {

@@ -41,7 +41,8 @@ export function promptOptions(session: Session, task: Task | undefined, attempt:
         hint: { ...hint, round: `${reason}; a new one will be started. ${RETRY}` },
       };
     const from = session.checkpointAt ? "from the last checkpoint" : "from the last saved state";
-    return { ways: [], closed: `${reason}. The agent needs a new one, which starts ${from}.`, provision: true, hint };
+    const why = attempt?.status === "merged" ? "Merged" : reason;
+    return { ways: [], closed: `${why}. Start a new sandbox to continue ${from}.`, provision: true, hint };
   }
   if (!task || !attempt) return { ways: ["chat"], hint };
   if (attempt.stopping) return { ways: [], closed: "The attempt is being stopped.", hint };

@@ -6,7 +6,18 @@ import { type PullRequestAction, useApplyPullRequestAction } from "@/api/queries
 import { useTask } from "@/api/queries/tasks";
 import type { MergeMethod, PullRequest } from "@/api/types";
 import { Operations } from "@/features/changes/operations";
-import { detailOf, METHOD_CHOICES, METHODS, mergeBar, type Verification, verificationOf } from "@/model/forge";
+import { focusComposer } from "@/features/conversation/focus";
+import { appendToDraft } from "@/features/conversation/prompt-draft";
+import {
+  detailOf,
+  METHOD_CHOICES,
+  METHODS,
+  mergeBar,
+  quoteRemark,
+  type Remark,
+  type Verification,
+  verificationOf,
+} from "@/model/forge";
 import { CHECKS, PULLS, REVIEWS } from "@/model/status-labels";
 import { Badge, Dot } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
@@ -62,6 +73,13 @@ export function Pull({
   const bar = mergeBar(pull);
   const open = pull.state === "open";
   const apply = (action: PullRequestAction) => request.mutate({ action, pull, sandboxId });
+  const quote = (remark: Remark) => {
+    appendToDraft(sessionId, quoteRemark(remark));
+    toast.success("Quoted in your message", {
+      description: "Complete and send it in the conversation.",
+    });
+    focusComposer(sessionId);
+  };
   const update = (
     <PushButton
       sandboxId={sandboxId}
@@ -230,9 +248,14 @@ export function Pull({
         </Block>
         <Block
           title="Reviews and comments"
-          empty="No reviews or comments yet. They are sent to the agent automatically."
+          note={
+            open && taskId
+              ? `Requested changes, and comments that mention ${project?.settings.tasks?.mention ?? "@sandyard"}, are sent to the agent if their author has write access to the repository. If not, you are asked first. Other comments are only shown here.`
+              : undefined
+          }
+          empty="No reviews or comments yet."
         >
-          {remarks.length > 0 && <Remarks remarks={remarks} />}
+          {remarks.length > 0 && <Remarks remarks={remarks} onQuote={open ? quote : undefined} />}
         </Block>
       </div>
     </div>
@@ -255,10 +278,21 @@ function Verified({ verified }: { verified: Verification }) {
 /** Close the dialog on errors too: the error is shown above, where the dialog would hide it. */
 const shown = (asked: Promise<unknown>) => asked.catch(() => undefined);
 
-function Block({ title, empty, children }: { title: string; empty: string; children: ReactNode }) {
+function Block({
+  title,
+  note,
+  empty,
+  children,
+}: {
+  title: string;
+  note?: string | undefined;
+  empty: string;
+  children: ReactNode;
+}) {
   return (
     <section>
       <h3 className="mb-1 text-[13px] font-semibold">{title}</h3>
+      {note && <p className="mb-1.5 text-xs text-soft">{note}</p>}
       <div className="rounded-lg border bg-surface">
         {children || <p className="px-3 py-3 text-[13px] text-faint">{empty}</p>}
       </div>

@@ -1,10 +1,11 @@
 /** The checks, reviews and comments of a pull request. */
-import { ExternalLink } from "lucide-react";
+import { ExternalLink, Quote } from "lucide-react";
 import type { ReactNode } from "react";
 import { safeHref } from "@/lib/links";
 import { type Remark, type Run, runStatus } from "@/model/forge";
 import { REVIEWS } from "@/model/status-labels";
 import { Badge, Dot } from "@/ui/badge";
+import { Button } from "@/ui/button";
 import { Markdown } from "@/ui/markdown";
 import { Ago } from "@/ui/time";
 
@@ -54,7 +55,8 @@ export function Runs({ runs }: { runs: Run[] }) {
   );
 }
 
-export function Remarks({ remarks }: { remarks: Remark[] }) {
+/** Reviews and comments. `onQuote` offers to quote them in a message to the agent. */
+export function Remarks({ remarks, onQuote }: { remarks: Remark[]; onQuote?: ((remark: Remark) => void) | undefined }) {
   return (
     <ul className="divide-y">
       {remarks.map((remark) => {
@@ -74,6 +76,11 @@ export function Remarks({ remarks }: { remarks: Remark[] }) {
               <OutgoingLink href={remark.url}>
                 <Ago at={remark.at} />
               </OutgoingLink>
+              {onQuote && remark.text && (
+                <Button size="sm" look="ghost" className="ml-auto" onClick={() => onQuote(remark)}>
+                  <Quote className="size-3.5" aria-hidden /> Quote in a message
+                </Button>
+              )}
             </p>
             {remark.text && (
               <div className="mt-1">

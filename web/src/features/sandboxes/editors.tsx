@@ -1,5 +1,5 @@
 import { Code2, PanelRight } from "lucide-react";
-import type { Schemas } from "@/api/client";
+import { hasCode, type Schemas } from "@/api/client";
 import { useStartEditor } from "@/api/queries/previews";
 import { useRemoteAccess } from "@/api/queries/sessions";
 import { showPreview } from "@/features/previews/open-preview";
@@ -19,6 +19,7 @@ function EditorLinks({ remote, sandboxId }: { remote: Schemas["RemoteView"]; san
     onSuccess: ({ port, path }) => showPreview({ sandboxId, port, path, title: "Editor" }),
     onError: showError("Could not open the editor"),
   });
+  const missing = remote.editor.available === false || hasCode(editor.error, "no_editor");
   const vscode = remote.vscodeUrl.startsWith("vscode://") ? remote.vscodeUrl : undefined;
   return (
     <div className="flex flex-col gap-3">
@@ -29,7 +30,7 @@ function EditorLinks({ remote, sandboxId }: { remote: Schemas["RemoteView"]; san
         >
           <Code2 className="size-4" aria-hidden /> Open in VS Code
         </a>
-        {remote.editor.available !== false && (
+        {!missing && (
           <Button busy={editor.isPending} onClick={() => editor.mutate(sandboxId)}>
             <PanelRight className="size-4" aria-hidden /> Open editor in browser
           </Button>
@@ -50,9 +51,7 @@ function EditorLinks({ remote, sandboxId }: { remote: Schemas["RemoteView"]; san
         <CommandLine line={remote.sshCommand} />
         <CommandLine line={remote.codeCommand} />
       </ul>
-      {remote.editor.available === false && (
-        <p className="text-xs text-faint">Install code-server in the template to edit in the browser.</p>
-      )}
+      {missing && <p className="text-xs text-faint">Install code-server in the template to edit in the browser.</p>}
     </div>
   );
 }

@@ -4,7 +4,7 @@ import type { ReactNode } from "react";
 import { useSandbox } from "@/api/queries/sandboxes";
 import { useProvisionSandbox } from "@/api/queries/sessions";
 import type { Sandbox } from "@/api/types";
-import { formatDuration } from "@/lib/format";
+import { formatPeriod } from "@/lib/format";
 import { SANDBOXES } from "@/model/status-labels";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
@@ -85,7 +85,7 @@ function SandboxDetails({ row, sessionId }: { row: Sandbox; sessionId: string | 
               <Ago at={row.usedAt} />
             </Fact>
           )}
-          <Fact name="Pauses when idle for">{formatDuration(row.idleSeconds)}</Fact>
+          <Fact name="Pauses when idle for">{formatPeriod(row.idleSeconds)}</Fact>
           <Fact name="Commands">{row.commandCount}</Fact>
           <Fact name="Pauses">{row.pauseCount}</Fact>
           {row.engineId && (

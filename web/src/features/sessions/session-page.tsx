@@ -1,8 +1,10 @@
 import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router";
 import { ApiError } from "@/api/client";
+import { useAgents } from "@/api/queries/agents";
 import { useProjects } from "@/api/queries/projects";
 import { useSession } from "@/api/queries/sessions";
 import { Workspace } from "@/features/workspace/workspace";
+import { titleOf } from "@/model/agent-facts";
 import { SANDBOXES } from "@/model/status-labels";
 import { Badge } from "@/ui/badge";
 import { useTitle } from "@/ui/page";
@@ -18,6 +20,7 @@ export function SessionPage() {
   const navigate = useNavigate({ from: "/sessions/$sessionId" });
   const query = useSession(sessionId);
   const projects = useProjects().data;
+  const agents = useAgents().data;
   useTitle(query.data?.title);
   if (query.error instanceof ApiError && query.error.status === 404) {
     return (
@@ -41,7 +44,14 @@ export function SessionPage() {
             <h1 className="line-clamp-2 min-w-0 flex-1 basis-48 text-[15px] font-semibold break-words">
               {session.title}
             </h1>
-            <span className="flex flex-wrap items-center gap-x-2 gap-y-1 text-xs text-soft" aria-live="polite">
+            {/* beside the title on a phone, where the facts are on a line of their own */}
+            <span className="sm:order-last">
+              <SessionMenu session={session} onDeleted={() => navigate({ to: "/sessions" })} />
+            </span>
+            <span
+              className="flex flex-wrap items-center gap-x-2 gap-y-1 text-xs text-soft max-sm:w-full"
+              aria-live="polite"
+            >
               {session.archivedAt && <Badge>Archived</Badge>}
               {session.sandbox && (
                 <Status word={SANDBOXES[session.sandbox.status]} title={session.sandbox.error ?? undefined} />
@@ -53,7 +63,7 @@ export function SessionPage() {
               )}
               {session.agent && (
                 <span>
-                  {session.agent}
+                  {titleOf(session.agent, agents)}
                   {session.model && ` · ${session.model}`}
                 </span>
               )}
@@ -64,7 +74,6 @@ export function SessionPage() {
               )}
               <Ago at={session.updatedAt} className="text-faint max-sm:hidden" />
             </span>
-            <SessionMenu session={session} onDeleted={() => navigate({ to: "/sessions" })} />
           </header>
           <Workspace
             key={session.id}

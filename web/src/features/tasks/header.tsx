@@ -2,6 +2,7 @@ import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
 import { ArrowRight, CircleAlert, Pencil, Square } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
+import { useAgents } from "@/api/queries/agents";
 import { usePendingAsks } from "@/api/queries/conversation";
 import { useProjects } from "@/api/queries/projects";
 import type { Attempt, Task } from "@/api/types";
@@ -10,6 +11,7 @@ import { AllowDenied } from "@/features/conversation/allow";
 import { ProviderHelp } from "@/features/models/provider-help";
 import { PullBadge } from "@/features/pulls/pull-badge";
 import { ESTIMATED, formatCost } from "@/lib/format";
+import { titleOf } from "@/model/agent-facts";
 import { COLUMNS, TURNS } from "@/model/status-labels";
 import {
   attemptStatus,
@@ -42,6 +44,7 @@ export function TaskHeader({
   onAttempt: (number: number) => void;
 }) {
   const asks = usePendingAsks();
+  const agents = useAgents().data;
   const asked = new Set(asks.data?.map((one) => one.sessionId));
   const word = isRunning(task) && needsPerson(task, asked) ? TURNS.waiting : taskStatus(task);
   const { retry } = useTaskActions();
@@ -65,7 +68,7 @@ export function TaskHeader({
         {task.attempts.length > 1 && attempt && <AttemptPicker task={task} attempt={attempt} onAttempt={onAttempt} />}
         {attempt && (
           <span className="truncate">
-            {attempt.agent}
+            {titleOf(attempt.agent, agents)}
             {attempt.model && ` · ${attempt.model}`}
             {round > 1 && ` · round ${round}`}
           </span>
@@ -181,6 +184,7 @@ function AttemptPicker({
   attempt: Attempt;
   onAttempt: (number: number) => void;
 }) {
+  const agents = useAgents().data;
   return (
     <Select
       label="Attempt"
@@ -190,7 +194,7 @@ function AttemptPicker({
       choices={task.attempts.map((one) => ({
         value: String(one.number),
         label: `Attempt ${one.number}`,
-        detail: `${one.agent}${one.model ? ` · ${one.model}` : ""} · ${attemptStatus(one).text}`,
+        detail: `${titleOf(one.agent, agents)}${one.model ? ` · ${one.model}` : ""} · ${attemptStatus(one).text}`,
       }))}
     />
   );

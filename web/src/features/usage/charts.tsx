@@ -14,7 +14,7 @@ interface ChartProps {
   title: string;
   days: string[];
   series: Series[];
-  format: (value: number) => string;
+  format: (value: number, estimated?: boolean) => string;
 }
 
 function dayName(day: string): string {
@@ -30,6 +30,11 @@ export function DayBars({ title, days, series, format }: ChartProps) {
   const [at, setAt] = useState<number | null>(null);
   const bars = useRef<(HTMLButtonElement | null)[]>([]);
   const totals = days.map((_, day) => series.reduce((sum, one) => sum + (one.values[day] ?? 0), 0));
+  const totalOf = (day: number) =>
+    format(
+      totals[day] ?? 0,
+      series.some((one) => one.estimatedDays.has(day)),
+    );
   const top = roundUp(Math.max(...totals));
   const stop = at ?? days.length - 1;
   const moveFocus = (event: KeyboardEvent) => {
@@ -80,8 +85,8 @@ export function DayBars({ title, days, series, format }: ChartProps) {
                 ref={(element) => {
                   bars.current[dayIndex] = element;
                 }}
-                aria-label={`${dayName(day)}: ${format(totals[dayIndex] ?? 0)}`}
-                title={`${dayName(day)}: ${format(totals[dayIndex] ?? 0)}`}
+                aria-label={`${dayName(day)}: ${totalOf(dayIndex)}`}
+                title={`${dayName(day)}: ${totalOf(dayIndex)}`}
                 aria-pressed={dayIndex === stop}
                 tabIndex={dayIndex === stop ? 0 : -1}
                 onKeyDown={moveFocus}
@@ -98,7 +103,7 @@ export function DayBars({ title, days, series, format }: ChartProps) {
         <span>{dayName(days[0] ?? "")}</span>
         <span>{dayName(days.at(-1) ?? "")}</span>
       </div>
-      <Readout day={days[stop] ?? ""} dayIndex={stop} series={series} format={format} total={totals[stop] ?? 0} />
+      <Readout day={days[stop] ?? ""} dayIndex={stop} series={series} format={format} total={totalOf(stop)} />
       <DayTable title={title} days={days} series={series} format={format} />
     </figure>
   );
@@ -134,18 +139,18 @@ function Readout({
   dayIndex: number;
   series: Series[];
   format: ChartProps["format"];
-  total: number;
+  total: string;
 }) {
   return (
     <div className="mt-2 flex flex-wrap items-center gap-x-4 gap-y-1 text-xs" aria-live="polite">
       <span className="font-medium tabular-nums">
-        {dayName(day)}: {format(total)}
+        {dayName(day)}: {total}
       </span>
       {series.map((one, index) => (
         <span key={one.key} className="flex min-w-0 items-center gap-1.5 text-soft">
           <span className={clsx("size-2 shrink-0 rounded-sm", DOTS[index % MAX_SERIES])} aria-hidden />
           <span className="truncate">{one.key}</span>
-          <span className="tabular-nums">{format(one.values[dayIndex] ?? 0)}</span>
+          <span className="tabular-nums">{format(one.values[dayIndex] ?? 0, one.estimatedDays.has(dayIndex))}</span>
         </span>
       ))}
     </div>
@@ -180,7 +185,7 @@ function DayTable({ title, days, series, format }: ChartProps) {
                 </th>
                 {series.map((one) => (
                   <td key={one.key} className="px-2 py-0.5 text-right">
-                    {format(one.values[dayIndex] ?? 0)}
+                    {format(one.values[dayIndex] ?? 0, one.estimatedDays.has(dayIndex))}
                   </td>
                 ))}
               </tr>

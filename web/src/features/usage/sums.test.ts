@@ -1,4 +1,8 @@
+import { createElement } from "react";
+import { renderToStaticMarkup } from "react-dom/server";
 import { expect, it } from "vitest";
+import { formatCost } from "@/lib/format";
+import { DayBars } from "./charts";
 import { type DayUsage, daysUpTo, groupUsage, roundUp, sumUsage } from "./sums";
 
 function used(day: string, model: string | null, costUsd: number | null, inputTokens = 10): DayUsage {
@@ -23,8 +27,8 @@ it("assigns values to days and ignores older ones", () => {
     used("2026-03-01", "b", null),
   ];
   expect(groupUsage(items, days, "cost", model, 5)).toEqual([
-    { key: "a", total: 3, values: [2, 1], estimated: false },
-    { key: "b", total: 0, values: [0, 0], estimated: false },
+    { key: "a", total: 3, values: [2, 1], estimated: false, estimatedDays: new Set() },
+    { key: "b", total: 0, values: [0, 0], estimated: false, estimatedDays: new Set() },
   ]);
   expect(groupUsage(items, days, "tokens", model, 5)[0]?.values).toEqual([11, 11]);
 });
@@ -43,6 +47,20 @@ it("marks sums that contain an estimate", () => {
   expect(marked("cost")).toEqual([true, false, false]);
   expect(marked("tokens")).toEqual([false, false, false]);
   expect(sumUsage(items).estimated).toBe(1);
+});
+
+it("marks the days of a chart that contain an estimate", () => {
+  const days = daysUpTo(now, 2);
+  const items = [
+    used("2026-02-28", "a", 1),
+    { ...used("2026-03-01", "a", 2), estimated: 1 },
+    used("2026-03-01", "b", 3),
+  ];
+  const series = groupUsage(items, days, "cost", model, 5);
+  const html = renderToStaticMarkup(createElement(DayBars, { title: "Cost", days, series, format: formatCost }));
+  expect([...html.matchAll(/aria-label="[^"]*: ([^"]*)"/g)].map((one) => one[1])).toEqual(["$1.00", "≈ $5.00"]);
+  expect(html).toMatch(/aria-live="polite".*: ≈ \$5\.00.*>b<.*>\$3\.00<.*>a<.*>≈ \$2\.00</);
+  expect(groupUsage(items, days, "cost", model, 1)[0]?.estimatedDays).toEqual(new Set([1]));
 });
 
 it("sums known costs and counts unpriced requests", () => {

@@ -21,6 +21,8 @@ export interface Series {
   values: number[];
   /** Whether the total contains a cost that is an estimate. */
   estimated: boolean;
+  /** The indexes of the days whose value contains an estimate. */
+  estimatedDays: ReadonlySet<number>;
 }
 
 const DAY = 86_400_000;
@@ -58,11 +60,18 @@ export function groupUsage(
   limit: number,
 ): Series[] {
   const indexes = new Map(days.map((day, index) => [day, index]));
-  const found = new Map<string, Series>();
+  const found = new Map<string, Series & { estimatedDays: Set<number> }>();
   const add = (key: string, index: number, value: number, estimated: boolean) => {
-    const one = found.get(key) ?? { key, total: 0, values: days.map(() => 0), estimated: false };
+    const one = found.get(key) ?? {
+      key,
+      total: 0,
+      values: days.map(() => 0),
+      estimated: false,
+      estimatedDays: new Set(),
+    };
     one.total += value;
     one.estimated ||= estimated;
+    if (estimated) one.estimatedDays.add(index);
     one.values[index] = (one.values[index] ?? 0) + value;
     found.set(key, one);
   };
@@ -79,6 +88,7 @@ export function groupUsage(
       key: "others",
       total: rest.reduce((sum, one) => sum + one.total, 0),
       estimated: rest.some((one) => one.estimated),
+      estimatedDays: new Set(rest.flatMap((one) => [...one.estimatedDays])),
       values: days.map((_, index) => rest.reduce((sum, one) => sum + (one.values[index] ?? 0), 0)),
     },
   ];

@@ -1,12 +1,15 @@
 import { Link } from "@tanstack/react-router";
 import { CircleCheck, GitPullRequest } from "lucide-react";
+import { usePendingAsks } from "@/api/queries/conversation";
 import { useTask } from "@/api/queries/tasks";
 import type { Task } from "@/api/types";
 import { WorkTime } from "@/features/attempts/work-time";
+import { AskRow } from "@/features/conversation/ask";
 import { ProviderHelp } from "@/features/models/provider-help";
 import { useTaskActions } from "@/features/tasks/use-task-actions";
 import { safeHref } from "@/lib/links";
-import { attemptStatus, describeActivity } from "@/model/task-facts";
+import { TURNS } from "@/model/status-labels";
+import { attemptStatus, describeActivity, isAtWork } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
@@ -27,14 +30,27 @@ function TaskProgress({ task, onRestart }: { task: Task; onRestart: () => void }
   const over = attempt?.status === "failed" || attempt?.status === "cancelled";
   const link = safeHref(pull?.url);
   const { retry } = useTaskActions();
+  const asks = usePendingAsks().data?.filter((one) => one.sessionId === attempt?.sessionId) ?? [];
+  const waiting = attempt !== undefined && isAtWork(attempt) && asks.length > 0;
   return (
     <div className="flex flex-col gap-3" aria-live="polite">
       <div className="flex flex-wrap items-center gap-2">
         <h2 className="mr-auto font-semibold">{task.title}</h2>
-        {attempt && <Status word={attemptStatus(attempt)} />}
+        {attempt && <Status word={waiting ? TURNS.waiting : attemptStatus(attempt)} />}
         {attempt?.seconds != null && <WorkTime attempt={attempt} className="text-xs text-faint tabular-nums" />}
       </div>
-      {pull ? (
+      {waiting ? (
+        <>
+          <p>
+            {asks.some((one) => one.kind === "question")
+              ? "The agent has a question. It continues when you answer."
+              : "The agent asks for permission. It continues when you decide."}
+          </p>
+          {asks.map((ask) => (
+            <AskRow key={ask.id} ask={ask} />
+          ))}
+        </>
+      ) : pull ? (
         <p className="flex items-center gap-2 text-ok">
           <CircleCheck className="size-5" aria-hidden />
           {pull.number === null

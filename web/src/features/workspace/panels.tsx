@@ -1,10 +1,11 @@
 import { Box, GitBranch } from "lucide-react";
 import { lazy, Suspense } from "react";
 import type { Attempt, Session, Task } from "@/api/types";
-import { lacksCheckout } from "@/model/task-facts";
+import { Operations } from "@/features/changes/operations";
 import { Empty, Loading } from "@/ui/states";
 import { lacksSandbox } from "../conversation/prompt-options";
 import { Boundary } from "./boundary";
+import { useCheckedOut } from "./use-checked-out";
 
 const ConversationPanel = lazy(() =>
   import("../conversation/panel").then((module) => ({ default: module.ConversationPanel })),
@@ -52,6 +53,7 @@ export function Panel({
 }
 
 function Chosen({ id, work: { session, task, attempt }, at, onAt }: Parameters<typeof Panel>[0]) {
+  const checkedOut = useCheckedOut(session, attempt);
   if (id === "conversation")
     return <ConversationPanel key={session.id} sessionId={session.id} task={task} attempt={attempt} />;
   if (id === "attempts" && task) return <AttemptsPanel task={task} />;
@@ -63,17 +65,21 @@ function Chosen({ id, work: { session, task, attempt }, at, onAt }: Parameters<t
       </Empty>
     );
   }
-  const checkedOut = !attempt || !lacksCheckout(attempt);
   if (!checkedOut && OF_CHECKOUT.includes(id)) {
+    if (checkedOut === undefined) return <Loading lines={8} />;
     return (
-      <Empty title="No checkout yet" icon={<GitBranch className="size-6" aria-hidden />}>
-        This appears once the repository is checked out in the sandbox.
-      </Empty>
+      <>
+        <Operations sandboxId={sandboxId} />
+        <Empty title="No checkout yet" icon={<GitBranch className="size-6" aria-hidden />}>
+          This appears once the repository is checked out in the sandbox.
+        </Empty>
+      </>
     );
   }
   const projectId = session.projectId ?? "";
   const gone = lacksSandbox(session);
-  if (id === "output") return <OutputPanel sandboxId={sandboxId} checkedOut={checkedOut} at={at} onAt={onAt} />;
+  if (id === "output")
+    return <OutputPanel sandboxId={sandboxId} checkedOut={checkedOut === true} at={at} onAt={onAt} />;
   if (id === "changes")
     return <ChangesPanel sandboxId={sandboxId} session={session} gone={gone} task={task} attempt={attempt} />;
   if (id === "files")

@@ -8,12 +8,13 @@ import { useOpenPreview } from "@/features/previews/open-preview";
 import { stripAnsi } from "@/lib/ansi";
 import type { WorkSearch } from "@/lib/search-params";
 import { useStored } from "@/lib/stored";
-import { describeActivity, hasSession, lacksCheckout } from "@/model/task-facts";
+import { describeActivity, hasSession } from "@/model/task-facts";
 import { IconButton } from "@/ui/button";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { type Tab, TabBar } from "@/ui/tabs";
 import { useWide } from "@/ui/use-wide";
 import { Panel, type WorkspaceContent } from "./panels";
+import { useCheckedOut } from "./use-checked-out";
 
 export interface WorkspaceProps {
   sessionId: string;
@@ -106,7 +107,7 @@ function Tabs({
   const chosen =
     tabs.find((tab) => tab.id === search.tab) ??
     (tabs[beside ? tabs.findIndex((tab) => tab.id === "changes" || tab.id === "files") : 0] as Tab);
-  const checkedOut = !work.attempt || !lacksCheckout(work.attempt);
+  const checkedOut = useCheckedOut(work.session, work.attempt);
   usePrefetchChanges(chosen.id === "changes" && checkedOut ? work.session.sandboxId : null);
   const panel = (id: string) => (
     <Panel id={id} work={work} at={search.at} onAt={(at) => onSearch({ tab: id, at }, true)} />

@@ -23,6 +23,8 @@ SUFFIX = ".sandyard"
 """Suffix of the host names of sessions and sandboxes in the SSH configuration that `sandyard ssh-config` writes."""
 _EDITOR = read_script("editor.py")
 _EDITOR_TIMEOUT_S, _FIND_TIMEOUT_S = 60.0, 15.0
+_MAX_REMEMBERED = 1000
+"""The number of sandboxes whose programs are remembered."""
 _MAX_OUTPUT = 64 << 10
 _FIND_PROGRAMS = (
     'PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"; for name in sshd code-server; do command -v "$name"; done'
@@ -48,7 +50,8 @@ class EditorFailedError(SandyardError):
 class RemoteAccess:
     """How to reach a session.
 
-    `ssh_available` and `editor_available` are None if unknown, because a paused sandbox is not resumed to check.
+    `ssh_available` and `editor_available` are None if unknown, because a paused sandbox is not resumed to check. What was found
+    before the pause is still valid.
     """
 
     sandbox_id: str
@@ -86,6 +89,8 @@ class Remotes:
         self._lifecycle = lifecycle
         self._sessions = sessions
         self.ssh = SshConnections(lifecycle)
+        self._programs: dict[str, tuple[bool, bool]] = {}
+        """What was found in each sandbox of the engine, for when it is paused."""
 
     async def get_for_session(self, caller: Principal, session_id: str) -> RemoteAccess:
         """Return the session's connection details. Raises NotFoundError if it has no sandbox.
@@ -119,8 +124,10 @@ class Remotes:
 
     async def _find_programs(self, row: Sandbox) -> tuple[bool | None, bool | None]:
         """Return whether sshd and code-server are installed."""
-        if row.status != Status.RUNNING or row.engine_id is None:
+        if row.engine_id is None:
             return None, None
+        if row.status != Status.RUNNING:
+            return self._programs.get(row.engine_id, (None, None))
         try:
             ran = await self._lifecycle.engine.programs.run(
                 row.engine_id, ("sh", "-c", _FIND_PROGRAMS), timeout_s=_FIND_TIMEOUT_S, limit=4096, idempotent=True
@@ -128,7 +135,10 @@ class Remotes:
         except SandyardError:
             return None, None
         found = {line.rpartition(b"/")[2] for line in ran.stdout.splitlines()}
-        return b"sshd" in found, b"code-server" in found
+        if len(self._programs) >= _MAX_REMEMBERED:
+            del self._programs[next(iter(self._programs))]
+        self._programs[row.engine_id] = programs = (b"sshd" in found, b"code-server" in found)
+        return programs
 
     async def _get_folder(self, row: Sandbox) -> str:
         async with self._database.reading() as session:

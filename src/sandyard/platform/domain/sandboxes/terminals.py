@@ -43,22 +43,32 @@ class Viewer:
 
 
 @dataclass(eq=False)
+class RecentOutput:
+    """The latest output of a shell."""
+
+    pieces: deque[bytes] = field(default_factory=deque)
+    size: int = 0
+
+    def add(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+        self.size += len(piece)
+        while self.size > KEPT_BYTES and len(self.pieces) > 1:
+            self.size -= len(self.pieces.popleft())
+
+
+@dataclass(eq=False)
 class Shell:
     """A shell that this process reads from."""
 
     row: Terminal
     handle: e2b.Terminal
-    kept: deque[bytes] = field(default_factory=deque)
-    size: int = 0
+    recent: RecentOutput
     viewers: set[Viewer] = field(default_factory=set)
     over: bool = False
     reader: asyncio.Task[None] | None = None
 
     def add_output(self, piece: bytes) -> None:
-        self.kept.append(piece)
-        self.size += len(piece)
-        while self.size > KEPT_BYTES and len(self.kept) > 1:
-            self.size -= len(self.kept.popleft())
+        self.recent.add(piece)
         for viewer in list(self.viewers):
             viewer.send(piece)
 
@@ -68,6 +78,8 @@ class Terminals:
         self._database = database
         self._lifecycle = lifecycle
         self.shells: dict[str, Shell] = {}
+        self._recent: dict[str, RecentOutput] = {}
+        """Recent output of open shells. A pause of the sandbox ends the reading, but not the shell."""
         self._opening = asyncio.Lock()
 
     async def open(
@@ -87,7 +99,7 @@ class Terminals:
         )
         async with self._database.transaction() as tx:
             tx.add(row)
-        self._start_reading(Shell(row, handle), box)
+        self._start_reading(row, handle, box)
         return row
 
     async def _start(self, box: Sandbox, cols: int, rows: int, cwd: str | None) -> e2b.Terminal:
@@ -115,8 +127,8 @@ class Terminals:
         with self._lifecycle.activity.using(box.id):
             shell = await self._lifecycle.call(box, lambda engine_id: self._get_shell(box, engine_id, terminal_id))
             viewer = Viewer()
-            if shell.kept:
-                viewer.send(b"".join(shell.kept))
+            if shell.recent.pieces:
+                viewer.send(b"".join(shell.recent.pieces))
             if shell.over:
                 viewer.send(None)
             shell.viewers.add(viewer)
@@ -155,13 +167,13 @@ class Terminals:
             except e2b.TerminalNotFoundError:
                 await self._mark_closed(row.id)
                 raise NotFoundError(f"Terminal {terminal_id} has ended.") from None
-            shell = Shell(row, handle)
-            self._start_reading(shell, box)
-            return shell
+            return self._start_reading(row, handle, box)
 
-    def _start_reading(self, shell: Shell, box: Sandbox) -> None:
-        self.shells[shell.row.id] = shell
+    def _start_reading(self, row: Terminal, handle: e2b.Terminal, box: Sandbox) -> Shell:
+        shell = Shell(row, handle, self._recent.setdefault(row.id, RecentOutput()))
+        self.shells[row.id] = shell
         shell.reader = self._lifecycle.tasks.spawn(self._pump(shell, box))
+        return shell
 
     async def _pump(self, shell: Shell, box: Sandbox) -> None:
         """Read output until the shell ends. If only the connection broke, disconnect the viewers; they attach again on
@@ -187,6 +199,7 @@ class Terminals:
         return row
 
     async def _mark_closed(self, terminal_id: str) -> None:
+        self._recent.pop(terminal_id, None)
         async with self._database.transaction() as tx:
             row = await tx.session.get(Terminal, terminal_id)
             if row is not None and row.closed_at is None:
@@ -198,3 +211,4 @@ class Terminals:
             query = select(Terminal).where(Terminal.sandbox_id == box.id, Terminal.closed_at.is_(None))
             for row in (await tx.session.execute(query)).scalars():
                 row.closed_at = utc_now()
+                self._recent.pop(row.id, None)

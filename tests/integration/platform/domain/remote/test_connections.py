@@ -166,3 +166,9 @@ async def test_connection_details_are_read_without_resuming_the_sandbox(yard: Ya
     assert found.vscode_url == f"vscode://vscode-remote/ssh-remote+{session.id}.sandyard/home/user/my%20work"
     assert found.code_command == f"code --remote ssh-remote+{session.id}.sandyard '/home/user/my work'"
     assert (await yard.reload(row)).status == "paused"
+    await yard.services.sandboxes.resume(yard.owner, row.id)
+    known = await yard.services.remotes.get_for_session(yard.owner, session.id)
+    assert known.editor_available is False
+    await yard.services.sandboxes.pause(yard.owner, row.id)
+    found = await yard.services.remotes.get_for_session(yard.owner, session.id)
+    assert (found.ssh_available, found.editor_available) == (known.ssh_available, False)

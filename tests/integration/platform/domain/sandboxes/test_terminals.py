@@ -86,6 +86,22 @@ async def test_a_shell_survives_a_pause_of_its_sandbox(yard: Yard) -> None:
         await wait_for_text(viewer, b"(kept)")
 
 
+async def test_a_viewer_after_a_pause_sees_earlier_output(yard: Yard) -> None:
+    terminals, row = yard.services.terminals, await yard.create_sandbox()
+    shell_row = await terminals.open(yard.owner, row.id, 80, 24)
+    async with terminals.view(yard.owner, row.id, shell_row.id) as (shell, viewer):
+        await terminals.write(shell, b"echo re''ady\n")
+        await wait_for_text(viewer, b"ready")
+    await yard.services.sandboxes.pause(yard.owner, row.id)
+    assert shell.reader is not None
+    await asyncio.wait((shell.reader,), timeout=DEADLINE)
+    async with terminals.view(yard.owner, row.id, shell_row.id) as (again, viewer):
+        assert again is not shell, "the pause ended the reading"
+        await wait_for_text(viewer, b"ready")
+        await terminals.write(again, b"echo usa''ble\n")
+        await wait_for_text(viewer, b"usable")
+
+
 async def test_an_ended_shell_is_not_found(yard: Yard) -> None:
     terminals, row = yard.services.terminals, await yard.create_sandbox()
     shell_row = await terminals.open(yard.owner, row.id, 80, 24)
