@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 
+import zmq
 from ipykernel.kernelapp import IPKernelApp
 from traitlets.config import Config
 
@@ -32,6 +33,14 @@ STARTING = (
 )
 
 
+class KernelApp(IPKernelApp):  # type: ignore[misc]
+    """A kernel that loses no output. By default ZeroMQ drops messages of which a slow reader has not taken 1000."""
+
+    def init_iopub(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        context.setsockopt(zmq.SNDHWM, 0)
+        super().init_iopub(context)
+
+
 def prepare() -> None:
     """Import what a kernel imports at start, once for all kernels that are forked from here."""
     for module in STARTING:
@@ -45,7 +54,7 @@ def run(kernel: str, connection_file: str) -> None:
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"
     config.InteractiveShell.banner1 = ""
-    app = IPKernelApp.instance(config=config, kernel_class=KERNELS[kernel])
+    app = KernelApp.instance(config=config, kernel_class=KERNELS[kernel])
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     app.initialize(["-f", connection_file])
     app.start()
