@@ -84,6 +84,8 @@ def test_no_output_is_lost(sandbox: Sandbox) -> None:
     assert big.text == "10"
     many_lines = sandbox.run_code("for i in range(3000): print(i, flush=True)")
     assert "".join(many_lines.logs.stdout).split() == [str(i) for i in range(3000)]
+    limit = "import zmq; get_ipython().kernel.iopub_thread.socket.get(zmq.SNDHWM)"
+    assert sandbox.run_code(limit).text == "0", "with a limit, ZeroMQ drops what a slow reader has not taken"
 
 
 def test_errors_have_name_value_and_traceback(sandbox: Sandbox) -> None:
