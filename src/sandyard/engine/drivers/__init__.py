@@ -22,7 +22,7 @@ SPARE_SLOTS = 1024
 def load_driver(
     settings: EngineSettings, data_dir: Path, outbound: Outbound | None = None, public_names: PublicNames | None = None
 ) -> Driver:
-    """Return the configured driver. `auto` is the namespace driver. The fake driver isolates nothing and must be
+    """Return the configured driver. `auto` is the driver for this machine. The fake driver isolates nothing and must be
     selected explicitly. Without `outbound` no network policy may have rules; without `public_names` sandboxes cannot
     reach the engine."""
     if settings.driver in ("auto", "namespace"):

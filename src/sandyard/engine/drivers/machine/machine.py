@@ -243,7 +243,7 @@ class Machine:
         return net
 
     def get_capabilities(self) -> Capabilities:
-        """Return what is the same for all runtimes: nothing can be moved to disk."""
+        """Return the capabilities that all runtimes share. `suspend` is False: a runtime that can do it sets it."""
         missing = {**self._missing, **self.store.missing}
         if not self.cgroups.can_freeze:
             missing["freezer"] = "no cgroup freezer: a pause stops processes by signals, which they can notice"

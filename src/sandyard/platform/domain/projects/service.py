@@ -127,6 +127,13 @@ class Projects:
         async with self._database.reading() as session:
             return await session.scalar(select(Project.owner_id).where(Project.id == project_id)) or project_id
 
+    async def require_deletion(self, caller: Principal, owned: Session | Sandbox, noun: str) -> None:
+        """Raise ForbiddenError unless the caller owns the session or sandbox or its project, or is an administrator."""
+        if caller.is_admin or owned.owner_id == caller.user_id:
+            return
+        if owned.project_id is None or await self.get_owner_id(owned.project_id) != caller.user_id:
+            raise ForbiddenError(f"Only the {noun}'s owner, the project's owner or an administrator may delete it.")
+
     async def get_remote(self, project: Project) -> Remote:
         """Return the remote for a connection. Raises RepositoryInvalidError if the project has none."""
         async with self._database.reading() as session:

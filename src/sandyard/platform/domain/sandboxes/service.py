@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, not_, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
-from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError, SandyardError
+from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import AgentSnapshot, Preparation, Project, Sandbox, Session, Task
 from sandyard.platform.domain.paging import Listing, PageRequest
@@ -135,15 +135,9 @@ class Sandboxes:
     async def destroy_sandbox(self, principal: Principal, sandbox_id: str) -> None:
         """Delete the sandbox. Idempotent. One of a session or task is deleted by those who may delete its session."""
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)
-        await self._require_deletion(principal, row)
+        if row.session_id is not None or row.task_id is not None:
+            await self._projects.require_deletion(principal, row, "sandbox")
         await self._lifecycle.destroy(row)
-
-    async def _require_deletion(self, principal: Principal, row: Sandbox) -> None:
-        """Raise ForbiddenError if the caller may not delete the sandbox."""
-        if principal.is_admin or row.owner_id == principal.user_id or (row.session_id is None and row.task_id is None):
-            return
-        if row.project_id is None or await self._projects.get_owner_id(row.project_id) != principal.user_id:
-            raise ForbiddenError("Only the sandbox's owner, the project's owner or an administrator may delete it.")
 
     async def fork(self, principal: Principal, sandbox_id: str) -> Sandbox:
         """Copy the sandbox's files to a new sandbox of the caller's own."""

@@ -9,7 +9,7 @@ from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError, SandyardError
+from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
@@ -280,7 +280,7 @@ class Sessions:
         Allowed for its owner, the project's owner and administrators.
         """
         row = await self.get(principal, session_id)
-        await self._require_deletion(principal, row)
+        await self._projects.require_deletion(principal, row, "session")
         for callback in self._before_delete:
             await callback(row.id)
         async with self._database.reading() as session:
@@ -304,13 +304,6 @@ class Sessions:
                 )
                 await tx.session.delete(known)
                 tx.emit("session.deleted", **get_session_event_fields(row))
-
-    async def _require_deletion(self, principal: Principal, row: Session) -> None:
-        """Raise ForbiddenError if the caller may not delete the session."""
-        if principal.is_admin or row.owner_id == principal.user_id:
-            return
-        if row.project_id is None or await self._projects.get_owner_id(row.project_id) != principal.user_id:
-            raise ForbiddenError("Only the session's owner, the project's owner or an administrator may delete it.")
 
     async def provision(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox]:
         """Create a new sandbox for a session whose sandbox failed or was deleted. Raises ConflictError while the old one is usable.

@@ -1,4 +1,4 @@
-"""The network of the namespace driver: one network namespace for each sandbox, and what may pass in and out of it.
+"""The network of sandboxes on this machine: one network namespace for each, and what may pass in and out of it.
 
 A sandbox has `lo` (with `::1`), and `eth0` with one IPv4 address, a default route and a name server. Ping and ports
 below 1024 work without capabilities. There is no IPv6 and no incoming access: ports are reached from inside, by the

@@ -1,4 +1,4 @@
-"""`Criu`: write a frozen sandbox's memory to disk, and restore it. Used by the namespace driver's `suspend` and
+"""`Criu`: write a frozen sandbox's memory to disk, and restore it. Used by the namespace runtime's `suspend` and
 `restore`.
 
 One engine's images: a directory per sandbox, and next to them `library/`, copies of the host's files that the agents
