@@ -171,7 +171,7 @@ def test_no_file_is_rendered_as_a_page(page: Page, sandbox: str) -> None:
     expect(page.locator("iframe")).to_have_count(0)
     assert not page.evaluate("'owned' in window")
     href = page.get_by_role("link", name="Download").get_attribute("href") or ""
-    headers = page.request.get(href).headers
+    headers = page.request.get(href, max_retries=2).headers
     assert headers["content-disposition"].startswith("attachment")
     assert headers["x-content-type-options"] == "nosniff"
 

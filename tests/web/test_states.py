@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from tests.harness.platform import Platform
 from tests.web.api import Api
-from tests.web.browser import DESKTOP, TIMEOUT_MS, expect_accessible, signed_in_page, visit
+from tests.web.browser import DESKTOP, TIMEOUT_MS, expect_accessible, login, signed_in_page, visit
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -74,8 +74,7 @@ def newcomer(browser: Browser, platform: Platform, api: Api) -> Iterator[Page]:
     api.post("/users", role="member", **credentials)
     context = browser.new_context(base_url=platform.url, viewport=DESKTOP, reduced_motion="reduce")
     context.set_default_timeout(TIMEOUT_MS)
-    answer = context.request.post("/api/v1/login", data=credentials, headers={"X-Sandyard-CSRF": "1"})
-    assert answer.ok, answer.text()
+    login(context, platform.url, **credentials)
     yield context.new_page()
     context.close()
 
