@@ -23,7 +23,14 @@ from typing import Any
 import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy import Connection, event, make_url, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DBAPIError, EmulatedDBAPIException, InterfaceError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    EmulatedDBAPIException,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
@@ -340,10 +347,13 @@ def _translate_error(error: DBAPIError) -> Exception:
     if isinstance(error.orig, sqlite3.Error):
         primary = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         return _SQLITE.get(primary, lambda: error)()
-    known = _error_for_state(str(getattr(error.orig, "sqlstate", None) or ""), error.orig)
+    state = str(getattr(error.orig, "sqlstate", None) or "")
+    known = _error_for_state(state, error.orig)
     if known is not None:
         return known
     gone = isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
+    # asyncpg's own error, not one of the server: a connection broke at a bad moment
+    gone = gone or (isinstance(error, InternalError) and not state)
     return DatabaseUnavailableError() if gone else error
 
 

@@ -1,0 +1,25 @@
+"""Errors of the database driver, as the rest of the platform sees them."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy.exc import InternalError
+
+from sandyard.platform.db.database import DatabaseUnavailableError, translated
+
+
+class DriverError(Exception):
+    def __init__(self, message: str, sqlstate: str | None = None) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+
+
+def test_a_connection_that_broke_at_a_bad_moment_is_an_unavailable_database() -> None:
+    broken = DriverError("cannot switch to state 11; another operation (2) is in progress")
+    with pytest.raises(DatabaseUnavailableError), translated():
+        raise InternalError("SELECT 1", {}, broken)
+
+
+def test_an_internal_error_of_the_server_stays_an_error_of_the_statement() -> None:
+    with pytest.raises(InternalError), translated():
+        raise InternalError("SELECT 1", {}, DriverError("cache lookup failed", "XX000"))
