@@ -44,10 +44,7 @@ class KernelSets:
         self._table = f"inet {table}"
 
     def table_exists(self) -> bool:
-        return any(
-            item["table"]["family"] == "inet" and item["table"]["name"] == self._name
-            for item in self._nft.query("list tables inet")
-        )
+        return self._nft.has_table(self._name)
 
     def make_add_command(self, name: str, content: str) -> str:
         return f"add element {self._table} {name} {{ {content} }}"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
-import socket
+import struct
 from typing import Any
+
+from sandyard.engine.drivers.machine.net.netlink import Message, Netlink, NetlinkError, pack_text
 
 LIBRARY = "libnftables.so.1"
 _DEFAULT, _JSON = 0, 1 << 4
 _NETLINK_NETFILTER = 12
+_NFT_MSG_GETTABLE = 10 << 8 | 1
+_NFPROTO_INET, _NFTA_TABLE_NAME = 1, 1
 
 
 class NftError(Exception):
@@ -26,12 +31,13 @@ class Nft:
     def __init__(self) -> None:
         try:
             # The library ends the whole process if it cannot open a socket, so try that first.
-            socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER).close()
+            self._netlink = Netlink(_NETLINK_NETFILTER)
         except OSError as error:
             raise NftUnavailableError(f"the kernel offers no nftables ({error.strerror})") from error
         try:
             self._library = _load_library()
         except OSError as error:
+            self._netlink.close()
             raise NftUnavailableError(f"{LIBRARY} is not installed: apt install libnftables1") from error
         self._context = self._library.nft_ctx_new(_DEFAULT)
         if not self._context:
@@ -43,10 +49,23 @@ class Nft:
         if self._context:
             self._library.nft_ctx_free(self._context)
             self._context = None
+            self._netlink.close()
 
     def run(self, commands: str) -> None:
         """Apply all commands or none."""
         self._run(commands, 0)
+
+    def has_table(self, name: str) -> bool:
+        """Return whether there is a table of the family inet with this name. Asks the kernel for this table only: the
+        library would list all tables, and Debian 12's crashes if other programs change them in the meantime."""
+        payload = struct.pack("=BBH", _NFPROTO_INET, 0, 0) + pack_text(_NFTA_TABLE_NAME, name)
+        try:
+            self._netlink.request(Message(_NFT_MSG_GETTABLE, payload))
+        except NetlinkError as error:
+            if error.errno == errno.ENOENT:
+                return False
+            raise
+        return True
 
     def query(self, command: str) -> list[dict[str, Any]]:
         """Return the objects that a `list` command prints, as JSON."""
