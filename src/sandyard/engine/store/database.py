@@ -158,9 +158,8 @@ class Database:
                 f"The database {self._path} was created by a newer engine (schema {done}, supported here: {len(STEPS)}). Upgrade the engine."
             )
         if done < len(STEPS):
-            with (
-                self.transaction()
-            ):  # a crash leaves the old schema; another process that upgrades at the same time waits
+            # a crash leaves the old schema; another process that upgrades at the same time waits
+            with self.transaction():
                 done = int(connection.execute("PRAGMA user_version").fetchone()[0])
                 for step in STEPS[done:]:
                     for statement in _statements(step):

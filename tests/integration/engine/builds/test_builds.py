@@ -94,7 +94,7 @@ async def test_start_commands_run_during_the_build_and_are_stored(
     harness: BuildsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the fake driver's sandboxes share this machine's ports, of which other tests open some at any moment
-    monkeypatch.setattr(start_check, "TABLES", "/dev/null")
+    monkeypatch.setattr(start_check, "TCP_TABLES", "/dev/null")
     product = await harness.build_product("one", start="touch started; sleep 100", ready="test -e started")
     assert product.start == Start("touch started; sleep 100", "test -e started")
     cached = await harness.build("two", start="touch started; sleep 100", ready="test -e started")
@@ -333,7 +333,7 @@ async def test_names_in_use_are_rejected(harness: BuildsHarness) -> None:
     with pytest.raises(ForbiddenError):
         harness.builds.request("base", (), Size())
     with pytest.raises(ForbiddenError):
-        harness.builds.publish("base", True)
+        harness.builds.set_public("base", True)
     sandbox = await harness.create_sandbox("base")
     await harness.sandboxes.snapshot(sandbox.id, "mine")
     with pytest.raises(ConflictError):

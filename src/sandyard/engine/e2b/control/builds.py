@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from sandyard.engine.builds.logs import at_least
+from sandyard.engine.builds.logs import filter_by_level
 from sandyard.engine.builds.model import Kind, LogLine, Recipe, Size, Step
 from sandyard.engine.e2b.control import template_views, uploads
 from sandyard.engine.e2b.control.context import Context
@@ -50,7 +50,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.get("/templates/{name:path}/files/{files}")
     async def upload_link(name: str, files: str, request: Request) -> JSONResponse:
-        present, token = builds.upload_token(name, files)
+        present, token = builds.prepare_upload(name, files)
         return JSONResponse({"present": present, "url": uploads.link(request, files, token)}, 201)
 
     @router.post("/v2/templates/{name:path}/builds/{build_id}")
@@ -68,7 +68,7 @@ def routes(context: Context) -> APIRouter:
     ) -> JSONResponse:
         _, build = builds.build(name, build_id)
         lines = builds.log(build)
-        shown = at_least(lines, level)[logsOffset : logsOffset + limit]
+        shown = filter_by_level(lines, level)[logsOffset : logsOffset + limit]
         return JSONResponse(template_views.render_status(build, shown, lines))
 
     @router.get("/templates/{name:path}/builds/{build_id}/logs")
@@ -84,7 +84,7 @@ def routes(context: Context) -> APIRouter:
         if direction not in ("forward", "backward"):
             raise InvalidInputError("direction is not valid: use forward or backward.")
         _, build = builds.build(name, build_id)
-        shown = _filter_since(at_least(builds.log(build), level), cursor, backward=direction == "backward")
+        shown = _filter_since(filter_by_level(builds.log(build), level), cursor, backward=direction == "backward")
         return JSONResponse({"logs": [template_views.render_line(line) for line in shown[:limit]]})
 
     @router.delete("/templates/{name:path}/builds/{build_id}")

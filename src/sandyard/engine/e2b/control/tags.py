@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
 from sandyard.engine.builds.model import Assignment, BuiltTemplate
-from sandyard.engine.builds.service import checked_tag
+from sandyard.engine.builds.service import validate_tag
 from sandyard.engine.e2b.control import template_views, views
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.control.wire import AssignTags, RemoveTags
@@ -60,7 +60,7 @@ def routes(context: Context) -> APIRouter:
     @router.get("/templates/{name:path}/tags/exists")
     async def exists(name: str, tag: str) -> JSONResponse:
         template = builds.get(name)
-        wanted = checked_tag(tag, template.name)
+        wanted = validate_tag(tag, template.name)
         return JSONResponse({"exists": wanted in builds.tags(template), "normalizedTag": wanted})
 
     @router.get("/templates/{name:path}/tags/groups")
@@ -93,7 +93,7 @@ def routes(context: Context) -> APIRouter:
     @router.get("/templates/{name:path}/tags/{tag}/assignments")
     async def assignments(name: str, tag: str, cursor: str | None = None, limit: Few = 25) -> JSONResponse:
         template = builds.get(name)
-        history = builds.tags(template).get(checked_tag(tag, template.name), [])
+        history = builds.tags(template).get(validate_tag(tag, template.name), [])
         page, following = _page(history[::-1], cursor, limit)
         return JSONResponse({"data": [_assignment(template, one) for one in page], "nextCursor": following})
 

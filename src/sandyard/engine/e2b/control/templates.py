@@ -88,12 +88,12 @@ def routes(context: Context) -> APIRouter:
     @router.patch("/templates/{name:path}")
     async def update_v1(name: str, body: TemplateUpdate) -> JSONResponse:
         if body.public is not None:
-            builds.publish(name, body.public)
+            builds.set_public(name, body.public)
         return JSONResponse({})
 
     @router.patch("/v2/templates/{name:path}")
     async def update(name: str, body: TemplateUpdate) -> JSONResponse:
-        template = builds.get(name) if body.public is None else builds.publish(name, body.public)
+        template = builds.get(name) if body.public is None else builds.set_public(name, body.public)
         return JSONResponse({"names": [template.name]})
 
     @router.delete("/templates/{name:path}")
