@@ -365,7 +365,7 @@ async def test_bad_registry_responses_are_rejected(
     error: type[Exception],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sandyard.engine.images.web.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("sandyard.engine.images.http_client.MAX_PAUSE_S", 0.01)
     registry, name = faulty_registry
     registry.change_reply = lambda request, reply: bad_reply if f"/{part}/" in request.path else reply
     with pytest.raises(error):
@@ -376,7 +376,7 @@ async def test_bad_registry_responses_are_rejected(
 async def test_layers_are_checked_against_their_digest_and_broken_downloads_are_retried(
     harness: ImagesHarness, faulty_registry: tuple[FaultyRegistry, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandyard.engine.images.web.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("sandyard.engine.images.http_client.MAX_PAUSE_S", 0.01)
     registry, name = faulty_registry
     cuts = []
 
