@@ -275,7 +275,7 @@ async def _open_components(
             stack.push_async_callback(catalogue.close)
         context = Context(sandboxes, templates, settings.default_limits, domain, secrets, builds, volumes)
         languages = catalogue.add_language if catalogue is not None and settings.add_languages else None
-        gateway = Gateway(sandboxes, api.build(context, keys), *((languages,) if languages is not None else ()))
+        gateway = Gateway(sandboxes, api.build_app(context, keys), *((languages,) if languages is not None else ()))
         stack.callback(gateway.close)
         yield _Engine(driver, gateway, new_key)
 

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from sandyard.engine.e2b.dataplane.asgi import CLOSE, App, Receive, Scope, Send, whole_body
+from sandyard.engine.e2b.dataplane.asgi import CLOSE, App, Receive, Scope, Send, read_body
 from sandyard.engine.e2b.server import EngineProtocol
 from sandyard.kit import connections, server
 from tests.unit.engine.e2b.support import TOKEN, GatewayHarness, control_api, request, serving
@@ -148,7 +148,7 @@ class Client:
 
 
 async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
-    await whole_body(receive)
+    await read_body(receive)
     await control_api(scope, receive, send)
 
 

@@ -17,17 +17,17 @@ from sandyard.engine.images.model import RegistryAuth
 from sandyard.engine.sandboxes.model import LogLevel
 from sandyard.kit.errors import InvalidInputError, UnsupportedError
 
-LINES = 100
-OLD = (
+MAX_LINES = 100
+V1_UNSUPPORTED = (
     "This way of building sends images through E2B's own registry and is not supported. "
     "Use Template.build of an SDK from version 2.0, or `e2b template create`."
 )
 _KINDS = {**{kind.value: kind for kind in Kind}, "ADD": Kind.COPY, "ARG": Kind.ENV}
-LineLimit = Annotated[int, Query(ge=0, le=LINES)]
+LineLimit = Annotated[int, Query(ge=0, le=MAX_LINES)]
 Offset = Annotated[int, Query(ge=0)]
 
 
-def routes(context: Context) -> APIRouter:
+def make_router(context: Context) -> APIRouter:
     router = APIRouter()
     builds = context.builds
 
@@ -46,12 +46,12 @@ def routes(context: Context) -> APIRouter:
     @router.post("/templates/{name}")
     @router.post("/templates/{name}/builds/{build_id}")
     async def request_v1() -> None:
-        raise UnsupportedError(OLD)
+        raise UnsupportedError(V1_UNSUPPORTED)
 
     @router.get("/templates/{name:path}/files/{files}")
     async def upload_link(name: str, files: str, request: Request) -> JSONResponse:
         present, token = builds.prepare_upload(name, files)
-        return JSONResponse({"present": present, "url": uploads.link(request, files, token)}, 201)
+        return JSONResponse({"present": present, "url": uploads.make_link(request, files, token)}, 201)
 
     @router.post("/v2/templates/{name:path}/builds/{build_id}")
     async def start(name: str, build_id: str, body: StartBuild) -> Response:
@@ -63,7 +63,7 @@ def routes(context: Context) -> APIRouter:
         name: str,
         build_id: str,
         logsOffset: Offset = 0,  # noqa: N803 - the wire's own name
-        limit: LineLimit = LINES,
+        limit: LineLimit = MAX_LINES,
         level: LogLevel | None = None,
     ) -> JSONResponse:
         _, build = builds.build(name, build_id)
@@ -77,7 +77,7 @@ def routes(context: Context) -> APIRouter:
         name: str,
         build_id: str,
         cursor: Annotated[int | None, Query(ge=0)] = None,
-        limit: LineLimit = LINES,
+        limit: LineLimit = MAX_LINES,
         direction: str = "forward",
         level: LogLevel | None = None,
     ) -> JSONResponse:
@@ -103,14 +103,14 @@ def parse_recipe(body: StartBuild) -> Recipe:
         image=body.fromImage or None,
         template=body.fromTemplate or None,
         registry=RegistryAuth.parse(body.fromImageRegistry) if body.fromImageRegistry else None,
-        steps=tuple(map(_step, body.steps or ())),
+        steps=tuple(map(_parse_step, body.steps or ())),
         start=body.startCmd or None,
         ready=body.readyCmd or None,
         force=bool(body.force),
     )
 
 
-def _step(step: TemplateStep) -> Step:
+def _parse_step(step: TemplateStep) -> Step:
     kind = _KINDS.get(step.type.upper())
     if kind is None:
         raise InvalidInputError(f"Unknown step {step.type!r}: use {', '.join(Kind)}.")
