@@ -8,7 +8,7 @@ from sandyard.engine.certificates.server_certificates import LOCAL
 from sandyard.engine.e2b.dataplane import pages
 from sandyard.engine.e2b.dataplane.asgi import Receive, Scope, Send, discard_body, get_header
 
-HTTP = 80
+HTTP_PORT = 80
 _NAME = re.compile(r"[a-z0-9_.-]{1,253}")
 
 

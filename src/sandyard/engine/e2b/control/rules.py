@@ -70,4 +70,4 @@ def _check_header(host: str, name: str, value: str) -> None:
             f"invalid value of the header {name} in the network rule for {host}: use one line of at most {MAX_VALUE} "
             "characters"
         )
-    placeholders.check(value)
+    placeholders.validate(value)

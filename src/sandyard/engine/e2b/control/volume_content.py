@@ -121,7 +121,7 @@ def make_app(volumes: Volumes) -> FastAPI:
     ) -> Response:
         body = _BodyReader(request.receive)
         try:
-            upload = await volumes.begin(files, path, owner=Owner(uid, gid, mode), force=force)
+            upload = await volumes.begin_upload(files, path, owner=Owner(uid, gid, mode), force=force)
             try:
                 async for chunk in body.iterate_chunks():
                     await volumes.run(lambda data=chunk: upload.write(data))  # type: ignore[misc]
