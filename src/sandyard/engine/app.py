@@ -228,7 +228,7 @@ async def _open_components(
                 carry_host_trust=settings.carry_host_trust,
                 build_desktop=settings.build_desktop,
                 authority=authority_pem,
-                own=data.trust,
+                trust_directory=data.trust,
             )
         )
         if catalogue is not None:

@@ -190,7 +190,7 @@ def _format_rows(rows: list[list[str]]) -> str:
 
 def _install_trust(trust: Trust, host_bundle: str) -> None:
     """Add this machine's certificate authorities and package client settings, unless the image has its own settings."""
-    if trust.empty:
+    if trust.is_empty:
         return
     if trust.certificates:
         present = [path for path in _BUNDLES if Path(path).is_file() and not Path(path).is_symlink()]
