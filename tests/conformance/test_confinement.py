@@ -28,7 +28,7 @@ from sandyard.engine.images.unpack import UnpackRequest
 from sandyard.engine.templates.trust import Trust
 from sandyard.kit.errors import InvalidInputError, SandyardError, UnsupportedError
 from tests.images import hostile
-from tests.images.made import entry, folder, rootfs, sha256, tar
+from tests.images.image_files import entry, folder, rootfs, sha256, tar
 
 LAYER = tar(folder("d"), entry("d/f", "x"), entry("pipe", kind=tarfile.FIFOTYPE, mode=0o666))
 PASSWORD = "wonderland-in-the-environment"

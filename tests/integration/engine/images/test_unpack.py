@@ -18,7 +18,7 @@ import pytest
 from sandyard.engine.images import child
 from sandyard.engine.images.unpack import UnpackRequest
 from sandyard.kit.errors import InvalidInputError, NoSpaceError
-from tests.images.made import MTIME, entry, folder, hard_link, link, sha256, tar
+from tests.images.image_files import MTIME, entry, folder, hard_link, link, sha256, tar
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="owners and whiteouts need root")
 

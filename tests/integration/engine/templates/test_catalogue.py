@@ -68,7 +68,10 @@ def test_host_is_served_as_base_until_base_is_built(folder: TemplateFolder, temp
     templates.refresh()
     assert layers(templates, "base") == (str(built.rootfs),)
     assert layers(templates, "host") == stand_in.layers
-    assert {one.id for one in templates.list() if one.ready} == {make_template_id("base"), make_template_id("host")}
+    assert {template.id for template in templates.list() if template.ready} == {
+        make_template_id("base"),
+        make_template_id("host"),
+    }
 
 
 def test_an_older_base_is_preferred_to_the_stand_in(folder: TemplateFolder, templates: Catalogue) -> None:

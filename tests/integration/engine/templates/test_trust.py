@@ -142,8 +142,12 @@ def test_the_layer_extends_the_bundle_and_keeps_owners_and_modes(machine: Path, 
     assert certificate("corp") in bundle
     assert (layer / "usr/local/etc/npmrc").read_text() == "registry=https://npm.corp.example/\n"
     assert "export SSL_CERT_FILE=" in (layer / "etc/profile.d/host-trust.sh").read_text()
-    ours, theirs = (layer / "usr/local").stat(), (template / "usr/local").stat()
-    assert (ours.st_mode, ours.st_uid, ours.st_gid) == (theirs.st_mode, theirs.st_uid, theirs.st_gid)
+    layer_status, template_status = (layer / "usr/local").stat(), (template / "usr/local").stat()
+    assert (layer_status.st_mode, layer_status.st_uid, layer_status.st_gid) == (
+        template_status.st_mode,
+        template_status.st_uid,
+        template_status.st_gid,
+    )
 
 
 def test_the_digest_depends_only_on_what_is_carried_over() -> None:

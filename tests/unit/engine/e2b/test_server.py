@@ -437,8 +437,8 @@ async def test_a_real_connection_is_closed_when_its_client_does_not_read(monkeyp
         before = len(connections.CONNECTIONS) + 2
         slow, silent = await _connect(port), await _connect(port)
         try:
-            for one in (slow, silent):
-                await loop.sock_sendall(one, GET)
+            for connection in (slow, silent):
+                await loop.sock_sendall(connection, GET)
             assert await loop.sock_recv(silent, 1)
             async with asyncio.timeout(20):
                 while len(connections.CONNECTIONS) >= before:

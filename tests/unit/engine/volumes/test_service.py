@@ -71,7 +71,7 @@ async def test_volume_names_are_validated_and_unique(harness: VolumesHarness) ->
         with pytest.raises(InvalidInputError):
             await volumes.create(name)
     results = await asyncio.gather(volumes.create("same"), volumes.create("same"), return_exceptions=True)
-    assert sorted(type(one).__name__ for one in results) == ["InvalidInputError", "Volume"]
+    assert sorted(type(result).__name__ for result in results) == ["InvalidInputError", "Volume"]
     created = await volumes.create("A_b-1")
     with pytest.raises(FullError, match="2 volumes"):
         await volumes.create("third")

@@ -82,7 +82,7 @@ class ClientRateLimiter:
         self._due: OrderedDict[str, float] = OrderedDict()
 
     async def wait(self, client: str) -> bool:
-        """Wait for the client's turn. False if that would take longer than PATIENCE_SECONDS."""
+        """Wait for the client's turn. False if that would take longer than MAX_WAIT_SECONDS."""
         at = now()
         due = max(self._due.pop(client, 0.0), at - BURST / RATE)
         if due > at + MAX_WAIT_SECONDS:
