@@ -14,16 +14,16 @@ from sandyard.engine.builds.logs import BuildLog
 from sandyard.engine.builds.model import (
     Build,
     BuildFailedError,
+    BuildStatus,
     BuiltTemplate,
     Layer,
     LogLine,
     Reason,
     Recipe,
-    Status,
 )
 from sandyard.engine.builds.registry import BuiltTemplates
 from sandyard.engine.builds.repository import BuildRepository
-from sandyard.engine.builds.worker import Worker
+from sandyard.engine.builds.worker import BuildWorker
 from sandyard.engine.sandboxes.internal_sandboxes import InternalSandboxes
 from sandyard.engine.sandboxes.model import LogLevel
 from sandyard.engine.settings import EngineSettings
@@ -43,7 +43,7 @@ STOPPED = "The engine was stopped during the build. Build again: completed steps
 FAILED = "The build failed because of an internal error; see the engine's log. Try again, or report it."
 
 
-class Queue:
+class BuildQueue:
     def __init__(
         self,
         *,
@@ -126,7 +126,7 @@ class Queue:
             if before:
                 await asyncio.wait(before)
             async with self._slots:
-                build = self._built.change_build(build, status=Status.BUILDING)
+                build = self._built.change_build(build, status=BuildStatus.BUILDING)
                 log.info("build_started", template=template.id, build=build.id)
                 build_log.add_message(f"Building template {template.id}/{build.id}")
                 with self._internal.hold_snapshots() as hold:
@@ -152,13 +152,13 @@ class Queue:
             log.error("build_crashed", build=build.id, exc=error)  # noqa: TRY400
             self._fail(build, build_log, Reason(FAILED))
 
-    def _create_worker(self, build: Build, recipe: Recipe, build_log: BuildLog) -> Worker:
+    def _create_worker(self, build: Build, recipe: Recipe, build_log: BuildLog) -> BuildWorker:
         for number, step in enumerate(recipe.steps, 1):
             try:
                 steps.validate_step(step)
             except SandyardError as error:
                 raise BuildFailedError(error.message, str(number)) from error
-        return Worker(
+        return BuildWorker(
             build,
             recipe,
             bases=self._bases,
@@ -184,7 +184,7 @@ class Queue:
     ) -> None:
         if self._built.build(build.template_id, build.id) is None:
             return  # its template is deleted
-        status = Status.ERROR if product is None else Status.READY
+        status = BuildStatus.ERROR if product is None else BuildStatus.READY
         changes: dict[str, Any] = {"product": product, "reason": reason, "finished_at": self._clock.now()}
         try:
             self._built.change_build(build, status=status, started=started, **changes)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sandyard.engine.builds.model import DEFAULT_TAG, Assignment, Build, BuiltTemplate, Status, as_template
+from sandyard.engine.builds.model import DEFAULT_TAG, Assignment, Build, BuildStatus, BuiltTemplate, as_template
 from sandyard.engine.builds.repository import BuildRepository
 from sandyard.engine.sandboxes.model import Template, Templates
 from sandyard.kit.clock import Clock
@@ -142,7 +142,7 @@ class BuiltTemplates:
         if persist:
             with self._repository.database.transaction():
                 self._repository.update_build(changed)
-                assignments = self._assign(changed, changed.tags) if changed.status is Status.READY else []
+                assignments = self._assign(changed, changed.tags) if changed.status is BuildStatus.READY else []
         self._builds[build.template_id][build.id] = changed
         self._add_assignments(build.template_id, assignments)
         return changed

@@ -10,13 +10,13 @@ from typing import Any
 from sandyard.engine.builds.model import (
     Assignment,
     Build,
+    BuildStatus,
     BuiltTemplate,
     Layer,
     LogLine,
     Reason,
     Size,
     State,
-    Status,
 )
 from sandyard.engine.sandboxes.model import LogLevel, Start
 from sandyard.engine.store.database import Database, Row
@@ -167,7 +167,7 @@ def _decode_build(row: Row) -> Build:
     return Build(
         id=build_id,
         template_id=template_id,
-        status=Status(status),
+        status=BuildStatus(status),
         created_at=created_at,
         updated_at=updated_at,
         size=Size(**spec["size"]),

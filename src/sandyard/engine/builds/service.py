@@ -10,8 +10,17 @@ from pathlib import Path
 from sandyard.engine.builds.base import Bases
 from sandyard.engine.builds.cache import LayerCache
 from sandyard.engine.builds.files import Archives, validate_hash
-from sandyard.engine.builds.model import DEFAULT_TAG, Assignment, Build, BuiltTemplate, LogLine, Recipe, Size, Status
-from sandyard.engine.builds.queue import Queue
+from sandyard.engine.builds.model import (
+    DEFAULT_TAG,
+    Assignment,
+    Build,
+    BuildStatus,
+    BuiltTemplate,
+    LogLine,
+    Recipe,
+    Size,
+)
+from sandyard.engine.builds.queue import BuildQueue
 from sandyard.engine.builds.registry import BuiltTemplates
 from sandyard.engine.builds.repository import BuildRepository
 from sandyard.engine.images.service import Images
@@ -60,7 +69,7 @@ class Builds:
         )
         self.cache = LayerCache(repository, self._clock, settings.build_layers_kept)
         self.cache.load()
-        self._queue = Queue(
+        self._queue = BuildQueue(
             repository=repository,
             built=built,
             cache=self.cache,
@@ -130,7 +139,7 @@ class Builds:
             raise InvalidInputError(f"A build can have at most {MAX_TAGS} tags.")
         template = self._built.find(plain) or self._new_template(plain)
         now = self._clock.now()
-        build = Build(str(uuid.uuid4()), template.id, Status.WAITING, now, now, size, unique or (DEFAULT_TAG,))
+        build = Build(str(uuid.uuid4()), template.id, BuildStatus.WAITING, now, now, size, unique or (DEFAULT_TAG,))
         return template, self._built.add_build(build)
 
     async def start(self, name: str, build_id: str, recipe: Recipe) -> None:

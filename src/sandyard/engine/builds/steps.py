@@ -10,7 +10,7 @@ from shlex import quote
 
 from sandyard.engine.builds.files import Archives, validate_hash
 from sandyard.engine.builds.logs import BuildLog, LineSplitter
-from sandyard.engine.builds.model import BuildFailedError, Kind, State, Step
+from sandyard.engine.builds.model import BuildFailedError, State, Step, StepKind
 from sandyard.engine.builds.scripts import ADD_USER, COPY, MAKE_DIRECTORY, PATH_FILE
 from sandyard.engine.sandboxes.internal_sandboxes import InternalSandbox
 from sandyard.kit.errors import InvalidInputError, NoSpaceError, SandyardError
@@ -27,18 +27,18 @@ _GLOB = re.compile(r"[*?\[{]")
 def validate_step(step: Step) -> None:
     """Raise InvalidInputError if the step's arguments are invalid, regardless of the sandbox."""
     kind, args = step.kind, step.args
-    min_args = {Kind.COPY: 2, Kind.ENV: 2}.get(kind, 1)
+    min_args = {StepKind.COPY: 2, StepKind.ENV: 2}.get(kind, 1)
     if len(args) < min_args:
         raise InvalidInputError(f"{kind.value} needs at least {min_args} argument{'s' if min_args > 1 else ''}.")
     if any("\0" in arg for arg in args):
         raise InvalidInputError(f"An argument of {kind.value} contains a NUL character.")
-    if kind is Kind.ENV:
+    if kind is StepKind.ENV:
         if len(args) % 2:
             raise InvalidInputError("ENV needs a value for each name.")
         for name in args[::2]:
             if not _VARIABLE.fullmatch(name):
                 raise InvalidInputError(f"ENV: {name[:100]!r} is not a valid variable name.")
-    if kind is Kind.COPY:
+    if kind is StepKind.COPY:
         if not step.files:
             raise InvalidInputError("COPY needs the hash of the files (filesHash).")
         validate_hash(step.files)
@@ -46,7 +46,7 @@ def validate_step(step: Step) -> None:
 
 def needs_sandbox(step: Step) -> bool:
     """Return whether the step has to run something."""
-    return step.kind is not Kind.ENV or any("$" in value for value in step.args[1::2]) or "PATH" in step.args[::2]
+    return step.kind is not StepKind.ENV or any("$" in value for value in step.args[1::2]) or "PATH" in step.args[::2]
 
 
 def apply_plain_step(step: Step, state: State) -> State:
@@ -67,17 +67,17 @@ class Executor:
         """Run a step. Return the state after it, and whether files may have changed. Raises BuildFailedError, without a
         step, if it fails."""
         match step.kind:
-            case Kind.RUN:
+            case StepKind.RUN:
                 user = step.args[1] if len(step.args) > 1 and step.args[1] else state.user
                 await self.run_command(sandbox, step.args[0], state, prefix, number, user=user)
                 return state, True
-            case Kind.ENV:
+            case StepKind.ENV:
                 return await self._run_env(sandbox, step, state), "PATH" in step.args[::2]
-            case Kind.WORKDIR:
+            case StepKind.WORKDIR:
                 return await self._run_workdir(sandbox, step.args[0], state, prefix, number)
-            case Kind.USER:
+            case StepKind.USER:
                 return await self._run_user(sandbox, step.args[0], state, prefix, number)
-            case Kind.COPY:
+            case StepKind.COPY:
                 await self._run_copy(sandbox, step, state, prefix, number)
                 return state, True
 

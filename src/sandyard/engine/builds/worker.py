@@ -27,7 +27,7 @@ from sandyard.kit.errors import SandyardError
 T = TypeVar("T")
 
 
-class Worker:
+class BuildWorker:
     """Runs a single build."""
 
     def __init__(

@@ -13,7 +13,7 @@ from pathlib import Path
 from sandyard.engine.volumes import removal
 from sandyard.engine.volumes.descriptors import FOLDER, is_file, open_fd, open_path, proc_path, reopen, reopen_fd
 from sandyard.engine.volumes.errors import translate_error
-from sandyard.engine.volumes.model import Entry, Kind, Owner
+from sandyard.engine.volumes.model import Entry, EntryKind, Owner
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 
 Parts = tuple[str, ...]
@@ -222,7 +222,7 @@ def _walk(folder: int, parts: Parts, depth: int, listing: _Listing) -> None:
             try:
                 new_entry = make_entry((*parts, name), fd)
                 listing.add(parts, new_entry)
-                if depth > 1 and new_entry.kind is Kind.DIRECTORY:
+                if depth > 1 and new_entry.kind is EntryKind.DIRECTORY:
                     with reopen(fd, os.O_RDONLY | os.O_DIRECTORY) as child:
                         _walk(child, (*parts, name), depth - 1, listing)
             finally:
@@ -236,8 +236,8 @@ def _get_name(parts: Parts) -> str:
 def make_entry(parts: Parts, fd: int) -> Entry:
     """Describe the file of a descriptor, under the path that was requested."""
     status = os.fstat(fd)
-    kinds = ((stat.S_ISREG, Kind.FILE), (stat.S_ISDIR, Kind.DIRECTORY), (stat.S_ISLNK, Kind.SYMLINK))
-    kind = next((kind for test, kind in kinds if test(status.st_mode)), Kind.UNKNOWN)
+    kinds = ((stat.S_ISREG, EntryKind.FILE), (stat.S_ISDIR, EntryKind.DIRECTORY), (stat.S_ISLNK, EntryKind.SYMLINK))
+    kind = next((kind for test, kind in kinds if test(status.st_mode)), EntryKind.UNKNOWN)
     return Entry(
         name=_decode_name(parts[-1]) if parts else "/",
         path=_decode_name(format_path(parts)),
@@ -249,7 +249,7 @@ def make_entry(parts: Parts, fd: int) -> Entry:
         atime=status.st_atime,
         mtime=status.st_mtime,
         ctime=status.st_ctime,
-        target=_decode_name(os.readlink("", dir_fd=fd)) if kind is Kind.SYMLINK else None,
+        target=_decode_name(os.readlink("", dir_fd=fd)) if kind is EntryKind.SYMLINK else None,
     )
 
 

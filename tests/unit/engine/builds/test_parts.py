@@ -15,7 +15,7 @@ from sandyard.engine.builds.base import find_replacement_template
 from sandyard.engine.builds.cache import compute_base_key, compute_step_key
 from sandyard.engine.builds.files import Archives, TooLargeError
 from sandyard.engine.builds.logs import LineSplitter
-from sandyard.engine.builds.model import Kind, State, Step
+from sandyard.engine.builds.model import State, Step, StepKind
 from sandyard.engine.builds.registry import CombinedTemplates
 from sandyard.engine.builds.service import validate_tag
 from sandyard.engine.sandboxes.model import Template
@@ -74,15 +74,15 @@ async def test_the_output_of_a_helper_command_is_bounded() -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        Step(Kind.RUN),
-        Step(Kind.ENV, ("A",)),
-        Step(Kind.ENV, ("A", "1", "B")),
-        Step(Kind.ENV, ("A B", "1")),
-        Step(Kind.WORKDIR),
-        Step(Kind.RUN, ("a\0b",)),
-        Step(Kind.COPY, ("a", "b")),
-        Step(Kind.COPY, ("a", "b"), "../../etc/passwd"),
-        Step(Kind.COPY, ("a",), HASH),
+        Step(StepKind.RUN),
+        Step(StepKind.ENV, ("A",)),
+        Step(StepKind.ENV, ("A", "1", "B")),
+        Step(StepKind.ENV, ("A B", "1")),
+        Step(StepKind.WORKDIR),
+        Step(StepKind.RUN, ("a\0b",)),
+        Step(StepKind.COPY, ("a", "b")),
+        Step(StepKind.COPY, ("a", "b"), "../../etc/passwd"),
+        Step(StepKind.COPY, ("a",), HASH),
     ],
 )
 def test_invalid_steps_are_rejected(step: Step) -> None:
@@ -98,14 +98,16 @@ def test_a_cache_key_depends_on_every_input() -> None:
         compute_base_key(("l1", "l0"), State({"A": "2"})),
         compute_base_key(("l1", "l0"), State({"A": "1"}, user="root")),
         compute_base_key(("l1", "l0"), State({"A": "1"}), "sha256:1"),
-        compute_step_key(base, Step(Kind.RUN, ("a", "b"))),
-        compute_step_key(base, Step(Kind.RUN, ("a b",))),
-        compute_step_key(base, Step(Kind.USER, ("a b",))),
-        compute_step_key(base, Step(Kind.COPY, ("a", "b"), HASH)),
-        compute_step_key(base, Step(Kind.COPY, ("a", "b"), "cd" * 32)),
+        compute_step_key(base, Step(StepKind.RUN, ("a", "b"))),
+        compute_step_key(base, Step(StepKind.RUN, ("a b",))),
+        compute_step_key(base, Step(StepKind.USER, ("a b",))),
+        compute_step_key(base, Step(StepKind.COPY, ("a", "b"), HASH)),
+        compute_step_key(base, Step(StepKind.COPY, ("a", "b"), "cd" * 32)),
     }
     assert len(keys) == 10
-    assert compute_step_key(base, Step(Kind.RUN, ("a",), force=True)) == compute_step_key(base, Step(Kind.RUN, ("a",)))
+    assert compute_step_key(base, Step(StepKind.RUN, ("a",), force=True)) == compute_step_key(
+        base, Step(StepKind.RUN, ("a",))
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from sandyard.engine.volumes import content as contents
 from sandyard.engine.volumes.content import Content
 from sandyard.engine.volumes.download import Download
-from sandyard.engine.volumes.model import Kind, Owner
+from sandyard.engine.volumes.model import EntryKind, Owner
 from sandyard.engine.volumes.upload import Upload
 from sandyard.kit.errors import BusyError, ConflictError, InvalidInputError, NoSpaceError, NotFoundError, SandyardError
 
@@ -77,7 +77,7 @@ def test_written_files_can_be_read(content: Content) -> None:
     assert (make_entry.name, make_entry.path, make_entry.kind, make_entry.size, make_entry.mode) == (
         "file",
         "/file",
-        Kind.FILE,
+        EntryKind.FILE,
         5,
         0o644,
     )
@@ -109,7 +109,7 @@ def test_existing_files_and_directories_are_kept_without_force(content: Content)
     for path in ("folder", "file", "/"):
         with pytest.raises(ConflictError):
             content.make_dir(path, ANYBODY, force=False)
-    assert content.make_dir("folder", ANYBODY, force=True).kind is Kind.DIRECTORY
+    assert content.make_dir("folder", ANYBODY, force=True).kind is EntryKind.DIRECTORY
     with pytest.raises(SandyardError):
         content.make_dir("file", ANYBODY, force=True)
     for force in (False, True):
@@ -255,7 +255,7 @@ def test_symbolic_links_do_not_leave_the_volume(content: Content, volume: Path, 
 def test_operations_on_a_symbolic_link_do_not_touch_its_target(content: Content, volume: Path, outside: Path) -> None:
     (volume / "link").symlink_to(outside / "secret")
     make_entry = content.stat("link")
-    assert (make_entry.kind, make_entry.target) == (Kind.SYMLINK, str(outside / "secret"))
+    assert (make_entry.kind, make_entry.target) == (EntryKind.SYMLINK, str(outside / "secret"))
     write(content, "link", b"mine", force=True)
     assert read(content, "link") == b"mine"
     assert (outside / "secret").read_text() == "secret"
@@ -289,7 +289,7 @@ def test_pipes_sockets_and_devices_are_never_opened(content: Content, volume: Pa
         os.mknod(volume / "zero", 0o20666, os.makedev(1, 5))
         kinds.append("zero")
     for name in kinds:
-        assert content.stat(name).kind is Kind.UNKNOWN
+        assert content.stat(name).kind is EntryKind.UNKNOWN
         with pytest.raises(InvalidInputError, match="not a regular file"):
             content.open_file(name)
         assert content.change(name, Owner(mode=0o600)).mode == 0o600

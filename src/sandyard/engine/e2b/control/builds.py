@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from sandyard.engine.builds.logs import filter_by_level
-from sandyard.engine.builds.model import Kind, LogLine, Recipe, Size, Step
+from sandyard.engine.builds.model import LogLine, Recipe, Size, Step, StepKind
 from sandyard.engine.e2b.control import template_views, uploads
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.control.wire import NewTemplate, StartBuild, TemplateStep
@@ -22,7 +22,7 @@ V1_UNSUPPORTED = (
     "This way of building sends images through E2B's own registry and is not supported. "
     "Use Template.build of an SDK from version 2.0, or `e2b template create`."
 )
-_KINDS = {**{kind.value: kind for kind in Kind}, "ADD": Kind.COPY, "ARG": Kind.ENV}
+_KINDS = {**{kind.value: kind for kind in StepKind}, "ADD": StepKind.COPY, "ARG": StepKind.ENV}
 LineLimit = Annotated[int, Query(ge=0, le=MAX_LINES)]
 Offset = Annotated[int, Query(ge=0)]
 
@@ -113,7 +113,7 @@ def parse_recipe(body: StartBuild) -> Recipe:
 def _parse_step(step: TemplateStep) -> Step:
     kind = _KINDS.get(step.type.upper())
     if kind is None:
-        raise InvalidInputError(f"Unknown step {step.type!r}: use {', '.join(Kind)}.")
+        raise InvalidInputError(f"Unknown step {step.type!r}: use {', '.join(StepKind)}.")
     return Step(kind, tuple(step.args or ()), step.filesHash or None, force=bool(step.force))
 
 

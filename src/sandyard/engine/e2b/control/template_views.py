@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sandyard.engine.builds.model import Assignment, Build, BuiltTemplate, LogLine, Size, Status
+from sandyard.engine.builds.model import Assignment, Build, BuildStatus, BuiltTemplate, LogLine, Size
 from sandyard.engine.contract import Limits
 from sandyard.engine.e2b.control.views import ENVD_VERSION, View, format_time
 
@@ -26,7 +26,7 @@ def render_requested(template: BuiltTemplate, build: Build) -> View:
 def render_template(record: BuiltTemplate, builds: Sequence[Build], defaults: Limits) -> View:
     """Return a template with its `builds`, newest first."""
     newest = builds[0] if builds else None
-    current = next((build for build in builds if build.status is Status.READY), newest)
+    current = next((build for build in builds if build.status is BuildStatus.READY), newest)
     return {
         "templateID": record.id,
         "buildID": "" if current is None else current.id,
@@ -41,7 +41,7 @@ def render_template(record: BuiltTemplate, builds: Sequence[Build], defaults: Li
         "spawnCount": 0,
         "buildCount": len(builds),
         "envdVersion": ENVD_VERSION,
-        "buildStatus": Status.WAITING.value if newest is None else _get_client_status(newest),
+        "buildStatus": BuildStatus.WAITING.value if newest is None else _get_client_status(newest),
         "isDefault": False,
     }
 
@@ -102,8 +102,8 @@ def render_assignment(assignment: Assignment, record: Build | None) -> View:
 def _get_client_status(record: Build) -> str:
     """Return the status for clients, which know no queue: a build is waiting until it is started, and building from
     then on."""
-    queued = record.started and record.status is Status.WAITING
-    return (Status.BUILDING if queued else record.status).value
+    queued = record.started and record.status is BuildStatus.WAITING
+    return (BuildStatus.BUILDING if queued else record.status).value
 
 
 def _render_size(size: Size, defaults: Limits) -> dict[str, Any]:
