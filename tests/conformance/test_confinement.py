@@ -24,11 +24,11 @@ import pytest
 from sandyard.engine.drivers.machine import instance, kernel
 from sandyard.engine.images import adapt, child, confinement
 from sandyard.engine.images.image_changes import make_adapt_options
-from sandyard.engine.images.unpack import Order
+from sandyard.engine.images.unpack import UnpackRequest
 from sandyard.engine.templates.trust import Trust
 from sandyard.kit.errors import InvalidInputError, SandyardError, UnsupportedError
 from tests.images import hostile
-from tests.images.made import entry, folder, rootfs, sha256, tar
+from tests.images.image_files import entry, folder, rootfs, sha256, tar
 
 LAYER = tar(folder("d"), entry("d/f", "x"), entry("pipe", kind=tarfile.FIFOTYPE, mode=0o666))
 PASSWORD = "wonderland-in-the-environment"
@@ -76,16 +76,16 @@ class ImageProcesses:
     async def unpack(self, layer: bytes = LAYER) -> dict[str, Any]:
         blob = gzip.compress(layer)
         (self.path / "blob").write_bytes(blob)
-        order = Order(str(self.fs), 0, len(blob), sha256(blob), sha256(layer), 64 << 20, 1000, 0)
+        request = UnpackRequest(str(self.fs), 0, len(blob), sha256(blob), sha256(layer), 64 << 20, 1000, 0)
         with (self.path / "blob").open("rb") as source:
-            return await child.run_process("unpack", asdict(order), "The layer", source.fileno())
+            return await child.run_process("unpack", asdict(request), "The layer", source.fileno())
 
     async def adapt(self) -> dict[str, Any]:
         await self.unpack(rootfs())
         work = self.path / "adapted"
         (work / "scratch").mkdir(parents=True)
-        order = adapt.make_order([str(self.fs)], [[]], work, make_adapt_options("", None, Trust()))
-        return await child.run_process("adapt", order, "The image")
+        request = adapt.make_adapt_request([str(self.fs)], [[]], work, make_adapt_options("", None, Trust()))
+        return await child.run_process("adapt", request, "The image")
 
     async def index(self) -> dict[str, Any]:
         (self.path / "archive").write_bytes(tar(entry("index.json", "{}")))

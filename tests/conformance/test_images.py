@@ -9,7 +9,7 @@ import pytest
 
 from sandyard.engine.images.service import Images, Options
 from tests.conformance.harness import DriverHarness
-from tests.images.made import Layout, busybox, entry, folder, link, rootfs, tar
+from tests.images.image_files import Layout, busybox, entry, folder, link, rootfs, tar
 
 NET_RAW = struct.pack("<IIIII", 0x0200_0001, 1 << 13, 0, 0, 0).decode("utf-8", "surrogateescape")
 LOWER = (

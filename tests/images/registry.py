@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.x509.oid import NameOID
 
-from tests.images.server import Asked, Reply, serving
+from tests.images.server import ReceivedRequest, Reply, run_server
 
 USER, PASSWORD = "alice", "wonderland"
 _HTPASSWD = f"{USER}:$2b$04$P48UgJbls8xfBL5GOTDp4eW7stRtTySRP.2NPDhhiDTIG8XDXmvp6\n"
@@ -58,15 +58,15 @@ def with_tokens(folder: Path) -> Iterator[RealRegistry]:
     bundle = folder / "tokens.pem"
     bundle.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def answer(asked: Asked) -> Reply:
-        if asked.headers.get("authorization") != "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode():
+    def issue_token(request: ReceivedRequest) -> Reply:
+        if request.headers.get("authorization") != "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode():
             return Reply(401, b'{"details": "incorrect username or password"}')
-        query = parse_qs(urlsplit(asked.path).query)
+        query = parse_qs(urlsplit(request.path).query)
         scopes = [scope.split(":") for scope in query.get("scope", ())]
         access = [{"type": kind, "name": name, "actions": verbs.split(",")} for kind, name, verbs in scopes]
         return Reply(200, json.dumps({"token": _token(key, certificate, access)}).encode())
 
-    with serving(answer) as tokens:
+    with run_server(issue_token) as tokens:
         realm = {"realm": f"{tokens.url}/token", "service": _SERVICE, "issuer": _ISSUER, "rootcertbundle": str(bundle)}
         with _running(folder, {"token": realm}) as host:
             yield RealRegistry(host)

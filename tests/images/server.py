@@ -1,4 +1,4 @@
-"""A small server for what a real registry cannot be made to do: a function computes its answers, and all requests are recorded."""
+"""A small HTTP server for faults that a real registry cannot produce: a function returns its replies, and all requests are recorded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @dataclass
-class Asked:
+class ReceivedRequest:
     method: str
     path: str
     headers: dict[str, str]  # lower-case names
@@ -25,13 +25,13 @@ class Reply:
     cut: int | None = None  # bytes after which the connection breaks
 
 
-Answer = Callable[[Asked], Reply]
+Responder = Callable[[ReceivedRequest], Reply]
 
 
 @dataclass
-class Served:
+class RunningServer:
     port: int
-    asked: list[Asked]
+    requests: list[ReceivedRequest]
 
     @property
     def host(self) -> str:
@@ -43,8 +43,8 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(answer: Answer) -> Iterator[Served]:
-    asked: list[Asked] = []
+def run_server(respond: Responder) -> Iterator[RunningServer]:
+    requests: list[ReceivedRequest] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -52,9 +52,9 @@ def serving(answer: Answer) -> Iterator[Served]:
         def _serve(self) -> None:
             length = int(self.headers.get("content-length") or 0)
             names = {key.lower(): value for key, value in self.headers.items()}
-            question = Asked(self.command, self.path, names, self.rfile.read(length))
-            asked.append(question)
-            reply = answer(question)
+            request = ReceivedRequest(self.command, self.path, names, self.rfile.read(length))
+            requests.append(request)
+            reply = respond(request)
             self.send_response(reply.status)
             for name, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():
                 self.send_header(name, value)
@@ -72,7 +72,7 @@ def serving(answer: Answer) -> Iterator[Served]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield Served(server.server_address[1], asked)
+        yield RunningServer(server.server_address[1], requests)
     finally:
         server.shutdown()
         server.server_close()

@@ -15,7 +15,7 @@ import pytest
 from e2b import Sandbox, SandboxState
 
 from tests.harness.engine import Engine
-from tests.images.server import Reply, serving
+from tests.images.server import Reply, run_server
 
 from .cli import Cli
 from .conftest import NewSandbox
@@ -161,7 +161,7 @@ def test_login_with_a_key(cli: Cli, engine: Engine, tmp_path: Path) -> None:
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened_url}.part && mv {opened_url}.part {opened_url}\n')
     browser.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    with serving(lambda _request: Reply(200, json.dumps({"access_token": engine.key}).encode())) as accounts:
+    with run_server(lambda _request: Reply(200, json.dumps({"access_token": engine.key}).encode())) as accounts:
         with cli.terminal("auth", "login", E2B_API_KEY="", E2B_DOCS_BASE=accounts.url, PATH=path) as terminal:
             until(opened_url.exists, 60)
             address = parse_qs(urlsplit(opened_url.read_text().strip()).query)["next"][0]

@@ -13,8 +13,8 @@ import pytest
 from e2b import AsyncTemplate, Sandbox, Template
 
 from tests.harness.engine import Engine
-from tests.images.made import MANIFEST, Layout, rootfs
-from tests.images.server import Asked, Reply, Served, serving
+from tests.images.image_files import MANIFEST, Layout, rootfs
+from tests.images.server import ReceivedRequest, Reply, RunningServer, run_server
 
 from .cli import find_node
 from .compatibility.recording import javascript_environment
@@ -25,12 +25,12 @@ FOLDER = Path(__file__).parent / "js"
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A fake Docker Hub that serves the same small image under every name."""
     layout = Layout(tmp_path_factory.mktemp("hub"))
     manifest = layout.image([rootfs()], {"Env": ["PATH=/bin", "OF_IMAGE=yes"]})["digest"]
 
-    def serve_image(request: Asked) -> Reply:
+    def serve_image(request: ReceivedRequest) -> Reply:
         kind, _, name = urlsplit(request.path).path.rpartition("/")
         if kind.endswith("/manifests"):
             content = (layout.path / "blobs" / manifest.replace(":", "/")).read_bytes()
@@ -39,12 +39,12 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             return Reply(200, (layout.path / "blobs" / name.replace(":", "/")).read_bytes())
         return Reply(200)
 
-    with serving(serve_image) as served:
+    with run_server(serve_image) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
-def behind_proxy(hub: Served) -> Iterator[Engine]:
+def behind_proxy(hub: RunningServer) -> Iterator[Engine]:
     engine = Engine({"IMAGES_INSECURE": HUB, "POOL_SIZE": "0"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("http_proxy", hub.url)
@@ -60,14 +60,14 @@ def use_engine_behind_proxy(behind_proxy: Engine, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(name, value)
 
 
-def requested_images(hub: Served) -> set[str]:
+def requested_images(hub: RunningServer) -> set[str]:
     """Return the names of the images requested since the last call, in Docker Hub's spelling."""
-    paths = {urlsplit(request.path).path for request in hub.asked if "/manifests/" in request.path}
-    hub.asked.clear()
+    paths = {urlsplit(request.path).path for request in hub.requests if "/manifests/" in request.path}
+    hub.requests.clear()
     return {path.removeprefix("/v2/").partition("/manifests/")[0].removeprefix("library/") for path in paths}
 
 
-def test_templates_from_docker_hub_images(hub: Served, unique: str) -> None:
+def test_templates_from_docker_hub_images(hub: RunningServer, unique: str) -> None:
     templates = [
         Template().from_alpine_image(),
         Template().from_arch_image(),
@@ -88,7 +88,7 @@ def test_templates_from_docker_hub_images(hub: Served, unique: str) -> None:
 
 
 @pytest.mark.slow
-async def test_templates_from_docker_hub_images_async(hub: Served, unique: str) -> None:
+async def test_templates_from_docker_hub_images_async(hub: RunningServer, unique: str) -> None:
     templates = [
         AsyncTemplate().from_alpine_image(),
         AsyncTemplate().from_arch_image(),
@@ -108,7 +108,7 @@ async def test_templates_from_docker_hub_images_async(hub: Served, unique: str) 
 
 
 @pytest.mark.slow
-def test_templates_from_docker_hub_images_in_javascript(hub: Served, behind_proxy: Engine) -> None:
+def test_templates_from_docker_hub_images_in_javascript(hub: RunningServer, behind_proxy: Engine) -> None:
     result = subprocess.run(
         [find_node(), "--test", "--test-reporter=spec", "hub/images.test.mjs"],
         cwd=FOLDER,

@@ -15,7 +15,7 @@ from e2b import BuildException, Template
 from tests.conformance import tiny
 from tests.harness.engine import Engine
 from tests.images import registry as registries
-from tests.images.made import Layout, entry, folder, rootfs, tar
+from tests.images.image_files import Layout, entry, folder, rootfs, tar
 from tests.images.registry import PASSWORD, USER, RealRegistry
 
 from .conftest import NewSandbox

@@ -28,7 +28,7 @@ from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
 from sandyard.engine.certificates.authority import Authority
-from sandyard.engine.certificates.files import key_pem
+from sandyard.engine.certificates.files import encode_key
 from sandyard.kit.listen import free_port
 from tests.harness.engine import Engine
 
@@ -422,4 +422,4 @@ def _issue_certificate(authority: Authority, name: str) -> tuple[bytes, bytes]:
     """Return a certificate and its key, as another program would write them."""
     key = ec.generate_private_key(ec.SECP256R1())
     leaf = authority.issue_certificate((name,), key.public_key(), dt.datetime.now(dt.UTC).replace(microsecond=0))
-    return leaf.public_bytes(serialization.Encoding.PEM), key_pem(key)
+    return leaf.public_bytes(serialization.Encoding.PEM), encode_key(key)

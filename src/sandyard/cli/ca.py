@@ -61,7 +61,7 @@ def _find_domain(folder: Path) -> str:
     """Return the domain whose authority is in the folder. Raises ConflictError if there are several."""
     from sandyard.engine.certificates import server_certificates  # noqa: PLC0415 - keeps --help fast
 
-    domains = server_certificates.domains_with_authority(folder)
+    domains = server_certificates.list_authority_domains(folder)
     if len(domains) > 1:
         raise ConflictError(
             f"The engine has certificate authorities for several domains. Choose one with --domain: {', '.join(domains)}."

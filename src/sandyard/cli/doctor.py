@@ -113,7 +113,7 @@ def _check_sandboxes() -> Iterator[Finding]:
 
 
 def _check_templates() -> Iterator[Finding]:
-    from sandyard.engine.templates.needs import needs_of_base  # noqa: PLC0415
+    from sandyard.engine.templates.requirements import list_base_requirements  # noqa: PLC0415
 
-    for need in needs_of_base():
-        yield Finding(need.name, need.met, "installed" if need.met else need.remedy)
+    for requirement in list_base_requirements():
+        yield Finding(requirement.name, requirement.met, "installed" if requirement.met else requirement.remedy)

@@ -30,7 +30,7 @@ from sandyard.engine.e2b.dataplane.asgi import App
 from sandyard.engine.e2b.dataplane.gateway import Gateway
 from sandyard.engine.e2b.dataplane.hairpin import HairpinGateway
 from sandyard.engine.e2b.dataplane.tunnel import Tunnel
-from sandyard.engine.e2b.redirect import HTTP, Redirect
+from sandyard.engine.e2b.redirect import HTTP_PORT, Redirect
 from sandyard.engine.e2b.server import EngineProtocol
 from sandyard.engine.images.service import Images
 from sandyard.engine.images.service import Options as ImageOptions
@@ -114,14 +114,14 @@ def _listen_for_redirect(settings: EngineSettings) -> socket.socket | None:
     """Open the port whose requests are redirected to HTTPS. The default port 80 is optional, because another server may
     use it."""
     port = settings.redirect_port
-    if settings.tls_port is None or port == 0 or (port is None and settings.tls_port != tls.HTTPS):
+    if settings.tls_port is None or port == 0 or (port is None and settings.tls_port != tls.HTTPS_PORT):
         return None
     try:
-        return listen(settings.tls_host or settings.host, HTTP if port is None else port, "redirect-")
+        return listen(settings.tls_host or settings.host, HTTP_PORT if port is None else port, "redirect-")
     except SandyardError as error:
         if port is not None:
             raise
-        log.warning("redirect_unavailable", port=HTTP, reason=error.message)
+        log.warning("redirect_unavailable", port=HTTP_PORT, reason=error.message)
         return None
 
 
@@ -201,7 +201,7 @@ def _public_names(domain: str | None) -> PublicNames | None:
     if domain is None:
         return None
     name, _, port = domain.partition(":")
-    return PublicNames(name, int(port) if port else tls.HTTPS)
+    return PublicNames(name, int(port) if port else tls.HTTPS_PORT)
 
 
 @contextlib.asynccontextmanager
@@ -228,7 +228,7 @@ async def _open_components(
                 carry_host_trust=settings.carry_host_trust,
                 build_desktop=settings.build_desktop,
                 authority=authority_pem,
-                own=data.trust,
+                trust_directory=data.trust,
             )
         )
         if catalogue is not None:
@@ -275,7 +275,7 @@ async def _open_components(
             stack.push_async_callback(catalogue.close)
         context = Context(sandboxes, templates, settings.default_limits, domain, secrets, builds, volumes)
         languages = catalogue.add_language if catalogue is not None and settings.add_languages else None
-        gateway = Gateway(sandboxes, api.build(context, keys), *((languages,) if languages is not None else ()))
+        gateway = Gateway(sandboxes, api.build_app(context, keys), *((languages,) if languages is not None else ()))
         stack.callback(gateway.close)
         yield _Engine(driver, gateway, new_key)
 

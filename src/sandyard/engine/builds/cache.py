@@ -1,6 +1,6 @@
-"""Layers left by earlier builds, looked up by what they were made of.
+"""Layers of earlier builds, found by a key.
 
-A key covers the base and every step up to that point, including files, so a build can start from the longest cached
+A key is a hash that covers the base and every step up to that point, including files, so a build can start from the longest cached
 prefix. The least recently used layers are removed first; the files of a layer that a template, a sandbox, a snapshot or
 a build still needs are kept.
 """
@@ -19,27 +19,27 @@ from sandyard.kit.clock import Clock
 KEY_LENGTH = 64
 
 
-def base_key(layers: Layers, state: State, identity: str = "") -> str:
+def compute_base_key(layers: Layers, state: State, identity: str = "") -> str:
     """Return the key of a base. Its layers never change, so their names identify their contents."""
     return _hash("base", identity, list(layers), dict(state.env), state.user, state.workdir)
 
 
-def step_key(before: str, step: Step) -> str:
+def compute_step_key(before: str, step: Step) -> str:
     return _hash(before, step.kind.value, list(step.args), step.files)
 
 
-def start_key(before: str, start: str | None, ready: str | None) -> str:
+def compute_start_key(before: str, start: str | None, ready: str | None) -> str:
     """Return the key of a start command that has been verified to become ready."""
     return _hash(before, "start", start, ready)
 
 
 class LayerCache:
-    """Cached layers, in memory and in the database: at most `kept`."""
+    """At most `limit` cached layers, in memory and in the database."""
 
-    def __init__(self, repository: BuildRepository, clock: Clock, kept: int) -> None:
+    def __init__(self, repository: BuildRepository, clock: Clock, limit: int) -> None:
         self._repository = repository
         self._clock = clock
-        self._kept = kept
+        self._limit = limit
         self._layers: dict[str, Layer] = {}  # least recently used first
 
     def load(self) -> None:
@@ -55,27 +55,27 @@ class LayerCache:
 
     def use(self, keys: Iterable[str]) -> None:
         """Mark these layers as just used."""
-        used = [key for key in keys if key in self._layers]
+        cached = [key for key in keys if key in self._layers]
         with self._repository.database.transaction():
-            self._repository.use_layers(used, self._clock.now())
-        for key in used:
+            self._repository.use_layers(cached, self._clock.now())
+        for key in cached:
             self._layers[key] = self._layers.pop(key)
 
     def drop(self, key: str) -> None:
         if self._layers.pop(key, None) is not None:
             self._repository.delete_layer(key)
 
-    def shrink(self, kept: int | None = None) -> int:
-        """Remove the least recently used layers above the limit. Return how many were removed."""
-        room = self._kept if kept is None else kept
-        spare = list(self._layers)[: max(0, len(self._layers) - room)]
-        for key in spare:
+    def shrink(self, limit: int | None = None) -> int:
+        """Remove the least recently used layers above `limit`, or the cache's own limit. Return how many were removed."""
+        limit = self._limit if limit is None else limit
+        excess = list(self._layers)[: max(0, len(self._layers) - limit)]
+        for key in excess:
             self.drop(key)
-        return len(spare)
+        return len(excess)
 
     def snapshots(self) -> set[str]:
         """Return the snapshots that cached layers need."""
-        return {used for layer in self._layers.values() for used in layer.snapshots}
+        return {snapshot for layer in self._layers.values() for snapshot in layer.snapshots}
 
     def uses_layer(self, name: str) -> bool:
         return any(name in layer.layers for layer in self._layers.values())

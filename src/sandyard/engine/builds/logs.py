@@ -10,7 +10,7 @@ from sandyard.engine.builds.repository import BuildRepository
 from sandyard.engine.sandboxes.model import LogLevel
 from sandyard.kit.clock import Clock
 
-BATCH = 64
+BATCH_LINES = 64
 LINE_LIMIT = 4096  # characters
 OUTPUT_LIMIT = 4 << 20  # characters
 _SEVERITY = {level: number for number, level in enumerate(LogLevel)}
@@ -29,24 +29,24 @@ class BuildLog:
         self._lines: list[LogLine] = []
         self._written = 0
         self._size = 0
-        self._full = False
+        self._limit_reported = False
 
-    def say(self, message: str, *, step: str | None = None, level: LogLevel = LogLevel.INFO) -> None:
-        cut = message if len(message) <= LINE_LIMIT else message[:LINE_LIMIT] + "…"
-        self._lines.append(LogLine(self._clock.now(), level, _UNPRINTABLE.sub("", cut), step))
-        if len(self._lines) - self._written >= BATCH:
+    def add_message(self, message: str, *, step: str | None = None, level: LogLevel = LogLevel.INFO) -> None:
+        text = message if len(message) <= LINE_LIMIT else message[:LINE_LIMIT] + "…"
+        self._lines.append(LogLine(self._clock.now(), level, _UNPRINTABLE.sub("", text), step))
+        if len(self._lines) - self._written >= BATCH_LINES:
             self.flush()
 
-    def output(self, prefix: str, stream: str, text: str, step: str) -> None:
+    def add_output(self, prefix: str, stream: str, text: str, step: str) -> None:
         """Add a line of a command's output."""
         if self.is_full:
-            if not self._full:
-                self._full = True
-                self.say("The output exceeds the limit; the rest is not logged.", level=LogLevel.WARN)
+            if not self._limit_reported:
+                self._limit_reported = True
+                self.add_message("The output exceeds the limit; the rest is not logged.", level=LogLevel.WARN)
             return
         self._size += min(len(text), LINE_LIMIT)
         level = LogLevel.INFO if stream == "stdout" else LogLevel.WARN
-        self.say(f"[{prefix}] [{stream}]: {text}", step=step, level=level)
+        self.add_message(f"[{prefix}] [{stream}]: {text}", step=step, level=level)
 
     @property
     def is_full(self) -> bool:
@@ -54,6 +54,7 @@ class BuildLog:
         return len(self._lines) >= self._limit or self._size > OUTPUT_LIMIT
 
     def flush(self) -> None:
+        """Write the new lines to the database."""
         new = self._lines[self._written :]
         if new:
             with self._repository.database.transaction():
@@ -65,20 +66,22 @@ class BuildLog:
         return self._lines
 
 
-class Lines:
+class LineSplitter:
     """Splits the bytes of one stream into lines. A carriage return discards what was before it, as on a terminal."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[str]:
-        *whole, self._rest = (self._rest + data).split(b"\n")
+        """Return the lines that are complete with this data."""
+        *complete, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LINE_LIMIT * 4:
-            whole.append(self._rest)
+            complete.append(self._rest)
             self._rest = b""
-        return [_decode_line(line) for line in whole]
+        return [_decode_line(line) for line in complete]
 
     def end(self) -> list[str]:
+        """Return the last line if it has no newline."""
         rest, self._rest = self._rest, b""
         return [_decode_line(rest)] if rest else []
 
@@ -87,7 +90,7 @@ def _decode_line(line: bytes) -> str:
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 
-def at_least(lines: Sequence[LogLine], level: LogLevel | None) -> Sequence[LogLine]:
+def filter_by_level(lines: Sequence[LogLine], level: LogLevel | None) -> Sequence[LogLine]:
     """Return the lines with at least this level."""
     if level is None:
         return lines

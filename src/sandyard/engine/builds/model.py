@@ -20,7 +20,7 @@ BASE, FINALIZE = "base", "finalize"
 """The names that clients use for the phases before the first step and after the last one."""
 
 
-class Kind(enum.StrEnum):
+class StepKind(enum.StrEnum):
     COPY = "COPY"
     ENV = "ENV"
     RUN = "RUN"
@@ -28,7 +28,7 @@ class Kind(enum.StrEnum):
     USER = "USER"
 
 
-class Status(enum.StrEnum):
+class BuildStatus(enum.StrEnum):
     WAITING = "waiting"  # requested or queued
     BUILDING = "building"
     READY = "ready"
@@ -36,12 +36,12 @@ class Status(enum.StrEnum):
 
     @property
     def final(self) -> bool:
-        return self in {Status.READY, Status.ERROR}
+        return self in {BuildStatus.READY, BuildStatus.ERROR}
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    kind: Kind
+    kind: StepKind
     args: tuple[str, ...] = ()
     files: str | None = None  # the hash of the files that the client uploaded for a COPY
     force: bool = False  # run this step and all after it, even if they are cached
@@ -110,7 +110,7 @@ class Reason:
 class Build:
     id: str  # a UUID
     template_id: str
-    status: Status
+    status: BuildStatus
     created_at: float
     updated_at: float
     size: Size = Size()

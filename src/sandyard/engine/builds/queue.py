@@ -14,16 +14,16 @@ from sandyard.engine.builds.logs import BuildLog
 from sandyard.engine.builds.model import (
     Build,
     BuildFailedError,
+    BuildStatus,
     BuiltTemplate,
     Layer,
     LogLine,
     Reason,
     Recipe,
-    Status,
 )
 from sandyard.engine.builds.registry import BuiltTemplates
 from sandyard.engine.builds.repository import BuildRepository
-from sandyard.engine.builds.worker import Worker
+from sandyard.engine.builds.worker import BuildWorker
 from sandyard.engine.sandboxes.internal_sandboxes import InternalSandboxes
 from sandyard.engine.sandboxes.model import LogLevel
 from sandyard.engine.settings import EngineSettings
@@ -34,8 +34,8 @@ from sandyard.kit.tasks import TaskSet
 
 log = get_logger(__name__)
 
-SOON_S = 0.05
-"""How long a start waits for the build to end, so that the first status request of a fully cached build shows it as
+START_WAIT_S = 0.05
+"""How long `start` waits for the build to end, so that the first status request of a fully cached build shows it as
 done."""
 LOGS_IN_MEMORY = 8
 CRASHED = "The engine ended during the build. Build again: completed steps are cached."
@@ -43,7 +43,7 @@ STOPPED = "The engine was stopped during the build. Build again: completed steps
 FAILED = "The build failed because of an internal error; see the engine's log. Try again, or report it."
 
 
-class Queue:
+class BuildQueue:
     def __init__(
         self,
         *,
@@ -66,33 +66,35 @@ class Queue:
         self._clock = clock
         self._slots = asyncio.Semaphore(settings.build_concurrency)
         self._tasks = TaskSet("builds")
-        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}  # by build, including builds that wait for a slot
         self._reasons: dict[str, str] = {}  # for builds that are being cancelled
         self._logs: dict[str, BuildLog] = {}
 
     def open(self) -> None:
-        for build in [one for one in self._built.every_build() if one.started and not one.status.final]:
+        """Mark builds that the last engine did not finish as failed."""
+        for build in [build for build in self._built.iterate_builds() if build.started and not build.status.final]:
             lines = self._repository.lines(build.id)
             line = LogLine(self._clock.now(), LogLevel.ERROR, f"Build failed: {CRASHED}")
             self._repository.add_lines(build.id, len(lines), [line])
-            self._end(build, reason=Reason(CRASHED))
+            self._record_end(build, reason=Reason(CRASHED))
         self._cache.shrink()
 
     async def close(self) -> None:
+        """Cancel all builds."""
         await self._tasks.cancel()
 
     async def start(self, template: BuiltTemplate, build: Build, recipe: Recipe) -> None:
         """Queue the build and return. A build that has nothing to do has ended by then."""
-        rivals = [one for one in self._built.builds(template.id) if one.id in self._under_way]
-        older = [one for one in rivals if set(one.tags) & set(build.tags)]
+        running = [other for other in self._built.builds(template.id) if other.id in self._running]
+        replaced = [other for other in running if set(other.tags) & set(build.tags)]
         build = self._built.change_build(build, started=True)
         self._logs[build.id] = BuildLog(self._repository, self._clock, build.id, self._settings.build_log_lines)
         # register it before waiting for anything, so that a newer build or a cancellation can find it
-        before = [self._under_way[one.id] for one in older]
-        task = self._under_way[build.id] = self._tasks.spawn(self._run(template, build, recipe, before))
-        task.add_done_callback(lambda _: self._finish_build(build))
-        await self.cancel(older, f"A newer build of '{template.name}' was started.")
-        await asyncio.wait({task}, timeout=SOON_S)
+        before = [self._running[other.id] for other in replaced]
+        task = self._running[build.id] = self._tasks.spawn(self._run(template, build, recipe, before))
+        task.add_done_callback(lambda _: self._clean_up_after(build))
+        await self.cancel(replaced, f"A newer build of '{template.name}' was started.")
+        await asyncio.wait({task}, timeout=START_WAIT_S)
         if self._built.build(template.id, build.id) is None:
             raise NotFoundError(f"The template '{template.name}' was deleted.")
 
@@ -100,106 +102,107 @@ class Queue:
         """Cancel the builds and return when they have ended; builds that have not started fail too."""
         ending = []
         for build in builds:
-            task = self._under_way.get(build.id)
+            task = self._running.get(build.id)
             if task is not None:
                 self._reasons[build.id] = reason
                 task.cancel()
                 ending.append(task)
             elif not build.status.final:
-                self._end(build, reason=Reason(reason), started=True)
+                self._record_end(build, reason=Reason(reason), started=True)
         if ending:
             await asyncio.wait(ending)
 
     def log(self, build_id: str) -> Sequence[LogLine]:
-        kept = self._logs.get(build_id)
-        return self._repository.lines(build_id) if kept is None else kept.lines
+        build_log = self._logs.get(build_id)
+        return self._repository.lines(build_id) if build_log is None else build_log.lines
 
     async def _run(
         self, template: BuiltTemplate, build: Build, recipe: Recipe, before: Sequence[asyncio.Task[None]]
     ) -> None:
         """Run the build after those in `before`, which it replaces, have ended."""
-        said = self._logs[build.id]
-        began = self._clock.now()
+        build_log = self._logs[build.id]
+        started_at = self._clock.now()
         try:
             if before:
                 await asyncio.wait(before)
             async with self._slots:
-                build = self._built.change_build(build, status=Status.BUILDING)
+                build = self._built.change_build(build, status=BuildStatus.BUILDING)
                 log.info("build_started", template=template.id, build=build.id)
-                said.say(f"Building template {template.id}/{build.id}")
+                build_log.add_message(f"Building template {template.id}/{build.id}")
                 with self._internal.hold_snapshots() as hold:
                     async with asyncio.timeout(self._settings.build_timeout_s):
-                        product = await self._worker(build, recipe, said).work(hold)
-                    said.say(f"Build finished, took {self._clock.now() - began:.1f}s")
-                    said.flush()
-                    self._end(build, product=product)
+                        product = await self._create_worker(build, recipe, build_log).work(hold)
+                    build_log.add_message(f"Build finished, took {self._clock.now() - started_at:.1f}s")
+                    build_log.flush()
+                    self._record_end(build, product=product)
         except asyncio.CancelledError:
-            self._fail(build, said, Reason(self._reasons.get(build.id, STOPPED)))
+            self._fail(build, build_log, Reason(self._reasons.get(build.id, STOPPED)))
             if build.id not in self._reasons:
                 raise
         except TimeoutError:
             limit = self._settings.build_timeout_s
-            self._fail(build, said, Reason(f"The build timed out after {limit:g} s (build_timeout_s)."))
+            self._fail(build, build_log, Reason(f"The build timed out after {limit:g} s (build_timeout_s)."))
         except BuildFailedError as error:
             if isinstance(error.__cause__, NoSpaceError):
                 self._cache.shrink(0)  # free the unused layers for the next build
-            self._fail(build, said, Reason(error.message, error.step))
+            self._fail(build, build_log, Reason(error.message, error.step))
         except SandyardError as error:
-            self._fail(build, said, Reason(error.message))
+            self._fail(build, build_log, Reason(error.message))
         except Exception as error:
             log.error("build_crashed", build=build.id, exc=error)  # noqa: TRY400
-            self._fail(build, said, Reason(FAILED))
+            self._fail(build, build_log, Reason(FAILED))
 
-    def _worker(self, build: Build, recipe: Recipe, said: BuildLog) -> Worker:
+    def _create_worker(self, build: Build, recipe: Recipe, build_log: BuildLog) -> BuildWorker:
         for number, step in enumerate(recipe.steps, 1):
             try:
-                steps.check(step)
+                steps.validate_step(step)
             except SandyardError as error:
                 raise BuildFailedError(error.message, str(number)) from error
-        return Worker(
+        return BuildWorker(
             build,
             recipe,
             bases=self._bases,
             cache=self._cache,
             archives=self._archives,
             internal=self._internal,
-            log=said,
-            patience_s=self._settings.start_patience_s,
+            log=build_log,
+            start_timeout_s=self._settings.start_patience_s,
         )
 
-    def _fail(self, build: Build, said: BuildLog, reason: Reason) -> None:
+    def _fail(self, build: Build, build_log: BuildLog, reason: Reason) -> None:
         if self._built.build(build.template_id, build.id) is None:
             return  # its template and its log are deleted
-        said.say(f"Build failed: {reason.message}", step=reason.step, level=LogLevel.ERROR)
+        build_log.add_message(f"Build failed: {reason.message}", step=reason.step, level=LogLevel.ERROR)
         try:
-            said.flush()
+            build_log.flush()
         except SandyardError as error:
             log.warning("build_log_lost", build=build.id, reason=error.message)
-        self._end(build, reason=reason)
+        self._record_end(build, reason=reason)
 
-    def _end(
+    def _record_end(
         self, build: Build, *, product: Layer | None = None, reason: Reason | None = None, started: bool = True
     ) -> None:
         if self._built.build(build.template_id, build.id) is None:
             return  # its template is deleted
-        status = Status.ERROR if product is None else Status.READY
+        status = BuildStatus.ERROR if product is None else BuildStatus.READY
         changes: dict[str, Any] = {"product": product, "reason": reason, "finished_at": self._clock.now()}
         try:
             self._built.change_build(build, status=status, started=started, **changes)
         except SandyardError as error:
             if product is not None:
                 raise
-            # a failed row may stay: the next engine finds the unfinished build and marks it as failed
+            # the row may stay unfinished: the next engine finds it and marks the build as failed
             log.warning("build_end_not_recorded", build=build.id, reason=error.message)
-            self._built.change_build(build, written=False, status=status, started=started, **changes)
+            self._built.change_build(build, persist=False, status=status, started=started, **changes)
         log.info("build_ended", build=build.id, status=status.value, reason=reason.message if reason else None)
 
-    def _finish_build(self, build: Build) -> None:
-        last = self._built.build(build.template_id, build.id)
-        if last is not None and not last.status.final:  # a task that is cancelled before its first step runs no code
-            self._fail(last, self._logs[build.id], Reason(self._reasons.get(build.id, STOPPED)))
-        self._under_way.pop(build.id, None)
+    def _clean_up_after(self, build: Build) -> None:
+        current = self._built.build(build.template_id, build.id)
+        # a task that is cancelled before it first runs does not reach its own error handling
+        if current is not None and not current.status.final:
+            self._fail(current, self._logs[build.id], Reason(self._reasons.get(build.id, STOPPED)))
+        self._running.pop(build.id, None)
         self._reasons.pop(build.id, None)
         self._cache.shrink()
-        while len(self._logs) > LOGS_IN_MEMORY + len(self._under_way):
-            self._logs.pop(next(key for key in self._logs if key not in self._under_way))
+        while len(self._logs) > LOGS_IN_MEMORY + len(self._running):
+            self._logs.pop(next(key for key in self._logs if key not in self._running))

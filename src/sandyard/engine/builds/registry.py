@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sandyard.engine.builds.model import DEFAULT_TAG, Assignment, Build, BuiltTemplate, Status, as_template
+from sandyard.engine.builds.model import DEFAULT_TAG, Assignment, Build, BuildStatus, BuiltTemplate, as_template
 from sandyard.engine.builds.repository import BuildRepository
 from sandyard.engine.sandboxes.model import Template, Templates
 from sandyard.kit.clock import Clock
@@ -17,7 +17,8 @@ HISTORY_KEPT = 100  # assignments per tag
 
 
 class BuiltTemplates:
-    """Keeps rows and memory in sync. Every create calls `resolve`."""
+    """Built templates, their builds and tags, in memory and in the database. `resolve` is called for each new sandbox, so
+    it answers from memory."""
 
     def __init__(self, repository: BuildRepository, clock: Clock) -> None:
         self._repository = repository
@@ -33,8 +34,8 @@ class BuiltTemplates:
             self._remember(template)
         for build in self._repository.builds():
             self._builds[build.template_id][build.id] = build
-        for one in self._repository.assignments():
-            self._tags[one.template_id].setdefault(one.tag, []).append(one)
+        for assignment in self._repository.assignments():
+            self._tags[assignment.template_id].setdefault(assignment.tag, []).append(assignment)
 
     # Reading ---------------------------------------------------------------------------------------------------------
 
@@ -45,13 +46,13 @@ class BuiltTemplates:
         if template_id not in self._templates:
             return None
         key = (template_id, tag or DEFAULT_TAG)
-        found = self._resolved.get(key)
-        if found is None:
+        template = self._resolved.get(key)
+        if template is None:
             build = self.find_tagged(*key)
             if build is None:
                 return None
-            found = self._resolved[key] = as_template(self._templates[template_id], build)
-        return found
+            template = self._resolved[key] = as_template(self._templates[template_id], build)
+        return template
 
     def explain_missing(self, name: str) -> str | None:
         """Return what is missing for a name that does not resolve, if a template of that name exists."""
@@ -69,7 +70,7 @@ class BuiltTemplates:
         return self._templates.get(self._names.get(plain, plain))
 
     def all(self) -> Sequence[BuiltTemplate]:
-        return sorted(self._templates.values(), key=lambda one: one.id)
+        return sorted(self._templates.values(), key=lambda template: template.id)
 
     def builds(self, template_id: str) -> list[Build]:
         """Return the builds, newest first."""
@@ -78,7 +79,7 @@ class BuiltTemplates:
     def build(self, template_id: str, build_id: str) -> Build | None:
         return self._builds.get(template_id, {}).get(build_id)
 
-    def every_build(self) -> Iterator[Build]:
+    def iterate_builds(self) -> Iterator[Build]:
         for builds in self._builds.values():
             yield from builds.values()
 
@@ -133,24 +134,24 @@ class BuiltTemplates:
         self._prune(build.template_id)
         return stored
 
-    def change_build(self, build: Build, *, written: bool = True, **changes: Any) -> Build:
-        """Change a build. A build that becomes ready gets its tags in the same transaction. If not `written`, the
+    def change_build(self, build: Build, *, persist: bool = True, **changes: Any) -> Build:
+        """Change a build. A build that becomes ready gets its tags in the same transaction. If not `persist`, the
         change is only in memory and the next engine sees the old row."""
         changed = replace(build, updated_at=self._clock.now(), **changes)
-        given: list[Assignment] = []
-        if written:
+        assignments: list[Assignment] = []
+        if persist:
             with self._repository.database.transaction():
                 self._repository.update_build(changed)
-                given = self._assign(changed, changed.tags) if changed.status is Status.READY else []
+                assignments = self._assign(changed, changed.tags) if changed.status is BuildStatus.READY else []
         self._builds[build.template_id][build.id] = changed
-        self._add_assignments(build.template_id, given)
+        self._add_assignments(build.template_id, assignments)
         return changed
 
     def assign(self, build: Build, tags: Sequence[str]) -> None:
         """Move these tags to this build."""
         with self._repository.database.transaction():
-            given = self._assign(build, tags)
-        self._add_assignments(build.template_id, given)
+            assignments = self._assign(build, tags)
+        self._add_assignments(build.template_id, assignments)
 
     def remove_tags(self, template_id: str, tags: Sequence[str]) -> None:
         with self._repository.database.transaction():
@@ -168,9 +169,9 @@ class BuiltTemplates:
         ]
 
     def _add_assignments(self, template_id: str, assignments: Sequence[Assignment]) -> None:
-        for one in assignments:
-            history = self._tags[template_id].setdefault(one.tag, [])
-            history.append(one)
+        for assignment in assignments:
+            history = self._tags[template_id].setdefault(assignment.tag, [])
+            history.append(assignment)
             while len(history) > HISTORY_KEPT:
                 self._repository.delete_assignment(history.pop(0).id)
         self._forget_resolved(template_id)
@@ -178,9 +179,9 @@ class BuiltTemplates:
     def _prune(self, template_id: str) -> None:
         """Remove old builds that no tag refers to."""
         builds = self._builds[template_id]
-        named = {history[-1].build_id for history in self._tags[template_id].values()}
-        spare = [one for one in builds.values() if one.status.final and one.id not in named]
-        for build in spare[: max(0, len(builds) - BUILDS_KEPT)]:
+        tagged = {history[-1].build_id for history in self._tags[template_id].values()}
+        unused = [build for build in builds.values() if build.status.final and build.id not in tagged]
+        for build in unused[: max(0, len(builds) - BUILDS_KEPT)]:
             self._repository.delete_build(build.id)
             del builds[build.id]
 
@@ -196,16 +197,18 @@ class BuiltTemplates:
 
 
 class CombinedTemplates:
-    """The templates of the machine, then built ones: what `Sandboxes` uses to resolve names. Those with `yields` come
-    last."""
+    """The templates of the machine and the built ones: what `Sandboxes` uses to resolve names. A template of the machine
+    takes precedence, unless it `can_be_overridden`."""
 
     def __init__(self, machine: Templates, built: BuiltTemplates) -> None:
         self._machine = machine
         self._built = built
 
     def resolve(self, name: str) -> Template | None:
-        found = self._machine.resolve(name)
-        return found if found is not None and not found.can_be_overridden else self._built.resolve(name) or found
+        template = self._machine.resolve(name)
+        if template is not None and not template.can_be_overridden:
+            return template
+        return self._built.resolve(name) or template
 
     def list(self) -> Sequence[Template]:
         return self._machine.list()

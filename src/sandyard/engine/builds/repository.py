@@ -10,18 +10,18 @@ from typing import Any
 from sandyard.engine.builds.model import (
     Assignment,
     Build,
+    BuildStatus,
     BuiltTemplate,
     Layer,
     LogLine,
     Reason,
     Size,
     State,
-    Status,
 )
 from sandyard.engine.sandboxes.model import LogLevel, Start
 from sandyard.engine.store.database import Database, Row
 
-_BUILD = "seq, id, template_id, status, created_at, updated_at, finished_at, spec"
+_BUILD_COLUMNS = "seq, id, template_id, status, created_at, updated_at, finished_at, spec"
 
 
 class BuildRepository:
@@ -56,7 +56,7 @@ class BuildRepository:
 
     def builds(self) -> list[Build]:
         """Return all builds, oldest first."""
-        return [_build(row) for row in self.database.query(f"SELECT {_BUILD} FROM builds ORDER BY seq")]  # noqa: S608
+        return [_decode_build(row) for row in self.database.query(f"SELECT {_BUILD_COLUMNS} FROM builds ORDER BY seq")]  # noqa: S608
 
     def insert_build(self, build: Build) -> Build:
         seq = self.database.insert(
@@ -83,12 +83,12 @@ class BuildRepository:
         rows = self.database.query("SELECT seq, id, template_id, tag, build_id, at FROM template_tags ORDER BY seq")
         return [Assignment(row[1], row[2], row[3], row[4], row[5], row[0]) for row in rows]
 
-    def insert_assignment(self, one: Assignment) -> Assignment:
+    def insert_assignment(self, assignment: Assignment) -> Assignment:
         seq = self.database.insert(
             "INSERT INTO template_tags (id, template_id, tag, build_id, at) VALUES (?, ?, ?, ?, ?)",
-            (one.id, one.template_id, one.tag, one.build_id, one.at),
+            (assignment.id, assignment.template_id, assignment.tag, assignment.build_id, assignment.at),
         )
-        return replace(one, seq=seq)
+        return replace(assignment, seq=seq)
 
     def delete_tag(self, template_id: str, tag: str) -> None:
         self.database.execute("DELETE FROM template_tags WHERE template_id = ? AND tag = ?", (template_id, tag))
@@ -101,13 +101,13 @@ class BuildRepository:
     def layers(self) -> list[tuple[Layer, float]]:
         """Return all layers with the time of their last use, least recently used first."""
         rows = self.database.query("SELECT spec, used_at FROM build_layers ORDER BY used_at")
-        return [(_layer(json.loads(spec)), used_at) for spec, used_at in rows]
+        return [(_decode_layer(json.loads(spec)), used_at) for spec, used_at in rows]
 
     def put_layer(self, layer: Layer, used_at: float) -> None:
         self.database.execute(
             "INSERT INTO build_layers (key, spec, used_at) VALUES (?, ?, ?)"
             " ON CONFLICT (key) DO UPDATE SET spec = excluded.spec, used_at = excluded.used_at",
-            (layer.key, json.dumps(_layer_dict(layer)), used_at),
+            (layer.key, json.dumps(_encode_layer(layer)), used_at),
         )
 
     def use_layers(self, keys: Iterable[str], used_at: float) -> None:
@@ -139,18 +139,18 @@ def _encode_mutable_fields(build: Build) -> tuple[Any, ...]:
         "tags": build.tags,
         "started": build.started,
         "reason": None if build.reason is None else asdict(build.reason),
-        "product": None if build.product is None else _layer_dict(build.product),
+        "product": None if build.product is None else _encode_layer(build.product),
     }
     return (build.status.value, build.created_at, build.updated_at, build.finished_at, json.dumps(spec))
 
 
-def _layer_dict(layer: Layer) -> dict[str, Any]:
+def _encode_layer(layer: Layer) -> dict[str, Any]:
     state = {"env": dict(layer.state.env), "user": layer.state.user, "workdir": layer.state.workdir}
     start = None if layer.start is None else asdict(layer.start)
     return {"key": layer.key, "layers": layer.layers, "snapshots": layer.snapshots, "state": state, "start": start}
 
 
-def _layer(spec: dict[str, Any]) -> Layer:
+def _decode_layer(spec: dict[str, Any]) -> Layer:
     return Layer(
         key=spec["key"],
         layers=tuple(spec["layers"]),
@@ -160,14 +160,14 @@ def _layer(spec: dict[str, Any]) -> Layer:
     )
 
 
-def _build(row: Row) -> Build:
+def _decode_build(row: Row) -> Build:
     seq, build_id, template_id, status, created_at, updated_at, finished_at, text = row
     spec = json.loads(text)
     reason, product = spec["reason"], spec["product"]
     return Build(
         id=build_id,
         template_id=template_id,
-        status=Status(status),
+        status=BuildStatus(status),
         created_at=created_at,
         updated_at=updated_at,
         size=Size(**spec["size"]),
@@ -175,6 +175,6 @@ def _build(row: Row) -> Build:
         finished_at=finished_at,
         started=spec["started"],
         reason=None if reason is None else Reason(**reason),
-        product=None if product is None else _layer(product),
+        product=None if product is None else _decode_layer(product),
         seq=seq,
     )

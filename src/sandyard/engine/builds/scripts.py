@@ -3,28 +3,28 @@ POSIX shell."""
 
 from __future__ import annotations
 
-_HOME = """
+_FUNCTIONS = """
 home_of() {{
     (getent passwd "$1" 2>/dev/null || grep "^$1:" /etc/passwd || echo "::::::/:") | head -n 1 | cut -d: -f6
 }}
 # create a directory and its parents; new ones belong to the user
 new=
-make() {{
+make_directory() {{
     [ -d "$1" ] && return 0
-    new=$1; above=$(dirname "$1")
-    while [ ! -e "$above" ]; do new=$above; above=$(dirname "$above"); done
+    new=$1; parent=$(dirname "$1")
+    while [ ! -e "$parent" ]; do new=$parent; parent=$(dirname "$parent"); done
     mkdir -p "$1" && chown -R "$2" "$new"
 }}
 """
 
 MAKE_DIRECTORY = (
     "set -eo pipefail"
-    + _HOME
+    + _FUNCTIONS
     + """
 user={user} workdir={workdir} path={path}
 [ -n "$workdir" ] || workdir=$(home_of "$user")
 case $path in /*) ;; *) path=$workdir/$path ;; esac
-make "$path" "$user:"
+make_directory "$path" "$user:"
 cd "$path" && pwd
 [ -z "$new" ] || echo new
 """
@@ -53,14 +53,14 @@ printf '%s\\n' {line} > /etc/profile.d/00-template-path.sh
 
 COPY = (
     "set -eo pipefail"
-    + _HOME
+    + _FUNCTIONS
     + """
 work={work} source={source} target={target} owner={owner} mode={mode} user={user} workdir={workdir}
 trap 'rm -rf "$work"' EXIT
 [ -n "$workdir" ] || workdir=$(home_of "$user")
 case $owner in *:* | [0-9]*) ;; *) owner=$owner: ;; esac
-into=
-case $target in . | .. | */ | */. | */..) into=yes ;; esac
+into_directory=
+case $target in . | .. | */ | */. | */..) into_directory=yes ;; esac
 case $target in /*) ;; *) target=$workdir/$target ;; esac
 mkdir "$work/files"
 tar -xf "$work/archive" -C "$work/files"
@@ -70,18 +70,18 @@ entry=$work/files/$source
 chown -hR "$owner" "$entry"
 if [ -d "$entry" ] && [ ! -L "$entry" ]; then
     [ -z "$mode" ] || chmod -R "$mode" "$entry"
-    make "$target" "$owner"
+    make_directory "$target" "$owner"
     # like Docker: existing directories are merged, also through links; files are replaced, never written through
-    careful=
-    if tar --version 2>/dev/null | grep -q GNU; then careful="--keep-directory-symlink --no-overwrite-dir"; fi
-    (cd "$entry" && tar -cf - .) | tar -xpf - -C "$target" $careful
+    tar_options=
+    if tar --version 2>/dev/null | grep -q GNU; then tar_options="--keep-directory-symlink --no-overwrite-dir"; fi
+    (cd "$entry" && tar -cf - .) | tar -xpf - -C "$target" $tar_options
 else
     [ -z "$mode" ] || [ -L "$entry" ] || chmod "$mode" "$entry"
-    if [ -n "$into" ] || [ -d "$target" ]; then
-        make "$target" "$owner"
+    if [ -n "$into_directory" ] || [ -d "$target" ]; then
+        make_directory "$target" "$owner"
         target=$target/$(basename "$entry")
     else
-        make "$(dirname "$target")" "$owner"
+        make_directory "$(dirname "$target")" "$owner"
     fi
     [ -L "$target" ] && rm "$target"
     mv -f "$entry" "$target"

@@ -9,9 +9,18 @@ from pathlib import Path
 
 from sandyard.engine.builds.base import Bases
 from sandyard.engine.builds.cache import LayerCache
-from sandyard.engine.builds.files import Archives, checked_hash
-from sandyard.engine.builds.model import DEFAULT_TAG, Assignment, Build, BuiltTemplate, LogLine, Recipe, Size, Status
-from sandyard.engine.builds.queue import Queue
+from sandyard.engine.builds.files import Archives, validate_hash
+from sandyard.engine.builds.model import (
+    DEFAULT_TAG,
+    Assignment,
+    Build,
+    BuildStatus,
+    BuiltTemplate,
+    LogLine,
+    Recipe,
+    Size,
+)
+from sandyard.engine.builds.queue import BuildQueue
 from sandyard.engine.builds.registry import BuiltTemplates
 from sandyard.engine.builds.repository import BuildRepository
 from sandyard.engine.images.service import Images
@@ -26,8 +35,8 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-MOST_CPUS, LEAST_MEMORY_MB, MOST_MEMORY_MB = 128, 128, 1 << 20
-MOST_TAGS, MOST_STEPS = 100, 1000
+MAX_CPUS, MIN_MEMORY_MB, MAX_MEMORY_MB = 128, 128, 1 << 20
+MAX_TAGS, MAX_STEPS = 100, 1000
 _TAG = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
 
 
@@ -60,7 +69,7 @@ class Builds:
         )
         self.cache = LayerCache(repository, self._clock, settings.build_layers_kept)
         self.cache.load()
-        self._queue = Queue(
+        self._queue = BuildQueue(
             repository=repository,
             built=built,
             cache=self.cache,
@@ -96,14 +105,15 @@ class Builds:
 
     def get(self, name: str) -> BuiltTemplate:
         """Return the template. Raises NotFoundError, or ForbiddenError for one of the machine's own."""
-        found = self._built.find(name)
-        if found is not None:
-            return found
+        template = self._built.find(name)
+        if template is not None:
+            return template
         if self._machine.resolve(name) is not None:
             raise ForbiddenError(f"The template {name} belongs to the machine and can't be changed through the API.")
         raise NotFoundError(f"template '{name[:200]}' not found")
 
-    def publish(self, name: str, public: bool) -> BuiltTemplate:
+    def set_public(self, name: str, public: bool) -> BuiltTemplate:
+        """Set whether the template is public. Raises NotFoundError or ForbiddenError."""
         return self._built.change(self.get(name), public=public)
 
     async def delete(self, name: str) -> None:
@@ -124,12 +134,12 @@ class Builds:
         """Create a build of a new or existing template; it waits for its recipe. `name` may contain a tag."""
         _check_size(size)
         plain, tag = split_name(name)
-        wanted = tuple(dict.fromkeys([*([tag] if tag else []), *(checked_tag(one, plain) for one in tags)]))
-        if len(wanted) > MOST_TAGS:
-            raise InvalidInputError(f"A build can have at most {MOST_TAGS} tags.")
+        unique = tuple(dict.fromkeys([*([tag] if tag else []), *(validate_tag(text, plain) for text in tags)]))
+        if len(unique) > MAX_TAGS:
+            raise InvalidInputError(f"A build can have at most {MAX_TAGS} tags.")
         template = self._built.find(plain) or self._new_template(plain)
         now = self._clock.now()
-        build = Build(str(uuid.uuid4()), template.id, Status.WAITING, now, now, size, wanted or (DEFAULT_TAG,))
+        build = Build(str(uuid.uuid4()), template.id, BuildStatus.WAITING, now, now, size, unique or (DEFAULT_TAG,))
         return template, self._built.add_build(build)
 
     async def start(self, name: str, build_id: str, recipe: Recipe) -> None:
@@ -140,8 +150,8 @@ class Builds:
             raise ConflictError(f"The build '{build_id}' was already started. Request a new one.")
         if (recipe.image is None) == (recipe.template is None):
             raise InvalidInputError("A build needs exactly one of fromImage and fromTemplate.")
-        if len(recipe.steps) > MOST_STEPS:
-            raise InvalidInputError(f"A build can have at most {MOST_STEPS} steps.")
+        if len(recipe.steps) > MAX_STEPS:
+            raise InvalidInputError(f"A build can have at most {MAX_STEPS} steps.")
         await self._queue.start(template, build, recipe)
 
     def builds(self, template: BuiltTemplate) -> Sequence[Build]:
@@ -168,15 +178,17 @@ class Builds:
 
     # Files -----------------------------------------------------------------------------------------------------------
 
-    def upload_token(self, name: str, files: str) -> tuple[bool, str]:
-        """Return whether these files are already stored, and a token for uploading them. Raises NotFoundError."""
+    def prepare_upload(self, name: str, files_hash: str) -> tuple[bool, str]:
+        """Return whether the files with this hash are already stored, and a token for uploading them. Raises
+        NotFoundError."""
         if self._built.find(name) is None:
             raise NotFoundError(f"template '{name[:200]}' not found")
-        return self._archives.has(checked_hash(files)), self._archives.token(files)
+        return self._archives.has(validate_hash(files_hash)), self._archives.create_token(files_hash)
 
-    async def upload(self, files: str, token: str, body: AsyncIterator[bytes], announced: int | None) -> None:
-        self._archives.check(checked_hash(files), token)
-        await self._archives.receive(files, body, announced)
+    async def upload(self, files_hash: str, token: str, body: AsyncIterator[bytes], declared_size: int | None) -> None:
+        """Store an upload. Raises ForbiddenError if the token is not valid."""
+        self._archives.check_token(validate_hash(files_hash), token)
+        await self._archives.receive(files_hash, body, declared_size)
 
     # Tags ------------------------------------------------------------------------------------------------------------
 
@@ -187,29 +199,29 @@ class Builds:
     def assign(self, target: str, tags: Iterable[str]) -> tuple[Build, Sequence[str]]:
         """Assign tags to the build that `name[:tag]` refers to; they are removed from other builds."""
         template = self.get(target)
-        wanted = [checked_tag(tag, template.name) for tag in tags]
-        if not wanted:
+        names = [validate_tag(tag, template.name) for tag in tags]
+        if not names:
             raise InvalidInputError("tags must not be empty.")
         tag = target.strip().lower().partition(":")[2] or DEFAULT_TAG
         build = self._built.find_tagged(template.id, tag)
         if build is None:
             raise NotFoundError(f"The template '{template.name}' has no tag '{tag[:100]}'.")
-        self._built.assign(build, wanted)
-        return build, wanted
+        self._built.assign(build, names)
+        return build, names
 
     def remove_tags(self, name: str, tags: Iterable[str]) -> None:
         """Remove tags. Raises NotFoundError if one of them does not exist; then none is removed."""
         template = self.get(name)
-        wanted = [checked_tag(tag, template.name) for tag in tags]
-        if not wanted:
+        names = [validate_tag(tag, template.name) for tag in tags]
+        if not names:
             raise InvalidInputError("tags must not be empty.")
-        if DEFAULT_TAG in wanted:
+        if DEFAULT_TAG in names:
             raise InvalidInputError(f"The tag '{DEFAULT_TAG}' can't be removed. Delete the template instead.")
-        there = self._built.tags(template.id)
-        for tag in wanted:
-            if tag not in there:
+        existing = self._built.tags(template.id)
+        for tag in names:
+            if tag not in existing:
                 raise NotFoundError(f"The template '{template.name}' has no tag '{tag}'.")
-        self._built.remove_tags(template.id, wanted)
+        self._built.remove_tags(template.id, names)
 
     def _new_template(self, name: str) -> BuiltTemplate:
         if self._machine.resolve(name) is not None:
@@ -225,7 +237,7 @@ class Builds:
         return template
 
 
-def checked_tag(text: str, name: str) -> str:
+def validate_tag(text: str, name: str) -> str:
     """Return a tag from a client's `tag`, or `name:tag` with the template's own name. Raises InvalidInputError."""
     before, colon, after = text.strip().lower().rpartition(":")
     if (colon and before != name) or not _TAG.fullmatch(after):
@@ -238,12 +250,12 @@ def checked_tag(text: str, name: str) -> str:
 def _check_size(size: Size) -> None:
     if size.cpu_count is not None and size.cpu_count < 1:
         raise InvalidInputError("CPU count must be at least 1")
-    if size.cpu_count is not None and size.cpu_count > MOST_CPUS:
-        raise InvalidInputError(f"CPU count can't be higher than {MOST_CPUS}")
+    if size.cpu_count is not None and size.cpu_count > MAX_CPUS:
+        raise InvalidInputError(f"CPU count can't be higher than {MAX_CPUS}")
     memory = size.memory_mb
-    if memory is not None and memory < LEAST_MEMORY_MB:
-        raise InvalidInputError(f"Memory must be at least {LEAST_MEMORY_MB} MiB")
-    if memory is not None and memory >= MOST_MEMORY_MB:
-        raise InvalidInputError(f"Memory can't be higher than {MOST_MEMORY_MB} MiB")
+    if memory is not None and memory < MIN_MEMORY_MB:
+        raise InvalidInputError(f"Memory must be at least {MIN_MEMORY_MB} MiB")
+    if memory is not None and memory >= MAX_MEMORY_MB:
+        raise InvalidInputError(f"Memory can't be higher than {MAX_MEMORY_MB} MiB")
     if memory is not None and memory % 2:
         raise InvalidInputError("Memory must be divisible by 2")

@@ -8,45 +8,45 @@ from collections.abc import Mapping
 from dataclasses import replace
 from shlex import quote
 
-from sandyard.engine.builds.files import Archives, checked_hash
-from sandyard.engine.builds.logs import BuildLog, Lines
-from sandyard.engine.builds.model import BuildFailedError, Kind, State, Step
+from sandyard.engine.builds.files import Archives, validate_hash
+from sandyard.engine.builds.logs import BuildLog, LineSplitter
+from sandyard.engine.builds.model import BuildFailedError, State, Step, StepKind
 from sandyard.engine.builds.scripts import ADD_USER, COPY, MAKE_DIRECTORY, PATH_FILE
 from sandyard.engine.sandboxes.internal_sandboxes import InternalSandbox
 from sandyard.kit.errors import InvalidInputError, NoSpaceError, SandyardError
 from sandyard.kit.ids import random_id
 
 VALUE_LIMIT = 64 << 10
-ANSWER_LINES = 1000
+SCRIPT_OUTPUT_LINES = 1000
 ROOT = "root"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}")
 _GLOB = re.compile(r"[*?\[{]")
 
 
-def check(step: Step) -> None:
+def validate_step(step: Step) -> None:
     """Raise InvalidInputError if the step's arguments are invalid, regardless of the sandbox."""
     kind, args = step.kind, step.args
-    least = {Kind.COPY: 2, Kind.ENV: 2}.get(kind, 1)
-    if len(args) < least:
-        raise InvalidInputError(f"{kind.value} needs at least {least} argument{'s' if least > 1 else ''}.")
+    min_args = {StepKind.COPY: 2, StepKind.ENV: 2}.get(kind, 1)
+    if len(args) < min_args:
+        raise InvalidInputError(f"{kind.value} needs at least {min_args} argument{'s' if min_args > 1 else ''}.")
     if any("\0" in arg for arg in args):
         raise InvalidInputError(f"An argument of {kind.value} contains a NUL character.")
-    if kind is Kind.ENV:
+    if kind is StepKind.ENV:
         if len(args) % 2:
             raise InvalidInputError("ENV needs a value for each name.")
         for name in args[::2]:
             if not _VARIABLE.fullmatch(name):
                 raise InvalidInputError(f"ENV: {name[:100]!r} is not a valid variable name.")
-    if kind is Kind.COPY:
+    if kind is StepKind.COPY:
         if not step.files:
             raise InvalidInputError("COPY needs the hash of the files (filesHash).")
-        checked_hash(step.files)
+        validate_hash(step.files)
 
 
 def needs_sandbox(step: Step) -> bool:
     """Return whether the step has to run something."""
-    return step.kind is not Kind.ENV or any("$" in value for value in step.args[1::2]) or "PATH" in step.args[::2]
+    return step.kind is not StepKind.ENV or any("$" in value for value in step.args[1::2]) or "PATH" in step.args[::2]
 
 
 def apply_plain_step(step: Step, state: State) -> State:
@@ -55,44 +55,48 @@ def apply_plain_step(step: Step, state: State) -> State:
 
 
 class Executor:
-    """Runs the steps of one build. `said` is the step's number, `prefix` the start of its output lines."""
+    """Runs the steps of one build. `number` is the step's number, `prefix` the start of its output lines."""
 
     def __init__(self, archives: Archives, log: BuildLog) -> None:
         self._archives = archives
         self.log = log
 
-    async def do(
+    async def run_step(
         self, sandbox: InternalSandbox, step: Step, state: State, prefix: str, number: str
     ) -> tuple[State, bool]:
         """Run a step. Return the state after it, and whether files may have changed. Raises BuildFailedError, without a
         step, if it fails."""
         match step.kind:
-            case Kind.RUN:
+            case StepKind.RUN:
                 user = step.args[1] if len(step.args) > 1 and step.args[1] else state.user
-                await self.run(sandbox, step.args[0], state, prefix, number, user=user)
+                await self.run_command(sandbox, step.args[0], state, prefix, number, user=user)
                 return state, True
-            case Kind.ENV:
-                return await self._env(sandbox, step, state), "PATH" in step.args[::2]
-            case Kind.WORKDIR:
-                return await self._workdir(sandbox, step.args[0], state, prefix, number)
-            case Kind.USER:
-                return await self._user(sandbox, step.args[0], state, prefix, number)
-            case Kind.COPY:
-                await self._copy(sandbox, step, state, prefix, number)
+            case StepKind.ENV:
+                return await self._run_env(sandbox, step, state), "PATH" in step.args[::2]
+            case StepKind.WORKDIR:
+                return await self._run_workdir(sandbox, step.args[0], state, prefix, number)
+            case StepKind.USER:
+                return await self._run_user(sandbox, step.args[0], state, prefix, number)
+            case StepKind.COPY:
+                await self._run_copy(sandbox, step, state, prefix, number)
                 return state, True
 
-    async def run(
+    async def run_command(
         self, sandbox: InternalSandbox, command: str, state: State, prefix: str, number: str, *, user: str | None = None
     ) -> None:
         """Run a command of the recipe."""
         try:
-            code = await self.shell(sandbox, command, state, prefix, number, user=user or state.user, cwd=state.workdir)
+            code = await self.run_shell(
+                sandbox, command, state, prefix, number, user=user or state.user, cwd=state.workdir
+            )
         except SandyardError as error:
-            raise BuildFailedError(f"failed to run command '{command}': {command_failed(error.message)}") from error
+            raise BuildFailedError(
+                f"failed to run command '{command}': {describe_command_error(error.message)}"
+            ) from error
         if code != 0:
-            raise BuildFailedError(f"failed to run command '{command}': {exit_status(code, sandbox)}")
+            raise BuildFailedError(f"failed to run command '{command}': {describe_exit_status(code, sandbox)}")
 
-    async def shell(
+    async def run_shell(
         self,
         sandbox: InternalSandbox,
         command: str,
@@ -103,23 +107,23 @@ class Executor:
         user: str = ROOT,
         cwd: str | None = "/",
     ) -> int:
-        """Run a command and log its output."""
-        streams = {"stdout": Lines(), "stderr": Lines()}
+        """Run a command, log its output and return its exit status."""
+        streams = {"stdout": LineSplitter(), "stderr": LineSplitter()}
 
         def output(stream: str, data: bytes) -> None:
             # output that the full log would drop need not be split into lines
             lines = [""] if self.log.is_full else streams[stream].feed(data)
             for line in lines:
-                self.log.output(prefix, stream, line, number)
+                self.log.add_output(prefix, stream, line, number)
 
         try:
             return await sandbox.agent.run(command, user=user, cwd=cwd, env=state.env, output=output)
         finally:
             for stream, lines in streams.items():
                 for line in lines.end():
-                    self.log.output(prefix, stream, line, number)
+                    self.log.add_output(prefix, stream, line, number)
 
-    async def _env(self, sandbox: InternalSandbox, step: Step, state: State) -> State:
+    async def _run_env(self, sandbox: InternalSandbox, step: Step, state: State) -> State:
         env: dict[str, str] = dict(state.env)
         for name, value in zip(step.args[::2], step.args[1::2], strict=True):
             env[name] = await self._expand_variables(sandbox, value, env)
@@ -135,57 +139,59 @@ class Executor:
         if "$" not in value:
             return value
         escaped = re.sub(r'([\\"`]|\$\()', r"\\\1", value)
-        taken = bytearray()
+        expanded = bytearray()
 
         def output(stream: str, data: bytes) -> None:
-            if stream == "stdout" and len(taken) <= VALUE_LIMIT:
-                taken.extend(data)
+            if stream == "stdout" and len(expanded) <= VALUE_LIMIT:
+                expanded.extend(data)
 
         code = await sandbox.agent.run(f'printf %s "{escaped}"', user=ROOT, cwd="/", env=env, output=output)
-        if code != 0 or len(taken) > VALUE_LIMIT:
-            raise BuildFailedError(f"Could not expand {value[:200]!r}.")
-        return taken.decode(errors="replace")
+        if code != 0 or len(expanded) > VALUE_LIMIT:
+            raise BuildFailedError(
+                f"Could not expand {value[:200]!r}: the shell failed, or the result has more than {VALUE_LIMIT >> 10} KiB."
+            )
+        return expanded.decode(errors="replace")
 
-    async def _workdir(
+    async def _run_workdir(
         self, sandbox: InternalSandbox, path: str, state: State, prefix: str, number: str
     ) -> tuple[State, bool]:
         path = await self._expand_variables(sandbox, path, state.env)
         script = MAKE_DIRECTORY.format(path=quote(path), workdir=quote(state.workdir or ""), user=quote(state.user))
-        code, said = await self.run_script(sandbox, script, state, prefix, number)
-        if code != 0 or not said:
+        code, lines = await self.run_script(sandbox, script, state, prefix, number)
+        if code != 0 or not lines:
             raise BuildFailedError(f"failed to create workdir '{path}'")
-        return replace(state, workdir=posixpath.normpath(said[0])), "new" in said[1:]
+        return replace(state, workdir=posixpath.normpath(lines[0])), "new" in lines[1:]
 
-    async def _user(
+    async def _run_user(
         self, sandbox: InternalSandbox, name: str, state: State, prefix: str, number: str
     ) -> tuple[State, bool]:
         name = (await self._expand_variables(sandbox, name, state.env)).partition(":")[0]
         if not _USER.fullmatch(name):
             raise BuildFailedError(f"failed to create user: {name[:100]!r} is not a valid user name")
-        code, said = await self.run_script(sandbox, ADD_USER.format(user=quote(name)), state, prefix, number)
+        code, lines = await self.run_script(sandbox, ADD_USER.format(user=quote(name)), state, prefix, number)
         if code != 0:
             raise BuildFailedError(f"failed to create user '{name}'")
-        return replace(state, user=name), "new" in said
+        return replace(state, user=name), "new" in lines
 
     async def run_script(
         self, sandbox: InternalSandbox, script: str, state: State, prefix: str, number: str
     ) -> tuple[int, list[str]]:
         """Run one of the engine's scripts and return the lines it prints. Its error output is logged."""
-        answers, complaints = Lines(), Lines()
-        said: list[str] = []
+        stdout_lines, stderr_lines = LineSplitter(), LineSplitter()
+        printed: list[str] = []
 
         def output(stream: str, data: bytes) -> None:
             if stream == "stdout":
-                if len(said) < ANSWER_LINES:  # the image's own shell and profile may print without end
-                    said.extend(answers.feed(data))
+                if len(printed) < SCRIPT_OUTPUT_LINES:  # the image's own shell and profile may print without end
+                    printed.extend(stdout_lines.feed(data))
             else:
-                for line in complaints.feed(data):
-                    self.log.output(prefix, stream, line, number)
+                for line in stderr_lines.feed(data):
+                    self.log.add_output(prefix, stream, line, number)
 
         code = await sandbox.agent.run(script, user=ROOT, cwd="/", env=state.env, output=output)
-        return code, [*said, *answers.end()]
+        return code, [*printed, *stdout_lines.end()]
 
-    async def _copy(self, sandbox: InternalSandbox, step: Step, state: State, prefix: str, number: str) -> None:
+    async def _run_copy(self, sandbox: InternalSandbox, step: Step, state: State, prefix: str, number: str) -> None:
         source, target = get_copy_source(step.args[0]), await self._expand_variables(sandbox, step.args[1], state.env)
         owner = step.args[2] if len(step.args) > 2 and step.args[2] else state.user
         mode = step.args[3] if len(step.args) > 3 else ""
@@ -206,9 +212,11 @@ class Executor:
             user=quote(state.user),
             workdir=quote(state.workdir or ""),
         )
-        code = await self.shell(sandbox, script, state, prefix, number)
+        code = await self.run_shell(sandbox, script, state, prefix, number)
         if code != 0:
-            raise BuildFailedError(f"failed to copy '{step.args[0]}' to '{target}': {exit_status(code, sandbox)}")
+            raise BuildFailedError(
+                f"failed to copy '{step.args[0]}' to '{target}': {describe_exit_status(code, sandbox)}"
+            )
 
     async def _explain_rejected_archive(
         self, sandbox: InternalSandbox, step: Step, error: SandyardError
@@ -216,27 +224,27 @@ class Executor:
         """Find out why an archive was not accepted: an agent whose disk is full closes the connection without a reason."""
         full = isinstance(error, NoSpaceError)
         if not full:
-            size, probe = self._archives.size(step.files or ""), f"/tmp/.probe-{random_id('', 12)}"  # noqa: S108
-            attempt = f"head -c {size} /dev/zero > {probe}; code=$?; rm -f {probe}; exit $code"
-            full = await sandbox.agent.run(attempt, user=ROOT, cwd="/") != 0
+            size, probe = self._archives.get_size(step.files or ""), f"/tmp/.probe-{random_id('', 12)}"  # noqa: S108
+            script = f"head -c {size} /dev/zero > {probe}; code=$?; rm -f {probe}; exit $code"
+            full = await sandbox.agent.run(script, user=ROOT, cwd="/") != 0
         if full:
             return BuildFailedError(f"Could not run COPY {step.args[0]}: the disk of the build is full.")
         return BuildFailedError(error.message)
 
 
-def exit_status(code: int, sandbox: InternalSandbox) -> str:
+def describe_exit_status(code: int, sandbox: InternalSandbox) -> str:
     if code in {-1, 137}:
         memory = sandbox.limits.memory_mb
         return f"it was killed, perhaps because it needed more than {memory} MiB of memory (memory_mb of the build)"
     return f"exit status {code}"
 
 
-def command_failed(message: str) -> str:
+def describe_command_error(message: str) -> str:
     """Describe why a command could not be started, in the words that E2B clients know."""
-    said = message.removeprefix("The sandbox could not run a command: ")
-    if said == message:
+    cause = message.removeprefix("The sandbox could not run a command: ")
+    if cause == message:
         return message
-    return f"command failed: unauthenticated: {said}" if "invalid username" in said else f"command failed: {said}"
+    return f"command failed: unauthenticated: {cause}" if "invalid username" in cause else f"command failed: {cause}"
 
 
 def get_copy_source(path: str) -> str:

@@ -29,12 +29,12 @@ from sandyard.engine.certificates import files
 from sandyard.engine.certificates.files import CERTIFICATE, CertificateError, Key, lock_folder
 from sandyard.kit.clock import Clock, SystemClock
 
-LIFE = dt.timedelta(days=3650)
-LEAF_LIFE = dt.timedelta(days=7)
-RENEWED_BEFORE = dt.timedelta(days=3)
-BACKDATED = dt.timedelta(days=1)
+ROOT_LIFETIME = dt.timedelta(days=3650)
+LEAF_LIFETIME = dt.timedelta(days=7)
+RENEW_BEFORE_END = dt.timedelta(days=3)
+BACKDATE = dt.timedelta(days=1)
 """Tolerance for clients whose clock is behind."""
-KEPT = 512
+MAX_CONTEXTS = 512
 """Contexts kept in memory; the least recently used one is dropped first."""
 
 
@@ -62,12 +62,12 @@ class Authority:
         """
         clock = clock or SystemClock()
         with lock_folder(folder):
-            key = files.read_key(folder) or files.make_key(folder)
+            key = files.read_key(folder) or files.create_key(folder)
             certificate = files.read_certificate(folder, key)
-            if certificate is None or certificate.not_valid_after_utc < _now(clock) + LEAF_LIFE:
-                certificate = _root(key, within, _now(clock))
+            if certificate is None or certificate.not_valid_after_utc < _now(clock) + LEAF_LIFETIME:
+                certificate = _make_root(key, within, _now(clock))
                 files.write(folder / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-        if _constraints(certificate) != _make_name_constraints(within):
+        if _get_name_constraints(certificate) != _make_name_constraints(within):
             raise CertificateError(
                 f"The authority in {folder} was created for other names. Delete the folder to create a new one."
             )
@@ -80,14 +80,14 @@ class Authority:
         also renews itself. Raises CertificateError for invalid names.
         """
         with self._lock:
-            wanted, now = tuple(names), _now(self._clock)
-            context, due = self._issued.get(wanted, (None, now))
+            names, now = tuple(names), _now(self._clock)
+            context, due = self._issued.get(names, (None, now))
             if context is None or due <= now:
-                context, due = self._issue(wanted, now)
-                self._issued[wanted] = (context, due)
-                if len(self._issued) > KEPT:
+                context, due = self._issue(names, now)
+                self._issued[names] = (context, due)
+                if len(self._issued) > MAX_CONTEXTS:
                     self._issued.popitem(last=False)
-            self._issued.move_to_end(wanted)
+            self._issued.move_to_end(names)
             return context
 
     def _issue(self, names: tuple[str, ...], now: dt.datetime) -> tuple[ssl.SSLContext, dt.datetime]:
@@ -95,10 +95,12 @@ class Authority:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        with _as_file(certificate.public_bytes(serialization.Encoding.PEM) + files.key_pem(self._leaf_key)) as path:
+        with _write_memory_file(
+            certificate.public_bytes(serialization.Encoding.PEM) + files.encode_key(self._leaf_key)
+        ) as path:
             context.load_cert_chain(path)
         context.sni_callback = functools.partial(self._refresh, names)
-        return context, certificate.not_valid_after_utc - RENEWED_BEFORE
+        return context, certificate.not_valid_after_utc - RENEW_BEFORE_END
 
     def _refresh(self, names: tuple[str, ...], connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
         context = self.server_context(names)
@@ -112,99 +114,101 @@ class Authority:
         if not names:
             raise CertificateError("A certificate needs at least one name.")
         try:
-            alternatives = x509.SubjectAlternativeName([_general(name) for name in names])
+            alternatives = x509.SubjectAlternativeName([_make_general_name(name) for name in names])
         except ValueError as error:
             raise CertificateError(f"Could not issue a certificate for {', '.join(names)}: {error}.") from error
-        end = min(now + LEAF_LIFE, self._root.not_valid_after_utc)
+        end = min(now + LEAF_LIFETIME, self._root.not_valid_after_utc)
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         return (
-            _builder(_name("Sandyard"), self._root.subject, now - BACKDATED, end)
+            _make_builder(_make_name("Sandyard"), self._root.subject, now - BACKDATE, end)
             .public_key(key)
             .add_extension(alternatives, critical=True)  # critical, because the subject is empty
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(_make_key_usage(signs_certificates=False), critical=True)
             .add_extension(usage, critical=False)
-            .add_extension(_issuer_id(self._root), critical=False)
+            .add_extension(_make_issuer_id(self._root), critical=False)
             .sign(self._key, hashes.SHA256())
         )
 
 
-def _root(key: Key, within: Sequence[str] | None, now: dt.datetime) -> x509.Certificate:
+def _make_root(key: Key, within: Sequence[str] | None, now: dt.datetime) -> x509.Certificate:
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     # trust stores and browsers show this name, so it must distinguish two authorities
-    subject = _name(f"Sandyard authority {identifier.digest.hex()[:8]} of {os.uname().nodename[:30]}")
+    subject = _make_name(f"Sandyard authority {identifier.digest.hex()[:8]} of {os.uname().nodename[:30]}")
     builder = (
-        _builder(subject, subject, now - BACKDATED, now + LIFE)
+        _make_builder(subject, subject, now - BACKDATE, now + ROOT_LIFETIME)
         .public_key(key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(_make_key_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
     )
-    if (permitted := _make_name_constraints(within)) is not None:
-        builder = builder.add_extension(permitted, critical=True)
+    if (constraints := _make_name_constraints(within)) is not None:
+        builder = builder.add_extension(constraints, critical=True)
     return builder.sign(key, hashes.SHA256())
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, begin: dt.datetime, end: dt.datetime) -> x509.CertificateBuilder:
+def _make_builder(
+    subject: x509.Name, issuer: x509.Name, begin: dt.datetime, end: dt.datetime
+) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer)
     return builder.serial_number(x509.random_serial_number()).not_valid_before(begin).not_valid_after(end)
 
 
-def _name(common: str) -> x509.Name:
+def _make_name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
 def _make_name_constraints(within: Sequence[str] | None) -> x509.NameConstraints | None:
     if within is None:
         return None
-    trees: list[x509.GeneralName] = []
+    permitted: list[x509.GeneralName] = []
     for name in within:
         try:
-            trees.append(x509.IPAddress(ipaddress.ip_network(name)))
+            permitted.append(x509.IPAddress(ipaddress.ip_network(name)))
         except ValueError:
-            trees.append(x509.DNSName(_ascii(name)))
-    if not any(isinstance(tree, x509.IPAddress) for tree in trees):
+            permitted.append(x509.DNSName(_encode_host_name(name)))
+    if not any(isinstance(name, x509.IPAddress) for name in permitted):
         # a type of name that is not mentioned would be unrestricted
-        nothing = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
-        return x509.NameConstraints(trees, [x509.IPAddress(network) for network in nothing])
-    return x509.NameConstraints(trees, None)
+        all_addresses = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
+        return x509.NameConstraints(permitted, [x509.IPAddress(network) for network in all_addresses])
+    return x509.NameConstraints(permitted, None)
 
 
-def _constraints(certificate: x509.Certificate) -> x509.NameConstraints | None:
+def _get_name_constraints(certificate: x509.Certificate) -> x509.NameConstraints | None:
     try:
         return certificate.extensions.get_extension_for_class(x509.NameConstraints).value
     except x509.ExtensionNotFound:
         return None
 
 
-def _general(name: str) -> x509.GeneralName:
+def _make_general_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
-        return x509.DNSName(_ascii(name))
+        return x509.DNSName(_encode_host_name(name))
 
 
-def _ascii(name: str) -> str:
+def _encode_host_name(name: str) -> str:
     """Return a host name as used in certificates: lower case, punycode, no final dot. Raises ValueError."""
     star, _, rest = name.rpartition("*.")
     if star or not rest or "*" in rest:
         raise ValueError(f"{name!r} is not a host name")
     plain = rest.rstrip(".").lower()
     ascii_name = plain if plain.isascii() else plain.encode("idna").decode()
-    if not all(1 <= len(label) <= 63 and set(label) <= _ALLOWED for label in ascii_name.split(".")):
+    if not all(1 <= len(label) <= 63 and set(label) <= _HOST_NAME_CHARACTERS for label in ascii_name.split(".")):
         raise ValueError(f"{name!r} is not a host name")
     return name[: len(name) - len(rest)] + ascii_name
 
 
-_ALLOWED = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
+_HOST_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 
 
-def _issuer_id(root: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+def _make_issuer_id(root: x509.Certificate) -> x509.AuthorityKeyIdentifier:
     identifier = root.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
 
 
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+def _make_key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         content_commitment=False,
@@ -223,7 +227,7 @@ def _now(clock: Clock) -> dt.datetime:
 
 
 @contextlib.contextmanager
-def _as_file(data: bytes) -> Iterator[str]:
+def _write_memory_file(data: bytes) -> Iterator[str]:
     """Yield the path of an in-memory file: Python's ssl module reads keys from paths only, and the key must not be on
     disk."""
     fd = os.memfd_create("sandyard-certificate")

@@ -55,9 +55,9 @@ def read_key(folder: Path) -> Key | None:
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise CertificateError(_unreadable(path, "a valid key")) from error
+        raise CertificateError(_describe_unreadable(path, "a valid key")) from error
     if not isinstance(key, Key):
-        raise CertificateError(_unreadable(path, "a key of the expected type"))
+        raise CertificateError(_describe_unreadable(path, "a key of the expected type"))
     if path.stat().st_mode & 0o077:
         raise CertificateError(
             f"Other users can read the key {path}. Run `chmod 600` on it, or delete it to create a new one."
@@ -74,17 +74,17 @@ def read_certificate(folder: Path, key: Key) -> x509.Certificate | None:
     try:
         certificate = x509.load_pem_x509_certificate(data)
     except ValueError as error:
-        raise CertificateError(_unreadable(path, "a valid certificate")) from error
+        raise CertificateError(_describe_unreadable(path, "a valid certificate")) from error
     return certificate if certificate.public_key() == key.public_key() else None
 
 
-def make_key(folder: Path) -> Key:
+def create_key(folder: Path) -> Key:
     key = ec.generate_private_key(ec.SECP256R1())
-    write(folder / KEY, key_pem(key), 0o600)
+    write(folder / KEY, encode_key(key), 0o600)
     return key
 
 
-def key_pem(key: Key) -> bytes:
+def encode_key(key: Key) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -120,7 +120,7 @@ def _read(path: Path) -> bytes | None:
         raise CertificateError(f"Could not read {path}: {error.strerror}.") from error
 
 
-def _unreadable(path: Path, what: str) -> str:
+def _describe_unreadable(path: Path, what: str) -> str:
     return (
         f"{path} does not contain {what}. Restore it from a backup, or delete it to create a new authority that clients "
         "have to trust again."

@@ -25,9 +25,9 @@ log = get_logger(__name__)
 LOCAL = "localhost"
 """Browsers and resolvers map every name below it to the local machine."""
 LOOPBACK = ("127.0.0.1", "::1")
-_BOUNDS = ("127.0.0.0/8", "::1/128")
-HTTPS = 443
-LOOK_S = 1.0
+_LOCAL_NETWORKS = ("127.0.0.0/8", "::1/128")
+HTTPS_PORT = 443
+CHECK_INTERVAL_S = 1.0
 """The minimum interval between checks of the files."""
 _Stamp = tuple[tuple[int, int, int], ...]
 
@@ -64,12 +64,12 @@ def load_sandbox_certificate(
 def load_authority(folder: Path, domain: str) -> Authority:
     """Return the engine's own authority for this domain. Each domain has one below `folder`, which may only certify
     names below the domain and this machine's own names. Blocks; raises CertificateError."""
-    return Authority.load(folder / domain, within=(*_list_domains(domain), *_BOUNDS))
+    return Authority.load(folder / domain, within=(*_list_domains(domain), *_LOCAL_NETWORKS))
 
 
-def domains_with_authority(folder: Path) -> list[str]:
+def list_authority_domains(folder: Path) -> list[str]:
     """Return the domains that have an authority below `folder`, sorted."""
-    return sorted(found.parent.name for found in folder.glob(f"*/{CERTIFICATE}"))
+    return sorted(path.parent.name for path in folder.glob(f"*/{CERTIFICATE}"))
 
 
 def strip_port(domain: str | None) -> str:
@@ -83,13 +83,13 @@ def resolve_public_domain(settings: EngineSettings, port: int, tls_port: int | N
     engine."""
     host = settings.host if tls_port is None else settings.tls_host or settings.host
     if settings.domain is not None:
-        name, _, given = settings.domain.partition(":")
-        seen = int(given) if given else tls_port
+        name, _, configured_port = settings.domain.partition(":")
+        public_port = int(configured_port) if configured_port else tls_port
     elif is_loopback(host) or host in ("0.0.0.0", "::"):  # noqa: S104 - a name for it, nothing is bound
-        name, seen = LOCAL, port if tls_port is None else tls_port
+        name, public_port = LOCAL, port if tls_port is None else tls_port
     else:
         return None
-    return name if seen in (None, HTTPS) else f"{name}:{seen}"
+    return name if public_port in (None, HTTPS_PORT) else f"{name}:{public_port}"
 
 
 def make_own_context(issuer: Authority, domain: str) -> ssl.SSLContext:
@@ -100,23 +100,28 @@ def make_own_context(issuer: Authority, domain: str) -> ssl.SSLContext:
     """
     domains = _list_domains(domain)
     names = (*domains, *(f"*.{name}" for name in domains if "." in name), *LOOPBACK)
-    context = _context()
-    context.sni_callback = functools.partial(_choose, issuer, domains, names)
+    context = _make_context()
+    context.sni_callback = functools.partial(_choose_certificate, issuer, domains, names)
     issuer.server_context(names)
     return context
 
 
-def _choose(
-    issuer: Authority, domains: Sequence[str], names: Sequence[str], line: ssl.SSLObject, name: str | None, _: object
+def _choose_certificate(
+    issuer: Authority,
+    domains: Sequence[str],
+    names: Sequence[str],
+    connection: ssl.SSLObject,
+    name: str | None,
+    _: object,
 ) -> int | None:
-    asked = (name or "").lower().removesuffix(".")
-    wanted = names
-    if any(asked.endswith(f".{domain}") for domain in domains):
-        parent = asked.partition(".")[2]
+    requested = (name or "").lower().removesuffix(".")
+    certified = names
+    if any(requested.endswith(f".{domain}") for domain in domains):
+        parent = requested.partition(".")[2]
         if parent not in domains or "." not in parent:
-            wanted = (asked,)
+            certified = (requested,)
     try:
-        line.context = issuer.server_context(wanted)
+        connection.context = issuer.server_context(certified)
     except CertificateError:
         return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
     return None
@@ -131,42 +136,43 @@ class CertificateFiles:
         """Load the files. Raises CertificateError."""
         self._certificate, self._key = certificate, key
         self._paths = (certificate,) if key is None else (certificate, key)
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         try:
-            self._stamp = _stamp(self._paths)
+            self._stamp = _get_stamp(self._paths)
             self._current = self._load()
         except (OSError, CertificateError) as error:
             where = " and ".join(str(path) for path in self._paths)
-            raise CertificateError(f"Could not use the certificate in {where}: {_reason(error)}.") from error
-        self.context = _context()
+            raise CertificateError(f"Could not use the certificate in {where}: {_describe_error(error)}.") from error
+        self.context = _make_context()
         self.context.sni_callback = self._refresh
 
-    def _refresh(self, line: ssl.SSLObject, name: str | None, _: object) -> None:
+    def _refresh(self, connection: ssl.SSLObject, name: str | None, _: object) -> None:
         now = time.monotonic()
-        if now - self._looked_at > LOOK_S:
-            self._looked_at = now
+        if now - self._checked_at > CHECK_INTERVAL_S:
+            self._checked_at = now
             self.check_files()
-        line.context = self._current
+        connection.context = self._current
 
     def check_files(self) -> None:
+        """Load the files if they have changed. Files that cannot be used are logged and ignored."""
         try:
-            stamp = _stamp(self._paths)
+            stamp = _get_stamp(self._paths)
             if stamp == self._stamp:
                 return
             self._current = self._load()
         except (OSError, CertificateError) as error:  # partly renewed: checked again later
-            log.warning("certificate_unusable", certificate=str(self._certificate), reason=_reason(error))
+            log.warning("certificate_unusable", certificate=str(self._certificate), reason=_describe_error(error))
             return
         self._stamp = stamp
         log.info("certificate_renewed", certificate=str(self._certificate))
 
     def _load(self) -> ssl.SSLContext:
-        context = _context()
-        context.load_cert_chain(self._certificate, self._key, password=_no_password)
+        context = _make_context()
+        context.load_cert_chain(self._certificate, self._key, password=_refuse_password)
         return context
 
 
-def _context() -> ssl.SSLContext:
+def _make_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -178,16 +184,16 @@ def _list_domains(domain: str) -> tuple[str, ...]:
     return (domain,) if domain == LOCAL else (domain, LOCAL)
 
 
-def _stamp(paths: Sequence[Path]) -> _Stamp:
-    return tuple((found.st_ino, found.st_mtime_ns, found.st_size) for found in map(os.stat, paths))
+def _get_stamp(paths: Sequence[Path]) -> _Stamp:
+    return tuple((status.st_ino, status.st_mtime_ns, status.st_size) for status in map(os.stat, paths))
 
 
-def _no_password() -> str:
+def _refuse_password() -> str:
     """Fail instead of letting OpenSSL prompt for a password on the terminal."""
     raise CertificateError("the key is encrypted; provide one without a password")
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, CertificateError):
         return error.message
     if isinstance(error, ssl.SSLError):

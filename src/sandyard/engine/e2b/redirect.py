@@ -6,9 +6,9 @@ import re
 
 from sandyard.engine.certificates.server_certificates import LOCAL
 from sandyard.engine.e2b.dataplane import pages
-from sandyard.engine.e2b.dataplane.asgi import Receive, Scope, Send, discard_body, header
+from sandyard.engine.e2b.dataplane.asgi import Receive, Scope, Send, discard_body, get_header
 
-HTTP = 80
+HTTP_PORT = 80
 _NAME = re.compile(r"[a-z0-9_.-]{1,253}")
 
 
@@ -21,7 +21,7 @@ class Redirect:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await discard_body(receive)
-        name = (header(scope["headers"], b"host") or "").partition(":")[0].lower().removesuffix(".")
+        name = (get_header(scope["headers"], b"host") or "").partition(":")[0].lower().removesuffix(".")
         if not self._serves(name):
             await pages.send_page(pages.plain(404, f"Unknown host name. Use a name below {self._domain}."), scope, send)
             return

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from sandyard.engine.e2b.dataplane.asgi import CLOSE, DELIVERY, SLOW_BODY
 from sandyard.kit import server
 
-FAREWELL_SECONDS = 1.0
+CLOSE_TIMEOUT_SECONDS = 1.0
 
 
 class EngineProtocol(server.BoundedProtocol):
@@ -47,7 +47,7 @@ class EngineProtocol(server.BoundedProtocol):
     def shutdown(self) -> None:
         super().shutdown()
         if self.scheme == "https" and self.transport.is_closing():
-            self.loop.call_later(FAREWELL_SECONDS, self.transport.abort)
+            self.loop.call_later(CLOSE_TIMEOUT_SECONDS, self.transport.abort)
 
     def _should_upgrade(self) -> bool:
         # h2c is only an offer: a client that makes it (curl --http2) continues with HTTP/1.1 if it is ignored

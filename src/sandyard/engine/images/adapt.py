@@ -22,38 +22,37 @@ from sandyard.engine.drivers.namespace import seccomp
 from sandyard.engine.images import confinement
 from sandyard.engine.images.image_changes import AdaptOptions, DirectoryAttributes, adapt_image, parse_adapt_options
 from sandyard.engine.images.stream import LayerError
-from sandyard.engine.images.worker import check_outcome, collect_outcome, report_outcome, start_worker
+from sandyard.engine.images.worker import check_outcome, collect_outcome, initialize_process, report_outcome
 from sandyard.kit.openat2 import open_without_links
 
-_MEMORY = 1 << 30
+_MEMORY_BYTES = 1 << 30
 _SCRATCH_BYTES = 256 << 20
-_SCRATCH = f"mode=755,size={_SCRATCH_BYTES}"
+_SCRATCH_OPTIONS = f"mode=755,size={_SCRATCH_BYTES}"
 
 
-def make_order(
+def make_adapt_request(
     layers: Sequence[str], implied: Sequence[Sequence[str]], work: Path, options: AdaptOptions
 ) -> dict[str, Any]:
-    """Return the order for this process. `layers` are topmost first, with the implied directories of each. `work`
+    """Return the request for this process. `layers` are topmost first, with the implied directories of each. `work`
     contains an empty directory `scratch`; the layer is created as `fs` in it."""
     return {
         "layers": list(layers),
-        "implied": [list(one) for one in implied],
+        "implied": [list(paths) for paths in implied],
         "target": str(work / "fs"),
         "scratch": str(work / "scratch"),
         "options": asdict(options),
     }
 
 
-def adapt(given: Mapping[str, Any]) -> dict[str, Any]:
+def adapt(request: Mapping[str, Any]) -> dict[str, Any]:
     """Create the layer. Raises LayerError."""
-    options = parse_adapt_options(given["options"])
-    scratch = given["scratch"]
+    options = parse_adapt_options(request["options"])
+    scratch = request["scratch"]
     try:
         _enter_namespaces(privileged=options.privileged)
-        layers = [
-            os.open(path, os.O_PATH | os.O_DIRECTORY) for path in given["layers"]
-        ]  # in these mounts, not the old ones
-        kernel.mount("sandyard", scratch, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _SCRATCH)
+        # opened after the change of namespace, so that the descriptors belong to its mounts
+        layers = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in request["layers"]]
+        kernel.mount("sandyard", scratch, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _SCRATCH_OPTIONS)
         os.chdir(scratch)  # keeps paths out of the mount options, where ':' and ',' are special
         for name in ("upper", "work", "root", "none"):
             Path(name).mkdir(mode=0o755)
@@ -63,9 +62,9 @@ def adapt(given: Mapping[str, Any]) -> dict[str, Any]:
         kernel.mount("sandyard", "root", "overlay", kernel.MS_NODEV, data)
     except OSError as error:
         raise LayerError(f"cannot be assembled on this machine: {error.strerror}") from None
-    folders = tuple(_find_implied_directories(layers, given["implied"], privileged=options.privileged))
-    outcome = _in_root("root", replace(options, folders=folders))
-    _keep(Path("upper"), Path(given["target"]), privileged=options.privileged)
+    folders = tuple(_find_implied_directories(layers, request["implied"], privileged=options.privileged))
+    outcome = _run_in_root("root", replace(options, folders=folders))
+    _copy_tree(Path("upper"), Path(request["target"]), privileged=options.privileged)
     return outcome
 
 
@@ -86,30 +85,31 @@ def _find_implied_directories(
     """Yield directories that a layer has entries in but does not describe: they must keep the mode of a lower layer
     instead of a default one. Raises LayerError if such a directory is a link in a lower layer, because the entries
     would be unreachable."""
-    said = [frozenset(one) for one in implied]
-    for path in sorted({one for layer in said for one in layer}, key=lambda one: (one.count("/"), one)):
-        guessed = False
-        for layer, names in zip(layers, said, strict=True):
-            found = _look(layer, path)
-            if found is None:
+    implied_sets = [frozenset(paths) for paths in implied]
+    parents_first = sorted(frozenset().union(*implied_sets), key=lambda path: (path.count("/"), path))
+    for path in parents_first:
+        implied_above = False
+        for layer, implied_paths in zip(layers, implied_sets, strict=True):
+            status = _stat_entry(layer, path)
+            if status is None:
                 continue
-            if stat.S_ISLNK(found.st_mode) and guessed:
+            if stat.S_ISLNK(status.st_mode) and implied_above:
                 raise LayerError(
                     f"has a layer with entries below /{path}, which is a link in a lower layer. Rebuild the image with a directory there"
                 )
-            if not stat.S_ISDIR(found.st_mode):
+            if not stat.S_ISDIR(status.st_mode):
                 break
-            if path not in names:
-                if guessed:
-                    mode = stat.S_IMODE(found.st_mode)
-                    yield DirectoryAttributes(f"/{path}", mode, found.st_uid, found.st_gid, found.st_mtime_ns)
+            if path not in implied_paths:
+                if implied_above:
+                    mode = stat.S_IMODE(status.st_mode)
+                    yield DirectoryAttributes(f"/{path}", mode, status.st_uid, status.st_gid, status.st_mtime_ns)
                 break
-            guessed = True
+            implied_above = True
             if _is_opaque(layer, path, privileged=privileged):
                 break
 
 
-def _look(layer: int, path: str) -> os.stat_result | None:
+def _stat_entry(layer: int, path: str) -> os.stat_result | None:
     folder, _, name = path.rpartition("/")
     try:
         parent = open_without_links(layer, folder, os.O_PATH | os.O_DIRECTORY)
@@ -131,12 +131,12 @@ def _is_opaque(layer: int, path: str, *, privileged: bool) -> bool:
         os.close(fd)
 
 
-def _in_root(root: str, options: AdaptOptions) -> dict[str, Any]:
+def _run_in_root(root: str, options: AdaptOptions) -> dict[str, Any]:
     """Run `adapt_image` in a worker whose root is the image, and return its outcome. Ids are not mapped, because
     overlayfs has no idmapped mounts."""
     rules = confinement.Rules(
         seccomp.make_program(),
-        _MEMORY,
+        _MEMORY_BYTES,
         file_bytes=_SCRATCH_BYTES,
         capabilities=confinement.CHANGE_FILES,
         root=root,
@@ -144,15 +144,15 @@ def _in_root(root: str, options: AdaptOptions) -> dict[str, Any]:
         plain_ids=True,
     )
     worker = confinement.Confinement(privileged=options.privileged).start(
-        lambda: collect_outcome(lambda: _fit(options)), rules
+        lambda: collect_outcome(lambda: _adapt_in_worker(options)), rules
     )
-    (outcome,) = confinement.outcomes([worker], {}, lambda: None)
+    (outcome,) = confinement.wait_for_outcomes([worker], {}, lambda: None)
     check_outcome(outcome)
     user = outcome.get("user")
     return {"user": None if user is None else str(user)}
 
 
-def _fit(options: AdaptOptions) -> dict[str, Any]:
+def _adapt_in_worker(options: AdaptOptions) -> dict[str, Any]:
     os.umask(0o022)
     try:
         return {"user": adapt_image(options)}
@@ -162,9 +162,9 @@ def _fit(options: AdaptOptions) -> dict[str, Any]:
         raise LayerError(f"could not be adapted ({type(error).__name__}: {error})") from None
 
 
-def _keep(source: Path, target: Path, *, privileged: bool) -> None:
-    """Copy what the overlay wrote: what `image_changes` created, and the directories that contain it. The source is on
-    another file system."""
+def _copy_tree(source: Path, target: Path, *, privileged: bool) -> None:
+    """Copy the writable part of the overlay: what `image_changes` created, and the directories that contain it. The
+    source is on another file system."""
     status = source.lstat()
     if stat.S_ISLNK(status.st_mode):
         target.symlink_to(source.readlink())
@@ -172,7 +172,7 @@ def _keep(source: Path, target: Path, *, privileged: bool) -> None:
     if stat.S_ISDIR(status.st_mode):
         target.mkdir(mode=0o700)
         for entry in source.iterdir():
-            _keep(entry, target / entry.name, privileged=privileged)
+            _copy_tree(entry, target / entry.name, privileged=privileged)
         mark = f"{'trusted' if privileged else 'user'}.overlay.opaque"
         with contextlib.suppress(OSError):  # most have none
             os.setxattr(target, mark, os.getxattr(source, mark))
@@ -188,8 +188,8 @@ def _keep(source: Path, target: Path, *, privileged: bool) -> None:
 
 
 def main() -> None:
-    given = start_worker(_MEMORY)
-    report_outcome(lambda: adapt(given), str(Path(given["target"]).parent))
+    request = initialize_process(_MEMORY_BYTES)
+    report_outcome(lambda: adapt(request), str(Path(request["target"]).parent))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
-from sandyard.engine.images.web import Web
+from sandyard.engine.images.http_client import HttpClient
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, UnsupportedError
 from sandyard.kit.secret import Secret
 
-_LARGEST, _VALUES = 1 << 20, 1000
-_LONGEST_HEADER = 8192
+_MAX_BYTES, _MAX_VALUES = 1 << 20, 1000
+_MAX_HEADER = 8192
 _PARAMETER = re.compile(r'\s*+,?\s*+([A-Za-z_-]+)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]+))')
 
 
@@ -40,8 +40,8 @@ class Challenge:
 
 def parse_challenges(header: str) -> list[Challenge]:
     """Return all challenges of a header; malformed ones are skipped."""
-    found: list[Challenge] = []
-    rest = header[:_LONGEST_HEADER]
+    challenges: list[Challenge] = []
+    rest = header[:_MAX_HEADER]
     while match := re.match(r"\s*+,?\s*+([A-Za-z][A-Za-z0-9-]*+)(?:\s++|$)(?!=)", rest):
         rest = rest[match.end() :]
         parameters: dict[str, str] = {}
@@ -49,18 +49,18 @@ def parse_challenges(header: str) -> list[Challenge]:
             quoted, bare = pair[2], pair[3]
             parameters[pair[1].lower()] = re.sub(r"\\(.)", r"\1", quoted) if quoted is not None else bare
             rest = rest[pair.end() :]
-        found.append(Challenge(match[1].lower(), parameters))
-    return found
+        challenges.append(Challenge(match[1].lower(), parameters))
+    return challenges
 
 
-class Authority:
+class RegistryAuthenticator:
     """Provides the `Authorization` header for one repository's requests. `login` is called once, when the registry
     requires one."""
 
-    def __init__(self, web: Web, repository: str, login: Callable[[], Awaitable[Login | None]]) -> None:
-        self._web = web
+    def __init__(self, client: HttpClient, repository: str, login: Callable[[], Awaitable[Login | None]]) -> None:
+        self._client = client
         self._repository = repository
-        self._ask_login = login
+        self._get_login = login
         self._lock = asyncio.Lock()
         self.header: str | None = None
 
@@ -69,39 +69,39 @@ class Authority:
         async with self._lock:
             if self.header != refused:  # another task has already replaced it
                 return self.header
-            self.header = await self._answer(parse_challenges(challenge), refused)
+            self.header = await self._choose_header(parse_challenges(challenge), refused)
             return self.header
 
-    async def _answer(self, offered: list[Challenge], refused: str | None) -> str | None:
-        login = await self._ask_login()
-        for challenge in offered:
+    async def _choose_header(self, challenges: list[Challenge], refused: str | None) -> str | None:
+        login = await self._get_login()
+        for challenge in challenges:
             if challenge.scheme == "bearer":
-                return await self._token(challenge, login)
+                return await self._request_token(challenge, login)
             if challenge.scheme == "basic":
                 header = login.header if login else None
                 return header if header != refused else None
-        names = ", ".join(challenge.scheme for challenge in offered)[:100] or "nothing"
+        names = ", ".join(challenge.scheme for challenge in challenges)[:100] or "nothing"
         raise UnsupportedError(
             f"The registry requires an unsupported login method ({names}). Supported methods are Basic and Bearer."
         )
 
-    async def _token(self, challenge: Challenge, login: Login | None) -> str:
+    async def _request_token(self, challenge: Challenge, login: Login | None) -> str:
         realm = urlsplit(challenge.parameters.get("realm", ""))
         if not realm.netloc:
-            raise InvalidInputError("The registry does not say which server issues its tokens.")
+            raise InvalidInputError("The registry requires a token but does not name a server that issues tokens.")
         query = {"scope": challenge.parameters.get("scope") or f"repository:{self._repository}:pull"}
         if "service" in challenge.parameters:
             query["service"] = challenge.parameters["service"]
         url = urlunsplit(realm._replace(query="&".join(filter(None, (realm.query, urlencode(query)))), fragment=""))
-        answer = await self._web.ask(url, {"Authorization": login.header} if login else {}, _LARGEST)
-        if answer.status in (401, 403):
+        response = await self._client.request(url, {"Authorization": login.header} if login else {}, _MAX_BYTES)
+        if response.status in (401, 403):
             who = "these credentials" if login else "requests without credentials"
             raise ForbiddenError(f"The token server {realm.hostname} denied {who} for {self._repository}.")
         try:
-            document = bounded_json.parse(answer.body, largest=_LARGEST, values=_VALUES)
+            document = bounded_json.parse(response.body, largest=_MAX_BYTES, values=_MAX_VALUES)
             token = document.get("token") or document.get("access_token")
         except (ValueError, AttributeError):
             token = None
-        if answer.status != 200 or not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
-            raise InvalidInputError(f"The token server {realm.hostname} returned no token (status {answer.status}).")
+        if response.status != 200 or not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
+            raise InvalidInputError(f"The token server {realm.hostname} returned no token (status {response.status}).")
         return f"Bearer {token}"

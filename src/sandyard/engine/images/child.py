@@ -16,29 +16,29 @@ _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTH
 _ERRORS: Mapping[str, type[SandyardError]] = {"full": NoSpaceError, "unconfined": UnsupportedError}
 
 
-async def run_process(module: str, order: Mapping[str, Any], what: str, source: int | None = None) -> dict[str, Any]:
+async def run_process(module: str, request: Mapping[str, Any], what: str, source: int | None = None) -> dict[str, Any]:
     """Run `python -m sandyard.engine.images.<module>` with descriptor `source` as its input and return its result. It
     gets nothing of the engine's environment except the path of Python. Raises InvalidInputError, NoSpaceError, or
     UnsupportedError if it cannot be confined, with a message that starts with `what`. If cancelled, the process is
     killed and waited for."""
     pipe, stdin = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL if source is None else source
-    told = os.memfd_create("order")  # longer than an argument may be
+    request_fd = os.memfd_create("request")  # longer than an argument may be
     try:
-        os.write(told, json.dumps({**order, "parent": os.getpid()}).encode())
-        command = python_command(f"sandyard.engine.images.{module}", str(told))
+        os.write(request_fd, json.dumps({**request, "parent": os.getpid()}).encode())
+        command = python_command(f"sandyard.engine.images.{module}", str(request_fd))
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=stdin,
             stdout=pipe,
             stderr=pipe,
-            pass_fds=(told,),
+            pass_fds=(request_fd,),
             cwd=SAFE_FOLDER,
             env=python_environment({name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}),
         )
     finally:
-        os.close(told)
+        os.close(request_fd)
     try:
-        output, said = await process.communicate()
+        output, errors = await process.communicate()
     except asyncio.CancelledError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -47,7 +47,7 @@ async def run_process(module: str, order: Mapping[str, Any], what: str, source: 
     try:
         outcome = json.loads(output)
     except ValueError:
-        tail = said.decode(errors="replace").strip().splitlines()[-1:] or [f"it ended with {process.returncode}"]
+        tail = errors.decode(errors="replace").strip().splitlines()[-1:] or [f"it ended with {process.returncode}"]
         raise SandyardError(f"{what} could not be processed: {tail[0][:300]}") from None
     if "error" in outcome:
         raise _ERRORS.get(outcome["kind"], InvalidInputError)(f"{what} {outcome['error']}.")

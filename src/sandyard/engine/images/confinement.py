@@ -62,11 +62,11 @@ _NAMESPACES = (
     | kernel.CLONE_NEWUTS
     | kernel.CLONE_NEWCGROUP
 )
-_QUIET = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-_ANY_FOLDER = "/proc"  # always exists, to mount something on
-_OPEN_FILES = 256
-_MOST_SAID = 64 << 20
-_LONGEST_WORDS = 500
+_MOUNT_FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+_MOUNT_POINT = "/proc"  # always exists, to mount something on
+_MAX_OPEN_FILES = 256
+_MAX_REPORT_BYTES = 64 << 20
+_MAX_ERROR_CHARACTERS = 500
 _CHUNK = 1 << 16
 _TICK_S = 0.5
 
@@ -77,9 +77,9 @@ class ConfinementError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The permissions and limits of one worker. `root`: the only directory it sees, None for an empty one; `attributes`
-    of that mount. `plain_ids`: it sees ids as the host does, instead of through an idmapped mount (which overlayfs does
-    not support)."""
+    """The permissions and limits of one worker. `program`: its seccomp filter; `memory`: in bytes; `root`: the only
+    directory it sees, None for an empty one; `attributes` of that mount. `plain_ids`: it sees ids as the host does,
+    instead of through an idmapped mount (which overlayfs does not support)."""
 
     program: bytes
     memory: int
@@ -127,15 +127,15 @@ class Confinement:
             ids = userns.create(0 if rules.plain_ids else FIRST_ID, IDS) if self.privileged else -1
             pid, pidfd = kernel.clone(_NAMESPACES | (0 if self.privileged else kernel.CLONE_NEWUSER))
         except OSError as error:
-            raise ConfinementError(_refusal(error)) from None
+            raise ConfinementError(_describe_refusal(error)) from None
         if pid == 0:
-            self._serve(work, rules, ids, write, keep)
+            self._run_worker(work, rules, ids, write, keep)
         os.close(write)
         if ids >= 0:
             os.close(ids)
         return Worker(pid, pidfd, read)
 
-    def _serve(
+    def _run_worker(
         self, work: Callable[[], Mapping[str, Any]], rules: Rules, ids: int, report: int, keep: Collection[int]
     ) -> NoReturn:
         code = 1
@@ -143,25 +143,25 @@ class Confinement:
             try:
                 self._confine(rules, ids, {report, *keep})
             except OSError as error:
-                _say(report, {"unconfined": _refusal(error)})
+                _write_report(report, {"unconfined": _describe_refusal(error)})
             else:
-                _say(report, work())
+                _write_report(report, work())
                 code = 0
         except BaseException as error:
             with contextlib.suppress(BaseException):
-                _say(report, {"crash": f"{type(error).__name__}: {error}"[:_LONGEST_WORDS]})
+                _write_report(report, {"crash": f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]})
         finally:
             os._exit(code)
 
     def _confine(self, rules: Rules, ids: int, keep: set[int]) -> None:
-        _import_nothing_more()
+        _disable_imports()
         if ids < 0:
-            for name, text in zip(("setgroups", "uid_map", "gid_map"), ("deny", *self._own_ids()), strict=True):
+            for name, text in zip(("setgroups", "uid_map", "gid_map"), ("deny", *self._make_id_maps()), strict=True):
                 _write(f"/proc/self/{name}", text)
         last_capability = _read_number("/proc/sys/kernel/cap_last_cap")
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         _enter_root(rules, ids)
-        _limit(rules)
+        _set_limits(rules)
         if ids >= 0:
             script.run(confine.make_userns_steps(ids, IDS))
         os.umask(0)
@@ -170,7 +170,7 @@ class Confinement:
             os._exit(1)
         for fd in {0, 1, 2} - keep:
             os.dup2(null, fd)
-        _close_all_but({0, 1, 2} | keep)
+        _close_all_except({0, 1, 2} | keep)
         for number in range(last_capability + 1):
             if not rules.capabilities >> number & 1:
                 kernel.prctl(kernel.PR_CAPBSET_DROP, number)
@@ -179,11 +179,11 @@ class Confinement:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.load_seccomp(rules.program)
 
-    def _own_ids(self) -> tuple[str, ...]:
-        return tuple(f"0 {one} 1" for one in self._ids)
+    def _make_id_maps(self) -> tuple[str, ...]:
+        return tuple(f"0 {own_id} 1" for own_id in self._ids)
 
 
-def outcomes(
+def wait_for_outcomes(
     workers: Sequence[Worker], serve: Mapping[int, Callable[[], bool]], tick: Callable[[], None]
 ) -> list[dict[str, Any]]:
     """Return the outcomes of all workers when all have ended. Calls the function in `serve` for a descriptor whenever
@@ -192,24 +192,24 @@ def outcomes(
 
     Raises ConfinementError, and RuntimeError for a worker that ended without an outcome.
     """
-    said = {worker.report: bytearray() for worker in workers}
-    poll, waiting = select.poll(), set(said)
-    for fd in (*said, *serve):
+    reports = {worker.report: bytearray() for worker in workers}
+    poll, waiting = select.poll(), set(reports)
+    for fd in (*reports, *serve):
         poll.register(fd, select.POLLIN)
     running = list(workers)
     try:
         next_tick = time.monotonic()
         while waiting:
             for fd, _ in poll.poll(_TICK_S * 1000):
-                if fd in said:
+                if fd in reports:
                     chunk = os.read(fd, _CHUNK)
-                    said[fd] += chunk
-                    if len(said[fd]) > _MOST_SAID:
+                    reports[fd] += chunk
+                    if len(reports[fd]) > _MAX_REPORT_BYTES:
                         raise RuntimeError("the worker process sent too much output")
-                    over = not chunk
+                    at_end = not chunk
                 else:
-                    over = not serve[fd]()
-                if over:
+                    at_end = not serve[fd]()
+                if at_end:
                     poll.unregister(fd)
                     waiting.discard(fd)
             if time.monotonic() >= next_tick:
@@ -219,24 +219,24 @@ def outcomes(
     finally:
         for worker in running:
             worker.end()
-    return [_outcome(bytes(said[worker.report]), code) for worker, code in zip(workers, codes, strict=True)]
+    return [_parse_outcome(bytes(reports[worker.report]), code) for worker, code in zip(workers, codes, strict=True)]
 
 
-def _outcome(said: bytes, code: int) -> dict[str, Any]:
+def _parse_outcome(report: bytes, code: int) -> dict[str, Any]:
     try:
-        outcome = json.loads(said)
+        outcome = json.loads(report)
     except (ValueError, RecursionError):
         outcome = None
     if not isinstance(outcome, dict):
         raise RuntimeError(f"the worker process ended with {code} and no outcome")  # noqa: TRY004 - of the other process
     if "unconfined" in outcome:
-        raise ConfinementError(str(outcome["unconfined"])[:_LONGEST_WORDS])
+        raise ConfinementError(str(outcome["unconfined"])[:_MAX_ERROR_CHARACTERS])
     if "crash" in outcome or code:
-        raise RuntimeError(str(outcome.get("crash", f"the worker process ended with {code}"))[:_LONGEST_WORDS])
+        raise RuntimeError(str(outcome.get("crash", f"the worker process ended with {code}"))[:_MAX_ERROR_CHARACTERS])
     return outcome
 
 
-def _refusal(error: OSError) -> str:
+def _describe_refusal(error: OSError) -> str:
     return (
         f"cannot be read: this machine cannot confine the process that would read it ({error.strerror}). "
         "Run `sandyard doctor` to see what is missing"
@@ -246,7 +246,7 @@ def _refusal(error: OSError) -> str:
 # In the worker ----------------------------------------------------------------------------------------------------------------
 
 
-def _import_nothing_more() -> None:
+def _disable_imports() -> None:
     """Disable imports, because the paths of Python's modules will be paths in the layer."""
     sys.path.clear()
     sys.path_hooks.clear()
@@ -259,8 +259,8 @@ def _import_nothing_more() -> None:
 def _enter_root(rules: Rules, ids: int) -> None:
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     if rules.root is None:
-        kernel.mount("none", _ANY_FOLDER, "tmpfs", kernel.MS_RDONLY | _QUIET, "size=4k,nr_inodes=1,mode=555")
-        kernel.pivot_into(_ANY_FOLDER)
+        kernel.mount("none", _MOUNT_POINT, "tmpfs", kernel.MS_RDONLY | _MOUNT_FLAGS, "size=4k,nr_inodes=1,mode=555")
+        kernel.pivot_into(_MOUNT_POINT)
         return
     mount = kernel.clone_mount(rules.root)
     kernel.change_mount(mount, rules.attributes, userns_fd=-1 if rules.plain_ids else ids)
@@ -268,22 +268,22 @@ def _enter_root(rules: Rules, ids: int) -> None:
     kernel.pivot_into(rules.root)
 
 
-def _limit(rules: Rules) -> None:
-    for kind, most in (
+def _set_limits(rules: Rules) -> None:
+    for kind, limit in (
         (resource.RLIMIT_AS, rules.memory),
         (resource.RLIMIT_FSIZE, rules.file_bytes),
-        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+        (resource.RLIMIT_NOFILE, _MAX_OPEN_FILES),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
         _, hard = resource.getrlimit(kind)
-        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (bound, bound))
+        allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (allowed, allowed))
 
 
-def _close_all_but(keep: Collection[int]) -> None:
+def _close_all_except(keep: Collection[int]) -> None:
     first = 0
     for fd in sorted(keep):
         kernel.close_range(first, fd - 1)
@@ -291,7 +291,7 @@ def _close_all_but(keep: Collection[int]) -> None:
     kernel.close_range(first, 0x7FFF_FFFF)
 
 
-def _say(report: int, outcome: Mapping[str, Any]) -> None:
+def _write_report(report: int, outcome: Mapping[str, Any]) -> None:
     left = memoryview(json.dumps(outcome).encode())
     while left:
         left = left[os.write(report, left) :]

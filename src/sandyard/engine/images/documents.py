@@ -12,7 +12,7 @@ from sandyard.engine.images.reference import DIGEST
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import InvalidInputError, NotFoundError, UnsupportedError
 
-LARGEST, MOST_VALUES = 8 << 20, 50_000
+MAX_BYTES, MAX_VALUES = 8 << 20, 50_000
 """Maximum number of bytes and JSON values in one document."""
 MAX_LAYERS = 100
 """A sandbox can have at most 119 layers, and builds on top of an image need some of them."""
@@ -58,13 +58,13 @@ class Config:
     workdir: str | None = None
 
 
-def digest_of(content: bytes) -> str:
+def compute_digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def parse_json(content: bytes, what: str) -> dict[str, Any]:
     try:
-        document = bounded_json.parse(content, largest=LARGEST, values=MOST_VALUES)
+        document = bounded_json.parse(content, largest=MAX_BYTES, values=MAX_VALUES)
     except ValueError:
         document = None
     if not isinstance(document, dict):
@@ -76,19 +76,19 @@ def is_index(document: Mapping[str, Any]) -> bool:
     return isinstance(document.get("manifests"), list)
 
 
-def choose(document: Mapping[str, Any], what: str) -> Descriptor:
+def choose_manifest(document: Mapping[str, Any], what: str) -> Descriptor:
     """Return an index's manifest for this machine. Raises UnsupportedError, which lists the available platforms."""
-    seen = []
+    platforms = []
     for entry in document["manifests"]:
         platform = entry.get("platform") if isinstance(entry, dict) else None
         if not isinstance(platform, dict):
             platform = {}
         system, architecture = platform.get("os", "linux"), platform.get("architecture", ARCHITECTURE)
         if system == "linux" and architecture == ARCHITECTURE:
-            return _descriptor(entry, f"The index of {what}")
+            return _parse_descriptor(entry, f"The index of {what}")
         if system != "unknown":  # attestations
-            seen.append(f"{system}/{architecture}")
-    offered = ", ".join(dict.fromkeys(seen))[:300] or "no platform"
+            platforms.append(f"{system}/{architecture}")
+    offered = ", ".join(dict.fromkeys(platforms))[:300] or "no platform"
     raise UnsupportedError(
         f"{what} is not available for linux/{ARCHITECTURE}, which this machine needs. It is available for {offered}."
     )
@@ -98,19 +98,19 @@ def select_manifest(document: Mapping[str, Any], name: str | None, what: str) ->
     """Return the entry of a layout's index with that tag, or the only one. NotFoundError lists the existing tags."""
     entries = [entry for entry in document.get("manifests", ()) if isinstance(entry, dict)]
     tags = [(entry.get("annotations") or {}).get("org.opencontainers.image.ref.name") for entry in entries]
-    fitting = [entry for entry, tag in zip(entries, tags, strict=True) if tag == name] if name else entries
-    if len(fitting) == 1:
-        return _descriptor(fitting[0], f"The index of {what}")
+    matches = [entry for entry, tag in zip(entries, tags, strict=True) if tag == name] if name else entries
+    if len(matches) == 1:
+        return _parse_descriptor(matches[0], f"The index of {what}")
     known = ", ".join(str(tag) for tag in tags if tag)[:300] or "none"
-    said = (
+    problem = (
         f"contains {len(entries)} images; specify one"
         if not name
-        else f"has {len(fitting) or 'no'} images tagged {name!r}"
+        else f"has {len(matches) or 'no'} images tagged {name!r}"
     )
-    raise NotFoundError(f"{what} {said}. Tags in it: {known}.")
+    raise NotFoundError(f"{what} {problem}. Tags in it: {known}.")
 
 
-def read_manifest(content: bytes, what: str) -> Manifest:
+def parse_manifest(content: bytes, what: str) -> Manifest:
     document = parse_json(content, f"The manifest of {what}")
     layers = document.get("layers")
     if document.get("schemaVersion") == 1:
@@ -123,11 +123,11 @@ def read_manifest(content: bytes, what: str) -> Manifest:
         raise UnsupportedError(
             f"{what} has layers that are not stored in its registry, as Windows images do. This is not supported."
         )
-    found = tuple(_descriptor(layer, f"The manifest of {what}") for layer in layers)
-    return Manifest(digest_of(content), _descriptor(document["config"], f"The manifest of {what}"), found)
+    blobs = tuple(_parse_descriptor(layer, f"The manifest of {what}") for layer in layers)
+    return Manifest(compute_digest(content), _parse_descriptor(document["config"], f"The manifest of {what}"), blobs)
 
 
-def read_config(content: bytes, what: str, layers: int) -> Config:
+def parse_config(content: bytes, what: str, layers: int) -> Config:
     """Parse a configuration. `layers` is the number of layers in the manifest. Raises UnsupportedError for an image of
     another platform."""
     document = parse_json(content, f"The configuration of {what}")
@@ -138,7 +138,7 @@ def read_config(content: bytes, what: str, layers: int) -> Config:
         )
     root = document.get("rootfs")
     diff_ids = root.get("diff_ids") if isinstance(root, dict) else None
-    if not _texts(diff_ids) or not all(DIGEST.fullmatch(one) for one in diff_ids or ()):
+    if not _is_text_list(diff_ids) or not all(DIGEST.fullmatch(diff_id) for diff_id in diff_ids or ()):
         raise UnsupportedError(f"The configuration of {what} does not list its layers by their sha256.")
     assert diff_ids is not None
     if len(diff_ids) != layers:
@@ -155,24 +155,24 @@ def read_config(content: bytes, what: str, layers: int) -> Config:
     workdir, user = settings.get("WorkingDir"), settings.get("User")
     return Config(
         tuple(diff_ids),
-        _environment(settings.get("Env")),
+        _parse_environment(settings.get("Env")),
         user if isinstance(user, str) else "",
         workdir if isinstance(workdir, str) and workdir.startswith("/") and "\0" not in workdir else None,
     )
 
 
-def _environment(raw: Any) -> dict[str, str]:
-    if not _texts(raw):
+def _parse_environment(raw: Any) -> dict[str, str]:
+    if not _is_text_list(raw):
         return {}
     pairs = (line.partition("=") for line in raw)
     return {key: value for key, equals, value in pairs if key and equals and "\0" not in key + value}
 
 
-def _texts(raw: Any) -> bool:
-    return isinstance(raw, Sequence) and not isinstance(raw, str) and all(isinstance(one, str) for one in raw)
+def _is_text_list(raw: Any) -> bool:
+    return isinstance(raw, Sequence) and not isinstance(raw, str) and all(isinstance(item, str) for item in raw)
 
 
-def _descriptor(raw: Any, where: str) -> Descriptor:
+def _parse_descriptor(raw: Any, where: str) -> Descriptor:
     digest, size = (raw.get("digest"), raw.get("size")) if isinstance(raw, dict) else (None, None)
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         raise UnsupportedError(f"{where} contains a digest that is not sha256.")

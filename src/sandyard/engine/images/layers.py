@@ -24,7 +24,7 @@ from typing import Any
 from sandyard.engine.images import adapt, child
 from sandyard.engine.images.image_changes import AdaptOptions
 from sandyard.engine.images.source import Blob, Source
-from sandyard.engine.images.unpack import Order
+from sandyard.engine.images.unpack import UnpackRequest
 from sandyard.engine.templates.folder import remove_tree
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.logging import get_logger
@@ -33,8 +33,8 @@ log = get_logger(__name__)
 
 FORMAT = 1  # increase it when the output of `unpack` or `image_changes` changes
 FS, MANIFEST, PARTIAL, SPOOL = "fs", "layer.json", ".partial-", "spool"
-_SHORTEST_KEEP = 3600.0
-_PATIENCE = 300.0
+_MIN_KEEP_S = 3600.0
+_ADAPT_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class Layer:
     path: str
     entries: int
     bytes: int
-    devices: int
-    strangers: int
-    implied: tuple[str, ...]
+    devices: int  # device nodes, which are skipped
+    strangers: int  # entries whose owner has an id above 65535
+    implied: tuple[str, ...]  # directories that no entry describes, but that contain entries
     opaque_root: bool
 
 
@@ -63,8 +63,8 @@ class Layer:
 class _Lock:
     """Exists as long as a task holds it or waits for it."""
 
-    it: asyncio.Lock = field(default_factory=asyncio.Lock)
-    wanted: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
 
 
 class LayerFolder:
@@ -72,7 +72,7 @@ class LayerFolder:
         self.folder = folder
         self._layers, self._adapted = folder / "layers", folder / "adapted"
         self.spool = folder / SPOOL
-        self._keep_s = max(keep_s, _SHORTEST_KEEP)
+        self._keep_s = max(keep_s, _MIN_KEEP_S)
         self._locks: dict[str, _Lock] = {}
 
     def prepare(self) -> None:
@@ -89,14 +89,14 @@ class LayerFolder:
         """Return the layer with this content, fetched and unpacked if needed. Tasks that need the same layer wait for
         each other."""
         async with self._lock_key(diff_id):
-            place = self._layers / f"{diff_id.removeprefix('sha256:')}.{FORMAT}"
-            if (known := _read(place)) is not None:
+            path = self._layers / f"{diff_id.removeprefix('sha256:')}.{FORMAT}"
+            if (known := _read_layer(path)) is not None:
                 return known
-            async with source.fetch(blob) as content, self._partial(self._layers) as work:
+            async with source.fetch(blob) as content, self._open_partial(self._layers) as work:
                 target = work / FS
                 target.mkdir()
                 target.chmod(0o755)
-                order = Order(
+                request = UnpackRequest(
                     str(target),
                     content.offset,
                     content.size,
@@ -106,10 +106,10 @@ class LayerFolder:
                     budget.entries,
                     budget.reserve,
                 )
-                found = _validate_report(await child.run_process("unpack", asdict(order), what, content.fd), what)
-                (work / MANIFEST).write_text(json.dumps(found))
-                work.rename(place)
-            layer = _read(place)
+                report = _validate_report(await child.run_process("unpack", asdict(request), what, content.fd), what)
+                (work / MANIFEST).write_text(json.dumps(report))
+                work.rename(path)
+            layer = _read_layer(path)
             assert layer is not None
             return layer
 
@@ -119,60 +119,60 @@ class LayerFolder:
         names = [Path(layer.path).parent.name for layer in layers]
         parts = json.dumps([FORMAT, names, options.user, options.path, options.trust.digest, options.privileged])
         key = hashlib.sha256(parts.encode()).hexdigest()[:32]
-        place = self._adapted / key
+        path = self._adapted / key
         async with self._lock_key(key):
-            if not place.exists():
-                async with self._partial(self._adapted) as work:
+            if not path.exists():
+                async with self._open_partial(self._adapted) as work:
                     scratch = work / "scratch"
                     scratch.mkdir()
                     implied = [layer.implied for layer in layers]
-                    order = adapt.make_order([layer.path for layer in layers], implied, work, options)
+                    request = adapt.make_adapt_request([layer.path for layer in layers], implied, work, options)
                     try:
-                        async with asyncio.timeout(_PATIENCE):
-                            found = await child.run_process("adapt", order, what)
+                        async with asyncio.timeout(_ADAPT_TIMEOUT_S):
+                            report = await child.run_process("adapt", request, what)
                     except TimeoutError:
                         raise InvalidInputError(
-                            f"{what} could not be adapted within {_PATIENCE:.0f} seconds."
+                            f"{what} could not be adapted within {_ADAPT_TIMEOUT_S:.0f} seconds. Try again."
                         ) from None
                     scratch.rmdir()
-                    (work / MANIFEST).write_text(json.dumps(found))
-                    work.rename(place)
-            _touch(place)
-            return str(place / FS), json.loads((place / MANIFEST).read_text())["user"]
+                    (work / MANIFEST).write_text(json.dumps(report))
+                    work.rename(path)
+            _touch(path)
+            return str(path / FS), json.loads((path / MANIFEST).read_text())["user"]
 
     async def collect(self, uses_layer: Callable[[str], bool]) -> int:
         """Remove layers that nothing uses and that were not requested for a while. Return how many were removed."""
-        now, gone = time.time(), 0
+        now, removed = time.time(), 0
         for folder in (self._adapted, self._layers):
-            for place in [entry for entry in folder.iterdir() if not entry.name.startswith(".")]:
+            for path in [entry for entry in folder.iterdir() if not entry.name.startswith(".")]:
                 async with self._lock_key(
-                    place.name.partition(".")[0] if folder == self._adapted else f"sha256:{place.stem}"
+                    path.name.partition(".")[0] if folder == self._adapted else f"sha256:{path.stem}"
                 ):
                     with contextlib.suppress(FileNotFoundError):
-                        if now - (place / MANIFEST).stat().st_mtime < self._keep_s or uses_layer(str(place / FS)):
+                        if now - (path / MANIFEST).stat().st_mtime < self._keep_s or uses_layer(str(path / FS)):
                             continue
                         trash = folder / f"{PARTIAL}{uuid.uuid4().hex}"
-                        place.rename(trash)
+                        path.rename(trash)
                         await asyncio.to_thread(remove_tree, trash)
-                        gone += 1
-        if gone:
-            log.info("image_layers_collected", count=gone)
-        return gone
+                        removed += 1
+        if removed:
+            log.info("image_layers_collected", count=removed)
+        return removed
 
     @contextlib.asynccontextmanager
     async def _lock_key(self, key: str) -> AsyncIterator[None]:
         lock = self._locks.setdefault(key, _Lock())
-        lock.wanted += 1
+        lock.users += 1
         try:
-            async with lock.it:
+            async with lock.lock:
                 yield
         finally:
-            lock.wanted -= 1
-            if not lock.wanted:
+            lock.users -= 1
+            if not lock.users:
                 del self._locks[key]
 
     @contextlib.asynccontextmanager
-    async def _partial(self, folder: Path) -> AsyncIterator[Path]:
+    async def _open_partial(self, folder: Path) -> AsyncIterator[Path]:
         work = folder / f"{PARTIAL}{uuid.uuid4().hex}"
         work.mkdir(mode=0o755)
         try:
@@ -182,31 +182,31 @@ class LayerFolder:
                 await asyncio.shield(asyncio.to_thread(shutil.rmtree, work, ignore_errors=True))
 
 
-def _validate_report(found: Mapping[str, Any], what: str) -> dict[str, Any]:
+def _validate_report(report: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Validate the report about a layer, because the reporting process may have been taken over by hostile data."""
     try:
-        numbers = {name: found[name] for name in ("entries", "bytes", "devices", "strangers")}
-        implied = list(found["implied"])
+        numbers = {name: report[name] for name in ("entries", "bytes", "devices", "strangers")}
+        implied = list(report["implied"])
     except (LookupError, TypeError):
         numbers, implied = {}, []
     counted = all(type(number) is int and number >= 0 for number in numbers.values())
-    if not numbers or not counted or not all(_is_inside(path) for path in implied):
+    if not numbers or not counted or not all(_is_relative_path(path) for path in implied):
         raise InvalidInputError(f"Unpacking {what} returned an invalid result.")
-    return {**numbers, "implied": implied, "opaque_root": found.get("opaque_root") is True}
+    return {**numbers, "implied": implied, "opaque_root": report.get("opaque_root") is True}
 
 
-def _is_inside(path: object) -> bool:
+def _is_relative_path(path: object) -> bool:
     return isinstance(path, str) and "\0" not in path and not path.startswith("/") and ".." not in path.split("/")
 
 
-def _read(place: Path) -> Layer | None:
+def _read_layer(path: Path) -> Layer | None:
     try:
-        raw = json.loads((place / MANIFEST).read_text())
+        raw = json.loads((path / MANIFEST).read_text())
     except FileNotFoundError:
         return None
-    _touch(place)
-    return Layer(str(place / FS), **{**raw, "implied": tuple(raw["implied"])})
+    _touch(path)
+    return Layer(str(path / FS), **{**raw, "implied": tuple(raw["implied"])})
 
 
-def _touch(place: Path) -> None:
-    os.utime(place / MANIFEST)
+def _touch(path: Path) -> None:
+    os.utime(path / MANIFEST)

@@ -24,7 +24,7 @@ from sandyard.kit import bounded_json
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError, UnsupportedError
 from sandyard.kit.openat2 import open_beneath, open_without_links
 
-_GZIP = b"\x1f\x8b"
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def open_allowed(reference: Local, folders: Sequence[Path]) -> int:
@@ -34,22 +34,22 @@ def open_allowed(reference: Local, folders: Sequence[Path]) -> int:
             "Images on the engine's machine are read only from folders that its operator configured, and there are none: "
             "SANDYARD_IMAGES_DIRS=/path/to/images"
         )
-    wanted = os.path.normpath(reference.path)
+    path = os.path.normpath(reference.path)
     for folder in folders:
         base = os.path.normpath(folder)
-        if wanted == base or wanted.startswith(f"{base.rstrip('/')}/"):
-            return _open(base, os.path.relpath(wanted, base), reference)
-    named = ", ".join(str(folder) for folder in folders)
+        if path == base or path.startswith(f"{base.rstrip('/')}/"):
+            return _open(base, os.path.relpath(path, base), reference)
+    folder_names = ", ".join(str(folder) for folder in folders)
     raise ForbiddenError(
-        f"{reference.path} is not below a folder that the engine's operator configured for images: {named}."
+        f"{reference.path} is not below a folder that the engine's operator configured for images: {folder_names}."
     )
 
 
-def _open(base: str, below: str, reference: Local) -> int:
+def _open(base: str, relative_path: str, reference: Local) -> int:
     try:
         root = os.open(base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fd = open_beneath(root, below, os.O_RDONLY | os.O_NONBLOCK)
+            fd = open_beneath(root, relative_path, os.O_RDONLY | os.O_NONBLOCK)
         finally:
             os.close(root)
     except OSError as error:
@@ -59,11 +59,11 @@ def _open(base: str, below: str, reference: Local) -> int:
             ) from None
         raise NotFoundError(f"Could not open {reference.path} on the engine's machine: {error.strerror}.") from None
     mode = os.fstat(fd).st_mode
-    fitting = stat.S_ISDIR(mode) if reference.kind == "oci" else stat.S_ISREG(mode)
-    if not fitting:
+    is_expected = stat.S_ISDIR(mode) if reference.kind == "oci" else stat.S_ISREG(mode)
+    if not is_expected:
         os.close(fd)
-        wanted = "a directory with an OCI layout" if reference.kind == "oci" else "a tar file"
-        raise InvalidInputError(f"{reference.path} is not {wanted}.")
+        expected = "a directory with an OCI layout" if reference.kind == "oci" else "a tar file"
+        raise InvalidInputError(f"{reference.path} is not {expected}.")
     return fd
 
 
@@ -79,11 +79,11 @@ class Layout:
     def _read(self, path: str) -> bytes:
         fd = self._open(path)
         try:
-            if os.fstat(fd).st_size > documents.LARGEST:
+            if os.fstat(fd).st_size > documents.MAX_BYTES:
                 raise InvalidInputError(
-                    f"{path} in {self._reference.path} is larger than {documents.LARGEST >> 20} MiB."
+                    f"{path} in {self._reference.path} is larger than {documents.MAX_BYTES >> 20} MiB."
                 )
-            return os.pread(fd, documents.LARGEST, 0)
+            return os.pread(fd, documents.MAX_BYTES, 0)
         finally:
             os.close(fd)
 
@@ -117,56 +117,58 @@ class Archive:
         path = self._reference.path
         if _is_compressed(self._fd):
             raise UnsupportedError(f"The archive {path} is compressed. Decompress it first: gunzip {path}")
-        found = await child.run_process("index", {}, f"The archive {path}", self._fd)
+        report = await child.run_process("index", {}, f"The archive {path}", self._fd)
         end = os.fstat(self._fd).st_size
-        members = found["members"] if isinstance(found["members"], dict) else {}
-        places = {name: _place_of(value, end) for name, value in members.items()}
-        self._members = {name: place for name, place in places.items() if place is not None}
-        finder = _find_in_layout if self._reference.kind == "oci-archive" else self._find_saved
+        members = report["members"] if isinstance(report["members"], dict) else {}
+        positions = {name: _parse_position(value, end) for name, value in members.items()}
+        self._members = {name: position for name, position in positions.items() if position is not None}
+        finder = _find_in_layout if self._reference.kind == "oci-archive" else self._find_in_docker_archive
         return finder(self._read, self._reference)
 
-    def _place(self, path: str) -> tuple[int, int]:
+    def _find_member(self, path: str) -> tuple[int, int]:
         try:
             return self._members[posixpath.normpath(path)]
         except KeyError:
             raise NotFoundError(f"The archive {self._reference.path} has no file {path[:200]}.") from None
 
     def _read(self, path: str) -> bytes:
-        offset, size = self._place(path)
-        if size > documents.LARGEST:
-            raise InvalidInputError(f"{path} in {self._reference.path} is larger than {documents.LARGEST >> 20} MiB.")
+        offset, size = self._find_member(path)
+        if size > documents.MAX_BYTES:
+            raise InvalidInputError(f"{path} in {self._reference.path} is larger than {documents.MAX_BYTES >> 20} MiB.")
         return os.pread(self._fd, size, offset)
 
     @contextlib.asynccontextmanager
     async def fetch(self, blob: Blob) -> AsyncIterator[Content]:
-        yield Content(self._fd, *self._place(blob.name))
+        yield Content(self._fd, *self._find_member(blob.name))
 
-    def _find_saved(self, read: Any, reference: Local) -> SourceImage:
+    def _find_in_docker_archive(self, read: Any, reference: Local) -> SourceImage:
         try:
-            entries = bounded_json.parse(read("manifest.json"), largest=documents.LARGEST, values=documents.MOST_VALUES)
-            images = [(list(one.get("RepoTags") or ()), one["Config"], list(one["Layers"])) for one in entries]
+            entries = bounded_json.parse(
+                read("manifest.json"), largest=documents.MAX_BYTES, values=documents.MAX_VALUES
+            )
+            images = [(list(entry.get("RepoTags") or ()), entry["Config"], list(entry["Layers"])) for entry in entries]
         except (ValueError, LookupError, TypeError, AttributeError):
             raise InvalidInputError(
                 f"{reference.path} is not an archive of `docker save`: its manifest.json is not valid."
             ) from None
         name = reference.name
-        fitting = [image for image in images if name is None or _full(name) in map(_full, image[0])]
-        if len(fitting) != 1:
+        matches = [image for image in images if name is None or _normalize_name(name) in map(_normalize_name, image[0])]
+        if len(matches) != 1:
             known = ", ".join(str(tag) for image in images for tag in image[0])[:300] or "none"
             raise NotFoundError(
-                f"{reference} contains {len(fitting)} images; specify one. Names in the archive: {known}."
+                f"{reference} contains {len(matches)} images; specify one. Names in the archive: {known}."
             )
-        _, config, layers = fitting[0]
+        _, config, layers = matches[0]
         if not isinstance(config, str) or not all(isinstance(layer, str) for layer in layers):
             raise InvalidInputError(
                 f"{reference.path} is not an archive of `docker save`: its manifest.json is not valid."
             )
         content = read(config)
-        blobs = tuple(Blob(layer, self._place(layer)[1], None) for layer in layers)
-        return SourceImage(documents.digest_of(content), content, blobs)
+        blobs = tuple(Blob(layer, self._find_member(layer)[1], None) for layer in layers)
+        return SourceImage(documents.compute_digest(content), content, blobs)
 
 
-def _full(name: Any) -> str:
+def _normalize_name(name: Any) -> str:
     """Return the full form of a name, which is the same for all its spellings."""
     with contextlib.suppress(InvalidInputError):
         return str(parse(str(name)))
@@ -181,30 +183,30 @@ def _find_in_layout(read: Any, reference: Local) -> SourceImage:
     content = _read_verified(read, chosen.digest, what)
     document = documents.parse_json(content, f"The manifest of {what}")
     if documents.is_index(document):
-        content = _read_verified(read, documents.choose(document, what).digest, what)
-    manifest = documents.read_manifest(content, what)
+        content = _read_verified(read, documents.choose_manifest(document, what).digest, what)
+    manifest = documents.parse_manifest(content, what)
     config = _read_verified(read, manifest.config.digest, what)
-    layers = tuple(Blob(_blob(layer.digest), layer.size, layer.digest) for layer in manifest.layers)
+    layers = tuple(Blob(_get_blob_path(layer.digest), layer.size, layer.digest) for layer in manifest.layers)
     return SourceImage(manifest.digest, config, layers)
 
 
-def _blob(digest: str) -> str:
+def _get_blob_path(digest: str) -> str:
     assert DIGEST.fullmatch(digest)
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"
 
 
 def _read_verified(read: Any, digest: str, what: str) -> bytes:
-    content = cast("bytes", read(_blob(digest)))
-    if documents.digest_of(content) != digest:
+    content = cast("bytes", read(_get_blob_path(digest)))
+    if documents.compute_digest(content) != digest:
         raise InvalidInputError(f"{what} is damaged: {digest} does not match its content.")
     return content
 
 
 def _is_compressed(fd: int) -> bool:
-    return os.pread(fd, 2, 0) == _GZIP
+    return os.pread(fd, 2, 0) == _GZIP_MAGIC
 
 
-def _place_of(value: Any, end: int) -> tuple[int, int] | None:
+def _parse_position(value: Any, end: int) -> tuple[int, int] | None:
     """Return where a file is in an archive of that size, as reported by `index.py`, or None if that is invalid."""
     if isinstance(value, list) and len(value) == 2 and all(type(number) is int and number >= 0 for number in value):
         offset, size = value

@@ -33,11 +33,11 @@ class Image:
     workdir: str | None = None
 
 
-def _secret(value: Any) -> Any:
+def _wrap_secret(value: Any) -> Any:
     return Secret(value) if isinstance(value, str) else value
 
 
-SecretText = Annotated[Secret, BeforeValidator(_secret)]
+SecretText = Annotated[Secret, BeforeValidator(_wrap_secret)]
 
 
 class RegistryAuth(BaseModel):
@@ -51,7 +51,7 @@ class RegistryAuth(BaseModel):
     def parse(raw: Mapping[str, Any]) -> RegistryAuth:
         """Parse the value of `fromImageRegistry`. InvalidInputError names the wrong field, but never its value."""
         try:
-            return cast("RegistryAuth", _ANY.validate_python(dict(raw)))
+            return cast("RegistryAuth", _AUTH_ADAPTER.validate_python(dict(raw)))
         except ValidationError as error:
             wrong = error.errors(include_input=False, include_url=False, include_context=False)[0]
             name = ".".join(str(part) for part in wrong["loc"] if part not in ("registry", "aws", "gcp")) or "type"
@@ -79,4 +79,4 @@ class GcpAuth(RegistryAuth):
     service_account_json: SecretText
 
 
-_ANY: TypeAdapter[Any] = TypeAdapter(Annotated[PasswordAuth | AwsAuth | GcpAuth, Field(discriminator="type")])
+_AUTH_ADAPTER: TypeAdapter[Any] = TypeAdapter(Annotated[PasswordAuth | AwsAuth | GcpAuth, Field(discriminator="type")])

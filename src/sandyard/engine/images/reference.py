@@ -12,7 +12,7 @@ from typing import Literal
 
 from sandyard.kit.errors import InvalidInputError
 
-LONGEST = 1000
+MAX_LENGTH = 1000
 HUB, HUB_API = "docker.io", "registry-1.docker.io"
 _HUB_NAMES = frozenset({HUB, "index.docker.io", HUB_API})
 _HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})(?:\.[A-Za-z0-9-]{1,63})*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
@@ -57,18 +57,18 @@ class Local:
 def parse(text: str) -> Remote | Local:
     """Parse an image name. InvalidInputError explains the notation."""
     text = text.strip()
-    if not text or len(text) > LONGEST or any(letter <= " " or letter == "\x7f" for letter in text):
-        raise _not_a_name(text)
+    if not text or len(text) > MAX_LENGTH or any(letter <= " " or letter == "\x7f" for letter in text):
+        raise _make_name_error(text)
     kind, colon, rest = text.partition(":")
     for known in _KINDS:
         if colon and kind == known:
-            return _local(known, rest)
+            return _parse_local(known, rest)
     if text.startswith("docker://"):
         text = text.removeprefix("docker://")
-    return _remote(text)
+    return _parse_remote(text)
 
 
-def _local(kind: Kind, rest: str) -> Local:
+def _parse_local(kind: Kind, rest: str) -> Local:
     path, colon, name = rest.partition(":")
     if not path.startswith("/") or "\0" in rest or (colon and not name):
         raise InvalidInputError(
@@ -78,7 +78,7 @@ def _local(kind: Kind, rest: str) -> Local:
     return Local(kind, path, name or None)
 
 
-def _remote(text: str) -> Remote:
+def _parse_remote(text: str) -> Remote:
     rest, at, digest = text.partition("@")
     if at and not DIGEST.fullmatch(digest):
         raise InvalidInputError(
@@ -89,14 +89,14 @@ def _remote(text: str) -> Remote:
         host, name = HUB, rest
     name, colon, tag = name.partition(":")
     if not _HOST.fullmatch(host) or not _NAME.fullmatch(name) or len(name) > 255 or (colon and not _TAG.fullmatch(tag)):
-        raise _not_a_name(text)
+        raise _make_name_error(text)
     host = host.lower()
     if host in _HUB_NAMES:
         host, name = HUB_API, name if "/" in name else f"library/{name}"
     return Remote(host, name, tag or "latest", digest or None)
 
 
-def _not_a_name(text: str) -> InvalidInputError:
+def _make_name_error(text: str) -> InvalidInputError:
     return InvalidInputError(
         f"{text[:200]!r} is not a valid image name. Use a name like python:3.12, ghcr.io/owner/name:tag or "
         "localhost:5000/name@sha256:…, or, on the engine's machine, oci:/path, oci-archive:/path.tar or docker-archive:/path.tar."

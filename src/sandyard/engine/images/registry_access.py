@@ -32,7 +32,8 @@ _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:
 
 @dataclass(frozen=True, slots=True)
 class RegistryPolicy:
-    """`registries` and `insecure` contain `host` or `host:port`."""
+    """The operator's settings. `registries` and `insecure` contain `host` or `host:port`; `private`: whether private
+    networks may be contacted."""
 
     registries: frozenset[str] = frozenset()
     insecure: frozenset[str] = frozenset()
@@ -43,24 +44,28 @@ class RegistryPolicy:
         return _is_loopback_name(host) or _is_listed(self.insecure, host, port)
 
     def allows(self, host: str, port: int | None, address: Address) -> bool:
+        """Return whether this host may be contacted at this address."""
         if _is_listed(self.registries, host, port):
             return True
-        every = _list_embedded_addresses(address)
-        if all(one.is_global and not one.is_multicast for one in every):
+        targets = _list_embedded_addresses(address)
+        if all(target.is_global and not target.is_multicast for target in targets):
             return True
-        ours = any(one.is_loopback or one.is_link_local or one.is_unspecified or one.is_multicast for one in every)
-        return self.private and not ours
+        is_own = any(
+            target.is_loopback or target.is_link_local or target.is_unspecified or target.is_multicast
+            for target in targets
+        )
+        return self.private and not is_own
 
     def check(self, host: str, port: int | None, addresses: Iterable[Address]) -> list[Address]:
         """Return the addresses that may be connected to. Raises ForbiddenError, with a remedy, if there are none."""
-        fitting = [address for address in addresses if self.allows(host, port, address)]
-        if not fitting:
+        allowed = [address for address in addresses if self.allows(host, port, address)]
+        if not allowed:
             named = f"{host}:{port}" if port else host
             raise ForbiddenError(
                 f"The host {named} is on this machine or in its own network. Images are fetched from there only if the engine's operator "
                 f"allows it: SANDYARD_IMAGES_REGISTRIES={named}"
             )
-        return fitting
+        return allowed
 
 
 def _is_listed(names: Collection[str], host: str, port: int | None) -> bool:
@@ -78,10 +83,10 @@ def _list_embedded_addresses(address: Address) -> list[Address]:
     """Return the address and the IPv4 addresses embedded in it, to which a gateway would translate it."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
-    within: list[Address | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    embedded: list[Address | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
     if any(address in network for network in _NAT64):
-        within.append(ipaddress.IPv4Address(address.packed[-4:]))
-    return [address, *(one for one in within if one is not None)]
+        embedded.append(ipaddress.IPv4Address(address.packed[-4:]))
+    return [address, *(inner for inner in embedded if inner is not None)]
 
 
 class RegistryTransport(httpx.AsyncBaseTransport):
@@ -104,7 +109,7 @@ class RegistryTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         host = request.url.host
-        if proxy := self._proxy(request.url.scheme, host):
+        if proxy := self._find_proxy(request.url.scheme, host):
             # The proxy resolves names and is where an operator restricts access. Literal addresses need no lookup and
             # are checked here.
             with contextlib.suppress(ValueError):
@@ -116,18 +121,18 @@ class RegistryTransport(httpx.AsyncBaseTransport):
         url = httpcore.URL(
             scheme=request.url.raw_scheme, host=request.url.raw_host, port=request.url.port, target=request.url.raw_path
         )
-        asked = httpcore.Request(
+        core_request = httpcore.Request(
             request.method, url, headers=request.headers.raw, content=request.stream, extensions=request.extensions
         )
         try:
-            response = await self._direct(request.url.scheme).handle_async_request(asked)
+            response = await self._get_pool(request.url.scheme).handle_async_request(core_request)
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
             raise httpx.TransportError(str(error) or type(error).__name__) from error
         return httpx.Response(
             response.status, headers=response.headers, stream=_Body(response.stream), extensions=response.extensions
         )
 
-    def _direct(self, scheme: str) -> httpcore.AsyncConnectionPool:
+    def _get_pool(self, scheme: str) -> httpcore.AsyncConnectionPool:
         if scheme != "https":
             return self._plain
         if self._secure is None:
@@ -138,7 +143,7 @@ class RegistryTransport(httpx.AsyncBaseTransport):
             )
         return self._secure
 
-    def _proxy(self, scheme: str, host: str) -> str | None:
+    def _find_proxy(self, scheme: str, host: str) -> str | None:
         if _is_loopback_name(host):
             return None
         proxies = urllib.request.getproxies()

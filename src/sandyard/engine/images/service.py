@@ -11,15 +11,15 @@ from pathlib import Path
 
 from sandyard.engine.images import documents, local, reference
 from sandyard.engine.images.auth import Login
-from sandyard.engine.images.clouds import Clouds, login_of
+from sandyard.engine.images.clouds import Clouds, get_login
 from sandyard.engine.images.documents import Config
+from sandyard.engine.images.http_client import HttpClient
 from sandyard.engine.images.image_changes import make_adapt_options
 from sandyard.engine.images.layers import Budget, Layer, LayerFolder
 from sandyard.engine.images.model import Image, RegistryAuth, Report
 from sandyard.engine.images.registry import Registry, Spool
 from sandyard.engine.images.registry_access import RegistryPolicy
 from sandyard.engine.images.source import Source, SourceImage
-from sandyard.engine.images.web import Web
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.templates.trust import Trust, read_trust
 from sandyard.kit.errors import InvalidInputError
@@ -27,8 +27,8 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-_TOGETHER = 3  # layers of one image fetched concurrently
-_TIDY_EVERY_S = 3600.0
+_CONCURRENT_LAYERS = 3  # layers of one image fetched concurrently
+_COLLECT_INTERVAL_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Images:
     def __init__(self, folder: Path, options: Options = Options()) -> None:  # noqa: B008 - frozen
         self._options = options
         self._folder = LayerFolder(folder, options.keep_s)
-        self._tidying: asyncio.Task[None] | None = None
+        self._collecting: asyncio.Task[None] | None = None
 
     def prepare(self) -> None:
         """Create the folders. Blocks briefly, longer if incomplete leftovers have to be removed."""
@@ -79,13 +79,13 @@ class Images:
     def start(self, uses_layer: Callable[[str], bool]) -> None:
         """Start removing unused layers in the background. `uses_layer` returns whether a sandbox, snapshot or template
         needs one."""
-        self._tidying = asyncio.get_running_loop().create_task(self._tidy(uses_layer))
+        self._collecting = asyncio.get_running_loop().create_task(self._collect_forever(uses_layer))
 
     async def close(self) -> None:
-        if self._tidying is not None:
-            self._tidying.cancel()
+        if self._collecting is not None:
+            self._collecting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._tidying
+                await self._collecting
 
     async def resolve(self, name: str, auth: RegistryAuth | None, report: Report) -> Image:
         """Return the image of that name, fetched if needed. Contacts its source each time: a tag may have moved, and
@@ -94,25 +94,25 @@ class Images:
         Raises InvalidInputError, ForbiddenError, NotFoundError, UnreachableError, BusyError, NoSpaceError or
         UnsupportedError, each with a message for the client. Cancellable.
         """
-        wanted = reference.parse(name)
-        what = str(wanted)
-        async with self._source(wanted, auth) as source:
+        parsed = reference.parse(name)
+        what = str(parsed)
+        async with self._open_source(parsed, auth) as source:
             report(f"Looking for {what}")
-            found = await source.find()
-            config = documents.read_config(found.config, what, len(found.layers))
-            layers = await self._layers(found, config, source, what, report)
-        stack = _stack(layers)
+            image = await source.find()
+            config = documents.parse_config(image.config, what, len(image.layers))
+            layers = await self._fetch_layers(image, config, source, what, report)
+        stack = _make_stack(layers)
         if not stack:
             raise InvalidInputError(f"The image {what} is empty: none of its layers contains a file.")
         trust = await asyncio.to_thread(read_trust) if self._options.carry_host_trust else Trust()
         trust = trust.with_authorities(self._options.authorities)
         options = make_adapt_options(config.user, config.env.get("PATH"), trust)
         adapted, user = await self._folder.adapt(stack, options, f"The image {what}")
-        report(f"{what} is ready: {found.digest}")
-        log.info("image_resolved", image=what, digest=found.digest, layers=len(stack))
+        report(f"{what} is ready: {image.digest}")
+        log.info("image_resolved", image=what, digest=image.digest, layers=len(stack))
         return Image(
             layers=(adapted, *(layer.path for layer in stack)),
-            digest=found.digest,
+            digest=image.digest,
             env={**trust.env, **config.env},
             user=user,
             workdir=config.workdir,
@@ -123,41 +123,42 @@ class Images:
         return await self._folder.collect(uses_layer)
 
     @contextlib.asynccontextmanager
-    async def _source(
-        self, wanted: reference.Remote | reference.Local, auth: RegistryAuth | None
+    async def _open_source(
+        self, parsed: reference.Remote | reference.Local, auth: RegistryAuth | None
     ) -> AsyncIterator[Source]:
-        if isinstance(wanted, reference.Local):
-            fd = await asyncio.to_thread(local.open_allowed, wanted, self._options.dirs)
+        if isinstance(parsed, reference.Local):
+            fd = await asyncio.to_thread(local.open_allowed, parsed, self._options.dirs)
             try:
-                yield local.Layout(fd, wanted) if wanted.kind == "oci" else local.Archive(fd, wanted)
+                yield local.Layout(fd, parsed) if parsed.kind == "oci" else local.Archive(fd, parsed)
             finally:
                 os.close(fd)
             return
-        async with await asyncio.to_thread(Web, self._options.policy) as web:  # reads the system's trust store
+        # in a thread, because it reads the system's trust store
+        async with await asyncio.to_thread(HttpClient, self._options.policy) as client:
 
             async def login() -> Login | None:
-                return None if auth is None else await login_of(auth, web, self._options.clouds)
+                return None if auth is None else await get_login(auth, client, self._options.clouds)
 
             spool = Spool(self._folder.spool, self._options.max_bytes, self._options.reserve_bytes)
-            yield Registry(web, wanted, login, spool)
+            yield Registry(client, parsed, login, spool)
 
-    async def _layers(
-        self, found: SourceImage, config: Config, source: Source, what: str, report: Report
+    async def _fetch_layers(
+        self, image: SourceImage, config: Config, source: Source, what: str, report: Report
     ) -> list[Layer]:
         """Return all layers, lowest first."""
-        compressed = sum(blob.size for blob in found.layers)
+        compressed = sum(blob.size for blob in image.layers)
         if compressed > self._options.max_bytes:
             raise InvalidInputError(
                 f"The image {what} has {compressed >> 20} MiB; the limit is {self._options.max_bytes >> 20} MiB (setting images_max_mb)."
             )
-        turns = asyncio.Semaphore(_TOGETHER)
-        count = len(found.layers)
+        slots = asyncio.Semaphore(_CONCURRENT_LAYERS)
+        count = len(image.layers)
         left_bytes, left_files = self._options.max_bytes, self._options.max_files
 
-        async def bring(number: int) -> Layer:
+        async def fetch(number: int) -> Layer:
             nonlocal left_bytes, left_files
-            async with turns:
-                blob, diff_id = found.layers[number], config.diff_ids[number]
+            async with slots:
+                blob, diff_id = image.layers[number], config.diff_ids[number]
                 budget = Budget(max(left_bytes, 0), max(left_files, 0), self._options.reserve_bytes)
                 title = f"Layer {number + 1} of {count} of {what}"
                 layer = await self._folder.ensure(diff_id, blob, source, budget, title)
@@ -169,7 +170,7 @@ class Images:
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(bring(number)) for number in range(count)]
+                tasks = [group.create_task(fetch(number)) for number in range(count)]
         except BaseExceptionGroup as failures:  # the first one; it cancelled the others
             raise failures.exceptions[0] from None
         if left_bytes < 0 or left_files < 0:
@@ -178,16 +179,16 @@ class Images:
             )
         return [task.result() for task in tasks]
 
-    async def _tidy(self, uses_layer: Callable[[str], bool]) -> None:
+    async def _collect_forever(self, uses_layer: Callable[[str], bool]) -> None:
         while True:
-            await asyncio.sleep(_TIDY_EVERY_S)
+            await asyncio.sleep(_COLLECT_INTERVAL_S)
             try:
                 await self.collect(uses_layer)
             except OSError as error:
                 log.warning("image_layers_not_collected", reason=str(error))
 
 
-def _stack(layers: Sequence[Layer]) -> list[Layer]:
+def _make_stack(layers: Sequence[Layer]) -> list[Layer]:
     """Return the layers topmost first, as a sandbox uses them: without empty ones, without those that an opaque root
     hides, and without duplicates. A layer that occurs again further up hides its lower occurrence."""
     stack: dict[str, Layer] = {}
@@ -200,7 +201,7 @@ def _stack(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def _describe_skipped(layer: Layer) -> str:
-    said = [f"{layer.devices} device nodes skipped"] if layer.devices else []
+    notes = [f"{layer.devices} device nodes skipped"] if layer.devices else []
     if layer.strangers:
-        said.append(f"{layer.strangers} owners above id 65535 mapped to nobody")
-    return f" ({', '.join(said)})" if said else ""
+        notes.append(f"{layer.strangers} owners above id 65535 mapped to nobody")
+    return f" ({', '.join(notes)})" if notes else ""

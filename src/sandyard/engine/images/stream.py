@@ -16,12 +16,13 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
-from sandyard.engine.images.zstd import MAGIC as ZSTD
+from sandyard.engine.images.zstd import MAGIC as ZSTD_MAGIC
 from sandyard.engine.images.zstd import ZstdError, ZstdReader
 
 CHUNK = 1 << 20
-_GZIP = b"\x1f\x8b"
-_OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+MAX_EMPTY_READS = 8  # reads at the end of the data before it counts as truncated
+_GZIP_MAGIC = b"\x1f\x8b"
+_UNSUPPORTED = {b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
 class LayerError(Exception):
@@ -53,7 +54,7 @@ class Slice(io.RawIOBase):
         self._sha.update(data)
         return data
 
-    def start(self, size: int) -> bytes:
+    def peek(self, size: int) -> bytes:
         """Return the first bytes without consuming them."""
         return os.pread(self._fd, min(size, self._end - self._at), self._at)
 
@@ -87,16 +88,16 @@ class Stream:
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
         self._at = 0
-        self._ends = 0
+        self._empty_reads = 0
 
     def tell(self) -> int:
         return self._at
 
-    def seek(self, place: int, whence: int = 0) -> int:
-        if whence or place < self._at:
+    def seek(self, position: int, whence: int = 0) -> int:
+        if whence or position < self._at:
             raise LayerError("has a header that points backwards")
-        while self._at < place:
-            if not self.read(min(place - self._at, CHUNK)):
+        while self._at < position:
+            if not self.read(min(position - self._at, CHUNK)):
                 raise LayerError("is truncated")
         return self._at
 
@@ -105,16 +106,16 @@ class Stream:
         if not 0 <= size <= 4 * CHUNK:
             raise LayerError("has a header larger than 4 MiB")
         parts = []
-        while size > 0 and (part := self._take(size)):
+        while size > 0 and (part := self._read_some(size)):
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
 
-    def _take(self, size: int) -> bytes:
+    def _read_some(self, size: int) -> bytes:
         data = os.read(self._pipe, size)
         if not data:
-            self._ends += 1
-            if self._ends > 8:
+            self._empty_reads += 1
+            if self._empty_reads > MAX_EMPTY_READS:
                 raise LayerError("is truncated")
         self._at += len(data)
         return data
@@ -132,15 +133,15 @@ def forget_members(tar: tarfile.TarFile) -> None:
 
 def _open_decompressed(source: Slice) -> _Readable:
     """Detect the compression from the first bytes, because other information about a layer may be wrong."""
-    start = source.start(6)
-    if start.startswith(_GZIP):
+    start = source.peek(6)
+    if start.startswith(_GZIP_MAGIC):
         return cast("_Readable", gzip.GzipFile(fileobj=source, mode="rb"))
-    if start.startswith(ZSTD) or (len(start) > 3 and start[1:4] == b"\x2a\x4d\x18" and start[0] >> 4 == 5):
+    if start.startswith(ZSTD_MAGIC) or (len(start) > 3 and start[1:4] == b"\x2a\x4d\x18" and start[0] >> 4 == 5):
         try:
             return ZstdReader(source)
         except ZstdError as error:
             raise LayerError(str(error)) from None
-    for magic, name in _OTHERS.items():
+    for magic, name in _UNSUPPORTED.items():
         if start.startswith(magic):
             raise LayerError(f"is compressed with {name}; only gzip, Zstandard or no compression is supported")
     return source

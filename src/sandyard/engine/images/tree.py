@@ -24,11 +24,11 @@ from sandyard.engine.images.stream import LayerError
 from sandyard.kit.openat2 import open_in_root
 
 NOBODY, HIGHEST_ID = 65534, 65535
-DEEPEST = 128
+MAX_DEPTH = 128
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
-_CAPABILITY, _CAP_2, _CAP_3 = "security.capability", 0x0200_0000, 0x0300_0000
+_CAPABILITY, _CAPABILITY_V2, _CAPABILITY_V3 = "security.capability", 0x0200_0000, 0x0300_0000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +62,29 @@ class Tree:
         self._root = root
         self._privileged = privileged
         self._mark = mark_opaque
-        self._folders: dict[
-            str, Meta
-        ] = {}  # applied at the end, because adding files changes their dates and modes may lock us out
+        # applied at the end, because adding files changes a directory's dates, and its mode may forbid adding files
+        self._folders: dict[str, Meta] = {}
         self._open: tuple[str, int] | None = None
 
     # Entries ----------------------------------------------------------------------------------------------------------------
 
-    def folder(self, path: str, meta: Meta) -> None:
+    def add_directory(self, path: str, meta: Meta) -> None:
         if path:
-            parent, name = self._parent(path)
-            found = _look(parent, name)
-            if found is None or not stat.S_ISDIR(found.st_mode):
-                self._clear(parent, name)
+            parent, name = self._open_parent(path)
+            status = _stat_entry(parent, name)
+            if status is None or not stat.S_ISDIR(status.st_mode):
+                self._remove_existing(parent, name)
                 os.mkdir(name, 0o700, dir_fd=parent)
-                if found is not None and _is_whiteout(
-                    found
-                ):  # removed and created again: contents of lower layers must stay hidden
+                # removed and created again: contents of lower layers must stay hidden
+                if status is not None and _is_whiteout(status):
                     self._mark_opaque(parent, name)
         self.tally.implied.discard(path)
         self._folders[path] = meta
 
-    def file(self, path: str, meta: Meta) -> int:
+    def create_file(self, path: str, meta: Meta) -> int:
         """Return a new open file for its content. `finish_file` sets its owner and mode."""
-        parent, name = self._parent(path)
-        self._clear(parent, name)
+        parent, name = self._open_parent(path)
+        self._remove_existing(parent, name)
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
 
     def finish_file(self, fd: int, meta: Meta) -> None:
@@ -97,44 +95,44 @@ class Tree:
         self._set_xattrs(fd, meta)
         os.utime(fd, ns=(meta.mtime, meta.mtime))
 
-    def link(self, path: str, target: str, meta: Meta) -> None:
-        parent, name = self._parent(path)
-        self._clear(parent, name)
+    def add_symlink(self, path: str, target: str, meta: Meta) -> None:
+        parent, name = self._open_parent(path)
+        self._remove_existing(parent, name)
         os.symlink(target, name, dir_fd=parent)
         meta = self._adjust_owner(meta)
         if self._privileged:
             os.chown(name, meta.uid, meta.gid, dir_fd=parent, follow_symlinks=False)
         os.utime(name, ns=(meta.mtime, meta.mtime), dir_fd=parent, follow_symlinks=False)
 
-    def hard_link(self, path: str, target: str) -> None:
+    def add_hard_link(self, path: str, target: str) -> None:
         folder, _, last = target.rpartition("/")
         try:
             source = open_in_root(self._root, folder, os.O_PATH | os.O_DIRECTORY)
         except OSError:
             raise LayerError(f"has a hard link to {target!r}, which it does not contain") from None
         try:
-            found = _look(source, last)
-            if found is None or not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+            status = _stat_entry(source, last)
+            if status is None or not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
                 raise LayerError(f"has a hard link to {target!r}, which is not a file in it")
-            parent, name = self._parent(path)
-            there = _look(parent, name)
-            if there is not None and (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino):
+            parent, name = self._open_parent(path)
+            existing = _stat_entry(parent, name)
+            if existing is not None and (existing.st_dev, existing.st_ino) == (status.st_dev, status.st_ino):
                 return
-            self._clear(parent, name)
+            self._remove_existing(parent, name)
             os.link(last, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
         finally:
             os.close(source)
 
-    def pipe(self, path: str, meta: Meta) -> None:
-        parent, name = self._parent(path)
-        self._clear(parent, name)
+    def add_pipe(self, path: str, meta: Meta) -> None:
+        parent, name = self._open_parent(path)
+        self._remove_existing(parent, name)
         os.mkfifo(name, 0o600, dir_fd=parent)
         meta = self._adjust_owner(meta)
         if self._privileged:
             os.chown(name, meta.uid, meta.gid, dir_fd=parent, follow_symlinks=False)
         os.chmod(name, meta.mode, dir_fd=parent)  # just created, and not a link
 
-    def whiteout(self, path: str) -> bool:
+    def add_whiteout(self, path: str) -> bool:
         """Process the entry if its name is a whiteout, and return whether it was."""
         folder, _, name = path.rpartition("/")
         if not name.startswith(_WHITEOUT):
@@ -143,8 +141,8 @@ class Tree:
             if not folder:
                 self.tally.opaque_root = True
             else:
-                parent, last = self._parent(folder)
-                if _look(parent, last) is None:
+                parent, last = self._open_parent(folder)
+                if _stat_entry(parent, last) is None:
                     self._make_implied(parent, last, folder)
                 self._mark_opaque(parent, last)
             return True
@@ -153,17 +151,17 @@ class Tree:
         hidden = name.removeprefix(_WHITEOUT)
         if hidden in ("", ".", ".."):
             raise LayerError(f"has a whiteout without a name: {path!r}")
-        parent, hidden = self._parent(f"{folder}/{hidden}" if folder else hidden)
-        found = _look(parent, hidden)
-        if found is None:
+        parent, hidden = self._open_parent(f"{folder}/{hidden}" if folder else hidden)
+        status = _stat_entry(parent, hidden)
+        if status is None:
             os.mknod(hidden, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
-        elif stat.S_ISDIR(found.st_mode):  # only contents of lower layers are hidden
+        elif stat.S_ISDIR(status.st_mode):  # only contents of lower layers are hidden
             self._mark_opaque(parent, hidden)
         return True
 
     def finish(self) -> None:
         """Apply the metadata of directories."""
-        self._forget()
+        self._close_parent()
         for path, described in self._folders.items():
             meta = self._adjust_owner(described)
             try:
@@ -184,27 +182,27 @@ class Tree:
                 os.close(fd)
         self.tally.implied = {path for path in self.tally.implied if path not in self._folders}
 
-    # Within -----------------------------------------------------------------------------------------------------------------
+    # Helpers ----------------------------------------------------------------------------------------------------------------
 
-    def _parent(self, path: str) -> tuple[int, str]:
+    def _open_parent(self, path: str) -> tuple[int, str]:
         """Return the open parent directory of a path, created if missing, and the last name."""
         folder, _, name = path.rpartition("/")
         if self._open is None or self._open[0] != folder:
-            self._forget()
-            self._open = (folder, self._enter(folder))
+            self._close_parent()
+            self._open = (folder, self._open_directory(folder))
         return self._open[1], name
 
-    def _enter(self, folder: str) -> int:
+    def _open_directory(self, folder: str) -> int:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return open_in_root(self._root, folder, os.O_RDONLY | os.O_DIRECTORY)
         here, walked = os.dup(self._root), ""
         for part in folder.split("/"):
             walked = f"{walked}/{part}" if walked else part
             try:
-                found = _look(here, part)
-                if found is None or _is_whiteout(found):
+                status = _stat_entry(here, part)
+                if status is None or _is_whiteout(status):
                     self._make_implied(here, part, walked)
-                elif not stat.S_ISDIR(found.st_mode):
+                elif not stat.S_ISDIR(status.st_mode):
                     raise LayerError(f"has an entry below {walked!r}, which is not a directory in it")
                 inner = os.open(part, _FOLDER, dir_fd=here)
             finally:
@@ -213,25 +211,25 @@ class Tree:
         return here
 
     def _make_implied(self, parent: int, name: str, path: str) -> None:
-        hid = _look(parent, name) is not None
-        if hid:
+        replaces_whiteout = _stat_entry(parent, name) is not None
+        if replaces_whiteout:
             os.unlink(name, dir_fd=parent)
         os.mkdir(name, 0o755, dir_fd=parent)
-        if hid:
+        if replaces_whiteout:
             self._mark_opaque(parent, name)
         self.tally.implied.add(path)
 
-    def _clear(self, parent: int, name: str) -> None:
+    def _remove_existing(self, parent: int, name: str) -> None:
         """Remove what an earlier entry of the same name created."""
-        found = _look(parent, name)
-        if found is None:
+        status = _stat_entry(parent, name)
+        if status is None:
             return
-        if not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISDIR(status.st_mode):
             os.unlink(name, dir_fd=parent)
             return
         _remove(parent, name)
 
-    def _forget(self) -> None:
+    def _close_parent(self) -> None:
         if self._open is not None:
             os.close(self._open[1])
             self._open = None
@@ -246,7 +244,7 @@ class Tree:
     def _adjust_owner(self, meta: Meta) -> Meta:
         """Return the metadata with ids that exist in a sandbox and, without root, with modes that compensate for the
         missing owner."""
-        ids = [one if 0 <= one <= HIGHEST_ID else NOBODY for one in (meta.uid, meta.gid)]
+        ids = [owner if 0 <= owner <= HIGHEST_ID else NOBODY for owner in (meta.uid, meta.gid)]
         if ids != [meta.uid, meta.gid]:
             self.tally.strangers += 1
         mode = meta.mode & 0o7777
@@ -259,30 +257,31 @@ class Tree:
 
     def _set_xattrs(self, fd: int, meta: Meta) -> None:
         for name, value in meta.xattrs:
-            kept = _filter_attribute(name, value)
-            if kept is not None:
+            filtered = _filter_attribute(name, value)
+            if filtered is not None:
                 with contextlib.suppress(OSError):  # without root, or not supported by the file system
-                    os.setxattr(fd, name, kept)
+                    os.setxattr(fd, name, filtered)
 
 
 def _filter_attribute(name: str, value: bytes) -> bytes | None:
     if name == _CAPABILITY and len(value) >= 20:
         magic = struct.unpack_from("<I", value)[0]
-        if magic & 0xFF00_0000 in (_CAP_2, _CAP_3):  # version 3 belongs to one user namespace, which is not ours
-            return struct.pack("<I", _CAP_2 | magic & 1) + value[4:20]
+        # version 3 belongs to one user namespace, which is not that of the sandbox: it is stored as version 2
+        if magic & 0xFF00_0000 in (_CAPABILITY_V2, _CAPABILITY_V3):
+            return struct.pack("<I", _CAPABILITY_V2 | magic & 1) + value[4:20]
         return None
     return value if name.startswith("user.") and not name.startswith("user.overlay.") else None
 
 
-def _look(parent: int, name: str) -> os.stat_result | None:
+def _stat_entry(parent: int, name: str) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return None
 
 
-def _is_whiteout(found: os.stat_result) -> bool:
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+def _is_whiteout(status: os.stat_result) -> bool:
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
 def _remove(parent: int, name: str) -> None:

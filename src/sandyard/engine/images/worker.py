@@ -1,5 +1,5 @@
-"""Common code of the processes that unpack images: their order, their limits, their response. Workers read the image
-data (`confinement.py`).
+"""Common code of the processes that unpack images: read the request, set limits, report the outcome. The image data is
+read only by confined workers (`confinement.py`).
 
 Standard library only, because one is started for every layer.
 """
@@ -19,32 +19,33 @@ from sandyard.engine.images.confinement import ConfinementError
 from sandyard.engine.images.stream import LayerError, NoRoomError
 
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
-_LONGEST_ERROR = 2000
+_MAX_ERROR_CHARACTERS = 2000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def start_worker(memory: int) -> dict[str, Any]:
-    """Read the order, end with the parent, and limit resource usage. The engine's umask does not affect an image."""
+def initialize_process(memory: int) -> dict[str, Any]:
+    """Read the request from the descriptor in the first argument, arrange to end with the parent, and limit resource
+    usage. The umask is cleared, because the engine's must not affect an image."""
     fd = int(sys.argv[1])
-    order: dict[str, Any] = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
+    request: dict[str, Any] = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
     os.close(fd)
     _libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-    if os.getppid() != order.pop("parent"):
+    if os.getppid() != request.pop("parent"):
         os._exit(1)
     os.umask(0)
     with contextlib.suppress(OSError):
         os.nice(5)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    return order
+    return request
 
 
-def report_outcome(work: Callable[[], Mapping[str, Any]], written: str | None = None) -> None:
-    """Report the outcome. The file system of `written` is synced to disk by then."""
+def report_outcome(work: Callable[[], Mapping[str, Any]], written_path: str | None = None) -> None:
+    """Report the outcome. The file system of `written_path` is synced to disk by then."""
     try:
         outcome = dict(work())
-        if written is not None:
-            _sync(written)
+        if written_path is not None:
+            _sync(written_path)
     except LayerError as error:
         outcome = _failure(error)
     except ConfinementError as error:
@@ -64,7 +65,7 @@ def check_outcome(outcome: Mapping[str, Any]) -> None:
     """Raise the LayerError that a worker reported."""
     if "error" in outcome:
         kind = NoRoomError if outcome.get("kind") == "full" else LayerError
-        raise kind(str(outcome["error"])[:_LONGEST_ERROR])
+        raise kind(str(outcome["error"])[:_MAX_ERROR_CHARACTERS])
 
 
 def _failure(error: LayerError) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import functools
 from typing import Protocol
 
 MAGIC = b"\x28\xb5\x2f\xfd"
-_IN, _OUT = 1 << 17, 1 << 17
+_IN_BYTES, _OUT_BYTES = 1 << 17, 1 << 17
 
 
 class ZstdError(Exception):
@@ -32,29 +32,29 @@ class ZstdReader:
         self._stream = self._lib.ZSTD_createDStream()
         if not self._stream:
             raise MemoryError
-        self._in = ctypes.create_string_buffer(_IN)
-        self._out = ctypes.create_string_buffer(_OUT)
+        self._in = ctypes.create_string_buffer(_IN_BYTES)
+        self._out = ctypes.create_string_buffer(_OUT_BYTES)
         self._input = _Buffer(ctypes.addressof(self._in), 0, 0)
         self._ready = b""
-        self._whole = True  # between two frames
+        self._between_frames = True
         self._pending = False  # the output buffer was full, so there may be more
 
     def read(self, size: int, /) -> bytes:
         """Return at most `size` bytes, or none at the end."""
         while not self._ready:
             if self._input.pos == self._input.size and not self._pending:
-                chunk = self._source.read(_IN)
+                chunk = self._source.read(_IN_BYTES)
                 if not chunk:
-                    if not self._whole:
+                    if not self._between_frames:
                         raise ZstdError("is truncated")
                     return b""
                 ctypes.memmove(self._in, chunk, len(chunk))
                 self._input.size, self._input.pos = len(chunk), 0
-            output = _Buffer(ctypes.addressof(self._out), _OUT, 0)
+            output = _Buffer(ctypes.addressof(self._out), _OUT_BYTES, 0)
             left = self._lib.ZSTD_decompressStream(self._stream, ctypes.byref(output), ctypes.byref(self._input))
             if self._lib.ZSTD_isError(left):
                 raise ZstdError(f"is not valid Zstandard data ({self._lib.ZSTD_getErrorName(left).decode()})")
-            self._whole, self._pending = left == 0, output.pos == _OUT
+            self._between_frames, self._pending = left == 0, output.pos == _OUT_BYTES
             self._ready = self._out.raw[: output.pos]
         data, self._ready = self._ready[:size], self._ready[size:]
         return data

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from sandyard.engine.interpreter.app import prepare, serve
+from sandyard.engine.interpreter.app import prepare_folder, serve
 
-prepare()
+prepare_folder()
 asyncio.run(serve(Path(sys.argv[1])))

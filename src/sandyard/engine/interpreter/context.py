@@ -18,7 +18,7 @@ from sandyard.engine.interpreter.processes import ForkServer
 from sandyard.engine.interpreter.specs import Spec
 
 KEEPALIVE_SECONDS = 5.0
-PATIENCE_SECONDS = 2.0
+INTERRUPT_SECONDS = 2.0
 """How long an interrupted execution may continue before the next one is queued behind it."""
 
 
@@ -32,34 +32,35 @@ class ContextResources:
 
 
 class Context:
-    """A kernel starts with the first execution, or with `warm`. Executions run one at a time, in order."""
+    """A kernel starts with the first execution, or with `start_kernel`. Executions run one at a time, in order."""
 
-    def __init__(self, language: str, spec: Spec, cwd: str, place: ContextResources) -> None:
+    def __init__(self, language: str, spec: Spec, cwd: str, resources: ContextResources) -> None:
         self.id = str(uuid.uuid4())
         self.language = language
         self.cwd = cwd
         self._spec = spec
-        self._place = place
+        self._resources = resources
         self._kernel: Kernel | None = None
-        self._known: dict[str, str] = {}  # the sandbox's variables, as the kernel has them
-        self._turn = asyncio.Lock()
+        self._kernel_variables: dict[str, str] = {}  # the sandbox's variables, as the kernel has them
+        self._lock = asyncio.Lock()
         self._running: _Execution | None = None
 
     @property
     def description(self) -> dict[str, str]:
         return {"id": self.id, "language": self.language, "cwd": self.cwd}
 
-    async def warm(self) -> None:
+    async def start_kernel(self) -> None:
         """Start a kernel if there is none. Raises KernelError."""
-        async with self._turn:
-            await self._ready_kernel()
+        async with self._lock:
+            await self._ensure_kernel()
 
     async def restart(self) -> None:
         """Start a new kernel; whatever runs in the old one ends with an error. Raises KernelError."""
         self.end("The context was restarted")
-        await self.warm()
+        await self.start_kernel()
 
     def end(self, reason: str = "The context was removed") -> None:
+        """Kill the kernel. An execution in progress ends with an error and this reason."""
         kernel, self._kernel = self._kernel, None
         if self._running is not None:
             self._running.fail("ContextRestarted", reason)
@@ -69,10 +70,10 @@ class Context:
     async def execute(self, code: str, variables: Mapping[str, str]) -> AsyncGenerator[Event, None]:
         """Run the code and yield its events as they arrive, until it has ended. Closing the generator early interrupts
         the code. Raises KernelError if no kernel can be started."""
-        async with self._turn:
-            kernel = await self._ready_kernel()
+        async with self._lock:
+            kernel = await self._ensure_kernel()
             execution = self._running = _Execution()
-            requests = self._send(kernel, execution, code, variables)
+            request_ids = self._send(kernel, execution, code, variables)
             try:
                 async for event in execution.events():
                     yield event
@@ -80,42 +81,45 @@ class Context:
                 if not execution.ended.is_set():
                     kernel.interrupt()
                     with contextlib.suppress(TimeoutError, asyncio.CancelledError):
-                        async with asyncio.timeout(PATIENCE_SECONDS):
+                        async with asyncio.timeout(INTERRUPT_SECONDS):
                             await execution.ended.wait()
                 self._running = None
-                for request in requests:
-                    kernel.forget(request)
+                for request_id in request_ids:
+                    kernel.remove_listener(request_id)
 
-    def _send(self, kernel: Kernel, execution: _Execution, code: str, once: Mapping[str, str]) -> list[str]:
-        """Send the code with its variables. Our own kernels take them with the request; others get code that sets and
-        unsets them before and after it, which they run in that order."""
-        now = self._place.sandbox.variables()
-        fresh = {name: value for name, value in now.items() if self._known.get(name) != value}
-        self._known = dict(now)
-        content = messages.execute(code)
+    def _send(self, kernel: Kernel, execution: _Execution, code: str, temporary: Mapping[str, str]) -> list[str]:
+        """Send the code with its variables. Sandyard's own kernels take them with the request; others get code that
+        sets and unsets them before and after it, which they run in that order. `temporary` variables apply to this
+        execution only."""
+        current = self._resources.sandbox.read_variables()
+        changed = {name: value for name, value in current.items() if self._kernel_variables.get(name) != value}
+        self._kernel_variables = dict(current)
+        content = messages.make_execute_content(code)
         if self._spec.forked:
-            wishes = {"env": fresh, "env_once": dict(once)} if fresh or once else {}
-            if back := {name: now[name] for name in once if name in now}:
-                wishes["env_back"] = back
-            return [kernel.request(content, {"sandyard": wishes} if wishes else None, execution.handle_message)]
+            env_metadata = {"env": changed, "env_once": dict(temporary)} if changed or temporary else {}
+            if restored := {name: current[name] for name in temporary if name in current}:
+                env_metadata["env_back"] = restored
+            return [
+                kernel.request(content, {"sandyard": env_metadata} if env_metadata else None, execution.handle_message)
+            ]
         language = self._spec.language
-        before = environment.make_set_code(language, {**fresh, **once})
-        after = environment.make_unset_code(language, once, now)
-        requests = []
+        before = environment.make_set_code(language, {**changed, **temporary})
+        after = environment.make_unset_code(language, temporary, current)
+        request_ids = []
         if before:
-            requests.append(kernel.request(messages.execute(before, silent=True), None, _ignore))
-        requests.append(kernel.request(content, None, execution.handle_message))
+            request_ids.append(kernel.request(messages.make_execute_content(before, silent=True), None, _ignore))
+        request_ids.append(kernel.request(content, None, execution.handle_message))
         if after:
-            requests.append(kernel.request(messages.execute(after, silent=True), None, _ignore))
-        return requests
+            request_ids.append(kernel.request(messages.make_execute_content(after, silent=True), None, _ignore))
+        return request_ids
 
-    async def _ready_kernel(self) -> Kernel:
+    async def _ensure_kernel(self) -> Kernel:
         if self._kernel is None or not self._kernel.alive:
-            variables = self._place.sandbox.variables()
-            kernel = Kernel(self._spec, self._place.connections, lambda: self._on_kernel_exit(kernel))
-            await kernel.start(self._place.forks, self.cwd, environment.of_kernels(variables))
+            variables = self._resources.sandbox.read_variables()
+            kernel = Kernel(self._spec, self._resources.connections, lambda: self._on_kernel_exit(kernel))
+            await kernel.start(self._resources.forks, self.cwd, environment.make_kernel_environment(variables))
             # other kernels get all variables as code, because Java programs look for properties instead of variables
-            self._kernel, self._known = kernel, dict(variables) if self._spec.forked else {}
+            self._kernel, self._kernel_variables = kernel, dict(variables) if self._spec.forked else {}
         return self._kernel
 
     def _on_kernel_exit(self, kernel: Kernel) -> None:
@@ -143,7 +147,7 @@ class _Execution:
             self._idle |= message.content.get("execution_state") == "idle"
         elif channel == "shell" and message.kind == "execute_reply":
             self._reply = message.content
-        elif channel == "iopub" and (event := outputs.event_of(message)) is not None:
+        elif channel == "iopub" and (event := outputs.make_event(message)) is not None:
             if event["type"] == "error":
                 if self._failed:
                     return
@@ -155,7 +159,7 @@ class _Execution:
             self._end()
 
     def fail(self, name: str, value: str) -> None:
-        self._queue.put_nowait(outputs.failure(name, value, f"{name}: {value}"))
+        self._queue.put_nowait(outputs.make_error(name, value, f"{name}: {value}"))
         self._end()
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -180,8 +184,8 @@ class _Execution:
 
 def _make_refusal(reply: Mapping[str, Any]) -> Event:
     if reply.get("status") == "error":
-        return outputs.error_of(reply)
-    return outputs.failure("KeyboardInterrupt", "The execution was interrupted")
+        return outputs.parse_error(reply)
+    return outputs.make_error("KeyboardInterrupt", "The execution was interrupted")
 
 
 def _ignore(channel: str, message: Message) -> None:

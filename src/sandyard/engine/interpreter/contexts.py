@@ -13,8 +13,8 @@ from sandyard.engine.interpreter.kernel import KernelError
 from sandyard.engine.interpreter.processes import ForkServer
 
 HOME = "/home/user"
-MOST = 100
-LISTED_FROM_THE_START = ("python", "javascript")
+MAX_CONTEXTS = 100
+INITIAL_LANGUAGES = ("python", "javascript")
 
 
 class NoContextError(LookupError):
@@ -31,17 +31,17 @@ class BadDirectoryError(ValueError):
 
 class Contexts:
     def __init__(self, folder: Path, forks: ForkServer, sandbox: environment.Sandbox | None = None) -> None:
-        self._place = ContextResources(folder, forks, sandbox or environment.Sandbox())
+        self._resources = ContextResources(folder, forks, sandbox or environment.Sandbox())
         self._contexts: dict[str, Context] = {}
         self._defaults: dict[str, Context] = {}
 
     async def open(self) -> None:
         """Create the default contexts and start Python's kernel. Raises KernelError."""
-        for language in LISTED_FROM_THE_START:
+        for language in INITIAL_LANGUAGES:
             with contextlib.suppress(specs.UnknownLanguageError):
-                self.default(language)
+                self.get_default(language)
         if (python := self._defaults.get("python")) is not None:
-            await python.warm()
+            await python.start_kernel()
 
     def list(self) -> list[Context]:
         return list(self._contexts.values())
@@ -52,7 +52,7 @@ class Contexts:
             raise NoContextError(f"Context {context_id} not found")
         return context
 
-    def default(self, language: str) -> Context:
+    def get_default(self, language: str) -> Context:
         """Return the default context of a language. Raises UnknownLanguageError, FullError."""
         language = specs.normalise(language)
         context = self._defaults.get(language)
@@ -68,7 +68,7 @@ class Contexts:
             raise BadDirectoryError(f"The working directory '{directory}' does not exist. Create it first.")
         context = self._add(specs.normalise(language), directory)
         try:
-            await context.warm()
+            await context.start_kernel()
         except (KernelError, asyncio.CancelledError):
             del self._contexts[context.id]
             context.end()
@@ -82,9 +82,9 @@ class Contexts:
         context.end()
 
     def _add(self, language: str, cwd: str) -> Context:
-        if len(self._contexts) >= MOST:  # anyone who reaches the port may create them, and each is a process
-            raise FullError(f"This sandbox already has {MOST} contexts, which is the limit. Remove one first.")
+        if len(self._contexts) >= MAX_CONTEXTS:  # anyone who reaches the port may create them, and each is a process
+            raise FullError(f"This sandbox already has {MAX_CONTEXTS} contexts, which is the limit. Remove one first.")
         spec = specs.find(language, specs.list_installed())
-        context = Context(language, spec, cwd, self._place)
+        context = Context(language, spec, cwd, self._resources)
         self._contexts[context.id] = context
         return context

@@ -21,6 +21,8 @@ MISSING_LANGUAGE = "x-missing-language"
 
 
 class BadRequestError(Exception):
+    """The request is answered with this message and status. `language`: see MISSING_LANGUAGE."""
+
     def __init__(self, message: str, status: int = 400, *, language: str | None = None) -> None:
         super().__init__(message)
         self.status = status
@@ -55,25 +57,25 @@ class Response:
 
 
 T = TypeVar("T")
-Lines = AsyncGenerator[dict[str, Any], None]
-Handler = Callable[[Request], Coroutine[Any, Any, Response | Lines]]
+JsonLines = AsyncGenerator[dict[str, Any], None]
+Handler = Callable[[Request], Coroutine[Any, Any, Response | JsonLines]]
 
 
-async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handle: Handler) -> None:
+async def handle_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handle: Handler) -> None:
     """Handle one request and close the connection. A connection that ends earlier means that the client is gone."""
     try:
-        request = await _read(reader, writer)
-        answer = await _run_unless_gone(reader, handle(request))
-        if isinstance(answer, Response):
-            _write(writer, answer)
+        request = await _read_request(reader, writer)
+        response = await _run_unless_gone(reader, handle(request))
+        if isinstance(response, Response):
+            _write_response(writer, response)
         else:
-            await _stream(reader, writer, answer)
+            await _stream_lines(reader, writer, response)
         await writer.drain()
     except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ClientGoneError):
         pass
     except BadRequestError as error:
         with contextlib.suppress(ConnectionError):
-            _write(writer, Response(error.status, str(error), text=True, language=error.language))
+            _write_response(writer, Response(error.status, str(error), text=True, language=error.language))
             await writer.drain()
     finally:
         writer.close()
@@ -83,7 +85,7 @@ class ClientGoneError(Exception):
     """The client has closed its connection."""
 
 
-async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request:
+async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request:
     head = await reader.readuntil(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
@@ -95,16 +97,16 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> R
         headers[name.strip().lower()] = value.strip()
     if headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    return Request(words[0], words[1].partition("?")[0], await _body(reader, headers))
+    return Request(words[0], words[1].partition("?")[0], await _read_body(reader, headers))
 
 
-async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
     if "chunked" not in headers.get("transfer-encoding", "").lower():
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > MAX_BODY:
             raise BadRequestError(f"The body may have at most {MAX_BODY >> 20} MiB.", 413)
         return await reader.readexactly(int(length))
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     total = 0
     while True:
         try:
@@ -117,27 +119,30 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
         if size == 0:
             while (await reader.readline()).strip():
                 pass
-            return b"".join(pieces)
-        pieces.append(await reader.readexactly(size))
+            return b"".join(chunks)
+        chunks.append(await reader.readexactly(size))
         await reader.readexactly(2)
 
 
-def _write(writer: asyncio.StreamWriter, answer: Response) -> None:
-    body = b"" if answer.status == 204 else str(answer.content).encode() if answer.text else _json(answer.content)
-    kind = "text/plain; charset=utf-8" if answer.text else "application/json"
-    told = f"{MISSING_LANGUAGE}: {answer.language}\r\n" if answer.language else ""
-    writer.write(_head(answer.status, kind, f"{told}content-length: {len(body)}") + body)
+def _write_response(writer: asyncio.StreamWriter, response: Response) -> None:
+    body = b"" if response.status == 204 else _encode_content(response)
+    kind = "text/plain; charset=utf-8" if response.text else "application/json"
+    language_header = f"{MISSING_LANGUAGE}: {response.language}\r\n" if response.language else ""
+    writer.write(_make_head(response.status, kind, f"{language_header}content-length: {len(body)}") + body)
 
 
-async def _stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lines: Lines) -> None:
+def _encode_content(response: Response) -> bytes:
+    return str(response.content).encode() if response.text else _encode_json(response.content)
+
+
+async def _stream_lines(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lines: JsonLines) -> None:
     """Send one JSON object per line as they arrive. Stops if the client disconnects."""
     async with contextlib.aclosing(lines):
-        line = await _run_unless_gone(
-            reader, anext(lines, None)
-        )  # a failure before the first line can still be reported with a status
-        writer.write(_head(200, "application/x-ndjson", "transfer-encoding: chunked"))
+        # a failure before the first line can still be reported with a status
+        line = await _run_unless_gone(reader, anext(lines, None))
+        writer.write(_make_head(200, "application/x-ndjson", "transfer-encoding: chunked"))
         while line is not None:
-            data = _json(line) + b"\n"
+            data = _encode_json(line) + b"\n"
             writer.write(b"%x\r\n%b\r\n" % (len(data), data))
             await writer.drain()
             line = await _run_unless_gone(reader, anext(lines, None))
@@ -161,12 +166,12 @@ async def _run_unless_gone(reader: asyncio.StreamReader, work: Awaitable[T]) -> 
                     await unfinished
 
 
-def _head(status: int, kind: str, framing: str) -> bytes:
+def _make_head(status: int, kind: str, framing: str) -> bytes:
     phrase = HTTPStatus(status).phrase
     return (
         f"HTTP/1.1 {status} {phrase}\r\ncontent-type: {kind}\r\n{CORS}{framing}\r\nconnection: close\r\n\r\n".encode()
     )
 
 
-def _json(value: Any) -> bytes:
+def _encode_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")

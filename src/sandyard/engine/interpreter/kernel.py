@@ -18,8 +18,8 @@ from sandyard.engine.interpreter.processes import ForkServer, Process, spawn
 from sandyard.engine.interpreter.specs import Spec
 
 START_SECONDS = 60.0
-ASK_AGAIN_SECONDS = 1.0
-LOOK_SECONDS = 0.003
+RETRY_SECONDS = 1.0
+POLL_SECONDS = 0.003
 CHANNELS = {"shell": "DEALER", "iopub": "SUB", "control": "DEALER"}
 
 Listener = Callable[[str, Message], None]
@@ -39,7 +39,7 @@ class Kernel:
         self._folder = folder
         self._on_end = on_end
         self._signer = Signer(key := secrets.token_hex(16))
-        self._connection = _connection(spec, folder / self.id, key)
+        self._connection = _make_connection_info(spec, folder / self.id, key)
         self._file = folder / f"{self.id}.json"
         self._process: Process | None = None
         self._peers: dict[str, zmtp.Peer] = {}
@@ -73,14 +73,15 @@ class Kernel:
         return self._process is not None and self._process.alive
 
     def request(self, content: Mapping[str, Any], metadata: Mapping[str, Any] | None, listener: Listener) -> str:
-        """Run code. `listener` gets all messages about it until `forget`. Return the request's id."""
+        """Run code. `listener` gets all messages about it until `remove_listener`. Return the request's id."""
         return self._send("shell", "execute_request", content, metadata, listener)
 
-    def forget(self, request: str) -> None:
-        self._listeners.pop(request, None)
+    def remove_listener(self, request_id: str) -> None:
+        self._listeners.pop(request_id, None)
 
     def interrupt(self) -> None:
-        if self.spec.by_message and self.alive:
+        """Interrupt the running code."""
+        if self.spec.interrupt_by_message and self.alive:
             self._send("control", "interrupt_request", {}, None, None)
         elif self._process is not None:
             self._process.interrupt()
@@ -99,47 +100,47 @@ class Kernel:
         metadata: Mapping[str, Any] | None,
         listener: Listener | None,
     ) -> str:
-        request, frames = self._signer.message(kind, content, metadata)
+        request, frames = self._signer.make_message(kind, content, metadata)
         if listener is not None:
             self._listeners[request] = listener
         self._peers[channel].send(frames)
         return request
 
     async def connect_channel(self, channel: str) -> None:
-        def received(frames: zmtp.Frames) -> None:
+        def handle_frames(frames: zmtp.Frames) -> None:
             with contextlib.suppress(BadMessageError):
-                message = messages.read(frames)
+                message = messages.parse_message(frames)
                 if (listener := self._listeners.get(message.parent)) is not None:
                     listener(channel, message)
 
-        address = _address(self._connection, channel)
+        address = _get_address(self._connection, channel)
         while True:
             self._require_process()
             with contextlib.suppress(OSError):
-                self._peers[channel] = await zmtp.connect(address, CHANNELS[channel], received)
+                self._peers[channel] = await zmtp.connect(address, CHANNELS[channel], handle_frames)
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def greet(self) -> None:
         """Request kernel info until the reply was received on both channels: what a kernel publishes before it has
-        processed our subscription is lost."""
-        heard: dict[str, asyncio.Event] = {"shell": asyncio.Event(), "iopub": asyncio.Event()}
+        processed the subscription is lost."""
+        received: dict[str, asyncio.Event] = {"shell": asyncio.Event(), "iopub": asyncio.Event()}
 
         def listen(channel: str, message: Message) -> None:
-            if channel in heard:
-                heard[channel].set()
+            if channel in received:
+                received[channel].set()
 
-        asked: list[str] = []
+        request_ids: list[str] = []
         try:
-            while not all(event.is_set() for event in heard.values()):
+            while not all(event.is_set() for event in received.values()):
                 self._require_process()
-                asked.append(self._send("shell", "kernel_info_request", {}, None, listen))
+                request_ids.append(self._send("shell", "kernel_info_request", {}, None, listen))
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(ASK_AGAIN_SECONDS if not heard["shell"].is_set() else LOOK_SECONDS * 10):
-                        await asyncio.gather(*(event.wait() for event in heard.values()))
+                    async with asyncio.timeout(RETRY_SECONDS if not received["shell"].is_set() else POLL_SECONDS * 10):
+                        await asyncio.gather(*(event.wait() for event in received.values()))
         finally:
-            for request in asked:
-                self.forget(request)
+            for request_id in request_ids:
+                self.remove_listener(request_id)
 
     def _require_process(self) -> None:
         if not self.alive:
@@ -157,13 +158,13 @@ class Kernel:
                 path.unlink()
 
 
-def _connection(spec: Spec, path: Path, key: str) -> dict[str, Any]:
-    """Return the connection info: sockets in a folder for our own kernels, loopback ports for others, which may support
-    nothing else."""
+def _make_connection_info(spec: Spec, path: Path, key: str) -> dict[str, Any]:
+    """Return the connection info: sockets in a folder for Sandyard's own kernels, loopback ports for others, which may
+    support nothing else."""
     common = {"key": key, "signature_scheme": "hmac-sha256", "kernel_name": spec.name}
     names = [f"{channel}_port" for channel in ("shell", "iopub", "stdin", "control", "hb")]
     if spec.forked:
-        return {**common, "transport": "ipc", "ip": str(path), **{name: n for n, name in enumerate(names, 1)}}
+        return {**common, "transport": "ipc", "ip": str(path), **{name: number for number, name in enumerate(names, 1)}}
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in names]
         for probe in probes:
@@ -172,6 +173,6 @@ def _connection(spec: Spec, path: Path, key: str) -> dict[str, Any]:
     return {**common, "transport": "tcp", "ip": "127.0.0.1", **ports}
 
 
-def _address(connection: Mapping[str, Any], channel: str) -> str | tuple[str, int]:
+def _get_address(connection: Mapping[str, Any], channel: str) -> str | tuple[str, int]:
     port = connection[f"{channel}_port"]
     return f"{connection['ip']}-{port}" if connection["transport"] == "ipc" else (connection["ip"], port)

@@ -35,7 +35,7 @@ class Signer:
         self._key = key.encode()
         self._session = uuid.uuid4().hex
 
-    def message(
+    def make_message(
         self, kind: str, content: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
     ) -> tuple[str, list[bytes]]:
         """Return the message's id and the frames to send."""
@@ -55,7 +55,7 @@ class Signer:
         return message_id, [DELIMITER, digest.hexdigest().encode(), *parts]
 
 
-def read(frames: list[bytes]) -> Message:
+def parse_message(frames: list[bytes]) -> Message:
     """Parse a message. Raises BadMessageError."""
     try:
         start = frames.index(DELIMITER) + 2
@@ -66,7 +66,7 @@ def read(frames: list[bytes]) -> Message:
         raise BadMessageError(f"the kernel sent an invalid message: {error}") from error
 
 
-def execute(code: str, *, silent: bool = False) -> dict[str, Any]:
+def make_execute_content(code: str, *, silent: bool = False) -> dict[str, Any]:
     """Return the content of a request to run code. A failure does not cancel the requests queued behind it, because
     they may come from other clients."""
     return {

@@ -30,36 +30,38 @@ END: Event = {"type": "end_of_execution"}
 KEEPALIVE: Event = {"type": "keepalive"}
 
 
-def event_of(message: Message) -> Event | None:
+def make_event(message: Message) -> Event | None:
     """Return the event, or None for messages that are not passed on: status, `clear_output`, comms."""
     content = message.content
     if message.kind in _RESULTS:
-        return result(content.get("data") or {}, is_main=_RESULTS[message.kind])
+        return make_result(content.get("data") or {}, is_main=_RESULTS[message.kind])
     if message.kind == "stream" and content.get("name") in ("stdout", "stderr"):
         return {"type": content["name"], "text": str(content.get("text", "")), "timestamp": time.time_ns()}
     if message.kind == "error":
-        return error_of(content)
+        return parse_error(content)
     if message.kind == "execute_input":
         return {"type": "number_of_executions", "execution_count": content.get("execution_count")}
     return None
 
 
-def error_of(content: Mapping[str, Any]) -> Event:
+def parse_error(content: Mapping[str, Any]) -> Event:
     """Return the event for an `error` message or for a reply with an error."""
     lines = content.get("traceback") or []
     traceback = "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
-    return failure(str(content.get("ename", "")), str(content.get("evalue", "")), traceback)
+    return make_error(str(content.get("ename", "")), str(content.get("evalue", "")), traceback)
 
 
-def failure(name: str, value: str, traceback: str = "") -> Event:
+def make_error(name: str, value: str, traceback: str = "") -> Event:
+    """Return the event for a failed execution."""
     return {"type": "error", "name": name, "value": value, "traceback": traceback}
 
 
-def result(data: Mapping[str, Any], *, is_main: bool) -> Event:
+def make_result(data: Mapping[str, Any], *, is_main: bool) -> Event:
+    """Return the event for a result with its formats by MIME type."""
     event: Event = {"type": "result", "is_main_result": is_main}
     extra = {}
-    for mime, given in data.items():
-        value = _plain(given)
+    for mime, item in data.items():
+        value = _to_json(item)
         field = FIELDS.get(mime)
         if field is None:
             extra[mime] = value
@@ -75,12 +77,12 @@ def _strip_quotes(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0] else text
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """Return the value in JSON's types; NaN and infinity become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _to_json(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     return value

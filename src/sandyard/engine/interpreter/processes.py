@@ -75,10 +75,10 @@ class ForkServer:
     def __init__(self, folder: Path) -> None:
         self._command = [sys.executable, "-P", str(folder / FORK_SERVER)]
         self.process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def start(self) -> None:
-        async with self._turn:
+        async with self._lock:
             await self._ensure_running()
 
     async def fork(self, kernel: str, connection_file: Path, cwd: str, env: Mapping[str, str]) -> int:
@@ -86,15 +86,15 @@ class ForkServer:
         cancelled, the kernel is ended."""
         request = {"kernel": kernel, "connection_file": str(connection_file), "cwd": cwd, "env": dict(env)}
         # runs to completion even if the caller is cancelled: an unread answer would be taken for that of the next request
-        asking = asyncio.ensure_future(self._ask(json.dumps(request).encode() + b"\n"))
+        forking = asyncio.ensure_future(self._request_fork(json.dumps(request).encode() + b"\n"))
         try:
-            return await asyncio.shield(asking)
+            return await asyncio.shield(forking)
         except asyncio.CancelledError:
-            asking.add_done_callback(_end_unwanted)
+            forking.add_done_callback(_kill_forked)
             raise
 
-    async def _ask(self, line: bytes) -> int:
-        async with self._turn:
+    async def _request_fork(self, line: bytes) -> int:
+        async with self._lock:
             for _ in range(2):  # it may just have been killed
                 process = await self._ensure_running()
                 with contextlib.suppress(ConnectionError, ValueError):
@@ -120,10 +120,11 @@ class ForkServer:
         return self.process
 
 
-def _end_unwanted(asked: asyncio.Future[int]) -> None:
-    if not asked.cancelled() and asked.exception() is None:
+def _kill_forked(forked: asyncio.Future[int]) -> None:
+    """Kill a kernel whose requester was cancelled."""
+    if not forked.cancelled() and forked.exception() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(asked.result(), signal.SIGKILL)
+            os.kill(forked.result(), signal.SIGKILL)
 
 
 def _end_with_parent() -> None:

@@ -32,26 +32,26 @@ class Spec:
     language: str
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
-    by_message: bool = False  # interrupt it with a message instead of a signal
+    interrupt_by_message: bool = False  # interrupt it with a message instead of a signal
     forked: str | None = None
 
 
-def folders() -> list[Path]:
+def list_folders() -> list[Path]:
     """Return Jupyter's kernel folders, the most specific first."""
-    given = [Path(part) for part in os.environ.get("JUPYTER_PATH", "").split(":") if part]
+    configured = [Path(part) for part in os.environ.get("JUPYTER_PATH", "").split(":") if part]
     home = Path(os.environ.get("HOME", "/root"))
     fixed = [home / ".local/share/jupyter", Path("/home/user/.local/share/jupyter")]
-    return [*given, *fixed, Path("/usr/local/share/jupyter"), Path("/usr/share/jupyter")]
+    return [*configured, *fixed, Path("/usr/local/share/jupyter"), Path("/usr/share/jupyter")]
 
 
-def list_installed(places: list[Path] | None = None) -> list[Spec]:
+def list_installed(folders: list[Path] | None = None) -> list[Spec]:
     """Return the installed kernels. Reads them each time, because a user may have installed one. Unreadable ones are
     skipped."""
-    found: dict[str, Spec] = {}
-    for place in folders() if places is None else places:
-        for spec in _in_folder(place / "kernels"):
-            found.setdefault(spec.name, spec)
-    return list(found.values())
+    specs: dict[str, Spec] = {}
+    for folder in list_folders() if folders is None else folders:
+        for spec in _read_folder(folder / "kernels"):
+            specs.setdefault(spec.name, spec)
+    return list(specs.values())
 
 
 def find(language: str, specs: list[Spec]) -> Spec:
@@ -75,14 +75,14 @@ def normalise(language: str | None) -> str:
     return ALIASES.get(plain, plain)
 
 
-def _in_folder(folder: Path) -> Iterator[Spec]:
+def _read_folder(folder: Path) -> Iterator[Spec]:
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir()):
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-                yield _read(path.name, json.loads((path / "kernel.json").read_text()), str(path))
+                yield _parse_spec(path.name, json.loads((path / "kernel.json").read_text()), str(path))
 
 
-def _read(name: str, raw: dict[str, object], folder: str) -> Spec:
+def _parse_spec(name: str, raw: dict[str, object], folder: str) -> Spec:
     argv = raw["argv"]
     metadata, env = raw.get("metadata") or {}, raw.get("env") or {}
     if not isinstance(argv, list) or not argv or not isinstance(metadata, dict) or not isinstance(env, dict):
@@ -93,6 +93,6 @@ def _read(name: str, raw: dict[str, object], folder: str) -> Spec:
         str(raw.get("language") or name),
         tuple(str(part).replace("{resource_dir}", folder) for part in argv),
         {str(key): str(value) for key, value in env.items()},
-        by_message=raw.get("interrupt_mode") == "message",
+        interrupt_by_message=raw.get("interrupt_mode") == "message",
         forked=str(forked) if forked else None,
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 MORE, LONG, COMMAND = 1, 2, 4
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-_LONGEST_SHORT = 255
+_MAX_SHORT_FRAME = 255
 
 Frames = list[bytes]
 
@@ -30,7 +30,7 @@ class Peer(asyncio.Protocol):
         """Send a message. Never blocks: what the kernel does not accept at once waits in memory."""
         assert self._transport is not None
         last = len(frames) - 1
-        self._transport.write(b"".join(frame(body, more=number < last) for number, body in enumerate(frames)))
+        self._transport.write(b"".join(encode_frame(body, more=number < last) for number, body in enumerate(frames)))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -51,7 +51,7 @@ class Peer(asyncio.Protocol):
             del self._buffer[: len(GREETING)]
             self._greeted = True
             assert self._transport is not None
-            self._transport.write(frame(_ready(self._kind), flags=COMMAND))
+            self._transport.write(encode_frame(_make_ready_command(self._kind), flags=COMMAND))
         while self._take_frame():
             pass
 
@@ -74,7 +74,7 @@ class Peer(asyncio.Protocol):
         body = bytes(memoryview(buffer)[start:end])
         del buffer[:end]
         if flags & COMMAND:
-            self._command(body)
+            self._handle_command(body)
         else:
             self._frames.append(body)
             if not flags & MORE:
@@ -82,25 +82,26 @@ class Peer(asyncio.Protocol):
                 self._on_message(frames)
         return True
 
-    def _command(self, body: bytes) -> None:
+    def _handle_command(self, body: bytes) -> None:
         assert self._transport is not None
         if body.startswith(b"\x05READY") and not self.ready.done():
             if self._kind == "SUB":
-                self._transport.write(frame(b"\x01"))  # subscribe to everything
+                self._transport.write(encode_frame(b"\x01"))  # subscribe to everything
             self.ready.set_result(None)
         elif body.startswith(b"\x04PING"):
-            self._transport.write(frame(b"\x04PONG" + body[7:], flags=COMMAND))
+            self._transport.write(encode_frame(b"\x04PONG" + body[7:], flags=COMMAND))
 
 
-def frame(body: bytes, *, more: bool = False, flags: int = 0) -> bytes:
+def encode_frame(body: bytes, *, more: bool = False, flags: int = 0) -> bytes:
+    """Return a frame with its flags and length."""
     if more:
         flags |= MORE
-    if len(body) > _LONGEST_SHORT:
+    if len(body) > _MAX_SHORT_FRAME:
         return bytes((flags | LONG,)) + len(body).to_bytes(8, "big") + body
     return bytes((flags, len(body))) + body
 
 
-def _ready(kind: str) -> bytes:
+def _make_ready_command(kind: str) -> bytes:
     return b"\x05READY\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind.encode()
 
 

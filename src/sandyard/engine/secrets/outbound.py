@@ -20,7 +20,7 @@ class SecretsOutbound:
         self._loop = asyncio.get_running_loop()
 
     async def fill(self, value: str) -> str:
-        if not placeholders.names_secret(value):
+        if not placeholders.contains_secret(value):
             return value
         if asyncio.get_running_loop() is self._loop:
             return await self._fill(value)
@@ -30,7 +30,7 @@ class SecretsOutbound:
         return placeholders.fill(value, lambda name: self._secrets.reveal(name).reveal())
 
     def holds_secret(self, value: str) -> bool:
-        return placeholders.names_secret(value)
+        return placeholders.contains_secret(value)
 
     def context(self, host: str) -> ssl.SSLContext:
         return self._authority.server_context([host])

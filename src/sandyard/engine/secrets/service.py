@@ -23,9 +23,9 @@ from sandyard.kit.vault import Vault
 log = get_logger(__name__)
 
 PREFIX = "sec_"
-MAX_NAME, MAX_VALUE = 255, 32 << 10
-MAX_ENTRIES, MAX_KEY, MAX_ENTRY, MAX_METADATA = 32, 128, 1024, 8192
-_FORBIDDEN = re.compile(r"[{}\x00-\x1f\x7f-\x9f]")
+MAX_NAME_LENGTH, MAX_VALUE_BYTES = 255, 32 << 10
+MAX_METADATA_ENTRIES, MAX_METADATA_KEY_BYTES, MAX_METADATA_VALUE_BYTES, MAX_METADATA_BYTES = 32, 128, 1024, 8192
+_FORBIDDEN_IN_NAME = re.compile(r"[{}\x00-\x1f\x7f-\x9f]")
 _COLUMNS = "seq, id, name, version, metadata, created_at, updated_at"
 
 
@@ -58,8 +58,8 @@ class Secrets:
     async def create(self, name: str, value: Secret, metadata: Mapping[str, str] | None = None) -> SecretInfo:
         """Create a secret. Names are case-insensitive: `Key` and `key` are the same. Raises ConflictError if the name
         is taken."""
-        name, now = _name(name), self._clock.now()
-        stored = _metadata(metadata or {})
+        name, now = _normalize_name(name), self._clock.now()
+        stored = _encode_metadata(metadata or {})
         _check_value(value)
         secret_id = random_id(PREFIX)
         sealed = self._vault.seal(value, secret_id, "1")
@@ -78,7 +78,7 @@ class Secrets:
     async def update(self, reference: str, value: Secret, metadata: Mapping[str, str] | None = None) -> SecretInfo:
         """Store a new version, used from the next request on. Metadata is kept if None. Raises NotFoundError."""
         _check_value(value)
-        stored = None if metadata is None else _metadata(metadata)
+        stored = None if metadata is None else _encode_metadata(metadata)
         with self._database.transaction():
             before = self.get(reference)
             version = before.version + 1
@@ -99,17 +99,17 @@ class Secrets:
 
     async def delete(self, reference: str) -> None:
         """Delete a secret. Requests that need it are refused from now on. Raises NotFoundError."""
-        found = self.get(reference)
-        self._database.execute("DELETE FROM secrets WHERE id = ?", (found.id,))
+        secret = self.get(reference)
+        self._database.execute("DELETE FROM secrets WHERE id = ?", (secret.id,))
         await self._database.flush()
-        log.info("secret_deleted", secret=found.id)
+        log.info("secret_deleted", secret=secret.id)
 
     def get(self, reference: str) -> SecretInfo:
         """Return a secret by id or name. Raises NotFoundError."""
         row = self._find(reference)
         if row is None:
             raise NotFoundError(f"Secret {reference[:100]!r} not found.")
-        return _info(row)
+        return _decode_info(row)
 
     def list(self, limit: int, cursor: str | None = None) -> SecretPage:
         """Return a page of secrets, newest first. Raises InvalidInputError for a bad cursor."""
@@ -120,7 +120,7 @@ class Secrets:
             (int(cursor) if cursor else 1 << 62, limit + 1),
         )
         more = len(rows) > limit
-        return SecretPage(tuple(map(_info, rows[:limit])), str(rows[limit - 1][0]) if more else None)
+        return SecretPage(tuple(map(_decode_info, rows[:limit])), str(rows[limit - 1][0]) if more else None)
 
     def reveal(self, name: str) -> Secret:
         """Return the current value, for requests that leave the engine on the owner's behalf. Raises NotFoundError, or
@@ -133,44 +133,51 @@ class Secrets:
 
     def _find(self, reference: str) -> Row | None:
         column = "id" if reference.startswith(PREFIX) else "name"
-        wanted = reference if column == "id" else reference.lower()
-        rows = self._database.query(f"SELECT {_COLUMNS} FROM secrets WHERE {column} = ?", (wanted,))  # noqa: S608
+        key = reference if column == "id" else reference.lower()
+        rows = self._database.query(f"SELECT {_COLUMNS} FROM secrets WHERE {column} = ?", (key,))  # noqa: S608
         return rows[0] if rows else None
 
 
-def _name(name: str) -> str:
+def _normalize_name(name: str) -> str:
     lower = name.lower()
-    if not _size(name) or len(name) > MAX_NAME or _FORBIDDEN.search(name) or lower.startswith(PREFIX):
+    if (
+        not _count_bytes(name)
+        or len(name) > MAX_NAME_LENGTH
+        or _FORBIDDEN_IN_NAME.search(name)
+        or lower.startswith(PREFIX)
+    ):
         raise InvalidInputError(
-            f"A secret's name must have 1 to {MAX_NAME} characters, no braces and no control characters, and must not start "
+            f"A secret's name must have 1 to {MAX_NAME_LENGTH} characters, no braces and no control characters, and must not start "
             f"with {PREFIX}, which is reserved for ids."
         )
     return lower
 
 
 def _check_value(value: Secret) -> None:
-    if not 0 < _size(value.reveal()) <= MAX_VALUE:
-        raise InvalidInputError(f"A secret's value must have 1 to {MAX_VALUE} bytes.")
+    if not 0 < _count_bytes(value.reveal()) <= MAX_VALUE_BYTES:
+        raise InvalidInputError(f"A secret's value must have 1 to {MAX_VALUE_BYTES} bytes.")
 
 
-def _metadata(metadata: Mapping[str, str]) -> str:
-    sizes = [(_size(key), _size(value)) for key, value in metadata.items()]
-    if len(sizes) > MAX_ENTRIES or sum(map(sum, sizes)) > MAX_METADATA:
-        raise InvalidInputError(f"A secret's metadata may have at most {MAX_ENTRIES} entries and {MAX_METADATA} bytes.")
-    if any(not key or key > MAX_KEY or value > MAX_ENTRY for key, value in sizes):
+def _encode_metadata(metadata: Mapping[str, str]) -> str:
+    sizes = [(_count_bytes(key), _count_bytes(value)) for key, value in metadata.items()]
+    if len(sizes) > MAX_METADATA_ENTRIES or sum(map(sum, sizes)) > MAX_METADATA_BYTES:
         raise InvalidInputError(
-            f"A key in a secret's metadata must have 1 to {MAX_KEY} bytes and a value at most {MAX_ENTRY}."
+            f"A secret's metadata may have at most {MAX_METADATA_ENTRIES} entries and {MAX_METADATA_BYTES} bytes."
+        )
+    if any(not key or key > MAX_METADATA_KEY_BYTES or value > MAX_METADATA_VALUE_BYTES for key, value in sizes):
+        raise InvalidInputError(
+            f"A key in a secret's metadata must have 1 to {MAX_METADATA_KEY_BYTES} bytes and a value at most {MAX_METADATA_VALUE_BYTES}."
         )
     return json.dumps(dict(metadata))
 
 
-def _size(text: str) -> int:
+def _count_bytes(text: str) -> int:
     try:
         return len(text.encode())
     except UnicodeEncodeError:
         raise InvalidInputError("The secret contains an unpaired surrogate. Send it as UTF-8.") from None
 
 
-def _info(row: Row) -> SecretInfo:
+def _decode_info(row: Row) -> SecretInfo:
     _, secret_id, name, version, metadata, created_at, updated_at = row
     return SecretInfo(secret_id, name, version, json.loads(metadata), created_at, updated_at)

@@ -48,7 +48,7 @@ class Database:
         self._wake = threading.Event()
         self._stopping = False
         self._dirty = False
-        self._flushing = threading.Lock()
+        self._flush_lock = threading.Lock()
 
     def open(self) -> None:
         """Open, create or upgrade the database. Raises if a newer engine created it."""
@@ -108,6 +108,7 @@ class Database:
         return row or 0
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Run a SELECT and return all rows."""
         try:
             return self._open_connection.execute(sql, parameters).fetchall()
         except sqlite3.Error as error:
@@ -152,18 +153,18 @@ class Database:
 
     def _migrate(self) -> None:
         connection = self._open_connection
-        done = int(connection.execute("PRAGMA user_version").fetchone()[0])
-        if done > len(STEPS):
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        if version > len(STEPS):
             raise SandyardError(
-                f"The database {self._path} was created by a newer engine (schema {done}, supported here: {len(STEPS)}). Upgrade the engine."
+                f"The database {self._path} was created by a newer engine (schema {version}, supported here: {len(STEPS)}). "
+                "Upgrade the engine."
             )
-        if done < len(STEPS):
-            with (
-                self.transaction()
-            ):  # a crash leaves the old schema; another process that upgrades at the same time waits
-                done = int(connection.execute("PRAGMA user_version").fetchone()[0])
-                for step in STEPS[done:]:
-                    for statement in _statements(step):
+        if version < len(STEPS):
+            # a crash leaves the old schema; another process that upgrades at the same time waits
+            with self.transaction():
+                version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+                for step in STEPS[version:]:
+                    for statement in _split_statements(step):
                         connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {len(STEPS)}")
 
@@ -181,7 +182,7 @@ class Database:
 
     def _flush(self) -> None:
         # A separate connection: sqlite3 releases the GIL while it works, and a passive checkpoint never blocks the writer.
-        with self._flushing:
+        with self._flush_lock:
             if self._flusher is not None:
                 self._flusher.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
@@ -193,14 +194,14 @@ class Database:
 
     def drop_connections(self) -> None:
         """Close the connections and write nothing more."""
-        with self._flushing:
+        with self._flush_lock:
             for connection in (self._flusher, self._connection):
                 if connection is not None:
                     connection.close()
             self._flusher = self._connection = None
 
 
-def _statements(script: str) -> Iterator[str]:
+def _split_statements(script: str) -> Iterator[str]:
     """Yield the statements one by one, because `executescript` would commit the open transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
@@ -222,7 +223,7 @@ def _connect(path: Path, *, any_thread: bool = False) -> sqlite3.Connection:
 
 
 def _translate_error(error: sqlite3.Error, message: str | None = None) -> SandyardError:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code, without the extended one
     if code == sqlite3.SQLITE_FULL:
         return NoSpaceError(
             "Could not write to the engine's database: the disk is full. Free some space and try again."

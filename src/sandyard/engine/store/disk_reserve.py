@@ -7,9 +7,9 @@ import contextlib
 import os
 from pathlib import Path
 
-SIZE = 16 << 20
-LOW = 4 << 20  # below this much free space, the reserve is released for the database
-ENOUGH = 8 * SIZE  # above this much free space, the reserve is reserved again
+RESERVE_BYTES = 16 << 20
+LOW_BYTES = 4 << 20  # below this much free space, the reserve is released for the database
+ENOUGH_BYTES = 8 * RESERVE_BYTES  # above this much free space, the reserve is reserved again
 
 
 class DiskReserve:
@@ -21,20 +21,20 @@ class DiskReserve:
     def reserve(self) -> None:
         """Reserve the space if the disk has enough."""
         with contextlib.suppress(OSError):
-            if self._free() < ENOUGH or self._file.exists():
+            if self._get_free_bytes() < ENOUGH_BYTES or self._file.exists():
                 return
             fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.posix_fallocate(fd, 0, SIZE)
+                os.posix_fallocate(fd, 0, RESERVE_BYTES)
             finally:
                 os.close(fd)
 
     def release(self) -> None:
         """Release the space if the disk is nearly full. Otherwise takes microseconds."""
         with contextlib.suppress(OSError):
-            if self._free() < LOW:
+            if self._get_free_bytes() < LOW_BYTES:
                 self._file.unlink()
 
-    def _free(self) -> int:
+    def _get_free_bytes(self) -> int:
         stat = os.statvfs(self._file.parent)
         return stat.f_bavail * stat.f_frsize

@@ -14,7 +14,7 @@ from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import random_id, random_secret
 from sandyard.kit.secret import Secret
 
-RECHECK_S = 0.25
+RECHECK_S = 0.25  # how long keys are checked without looking for changes by other processes
 PREFIX = "e2b_"  # the key format that official clients expect
 SECRET_BYTES = 20
 MAX_LABEL = 100
@@ -71,23 +71,23 @@ class ApiKeys:
         label."""
         label = _validate_label(label)
         with self._database.transaction():
-            found = next((key for key in self.list() if key.id == key_id), None)
-            if found is None:
+            key = next((key for key in self.list() if key.id == key_id), None)
+            if key is None:
                 raise NotFoundError(f"API key {key_id!r} not found.")
-            if label != found.label:
+            if label != key.label:
                 self._require_unused(label)
                 self._database.execute("UPDATE api_keys SET label = ? WHERE id = ?", (label, key_id))
         self._reload()
-        return replace(found, label=label)
+        return replace(key, label=label)
 
     def revoke(self, id_or_label: str) -> ApiKey:
         """Revoke a key. A key may revoke itself. Raises NotFoundError if the key does not exist."""
-        found = [key for key in self.list() if id_or_label in {key.id, key.label}]
-        if not found:
+        key = next((key for key in self.list() if id_or_label in {key.id, key.label}), None)
+        if key is None:
             raise NotFoundError(f"API key {id_or_label!r} not found.")
-        self._database.execute("DELETE FROM api_keys WHERE id = ?", (found[0].id,))
+        self._database.execute("DELETE FROM api_keys WHERE id = ?", (key.id,))
         self._reload()
-        return found[0]
+        return key
 
     def check(self, candidate: str | None) -> ApiKey | None:
         """Return the key that matches, or None. The comparison takes the same time for every wrong key."""
@@ -99,8 +99,8 @@ class ApiKeys:
             if self._database.data_version() != self._version:
                 self._reload()
         digest = _hash(candidate)
-        found = self._fixed.get(digest[:_INDEX_BYTES]) or self._keys.get(digest[:_INDEX_BYTES])
-        return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
+        entry = self._fixed.get(digest[:_INDEX_BYTES]) or self._keys.get(digest[:_INDEX_BYTES])
+        return entry[1] if entry is not None and hmac.compare_digest(entry[0], digest) else None
 
     def _require_unused(self, label: str) -> None:
         if self._database.query("SELECT 1 FROM api_keys WHERE label = ?", (label,)):

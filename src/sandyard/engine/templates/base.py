@@ -55,7 +55,7 @@ DPKG_OPTIONS = (
 )
 MERGED_USR = Path("/usr/share/mmdebstrap/hooks/maybe-merged-usr")
 CUSTOMIZE = Path(__file__).with_name("base-customize.sh")
-SPACE = 3 << 30
+REQUIRED_BYTES = 3 << 30
 NODE_SHARE = 0.12  # of the progress bar
 LOG_TAIL = 15
 
@@ -81,7 +81,7 @@ class Recipe:
         return hashlib.sha256(json.dumps([parts, files]).encode()).hexdigest()[:16]
 
 
-def recipe() -> Recipe:
+def make_recipe() -> Recipe:
     """Return the recipe for this machine. Raises UnsupportedError if it is not supported."""
     return Recipe(sources.read_release(), platform.machine())
 
@@ -89,28 +89,28 @@ def recipe() -> Recipe:
 def build(folder: TemplateFolder, report: Report, *, force: bool = False) -> TemplateVersion:
     """Build `base`, or wait for another builder, and return the resulting version. With `force` it is rebuilt from the
     current archives even if it exists. Blocks for a minute or more. Raises BuildError with the end of the log."""
-    wanted = recipe()
+    recipe = make_recipe()
     with folder.open_build_directory(NAME) as work, use_default_umask():
-        if not force and (found := folder.find(NAME, wanted.digest)):
-            return found
-        require_space(folder.directory, SPACE, "Building template base")
+        if not force and (existing := folder.find(NAME, recipe.digest)):
+            return existing
+        require_space(folder.directory, REQUIRED_BYTES, "Building template base")
         report.update(0.0, "downloading node")
         tree = node.fetch_node(work)
-        _debootstrap(wanted, work, tree, report)
+        _debootstrap(recipe, work, tree, report)
         remove_tree(tree)
-        details = {"release": wanted.release.name, "machine": wanted.machine, "size": size_of(work / ROOTFS)}
+        details = {"release": recipe.release.name, "machine": recipe.machine, "size": measure_size(work / ROOTFS)}
         report.update(0.99, "writing to disk")
         version = folder.make_version(
-            NAME, wanted.digest, f"{wanted.release.name} with build tools, Python and Node", details
+            NAME, recipe.digest, f"{recipe.release.name} with build tools, Python and Node", details
         )
         return folder.publish(work, version)
 
 
-def _debootstrap(wanted: Recipe, work: Path, tree: Path, report: Report) -> None:
-    archives = sources.read_sources(wanted.release)
+def _debootstrap(recipe: Recipe, work: Path, tree: Path, report: Report) -> None:
+    archives = sources.read_sources(recipe.release)
     mirror, settings = work / "host.sources", work / "apt.conf"  # in a directory that only the engine's user can access
-    mirror.write_text("\n".join(source.stanza() for source in archives))
-    settings.write_text("".join(f'{key} "{value}";\n' for key, value in trust.apt_settings()))
+    mirror.write_text("\n".join(source.format_stanza() for source in archives))
+    settings.write_text("".join(f'{key} "{value}";\n' for key, value in trust.read_apt_settings()))
     command = [
         *("setpriv", "--pdeathsig", "KILL"),
         *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"),
@@ -118,12 +118,14 @@ def _debootstrap(wanted: Recipe, work: Path, tree: Path, report: Report) -> None
         *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
         f"--aptopt={settings}",
         *([f"--hook-directory={MERGED_USR}"] if MERGED_USR.is_dir() else []),
-        f"--include={','.join(wanted.packages)}",
+        f"--include={','.join(recipe.packages)}",
         f'--customize-hook=sh {shlex.quote(str(CUSTOMIZE))} "$1" {shlex.quote(str(tree))}',
-        *(wanted.release.codename, str(work / ROOTFS), str(mirror)),
+        *(recipe.release.codename, str(work / ROOTFS), str(mirror)),
     ]
     tail: deque[str] = deque(maxlen=LOG_TAIL)
-    progress = MmdebstrapProgress(lambda part, doing: report.update(NODE_SHARE + part * (0.99 - NODE_SHARE), doing))
+    progress = MmdebstrapProgress(
+        lambda part, activity: report.update(NODE_SHARE + part * (0.99 - NODE_SHARE), activity)
+    )
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=SAFE_FOLDER
@@ -140,12 +142,12 @@ def _debootstrap(wanted: Recipe, work: Path, tree: Path, report: Report) -> None
     settings.unlink()
     if process.returncode:
         raise BuildError("Could not build template base. Last output of mmdebstrap:\n  " + "\n  ".join(tail))
-    _settle_sources(archives, work / ROOTFS)
+    _write_sources(archives, work / ROOTFS)
     for device in (work / ROOTFS / "dev").iterdir():  # a sandbox has its own /dev
         remove_tree(device)
 
 
-def _settle_sources(archives: list[sources.Source], root: Path) -> None:
+def _write_sources(archives: list[sources.Source], root: Path) -> None:
     """Write the apt sources of the template: the same archives and keys, but no passwords and no settings of the build
     (`trust` adds those that a sandbox needs)."""
     for path in [
@@ -154,15 +156,16 @@ def _settle_sources(archives: list[sources.Source], root: Path) -> None:
         *(root / "etc/apt/sources.list.d").iterdir(),
     ]:
         path.unlink(missing_ok=True)
-    kept = [sources.without_credentials(source) for source in archives]
-    (root / "etc/apt/sources.list.d/host.sources").write_text("\n".join(source.stanza() for source in kept))
-    for source in kept:
-        inside = root / source.keyring.lstrip("/")
-        if source.keyring.startswith("/") and not inside.exists():
-            inside.parent.mkdir(parents=True, exist_ok=True)
-            inside.write_bytes(Path(source.keyring).read_bytes())
+    public = [sources.strip_credentials(source) for source in archives]
+    (root / "etc/apt/sources.list.d/host.sources").write_text("\n".join(source.format_stanza() for source in public))
+    for source in public:
+        keyring = root / source.keyring.lstrip("/")
+        if source.keyring.startswith("/") and not keyring.exists():
+            keyring.parent.mkdir(parents=True, exist_ok=True)
+            keyring.write_bytes(Path(source.keyring).read_bytes())
 
 
-def size_of(tree: Path) -> str:
-    done = subprocess.run(["du", "-sm", str(tree)], capture_output=True, text=True, check=True)
-    return f"{done.stdout.split()[0]} MB"
+def measure_size(tree: Path) -> str:
+    """Return the disk space that a tree uses, for users: "812 MB"."""
+    result = subprocess.run(["du", "-sm", str(tree)], capture_output=True, text=True, check=True)
+    return f"{result.stdout.split()[0]} MB"

@@ -22,7 +22,7 @@ from sandyard.engine.contract import Layers
 from sandyard.engine.sandboxes.model import Template, TemplateStatus
 from sandyard.engine.templates import base, desktop, host, interpreter, interpreter_program, layered
 from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
-from sandyard.engine.templates.needs import missing_for_base
+from sandyard.engine.templates.requirements import list_missing_requirements
 from sandyard.engine.templates.trust import Trust, read_trust, write_layer
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
@@ -41,16 +41,15 @@ LAYERED: Mapping[str, Callable[[TemplateFolder], bool]] = {
     desktop.NAME: desktop.is_stale,
 }
 """Templates on top of `base`, and whether an engine rebuilds them when it starts."""
-PATIENCE = 15
-LINES_KEPT = 200
+STOP_TIMEOUT_S = 15
+MAX_LOG_LINES = 200
 WATCH_SECONDS = 5.0
 TAGS = frozenset({"default", "latest"})
 ENV = {"LANG": "C.UTF-8"}
 # lets native modules find Node's headers without a download
 BASE_ENV = {"npm_package_config_node_gyp_nodedir": "/usr/local"}
-HOST_ENV = {
-    "NPM_CONFIG_PREFIX": "/usr/local"
-}  # a location where `npm install -g` may write, regardless of the machine's npm settings
+# a location where `npm install -g` may write, regardless of the machine's npm settings
+HOST_ENV = {"NPM_CONFIG_PREFIX": "/usr/local"}
 
 
 class Catalogue:
@@ -64,66 +63,68 @@ class Catalogue:
         carry_host_trust: bool = True,
         build_desktop: bool = True,
         authority: bytes | None = None,
-        own: Path | None = None,
+        trust_directory: Path | None = None,
     ) -> None:
         """`authority` is the certificate of an additional authority that this engine's sandboxes trust; layers with it
-        are created in `own`."""
+        are created in `trust_directory`."""
         self._folder = TemplateFolder(directory)
-        self._carry = carry_host_trust
+        self._carry_host_trust = carry_host_trust
         self._build_desktop = build_desktop
         self._authorities = (authority,) if authority is not None else ()
-        self._trust_folder = TemplateFolder(own) if authority is not None and own is not None else self._folder
+        self._trust_folder = (
+            TemplateFolder(trust_directory) if authority is not None and trust_directory is not None else self._folder
+        )
         self._names: dict[str, Template] = {}
         self._templates: tuple[Template, ...] = ()
         self._builder: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._adder: asyncio.Task[None] | None = None
+        self._language_builder: asyncio.Task[None] | None = None
         self._languages: dict[str, str] = {}  # languages to add, with the reason of a failure or an empty string
         self._desktop_builder: asyncio.Task[None] | None = None
         self._desktop_failure: str | None = None
         self._progress: dict[str, str] = {}  # latest progress of templates that are being built
-        self._seen: tuple[int, ...] = ()
-        self._standing_in = False
+        self._served_stamp: tuple[int, ...] = ()
+        self._host_replaces_base = False
 
     def open(self) -> None:
         """Find the built templates; create `host` if there is nothing else to serve. Blocks for up to a few seconds.
         Raises what `host.build` raises if that fails too."""
         self._folder.prepare()
-        if self._newest(base.NAME) is None:
-            if self._newest(host.NAME) is None:
+        if self._find_newest(base.NAME) is None:
+            if self._find_newest(host.NAME) is None:
                 log.info("template_building", template=host.NAME)
             host.build(self._folder)
         self.refresh()
 
     def refresh(self) -> None:
         """Read the folder again and switch names to the newest versions. Blocks."""
-        self._serve(*self._look())
+        self._serve(*self._read_folder())
 
     async def _refresh(self) -> None:
-        """Do the same from the event loop, the only place that changes what is served."""
-        self._serve(*await asyncio.to_thread(self._look))
+        """Like `refresh`, but called in the event loop: reads in a thread, then switches."""
+        self._serve(*await asyncio.to_thread(self._read_folder))
 
-    def _look(self) -> tuple[Sequence[Template], tuple[int, ...], bool]:
+    def _read_folder(self) -> tuple[Sequence[Template], tuple[int, ...], bool]:
         """Return what can be served, the folder's stamp before it was read, and whether `host` replaces `base`."""
-        seen = self._stamp()
-        built_base, built_host = self._newest(base.NAME), self._newest(host.NAME)
-        trust = (read_trust() if self._carry else Trust()).with_authorities(self._authorities)
+        stamp = self._get_stamp()
+        built_base, built_host = self._find_newest(base.NAME), self._find_newest(host.NAME)
+        trust = (read_trust() if self._carry_host_trust else Trust()).with_authorities(self._authorities)
         templates = []
         if built_base:
-            templates.append(self._template(base.NAME, built_base, trust, BASE_ENV))
+            templates.append(self._make_template(base.NAME, built_base, trust, BASE_ENV))
         elif built_host:
-            templates.append(self._template(base.NAME, built_host, trust, HOST_ENV))
+            templates.append(self._make_template(base.NAME, built_host, trust, HOST_ENV))
         if built_host:
-            templates.append(self._template(host.NAME, built_host, trust, HOST_ENV))
-        if built := interpreter.newest(self._folder):
-            templates.append(self._interpreter(built, trust))
+            templates.append(self._make_template(host.NAME, built_host, trust, HOST_ENV))
+        if built := interpreter.find_newest(self._folder):
+            templates.append(self._make_interpreter_template(built, trust))
         elif templates:
             templates[0] = replace(templates[0], aliases=(*templates[0].aliases, *interpreter.ALIASES))
-        templates.append(self._desktop(desktop.newest(self._folder), trust))
-        return templates, seen, built_base is None
+        templates.append(self._make_desktop_template(desktop.find_newest(self._folder), trust))
+        return templates, stamp, built_base is None
 
-    def _serve(self, templates: Sequence[Template], seen: tuple[int, ...], standing_in: bool) -> None:
-        self._seen, self._standing_in = seen, standing_in
+    def _serve(self, templates: Sequence[Template], stamp: tuple[int, ...], host_replaces_base: bool) -> None:
+        self._served_stamp, self._host_replaces_base = stamp, host_replaces_base
         self._names = {name: template for template in templates for name in (template.id, *template.aliases)}
         self._templates = tuple(templates)
 
@@ -136,12 +137,12 @@ class Catalogue:
 
     async def start(self) -> None:
         """Start building whatever is missing or outdated, in the background. Returns at once."""
-        self._builder = asyncio.create_task(self._bring_up_to_date())
+        self._builder = asyncio.create_task(self._build_outdated())
         self._watcher = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
         """Cancel a running build; it leaves nothing behind."""
-        for task in (self._watcher, self._builder, self._adder, self._desktop_builder):
+        for task in (self._watcher, self._builder, self._language_builder, self._desktop_builder):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -149,7 +150,7 @@ class Catalogue:
 
     async def wait_for_builds(self) -> None:
         """Wait until no build is running. A build that failed is logged."""
-        running = (task for task in (self._builder, self._adder, self._desktop_builder) if task is not None)
+        running = (task for task in (self._builder, self._language_builder, self._desktop_builder) if task is not None)
         await asyncio.gather(*running)
 
     def add_language(self, template: str | None, language: str) -> str | None:
@@ -160,19 +161,19 @@ class Catalogue:
             return None
         name = interpreter.TITLES[language]
         command = f"sandyard template build {interpreter.NAME} --with {language}"
-        if language in interpreter.extras_of(interpreter.newest(self._folder)):
+        if language in interpreter.get_extras(interpreter.find_newest(self._folder)):
             return (
                 f"This sandbox was created before {name} was added to {interpreter.ALIASES[0]}. New sandboxes have it."
             )
-        lacking = missing_for_base()
-        failure = "; ".join(lacking) if lacking else self._languages.get(language)
+        missing = list_missing_requirements()
+        failure = "; ".join(missing) if missing else self._languages.get(language)
         if failure:
             return f"{name} is not installed, and adding it failed: {failure}. Run `{command}` on the engine's machine to try again."
         if language not in self._languages:
             self._languages[language] = ""
             log.info("template_language_wanted", template=interpreter.NAME, language=language)
-            if self._adder is None or self._adder.done():
-                self._adder = asyncio.create_task(self._add_languages())
+            if self._language_builder is None or self._language_builder.done():
+                self._language_builder = asyncio.create_task(self._add_languages())
         return (
             f"{name} is not installed yet. It is being added to {interpreter.ALIASES[0]} and will be available in new sandboxes in a few "
             f"minutes. Run `{command}` on the engine's machine to see the progress."
@@ -195,82 +196,85 @@ class Catalogue:
     def make_ready(self, template: Template) -> str:
         """Build a template that is not ready in the background. Return a message for the client that follows the
         template's name."""
-        assert template.id == template_id(desktop.NAME), template.id  # the only template that may not be ready
+        assert template.id == make_template_id(desktop.NAME), template.id  # the only template that may not be ready
         command = f"`sandyard template build {desktop.NAME}` on the engine's machine"
-        lacking = missing_for_base()
-        if failure := "; ".join(lacking) or self._desktop_failure:
+        missing = list_missing_requirements()
+        if failure := "; ".join(missing) or self._desktop_failure:
             return f"could not be built: {failure}. Run {command} to try again."
         if not self._build_desktop:
             return f"is not built. Run {command} to build it."
         if self._desktop_builder is None or self._desktop_builder.done():
             log.info("template_wanted", template=desktop.NAME)
-            self._desktop_builder = asyncio.create_task(self._make_desktop())
-            self._show_desktop_as(TemplateStatus.BUILDING)
+            self._desktop_builder = asyncio.create_task(self._build_desktop_template())
+            self._set_desktop_status(TemplateStatus.BUILDING)
         progress = self._progress.get(desktop.NAME)
         return (
             f"is being built on first use and will be ready in a few minutes{f' ({progress})' if progress else ''}. "
             f"Try again then, or run {command} to wait for it."
         )
 
-    async def _make_desktop(self) -> None:
+    async def _build_desktop_template(self) -> None:
         if self._builder is not None:
             await asyncio.wait((self._builder,))  # it may be building the base
         self._desktop_failure = await self.build(desktop.NAME)
         if self._desktop_failure is not None:
-            self._show_desktop_as(TemplateStatus.ERROR)
+            self._set_desktop_status(TemplateStatus.ERROR)
         else:
             await self._refresh()
             log.info("template_ready", template=desktop.NAME)
 
-    def _show_desktop_as(self, status: TemplateStatus) -> None:
+    def _set_desktop_status(self, status: TemplateStatus) -> None:
         """Set the status that is shown until the template is built."""
-        own = template_id(desktop.NAME)
-        shown = [replace(one, status=status) if one.id == own and not one.ready else one for one in self._templates]
-        self._serve(shown, self._seen, self._standing_in)
+        desktop_id = make_template_id(desktop.NAME)
+        templates = [
+            replace(template, status=status) if template.id == desktop_id and not template.ready else template
+            for template in self._templates
+        ]
+        self._serve(templates, self._served_stamp, self._host_replaces_base)
 
     async def _watch(self) -> None:
         """Serve templates that others build (`sandyard template build`, another engine) without a restart."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            if await asyncio.to_thread(self._stamp) != self._seen:
+            if await asyncio.to_thread(self._get_stamp) != self._served_stamp:
                 await self._refresh()
                 log.info("templates_changed")
 
-    def _stamp(self) -> tuple[int, ...]:
+    def _get_stamp(self) -> tuple[int, ...]:
         """Return a value that changes whenever a version is published."""
-        found = []
+        times = []
         for name in ALIASES:
             with contextlib.suppress(OSError):
-                found.append((self._folder.directory / name).stat().st_mtime_ns)
-        return tuple(found)
+                times.append((self._folder.directory / name).stat().st_mtime_ns)
+        return tuple(times)
 
-    async def _bring_up_to_date(self) -> None:
-        wanted = [host.NAME] if self._folder.find(host.NAME, host.fingerprint()) is None else []
-        if self._stale_base():
-            lacking = missing_for_base()
-            if not lacking:
-                wanted.append(base.NAME)
-            elif self._standing_in:
-                log.warning("template_standin", wanted=base.NAME, served=host.NAME, reason="; ".join(lacking))
-        for name in [*wanted, interpreter.NAME, desktop.NAME]:
+    async def _build_outdated(self) -> None:
+        outdated = [host.NAME] if self._folder.find(host.NAME, host.compute_fingerprint()) is None else []
+        if self._is_base_stale():
+            missing = list_missing_requirements()
+            if not missing:
+                outdated.append(base.NAME)
+            elif self._host_replaces_base:
+                log.warning("template_standin", wanted=base.NAME, served=host.NAME, reason="; ".join(missing))
+        for name in [*outdated, interpreter.NAME, desktop.NAME]:
             if name in LAYERED and not await self._is_out_of_date(name):
                 continue
-            if name == base.NAME and self._standing_in:
+            if name == base.NAME and self._host_replaces_base:
                 log.info("template_standin", wanted=base.NAME, served=host.NAME, reason=f"{base.NAME} is being built")
             if await self.build(name) is None:
                 await self._refresh()
                 log.info("template_ready", template=name)
 
     async def _is_out_of_date(self, name: str) -> bool:
-        """Check it when its turn comes, because `base` may have changed by then."""
+        """Return whether a template on top of `base` has to be rebuilt. Call it after `base` was built."""
         if name == desktop.NAME and not self._build_desktop:
             return False
-        return not missing_for_base() and await asyncio.to_thread(LAYERED[name], self._folder)
+        return not list_missing_requirements() and await asyncio.to_thread(LAYERED[name], self._folder)
 
-    def _stale_base(self) -> bool:
+    def _is_base_stale(self) -> bool:
         with contextlib.suppress(SandyardError):
-            return self._folder.find(base.NAME, base.recipe().digest) is None
-        return self._standing_in
+            return self._folder.find(base.NAME, base.make_recipe().digest) is None
+        return self._host_replaces_base
 
     async def build(self, name: str, *options: str) -> str | None:
         """Build in a separate process, because it takes minutes and may crash. The process ends with the engine. Return
@@ -291,7 +295,7 @@ class Catalogue:
             log.error("template_build_failed", template=name, output=str(error))  # noqa: TRY400
             return f"could not start the build ({error})"
         assert process.stdout is not None
-        lines: deque[str] = deque(maxlen=LINES_KEPT)
+        lines: deque[str] = deque(maxlen=MAX_LOG_LINES)
         try:
             async for line in process.stdout:
                 lines.append(line.decode(errors="replace").rstrip())
@@ -300,33 +304,35 @@ class Catalogue:
                     self._progress[name] = rest
             await process.wait()
         except ValueError:  # a line above the limit
-            await _end(process)
+            await _stop(process)
             lines.append("a line of its output is too long")
         except asyncio.CancelledError:
-            await _end(process)
+            await _stop(process)
             raise
         finally:
             self._progress.pop(name, None)
         if not process.returncode:
             return None
         log.error("template_build_failed", template=name, output="\n".join(lines)[-2000:])
-        said = [line.strip() for line in lines if line.strip()]
-        return (said or ["no reason was given"])[-1][:300].rstrip(".")
+        output = [line.strip() for line in lines if line.strip()]
+        return (output or ["no reason was given"])[-1][:300].rstrip(".")
 
-    def _newest(self, name: str) -> TemplateVersion | None:
+    def _find_newest(self, name: str) -> TemplateVersion | None:
         return next(iter(self._folder.list_versions(name)), None)
 
-    def _template(self, name: str, version: TemplateVersion, trust: Trust, env: Mapping[str, str]) -> Template:
+    def _make_template(self, name: str, version: TemplateVersion, trust: Trust, env: Mapping[str, str]) -> Template:
         layers: Layers = (str(version.rootfs),)
-        if not trust.empty:
-            layers = (str(self._trust_layer(trust, version).rootfs), *layers)
-        return Template(id=template_id(name), layers=layers, aliases=ALIASES[name], env={**ENV, **env, **trust.env})
+        if not trust.is_empty:
+            layers = (str(self._ensure_trust_layer(trust, version).rootfs), *layers)
+        return Template(
+            id=make_template_id(name), layers=layers, aliases=ALIASES[name], env={**ENV, **env, **trust.env}
+        )
 
-    def _interpreter(self, version: TemplateVersion, trust: Trust) -> Template:
-        below = layered.base_of(self._folder, version)
-        assert below is not None  # otherwise it would not be the newest
-        program = interpreter_program.layer(self._folder, interpreter.python_of(below))
-        plain = self._template(interpreter.NAME, below, trust, BASE_ENV)
+    def _make_interpreter_template(self, version: TemplateVersion, trust: Trust) -> Template:
+        base_version = layered.find_base(self._folder, version)
+        assert base_version is not None  # otherwise it would not be the newest
+        program = interpreter_program.ensure_layer(self._folder, interpreter.get_python_version(base_version))
+        plain = self._make_template(interpreter.NAME, base_version, trust, BASE_ENV)
         *above, bottom = plain.layers
         return replace(
             plain,
@@ -335,11 +341,11 @@ class Catalogue:
             memory_mb=interpreter.MEMORY_MB,
         )
 
-    def _desktop(self, version: TemplateVersion | None, trust: Trust) -> Template:
-        cpu_count, memory_mb = desktop.cpu_count(), desktop.memory_mb()
+    def _make_desktop_template(self, version: TemplateVersion | None, trust: Trust) -> Template:
+        cpu_count, memory_mb = desktop.get_cpu_count(), desktop.get_memory_mb()
         if version is None:
             return Template(
-                template_id(desktop.NAME),
+                make_template_id(desktop.NAME),
                 layers=(),
                 aliases=ALIASES[desktop.NAME],
                 status=self._desktop_status,
@@ -347,9 +353,9 @@ class Catalogue:
                 cpu_count=cpu_count,
                 memory_mb=memory_mb,
             )
-        below = layered.base_of(self._folder, version)
-        assert below is not None  # otherwise it would not be the newest
-        plain = self._template(desktop.NAME, below, trust, BASE_ENV)
+        base_version = layered.find_base(self._folder, version)
+        assert base_version is not None  # otherwise it would not be the newest
+        plain = self._make_template(desktop.NAME, base_version, trust, BASE_ENV)
         *above, bottom = plain.layers
         layers = (*above, str(version.rootfs), bottom)
         return replace(plain, layers=layers, can_be_overridden=True, cpu_count=cpu_count, memory_mb=memory_mb)
@@ -361,35 +367,35 @@ class Catalogue:
             return TemplateStatus.BUILDING
         return TemplateStatus.WAITING if self._desktop_failure is None else TemplateStatus.ERROR
 
-    def _trust_layer(self, trust: Trust, version: TemplateVersion) -> TemplateVersion:
+    def _ensure_trust_layer(self, trust: Trust, version: TemplateVersion) -> TemplateVersion:
         """Return the layer that adds `trust` to this version, creating it if needed."""
         digest = hashlib.sha256(f"{trust.digest} {version.name} {version.version}".encode()).hexdigest()[:16]
         folder = self._trust_folder
-        if found := folder.find("trust", digest):
-            return found
+        if existing := folder.find("trust", digest):
+            return existing
         with folder.open_build_directory("trust") as work:
-            if found := folder.find("trust", digest):
-                return found
+            if existing := folder.find("trust", digest):
+                return existing
             write_layer(trust, version.rootfs, work / ROOTFS)
-            carried = {"certificates": str(len(trust.certificates)), "left_out": ", ".join(trust.left_out)}
-            made = folder.make_version("trust", digest, f"for {version.name} {version.version}", carried)
-            log.info("template_trust_carried", template=version.name, **carried)
-            return folder.publish(work, made)
+            details = {"certificates": str(len(trust.certificates)), "left_out": ", ".join(trust.left_out)}
+            trust_version = folder.make_version("trust", digest, f"for {version.name} {version.version}", details)
+            log.info("template_trust_carried", template=version.name, **details)
+            return folder.publish(work, trust_version)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _stop(process: asyncio.subprocess.Process) -> None:
     """Give a build time to remove what it has created so far."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(STOP_TIMEOUT_S):
             await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()
 
 
-def template_id(name: str) -> str:
+def make_template_id(name: str) -> str:
     """Return an id of twenty lower-case letters and digits, like E2B's; the same on every machine and for every
     version."""
     digest = hashlib.sha256(f"sandyard template {name}".encode()).digest()

@@ -13,8 +13,8 @@ import click
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.templates import base, desktop, host, interpreter
 from sandyard.engine.templates.folder import TemplateFolder
-from sandyard.engine.templates.needs import missing_for_base
-from sandyard.engine.templates.progress import report_to
+from sandyard.engine.templates.progress import make_report
+from sandyard.engine.templates.requirements import list_missing_requirements
 from sandyard.kit.errors import InvalidInputError, SandyardError
 
 PR_SET_PDEATHSIG = 1
@@ -50,7 +50,7 @@ def build(
 ) -> None:
     """Build a template now, with a progress bar. Does nothing if it is up to date."""
     if parent is not None:
-        _end_with(parent)
+        _exit_with_parent(parent)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the unfinished directory is removed
     try:
         if extras is not None and name != interpreter.NAME:
@@ -76,34 +76,34 @@ def build(
 
 
 def _build_base(folder: TemplateFolder, *, force: bool) -> None:
-    if not force and folder.find(base.NAME, base.recipe().digest):
+    if not force and folder.find(base.NAME, base.make_recipe().digest):
         return
-    if lacking := missing_for_base():
-        raise base.BuildError("Cannot build template base here:\n  " + "\n  ".join(lacking))
-    report = report_to("template base")
+    if missing := list_missing_requirements():
+        raise base.BuildError("Cannot build template base here:\n  " + "\n  ".join(missing))
+    report = make_report("template base")
     version = base.build(folder, report, force=force)
     report.finish(f"{version.description}, {version.details['size']}")
 
 
 def _build_interpreter(folder: TemplateFolder, extras: str | None, *, force: bool) -> None:
-    chosen = None if extras is None else interpreter.parse_languages(extras)
-    if chosen:
-        chosen = tuple(sorted({*chosen, *interpreter.extras_of(interpreter.newest(folder))}))
-    if not force and chosen is None and interpreter.newest(folder) and not interpreter.is_stale(folder):
+    languages = None if extras is None else interpreter.parse_languages(extras)
+    if languages:
+        languages = tuple(sorted({*languages, *interpreter.get_extras(interpreter.find_newest(folder))}))
+    if not force and languages is None and interpreter.find_newest(folder) and not interpreter.is_stale(folder):
         return
-    if lacking := missing_for_base():
-        raise base.BuildError(f"Cannot build template {interpreter.NAME} here:\n  " + "\n  ".join(lacking))
-    report = report_to(f"template {interpreter.NAME}")
-    version = interpreter.build(folder, report, chosen, force=force)
+    if missing := list_missing_requirements():
+        raise base.BuildError(f"Cannot build template {interpreter.NAME} here:\n  " + "\n  ".join(missing))
+    report = make_report(f"template {interpreter.NAME}")
+    version = interpreter.build(folder, report, languages, force=force)
     report.finish(f"{version.description}, {version.details['size']}")
 
 
 def _build_desktop(folder: TemplateFolder, *, force: bool) -> None:
-    if not force and desktop.newest(folder) and not desktop.is_stale(folder):
+    if not force and desktop.find_newest(folder) and not desktop.is_stale(folder):
         return
-    if lacking := missing_for_base():
-        raise base.BuildError(f"Cannot build template {desktop.NAME} here:\n  " + "\n  ".join(lacking))
-    report = report_to(f"template {desktop.NAME}")
+    if missing := list_missing_requirements():
+        raise base.BuildError(f"Cannot build template {desktop.NAME} here:\n  " + "\n  ".join(missing))
+    report = make_report(f"template {desktop.NAME}")
     version = desktop.build(folder, report, force=force)
     report.finish(f"{version.description}, {version.details['size']}")
 
@@ -131,7 +131,7 @@ def list_versions(folder: TemplateFolder) -> None:
             )
 
 
-def _end_with(parent: int) -> None:
+def _exit_with_parent(parent: int) -> None:
     """Run with lower priority than that process, and exit when it ends."""
     os.nice(10)  # give sandboxes priority
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -29,7 +29,7 @@ PACKAGES = tuple(
 )
 OPTIONAL = ("firefox-esr",)  # on Ubuntu it exists only as a snap, which needs an init
 CUSTOMIZE = Path(__file__).with_name("desktop-customize.sh")
-SPACE = 3 << 30
+REQUIRED_BYTES = 3 << 30
 CPU_COUNT, MEMORY_MB = 8, 8192  # the same as E2B's
 
 
@@ -46,39 +46,39 @@ class Recipe:
         return hashlib.sha256(json.dumps([parts, scripts]).encode()).hexdigest()[:16]
 
 
-def cpu_count() -> int:
+def get_cpu_count() -> int:
     """Return E2B's value, limited to the machine's number of CPUs."""
     return min(CPU_COUNT, os.cpu_count() or 1)
 
 
-def memory_mb() -> int:
+def get_memory_mb() -> int:
     """Return E2B's value, limited to half of the machine's memory, so that one desktop cannot take all of it."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     return min(MEMORY_MB, machine // 2)
 
 
-def newest(folder: TemplateFolder) -> TemplateVersion | None:
-    return layered.newest(folder, NAME)
+def find_newest(folder: TemplateFolder) -> TemplateVersion | None:
+    return layered.find_newest(folder, NAME)
 
 
 def is_stale(folder: TemplateFolder) -> bool:
     """Return whether it was built before and a build would produce a newer version."""
     bases = folder.list_versions(base.NAME)
-    return bool(bases) and newest(folder) is not None and folder.find(NAME, Recipe(bases[0]).digest) is None
+    return bool(bases) and find_newest(folder) is not None and folder.find(NAME, Recipe(bases[0]).digest) is None
 
 
 def build(folder: TemplateFolder, report: Report, *, force: bool = False) -> TemplateVersion:
     """Build it on the newest `base`, or wait for another builder, and return the resulting version. Blocks for a minute
     or more. Raises BuildError with the end of the log."""
-    wanted = Recipe(layered.newest_base(folder, NAME))
+    recipe = Recipe(layered.require_newest_base(folder, NAME))
     with folder.open_build_directory(NAME) as work, use_default_umask():
-        if not force and (ready := folder.find(NAME, wanted.digest)):
-            return ready
-        require_space(folder.directory, SPACE, f"Building template {NAME}")
+        if not force and (version := folder.find(NAME, recipe.digest)):
+            return version
+        require_space(folder.directory, REQUIRED_BYTES, f"Building template {NAME}")
         report.update(0.0, "reading package lists")
-        layered.put_together(NAME, CUSTOMIZE, wanted.base, work, report, " ".join(PACKAGES), " ".join(OPTIONAL))
+        layered.build_layer(NAME, CUSTOMIZE, recipe.base, work, report, " ".join(PACKAGES), " ".join(OPTIONAL))
         report.update(0.99, "writing to disk")
         browser = " and Firefox" if (work / ROOTFS / "usr/bin/firefox-esr").exists() else ""
-        details = {"base": wanted.base.version, "size": base.size_of(work / ROOTFS)}
-        description = f"XFCE, VNC{browser} on base {wanted.base.version}"
-        return folder.publish(work, folder.make_version(NAME, wanted.digest, description, details))
+        details = {"base": recipe.base.version, "size": base.measure_size(work / ROOTFS)}
+        description = f"XFCE, VNC{browser} on base {recipe.base.version}"
+        return folder.publish(work, folder.make_version(NAME, recipe.digest, description, details))

@@ -60,16 +60,17 @@ class TemplateFolder:
 
     def list_versions(self, name: str) -> list[TemplateVersion]:
         """Return the versions, newest first."""
-        found = []
+        versions = []
         with contextlib.suppress(FileNotFoundError):
             for path in (self.directory / name).iterdir():
                 if not path.name.startswith("."):
                     with contextlib.suppress(FileNotFoundError, NotADirectoryError, LookupError, ValueError, TypeError):
-                        found.append(_read_version(name, path))
-        return sorted(found, key=lambda v: (v.created_at, v.version), reverse=True)
+                        versions.append(_read_version(name, path))
+        return sorted(versions, key=lambda version: (version.created_at, version.version), reverse=True)
 
     def find(self, name: str, digest: str) -> TemplateVersion | None:
-        return next((v for v in self.list_versions(name) if v.digest == digest), None)
+        """Return the newest version of this recipe, or None."""
+        return next((version for version in self.list_versions(name) if version.digest == digest), None)
 
     @contextlib.contextmanager
     def open_build_directory(self, name: str, *, wait: bool = True) -> Iterator[Path]:

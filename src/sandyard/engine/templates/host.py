@@ -24,13 +24,13 @@ from pathlib import Path
 
 from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion, require_space, use_default_umask
 from sandyard.engine.templates.host_etc import give_to_user, write_etc, write_homes
-from sandyard.engine.templates.sources import os_release
+from sandyard.engine.templates.sources import read_os_release
 
 NAME = "host"
 FORMAT = 2  # increase it when the output of this module changes
-TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr")
-EMPTY = "boot dev media mnt opt proc run srv sys var/cache var/lib var/log var/mail var/spool".split()
-LEFT_OUT = frozenset(
+TOP_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr")
+EMPTY_FOLDERS = "boot dev media mnt opt proc run srv sys var/cache var/lib var/log var/mail var/spool".split()
+EXCLUDED = frozenset(
     "usr/etc usr/local/etc usr/lib/modules usr/lib/firmware usr/lib/debug usr/src lib/modules lib/firmware".split()
 )
 """Settings of this machine, which may contain secrets, and files that only a kernel needs."""
@@ -43,44 +43,42 @@ _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
 @dataclass
-class Tally:
+class CopyProgress:
     """The progress of a build."""
 
     root: Path
-    how: str
+    method: str  # LINKS or COPIES
     files: int = 0
-    hidden: int = 0
-    room_checked: bool = False
+    hidden: int = 0  # left out, because not every user may read them
+    space_checked: bool = False
     copied: dict[int, Path] = field(default_factory=dict)  # by inode, for files with several names
 
 
-def fingerprint(root: Path = Path("/")) -> str:
+def compute_fingerprint(root: Path = Path("/")) -> str:
     """Return a value that changes with the machine's packages or local programs. Cheap: compares dates, not contents."""
-    looked_at = (
-        "var/lib/dpkg/status var/lib/rpm usr usr/bin usr/sbin usr/lib usr/local/bin usr/local/lib etc/ld.so.cache"
-    )
-    seen: list[object] = [FORMAT]
-    for path in looked_at.split():
+    paths = "var/lib/dpkg/status var/lib/rpm usr usr/bin usr/sbin usr/lib usr/local/bin usr/local/lib etc/ld.so.cache"
+    parts: list[object] = [FORMAT]
+    for path in paths.split():
         with contextlib.suppress(OSError):
-            found = (root / path).stat()
-            seen.append([path, found.st_mtime_ns, found.st_size, found.st_ino])
-    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]
+            status = (root / path).stat()
+            parts.append([path, status.st_mtime_ns, status.st_size, status.st_ino])
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def build(folder: TemplateFolder, root: Path = Path("/")) -> TemplateVersion:
     """Create `host`, or return the version that matches the current machine. Blocks for a second or two if files can be
     linked, for minutes if gigabytes have to be copied; raises NoSpaceError if they would not fit."""
-    digest = fingerprint(root)
-    if found := folder.find(NAME, digest):
-        return found
+    digest = compute_fingerprint(root)
+    if existing := folder.find(NAME, digest):
+        return existing
     with folder.open_build_directory(NAME) as work, use_default_umask():
-        if found := folder.find(NAME, digest):
-            return found
+        if existing := folder.find(NAME, digest):
+            return existing
         tree = work / ROOTFS
         tree.mkdir()
         tree.chmod(0o755)
-        tally = _copy_programs(root, tree)
-        for path in EMPTY:
+        progress = _copy_programs(root, tree)
+        for path in EMPTY_FOLDERS:
             (tree / path).mkdir(parents=True, exist_ok=True)
         for path in ("tmp", "var/tmp"):
             (tree / path).mkdir(parents=True)
@@ -89,45 +87,50 @@ def build(folder: TemplateFolder, root: Path = Path("/")) -> TemplateVersion:
         (tree / "var/lock").symlink_to("/run/lock")
         write_etc(root, tree)
         write_homes(root, tree)
-        release = os_release(root).get("PRETTY_NAME", "this machine")
-        details = {"release": release, "made of": tally.how, "files": str(tally.files), "hidden": str(tally.hidden)}
+        release = read_os_release(root).get("PRETTY_NAME", "this machine")
+        details = {
+            "release": release,
+            "made of": progress.method,
+            "files": str(progress.files),
+            "hidden": str(progress.hidden),
+        }
         return folder.publish(
             work, folder.make_version(NAME, digest, f"the programs of this machine: {release}", details)
         )
 
 
-def _copy_programs(root: Path, tree: Path) -> Tally:
-    tally = Tally(root, LINKS if _links_work(root, tree) else COPIES)
-    for name in TOP:
+def _copy_programs(root: Path, tree: Path) -> CopyProgress:
+    progress = CopyProgress(root, LINKS if _can_link(root, tree) else COPIES)
+    for name in TOP_FOLDERS:
         source = root / name
         if source.is_symlink():
             (tree / name).symlink_to(source.readlink())
         elif source.is_dir():
-            _mirror(source, tree / name, name, tally, source.stat().st_dev)
-    return tally
+            _mirror(source, tree / name, name, progress, source.stat().st_dev)
+    return progress
 
 
-def _mirror(source: Path, target: Path, name: str, tally: Tally, device: int) -> None:
+def _mirror(source: Path, target: Path, name: str, progress: CopyProgress, device: int) -> None:
     """Mirror one directory recursively, staying on its file system."""
     info = source.stat()
     target.mkdir()
     with os.scandir(source) as entries:
         for entry in entries:
-            below = f"{name}/{entry.name}"
+            path = f"{name}/{entry.name}"
             status = entry.stat(follow_symlinks=False)
             kind = stat.S_IFMT(status.st_mode)
-            if below in LEFT_OUT or status.st_dev != device or (tally.how == COPIES and below in BULKY):
+            if path in EXCLUDED or status.st_dev != device or (progress.method == COPIES and path in BULKY):
                 continue
             if entry.name == "EXTERNALLY-MANAGED":  # pip may write into a sandbox, because it affects nothing outside
                 continue
             if kind == stat.S_IFLNK:
                 (target / entry.name).symlink_to(Path(entry.path).readlink())
             elif kind == stat.S_IFDIR and status.st_mode & 0o005 == 0o005:
-                _mirror(Path(entry.path), target / entry.name, below, tally, device)
+                _mirror(Path(entry.path), target / entry.name, path, progress, device)
             elif kind == stat.S_IFREG and status.st_mode & 0o004:
-                _place(entry.path, target / entry.name, status, tally)
+                _add_file(entry.path, target / entry.name, status, progress)
             else:
-                tally.hidden += 1
+                progress.hidden += 1
     target.chmod(stat.S_IMODE(info.st_mode))
     if f"{name}/".startswith(LOCAL):
         give_to_user(target)
@@ -135,7 +138,7 @@ def _mirror(source: Path, target: Path, name: str, tally: Tally, device: int) ->
         _set_owner(target, info)
 
 
-def _links_work(root: Path, tree: Path) -> bool:
+def _can_link(root: Path, tree: Path) -> bool:
     """Try it with one file: linking fails across file systems, and for files of other users unless run as root."""
     for path in (root / "usr/bin").iterdir():
         if path.is_file() and not path.is_symlink():
@@ -151,37 +154,36 @@ def _links_work(root: Path, tree: Path) -> bool:
     return False
 
 
-def _place(source: str, target: Path, status: os.stat_result, tally: Tally) -> None:
-    tally.files += 1
-    if tally.how == LINKS:
+def _add_file(source: str, target: Path, status: os.stat_result, progress: CopyProgress) -> None:
+    progress.files += 1
+    if progress.method == LINKS:
         try:
             os.link(source, target, follow_symlinks=False)
         except OSError as error:
-            if (
-                error.errno not in _CANNOT_LINK
-            ):  # this file is immutable, has too many links, or is on another file system
+            # copied instead if it is immutable, has too many links, or is on another file system
+            if error.errno not in _CANNOT_LINK:
                 raise
         else:
             return
-    if first := tally.copied.get(status.st_ino):  # keep hard links between files
+    if first := progress.copied.get(status.st_ino):  # keep hard links between files
         os.link(first, target)
         return
     if not _clone(source, target):
-        if tally.how == COPIES and not tally.room_checked:
-            require_space(target.parent, _size_of(tally.root), "A copy of this machine's programs")
-            tally.room_checked = True
+        if progress.method == COPIES and not progress.space_checked:
+            require_space(target.parent, _measure_size(progress.root), "A copy of this machine's programs")
+            progress.space_checked = True
         shutil.copyfile(source, target)
     _set_owner(target, status)
     target.chmod(stat.S_IMODE(status.st_mode))
     if status.st_nlink > 1:
-        tally.copied[status.st_ino] = target
+        progress.copied[status.st_ino] = target
 
 
-def _size_of(root: Path) -> int:
+def _measure_size(root: Path) -> int:
     """Return the maximum disk space that a copy of the programs needs."""
-    tops = [str(root / name) for name in TOP if (root / name).is_dir() and not (root / name).is_symlink()]
-    done = subprocess.run(["du", "-sxk", *tops], capture_output=True, text=True, check=False)
-    return sum(int(line.split()[0]) << 10 for line in done.stdout.splitlines())
+    folders = [str(root / name) for name in TOP_FOLDERS if (root / name).is_dir() and not (root / name).is_symlink()]
+    result = subprocess.run(["du", "-sxk", *folders], capture_output=True, text=True, check=False)
+    return sum(int(line.split()[0]) << 10 for line in result.stdout.splitlines())
 
 
 def _clone(source: str, target: Path) -> bool:

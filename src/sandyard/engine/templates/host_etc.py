@@ -15,7 +15,7 @@ PUBLIC = """
 """.split()
 PUBLIC_PATTERNS = ("python3.[0-9]*", "java-*-openjdk")
 USER = "user"
-ID = 1000
+USER_ID = 1000
 SYSTEM_ACCOUNTS = (("daemon", 1, 1), ("bin", 2, 2), ("sys", 3, 3), ("man", 6, 12), ("mail", 8, 8), ("www-data", 33, 33))
 SYSTEM_GROUPS = (
     ("adm", 4),
@@ -71,13 +71,16 @@ def write_etc(root: Path, tree: Path) -> None:
         _copy_public(root / "etc" / name, etc / name)
     nologin = "/usr/sbin/nologin"
     accounts = [("root", 0, 0, "/root", "/bin/bash"), *((*ids, "/", nologin) for ids in SYSTEM_ACCOUNTS)]
-    accounts += [("nobody", 65534, 65534, "/nonexistent", nologin), (USER, ID, ID, f"/home/{USER}", "/bin/bash")]
+    accounts += [
+        ("nobody", 65534, 65534, "/nonexistent", nologin),
+        (USER, USER_ID, USER_ID, f"/home/{USER}", "/bin/bash"),
+    ]
     groups = [
         ("root", 0),
         *((name, gid) for name, _, gid in SYSTEM_ACCOUNTS),
         *SYSTEM_GROUPS,
         ("nogroup", 65534),
-        (USER, ID),
+        (USER, USER_ID),
     ]
     texts = {
         "passwd": "".join(f"{name}:x:{uid}:{gid}:{name}:{home}:{shell}\n" for name, uid, gid, home, shell in accounts),
@@ -96,9 +99,9 @@ def write_etc(root: Path, tree: Path) -> None:
         "default/locale": "LANG=C.UTF-8\n",
     }
     for name, text in texts.items():
-        _write(etc / name, text, 0o644)
-    _write(etc / "shadow", "".join(f"{name}:*:19000:0:99999:7:::\n" for name, *_ in accounts), 0o600)
-    _write(etc / "sudoers", SUDOERS, 0o440)
+        _write_file(etc / name, text, 0o644)
+    _write_file(etc / "shadow", "".join(f"{name}:*:19000:0:99999:7:::\n" for name, *_ in accounts), 0o600)
+    _write_file(etc / "sudoers", SUDOERS, 0o440)
     for empty in ("profile.d", "sudoers.d", "skel", "apt/apt.conf.d"):
         (etc / empty).mkdir(parents=True, exist_ok=True)
 
@@ -111,9 +114,9 @@ def write_homes(root: Path, tree: Path) -> None:
         home.chmod(mode)
         for name in (".profile", ".bashrc") if path != "home" else ():
             source = root / "etc/skel" / name
-            _write(home / name, source.read_text() if source.is_file() else "", 0o644)
-    for mine in (tree / "home" / USER, *(tree / "home" / USER).iterdir()):
-        give_to_user(mine)
+            _write_file(home / name, source.read_text() if source.is_file() else "", 0o644)
+    for owned in (tree / "home" / USER, *(tree / "home" / USER).iterdir()):
+        give_to_user(owned)
 
 
 def _copy_public(source: Path, target: Path) -> None:
@@ -131,7 +134,7 @@ def _copy_public(source: Path, target: Path) -> None:
         target.chmod(0o755 if source.stat().st_mode & 0o100 else 0o644)
 
 
-def _write(path: Path, text: str, mode: int) -> None:
+def _write_file(path: Path, text: str, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(mode)
@@ -141,6 +144,6 @@ def give_to_user(path: Path) -> None:
     """Give a path to the sandbox's user. Without root that is not possible; it is then made accessible to everybody,
     which is equivalent in a sandbox."""
     if os.geteuid() == 0:
-        os.chown(path, ID, ID)
+        os.chown(path, USER_ID, USER_ID)
     else:
         path.chmod(0o777 if path.is_dir() else 0o666)

@@ -1,5 +1,5 @@
 """The `code-interpreter` template: a layer on top of `base` with what Jupyter kernels need, and a thin layer above that
-with our own program (`interpreter_program`), so that a new release needs no rebuild.
+with Sandyard's own program (`interpreter_program`), so that a new release needs no rebuild.
 
 Python packages are installed through the machine's own pip or uv, like Node for `base`; for the rest see `layered`.
 """
@@ -26,7 +26,7 @@ MEMORY_MB = 1024  # pandas and matplotlib in one kernel use a third of it
 LOCK = Path(__file__).with_name("interpreter.txt")
 JAVA_LOCK = Path(__file__).with_name("interpreter-java.txt")
 CUSTOMIZE = Path(__file__).with_name("interpreter-customize.sh")
-SPACE = 3 << 30
+REQUIRED_BYTES = 3 << 30
 LOG_TAIL = 15
 
 
@@ -50,32 +50,33 @@ class Recipe:
 
 def parse_languages(names: str) -> tuple[str, ...]:
     """Parse a comma-separated list of extra languages. Raises InvalidInputError, which lists the valid ones."""
-    wanted = tuple(sorted({name.strip().lower() for name in names.split(",") if name.strip()}))
-    for name in wanted:
+    languages = tuple(sorted({name.strip().lower() for name in names.split(",") if name.strip()}))
+    for name in languages:
         if name not in EXTRAS:
             raise InvalidInputError(f"'{name}' cannot be added. Choose from {', '.join(EXTRAS)}.")
-    return wanted
+    return languages
 
 
-def newest(folder: TemplateFolder) -> TemplateVersion | None:
-    return layered.newest(folder, NAME)
+def find_newest(folder: TemplateFolder) -> TemplateVersion | None:
+    return layered.find_newest(folder, NAME)
 
 
-def extras_of(version: TemplateVersion | None) -> tuple[str, ...]:
+def get_extras(version: TemplateVersion | None) -> tuple[str, ...]:
+    """Return the extra languages of a version."""
     return parse_languages(version.details.get("with", "")) if version is not None else ()
 
 
-def python_of(version: TemplateVersion) -> str:
+def get_python_version(version: TemplateVersion) -> str:
     """Return the Python version, such as "3.11"."""
     return (version.rootfs / "usr/bin/python3").readlink().name.removeprefix("python")
 
 
 def is_stale(folder: TemplateFolder) -> bool:
     """Return whether a build would produce something new, with the extras of the newest version."""
-    bases, built = folder.list_versions(base.NAME), newest(folder)
+    bases, built = folder.list_versions(base.NAME), find_newest(folder)
     if not bases:
         return False
-    return folder.find(NAME, Recipe(bases[0], extras_of(built)).digest) is None
+    return folder.find(NAME, Recipe(bases[0], get_extras(built)).digest) is None
 
 
 def build(
@@ -83,34 +84,38 @@ def build(
 ) -> TemplateVersion:
     """Build it on the newest `base`, or wait for another builder, and return the resulting version. Without `extras` it
     gets those of the newest version. Blocks for about two minutes. Raises BuildError with the end of the log."""
-    below = layered.newest_base(folder, NAME)
+    base_version = layered.require_newest_base(folder, NAME)
     with folder.open_build_directory(NAME) as work, use_default_umask():
         if extras is None:
-            extras = extras_of(newest(folder))
-        wanted = Recipe(below, tuple(extras))
-        if not force and (ready := folder.find(NAME, wanted.digest)):
-            return ready
-        require_space(folder.directory, SPACE, f"Building template {NAME}")
+            extras = get_extras(find_newest(folder))
+        recipe = Recipe(base_version, tuple(extras))
+        if not force and (version := folder.find(NAME, recipe.digest)):
+            return version
+        require_space(folder.directory, REQUIRED_BYTES, f"Building template {NAME}")
         report.update(0.0, "downloading packages")
-        _fetch_packages(wanted, work / "stage")
-        layered.put_together(NAME, CUSTOMIZE, wanted.base, work, report, ",".join(wanted.extras))
+        _fetch_packages(recipe, work / "stage")
+        layered.build_layer(NAME, CUSTOMIZE, recipe.base, work, report, ",".join(recipe.extras))
         report.update(0.99, "writing to disk")
-        details = {"base": wanted.base.version, "with": ",".join(wanted.extras), "size": base.size_of(work / ROOTFS)}
-        languages = ", ".join(["Python, JavaScript, TypeScript, Deno, Bash", *(name.title() for name in wanted.extras)])
-        description = f"Jupyter kernels ({languages}) on base {wanted.base.version}"
-        return folder.publish(work, folder.make_version(NAME, wanted.digest, description, details))
+        details = {
+            "base": recipe.base.version,
+            "with": ",".join(recipe.extras),
+            "size": base.measure_size(work / ROOTFS),
+        }
+        languages = ", ".join(["Python, JavaScript, TypeScript, Deno, Bash", *(name.title() for name in recipe.extras)])
+        description = f"Jupyter kernels ({languages}) on base {recipe.base.version}"
+        return folder.publish(work, folder.make_version(NAME, recipe.digest, description, details))
 
 
-def _fetch_packages(wanted: Recipe, stage: Path) -> None:
-    command = node.installer()
+def _fetch_packages(recipe: Recipe, stage: Path) -> None:
+    command = node.find_installer()
     if command is None:
         raise UnsupportedError(
             f"Building template {NAME} requires pip or uv, and this Python has neither. Install one of them."
         )
-    python = python_of(wanted.base)
+    python = get_python_version(recipe.base)
     arguments = ["--target", str(stage), "--python-version", python, "--no-deps", "--require-hashes"]
-    arguments += ["--only-binary", ":all:", *(word for lock in wanted.locks for word in ("-r", str(lock)))]
-    done = node.run_installer(command, arguments)
-    if done.returncode:
-        tail = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-LOG_TAIL:])
+    arguments += ["--only-binary", ":all:", *(word for lock in recipe.locks for word in ("-r", str(lock)))]
+    result = node.run_installer(command, arguments)
+    if result.returncode:
+        tail = "\n".join((result.stderr.strip() or result.stdout.strip()).splitlines()[-LOG_TAIL:])
         raise UnreachableError(f"Could not install the packages of template {NAME} for Python {python}: {tail}")

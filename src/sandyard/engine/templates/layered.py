@@ -21,17 +21,19 @@ SCRIPT = Path(__file__).with_name("layered.sh")  # sourced by the templates' scr
 LOG_TAIL = 15
 
 
-def newest(folder: TemplateFolder, name: str) -> TemplateVersion | None:
+def find_newest(folder: TemplateFolder, name: str) -> TemplateVersion | None:
     """Return the newest version whose base still exists."""
     bases = {version.version for version in folder.list_versions(base.NAME)}
-    return next((v for v in folder.list_versions(name) if v.details.get("base") in bases), None)
+    return next((version for version in folder.list_versions(name) if version.details.get("base") in bases), None)
 
 
-def base_of(folder: TemplateFolder, version: TemplateVersion) -> TemplateVersion | None:
-    return next((v for v in folder.list_versions(base.NAME) if v.version == version.details.get("base")), None)
+def find_base(folder: TemplateFolder, version: TemplateVersion) -> TemplateVersion | None:
+    """Return the version of `base` that this layer was built on, or None if it no longer exists."""
+    label = version.details.get("base")
+    return next((candidate for candidate in folder.list_versions(base.NAME) if candidate.version == label), None)
 
 
-def newest_base(folder: TemplateFolder, name: str) -> TemplateVersion:
+def require_newest_base(folder: TemplateFolder, name: str) -> TemplateVersion:
     """Return the version of `base` to build a new layer on. Raises BuildError if there is none."""
     bases = folder.list_versions(base.NAME)
     if not bases:
@@ -39,14 +41,16 @@ def newest_base(folder: TemplateFolder, name: str) -> TemplateVersion:
     return bases[0]
 
 
-def put_together(name: str, script: Path, below: TemplateVersion, work: Path, report: Report, *arguments: str) -> None:
+def build_layer(
+    name: str, script: Path, base_version: TemplateVersion, work: Path, report: Report, *arguments: str
+) -> None:
     """Run `script` with the base's root, the work directory and `arguments`. It leaves the layer in `work/rootfs` and
     prints progress lines for `StepProgress`. Raises BuildError with the end of its output."""
     _write_apt_settings(work)
     command = [
         *("setpriv", "--pdeathsig", "KILL"),
         *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"),
-        *("sh", str(script), str(below.rootfs), str(work), *arguments),
+        *("sh", str(script), str(base_version.rootfs), str(work), *arguments),
     ]
     tail: deque[str] = deque(maxlen=LOG_TAIL)
     progress = StepProgress(report.update)
@@ -70,11 +74,11 @@ def put_together(name: str, script: Path, below: TemplateVersion, work: Path, re
 
 def _write_apt_settings(work: Path) -> None:
     """Write the machine's apt settings (archives, proxies, keys) for the duration of the build."""
-    settings = dict(trust.apt_settings())
+    settings = dict(trust.read_apt_settings())
     bundles = [value for key, value in settings.items() if key.lower().endswith("::cainfo")]
     bundle = Path(next(iter(bundles), trust.BUNDLE))
     (work / "ca.crt").write_bytes(bundle.read_bytes() if bundle.is_file() else b"")
     kept = {key: value for key, value in settings.items() if not key.lower().endswith("::cainfo")}
-    kept["Acquire::https::CaInfo"] = "/tmp/ca.crt"  # noqa: S108 (the template's, while it is made)
+    kept["Acquire::https::CaInfo"] = "/tmp/ca.crt"  # noqa: S108 - in the template, during the build
     lines = [f'{key} "{value}";\n' for key, value in kept.items()]
     (work / "apt.conf").write_text("".join(lines))

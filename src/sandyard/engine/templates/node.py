@@ -22,7 +22,7 @@ LINKS = {  # wheels cannot contain symbolic links; these were flattened into cop
 }
 
 
-def installer() -> list[str] | None:
+def find_installer() -> list[str] | None:
     """Return the command that installs wheels on this machine: pip of this Python, otherwise uv, or None."""
     if importlib.util.find_spec("pip") is not None:
         return python_command("pip", "--disable-pip-version-check", "--quiet", "install", "--no-compile")
@@ -47,16 +47,16 @@ def run_installer(command: list[str], arguments: list[str]) -> subprocess.Comple
 def fetch_node(work: Path) -> Path:
     """Download, verify and unpack Node below `work`. Return a tree to be copied to /usr/local. Blocks. Raises
     UnreachableError with the installer's output if it fails."""
-    command = installer()
+    command = find_installer()
     if command is None:
         raise UnsupportedError(
             "Installing Node for template base requires pip or uv, and this Python has neither. Install one of them."
         )
     target = work / "wheel"
     arguments = ["--target", str(target), "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(LOCK)]
-    done = run_installer(command, arguments)
-    if done.returncode:
-        raise UnreachableError(f"Could not install Node: {done.stderr.strip() or done.stdout.strip()}")
+    result = run_installer(command, arguments)
+    if result.returncode:
+        raise UnreachableError(f"Could not install Node: {result.stderr.strip() or result.stdout.strip()}")
     tree = work / "node"
     tree.mkdir()
     for part in ("bin", "include", "lib"):
@@ -78,18 +78,18 @@ def _repair_links(tree: Path) -> None:
     for documentation in ("docs", "man"):
         shutil.rmtree(npm / documentation, ignore_errors=True)
     (npm / "npmrc").write_text("update-notifier=false\n")  # npm's built-in settings
-    _keep_headers_of(tree, platform.machine())
+    _keep_headers(tree, platform.machine())
     for path in tree.rglob("*"):  # an unusual umask must not affect the template
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
 
 
-def _keep_headers_of(tree: Path, machine: str) -> None:
+def _keep_headers(tree: Path, machine: str) -> None:
     """Keep the headers for building native modules; OpenSSL's headers for fifty other architectures would add 60 MB."""
     archs = tree / "include/node/openssl/archs"
-    mine = {"x86_64": "linux-x86_64", "aarch64": "linux-aarch64"}.get(machine)
-    if mine is None or not archs.is_dir():
+    own = {"x86_64": "linux-x86_64", "aarch64": "linux-aarch64"}.get(machine)
+    if own is None or not archs.is_dir():
         return
     for directory in archs.iterdir():
-        if directory.name != mine:
+        if directory.name != own:
             shutil.rmtree(directory)

@@ -29,7 +29,7 @@ _SCRIPT_STEP = re.compile(r"^step (\d\.\d+)(?:-(\d\.\d+))? (.*)")
 class Report(Protocol):
     """Called often with the progress (0 to 1, never decreasing) and the current activity."""
 
-    def update(self, fraction: float, doing: str) -> None: ...
+    def update(self, fraction: float, activity: str) -> None: ...
 
     def finish(self, text: str) -> None: ...
 
@@ -47,7 +47,7 @@ class MmdebstrapProgress:
 
     def feed(self, line: str) -> None:
         if stage := _STAGE.match(line):
-            self._enter(stage[1])
+            self._start_stage(stage[1])
         elif total := _TOTAL.match(line):
             self._total, self._fetched, self._steps = int(total[1]), 0, 0
         elif step := _STEP.match(line):
@@ -57,30 +57,32 @@ class MmdebstrapProgress:
                 self._steps += 1
             self._advance()
 
-    def _enter(self, text: str) -> None:
+    def _start_stage(self, text: str) -> None:
         for index, (marker, _, _) in enumerate(STAGES):
             if text.startswith(marker) and index >= self._stage:
                 if index != self._stage:
                     self._stage, self._fetched, self._steps = index, 0, 0
-                self._tell(STAGES[index][1], STAGES[index][2])
+                self._report_fraction(STAGES[index][1], STAGES[index][2])
                 return
 
     def _advance(self) -> None:
-        marker, start, doing = STAGES[self._stage]
+        marker, start, activity = STAGES[self._stage]
         if not self._total:
             return
         end = STAGES[self._stage + 1][1] if self._stage + 1 < len(STAGES) else 1.0
         fetched, stepped = self._fetched / self._total, self._steps / (2 * self._total)
         if not marker.startswith("installing remaining"):
-            self._tell(start + (end - start) * min(1.0, fetched or stepped), doing)
+            self._report_fraction(start + (end - start) * min(1.0, fetched or stepped), activity)
         elif self._steps:
-            self._tell(UNPACK_FROM + (UNPACK_TO - UNPACK_FROM) * min(1.0, stepped), "installing packages")
+            self._report_fraction(UNPACK_FROM + (UNPACK_TO - UNPACK_FROM) * min(1.0, stepped), "installing packages")
         else:
-            self._tell(start + (UNPACK_FROM - start) * min(1.0, fetched), f"{doing} {self._fetched}/{self._total}")
+            self._report_fraction(
+                start + (UNPACK_FROM - start) * min(1.0, fetched), f"{activity} {self._fetched}/{self._total}"
+            )
 
-    def _tell(self, fraction: float, doing: str) -> None:
+    def _report_fraction(self, fraction: float, activity: str) -> None:
         self._fraction = max(self._fraction, fraction)
-        self._report(self._fraction, doing)
+        self._report(self._fraction, activity)
 
 
 class StepProgress:
@@ -90,37 +92,37 @@ class StepProgress:
     def __init__(self, report: Callable[[float, str], None]) -> None:
         self._report = report
         self._begin = self._end = 0.0
-        self._doing = ""
+        self._activity = ""
         self._expected = self._seen = 0
 
     def feed(self, line: str) -> None:
         if step := _SCRIPT_STEP.match(line):
-            self._begin, self._doing = float(step[1]), step[3]
+            self._begin, self._activity = float(step[1]), step[3]
             self._end = float(step[2] or step[1])
             self._expected = self._seen = 0
-            self._report(self._begin, self._doing)
+            self._report(self._begin, self._activity)
         elif total := _TOTAL.match(line):
             self._expected, self._seen = int(total[1]), 0
         elif (step := _STEP.match(line)) and self._expected:
             self._seen += 1
             events = self._expected if step[1].startswith("Get:") else 2 * self._expected  # unpacked, then set up
-            self._report(self._begin + (self._end - self._begin) * min(1.0, self._seen / events), self._doing)
+            self._report(self._begin + (self._end - self._begin) * min(1.0, self._seen / events), self._activity)
 
 
-class Bar:
+class ProgressBar:
     """A single line that is redrawn. For terminals."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title, self._stream = title, stream
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self._drawn = ""
 
-    def update(self, fraction: float, doing: str) -> None:
+    def update(self, fraction: float, activity: str) -> None:
         columns = shutil.get_terminal_size().columns
-        seconds = f"{time.monotonic() - self._began:3.0f} s"
+        seconds = f"{time.monotonic() - self._started_at:3.0f} s"
         width = max(10, min(40, columns - len(self._title) - 50))
         filled = round(width * min(max(fraction, 0.0), 1.0))
-        line = f"{self._title} [{'█' * filled}{'·' * (width - filled)}] {fraction:4.0%} {seconds}  {doing}"[
+        line = f"{self._title} [{'█' * filled}{'·' * (width - filled)}] {fraction:4.0%} {seconds}  {activity}"[
             : columns - 1
         ]
         if line != self._drawn:
@@ -129,33 +131,33 @@ class Bar:
             self._drawn = line
 
     def finish(self, text: str) -> None:
-        self._stream.write(f"\r\x1b[K{self._title}: {text} ({time.monotonic() - self._began:.0f} s)\n")
+        self._stream.write(f"\r\x1b[K{self._title}: {text} ({time.monotonic() - self._started_at:.0f} s)\n")
         self._stream.flush()
 
 
-class Lines:
+class ProgressLines:
     """Writes a line for each new activity and for each tenth. For logs and pipes."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title, self._stream = title, stream
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self._tenth = -1
 
-    def update(self, fraction: float, doing: str) -> None:
+    def update(self, fraction: float, activity: str) -> None:
         tenth = int(fraction * 10)
         if tenth > self._tenth:
             self._tenth = tenth
-            self._write(f"{tenth * 10}% {doing}")
+            self._write(f"{tenth * 10}% {activity}")
 
     def finish(self, text: str) -> None:
-        self._write(f"{text} ({time.monotonic() - self._began:.0f} s)")
+        self._write(f"{text} ({time.monotonic() - self._started_at:.0f} s)")
 
     def _write(self, text: str) -> None:
         self._stream.write(f"{self._title}: {text}\n")
         self._stream.flush()
 
 
-def report_to(title: str, stream: TextIO | None = None) -> Report:
+def make_report(title: str, stream: TextIO | None = None) -> Report:
     """Return a report that suits the stream (default: standard error)."""
     stream = stream or sys.stderr
-    return Bar(title, stream) if stream.isatty() else Lines(title, stream)
+    return ProgressBar(title, stream) if stream.isatty() else ProgressLines(title, stream)

@@ -46,7 +46,8 @@ class Source:
     def keyring(self) -> str:
         return dict(self.options).get("signed-by", "")
 
-    def stanza(self) -> str:
+    def format_stanza(self) -> str:
+        """Return the archive as a stanza of a `.sources` file."""
         lines = [
             "Types: deb",
             f"URIs: {self.uri}",
@@ -60,7 +61,7 @@ class Source:
 
 def read_release(root: Path = Path("/")) -> Release:
     """Read the machine's release. Raises UnsupportedError if it is neither Debian nor Ubuntu."""
-    fields = os_release(root)
+    fields = read_os_release(root)
     codename = fields.get("VERSION_CODENAME", "")
     if fields.get("ID") not in {"debian", "ubuntu"} or not codename:
         name = fields.get("PRETTY_NAME", "an unknown system")
@@ -70,7 +71,8 @@ def read_release(root: Path = Path("/")) -> Release:
     return Release(fields["ID"], codename, fields.get("PRETTY_NAME", codename))
 
 
-def os_release(root: Path = Path("/")) -> dict[str, str]:
+def read_os_release(root: Path = Path("/")) -> dict[str, str]:
+    """Return the fields of /etc/os-release, or none if it cannot be read."""
     try:
         text = (root / "etc/os-release").read_text()
     except OSError:
@@ -82,28 +84,32 @@ def read_sources(release: Release, root: Path = Path("/")) -> list[Source]:
     """Return the distribution's archives that apt on this machine uses for this release. Raises UnsupportedError if
     there are none."""
     apt = root / "etc/apt"
-    every: list[Source] = []
+    all_sources: list[Source] = []
     for path in [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]:
         if path.suffix in {".list", ".sources"} and path.is_file():
-            every += _parse_deb822(path.read_text()) if path.suffix == ".sources" else _parse_one_line(path.read_text())
-    fitting = [
+            all_sources += (
+                _parse_deb822(path.read_text()) if path.suffix == ".sources" else _parse_one_line(path.read_text())
+            )
+    matching = [
         replace(source, suites=suites, components=components)
-        for source in every
-        if (suites := tuple(s for s in source.suites if s in release.suites))
-        and (components := tuple(c for c in source.components if c in COMPONENTS))
+        for source in all_sources
+        if (suites := tuple(suite for suite in source.suites if suite in release.suites))
+        and (components := tuple(component for component in source.components if component in COMPONENTS))
     ]
     # a vendor's repository has its own key; such sources are used only if there are no others (a company's own signed
     # mirror)
-    official = [s for s in fitting if not s.keyring or Path(s.keyring).name.startswith(ARCHIVE_KEYRINGS)]
-    chosen = official or fitting
+    official = [
+        source for source in matching if not source.keyring or Path(source.keyring).name.startswith(ARCHIVE_KEYRINGS)
+    ]
+    chosen = official or matching
     if not any(release.codename in source.suites for source in chosen):
         raise UnsupportedError(
-            f"apt on this machine has no source for {release.codename}, which is needed to build a template."
+            f"apt on this machine has no source for {release.codename}, which is needed to build a template. Add one to /etc/apt."
         )
     return chosen
 
 
-def without_credentials(source: Source) -> Source:
+def strip_credentials(source: Source) -> Source:
     """Return the archive without `user:password@`, as it may be written into a template."""
     parts = urlsplit(source.uri)
     if "@" not in parts.netloc:

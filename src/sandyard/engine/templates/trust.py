@@ -55,7 +55,7 @@ APT_SETTING = re.compile(
     re.IGNORECASE,
 )
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
-_ENV = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "DENO_CERT"), BUNDLE)
+_BUNDLE_ENV = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "DENO_CERT"), BUNDLE)
 """For programs that have their own authorities."""
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----\s+[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 
@@ -72,15 +72,14 @@ class Trust:
     left_out: tuple[str, ...] = ()
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not (self.certificates or self.apt or self.pip or self.npm or self.env)
 
     def with_authorities(self, pems: Iterable[bytes]) -> Trust:
         """Return a copy that also trusts these authorities."""
-        found = tuple(
-            sorted({*self.certificates, *(one for pem in pems for one in _certificates(pem.decode("ascii")))})
-        )
-        return replace(self, certificates=found, env={**self.env, **_ENV}) if found else self
+        added = (certificate for pem in pems for certificate in _parse_certificates(pem.decode("ascii")))
+        certificates = tuple(sorted({*self.certificates, *added}))
+        return replace(self, certificates=certificates, env={**self.env, **_BUNDLE_ENV}) if certificates else self
 
     @property
     def digest(self) -> str:
@@ -91,14 +90,14 @@ class Trust:
 def read_trust(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Trust:
     """Read the machine's settings (in tests: those of a directory). Reads only small files; never raises."""
     left_out: list[str] = []
-    certificates = _extra_certificates(root)
-    apt = tuple(_filter_settings("apt", apt_settings(root), lambda key: bool(APT_SETTING.match(key)), left_out))
-    pip = tuple(_filter_settings("pip", _pip_settings(root), PIP_SETTINGS.__contains__, left_out))
-    npm = tuple(_filter_settings("npm", _npm_settings(root), _is_npm_setting, left_out))
-    proxies = [(name, value) for name in PROXY_VARIABLES for name, value in _either_case(environ, name)]
+    certificates = _find_extra_certificates(root)
+    apt = tuple(_filter_settings("apt", read_apt_settings(root), lambda key: bool(APT_SETTING.match(key)), left_out))
+    pip = tuple(_filter_settings("pip", _read_pip_settings(root), PIP_SETTINGS.__contains__, left_out))
+    npm = tuple(_filter_settings("npm", _read_npm_settings(root), _is_npm_setting, left_out))
+    proxies = [(name, value) for name in PROXY_VARIABLES for name, value in _find_in_either_case(environ, name)]
     env = dict(_filter_settings("environment", proxies, lambda _: True, left_out))
     if certificates:
-        env |= _ENV
+        env |= _BUNDLE_ENV
     if npm:  # npm looks below its prefix, which users may move to their home
         env["NPM_CONFIG_GLOBALCONFIG"] = "/" + NPM_FILES[2]
     return Trust(certificates, apt, pip, npm, env, tuple(left_out))
@@ -107,26 +106,27 @@ def read_trust(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) 
 def write_layer(trust: Trust, template: Path, layer: Path) -> None:
     """Fill the empty directory `layer`, which adds `trust` when mounted over `template`."""
 
-    def put(path: str, text: str) -> None:
+    def write(path: str, text: str) -> None:
         target = layer / path.lstrip("/")
         _make_directories(target.parent, layer, template)
         target.write_text(text)
         target.chmod(0o644)
 
     if trust.certificates:
-        own = _certificates_in(template / BUNDLE.lstrip("/"))
-        put(BUNDLE, "\n".join([*own, *(c for c in trust.certificates if c not in set(own))]) + "\n")
+        existing = _read_certificates(template / BUNDLE.lstrip("/"))
+        added = [pem for pem in trust.certificates if pem not in set(existing)]
+        write(BUNDLE, "\n".join([*existing, *added]) + "\n")
         for pem in trust.certificates:  # so that running update-ca-certificates in the sandbox keeps them
-            put(f"{ANCHORS[0]}/host-{hashlib.sha256(pem.encode()).hexdigest()[:12]}.crt", pem + "\n")
+            write(f"{ANCHORS[0]}/host-{hashlib.sha256(pem.encode()).hexdigest()[:12]}.crt", pem + "\n")
     if trust.apt:
-        put("etc/apt/apt.conf.d/90host-trust", "".join(f'{key} "{value}";\n' for key, value in trust.apt))
+        write("etc/apt/apt.conf.d/90host-trust", "".join(f'{key} "{value}";\n' for key, value in trust.apt))
     if trust.pip:
-        put(PIP_FILES[0], "[global]\n" + "".join(f"{key} = {value}\n" for key, value in trust.pip))
+        write(PIP_FILES[0], "[global]\n" + "".join(f"{key} = {value}\n" for key, value in trust.pip))
     if trust.npm:
         for path in NPM_FILES:
-            put(path, "".join(f"{key}={value}\n" for key, value in trust.npm))
+            write(path, "".join(f"{key}={value}\n" for key, value in trust.npm))
     if trust.env:  # for shells that were not started by the agent, such as `sudo -i`
-        put("etc/profile.d/host-trust.sh", "".join(f"export {k}='{v}'\n" for k, v in sorted(trust.env.items())))
+        write("etc/profile.d/host-trust.sh", "".join(f"export {k}='{v}'\n" for k, v in sorted(trust.env.items())))
 
 
 def _make_directories(directory: Path, layer: Path, template: Path) -> None:
@@ -135,8 +135,8 @@ def _make_directories(directory: Path, layer: Path, template: Path) -> None:
     if directory != layer:
         _make_directories(directory.parent, layer, template)
     directory.mkdir(exist_ok=True)
-    below = template / directory.relative_to(layer)
-    status = below.stat() if below.is_dir() else None
+    original = template / directory.relative_to(layer)
+    status = original.stat() if original.is_dir() else None
     directory.chmod(stat.S_IMODE(status.st_mode) if status else 0o755)
     if status and os.geteuid() == 0:
         os.chown(directory, status.st_uid, status.st_gid)
@@ -147,16 +147,16 @@ def is_safe(word: str, *, reachable: bool = True) -> bool:
     line and, with `reachable`, nothing that only this machine itself can reach."""
     if re.search(r"[\x00-\x1f\"'\\`$?@]", word) or re.search(r"token|secret|passw|_auth", word, re.IGNORECASE):
         return False
-    host = _host_of(word)
+    host = _parse_host(word)
     return not reachable or not (host == "localhost" or _is_loopback(host) or word.startswith(("file:", "/")))
 
 
 def _filter_settings(
-    owner: str, found: Iterable[tuple[str, str]], known: Callable[[str], bool], left_out: list[str]
+    owner: str, settings: Iterable[tuple[str, str]], is_known: Callable[[str], bool], left_out: list[str]
 ) -> Iterable[tuple[str, str]]:
-    for key, value in found:
+    for key, value in settings:
         name = key.lower()
-        if not known(key):
+        if not is_known(key):
             left_out.append(f"{owner}: {key}")
             continue
         if name in {"cert", "cafile"} or name.endswith("::cainfo"):
@@ -174,64 +174,65 @@ def _is_npm_setting(key: str) -> bool:
     return key in NPM_SETTINGS or bool(re.fullmatch(r"@[\w.-]+:registry", key))
 
 
-def apt_settings(root: Path = Path("/")) -> list[tuple[str, str]]:
+def read_apt_settings(root: Path = Path("/")) -> list[tuple[str, str]]:
     """Return apt's settings for reaching its archives, unfiltered: for a build, not for a sandbox."""
     if not (root / "etc/apt").is_dir():
         return []
-    with tempfile.NamedTemporaryFile(
-        "w", suffix=".conf"
-    ) as pointer:  # read before any other file; says where those are
+    # apt reads this file before any other; it says where the others are
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as pointer:
         pointer.write(f'Dir "{root}/";\n')
         pointer.flush()
         command = ["apt-config", "dump", "--format", "%f\t%v%n", "Acquire"]
         environ = {**os.environ, "APT_CONFIG": pointer.name}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, env=environ)
+            result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, env=environ)
         except (OSError, subprocess.SubprocessError):
             return []
-    pairs = (line.partition("\t") for line in done.stdout.splitlines())
+    pairs = (line.partition("\t") for line in result.stdout.splitlines())
     return [(key, value) for key, _, value in pairs if value and APT_SETTING.match(key)]
 
 
-def _pip_settings(root: Path) -> list[tuple[str, str]]:
-    found: dict[str, str] = {}
+def _read_pip_settings(root: Path) -> list[tuple[str, str]]:
+    settings: dict[str, str] = {}
     for path in PIP_FILES:
         parser = configparser.RawConfigParser()
         try:
-            parser.read_string(_public_text(root / path))
+            parser.read_string(_read_public_text(root / path))
         except configparser.Error:
             continue
         for section in ("global", "install"):
             if parser.has_section(section):
-                found |= {key.replace("_", "-"): value for key, value in parser.items(section)}
-    return sorted(found.items())
+                settings |= {key.replace("_", "-"): value for key, value in parser.items(section)}
+    return sorted(settings.items())
 
 
-def _npm_settings(root: Path) -> list[tuple[str, str]]:
-    found: dict[str, str] = {}
+def _read_npm_settings(root: Path) -> list[tuple[str, str]]:
+    settings: dict[str, str] = {}
     for path in NPM_FILES:
-        for line in _public_text(root / path).splitlines():
+        for line in _read_public_text(root / path).splitlines():
             key, equals, value = line.strip().partition("=")
             if equals and not key.startswith((";", "#")):
-                found[key.strip()] = value.strip()
-    return sorted(found.items())
+                settings[key.strip()] = value.strip()
+    return sorted(settings.items())
 
 
-def _extra_certificates(root: Path) -> tuple[str, ...]:
+def _find_extra_certificates(root: Path) -> tuple[str, ...]:
     """Return certificates that an administrator added: the anchors, and those in the system's bundle that are not
     packaged."""
-    extra = {pem for anchor in ANCHORS for path in sorted((root / anchor).rglob("*")) for pem in _certificates_in(path)}
-    packaged = {pem for path in (root / PUBLIC_AUTHORITIES).rglob("*.crt") for pem in _certificates_in(path)}
+    extra = {
+        pem for anchor in ANCHORS for path in sorted((root / anchor).rglob("*")) for pem in _read_certificates(path)
+    }
+    packaged = {pem for path in (root / PUBLIC_AUTHORITIES).rglob("*.crt") for pem in _read_certificates(path)}
     if packaged:  # without the packaged ones, added ones cannot be recognised
-        extra |= {pem for bundle in HOST_BUNDLES for pem in _certificates_in(root / bundle)} - packaged
+        extra |= {pem for bundle in HOST_BUNDLES for pem in _read_certificates(root / bundle)} - packaged
     return tuple(sorted(extra))
 
 
-def _certificates_in(path: Path) -> list[str]:
-    return _certificates(_public_text(path))
+def _read_certificates(path: Path) -> list[str]:
+    return _parse_certificates(_read_public_text(path))
 
 
-def _certificates(text: str) -> list[str]:
+def _parse_certificates(text: str) -> list[str]:
     """Return the certificates in a PEM text in a normalised form, so that they can be compared."""
     blocks = _PEM.findall(text)
     bodies = ("".join(block.split("-----")[2].split()) for block in blocks)
@@ -247,7 +248,7 @@ def _certificates(text: str) -> list[str]:
     ]
 
 
-def _public_text(path: Path) -> str:
+def _read_public_text(path: Path) -> str:
     """Return a file's text if every user of the machine may read it, otherwise an empty string."""
     try:
         if not path.is_file() or not path.stat().st_mode & 0o004:
@@ -257,11 +258,11 @@ def _public_text(path: Path) -> str:
         return ""
 
 
-def _either_case(environ: Mapping[str, str], name: str) -> list[tuple[str, str]]:
+def _find_in_either_case(environ: Mapping[str, str], name: str) -> list[tuple[str, str]]:
     return [(spelling, environ[spelling]) for spelling in (name, name.upper()) if environ.get(spelling)]
 
 
-def _host_of(word: str) -> str:
+def _parse_host(word: str) -> str:
     try:
         return (urlsplit(word if "//" in word else f"//{word}").hostname or "").lower()
     except ValueError:

@@ -13,17 +13,17 @@ from pathlib import Path
 from sandyard.engine.volumes import removal
 from sandyard.engine.volumes.descriptors import FOLDER, is_file, open_fd, open_path, proc_path, reopen, reopen_fd
 from sandyard.engine.volumes.errors import translate_error
-from sandyard.engine.volumes.model import Entry, Kind, Owner
+from sandyard.engine.volumes.model import Entry, EntryKind, Owner
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 
 Parts = tuple[str, ...]
 
 FILE_OWNER, FILE_MODE, FOLDER_MODE = 1000, 0o644, 0o755
-DEEPEST, MOST_ENTRIES = 10, 50_000
-MOST_CHARACTERS = 8 << 20  # total length of paths and links in one list, because each may have thousands of characters
+MAX_DEPTH, MAX_ENTRIES = 10, 50_000
+MAX_CHARACTERS = 8 << 20  # total length of paths and links in one list, because each may have thousands of characters
 
 
-def parts_of(path: str) -> Parts:
+def parse_path(path: str) -> Parts:
     """Split a client's path into its parts. `..` at the top stays at the volume's root. Raises InvalidInputError."""
     if not path.strip() or "\0" in path:
         raise InvalidInputError(
@@ -57,7 +57,8 @@ class Content:
         self._folder = folder
 
     @contextlib.contextmanager
-    def root(self) -> Iterator[int]:
+    def open_root(self) -> Iterator[int]:
+        """Open the volume's root directory. Raises NotFoundError if it no longer exists."""
         try:
             fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -69,122 +70,122 @@ class Content:
 
     def stat(self, path: str) -> Entry:
         """Return the entry at this path; a link is not followed. Raises NotFoundError."""
-        parts = parts_of(path)
-        with translate_errors(parts), self.root() as root, open_path(root, parts, os.O_PATH | os.O_NOFOLLOW) as fd:
-            return entry(parts, fd)
+        parts = parse_path(path)
+        with translate_errors(parts), self.open_root() as root, open_path(root, parts, os.O_PATH | os.O_NOFOLLOW) as fd:
+            return make_entry(parts, fd)
 
     def list(self, path: str, depth: int = 1) -> list[Entry]:
         """Return the sorted entries of a directory and its subdirectories down to `depth`. Links are not followed."""
-        if depth > DEEPEST:
-            raise InvalidInputError(f"depth must be between 1 and {DEEPEST}")
-        parts = parts_of(path)
-        found = _Listing([])
-        with translate_errors(parts), self.root() as root, open_path(root, parts) as fd:
+        if depth > MAX_DEPTH:
+            raise InvalidInputError(f"depth must be between 1 and {MAX_DEPTH}")
+        parts = parse_path(path)
+        listing = _Listing([])
+        with translate_errors(parts), self.open_root() as root, open_path(root, parts) as fd:
             if not stat.S_ISDIR(os.fstat(fd).st_mode):
                 raise InvalidInputError(f"{format_path(parts)} is not a directory.")
             with reopen(fd, os.O_RDONLY | os.O_DIRECTORY) as folder:
-                _walk(folder, parts, max(depth, 1), found)
-        return found.entries
+                _walk(folder, parts, max(depth, 1), listing)
+        return listing.entries
 
     def make_dir(self, path: str, owner: Owner, *, force: bool) -> Entry:
         """Create a directory. With `force`, create missing parents and accept an existing directory; otherwise raises
         ConflictError."""
-        parts = parts_of(path)
-        with translate_errors(parts), self.root() as root:
+        parts = parse_path(path)
+        with translate_errors(parts), self.open_root() as root:
             if not parts:
                 raise ConflictError("Path / already exists")
-            with self.parent(root, parts, owner if force else None) as parent:
+            with self.open_parent(root, parts, owner if force else None) as parent:
                 try:
-                    os.mkdir(_name(parts), 0o700, dir_fd=parent)
+                    os.mkdir(_get_name(parts), 0o700, dir_fd=parent)
                 except FileExistsError:
                     if not force:
                         raise
-                    with open_path(root, parts, os.O_PATH | os.O_DIRECTORY) as there:
-                        return entry(parts, there)
-                with _new_folder(parent, _name(parts), owner) as made:
-                    return entry(parts, made)
+                    with open_path(root, parts, os.O_PATH | os.O_DIRECTORY) as existing:
+                        return make_entry(parts, existing)
+                with _open_new_folder(parent, _get_name(parts), owner) as created:
+                    return make_entry(parts, created)
 
     def change(self, path: str, owner: Owner) -> Entry:
         """Change owner and permissions; values that are None stay unchanged."""
-        parts = parts_of(path)
-        with translate_errors(parts), self.root() as root, open_path(root, parts) as fd:
+        parts = parse_path(path)
+        with translate_errors(parts), self.open_root() as root, open_path(root, parts) as fd:
             if owner.uid is not None or owner.gid is not None:
                 os.chown(proc_path(fd), -1 if owner.uid is None else owner.uid, -1 if owner.gid is None else owner.gid)
             if owner.mode is not None:
                 Path(proc_path(fd)).chmod(owner.mode)
-            return entry(parts, fd)
+            return make_entry(parts, fd)
 
     def remove(self, path: str) -> None:
         """Remove a file, a link, or a directory with its contents. Raises NotFoundError."""
-        parts = parts_of(path)
+        parts = parse_path(path)
         if not parts:
             raise InvalidInputError(
                 "The volume's root directory can't be removed. Delete the volume, or the files in it."
             )
-        with translate_errors(parts), self.root() as root, self.parent(root, parts, None) as parent:
-            removal.remove(parent, _name(parts))
+        with translate_errors(parts), self.open_root() as root, self.open_parent(root, parts, None) as parent:
+            removal.remove(parent, _get_name(parts))
 
     def open_file(self, path: str) -> tuple[int, int]:
         """Open a regular file for reading. Return the descriptor, which the caller must close, and the current size."""
-        parts = parts_of(path)
-        with translate_errors(parts), self.root() as root, open_path(root, parts) as fd:
+        parts = parse_path(path)
+        with translate_errors(parts), self.open_root() as root, open_path(root, parts) as fd:
             if not is_file(fd):
                 kind = "a directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "not a regular file"
                 raise InvalidInputError(f"{format_path(parts)} is {kind}: only files can be read.")
             return reopen_fd(fd, os.O_RDONLY | os.O_NONBLOCK), os.fstat(fd).st_size
 
     @contextlib.contextmanager
-    def parent(self, root: int, parts: Parts, make_for: Owner | None) -> Iterator[int]:
-        """Open the directory that contains the last part. With `make_for`, create missing directories with that owner."""
-        above = parts[:-1]
+    def open_parent(self, root: int, parts: Parts, create_as: Owner | None) -> Iterator[int]:
+        """Open the directory that contains the last part. With `create_as`, create missing directories with that owner."""
+        parent_parts = parts[:-1]
         try:
-            fd = open_fd(root, above, os.O_PATH | os.O_DIRECTORY)
+            fd = open_fd(root, parent_parts, os.O_PATH | os.O_DIRECTORY)
         except FileNotFoundError:
-            if make_for is None:
+            if create_as is None:
                 raise
-            fd = _make_all(root, above, make_for)
+            fd = _make_folders(root, parent_parts, create_as)
         try:
             yield fd
         finally:
             os.close(fd)
 
 
-def _make_all(root: int, parts: Parts, owner: Owner) -> int:
+def _make_folders(root: int, parts: Parts, owner: Owner) -> int:
     """Create all missing directories on this path and return a descriptor of the last one."""
-    here = os.dup(root)
+    folder = os.dup(root)
     try:
         for number in range(1, len(parts) + 1):
             try:
-                inner = open_fd(root, parts[:number], os.O_PATH | os.O_DIRECTORY)
+                child = open_fd(root, parts[:number], os.O_PATH | os.O_DIRECTORY)
             except FileNotFoundError:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(parts[number - 1], 0o700, dir_fd=here)
-                    with _new_folder(here, parts[number - 1], Owner(owner.uid, owner.gid)):
+                    os.mkdir(parts[number - 1], 0o700, dir_fd=folder)
+                    with _open_new_folder(folder, parts[number - 1], Owner(owner.uid, owner.gid)):
                         pass
-                inner = open_fd(root, parts[:number], os.O_PATH | os.O_DIRECTORY)
-            os.close(here)
-            here = inner
-        return os.dup(here)
+                child = open_fd(root, parts[:number], os.O_PATH | os.O_DIRECTORY)
+            os.close(folder)
+            folder = child
+        return os.dup(folder)
     finally:
-        os.close(here)
+        os.close(folder)
 
 
 @contextlib.contextmanager
-def _new_folder(parent: int, name: str, owner: Owner) -> Iterator[int]:
+def _open_new_folder(parent: int, name: str, owner: Owner) -> Iterator[int]:
     fd = os.open(name, FOLDER, dir_fd=parent)
     try:
-        give(fd, owner, FOLDER_MODE)
+        set_owner(fd, owner, FOLDER_MODE)
         yield fd
     finally:
         os.close(fd)
 
 
-def give(fd: int, owner: Owner, mode: int) -> None:
+def set_owner(fd: int, owner: Owner, mode: int) -> None:
     """Set the owner and mode of a new file. Only root can change owners: without root, files stay owned by the engine's
     user, which is root in all its sandboxes, unless another owner was requested explicitly."""
     if os.geteuid() == 0 or owner.uid is not None or owner.gid is not None:
-        chosen = [FILE_OWNER if wanted is None else wanted for wanted in (owner.uid, owner.gid)]
-        os.fchown(fd, *chosen)
+        uid, gid = (FILE_OWNER if number is None else number for number in (owner.uid, owner.gid))
+        os.fchown(fd, uid, gid)
     os.fchmod(fd, mode if owner.mode is None else owner.mode)
 
 
@@ -195,50 +196,51 @@ class _Listing:
     entries: list[Entry]
     characters: int = 0
 
-    def make_room(self, parts: Parts, more: int) -> None:
-        if len(self.entries) + more > MOST_ENTRIES or self.characters > MOST_CHARACTERS:
+    def require_room(self, parts: Parts, count: int) -> None:
+        """Raise InvalidInputError if `count` more entries exceed the limits."""
+        if len(self.entries) + count > MAX_ENTRIES or self.characters > MAX_CHARACTERS:
             raise InvalidInputError(
-                f"{format_path(parts)} has more than {MOST_ENTRIES} entries, or their names are too long for one list. List a smaller "
+                f"{format_path(parts)} has more than {MAX_ENTRIES} entries, or their names are too long for one list. List a smaller "
                 "directory, use less depth, or look at it in a sandbox that mounts the volume."
             )
 
-    def add(self, parts: Parts, new: Entry) -> None:
-        self.characters += len(new.path) + len(new.target or "")
-        self.make_room(parts, 1)
-        self.entries.append(new)
+    def add(self, parts: Parts, new_entry: Entry) -> None:
+        self.characters += len(new_entry.path) + len(new_entry.target or "")
+        self.require_room(parts, 1)
+        self.entries.append(new_entry)
 
 
-def _walk(folder: int, parts: Parts, depth: int, found: _Listing) -> None:
+def _walk(folder: int, parts: Parts, depth: int, listing: _Listing) -> None:
     names: list[str] = []
     with os.scandir(folder) as entries:
         for item in entries:
             names.append(item.name)
-            found.make_room(parts, len(names))
+            listing.require_room(parts, len(names))
     for name in sorted(names):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed in the meantime
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             try:
-                new = entry((*parts, name), fd)
-                found.add(parts, new)
-                if depth > 1 and new.kind is Kind.DIRECTORY:
-                    with reopen(fd, os.O_RDONLY | os.O_DIRECTORY) as inner:
-                        _walk(inner, (*parts, name), depth - 1, found)
+                new_entry = make_entry((*parts, name), fd)
+                listing.add(parts, new_entry)
+                if depth > 1 and new_entry.kind is EntryKind.DIRECTORY:
+                    with reopen(fd, os.O_RDONLY | os.O_DIRECTORY) as child:
+                        _walk(child, (*parts, name), depth - 1, listing)
             finally:
                 os.close(fd)
 
 
-def _name(parts: Parts) -> str:
+def _get_name(parts: Parts) -> str:
     return parts[-1]
 
 
-def entry(parts: Parts, fd: int) -> Entry:
+def make_entry(parts: Parts, fd: int) -> Entry:
     """Describe the file of a descriptor, under the path that was requested."""
     status = os.fstat(fd)
-    kinds = ((stat.S_ISREG, Kind.FILE), (stat.S_ISDIR, Kind.DIRECTORY), (stat.S_ISLNK, Kind.SYMLINK))
-    kind = next((kind for test, kind in kinds if test(status.st_mode)), Kind.UNKNOWN)
+    kinds = ((stat.S_ISREG, EntryKind.FILE), (stat.S_ISDIR, EntryKind.DIRECTORY), (stat.S_ISLNK, EntryKind.SYMLINK))
+    kind = next((kind for test, kind in kinds if test(status.st_mode)), EntryKind.UNKNOWN)
     return Entry(
-        name=_readable(parts[-1]) if parts else "/",
-        path=_readable(format_path(parts)),
+        name=_decode_name(parts[-1]) if parts else "/",
+        path=_decode_name(format_path(parts)),
         kind=kind,
         size=status.st_size,
         mode=stat.S_IMODE(status.st_mode),
@@ -247,10 +249,10 @@ def entry(parts: Parts, fd: int) -> Entry:
         atime=status.st_atime,
         mtime=status.st_mtime,
         ctime=status.st_ctime,
-        target=_readable(os.readlink("", dir_fd=fd)) if kind is Kind.SYMLINK else None,
+        target=_decode_name(os.readlink("", dir_fd=fd)) if kind is EntryKind.SYMLINK else None,
     )
 
 
-def _readable(name: str) -> str:
+def _decode_name(name: str) -> str:
     """Return a name as text for JSON. Names are bytes; invalid UTF-8 is shown with replacement characters."""
     return os.fsencode(name).decode(errors="replace")

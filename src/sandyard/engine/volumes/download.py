@@ -13,7 +13,7 @@ class Download:
     def __init__(self, fd: int, size: int) -> None:
         self.size = size
         self._fd = fd
-        self._at = 0
+        self._offset = 0
         self._lock = threading.Lock()  # a cancelled reader may still be reading when the file is closed
 
     @classmethod
@@ -21,18 +21,18 @@ class Download:
         """Open the file. Raises NotFoundError, or InvalidInputError if it is not a regular file."""
         return cls(*content.open_file(path))
 
-    def read(self, most: int) -> bytes:
+    def read(self, max_bytes: int) -> bytes:
         """Return the next chunk, empty at the end. Data added since the start is left out. Raises ConflictError if the
         file became shorter, because its length was already sent."""
         with self._lock:
-            left = self.size - self._at
-            if left == 0 or self._fd < 0:
+            remaining = self.size - self._offset
+            if remaining == 0 or self._fd < 0:
                 return b""
-            piece = os.pread(self._fd, min(most, left), self._at)
-            if not piece:
+            chunk = os.pread(self._fd, min(max_bytes, remaining), self._offset)
+            if not chunk:
                 raise ConflictError("The file became shorter while it was being read. Try again.")
-            self._at += len(piece)
-            return piece
+            self._offset += len(chunk)
+            return chunk
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -14,7 +14,7 @@ from sandyard.kit.errors import (
     SandyardError,
 )
 
-_TOLD: tuple[tuple[frozenset[int], type[SandyardError], str], ...] = (
+_ERRORS: tuple[tuple[frozenset[int], type[SandyardError], str], ...] = (
     (frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE}), NotFoundError, "Path {path} not found"),
     (frozenset({errno.ENOSPC, errno.EDQUOT}), NoSpaceError, "No space left in the volume for {path}."),
     (frozenset({errno.EEXIST, errno.EISDIR}), ConflictError, "Path {path} already exists"),
@@ -52,7 +52,7 @@ _TOLD: tuple[tuple[frozenset[int], type[SandyardError], str], ...] = (
 
 
 def translate_error(error: OSError, path: str) -> SandyardError:
-    for codes, kind, sentence in _TOLD:
+    for codes, error_type, message in _ERRORS:
         if error.errno in codes:
-            return kind(sentence.format(path=path, reason=error.strerror))
+            return error_type(message.format(path=path, reason=error.strerror))
     return SandyardError(f"Could not access {path}: {error.strerror}.")

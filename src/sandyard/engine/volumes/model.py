@@ -17,7 +17,7 @@ class Volume:
     created_at: float
 
 
-class Kind(enum.StrEnum):
+class EntryKind(enum.StrEnum):
     FILE = "file"
     DIRECTORY = "directory"
     SYMLINK = "symlink"
@@ -30,7 +30,7 @@ class Entry:
 
     name: str
     path: str
-    kind: Kind
+    kind: EntryKind
     size: int
     mode: int
     uid: int

@@ -10,50 +10,55 @@ from typing import Any
 from sandyard.engine.volumes.model import Volume
 from sandyard.kit.errors import InvalidInputError
 
-MOST_MOUNTS, LONGEST_PATH = 16, 255
-_SYSTEM = ("/proc", "/sys", "/dev")
-_UNFIT = re.compile(r"[\x00-\x1f\x7f:\[\]\\]")  # CRIU uses these characters in its mount names
+MAX_MOUNTS, MAX_PATH_BYTES = 16, 255
+_SYSTEM_FOLDERS = ("/proc", "/sys", "/dev")
+_FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x1f\x7f:\[\]\\]")  # CRIU uses these characters in its mount names
 
 
-def resolve(wanted: Sequence[tuple[str, str]], find: Callable[[str], Volume | None]) -> tuple[Mapping[str, Any], ...]:
+def resolve(
+    requested: Sequence[tuple[str, str]], find: Callable[[str], Volume | None]
+) -> tuple[Mapping[str, Any], ...]:
     """Resolve `(name of a volume, path)` pairs to the form in a sandbox's record: `name`, `path` and the volume's `id`.
     Raises InvalidInputError with all problems, in E2B's words where they exist."""
-    if len(wanted) > MOST_MOUNTS:
-        raise InvalidInputError(f"volumeMounts: a sandbox can have at most {MOST_MOUNTS}.")
-    faults: list[str] = []
+    if len(requested) > MAX_MOUNTS:
+        raise InvalidInputError(f"volumeMounts: a sandbox can have at most {MAX_MOUNTS}.")
+    problems: list[str] = []
     mounts: list[Mapping[str, Any]] = []
-    taken: list[str] = []
-    for number, (name, path) in enumerate(wanted):
+    used_paths: list[str] = []
+    for number, (name, path) in enumerate(requested):
         volume = find(name)
-        fault = f"volume '{name[:200]}' not found" if volume is None else find_fault(path, taken)
-        if fault is not None or volume is None:
-            faults.append(f"volume mount #{number}: {fault}")
+        problem = f"volume '{name[:200]}' not found" if volume is None else find_problem(path, used_paths)
+        if problem is not None or volume is None:
+            problems.append(f"volume mount #{number}: {problem}")
             continue
-        taken.append(path)
+        used_paths.append(path)
         mounts.append({"name": volume.name, "path": path, "id": volume.id})
-    if faults:
-        raise InvalidInputError("invalid mounts:\n" + "\n".join(f"\t- {fault}" for fault in faults))
+    if problems:
+        raise InvalidInputError("invalid mounts:\n" + "\n".join(f"\t- {problem}" for problem in problems))
     return tuple(mounts)
 
 
-def find_fault(path: str, taken: Sequence[str] = ()) -> str | None:
+def find_problem(path: str, used_paths: Sequence[str] = ()) -> str | None:
     """Return what is wrong with a mount path, given the paths that are already used, or None."""
-    said = repr(path[:200])
-    around = next((other for other in taken if _is_within(path, (other,)) or _is_within(other, (path,))), None)
-    faults = (
-        (not path.startswith("/"), f"path {said} must be absolute"),
+    shown = repr(path[:200])
+    nested = next((other for other in used_paths if _is_within(path, (other,)) or _is_within(other, (path,))), None)
+    problems = (
+        (not path.startswith("/"), f"path {shown} must be absolute"),
         (
             posixpath.normpath(path) != path or path[:2] == "//",
-            f"path {said} must not contain '..', '.' or '//', or end with '/'",
+            f"path {shown} must not contain '..', '.' or '//', or end with '/'",
         ),
-        (len(path.encode(errors="replace")) > LONGEST_PATH, f"path {said} is longer than {LONGEST_PATH} bytes"),
-        (bool(_UNFIT.search(path)), f"path {said} must not contain a control character, ':', '[', ']' or '\\'"),
-        (path == "/" or _is_within(path, _SYSTEM), f"path {said} is reserved for the system: choose another"),
-        (path in taken, f"path {said} is used twice"),
-        (around is not None, f"path {said} and {around!r} are nested: one volume would hide the other"),
+        (len(path.encode(errors="replace")) > MAX_PATH_BYTES, f"path {shown} is longer than {MAX_PATH_BYTES} bytes"),
+        (
+            bool(_FORBIDDEN_CHARACTERS.search(path)),
+            f"path {shown} must not contain a control character, ':', '[', ']' or '\\'",
+        ),
+        (path == "/" or _is_within(path, _SYSTEM_FOLDERS), f"path {shown} is reserved for the system: choose another"),
+        (path in used_paths, f"path {shown} is used twice"),
+        (nested is not None, f"path {shown} and {nested!r} are nested: one volume would hide the other"),
     )
-    return next((sentence for is_so, sentence in faults if is_so), None)
+    return next((message for applies, message in problems if applies), None)
 
 
-def _is_within(path: str, places: Sequence[str]) -> bool:
-    return any(path == place or path.startswith(f"{place}/") for place in places)
+def _is_within(path: str, folders: Sequence[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)

@@ -13,15 +13,15 @@ import time
 
 from sandyard.engine.volumes.descriptors import FOLDER
 
-_DEEPEST = 32
-_AT_ONCE = 1000
-PATIENCE_S = 300.0
+_MAX_DEPTH = 32
+_BATCH_ENTRIES = 1000
+TIMEOUT_S = 300.0
 
 
-def remove(parent: int, name: str, patience_s: float = PATIENCE_S) -> None:
+def remove(parent: int, name: str, timeout_s: float = TIMEOUT_S) -> None:
     """Remove the tree. Raises FileNotFoundError if it does not exist, and OSError with `ENOTEMPTY` if others write
     faster than this removes."""
-    end = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             os.unlink(name, dir_fd=parent)
@@ -32,41 +32,43 @@ def remove(parent: int, name: str, patience_s: float = PATIENCE_S) -> None:
             return
         fd = os.open(name, FOLDER, dir_fd=parent)
         try:
-            _empty(fd, fd, 0, end)
+            _empty_folder(fd, fd, 0, deadline)
         finally:
             os.close(fd)
         try:
             os.rmdir(name, dir_fd=parent)
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY or time.monotonic() > end:
+            if error.errno != errno.ENOTEMPTY or time.monotonic() > deadline:
                 raise
         else:
             return
 
 
-def _empty(folder: int, top: int, depth: int, end: float) -> None:
+def _empty_folder(folder: int, top: int, depth: int, deadline: float) -> None:
     while True:
         with os.scandir(folder) as entries:
-            some = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in itertools.islice(entries, _AT_ONCE)]
-        if not some:
+            batch = [
+                (entry.name, entry.is_dir(follow_symlinks=False)) for entry in itertools.islice(entries, _BATCH_ENTRIES)
+            ]
+        if not batch:
             return
-        for name, is_folder in some:
+        for name, is_folder in batch:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # changed in the meantime: look again
                 if is_folder:
-                    _remove_folder(folder, name, top, depth, end)
+                    _remove_folder(folder, name, top, depth, deadline)
                 else:
                     os.unlink(name, dir_fd=folder)
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
 
 
-def _remove_folder(folder: int, name: str, top: int, depth: int, end: float) -> None:
-    if depth >= _DEEPEST:  # moved up to a shallow level
+def _remove_folder(folder: int, name: str, top: int, depth: int, deadline: float) -> None:
+    if depth >= _MAX_DEPTH:  # moved up to a shallow level
         os.rename(name, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=top)
         return
     fd = os.open(name, FOLDER, dir_fd=folder)
     try:
-        _empty(fd, top, depth + 1, end)
+        _empty_folder(fd, top, depth + 1, deadline)
     finally:
         os.close(fd)
     with contextlib.suppress(OSError):  # no longer empty: the next round retries

@@ -32,9 +32,9 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-_MAKING, _LIVE, _DOOMED = "making", "live", "doomed"
-COLLECT_S = 2.0
-CLOSING_S = 5.0
+_CREATING, _LIVE, _DELETED = "making", "live", "doomed"  # as stored in the database
+COLLECT_INTERVAL_S = 2.0
+CLOSE_TIMEOUT_S = 5.0
 THREADS = 8
 
 
@@ -61,10 +61,10 @@ class Volumes:
         self._clock = clock or SystemClock()
         self._live: dict[str, Volume] = {}
         self._names: dict[str, str] = {}  # name → id, including volumes being created
-        self._doomed: set[str] = set()
+        self._pending_removal: set[str] = set()
         self._removing: set[str] = set()
         self._held: dict[str, int] = {}
-        self._verbs, self._background = TaskSet("volumes"), TaskSet("volumes")
+        self._operations, self._background = TaskSet("volumes"), TaskSet("volumes")
         # A separate pool: volume files may be slow, and waiting for them must not block other work.
         self._threads = ThreadPoolExecutor(THREADS, "volumes")
 
@@ -79,13 +79,13 @@ class Volumes:
                 self._live[volume.id] = volume
                 self._names[volume.name] = volume.id
             else:
-                self._doomed.add(volume.id)
+                self._pending_removal.add(volume.id)
         self._background.spawn(self._collect_forever())
 
     async def close(self) -> None:
         """Stop background work. Volumes are kept. Idempotent."""
-        await self._verbs.wait(CLOSING_S)
-        await self._verbs.cancel()
+        await self._operations.wait(CLOSE_TIMEOUT_S)
+        await self._operations.cancel()
         await self._background.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -100,6 +100,7 @@ class Volumes:
             raise NotFoundError(f"Volume '{volume_id[:200]}' not found") from None
 
     def find(self, name: str) -> Volume | None:
+        """Return the volume with this name, or None."""
         return self._live.get(self._names.get(name, ""))
 
     def list(self) -> Sequence[Volume]:
@@ -120,20 +121,20 @@ class Volumes:
         size_mb = self._settings.volume_size_mb
         volume = Volume(random_id("v", 19), name, random_secret("vol_"), size_mb, self._clock.now())
         self._names[name] = volume.id
-        return await self._verbs.finish(self._create(volume))
+        return await self._operations.finish(self._create(volume))
 
     async def _create(self, volume: Volume) -> Volume:
         name, size_mb = volume.name, volume.size_mb
         try:
             self._database.execute(
                 "INSERT INTO volumes (id, name, token, size_mb, created_at, state) VALUES (?, ?, ?, ?, ?, ?)",
-                (volume.id, name, volume.token.reveal(), size_mb, volume.created_at, _MAKING),
+                (volume.id, name, volume.token.reveal(), size_mb, volume.created_at, _CREATING),
             )
             try:
-                await self._ask("create_volume", self._driver.create_volume(volume.id, size_mb))
-                self._mark(volume.id, _LIVE)
+                await self._call_driver("create_volume", self._driver.create_volume(volume.id, size_mb))
+                self._set_state(volume.id, _LIVE)
             except BaseException:
-                self._doomed.add(volume.id)
+                self._pending_removal.add(volume.id)
                 raise
         except BaseException:
             del self._names[name]
@@ -152,24 +153,25 @@ class Volumes:
             raise ConflictError(
                 f"Volume '{volume.name}' is mounted in {shown}. Kill these sandboxes first; paused ones count too."
             )
-        self._mark(volume_id, _DOOMED)
+        self._set_state(volume_id, _DELETED)
         del self._live[volume_id]
         del self._names[volume.name]
-        self._doomed.add(volume_id)
+        self._pending_removal.add(volume_id)
         log.info("volume_deleted", volume=volume_id, name=volume.name)
         self._collect()
         await self._database.flush()
 
-    # Mounting ---------------------------------------------------------------------------------------------------------------
+    # Mounting
+    # ----------------------------------------------------------------------------------------------------------------
 
-    def resolve(self, wanted: Sequence[tuple[str, str]]) -> tuple[Mapping[str, Any], ...]:
+    def resolve(self, requested: Sequence[tuple[str, str]]) -> tuple[Mapping[str, Any], ...]:
         """See `mounts.resolve`."""
-        return mounts.resolve(wanted, self.find)
+        return mounts.resolve(requested, self.find)
 
     @contextlib.contextmanager
-    def hold(self, mounted: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    def hold(self, volume_mounts: Sequence[Mapping[str, Any]]) -> Iterator[None]:
         """Keep the volumes' files while a sandbox that has no record yet is being created."""
-        ids = [mount["id"] for mount in mounted]
+        ids = [mount["id"] for mount in volume_mounts]
         for volume_id in ids:
             self._held[volume_id] = self._held.get(volume_id, 0) + 1
         try:
@@ -181,13 +183,14 @@ class Volumes:
                     del self._held[volume_id]
 
     # Files
-    # ------------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------------------------
 
     def content(self, volume: Volume) -> Content:
         """Return the volume's files. The methods block: pass them to `run`."""
         return Content(self._driver.volume_path(volume.id))
 
-    async def begin(self, content: Content, path: str, **options: Any) -> Upload:
+    async def begin_upload(self, content: Content, path: str, **options: Any) -> Upload:
+        """Start an upload with the options of `Upload.begin`."""
         # a store with quotas keeps the reserve by itself
         reserve = 0 if "disk" in self._driver.capabilities.limits else self._settings.disk_reserve_mb << 20
         return await self.run(lambda: Upload.begin(content, path, reserve=reserve, **options))
@@ -196,35 +199,36 @@ class Volumes:
         """Run the work in a thread. It runs to completion even if the caller is cancelled."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    # Removing -----------------------------------------------------------------------------------------------------------------
+    # Removal
+    # ----------------------------------------------------------------------------------------------------------------
 
     async def _collect_forever(self) -> None:
         while True:
             self._collect()
-            await self._clock.sleep(COLLECT_S)
+            await self._clock.sleep(COLLECT_INTERVAL_S)
 
     def _collect(self) -> None:
         """Start removing volumes that are marked for deletion and no longer in use."""
-        for volume_id in self._doomed - self._removing:
+        for volume_id in self._pending_removal - self._removing:
             if volume_id not in self._held and not self._users.list_mounting(volume_id, removing=True):
                 self._removing.add(volume_id)
                 self._background.spawn(self._remove(volume_id))
 
     async def _remove(self, volume_id: str) -> None:
         try:
-            await self._ask("delete_volume", self._driver.delete_volume(volume_id))
+            await self._call_driver("delete_volume", self._driver.delete_volume(volume_id))
             self._database.execute("DELETE FROM volumes WHERE id = ?", (volume_id,))
-            self._doomed.discard(volume_id)
+            self._pending_removal.discard(volume_id)
             log.info("volume_removed", volume=volume_id)
         except SandyardError as error:  # retried, also by the next engine
             log.warning("volume_removal_failed", volume=volume_id, reason=error.message)
         finally:
             self._removing.discard(volume_id)
 
-    def _mark(self, volume_id: str, state: str) -> None:
+    def _set_state(self, volume_id: str, state: str) -> None:
         self._database.execute("UPDATE volumes SET state = ? WHERE id = ?", (state, volume_id))
 
-    async def _ask(self, verb: str, call: Any) -> None:
+    async def _call_driver(self, verb: str, call: Any) -> None:
         try:
             async with asyncio.timeout(self._settings.deadline(verb)):
                 await call

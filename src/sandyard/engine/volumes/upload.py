@@ -13,17 +13,17 @@ from sandyard.engine.volumes.content import (
     FILE_MODE,
     Content,
     Parts,
-    entry,
     format_path,
-    give,
-    parts_of,
+    make_entry,
+    parse_path,
+    set_owner,
     translate_errors,
 )
 from sandyard.engine.volumes.descriptors import is_folder, open_path, proc_path
 from sandyard.engine.volumes.model import Entry, Owner
 from sandyard.kit.errors import ConflictError, InvalidInputError
 
-_LOOK_EVERY = 8 << 20  # bytes between two checks of the free space
+_SPACE_CHECK_BYTES = 8 << 20  # bytes between two checks of the free space
 
 
 class Upload:
@@ -36,29 +36,30 @@ class Upload:
         self._owner = owner
         self._force = force
         self._reserve = reserve
-        self._unseen = _LOOK_EVERY
+        self._unchecked = _SPACE_CHECK_BYTES
         self._lock = threading.Lock()  # a cancelled chunk may still be being written when the file is closed
 
     @classmethod
     def begin(cls, content: Content, path: str, owner: Owner, *, force: bool, reserve: int = 0) -> Upload:
         """Start an upload. `force` replaces an existing file and creates missing directories. `reserve` is the number
         of bytes to leave free on the disk. Raises ConflictError or NotFoundError."""
-        parts = parts_of(path)
+        parts = parse_path(path)
         if not parts:
             raise InvalidInputError("path is not valid: use the path of a file.")
-        with translate_errors(parts), content.root() as root:
-            _refuse_what_is_there(root, parts, force)
-            with content.parent(root, parts, Owner(owner.uid, owner.gid) if force else None) as found:
-                fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=found)
-                return cls(parts, os.dup(found), fd, owner, force=force, reserve=reserve)
+        with translate_errors(parts), content.open_root() as root:
+            _check_existing(root, parts, force)
+            with content.open_parent(root, parts, Owner(owner.uid, owner.gid) if force else None) as parent:
+                fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=parent)
+                return cls(parts, os.dup(parent), fd, owner, force=force, reserve=reserve)
 
     def write(self, data: bytes) -> None:
+        """Write the next chunk. Raises NoSpaceError."""
         with self._lock, translate_errors(self._parts):
-            self._unseen += len(data)
-            if self._unseen >= _LOOK_EVERY:
-                self._unseen = 0
-                room = os.fstatvfs(self._fd)
-                if room.f_bavail * room.f_frsize < self._reserve + len(data):
+            self._unchecked += len(data)
+            if self._unchecked >= _SPACE_CHECK_BYTES:
+                self._unchecked = 0
+                disk = os.fstatvfs(self._fd)
+                if disk.f_bavail * disk.f_frsize < self._reserve + len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             view = memoryview(data)
             while view:
@@ -68,10 +69,10 @@ class Upload:
         """Give the file its name, after it is safely on disk."""
         try:
             with self._lock, translate_errors(self._parts):
-                give(self._fd, self._owner, FILE_MODE)
+                set_owner(self._fd, self._owner, FILE_MODE)
                 os.fsync(self._fd)
                 self._publish()
-                return entry(self._parts, self._fd)
+                return make_entry(self._parts, self._fd)
         finally:
             self.abandon()
 
@@ -103,10 +104,10 @@ class Upload:
                 self._fd = -1
 
 
-def _refuse_what_is_there(root: int, parts: Parts, force: bool) -> None:
-    """Raise before the client sends the whole file in vain."""
-    here = os.O_PATH | os.O_NOFOLLOW
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), open_path(root, parts, here) as fd:
+def _check_existing(root: int, parts: Parts, force: bool) -> None:
+    """Raise ConflictError if the path is taken, before the client sends the whole file."""
+    flags = os.O_PATH | os.O_NOFOLLOW
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), open_path(root, parts, flags) as fd:
         if is_folder(fd):
             raise ConflictError(f"Path {format_path(parts)} is a directory")
         if not force:

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from sandyard.engine.builds.model import Build, Kind, Layer, Recipe, Size, Status, Step
+from sandyard.engine.builds.model import Build, BuildStatus, Layer, Recipe, Size, Step, StepKind
 from sandyard.engine.builds.registry import BuiltTemplates, CombinedTemplates
 from sandyard.engine.builds.repository import BuildRepository
 from sandyard.engine.builds.service import Builds
@@ -24,11 +24,11 @@ BASE = Template(id="base0000000000000000", layers=(), aliases=("base",), env={"F
 
 
 def run(command: str, **fields: Any) -> Step:
-    return Step(Kind.RUN, (command,), **fields)
+    return Step(StepKind.RUN, (command,), **fields)
 
 
 def env(**values: str) -> Step:
-    return Step(Kind.ENV, tuple(part for pair in values.items() for part in pair))
+    return Step(StepKind.ENV, tuple(part for pair in values.items() for part in pair))
 
 
 class SingleImage:
@@ -107,7 +107,7 @@ class BuildsHarness:
     async def build_product(self, name: str, *steps: Step, **fields: Any) -> Layer:
         """Run a build that has to succeed and return its product."""
         build = await self.build(name, *steps, **fields)
-        assert build.status is Status.READY, build.reason
+        assert build.status is BuildStatus.READY, build.reason
         assert build.product is not None
         return build.product
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.builds import start_check
-from sandyard.engine.builds.model import Recipe, Size, Status
+from sandyard.engine.builds.model import BuildStatus, Recipe, Size
 from sandyard.engine.images.model import PasswordAuth
 from sandyard.engine.sandboxes.agent import Agent
 from sandyard.engine.sandboxes.model import Defaults, Start
@@ -75,7 +75,7 @@ async def test_a_build_can_start_from_an_image(harness: BuildsHarness) -> None:
     build = await harness.build(
         "one", run('echo "$FROM_IMAGE" > a'), template=None, image="app:1", registry=credentials
     )
-    assert build.status is Status.READY
+    assert build.status is BuildStatus.READY
     assert "Pulling app:1" in harness.log_lines(build)
     assert harness.images.requests == [("app:1", credentials)]
     assert build.product is not None
@@ -94,7 +94,7 @@ async def test_start_commands_run_during_the_build_and_are_stored(
     harness: BuildsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the fake driver's sandboxes share this machine's ports, of which other tests open some at any moment
-    monkeypatch.setattr(start_check, "TABLES", "/dev/null")
+    monkeypatch.setattr(start_check, "TCP_TABLES", "/dev/null")
     product = await harness.build_product("one", start="touch started; sleep 100", ready="test -e started")
     assert product.start == Start("touch started; sleep 100", "test -e started")
     cached = await harness.build("two", start="touch started; sleep 100", ready="test -e started")
@@ -148,7 +148,7 @@ async def test_builds_beyond_the_limit_wait(harness: BuildsHarness) -> None:
     with pytest.raises(ConflictError):
         await harness.builds.cancel("third", third.id)
     await harness.builds.delete("slow-0")
-    assert (await harness.wait_for_end(fourth)).status is Status.READY
+    assert (await harness.wait_for_end(fourth)).status is BuildStatus.READY
     with pytest.raises(NotFoundError):
         harness.reload(slow[0])
     await harness.until(lambda: len(harness.sandboxes_on_disk()) == 1)
@@ -162,7 +162,7 @@ async def test_the_second_of_two_builds_started_together_replaces_the_first(harn
     _, first = harness.builds.request("one", (), Size())
     _, second = harness.builds.request("one", (), Size())
     await asyncio.gather(*(harness.builds.start("one", build.id, ECHO) for build in (first, second)))
-    assert (await harness.wait_for_end(second)).status is Status.READY
+    assert (await harness.wait_for_end(second)).status is BuildStatus.READY
     replaced = harness.reload(first)
     assert replaced.reason is not None
     assert replaced.reason.message == "A newer build of 'one' was started."
@@ -183,7 +183,7 @@ async def test_a_build_can_end_while_it_waits_for_the_build_it_replaces(harness:
     await harness.until(lambda: harness.reload(second).status.final)
     harness.driver.faults.heal()
     await asyncio.gather(starting, ending)
-    assert harness.reload(first).status is harness.reload(second).status is Status.ERROR
+    assert harness.reload(first).status is harness.reload(second).status is BuildStatus.ERROR
     if by == "a newer build":
         newest = await harness.wait_for_end(third)
         assert harness.built.find_tagged(third.template_id, "default") == newest
@@ -242,7 +242,7 @@ async def test_a_crash_fails_running_builds_and_keeps_finished_ones(tmp_path: Pa
             "the log of the finished steps is kept"
         )
         assert harness.sandboxes_on_disk() == set()
-        assert harness.reload(waiting).status is Status.WAITING, "a build without a recipe still waits for one"
+        assert harness.reload(waiting).status is BuildStatus.WAITING, "a build without a recipe still waits for one"
         assert set(kept.snapshots) <= harness.snapshots_on_disk()
         assert harness.read_file(await harness.create_sandbox("ready"), "home/user/state") == "ready\n"
         again = await harness.build("one", run("echo first"), run("echo second"))
@@ -300,7 +300,7 @@ async def test_a_build_succeeds_although_its_base_is_deleted(harness: BuildsHarn
     build = await harness.start_build("one", run("sleep 0.5; cat state > copy"), template="base-of-it")
     await harness.builds.delete("base-of-it")
     harness.builds.cache.shrink(0)
-    assert (await harness.wait_for_end(build)).status is Status.READY
+    assert (await harness.wait_for_end(build)).status is BuildStatus.READY
     assert set(base.snapshots) <= harness.snapshots_on_disk(), "the new template is built on it"
     assert harness.read_file(await harness.create_sandbox("one"), "home/user/copy") == "base\n"
 
@@ -333,7 +333,7 @@ async def test_names_in_use_are_rejected(harness: BuildsHarness) -> None:
     with pytest.raises(ForbiddenError):
         harness.builds.request("base", (), Size())
     with pytest.raises(ForbiddenError):
-        harness.builds.publish("base", True)
+        harness.builds.set_public("base", True)
     sandbox = await harness.create_sandbox("base")
     await harness.sandboxes.snapshot(sandbox.id, "mine")
     with pytest.raises(ConflictError):
@@ -350,7 +350,7 @@ async def test_old_builds_are_deleted(harness: BuildsHarness, monkeypatch: pytes
         await harness.build("one")
     template = harness.builds.get("one")
     assert len(harness.builds.builds(template)) <= 5
-    assert harness.reload(tagged).status is Status.READY
+    assert harness.reload(tagged).status is BuildStatus.READY
     assert harness.built.resolve("one") is not None
 
 

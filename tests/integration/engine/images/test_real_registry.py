@@ -14,7 +14,7 @@ from sandyard.engine.images.registry_access import RegistryPolicy
 from sandyard.engine.images.service import Images, Options
 from sandyard.kit.errors import ForbiddenError, NotFoundError
 from tests.images import registry as registries
-from tests.images.made import Layout, entry, rootfs, tar
+from tests.images.image_files import Layout, entry, rootfs, tar
 from tests.images.registry import PASSWORD, USER, RealRegistry
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="images are assembled by root here")

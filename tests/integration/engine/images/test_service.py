@@ -26,8 +26,18 @@ from sandyard.kit.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from tests.images.made import Layout, archive, entry, folder, link, rootfs, saved, sha256, tar
-from tests.images.server import Asked, Reply, serving
+from tests.images.image_files import (
+    Layout,
+    entry,
+    folder,
+    link,
+    rootfs,
+    sha256,
+    tar,
+    write_archive,
+    write_docker_archive,
+)
+from tests.images.server import ReceivedRequest, Reply, run_server
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="images are assembled by root here; tests/conformance does it without root"
@@ -131,8 +141,8 @@ async def test_layers_are_shared_and_duplicates_are_dropped(harness: ImagesHarne
 async def test_archives_give_the_same_image_as_their_layout(harness: ImagesHarness) -> None:
     path = harness.layout(lower_layer(), UPPER)
     whole = await harness.resolve(f"oci:{path}:latest")
-    assert await harness.resolve(f"oci-archive:{archive(path, harness.allowed / 'oci.tar')}") == whole
-    file = saved(harness.allowed / "saved.tar", [lower_layer(), UPPER], "app:1", SETTINGS)
+    assert await harness.resolve(f"oci-archive:{write_archive(path, harness.allowed / 'oci.tar')}") == whole
+    file = write_docker_archive(harness.allowed / "saved.tar", [lower_layer(), UPPER], "app:1", SETTINGS)
     from_docker = await harness.resolve(f"docker-archive:{file}")
     assert from_docker.layers == whole.layers and from_docker.digest.startswith("sha256:")
     assert await harness.resolve(f"docker-archive:{file}:app:1") == from_docker
@@ -313,13 +323,13 @@ class FaultyRegistry:
 
     def __init__(self, layout: Path) -> None:
         self.layout = layout
-        self.change_reply: Callable[[Asked, Reply], Reply] = lambda _, reply: reply
+        self.change_reply: Callable[[ReceivedRequest, Reply], Reply] = lambda _, reply: reply
 
-    def __call__(self, request: Asked) -> Reply:
-        wanted = request.path.rsplit("/", 1)[1]
-        if wanted == "latest":
-            wanted = json.loads((self.layout / "index.json").read_text())["manifests"][0]["digest"]
-        file = self.layout / "blobs/sha256" / wanted.removeprefix("sha256:")
+    def __call__(self, request: ReceivedRequest) -> Reply:
+        digest = request.path.rsplit("/", 1)[1]
+        if digest == "latest":
+            digest = json.loads((self.layout / "index.json").read_text())["manifests"][0]["digest"]
+        file = self.layout / "blobs/sha256" / digest.removeprefix("sha256:")
         reply = Reply(body=file.read_bytes()) if file.exists() else Reply(404)
         return self.change_reply(request, reply)
 
@@ -327,7 +337,7 @@ class FaultyRegistry:
 @pytest.fixture
 async def faulty_registry(harness: ImagesHarness) -> AsyncIterator[tuple[FaultyRegistry, str]]:
     registry = FaultyRegistry(harness.layout(lower_layer(), UPPER))
-    with serving(registry) as server:
+    with run_server(registry) as server:
         yield registry, f"{server.host}/app"
 
 
@@ -365,7 +375,7 @@ async def test_bad_registry_responses_are_rejected(
     error: type[Exception],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sandyard.engine.images.web.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("sandyard.engine.images.http_client.MAX_PAUSE_S", 0.01)
     registry, name = faulty_registry
     registry.change_reply = lambda request, reply: bad_reply if f"/{part}/" in request.path else reply
     with pytest.raises(error):
@@ -376,14 +386,14 @@ async def test_bad_registry_responses_are_rejected(
 async def test_layers_are_checked_against_their_digest_and_broken_downloads_are_retried(
     harness: ImagesHarness, faulty_registry: tuple[FaultyRegistry, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandyard.engine.images.web.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("sandyard.engine.images.http_client.MAX_PAUSE_S", 0.01)
     registry, name = faulty_registry
     cuts = []
 
-    def replace_layer(request: Asked, reply: Reply) -> Reply:
+    def replace_layer(request: ReceivedRequest, reply: Reply) -> Reply:
         return Reply(body=bytes(len(reply.body))) if reply.body.startswith(b"\x1f\x8b") else reply
 
-    def cut_layer(request: Asked, reply: Reply) -> Reply:
+    def cut_layer(request: ReceivedRequest, reply: Reply) -> Reply:
         if reply.body.startswith(b"\x1f\x8b") and len(cuts) < 2:
             cuts.append(request)
             return Reply(body=reply.body, cut=100)

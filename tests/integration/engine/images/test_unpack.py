@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from sandyard.engine.images import child
-from sandyard.engine.images.unpack import Order
+from sandyard.engine.images.unpack import UnpackRequest
 from sandyard.kit.errors import InvalidInputError, NoSpaceError
-from tests.images.made import MTIME, entry, folder, hard_link, link, sha256, tar
+from tests.images.image_files import MTIME, entry, folder, hard_link, link, sha256, tar
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="owners and whiteouts need root")
 
@@ -35,17 +35,17 @@ class Unpacker:
     def unpack(self, layer: bytes, blob: bytes | None = None, **changes: Any) -> dict[str, Any]:
         file = self.path / "blob"
         file.write_bytes(layer if blob is None else blob)
-        order = {
+        request = {
             "target": str(self.fs),
             "offset": 0,
             "size": file.stat().st_size,
             "digest": sha256(file.read_bytes()),
             "diff_id": sha256(layer),
-            "most_bytes": 64 << 20,
-            "most_entries": 1000,
+            "max_bytes": 64 << 20,
+            "max_entries": 1000,
             "reserve_bytes": 0,
         }
-        arguments = asdict(Order(**{**order, **changes}))
+        arguments = asdict(UnpackRequest(**{**request, **changes}))
         with file.open("rb") as source:
             return asyncio.run(child.run_process("unpack", arguments, "The layer", source.fileno()))
 
@@ -237,10 +237,10 @@ def test_implied_directories_are_reported(unpacker: Unpacker) -> None:
 
 def test_size_limits_are_enforced(unpacker: Unpacker) -> None:
     zeros = tar(entry("f", bytes(2 << 20)))
-    unpacker.assert_rejected(zeros, "images_max_mb", most_bytes=1 << 20)
+    unpacker.assert_rejected(zeros, "images_max_mb", max_bytes=1 << 20)
     with pytest.raises(InvalidInputError, match="images_max_mb"):
-        unpacker.unpack(zeros, gzip.compress(zeros), most_bytes=1 << 20)
-    unpacker.assert_rejected(tar(*(entry(str(number)) for number in range(20))), "images_max_files", most_entries=10)
+        unpacker.unpack(zeros, gzip.compress(zeros), max_bytes=1 << 20)
+    unpacker.assert_rejected(tar(*(entry(str(number)) for number in range(20))), "images_max_files", max_entries=10)
     unpacker.assert_rejected(tar(entry("f", "x")), "disk_reserve_mb", reserve_bytes=1 << 60)
 
 

@@ -14,19 +14,19 @@ from sandyard.engine.interpreter.kernels import environment as kernel_environmen
 def test_sandbox_variables_are_read_again_when_they_change(tmp_path: Path) -> None:
     file = tmp_path / "envs.json"
     sandbox = environment.Sandbox(file)
-    assert sandbox.variables() == {}
+    assert sandbox.read_variables() == {}
     file.write_text(json.dumps({"A": "1"}))
-    assert sandbox.variables() == {"A": "1"}
+    assert sandbox.read_variables() == {"A": "1"}
     file.write_text("{")  # still being written
-    assert sandbox.variables() == {"A": "1"}
+    assert sandbox.read_variables() == {"A": "1"}
     file.write_text(json.dumps({"A": "2", "B": "3"}))
-    assert sandbox.variables() == {"A": "2", "B": "3"}
+    assert sandbox.read_variables() == {"A": "2", "B": "3"}
 
 
 def test_a_kernel_does_not_inherit_private_variables_of_the_server() -> None:
     os.environ["PRIVATE_TO_THE_SERVER"] = "1"
     try:
-        env = environment.of_kernels({"A": "1", "HOME": "/elsewhere"})
+        env = environment.make_kernel_environment({"A": "1", "HOME": "/elsewhere"})
     finally:
         del os.environ["PRIVATE_TO_THE_SERVER"]
     assert "PRIVATE_TO_THE_SERVER" not in env

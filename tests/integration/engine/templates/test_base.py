@@ -15,7 +15,7 @@ import pytest
 from sandyard.engine.templates import base, node, sources
 from sandyard.engine.templates.base import BuildError, Recipe
 from sandyard.engine.templates.folder import TemplateFolder
-from sandyard.engine.templates.progress import Lines
+from sandyard.engine.templates.progress import ProgressLines
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="base is built by root only")
 RELEASE = sources.Release("debian", "bookworm", "Debian 12")
@@ -114,11 +114,11 @@ import sys
 from pathlib import Path
 from sandyard.engine.templates import base, node, sources
 from sandyard.engine.templates.folder import TemplateFolder
-from sandyard.engine.templates.progress import Lines
+from sandyard.engine.templates.progress import ProgressLines
 sources.read_release = lambda: sources.Release("debian", "bookworm", "Debian 12")
 sources.read_sources = lambda _: []
 node.fetch_node = lambda work: work / "node"
-base.build(TemplateFolder(Path(sys.argv[1])), Lines("base", sys.stderr))
+base.build(TemplateFolder(Path(sys.argv[1])), ProgressLines("base", sys.stderr))
 """
 
 
@@ -157,5 +157,5 @@ def test_a_killed_builder_leaves_no_process_and_no_mount(
 
 
 def test_progress_is_printed_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    Lines("base", sys.stderr).update(0.5, "half")
+    ProgressLines("base", sys.stderr).update(0.5, "half")
     assert capsys.readouterr().err == "base: 50% half\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.templates import base, catalogue, host
-from sandyard.engine.templates.catalogue import Catalogue, template_id
+from sandyard.engine.templates.catalogue import Catalogue, make_template_id
 from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
 from sandyard.engine.templates.trust import Trust
 
@@ -23,10 +23,10 @@ def publish(folder: TemplateFolder, name: str, digest: str) -> TemplateVersion:
 def fake_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which `host` is built at once, there are no trust settings to carry over, and nothing is missing for `base`."""
     monkeypatch.setattr(host, "build", lambda folder: folder.find("host", "h1") or publish(folder, "host", "h1"))
-    monkeypatch.setattr(host, "fingerprint", lambda: "h1")
+    monkeypatch.setattr(host, "compute_fingerprint", lambda: "h1")
     monkeypatch.setattr(catalogue, "read_trust", Trust)
-    monkeypatch.setattr(catalogue, "missing_for_base", list)
-    monkeypatch.setattr(base, "recipe", lambda: type("Recipe", (), {"digest": "b1"}))
+    monkeypatch.setattr(catalogue, "list_missing_requirements", list)
+    monkeypatch.setattr(base, "make_recipe", lambda: type("Recipe", (), {"digest": "b1"}))
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ def test_a_template_is_found_by_name_id_alias_and_tag(folder: TemplateFolder, te
 
 
 def test_ids_look_like_those_of_e2b_and_never_change() -> None:
-    assert re.fullmatch(r"[a-z0-9]{20}", template_id("base"))
-    assert template_id("base") == "fzdms7drass7qlxrvurt"
-    assert template_id("base") != template_id("host")
+    assert re.fullmatch(r"[a-z0-9]{20}", make_template_id("base"))
+    assert make_template_id("base") == "fzdms7drass7qlxrvurt"
+    assert make_template_id("base") != make_template_id("host")
 
 
 def test_host_is_served_as_base_until_base_is_built(folder: TemplateFolder, templates: Catalogue) -> None:
@@ -63,12 +63,15 @@ def test_host_is_served_as_base_until_base_is_built(folder: TemplateFolder, temp
     stand_in = templates.resolve("base")
     assert stand_in is not None
     assert stand_in.layers == layers(templates, "host")
-    assert stand_in.id == template_id("base")
+    assert stand_in.id == make_template_id("base")
     built = publish(folder, "base", "b1")
     templates.refresh()
     assert layers(templates, "base") == (str(built.rootfs),)
     assert layers(templates, "host") == stand_in.layers
-    assert {one.id for one in templates.list() if one.ready} == {template_id("base"), template_id("host")}
+    assert {template.id for template in templates.list() if template.ready} == {
+        make_template_id("base"),
+        make_template_id("host"),
+    }
 
 
 def test_an_older_base_is_preferred_to_the_stand_in(folder: TemplateFolder, templates: Catalogue) -> None:
@@ -124,7 +127,7 @@ async def test_a_missing_base_is_built_in_the_background_and_then_used(
 async def test_a_base_that_cannot_be_built_is_logged_as_a_warning(
     templates: Catalogue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(catalogue, "missing_for_base", lambda: ["install the package mmdebstrap"])
+    monkeypatch.setattr(catalogue, "list_missing_requirements", lambda: ["install the package mmdebstrap"])
     templates.open()
     await templates.start()
     await templates.wait_for_builds()

@@ -15,8 +15,8 @@ from tests.integration.engine.templates.test_catalogue import publish
 
 @pytest.fixture
 def missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "missing_for_base", lambda: ["install the package mmdebstrap"])
-    monkeypatch.setattr(base, "recipe", lambda: type("Recipe", (), {"digest": "b1"}))
+    monkeypatch.setattr(commands, "list_missing_requirements", lambda: ["install the package mmdebstrap"])
+    monkeypatch.setattr(base, "make_recipe", lambda: type("Recipe", (), {"digest": "b1"}))
 
 
 @pytest.mark.usefixtures("missing_package")

@@ -113,7 +113,7 @@ async def test_a_desktop_that_cannot_or_must_not_be_built_is_explained(
 ) -> None:
     templates.open()
     with monkeypatch.context() as patch:
-        patch.setattr(catalogue, "missing_for_base", lambda: ["install the package mmdebstrap"])
+        patch.setattr(catalogue, "list_missing_requirements", lambda: ["install the package mmdebstrap"])
         assert (
             request_desktop(templates)
             == f"could not be built: install the package mmdebstrap. Run {COMMAND} to try again."
@@ -165,10 +165,10 @@ def test_the_build_command_reports_what_is_missing(folder: TemplateFolder, monke
     arguments = ["--templates-dir", str(folder.directory), "build", "desktop"]
     run = CliRunner().invoke
     with monkeypatch.context() as patch:
-        patch.setattr(commands, "missing_for_base", lambda: ["install the package mmdebstrap"])
+        patch.setattr(commands, "list_missing_requirements", lambda: ["install the package mmdebstrap"])
         result = run(commands.template, arguments)
         assert (result.exit_code, "install the package mmdebstrap" in result.output) == (1, True)
-    monkeypatch.setattr(commands, "missing_for_base", list)
+    monkeypatch.setattr(commands, "list_missing_requirements", list)
     result = run(commands.template, [*arguments, "--if-possible"])
     assert (result.exit_code, "Build base first" in result.output) == (0, True)
     assert "The engine will serve no template desktop." in result.output

@@ -62,10 +62,10 @@ def test_a_failed_build_leaves_nothing_behind(folder: TemplateFolder) -> None:
 
 
 def test_a_killed_build_frees_the_lock_and_the_next_build_removes_its_leftovers(folder: TemplateFolder) -> None:
-    ours, theirs = spawn.Pipe()
-    child = spawn.Process(target=build_and_wait, args=(folder.directory, theirs))
+    parent_end, child_end = spawn.Pipe()
+    child = spawn.Process(target=build_and_wait, args=(folder.directory, child_end))
     child.start()
-    leftover = folder.directory / "base" / ours.recv()
+    leftover = folder.directory / "base" / parent_end.recv()
     with pytest.raises(BusyError), folder.open_build_directory("base", wait=False):
         pass
     assert child.pid

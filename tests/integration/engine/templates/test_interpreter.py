@@ -77,7 +77,7 @@ def test_the_interpreter_is_stale_when_the_base_changes(folder: TemplateFolder) 
     assert not interpreter.is_stale(folder), "the languages that were chosen are kept"
     publish(folder, "base", "b2")
     assert interpreter.is_stale(folder)
-    assert interpreter.newest(folder) is not None
+    assert interpreter.find_newest(folder) is not None
 
 
 def test_languages_are_parsed_and_unknown_ones_rejected() -> None:
@@ -91,7 +91,7 @@ def test_languages_are_parsed_and_unknown_ones_rejected() -> None:
 def test_the_build_command_reports_errors_and_finished_builds(
     folder: TemplateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "missing_for_base", list)
+    monkeypatch.setattr(commands, "list_missing_requirements", list)
     arguments = ["--templates-dir", str(folder.directory), "build"]
     run = CliRunner().invoke
     result = run(commands.template, [*arguments, "code-interpreter"])
@@ -115,9 +115,9 @@ def test_new_languages_are_added_to_the_existing_ones(folder: TemplateFolder, mo
         requested.append(extras)
         return publish_interpreter(folder, base_version, f"i{len(requested)}", ",".join(extras or ()))
 
-    monkeypatch.setattr(commands, "missing_for_base", list)
+    monkeypatch.setattr(commands, "list_missing_requirements", list)
     monkeypatch.setattr(interpreter, "build", build)
-    monkeypatch.setattr(interpreter.base, "size_of", lambda _: "1 MB")
+    monkeypatch.setattr(interpreter.base, "measure_size", lambda _: "1 MB")
     base_version = publish(folder, "base", "b1")
     for extras in ("java", "r", ""):
         command = ["--templates-dir", str(folder.directory), "build", "code-interpreter", "--with", extras]

@@ -46,7 +46,7 @@ def build_layer(base_version: TemplateVersion, tmp_path: Path, script: str) -> t
     work, report = tmp_path / "work", RecordingReport()
     work.mkdir()
     (tmp_path / "script.sh").write_text(SCRIPT_START + script)
-    layered.put_together("a-test", tmp_path / "script.sh", base_version, work, report, "an argument")
+    layered.build_layer("a-test", tmp_path / "script.sh", base_version, work, report, "an argument")
     return work, report
 
 

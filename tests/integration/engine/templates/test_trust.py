@@ -23,7 +23,7 @@ def test_a_plain_machine_has_nothing_to_carry_over(machine: Path, put: Put) -> N
     put(BUNDLE[1:], certificate("a", width=76))
     trust = read_trust(machine, {})
     assert trust == Trust()
-    assert trust.empty
+    assert trust.is_empty
 
 
 def test_added_authorities_are_carried_over_from_the_anchors_and_the_bundle(machine: Path, put: Put) -> None:
@@ -88,7 +88,7 @@ def test_settings_of_pip_npm_and_apt_are_carried_over_without_secrets(machine: P
 def test_files_that_are_not_world_readable_are_ignored(machine: Path, put: Put) -> None:
     put("etc/pip.conf", "[global]\nindex-url = https://pypi.corp.example/s3cr3t/simple\n", mode=0o600)
     put("etc/npmrc", "registry=https://npm.corp.example/\n", mode=0o640)
-    assert read_trust(machine, {}).empty
+    assert read_trust(machine, {}).is_empty
 
 
 def test_proxy_variables_are_carried_over_unless_they_are_private_or_local(machine: Path) -> None:
@@ -142,8 +142,12 @@ def test_the_layer_extends_the_bundle_and_keeps_owners_and_modes(machine: Path, 
     assert certificate("corp") in bundle
     assert (layer / "usr/local/etc/npmrc").read_text() == "registry=https://npm.corp.example/\n"
     assert "export SSL_CERT_FILE=" in (layer / "etc/profile.d/host-trust.sh").read_text()
-    ours, theirs = (layer / "usr/local").stat(), (template / "usr/local").stat()
-    assert (ours.st_mode, ours.st_uid, ours.st_gid) == (theirs.st_mode, theirs.st_uid, theirs.st_gid)
+    layer_status, template_status = (layer / "usr/local").stat(), (template / "usr/local").stat()
+    assert (layer_status.st_mode, layer_status.st_uid, layer_status.st_gid) == (
+        template_status.st_mode,
+        template_status.st_uid,
+        template_status.st_gid,
+    )
 
 
 def test_the_digest_depends_only_on_what_is_carried_over() -> None:

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from sandyard.engine.builds import files, steps
-from sandyard.engine.builds.base import own_image
-from sandyard.engine.builds.cache import base_key, step_key
+from sandyard.engine.builds.base import find_replacement_template
+from sandyard.engine.builds.cache import compute_base_key, compute_step_key
 from sandyard.engine.builds.files import Archives, TooLargeError
-from sandyard.engine.builds.logs import Lines
-from sandyard.engine.builds.model import Kind, State, Step
+from sandyard.engine.builds.logs import LineSplitter
+from sandyard.engine.builds.model import State, Step, StepKind
 from sandyard.engine.builds.registry import CombinedTemplates
-from sandyard.engine.builds.service import checked_tag
+from sandyard.engine.builds.service import validate_tag
 from sandyard.engine.sandboxes.model import Template
 from sandyard.engine.store.database import Database
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NoSpaceError
@@ -68,44 +68,46 @@ async def test_the_output_of_a_helper_command_is_bounded() -> None:
     build = SimpleNamespace(agent=NoisyAgent())
     code, output_lines = await executor.run_script(build, "true", State(), "", "1")  # type: ignore[arg-type]
     assert code == 0
-    assert len(output_lines) < 2 * steps.ANSWER_LINES
+    assert len(output_lines) < 2 * steps.SCRIPT_OUTPUT_LINES
 
 
 @pytest.mark.parametrize(
     "step",
     [
-        Step(Kind.RUN),
-        Step(Kind.ENV, ("A",)),
-        Step(Kind.ENV, ("A", "1", "B")),
-        Step(Kind.ENV, ("A B", "1")),
-        Step(Kind.WORKDIR),
-        Step(Kind.RUN, ("a\0b",)),
-        Step(Kind.COPY, ("a", "b")),
-        Step(Kind.COPY, ("a", "b"), "../../etc/passwd"),
-        Step(Kind.COPY, ("a",), HASH),
+        Step(StepKind.RUN),
+        Step(StepKind.ENV, ("A",)),
+        Step(StepKind.ENV, ("A", "1", "B")),
+        Step(StepKind.ENV, ("A B", "1")),
+        Step(StepKind.WORKDIR),
+        Step(StepKind.RUN, ("a\0b",)),
+        Step(StepKind.COPY, ("a", "b")),
+        Step(StepKind.COPY, ("a", "b"), "../../etc/passwd"),
+        Step(StepKind.COPY, ("a",), HASH),
     ],
 )
 def test_invalid_steps_are_rejected(step: Step) -> None:
     with pytest.raises(InvalidInputError):
-        steps.check(step)
+        steps.validate_step(step)
 
 
 def test_a_cache_key_depends_on_every_input() -> None:
-    base = base_key(("l1", "l0"), State({"A": "1"}))
+    base = compute_base_key(("l1", "l0"), State({"A": "1"}))
     keys = {
         base,
-        base_key(("l0", "l1"), State({"A": "1"})),
-        base_key(("l1", "l0"), State({"A": "2"})),
-        base_key(("l1", "l0"), State({"A": "1"}, user="root")),
-        base_key(("l1", "l0"), State({"A": "1"}), "sha256:1"),
-        step_key(base, Step(Kind.RUN, ("a", "b"))),
-        step_key(base, Step(Kind.RUN, ("a b",))),
-        step_key(base, Step(Kind.USER, ("a b",))),
-        step_key(base, Step(Kind.COPY, ("a", "b"), HASH)),
-        step_key(base, Step(Kind.COPY, ("a", "b"), "cd" * 32)),
+        compute_base_key(("l0", "l1"), State({"A": "1"})),
+        compute_base_key(("l1", "l0"), State({"A": "2"})),
+        compute_base_key(("l1", "l0"), State({"A": "1"}, user="root")),
+        compute_base_key(("l1", "l0"), State({"A": "1"}), "sha256:1"),
+        compute_step_key(base, Step(StepKind.RUN, ("a", "b"))),
+        compute_step_key(base, Step(StepKind.RUN, ("a b",))),
+        compute_step_key(base, Step(StepKind.USER, ("a b",))),
+        compute_step_key(base, Step(StepKind.COPY, ("a", "b"), HASH)),
+        compute_step_key(base, Step(StepKind.COPY, ("a", "b"), "cd" * 32)),
     }
     assert len(keys) == 10
-    assert step_key(base, Step(Kind.RUN, ("a",), force=True)) == step_key(base, Step(Kind.RUN, ("a",)))
+    assert compute_step_key(base, Step(StepKind.RUN, ("a",), force=True)) == compute_step_key(
+        base, Step(StepKind.RUN, ("a",))
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,11 +123,11 @@ def test_a_cache_key_depends_on_every_input() -> None:
     ],
 )
 def test_e2b_images_are_mapped_to_local_templates(image: str, template: str | None) -> None:
-    assert own_image(image) == template
+    assert find_replacement_template(image) == template
 
 
 def test_output_is_split_into_lines() -> None:
-    lines = Lines()
+    lines = LineSplitter()
     assert lines.feed(b"one\ntw") == ["one"]
     assert lines.feed(b"o\r\n 10%\r 20%\r") == ["two"]
     assert lines.feed(b"\n\xff\n") == [" 20%", "\ufffd"]
@@ -136,11 +138,11 @@ def test_output_is_split_into_lines() -> None:
 
 
 def test_tags_are_normalized_and_invalid_tags_are_rejected() -> None:
-    assert checked_tag(" V1.0 ", "one") == "v1.0"
-    assert checked_tag("one:stable", "one") == "stable"
+    assert validate_tag(" V1.0 ", "one") == "v1.0"
+    assert validate_tag("one:stable", "one") == "stable"
     for wrong in ("", "two:stable", "a b", "a" * 129, "-a", "one:"):
         with pytest.raises(InvalidInputError):
-            checked_tag(wrong, "one")
+            validate_tag(wrong, "one")
 
 
 @pytest.fixture
@@ -206,19 +208,19 @@ class TestUploads:
     def test_an_upload_token_is_valid_for_one_hash_and_one_hour(
         self, archives: Archives, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        token = archives.token(HASH)
-        archives.check(HASH, token)
+        token = archives.create_token(HASH)
+        archives.check_token(HASH, token)
         until, _, signature = token.partition("-")
         odd = (f"²-{signature}", f"{until}-é", f"{'9' * 5000}-{signature}")
         for wrong in ("", "x", token[:-1], f"{int(until) + 1}-{signature}", f"-{signature}", *odd):
             with pytest.raises(ForbiddenError):
-                archives.check(HASH, wrong)
+                archives.check_token(HASH, wrong)
         with pytest.raises(ForbiddenError):
-            archives.check("cd" * 32, token)
+            archives.check_token("cd" * 32, token)
         now = time.time()
         monkeypatch.setattr(files.time, "time", lambda: now + 3700)
         with pytest.raises(ForbiddenError, match="expired"):
-            archives.check(HASH, token)
+            archives.check_token(HASH, token)
 
     async def test_old_archives_are_removed_when_the_store_is_over_its_limit(
         self, archives: Archives, tmp_path: Path

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from sandyard.engine.certificates import files
-from sandyard.engine.certificates.authority import KEPT, LEAF_LIFE, LIFE, Authority
+from sandyard.engine.certificates.authority import LEAF_LIFETIME, MAX_CONTEXTS, ROOT_LIFETIME, Authority
 from sandyard.engine.certificates.files import CertificateError
 from sandyard.kit.clock import ManualClock
 from tests.unit.engine.certificates.handshake import complete_handshake
@@ -117,15 +117,15 @@ def test_a_certificate_needs_at_least_one_name(tmp_path: Path) -> None:
 
 
 async def test_contexts_are_cached_and_renewed_before_they_expire(tmp_path: Path) -> None:
-    clock = ManualClock(time.time() - LEAF_LIFE.total_seconds() + 24 * 3600)
+    clock = ManualClock(time.time() - LEAF_LIFETIME.total_seconds() + 24 * 3600)
     authority = Authority.load(tmp_path, clock=clock)
     cached = authority.server_context(["example.com"])
     assert authority.server_context(["example.com"]) is cached
     before = complete_handshake(cached, authority.pem, "example.com")
-    await clock.advance(LEAF_LIFE.total_seconds() - 24 * 3600)
+    await clock.advance(LEAF_LIFETIME.total_seconds() - 24 * 3600)
     # A context that is still in use serves the new certificate too, also to clients that send no server name.
     after = complete_handshake(cached, authority.pem, "example.com")
-    assert after.not_valid_after_utc - before.not_valid_after_utc == LEAF_LIFE - dt.timedelta(days=1)
+    assert after.not_valid_after_utc - before.not_valid_after_utc == LEAF_LIFETIME - dt.timedelta(days=1)
     assert complete_handshake(cached, authority.pem, None).serial_number == after.serial_number
     assert authority.server_context(["example.com"]) is not cached
 
@@ -133,7 +133,7 @@ async def test_contexts_are_cached_and_renewed_before_they_expire(tmp_path: Path
 async def test_an_authority_close_to_expiry_is_renewed_with_the_same_key(tmp_path: Path) -> None:
     clock = ManualClock(time.time())
     old = Authority.load(tmp_path, clock=clock)
-    await clock.advance((LIFE - LEAF_LIFE).total_seconds() + 60)
+    await clock.advance((ROOT_LIFETIME - LEAF_LIFETIME).total_seconds() + 60)
     new = Authority.load(tmp_path, clock=clock)
     assert new.pem != old.pem
     assert Authority.load(tmp_path, clock=clock).pem == new.pem
@@ -145,7 +145,7 @@ async def test_an_authority_close_to_expiry_is_renewed_with_the_same_key(tmp_pat
 def test_the_number_of_cached_contexts_is_bounded(tmp_path: Path) -> None:
     authority = Authority.load(tmp_path)
     first = authority.server_context(["first.example"])
-    names = [f"n{number}.example" for number in range(KEPT)]
+    names = [f"n{number}.example" for number in range(MAX_CONTEXTS)]
     contexts = [authority.server_context([name]) for name in names]
     assert [authority.server_context([name]) for name in names] == contexts
     assert authority.server_context(["first.example"]) is not first

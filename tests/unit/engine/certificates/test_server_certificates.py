@@ -90,7 +90,7 @@ def renew(folder: Path, issuer: Authority, name: str, only: str = "") -> None:
     if only != "key":
         files.write(folder / "cert.pem", leaf.public_bytes(serialization.Encoding.PEM), 0o644)
     if only != "cert":
-        files.write(folder / "privkey.pem", files.key_pem(key), 0o600)
+        files.write(folder / "privkey.pem", files.encode_key(key), 0o600)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def issuer(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def certificate_files(tmp_path: Path, issuer: Authority, monkeypatch: pytest.MonkeyPatch) -> CertificateFiles:
-    monkeypatch.setattr(server_certificates, "LOOK_S", -1.0)
+    monkeypatch.setattr(server_certificates, "CHECK_INTERVAL_S", -1.0)
     renew(tmp_path, issuer, "one.example")
     return CertificateFiles(tmp_path / "cert.pem", tmp_path / "privkey.pem")
 
@@ -169,7 +169,7 @@ def test_one_file_may_hold_certificate_and_key(tmp_path: Path, issuer: Authority
 def test_unusable_files_are_named_in_the_error(tmp_path: Path, issuer: Authority) -> None:
     renew(tmp_path, issuer, "one.example")
     good, key, other = tmp_path / "cert.pem", tmp_path / "privkey.pem", tmp_path / "other.pem"
-    other.write_bytes(files.key_pem(ec.generate_private_key(ec.SECP256R1())))
+    other.write_bytes(files.encode_key(ec.generate_private_key(ec.SECP256R1())))
     locked = tmp_path / "locked.pem"
     locked.write_bytes(
         ec.generate_private_key(ec.SECP256R1()).private_bytes(

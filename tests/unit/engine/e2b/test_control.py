@@ -178,7 +178,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Guard, 
     driver = FakeVolumeDriver(tmp_path_factory.mktemp("volumes"))
     volumes = Volumes(database, driver, EngineSettings(), MountingSandboxes())  # type: ignore[arg-type]
     context = Context(recorder, FakeTemplates(), Limits(), "localhost:1", None, NoBuilds(), volumes)  # type: ignore[arg-type]
-    yield api.build(context, ApiKeys(database, [Secret(KEY)])), recorder
+    yield api.build_app(context, ApiKeys(database, [Secret(KEY)])), recorder
     database.close()
 
 

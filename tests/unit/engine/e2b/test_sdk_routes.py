@@ -44,7 +44,7 @@ def test_the_sdk_clients_were_parsed() -> None:
 
 @pytest.fixture(scope="module")
 def guard() -> Guard:
-    return api.build(MagicMock(), MagicMock())
+    return api.build_app(MagicMock(), MagicMock())
 
 
 def _routes(app: Any) -> Iterator[Any]:
@@ -56,11 +56,11 @@ def _routes(app: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("request_line", REQUESTS, ids=" ".join)
 def test_every_sdk_request_has_a_route(guard: Guard, request_line: tuple[str, str]) -> None:
-    if request_line in guard.direct:
+    if request_line in guard.direct_apps:
         return
     method, path = request_line
     scope = {"type": "http", "method": method, "path": path}
-    app = volume_content.app(MagicMock()) if path.startswith(volume_content.PREFIX) else guard.app
+    app = volume_content.make_app(MagicMock()) if path.startswith(volume_content.PREFIX) else guard.app
     matches = [route.matches(scope) for route in _routes(app)]
     names = next((child["path_params"] for match, child in matches if match is Match.FULL), None)
     assert names is not None, f"no route matches {method} {path}"

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from sandyard.engine.e2b.dataplane.asgi import CLOSE, App, Receive, Scope, Send, whole_body
+from sandyard.engine.e2b.dataplane.asgi import CLOSE, App, Receive, Scope, Send, read_body
 from sandyard.engine.e2b.server import EngineProtocol
 from sandyard.kit import connections, server
 from tests.unit.engine.e2b.support import TOKEN, GatewayHarness, control_api, request, serving
@@ -148,7 +148,7 @@ class Client:
 
 
 async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
-    await whole_body(receive)
+    await read_body(receive)
     await control_api(scope, receive, send)
 
 
@@ -437,8 +437,8 @@ async def test_a_real_connection_is_closed_when_its_client_does_not_read(monkeyp
         before = len(connections.CONNECTIONS) + 2
         slow, silent = await _connect(port), await _connect(port)
         try:
-            for one in (slow, silent):
-                await loop.sock_sendall(one, GET)
+            for connection in (slow, silent):
+                await loop.sock_sendall(connection, GET)
             assert await loop.sock_recv(silent, 1)
             async with asyncio.timeout(20):
                 while len(connections.CONNECTIONS) >= before:

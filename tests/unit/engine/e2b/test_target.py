@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sandyard.engine.e2b.dataplane.target import SignedFile, Target, find_target, signed_file
+from sandyard.engine.e2b.dataplane.target import SignedFile, Target, find_target, parse_signed_file
 from sandyard.kit.errors import InvalidInputError
 
 
@@ -41,14 +41,14 @@ def test_invalid_ports_are_rejected(port: str) -> None:
 def test_a_signed_url_is_parsed() -> None:
     query = "path=%2Fhome%2Fa%20b%2Bc&username=root&signature=v1_a%2Fb%2Bc&signature_expiration=17"
     file = SignedFile("/home/a b+c", "read", "root", "v1_a/b+c", "17")
-    assert signed_file(scope("/files", query)) == file
-    assert signed_file(scope("/files", "signature=x", "POST")) == SignedFile("", "write", "", "x", None)
-    assert signed_file(scope("/files", "path=x")) is None
-    assert signed_file(scope("/other", query)) is None
-    assert signed_file(scope("/files", query, "DELETE")) is None
+    assert parse_signed_file(scope("/files", query)) == file
+    assert parse_signed_file(scope("/files", "signature=x", "POST")) == SignedFile("", "write", "", "x", None)
+    assert parse_signed_file(scope("/files", "path=x")) is None
+    assert parse_signed_file(scope("/other", query)) is None
+    assert parse_signed_file(scope("/files", query, "DELETE")) is None
 
 
 @pytest.mark.parametrize("expires", ["soon", "-1", "", "1e9", "9" * 30])
 def test_an_invalid_expiration_is_rejected(expires: str) -> None:
     with pytest.raises(InvalidInputError):
-        signed_file(scope("/files", f"signature=x&signature_expiration={expires}"))
+        parse_signed_file(scope("/files", f"signature=x&signature_expiration={expires}"))

@@ -25,7 +25,7 @@ def keys(tmp_path: Path) -> Iterator[ApiKeys]:
 @pytest.fixture
 async def client(keys: ApiKeys) -> AsyncIterator[httpx.AsyncClient]:
     _, secret = keys.create("first")
-    transport = httpx.ASGITransport(api.build(MagicMock(), keys))
+    transport = httpx.ASGITransport(api.build_app(MagicMock(), keys))
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http_client:
         http_client.headers["X-API-Key"] = secret.reveal()
         yield http_client

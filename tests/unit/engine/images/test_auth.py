@@ -14,21 +14,21 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from sandyard.engine.images.auth import Authority, Challenge, Login, parse_challenges
-from sandyard.engine.images.clouds import Clouds, login_of, sign, signing_key
+from sandyard.engine.images.auth import Challenge, Login, RegistryAuthenticator, parse_challenges
+from sandyard.engine.images.clouds import Clouds, derive_signing_key, get_login, sign_request
+from sandyard.engine.images.http_client import HttpClient
 from sandyard.engine.images.model import AwsAuth, GcpAuth, PasswordAuth, RegistryAuth
 from sandyard.engine.images.registry_access import RegistryPolicy
-from sandyard.engine.images.web import Web
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, UnsupportedError
 from sandyard.kit.secret import Secret
-from tests.images.server import Asked, Reply, serving
+from tests.images.server import ReceivedRequest, Reply, run_server
 
 HERE = RegistryPolicy(registries=frozenset({"127.0.0.1"}))
 AWS = {"type": "aws", "awsAccessKeyId": "AKID", "awsSecretAccessKey": "s3cr3t", "awsRegion": "eu-west-1"}
 
 
-def make_client() -> Web:
-    return Web(HERE, pause=0.01)
+def make_client() -> HttpClient:
+    return HttpClient(HERE, pause=0.01)
 
 
 # Credentials from clients ------------------------------------------------------------------------------------------------------
@@ -78,41 +78,44 @@ def test_challenges_are_parsed() -> None:
 
 
 async def test_a_token_is_fetched_with_the_login() -> None:
-    def reply_with_token(asked: Asked) -> Reply:
-        good = asked.headers.get("authorization") == "Basic " + base64.b64encode(b"u:p").decode()
+    def reply_with_token(request: ReceivedRequest) -> Reply:
+        good = request.headers.get("authorization") == "Basic " + base64.b64encode(b"u:p").decode()
         return Reply(200, json.dumps({"access_token": "t0k"}).encode()) if good else Reply(401)
 
-    with serving(reply_with_token) as server:
+    with run_server(reply_with_token) as server:
         async with make_client() as client:
             header = f'Bearer realm="{server.url}/token?a=b",service="reg"'
-            with_login = Authority(client, "x/y", _login_provider(Login("u", Secret("p"))))
+            with_login = RegistryAuthenticator(client, "x/y", _login_provider(Login("u", Secret("p"))))
             assert await with_login.answer_challenge(header, None) == "Bearer t0k"
             # Another task also got a 401: the token is not fetched again.
             assert await with_login.answer_challenge(header, None) == "Bearer t0k"
-            assert len(server.asked) == 1
-            query = parse_qs(urlsplit(server.asked[0].path).query)
+            assert len(server.requests) == 1
+            query = parse_qs(urlsplit(server.requests[0].path).query)
             assert query == {"a": ["b"], "service": ["reg"], "scope": ["repository:x/y:pull"]}
             with pytest.raises(ForbiddenError, match="without credentials"):
-                await Authority(client, "x/y", _login_provider(None)).answer_challenge(header, None)
+                await RegistryAuthenticator(client, "x/y", _login_provider(None)).answer_challenge(header, None)
 
 
 async def test_basic_authentication_is_tried_once() -> None:
     async with make_client() as client:
-        authority = Authority(client, "x", _login_provider(Login("u", Secret("p"))))
+        authority = RegistryAuthenticator(client, "x", _login_provider(Login("u", Secret("p"))))
         first = await authority.answer_challenge('Basic realm="x"', None)
         assert first == "Basic dTpw"
         assert await authority.answer_challenge('Basic realm="x"', first) is None
-        assert await Authority(client, "x", _login_provider(None)).answer_challenge('Basic realm="x"', None) is None
+        assert (
+            await RegistryAuthenticator(client, "x", _login_provider(None)).answer_challenge('Basic realm="x"', None)
+            is None
+        )
         with pytest.raises(UnsupportedError, match="negotiate"):
-            await Authority(client, "x", _login_provider(None)).answer_challenge("Negotiate", None)
+            await RegistryAuthenticator(client, "x", _login_provider(None)).answer_challenge("Negotiate", None)
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"no", b'{"token": 1}', b'{"token": "a\\nb"}'])
 async def test_an_invalid_token_response_is_rejected(body: bytes) -> None:
-    with serving(lambda _: Reply(200, body)) as server:
+    with run_server(lambda _: Reply(200, body)) as server:
         async with make_client() as client:
             with pytest.raises(InvalidInputError, match="returned no token"):
-                await Authority(client, "x", _login_provider(None)).answer_challenge(
+                await RegistryAuthenticator(client, "x", _login_provider(None)).answer_challenge(
                     f'Bearer realm="{server.url}"', None
                 )
 
@@ -120,7 +123,7 @@ async def test_an_invalid_token_response_is_rejected(body: bytes) -> None:
 async def test_passwords_are_not_sent_over_plain_http_to_other_hosts() -> None:
     async with make_client() as client:
         with pytest.raises(InvalidInputError, match="SANDYARD_IMAGES_INSECURE"):
-            await Authority(client, "x", _login_provider(Login("u", Secret("p")))).answer_challenge(
+            await RegistryAuthenticator(client, "x", _login_provider(Login("u", Secret("p")))).answer_challenge(
                 'Bearer realm="http://tokens.example/"', None
             )
 
@@ -136,38 +139,40 @@ def _login_provider(login: Login | None):  # type: ignore[no-untyped-def]
 
 
 def test_the_signing_key_matches_amazons_example() -> None:
-    key = signing_key(Secret("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"), "20120215", "us-east-1", "iam")
+    key = derive_signing_key(Secret("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"), "20120215", "us-east-1", "iam")
     assert key.hex() == "f4780e2d9f65fa895f9c67b32ce1baf0b0d8a43505a000a1a9e090d414db404d"
 
 
 async def test_amazon_returns_a_login_for_a_signed_request() -> None:
-    def reply_as_amazon(asked: Asked) -> Reply:
-        now = datetime.datetime.strptime(asked.headers["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.UTC)
+    def reply_as_amazon(request: ReceivedRequest) -> Reply:
+        now = datetime.datetime.strptime(request.headers["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.UTC)
         parts = re.fullmatch(
-            r"AWS4-HMAC-SHA256 Credential=(.+), SignedHeaders=(.+), Signature=(.+)", asked.headers["authorization"]
+            r"AWS4-HMAC-SHA256 Credential=(.+), SignedHeaders=(.+), Signature=(.+)", request.headers["authorization"]
         )
-        assert parts and asked.method == "POST" and asked.headers["x-amz-target"].endswith(".GetAuthorizationToken")
-        lines = "".join(f"{name}:{asked.headers[name]}\n" for name in parts[2].split(";"))
-        canonical = "\n".join(("POST", "/", "", lines, parts[2], hashlib.sha256(asked.body).hexdigest()))
+        assert parts and request.method == "POST" and request.headers["x-amz-target"].endswith(".GetAuthorizationToken")
+        lines = "".join(f"{name}:{request.headers[name]}\n" for name in parts[2].split(";"))
+        canonical = "\n".join(("POST", "/", "", lines, parts[2], hashlib.sha256(request.body).hexdigest()))
         key_id, scope = parts[1].split("/", 1)
         text = "\n".join(
-            ("AWS4-HMAC-SHA256", asked.headers["x-amz-date"], scope, hashlib.sha256(canonical.encode()).hexdigest())
+            ("AWS4-HMAC-SHA256", request.headers["x-amz-date"], scope, hashlib.sha256(canonical.encode()).hexdigest())
         )
-        key = signing_key(Secret("s3cr3t"), now.strftime("%Y%m%d"), "eu-west-1", "ecr")
+        key = derive_signing_key(Secret("s3cr3t"), now.strftime("%Y%m%d"), "eu-west-1", "ecr")
         if key_id != "AKID" or hmac.new(key, text.encode(), hashlib.sha256).hexdigest() != parts[3]:
             return Reply(400, b'{"__type": "com.amazon#UnrecognizedClientException"}')
         token = base64.b64encode(b"AWS:passw0rd").decode()
         return Reply(200, json.dumps({"authorizationData": [{"authorizationToken": token}]}).encode())
 
-    with serving(reply_as_amazon) as server:
+    with run_server(reply_as_amazon) as server:
         async with make_client() as client:
             clouds = Clouds(ecr=f"{server.url}/")
-            login = await login_of(RegistryAuth.parse(AWS), client, clouds)
+            login = await get_login(RegistryAuth.parse(AWS), client, clouds)
             assert (login.username, login.password.reveal()) == ("AWS", "passw0rd")
             with pytest.raises(ForbiddenError, match="UnrecognizedClientException"):
-                await login_of(RegistryAuth.parse({**AWS, "awsSecretAccessKey": "wrong"}), client, clouds)
+                await get_login(RegistryAuth.parse({**AWS, "awsSecretAccessKey": "wrong"}), client, clouds)
     assert (
-        sign(AwsAuth.model_validate(AWS), "h", b"{}", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC))["X-Amz-Date"]
+        sign_request(AwsAuth.model_validate(AWS), "h", b"{}", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC))[
+            "X-Amz-Date"
+        ]
         == "20260101T000000Z"
     )
 
@@ -178,8 +183,8 @@ async def test_google_returns_a_token_for_a_signed_claim() -> None:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
 
-    def reply_as_google(asked: Asked) -> Reply:
-        claim = parse_qs(asked.body.decode())["assertion"][0]
+    def reply_as_google(request: ReceivedRequest) -> Reply:
+        claim = parse_qs(request.body.decode())["assertion"][0]
         text, _, signature = claim.rpartition(".")
         key.public_key().verify(_decode_base64(signature), text.encode(), padding.PKCS1v15(), hashes.SHA256())
         body = json.loads(_decode_base64(text.partition(".")[2]))
@@ -188,17 +193,17 @@ async def test_google_returns_a_token_for_a_signed_claim() -> None:
         assert body["aud"] == f"{server.url}/token" and body["exp"] > body["iat"]
         return Reply(200, b'{"access_token": "ya29"}')
 
-    with serving(reply_as_google) as server:
+    with run_server(reply_as_google) as server:
         async with make_client() as client:
             clouds = Clouds(google=f"{server.url}/token")
             account = {"client_email": "robot@example.iam", "private_key": pem, "token_uri": "http://169.254.169.254/"}
-            login = await login_of(_parse_gcp_auth(account), client, clouds)
+            login = await get_login(_parse_gcp_auth(account), client, clouds)
             assert (login.username, login.password.reveal()) == ("oauth2accesstoken", "ya29")
             with pytest.raises(ForbiddenError, match="account not found"):
-                await login_of(_parse_gcp_auth({**account, "client_email": "nobody"}), client, clouds)
+                await get_login(_parse_gcp_auth({**account, "client_email": "nobody"}), client, clouds)
             for wrong in ({}, [], {**account, "private_key": "x"}):
                 with pytest.raises(InvalidInputError, match="client_email"):
-                    await login_of(_parse_gcp_auth(wrong), client, clouds)
+                    await get_login(_parse_gcp_auth(wrong), client, clouds)
 
 
 def _parse_gcp_auth(account: object) -> RegistryAuth:

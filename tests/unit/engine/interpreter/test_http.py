@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sandyard.engine.interpreter import http
-from sandyard.engine.interpreter.http import BadRequestError, Lines, Request, Response
+from sandyard.engine.interpreter.http import BadRequestError, JsonLines, Request, Response
 
 
 @asynccontextmanager
 async def serving(handler: http.Handler) -> AsyncIterator[int]:
-    server = await asyncio.start_server(lambda r, w: http.converse(r, w, handler), "127.0.0.1", 0, limit=http.MAX_HEAD)
+    server = await asyncio.start_server(
+        lambda r, w: http.handle_connection(r, w, handler), "127.0.0.1", 0, limit=http.MAX_HEAD
+    )
     async with server:
         yield server.sockets[0].getsockname()[1]
 
@@ -45,13 +47,13 @@ async def test_request_bodies_are_parsed_and_malformed_requests_rejected() -> No
 
 
 async def test_lines_are_streamed_and_an_early_failure_sets_the_status() -> None:
-    async def lines(fail: bool) -> Lines:
+    async def lines(fail: bool) -> JsonLines:
         if fail:
             raise BadRequestError("no", 500)
         yield {"a": "ü"}
         yield {"b": 2}
 
-    async def handle(request: Request) -> Lines:
+    async def handle(request: Request) -> JsonLines:
         return lines(request.path == "/fail")
 
     async with serving(handle) as port:
@@ -64,14 +66,14 @@ async def test_lines_are_streamed_and_an_early_failure_sets_the_status() -> None
 async def test_a_client_that_disconnects_stops_the_handler() -> None:
     ended = asyncio.Event()
 
-    async def lines() -> Lines:
+    async def lines() -> JsonLines:
         try:
             yield {"started": True}
             await asyncio.sleep(60)
         finally:
             ended.set()
 
-    async def handle(request: Request) -> Lines:
+    async def handle(request: Request) -> JsonLines:
         return lines()
 
     async with serving(handle) as port:

@@ -26,7 +26,7 @@ def test_kernels_are_found_by_name_and_language(tmp_path: Path) -> None:
     python = specs.find("python", installed)
     assert python.argv == ("near", f"{near}/kernels/python3/x")
     assert (python.env, python.forked) == ({"A": "b"}, None)
-    assert specs.find("r", installed).by_message
+    assert specs.find("r", installed).interrupt_by_message
     assert specs.find("ir", installed).name == "ir"
     with pytest.raises(specs.UnknownLanguageError, match=r"'java'.*Installed: python, r\.") as unknown:
         specs.find("java", installed)

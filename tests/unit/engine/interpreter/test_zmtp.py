@@ -17,14 +17,16 @@ async def test_frames_are_sent_and_received(tmp_path: Path) -> None:
     async def kernel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         greeting = await reader.readexactly(64)
         assert greeting[:1] + greeting[9:10] == b"\xff\x7f"
-        greeting_and_ready = zmtp.GREETING + zmtp.frame(READY, flags=zmtp.COMMAND)
+        greeting_and_ready = zmtp.GREETING + zmtp.encode_frame(READY, flags=zmtp.COMMAND)
         for position in range(0, len(greeting_and_ready), 7):  # in pieces, as a network may deliver it
             writer.write(greeting_and_ready[position : position + 7])
             await writer.drain()
         await peer_received.put(await reader.readexactly(2 + 6 + 12 + 4 + 6))
         long = b"x" * 70_000
         writer.write(
-            zmtp.frame(b"a", more=True) + zmtp.frame(long) + zmtp.frame(b"\x04PING\x00\x05hi", flags=zmtp.COMMAND)
+            zmtp.encode_frame(b"a", more=True)
+            + zmtp.encode_frame(long)
+            + zmtp.encode_frame(b"\x04PING\x00\x05hi", flags=zmtp.COMMAND)
         )
         await peer_received.put(await reader.readexactly(2 + 5 + 2))
         await peer_received.put(await reader.readexactly(2 + 3 + 9 + 300))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import itertools
 
-from sandyard.engine.templates.progress import Bar, Lines, MmdebstrapProgress, StepProgress, report_to
+from sandyard.engine.templates.progress import MmdebstrapProgress, ProgressBar, ProgressLines, StepProgress, make_report
 
 
 def apt_run(packages: int) -> list[str]:
@@ -64,8 +64,8 @@ def test_unknown_lines_are_ignored() -> None:
 
 def test_a_pipe_gets_a_line_per_ten_percent_and_a_terminal_gets_a_bar() -> None:
     stream = io.StringIO()
-    report = report_to("base", stream)
-    assert isinstance(report, Lines)
+    report = make_report("base", stream)
+    assert isinstance(report, ProgressLines)
     for percent in range(101):
         report.update(percent / 100, f"step {percent}")
     report.finish("done")
@@ -74,7 +74,7 @@ def test_a_pipe_gets_a_line_per_ten_percent_and_a_terminal_gets_a_bar() -> None:
     assert len(lines) == 12
 
     screen = io.StringIO()
-    bar = Bar("base", screen)
+    bar = ProgressBar("base", screen)
     bar.update(0.5, "half")
     bar.finish("built")
     assert "50%" in screen.getvalue()

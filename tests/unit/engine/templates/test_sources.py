@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.engine.templates.sources import Release, Source, read_release, read_sources, without_credentials
+from sandyard.engine.templates.sources import Release, Source, read_release, read_sources, strip_credentials
 from sandyard.kit.errors import UnsupportedError
 from tests.unit.engine.templates.conftest import Put
 
@@ -73,13 +73,13 @@ def test_a_key_inside_the_stanza_survives_the_round_trip(machine: Path, put: Put
     stanza = f"Types: deb\nURIs: http://a.example/debian\nSuites: bookworm\nComponents: main\nSigned-By:\n {key}\n"
     put("etc/apt/sources.list.d/a.sources", stanza)
     [source] = read_sources(BOOKWORM, machine)
-    assert source.stanza() == stanza
+    assert source.format_stanza() == stanza
 
 
 def test_credentials_of_a_mirror_are_removed() -> None:
     source = Source("https://me:hunter2@mirror.example:8443/debian", ("bookworm",), ("main",))
-    assert without_credentials(source).uri == "https://mirror.example:8443/debian"
-    assert "hunter2" not in without_credentials(source).stanza()
+    assert strip_credentials(source).uri == "https://mirror.example:8443/debian"
+    assert "hunter2" not in strip_credentials(source).format_stanza()
 
 
 def test_the_release_is_read_and_unsupported_ones_are_rejected_by_name(machine: Path, put: Put) -> None:

@@ -14,7 +14,7 @@ import pytest
 from sandyard.engine.volumes import content as contents
 from sandyard.engine.volumes.content import Content
 from sandyard.engine.volumes.download import Download
-from sandyard.engine.volumes.model import Kind, Owner
+from sandyard.engine.volumes.model import EntryKind, Owner
 from sandyard.engine.volumes.upload import Upload
 from sandyard.kit.errors import BusyError, ConflictError, InvalidInputError, NoSpaceError, NotFoundError, SandyardError
 
@@ -62,7 +62,7 @@ def list_files(volume: Path) -> list[str]:
 
 
 def list_paths(content: Content, path: str = "/", depth: int = 1) -> list[str]:
-    return [entry.path for entry in content.list(path, depth)]
+    return [make_entry.path for make_entry in content.list(path, depth)]
 
 
 # Ordinary use ---------------------------------------------------------------------------------------------------------------
@@ -73,8 +73,14 @@ def test_written_files_can_be_read(content: Content) -> None:
     write(content, "empty", b"")
     assert read(content, "file") == b"hello"
     assert read(content, "/empty") == b""
-    entry = content.stat("//file/.")
-    assert (entry.name, entry.path, entry.kind, entry.size, entry.mode) == ("file", "/file", Kind.FILE, 5, 0o644)
+    make_entry = content.stat("//file/.")
+    assert (make_entry.name, make_entry.path, make_entry.kind, make_entry.size, make_entry.mode) == (
+        "file",
+        "/file",
+        EntryKind.FILE,
+        5,
+        0o644,
+    )
     assert content.stat("/").path == "/"
 
 
@@ -83,8 +89,8 @@ def test_owners_and_modes_are_set(content: Content) -> None:
     write(content, "file")
     assert (content.stat("file").uid, content.stat("file").gid) == (1000, 1000)
     write(content, "theirs", owner=Owner(12345, 54321, 0o4750))
-    entry = content.stat("theirs")
-    assert (entry.uid, entry.gid, entry.mode) == (12345, 54321, 0o4750)
+    make_entry = content.stat("theirs")
+    assert (make_entry.uid, make_entry.gid, make_entry.mode) == (12345, 54321, 0o4750)
     content.make_dir("a/b", Owner(7, None, 0o700), force=True)
     assert [(content.stat(path).uid, content.stat(path).mode) for path in ("a", "a/b")] == [(7, 0o755), (7, 0o700)]
     changed = content.change("a/b", Owner(gid=9))
@@ -103,7 +109,7 @@ def test_existing_files_and_directories_are_kept_without_force(content: Content)
     for path in ("folder", "file", "/"):
         with pytest.raises(ConflictError):
             content.make_dir(path, ANYBODY, force=False)
-    assert content.make_dir("folder", ANYBODY, force=True).kind is Kind.DIRECTORY
+    assert content.make_dir("folder", ANYBODY, force=True).kind is EntryKind.DIRECTORY
     with pytest.raises(SandyardError):
         content.make_dir("file", ANYBODY, force=True)
     for force in (False, True):
@@ -139,7 +145,7 @@ def test_directories_are_listed_to_a_limited_depth_and_size(
         content.list("/", 11)
     with pytest.raises(InvalidInputError, match="not a directory"):
         content.list("a")
-    monkeypatch.setattr(contents, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(contents, "MAX_ENTRIES", 3)
     assert len(list_paths(content, "/", 2)) == 3
     with pytest.raises(InvalidInputError, match="more than 3"):
         content.list("/", 3)
@@ -151,7 +157,7 @@ def test_the_total_length_of_names_in_a_list_is_limited(
     for number in range(3):
         (volume / f"link{number}").symlink_to("x" * 1000)
     assert len(list_paths(content)) == 3
-    monkeypatch.setattr(contents, "MOST_CHARACTERS", 2000)
+    monkeypatch.setattr(contents, "MAX_CHARACTERS", 2000)
     with pytest.raises(InvalidInputError, match="too long for one list"):
         content.list("/")
 
@@ -248,8 +254,8 @@ def test_symbolic_links_do_not_leave_the_volume(content: Content, volume: Path, 
 
 def test_operations_on_a_symbolic_link_do_not_touch_its_target(content: Content, volume: Path, outside: Path) -> None:
     (volume / "link").symlink_to(outside / "secret")
-    entry = content.stat("link")
-    assert (entry.kind, entry.target) == (Kind.SYMLINK, str(outside / "secret"))
+    make_entry = content.stat("link")
+    assert (make_entry.kind, make_entry.target) == (EntryKind.SYMLINK, str(outside / "secret"))
     write(content, "link", b"mine", force=True)
     assert read(content, "link") == b"mine"
     assert (outside / "secret").read_text() == "secret"
@@ -283,7 +289,7 @@ def test_pipes_sockets_and_devices_are_never_opened(content: Content, volume: Pa
         os.mknod(volume / "zero", 0o20666, os.makedev(1, 5))
         kinds.append("zero")
     for name in kinds:
-        assert content.stat(name).kind is Kind.UNKNOWN
+        assert content.stat(name).kind is EntryKind.UNKNOWN
         with pytest.raises(InvalidInputError, match="not a regular file"):
             content.open_file(name)
         assert content.change(name, Owner(mode=0o600)).mode == 0o600
@@ -317,7 +323,7 @@ def test_a_directory_swapped_with_a_link_does_not_lead_out_of_the_volume(
                 lambda number=number: write(content, f"place/new{number % 7}", force=False),
                 lambda number=number: content.remove(f"place/new{number % 7}"),
                 lambda: content.change("place/secret", Owner(mode=0o640)),
-                lambda: [entry.name for entry in content.list("place")],
+                lambda: [make_entry.name for make_entry in content.list("place")],
             ):
                 try:
                     result = call()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sandyard.engine.volumes.model import Volume
-from sandyard.engine.volumes.mounts import MOST_MOUNTS, find_fault, resolve
+from sandyard.engine.volumes.mounts import MAX_MOUNTS, find_problem, resolve
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.secret import Secret
 
@@ -24,7 +24,7 @@ def test_volume_names_are_resolved_to_ids() -> None:
 
 @pytest.mark.parametrize("path", ["/mnt", "/home/user/my data", "/mnt/ünïcode", "/processes", "/device", "/a/b/c"])
 def test_valid_mount_paths_are_accepted(path: str) -> None:
-    assert find_fault(path) is None
+    assert find_problem(path) is None
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_valid_mount_paths_are_accepted(path: str) -> None:
     ],
 )
 def test_invalid_mount_paths_are_rejected(path: str, reason: str) -> None:
-    assert reason in (find_fault(path) or "")
+    assert reason in (find_problem(path) or "")
 
 
 def test_mount_paths_must_not_repeat_or_nest() -> None:
-    assert "twice" in (find_fault("/a", ["/a"]) or "")
-    assert "nested" in (find_fault("/a/b", ["/a"]) or "")
-    assert "nested" in (find_fault("/a", ["/a/b"]) or "")
-    assert find_fault("/ab", ["/a"]) is None
+    assert "twice" in (find_problem("/a", ["/a"]) or "")
+    assert "nested" in (find_problem("/a/b", ["/a"]) or "")
+    assert "nested" in (find_problem("/a", ["/a/b"]) or "")
+    assert find_problem("/ab", ["/a"]) is None
 
 
 def test_all_invalid_mounts_are_reported_together() -> None:
@@ -67,4 +67,4 @@ def test_all_invalid_mounts_are_reported_together() -> None:
     assert raised.value.message.splitlines()[:2] == ["invalid mounts:", "\t- volume mount #0: volume 'none' not found"]
     assert [f"#{number}" in raised.value.message for number in range(4)] == [True, False, True, True]
     with pytest.raises(InvalidInputError, match="at most"):
-        resolve([("data", f"/d{number}") for number in range(MOST_MOUNTS + 1)], find)
+        resolve([("data", f"/d{number}") for number in range(MAX_MOUNTS + 1)], find)

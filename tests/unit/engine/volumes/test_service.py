@@ -71,7 +71,7 @@ async def test_volume_names_are_validated_and_unique(harness: VolumesHarness) ->
         with pytest.raises(InvalidInputError):
             await volumes.create(name)
     results = await asyncio.gather(volumes.create("same"), volumes.create("same"), return_exceptions=True)
-    assert sorted(type(one).__name__ for one in results) == ["InvalidInputError", "Volume"]
+    assert sorted(type(result).__name__ for result in results) == ["InvalidInputError", "Volume"]
     created = await volumes.create("A_b-1")
     with pytest.raises(FullError, match="2 volumes"):
         await volumes.create("third")
@@ -153,7 +153,7 @@ async def test_a_volume_that_was_never_completely_created_is_removed_on_restart(
 async def test_content_operations_run_in_threads(harness: VolumesHarness) -> None:
     volumes = await harness.start()
     content = volumes.content(await volumes.create("data"))
-    upload = await volumes.begin(content, "file", owner=Owner(), force=False)
+    upload = await volumes.begin_upload(content, "file", owner=Owner(), force=False)
     await volumes.run(lambda: upload.write(b"x"))
     await volumes.run(upload.finish)
     assert (await volumes.run(lambda: content.stat("file"))).size == 1

@@ -23,7 +23,7 @@ from sandyard.engine.e2b.control.guard import Guard
 from sandyard.engine.store.keys import ApiKeys
 
 
-def build(context: Context, keys: ApiKeys) -> Guard:
+def build_app(context: Context, keys: ApiKeys) -> Guard:
     """Return the ASGI application for all requests that are not traffic into a sandbox."""
     app = FastAPI(title="Sandyard engine", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     errors.install(app)
@@ -35,18 +35,18 @@ def build(context: Context, keys: ApiKeys) -> Guard:
     @app.get("/ready", status_code=204)
     async def ready() -> Response:
         """Return whether a sandbox could be created now. `/health` only says that the engine is serving."""
-        trouble = context.sandboxes.find_shortage()
-        return Response(status_code=204) if trouble is None else errors.error_response(503, trouble)
+        shortage = context.sandboxes.find_shortage()
+        return Response(status_code=204) if shortage is None else errors.make_error_response(503, shortage)
 
-    app.include_router(teams.routes(keys))
+    app.include_router(teams.make_router(keys))
     for module in (monitoring, sandboxes, lifecycle, secrets, volumes, tags, builds, templates):
-        app.include_router(module.routes(context))
+        app.include_router(module.make_router(context))
     return Guard(
         app,
         keys,
-        sandboxes.direct(context),
+        sandboxes.make_create_apps(context),
         {
-            uploads.PREFIX: uploads.app(context.builds),
-            volume_content.PREFIX: volume_content.app(context.volumes),
+            uploads.PREFIX: uploads.make_app(context.builds),
+            volume_content.PREFIX: volume_content.make_app(context.volumes),
         },
     )

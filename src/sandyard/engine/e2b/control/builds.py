@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from sandyard.engine.builds.logs import at_least
-from sandyard.engine.builds.model import Kind, LogLine, Recipe, Size, Step
+from sandyard.engine.builds.logs import filter_by_level
+from sandyard.engine.builds.model import LogLine, Recipe, Size, Step, StepKind
 from sandyard.engine.e2b.control import template_views, uploads
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.control.wire import NewTemplate, StartBuild, TemplateStep
@@ -17,17 +17,17 @@ from sandyard.engine.images.model import RegistryAuth
 from sandyard.engine.sandboxes.model import LogLevel
 from sandyard.kit.errors import InvalidInputError, UnsupportedError
 
-LINES = 100
-OLD = (
+MAX_LINES = 100
+V1_UNSUPPORTED = (
     "This way of building sends images through E2B's own registry and is not supported. "
     "Use Template.build of an SDK from version 2.0, or `e2b template create`."
 )
-_KINDS = {**{kind.value: kind for kind in Kind}, "ADD": Kind.COPY, "ARG": Kind.ENV}
-LineLimit = Annotated[int, Query(ge=0, le=LINES)]
+_KINDS = {**{kind.value: kind for kind in StepKind}, "ADD": StepKind.COPY, "ARG": StepKind.ENV}
+LineLimit = Annotated[int, Query(ge=0, le=MAX_LINES)]
 Offset = Annotated[int, Query(ge=0)]
 
 
-def routes(context: Context) -> APIRouter:
+def make_router(context: Context) -> APIRouter:
     router = APIRouter()
     builds = context.builds
 
@@ -46,12 +46,12 @@ def routes(context: Context) -> APIRouter:
     @router.post("/templates/{name}")
     @router.post("/templates/{name}/builds/{build_id}")
     async def request_v1() -> None:
-        raise UnsupportedError(OLD)
+        raise UnsupportedError(V1_UNSUPPORTED)
 
     @router.get("/templates/{name:path}/files/{files}")
     async def upload_link(name: str, files: str, request: Request) -> JSONResponse:
-        present, token = builds.upload_token(name, files)
-        return JSONResponse({"present": present, "url": uploads.link(request, files, token)}, 201)
+        present, token = builds.prepare_upload(name, files)
+        return JSONResponse({"present": present, "url": uploads.make_link(request, files, token)}, 201)
 
     @router.post("/v2/templates/{name:path}/builds/{build_id}")
     async def start(name: str, build_id: str, body: StartBuild) -> Response:
@@ -63,12 +63,12 @@ def routes(context: Context) -> APIRouter:
         name: str,
         build_id: str,
         logsOffset: Offset = 0,  # noqa: N803 - the wire's own name
-        limit: LineLimit = LINES,
+        limit: LineLimit = MAX_LINES,
         level: LogLevel | None = None,
     ) -> JSONResponse:
         _, build = builds.build(name, build_id)
         lines = builds.log(build)
-        shown = at_least(lines, level)[logsOffset : logsOffset + limit]
+        shown = filter_by_level(lines, level)[logsOffset : logsOffset + limit]
         return JSONResponse(template_views.render_status(build, shown, lines))
 
     @router.get("/templates/{name:path}/builds/{build_id}/logs")
@@ -77,14 +77,14 @@ def routes(context: Context) -> APIRouter:
         name: str,
         build_id: str,
         cursor: Annotated[int | None, Query(ge=0)] = None,
-        limit: LineLimit = LINES,
+        limit: LineLimit = MAX_LINES,
         direction: str = "forward",
         level: LogLevel | None = None,
     ) -> JSONResponse:
         if direction not in ("forward", "backward"):
             raise InvalidInputError("direction is not valid: use forward or backward.")
         _, build = builds.build(name, build_id)
-        shown = _filter_since(at_least(builds.log(build), level), cursor, backward=direction == "backward")
+        shown = _filter_since(filter_by_level(builds.log(build), level), cursor, backward=direction == "backward")
         return JSONResponse({"logs": [template_views.render_line(line) for line in shown[:limit]]})
 
     @router.delete("/templates/{name:path}/builds/{build_id}")
@@ -103,17 +103,17 @@ def parse_recipe(body: StartBuild) -> Recipe:
         image=body.fromImage or None,
         template=body.fromTemplate or None,
         registry=RegistryAuth.parse(body.fromImageRegistry) if body.fromImageRegistry else None,
-        steps=tuple(map(_step, body.steps or ())),
+        steps=tuple(map(_parse_step, body.steps or ())),
         start=body.startCmd or None,
         ready=body.readyCmd or None,
         force=bool(body.force),
     )
 
 
-def _step(step: TemplateStep) -> Step:
+def _parse_step(step: TemplateStep) -> Step:
     kind = _KINDS.get(step.type.upper())
     if kind is None:
-        raise InvalidInputError(f"Unknown step {step.type!r}: use {', '.join(Kind)}.")
+        raise InvalidInputError(f"Unknown step {step.type!r}: use {', '.join(StepKind)}.")
     return Step(kind, tuple(step.args or ()), step.filesHash or None, force=bool(step.force))
 
 

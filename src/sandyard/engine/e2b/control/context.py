@@ -12,7 +12,7 @@ from sandyard.engine.secrets.service import Secrets
 from sandyard.engine.volumes.service import Volumes
 from sandyard.kit.errors import InvalidInputError
 
-PAGE = 100
+MAX_PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Context:
     volumes: Volumes
 
 
-def page_limit(value: int | None) -> int:
-    if value is not None and not 1 <= value <= PAGE:
-        raise InvalidInputError(f"limit is not valid: use a number from 1 to {PAGE}.")
-    return value or PAGE
+def parse_page_limit(value: int | None) -> int:
+    """Return the page size that a client requested, or the default. Raises InvalidInputError."""
+    if value is not None and not 1 <= value <= MAX_PAGE:
+        raise InvalidInputError(f"limit is not valid: use a number from 1 to {MAX_PAGE}.")
+    return value or MAX_PAGE

@@ -14,20 +14,20 @@ from sandyard.kit.errors import SandyardError
 
 FAILED = "The request failed because of an internal error; see the engine's log. Try again, or report it."
 _RETRY_AFTER = {503: "1"}
-_KNOWN = {
+_MESSAGES = {
     404: "{method} {path} not found. Check the address and the client's version.",
     405: "{path} does not support {method}.",
 }
 
 
-def error_response(status: int, message: str) -> JSONResponse:
+def make_error_response(status: int, message: str) -> JSONResponse:
     headers = {"Retry-After": _RETRY_AFTER[status]} if status in _RETRY_AFTER else None
     return JSONResponse({"code": status, "message": message}, status, headers)
 
 
-def invalid(errors: Sequence[Any]) -> JSONResponse:
+def make_validation_response(errors: Sequence[Any]) -> JSONResponse:
     """Return the response to an invalid request body."""
-    return error_response(400, f"Error when parsing request: {describe(errors)}")
+    return make_error_response(400, f"Error when parsing request: {describe_validation_errors(errors)}")
 
 
 def install(app: FastAPI) -> None:
@@ -35,28 +35,28 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(SandyardError)
     async def sandyard(request: Request, error: SandyardError) -> JSONResponse:
-        return error_response(error.status, error.message)
+        return make_error_response(error.status, error.message)
 
     @app.exception_handler(RequestValidationError)
     async def validation(request: Request, error: RequestValidationError) -> JSONResponse:
-        return invalid(error.errors())
+        return make_validation_response(error.errors())
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        message = _KNOWN.get(error.status_code, str(error.detail))
-        return error_response(error.status_code, message.format(method=request.method, path=request.url.path))
+        message = _MESSAGES.get(error.status_code, str(error.detail))
+        return make_error_response(error.status_code, message.format(method=request.method, path=request.url.path))
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
-        return error_response(500, FAILED)  # it is raised again afterwards, and the guard logs it
+        return make_error_response(500, FAILED)  # it is raised again afterwards, and the guard logs it
 
 
-def describe(errors: Sequence[Any]) -> str:
+def describe_validation_errors(errors: Sequence[Any]) -> str:
     """Describe what is wrong with a request in one line: the first few errors, each with its location."""
-    faults = []
+    problems = []
     for error in errors[:3]:
         if error["type"] == "json_invalid":
             return "the body is not valid JSON."
-        place = ".".join(str(part) for part in error["loc"] if part not in ("body", "query", "path", "header"))
-        faults.append(f"{place or 'the body'}: {str(error['msg'])[0].lower()}{str(error['msg'])[1:]}")
-    return "; ".join(faults) + "."
+        location = ".".join(str(part) for part in error["loc"] if part not in ("body", "query", "path", "header"))
+        problems.append(f"{location or 'the body'}: {str(error['msg'])[0].lower()}{str(error['msg'])[1:]}")
+    return "; ".join(problems) + "."

@@ -9,43 +9,42 @@ from fastapi.responses import JSONResponse
 
 from sandyard.engine.e2b.control import views
 from sandyard.engine.e2b.control.context import Context
-from sandyard.engine.e2b.dataplane.target import short_id
+from sandyard.engine.e2b.dataplane.target import strip_client_id
 from sandyard.engine.sandboxes.model import LogLevel, LogQuery
 from sandyard.kit.errors import InvalidInputError
 
-MOST_AT_ONCE = 100
+MAX_SANDBOXES = 100
 DENIED_HEADER = "X-Sandyard-Egress-Denied"
-Moment = Annotated[int | None, Query(ge=0)]
+Timestamp = Annotated[int | None, Query(ge=0)]
 LogLimit = Annotated[int, Query(ge=0, le=1000)]
 
 
-def routes(context: Context) -> APIRouter:
+def make_router(context: Context) -> APIRouter:
     router = APIRouter()
     service = context.sandboxes
 
     @router.get("/sandboxes/metrics")
     async def latest(sandbox_ids: Annotated[list[str], Query()]) -> JSONResponse:
-        wanted = [short_id(name) for value in sandbox_ids for name in value.split(",") if name]
-        if len(wanted) > MOST_AT_ONCE:
-            raise InvalidInputError(f"Too many sandboxes requested, maximum is {MOST_AT_ONCE}")
-        found = await service.latest_metrics(wanted)
-        return JSONResponse({"sandboxes": {key: views.render_metric(sample) for key, sample in found.items()}})
+        ids = [strip_client_id(name) for value in sandbox_ids for name in value.split(",") if name]
+        if len(ids) > MAX_SANDBOXES:
+            raise InvalidInputError(f"Too many sandboxes requested, maximum is {MAX_SANDBOXES}")
+        samples = await service.latest_metrics(ids)
+        return JSONResponse({"sandboxes": {key: views.render_metric(sample) for key, sample in samples.items()}})
 
     @router.get("/sandboxes/{sandbox_id}/metrics")
-    async def metrics(sandbox_id: str, start: Moment = None, end: Moment = None) -> JSONResponse:
+    async def metrics(sandbox_id: str, start: Timestamp = None, end: Timestamp = None) -> JSONResponse:
         if start is not None and end is not None and start > end:
             raise InvalidInputError("start is after end. Use the earlier time as start.")
-        until = (
-            None if end is None else end + 1.0
-        )  # include the whole last second, because times are given in whole seconds
-        samples = await service.metrics(short_id(sandbox_id), start, until)
+        # include the whole last second, because times are given in whole seconds
+        until = None if end is None else end + 1.0
+        samples = await service.metrics(strip_client_id(sandbox_id), start, until)
         return JSONResponse([views.render_metric(sample) for sample in samples])
 
     @router.get("/sandboxes/{sandbox_id}/logs")
-    async def logs_v1(sandbox_id: str, start: Moment = None, limit: LogLimit = 1000) -> JSONResponse:
+    async def logs_v1(sandbox_id: str, start: Timestamp = None, limit: LogLimit = 1000) -> JSONResponse:
         query = LogQuery(start=None if start is None else start / 1000, limit=limit)
-        await service.log_denied(short_id(sandbox_id))
-        entries = service.logs(short_id(sandbox_id), query)
+        await service.log_denied(strip_client_id(sandbox_id))
+        entries = service.logs(strip_client_id(sandbox_id), query)
         return JSONResponse(
             {
                 "logs": [views.render_log_line(entry) for entry in entries],
@@ -57,7 +56,7 @@ def routes(context: Context) -> APIRouter:
     async def logs_v2(
         sandbox_id: str,
         *,
-        cursor: Moment = None,
+        cursor: Timestamp = None,
         limit: LogLimit = 1000,
         direction: str = "forward",
         level: LogLevel | None = None,
@@ -72,8 +71,8 @@ def routes(context: Context) -> APIRouter:
             level=level,
             search=search or None,
         )
-        await service.log_denied(short_id(sandbox_id))
-        entries = service.logs(short_id(sandbox_id), query)
+        await service.log_denied(strip_client_id(sandbox_id))
+        entries = service.logs(strip_client_id(sandbox_id), query)
         # lets a client distinguish an engine that records nothing from a sandbox that tried nothing
         headers = {DENIED_HEADER: "recorded"} if service.records_denied else None
         return JSONResponse({"logs": [views.render_log_entry(entry) for entry in entries]}, headers=headers)

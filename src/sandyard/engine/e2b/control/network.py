@@ -29,7 +29,7 @@ def make_network(config: NetworkConfig | None, allow_internet: bool | None) -> N
         raise InvalidInputError(f"HTTPS ports must be numbers from 1 to 65535, except {AGENT_PORT}, which envd uses.")
     if config.maskRequestHost is not None and not _HOST.fullmatch(config.maskRequestHost):
         raise InvalidInputError(f"mask request host is not valid: {config.maskRequestHost}")
-    policy = _policy(config, allow_internet)
+    policy = _make_policy(config, allow_internet)
     shown: dict[str, Any] = config.model_dump(exclude_none=True, exclude={"egressProxy", "rules"})
     if config.rules is not None:
         shown["rules"] = rules.render_rules(config.rules)
@@ -45,11 +45,11 @@ def update_network(update: NetworkUpdate, before: Network) -> Network:
             shown[key] = entries
     if update.rules is not None:
         shown["rules"] = rules.render_rules(update.rules)
-    return Network(_policy(update, update.allow_internet_access), shown or None, update.allow_internet_access)
+    return Network(_make_policy(update, update.allow_internet_access), shown or None, update.allow_internet_access)
 
 
-def _policy(egress: Egress, allow_internet: bool | None) -> NetworkPolicy:
-    _refuse_unavailable(egress)
+def _make_policy(egress: Egress, allow_internet: bool | None) -> NetworkPolicy:
+    _reject_unsupported(egress)
     allow, deny = egress.allowOut or [], egress.denyOut or []
     for entry in deny:
         if not _is_address(entry):
@@ -68,13 +68,13 @@ def _policy(egress: Egress, allow_internet: bool | None) -> NetworkPolicy:
             raise InvalidInputError(f"invalid DNS server {entry[:100]}: use IPv4 addresses")
     if domains:  # all traffic to them is allowed; the sandbox's own name server continues to answer
         allow = [*allow, *(egress.dnsServers or ())]
-    added = rules.parse_rules(egress.rules or {})
+    header_rules = rules.parse_rules(egress.rules or {})
     if allow_internet is False and allow:  # "behaves the same as specifying denyOut to 0.0.0.0/0"
-        return NetworkPolicy(allow_out=tuple(allow), deny_out=(*deny, ALL_TRAFFIC, ALL_TRAFFIC_V6), rules=added)
-    return NetworkPolicy(allow_internet is not False, tuple(allow), tuple(deny), added)
+        return NetworkPolicy(allow_out=tuple(allow), deny_out=(*deny, ALL_TRAFFIC, ALL_TRAFFIC_V6), rules=header_rules)
+    return NetworkPolicy(allow_internet is not False, tuple(allow), tuple(deny), header_rules)
 
 
-def _refuse_unavailable(egress: Egress) -> None:
+def _reject_unsupported(egress: Egress) -> None:
     """Reject options that would be a security hole if they were ignored."""
     if egress.egressProxy:
         raise InvalidInputError("Egress proxies are not supported by this engine. Leave out network.egressProxy.")

@@ -20,40 +20,42 @@ _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
 _FRAMING = frozenset("connection content-length expect host keep-alive te trailer transfer-encoding upgrade".split())
 
 
-def parse_rules(given: Mapping[str, list[Rule]]) -> tuple[HostRule, ...]:
+def parse_rules(rules_by_host: Mapping[str, list[Rule]]) -> tuple[HostRule, ...]:
     """Return the headers of each host that has any; the last one of the same name counts. Raises InvalidInputError."""
-    if len(given) > MAX_HOSTS:
+    if len(rules_by_host) > MAX_HOSTS:
         raise InvalidInputError(f"Network rules can have at most {MAX_HOSTS} hosts.")
-    found: dict[str, HostRule] = {}
-    for given_host, rules in given.items():
-        host = _host(given_host)
-        if host in found:
+    host_rules: dict[str, HostRule] = {}
+    for name, rules in rules_by_host.items():
+        host = _parse_host(name)
+        if host in host_rules:
             raise InvalidInputError(f"The host {host} occurs twice in the network rules.")
         headers: dict[str, tuple[str, str]] = {}
         for rule in rules:
-            for name, value in ((rule.transform and rule.transform.headers) or {}).items():
-                _check_header(host, name, value)
-                headers[name.lower()] = (name, value)
+            for header, value in ((rule.transform and rule.transform.headers) or {}).items():
+                _check_header(host, header, value)
+                headers[header.lower()] = (header, value)
         if len(headers) > MAX_HEADERS:
             raise InvalidInputError(
                 f"A network rule can have at most {MAX_HEADERS} headers; the rule for {host} has more."
             )
-        found[host] = HostRule(host, tuple(headers.values()))
-    return tuple(rule for rule in found.values() if rule.headers)
+        host_rules[host] = HostRule(host, tuple(headers.values()))
+    return tuple(rule for rule in host_rules.values() if rule.headers)
 
 
-def render_rules(given: Mapping[str, list[Rule]]) -> dict[str, Any]:
+def render_rules(rules_by_host: Mapping[str, list[Rule]]) -> dict[str, Any]:
     """Return the rules as clients see them: unchanged, with hosts in lower case."""
-    return {host.lower(): [rule.model_dump(exclude_none=True) for rule in rules] for host, rules in given.items()}
+    return {
+        host.lower(): [rule.model_dump(exclude_none=True) for rule in rules] for host, rules in rules_by_host.items()
+    }
 
 
-def _host(given: str) -> str:
-    if not _HOST.fullmatch(given) or len(given) > 253 or given.rpartition(".")[2].isdigit():
+def _parse_host(name: str) -> str:
+    if not _HOST.fullmatch(name) or len(name) > 253 or name.rpartition(".")[2].isdigit():
         raise InvalidInputError(
-            f"invalid host {given[:100]!r} in network rules: use a domain or *.domain, without an address or port. "
+            f"invalid host {name[:100]!r} in network rules: use a domain or *.domain, without an address or port. "
             "Rules apply to ports 80 and 443."
         )
-    return given.lower()
+    return name.lower()
 
 
 def _check_header(host: str, name: str, value: str) -> None:
@@ -68,4 +70,4 @@ def _check_header(host: str, name: str, value: str) -> None:
             f"invalid value of the header {name} in the network rule for {host}: use one line of at most {MAX_VALUE} "
             "characters"
         )
-    placeholders.check(value)
+    placeholders.validate(value)

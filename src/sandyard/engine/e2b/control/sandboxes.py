@@ -14,27 +14,27 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
 from sandyard.engine.e2b.control import errors, network, views
-from sandyard.engine.e2b.control.context import Context, page_limit
+from sandyard.engine.e2b.control.context import Context, parse_page_limit
 from sandyard.engine.e2b.control.wire import NewSandbox
-from sandyard.engine.e2b.dataplane.asgi import App, Receive, Scope, Send, header, whole_body
-from sandyard.engine.e2b.dataplane.target import short_id
+from sandyard.engine.e2b.dataplane.asgi import App, Receive, Scope, Send, get_header, read_body
+from sandyard.engine.e2b.dataplane.target import strip_client_id
 from sandyard.engine.sandboxes.model import CreateSandbox, OnTimeout, Sandbox, SandboxQuery, State
 from sandyard.kit.errors import InvalidInputError, SandyardError
 
 IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}")
 V1_TIMEOUT, V2_TIMEOUT = 15, 300
-V1_PIECE = 10_000
+V1_PAGE = 10_000
 """How many sandboxes are looked up at a time for a response with all of them."""
 
 
-def routes(context: Context) -> APIRouter:
+def make_router(context: Context) -> APIRouter:
     router = APIRouter()
     service = context.sandboxes
 
     @router.get("/sandboxes")
     async def list_v1(metadata: str | None = None) -> JSONResponse:
-        query = SandboxQuery(parse_metadata(metadata), frozenset((State.RUNNING,)), limit=V1_PIECE)
-        return JSONResponse([views.render_listed(sandbox) for sandbox in _walk(context, query)])
+        query = SandboxQuery(parse_metadata(metadata), frozenset((State.RUNNING,)), limit=V1_PAGE)
+        return JSONResponse([views.render_listed(sandbox) for sandbox in _iterate_all(context, query)])
 
     @router.get("/v2/sandboxes")
     async def list_v2(
@@ -55,7 +55,7 @@ def routes(context: Context) -> APIRouter:
             template=template or None,
             started_after=parse_time("startedAfter", startedAfter),
             oldest_first=order == "asc",
-            limit=page_limit(limit),
+            limit=parse_page_limit(limit),
             cursor=nextToken or None,
         )
         page = service.list(query)
@@ -66,41 +66,44 @@ def routes(context: Context) -> APIRouter:
 
     @router.get("/sandboxes/{sandbox_id}")
     async def get(sandbox_id: str) -> JSONResponse:
-        return JSONResponse(views.render_detail(service.get(short_id(sandbox_id)), context.domain))
+        return JSONResponse(views.render_detail(service.get(strip_client_id(sandbox_id)), context.domain))
 
     return router
 
 
-def direct(context: Context) -> dict[tuple[str, str], App]:
+def make_create_apps(context: Context) -> dict[tuple[str, str], App]:
     """Return the handlers for creation, by method and path. They bypass the framework, whose layers take longer than
     claiming a pooled sandbox. Errors have the same format as elsewhere."""
 
-    def create(default_timeout: int, secure: bool | None) -> App:
-        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    def make_create_app(default_timeout: int, secure: bool | None) -> App:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             try:
-                body = NewSandbox.model_validate_json(await whole_body(receive))
-                wanted = parse_new(body, default_timeout, bool(body.secure) if secure is None else secure)
-                key = header(scope["headers"], b"idempotency-key")
+                body = NewSandbox.model_validate_json(await read_body(receive))
+                request = parse_new_sandbox(body, default_timeout, bool(body.secure) if secure is None else secure)
+                key = get_header(scope["headers"], b"idempotency-key")
                 if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
                     raise InvalidInputError("Idempotency-Key is not valid: use 1 to 255 of a-z, 0-9 and '-'.")
                 owner = scope["state"]["key"].id
-                mounts = context.volumes.resolve([(one.name, one.path) for one in body.volumeMounts or ()])
-                wanted = replace(wanted, idempotency_key=key, owner=owner, volume_mounts=mounts)
+                mounts = context.volumes.resolve([(mount.name, mount.path) for mount in body.volumeMounts or ()])
+                request = replace(request, idempotency_key=key, owner=owner, volume_mounts=mounts)
                 with context.volumes.hold(mounts):
-                    sandbox = await context.sandboxes.create(wanted)
+                    sandbox = await context.sandboxes.create(request)
                 response = JSONResponse(views.render_created(sandbox, context.domain), 201)
             except ValidationError as error:
-                response = errors.invalid(error.errors())
+                response = errors.make_validation_response(error.errors())
             except SandyardError as error:
-                response = errors.error_response(error.status, error.message)
+                response = errors.make_error_response(error.status, error.message)
             await response(scope, receive, send)
 
-        return answer
+        return handle
 
-    return {("POST", "/sandboxes"): create(V1_TIMEOUT, None), ("POST", "/v2/sandboxes"): create(V2_TIMEOUT, True)}
+    return {
+        ("POST", "/sandboxes"): make_create_app(V1_TIMEOUT, None),
+        ("POST", "/v2/sandboxes"): make_create_app(V2_TIMEOUT, True),
+    }
 
 
-def parse_new(body: NewSandbox, default_timeout: int, secure: bool) -> CreateSandbox:
+def parse_new_sandbox(body: NewSandbox, default_timeout: int, secure: bool) -> CreateSandbox:
     """Parse a create request. Raises InvalidInputError, with E2B's messages where clients look for them."""
     if body.timeout == 0:
         raise InvalidInputError("Timeout must be greater than 0")
@@ -116,7 +119,7 @@ def parse_new(body: NewSandbox, default_timeout: int, secure: bool) -> CreateSan
         raise InvalidInputError(
             "You cannot create a sandbox without public access unless you enable secure envd access via 'secure' flag."
         )
-    auto_resume = body.autoResume is not None and body.autoResume.wanted
+    auto_resume = body.autoResume is not None and body.autoResume.is_enabled
     keep_memory = body.autoPauseMemory is not False
     if auto_resume and body.autoPause and not keep_memory:
         raise InvalidInputError(
@@ -141,13 +144,13 @@ def parse_metadata(text: str | None) -> dict[str, str]:
     """Parse `key=value&…`, with keys and values URL-encoded once more than the URL itself, as clients have always done."""
     if not text:
         return {}
-    wanted = {}
+    metadata = {}
     for pair in unquote_plus(text).split("&"):
         key, equals, value = pair.partition("=")
         if not equals:
             raise InvalidInputError("metadata is not valid: use key=value pairs, joined by '&' and URL-encoded.")
-        wanted[unquote_plus(key)] = unquote_plus(value)
-    return wanted
+        metadata[unquote_plus(key)] = unquote_plus(value)
+    return metadata
 
 
 def parse_states(values: list[str] | None) -> frozenset[State]:
@@ -164,13 +167,13 @@ def parse_time(name: str, text: str | None) -> float | None:
     if not text:
         return None
     try:
-        moment = datetime.fromisoformat(text.strip().replace(" ", "+") if "T" in text else text)
+        time = datetime.fromisoformat(text.strip().replace(" ", "+") if "T" in text else text)
     except ValueError:
         raise InvalidInputError(f"{name} is not valid: use a time like 2026-01-31T10:00:00Z.") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
-def _walk(context: Context, query: SandboxQuery) -> Iterator[Sandbox]:
+def _iterate_all(context: Context, query: SandboxQuery) -> Iterator[Sandbox]:
     while True:
         page = context.sandboxes.list(query)
         yield from page.items

@@ -6,19 +6,19 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from sandyard.engine.e2b.control import views
-from sandyard.engine.e2b.control.context import Context, page_limit
+from sandyard.engine.e2b.control.context import Context, parse_page_limit
 from sandyard.engine.e2b.control.wire import NewSecret, SecretUpdate
 from sandyard.engine.secrets.service import SecretInfo
 from sandyard.kit.secret import Secret
 
 
-def routes(context: Context) -> APIRouter:
+def make_router(context: Context) -> APIRouter:
     router = APIRouter()
     secrets = context.secrets
 
     @router.get("/secrets")
     async def list_secrets(limit: int | None = None, nextToken: str | None = None) -> JSONResponse:  # noqa: N803
-        page = secrets.list(page_limit(limit), nextToken or None)
+        page = secrets.list(parse_page_limit(limit), nextToken or None)
         headers = {"X-Next-Token": page.next_cursor} if page.next_cursor else None
         return JSONResponse([_view(info) for info in page.items], headers=headers)
 

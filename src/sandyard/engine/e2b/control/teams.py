@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from sandyard.engine.e2b.control import views
-from sandyard.engine.e2b.control.guard import credential
+from sandyard.engine.e2b.control.guard import get_credential
 from sandyard.engine.e2b.control.wire import KeyName
 from sandyard.engine.store.keys import PREFIX, SECRET_BYTES, ApiKey, ApiKeys
 from sandyard.kit.logging import get_logger
@@ -26,12 +26,12 @@ TEAM_ID = str(uuid.uuid5(uuid.NAMESPACE_URL, "sandyard:team"))
 TEAM_NAME = "sandyard"
 
 
-def routes(keys: ApiKeys) -> APIRouter:
+def make_router(keys: ApiKeys) -> APIRouter:
     router = APIRouter()
 
     @router.get("/teams")
     async def teams(request: Request) -> JSONResponse:
-        used = credential(request.scope["headers"])
+        used = get_credential(request.scope["headers"])
         return JSONResponse([{"teamID": TEAM_ID, "name": TEAM_NAME, "apiKey": used, "isDefault": True}])
 
     @router.get("/api-keys")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sandyard.engine.builds.model import Assignment, Build, BuiltTemplate, LogLine, Size, Status
+from sandyard.engine.builds.model import Assignment, Build, BuildStatus, BuiltTemplate, LogLine, Size
 from sandyard.engine.contract import Limits
 from sandyard.engine.e2b.control.views import ENVD_VERSION, View, format_time
 
@@ -25,23 +25,23 @@ def render_requested(template: BuiltTemplate, build: Build) -> View:
 
 def render_template(record: BuiltTemplate, builds: Sequence[Build], defaults: Limits) -> View:
     """Return a template with its `builds`, newest first."""
-    last = builds[0] if builds else None
-    good = next((build for build in builds if build.status is Status.READY), last)
+    newest = builds[0] if builds else None
+    current = next((build for build in builds if build.status is BuildStatus.READY), newest)
     return {
         "templateID": record.id,
-        "buildID": "" if good is None else good.id,
-        **_size(Size() if good is None else good.size, defaults),
+        "buildID": "" if current is None else current.id,
+        **_render_size(Size() if current is None else current.size, defaults),
         "public": record.public,
         "aliases": [record.name],
         "names": [record.name],
         "createdAt": format_time(record.created_at),
-        "updatedAt": format_time(max(record.updated_at, last.updated_at if last else 0.0)),
+        "updatedAt": format_time(max(record.updated_at, newest.updated_at if newest else 0.0)),
         "createdBy": None,
         "lastSpawnedAt": None,
         "spawnCount": 0,
         "buildCount": len(builds),
         "envdVersion": ENVD_VERSION,
-        "buildStatus": Status.WAITING.value if last is None else _find_status(last),
+        "buildStatus": BuildStatus.WAITING.value if newest is None else _get_client_status(newest),
         "isDefault": False,
     }
 
@@ -49,10 +49,10 @@ def render_template(record: BuiltTemplate, builds: Sequence[Build], defaults: Li
 def render_build(record: Build, defaults: Limits) -> View:
     view: View = {
         "buildID": record.id,
-        "status": _find_status(record),
+        "status": _get_client_status(record),
         "createdAt": format_time(record.created_at),
         "updatedAt": format_time(record.updated_at),
-        **_size(record.size, defaults),
+        **_render_size(record.size, defaults),
         "envdVersion": ENVD_VERSION,
     }
     if record.finished_at is not None:
@@ -65,14 +65,14 @@ def render_status(record: Build, shown: Sequence[LogLine], lines: Sequence[LogLi
     view: View = {
         "templateID": record.template_id,
         "buildID": record.id,
-        "status": _find_status(record),
+        "status": _get_client_status(record),
         "logs": [],
-        "logEntries": [render_line(one) for one in shown],
+        "logEntries": [render_line(line) for line in shown],
     }
     if record.reason is not None:
         step = record.reason.step
-        about = [one for one in lines if step is not None and one.step == step][-REASON_LINES:]
-        view["reason"] = {"message": record.reason.message, "logEntries": [render_line(one) for one in about]}
+        step_lines = [line for line in lines if step is not None and line.step == step][-REASON_LINES:]
+        view["reason"] = {"message": record.reason.message, "logEntries": [render_line(line) for line in step_lines]}
         if step is not None:
             view["reason"]["step"] = step
     return view
@@ -89,24 +89,24 @@ def render_tag(name: str, latest: Assignment) -> View:
     return {"tag": name, "buildID": latest.build_id, "createdAt": format_time(latest.at)}
 
 
-def render_assignment(one: Assignment, record: Build | None) -> View:
+def render_assignment(assignment: Assignment, record: Build | None) -> View:
     return {
-        "assignmentId": one.id,
-        "buildId": one.build_id,
-        "assignedAt": format_time(one.at),
-        "buildCreatedAt": format_time(one.at if record is None else record.created_at),
+        "assignmentId": assignment.id,
+        "buildId": assignment.build_id,
+        "assignedAt": format_time(assignment.at),
+        "buildCreatedAt": format_time(assignment.at if record is None else record.created_at),
         "buildFinishedAt": None if record is None or record.finished_at is None else format_time(record.finished_at),
     }
 
 
-def _find_status(record: Build) -> str:
+def _get_client_status(record: Build) -> str:
     """Return the status for clients, which know no queue: a build is waiting until it is started, and building from
     then on."""
-    queued = record.started and record.status is Status.WAITING
-    return (Status.BUILDING if queued else record.status).value
+    queued = record.started and record.status is BuildStatus.WAITING
+    return (BuildStatus.BUILDING if queued else record.status).value
 
 
-def _size(size: Size, defaults: Limits) -> dict[str, Any]:
+def _render_size(size: Size, defaults: Limits) -> dict[str, Any]:
     return {
         "cpuCount": size.cpu_count or defaults.cpu_count,
         "memoryMB": size.memory_mb or defaults.memory_mb,

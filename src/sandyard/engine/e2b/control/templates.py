@@ -9,25 +9,29 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from sandyard.engine.e2b.control import template_views, views
-from sandyard.engine.e2b.control.context import Context, page_limit
+from sandyard.engine.e2b.control.context import Context, parse_page_limit
 from sandyard.engine.e2b.control.wire import TemplateUpdate
-from sandyard.engine.e2b.dataplane.target import short_id
+from sandyard.engine.e2b.dataplane.target import strip_client_id
 from sandyard.engine.sandboxes.model import SnapshotQuery
 from sandyard.kit.errors import ForbiddenError, InvalidInputError
 
 
-def routes(context: Context) -> APIRouter:
+def make_router(context: Context) -> APIRouter:
     router = APIRouter()
     service, builds = context.sandboxes, context.builds
 
-    def machine() -> list[views.View]:
-        return [{**views.render_template(one, context.defaults), "isDefault": True} for one in context.templates.list()]
-
-    def everything() -> list[views.View]:
-        built = [
-            template_views.render_template(one, builds.builds(one), context.defaults) for one in builds.templates()
+    def render_machine_templates() -> list[views.View]:
+        return [
+            {**views.render_template(template, context.defaults), "isDefault": True}
+            for template in context.templates.list()
         ]
-        return [*built, *machine()]
+
+    def render_all_templates() -> list[views.View]:
+        built = [
+            template_views.render_template(template, builds.builds(template), context.defaults)
+            for template in builds.templates()
+        ]
+        return [*built, *render_machine_templates()]
 
     @router.get("/snapshots")
     async def snapshots(
@@ -36,25 +40,25 @@ def routes(context: Context) -> APIRouter:
         limit: int | None = None,
         nextToken: str | None = None,  # noqa: N803
     ) -> JSONResponse:
-        sandbox_id = short_id(sandboxID) if sandboxID else None
-        page = service.snapshots(SnapshotQuery(sandbox_id, name or None, page_limit(limit), nextToken or None))
+        sandbox_id = strip_client_id(sandboxID) if sandboxID else None
+        page = service.snapshots(SnapshotQuery(sandbox_id, name or None, parse_page_limit(limit), nextToken or None))
         headers = {"X-Next-Token": page.next_cursor} if page.next_cursor else None
         return JSONResponse([views.render_snapshot(record) for record in page.items], headers=headers)
 
     @router.get("/templates")
     async def list_v1() -> JSONResponse:
-        return JSONResponse(everything())
+        return JSONResponse(render_all_templates())
 
     @router.get("/default-templates")
     async def defaults() -> JSONResponse:
-        return JSONResponse(machine())
+        return JSONResponse(render_machine_templates())
 
     @router.get("/v2/templates")
     async def list_v2(limit: int | None = None, nextToken: str | None = None) -> JSONResponse:  # noqa: N803
-        shown = sorted(everything(), key=lambda one: str(one["templateID"]))
+        shown = sorted(render_all_templates(), key=lambda view: str(view["templateID"]))
         if nextToken:
-            shown = [one for one in shown if one["templateID"] > nextToken]
-        size = page_limit(limit)
+            shown = [view for view in shown if view["templateID"] > nextToken]
+        size = parse_page_limit(limit)
         headers = {"X-Next-Token": shown[size - 1]["templateID"]} if len(shown) > size else None
         return JSONResponse(shown[:size], headers=headers)
 
@@ -63,9 +67,9 @@ def routes(context: Context) -> APIRouter:
         built = builds.find(alias) if ":" not in alias else None  # also if it is not ready yet
         if built is not None:
             return JSONResponse({"templateID": built.id, "public": built.public})
-        found = service.find_template(alias)
-        record = builds.find(found.id)
-        return JSONResponse({"templateID": found.id, "public": record is None or record.public})
+        template = service.find_template(alias)
+        record = builds.find(template.id)
+        return JSONResponse({"templateID": template.id, "public": record is None or record.public})
 
     @router.get("/templates/{name:path}")
     async def get(name: str, limit: int | None = None, nextToken: str | None = None) -> JSONResponse:  # noqa: N803
@@ -76,24 +80,24 @@ def routes(context: Context) -> APIRouter:
             return JSONResponse(
                 {**views.render_template(record, context.defaults), "builds": [build] if record.ready else []}
             )
-        every = builds.builds(template)
+        all_builds = builds.builds(template)
         if nextToken and not nextToken.isdigit():
             raise InvalidInputError("nextToken is not valid: use one from a previous response.")
-        begin, size = int(nextToken or 0), page_limit(limit)
-        shown = [template_views.render_build(one, context.defaults) for one in every[begin : begin + size]]
-        headers = {"X-Next-Token": str(begin + size)} if len(every) > begin + size else None
-        view = template_views.render_template(template, every, context.defaults)
+        begin, size = int(nextToken or 0), parse_page_limit(limit)
+        shown = [template_views.render_build(build, context.defaults) for build in all_builds[begin : begin + size]]
+        headers = {"X-Next-Token": str(begin + size)} if len(all_builds) > begin + size else None
+        view = template_views.render_template(template, all_builds, context.defaults)
         return JSONResponse({**view, "builds": shown}, headers=headers)
 
     @router.patch("/templates/{name:path}")
     async def update_v1(name: str, body: TemplateUpdate) -> JSONResponse:
         if body.public is not None:
-            builds.publish(name, body.public)
+            builds.set_public(name, body.public)
         return JSONResponse({})
 
     @router.patch("/v2/templates/{name:path}")
     async def update(name: str, body: TemplateUpdate) -> JSONResponse:
-        template = builds.get(name) if body.public is None else builds.publish(name, body.public)
+        template = builds.get(name) if body.public is None else builds.set_public(name, body.public)
         return JSONResponse({"names": [template.name]})
 
     @router.delete("/templates/{name:path}")
@@ -103,8 +107,8 @@ def routes(context: Context) -> APIRouter:
         if builds.find(name) is not None:
             await builds.delete(name)
             return Response(status_code=204)
-        own = context.templates.resolve(name)
-        if own is None or (own.can_be_overridden and service.has_snapshot(name)):
+        machine_template = context.templates.resolve(name)
+        if machine_template is None or (machine_template.can_be_overridden and service.has_snapshot(name)):
             await service.delete_snapshot(name)
         else:
             raise ForbiddenError(f"The template {name} belongs to the machine and can't be deleted through the API.")

@@ -22,15 +22,15 @@ View = dict[str, Any]
 
 def find_alias(sandbox: Sandbox) -> str | None:
     """Return the template's name that was used to request it."""
-    asked = (sandbox.name or "").partition(":")[0]
-    return sandbox.alias and (asked if asked not in ("", sandbox.template_id) else sandbox.alias)
+    requested = (sandbox.name or "").partition(":")[0]
+    return sandbox.alias and (requested if requested not in ("", sandbox.template_id) else sandbox.alias)
 
 
 def format_time(seconds: float) -> str:
     """Format as RFC 3339 in UTC, rounded down to the microsecond, so that a query for items that began after it finds
     the item."""
-    moment = _EPOCH + timedelta(microseconds=int(seconds * 1_000_000))
-    return f"{moment.isoformat(timespec='microseconds')}Z"
+    time = _EPOCH + timedelta(microseconds=int(seconds * 1_000_000))
+    return f"{time.isoformat(timespec='microseconds')}Z"
 
 
 def render_created(sandbox: Sandbox, domain: str | None) -> View:
@@ -172,5 +172,5 @@ def render_template_build(record: Template, defaults: Limits) -> View:
     }
 
 
-def render_tag(name: str, template_id: str, made_at: float) -> View:
-    return {"tag": name, "buildID": make_build_id(template_id), "createdAt": format_time(made_at)}
+def render_tag(name: str, template_id: str, created_at: float) -> View:
+    return {"tag": name, "buildID": make_build_id(template_id), "createdAt": format_time(created_at)}

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from sandyard.engine.e2b.control import errors, views
-from sandyard.engine.e2b.control.guard import credential
+from sandyard.engine.e2b.control.guard import get_credential
 from sandyard.engine.e2b.control.wire import EntryMetadata
 from sandyard.engine.e2b.dataplane.asgi import Receive, discard_body
 from sandyard.engine.volumes.content import Content
@@ -23,12 +23,10 @@ from sandyard.engine.volumes.service import Volumes
 from sandyard.kit.errors import SandyardError, UnauthenticatedError
 
 PREFIX = "/volumecontent/"
-PIECE = 1 << 20
+CHUNK_BYTES = 1 << 20
 """Bytes passed to a thread at once; with fewer, the handover would cost more than the write."""
-_EARLIEST, _LATEST = (
-    -(1 << 34),
-    253_402_300_799,
-)  # sandboxes may set any file time; this is the range that a calendar supports
+# sandboxes may set any file time; these limits keep it within what a datetime can represent
+_MIN_TIME, _MAX_TIME = -(1 << 34), 253_402_300_799
 
 PathParam = Annotated[str, Query(min_length=1)]
 Id = Annotated[int | None, Query(ge=0, le=65535)]
@@ -39,7 +37,7 @@ async def _open_content(volume_id: str, request: Request) -> Content:
     """Authorise with the volume's own token. It grants access to nothing else, and an API key is not accepted."""
     volumes: Volumes = request.app.state.volumes
     volume = volumes.get(volume_id)
-    if not volume.token.matches(credential(request.scope["headers"])):
+    if not volume.token.matches(get_credential(request.scope["headers"])):
         raise UnauthenticatedError("The volume's token is missing or not valid. GET /volumes/{id} returns it.")
     return volumes.content(volume)
 
@@ -48,61 +46,61 @@ Files = Annotated[Content, Depends(_open_content)]
 
 
 @dataclass(slots=True)
-class _Sender:
-    """Yields a body as it arrives, in chunks worth a system call."""
+class _BodyReader:
+    """Reads a body as it arrives, in chunks that are large enough to be worth a system call."""
 
     receive: Receive
     ended: bool = False
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        gathered = bytearray()
+    async def iterate_chunks(self) -> AsyncIterator[bytes]:
+        buffer = bytearray()
         while not self.ended:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
-            gathered += message.get("body", b"")
+            buffer += message.get("body", b"")
             self.ended = not message.get("more_body", False)
-            if len(gathered) >= PIECE or (self.ended and gathered):
-                yield bytes(gathered)
-                gathered.clear()
+            if len(buffer) >= CHUNK_BYTES or (self.ended and buffer):
+                yield bytes(buffer)
+                buffer.clear()
 
 
-def app(volumes: Volumes) -> FastAPI:
-    made = FastAPI(title="Volumes", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    errors.install(made)
-    made.state.volumes = volumes
+def make_app(volumes: Volumes) -> FastAPI:
+    app = FastAPI(title="Volumes", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    errors.install(app)
+    app.state.volumes = volumes
     root = PREFIX + "{volume_id}"
 
-    @made.get(root + "/path")
-    async def look(files: Files, path: PathParam) -> Response:
-        return _answer(await volumes.run(lambda: files.stat(path)))
+    @app.get(root + "/path")
+    async def get_metadata(files: Files, path: PathParam) -> Response:
+        return _make_response(await volumes.run(lambda: files.stat(path)))
 
-    @made.patch(root + "/path")
+    @app.patch(root + "/path")
     async def change(files: Files, path: PathParam, body: EntryMetadata) -> Response:
-        return _answer(await volumes.run(lambda: files.change(path, Owner(body.uid, body.gid, body.mode))))
+        return _make_response(await volumes.run(lambda: files.change(path, Owner(body.uid, body.gid, body.mode))))
 
-    @made.delete(root + "/path")
+    @app.delete(root + "/path")
     async def remove(files: Files, path: PathParam) -> Response:
         await volumes.run(lambda: files.remove(path))
         return Response(status_code=204)
 
-    @made.get(root + "/dir")
+    @app.get(root + "/dir")
     async def list_folder(
         files: Files, path: PathParam, depth: Annotated[int, Query(ge=0, le=2**32 - 1)] = 1
     ) -> Response:
         def work() -> bytes:
-            return json.dumps([view(entry) for entry in files.list(path, depth)]).encode()
+            return json.dumps([render_entry(entry) for entry in files.list(path, depth)]).encode()
 
         return Response(await volumes.run(work), media_type="application/json")
 
-    @made.post(root + "/dir")
+    @app.post(root + "/dir")
     async def make_folder(
         files: Files, path: PathParam, *, uid: Id = None, gid: Id = None, mode: Mode = None, force: bool = False
     ) -> Response:
         owner = Owner(uid, gid, mode)
-        return _answer(await volumes.run(lambda: files.make_dir(path, owner, force=force)), 201)
+        return _make_response(await volumes.run(lambda: files.make_dir(path, owner, force=force)), 201)
 
-    @made.get(root + "/file")
+    @app.get(root + "/file")
     async def read(files: Files, path: PathParam) -> Response:
         download = await volumes.run(lambda: Download.begin(files, path))
         headers = {"Content-Length": str(download.size)}
@@ -110,7 +108,7 @@ def app(volumes: Volumes) -> FastAPI:
             _stream_download(volumes, download), headers=headers, media_type="application/octet-stream"
         )
 
-    @made.put(root + "/file")
+    @app.put(root + "/file")
     async def write(
         request: Request,
         files: Files,
@@ -121,39 +119,39 @@ def app(volumes: Volumes) -> FastAPI:
         mode: Mode = None,
         force: bool = False,
     ) -> Response:
-        sender = _Sender(request.receive)
+        body = _BodyReader(request.receive)
         try:
-            upload = await volumes.begin(files, path, owner=Owner(uid, gid, mode), force=force)
+            upload = await volumes.begin_upload(files, path, owner=Owner(uid, gid, mode), force=force)
             try:
-                async for piece in sender.pieces():
-                    await volumes.run(lambda data=piece: upload.write(data))  # type: ignore[misc]
-                return _answer(await volumes.run(upload.finish), 201)
+                async for chunk in body.iterate_chunks():
+                    await volumes.run(lambda data=chunk: upload.write(data))  # type: ignore[misc]
+                return _make_response(await volumes.run(upload.finish), 201)
             finally:
                 await volumes.run(upload.abandon)
         except ClientDisconnect:
             return Response(status_code=400)  # the client is gone
         except SandyardError:
-            if not sender.ended:
+            if not body.ended:
                 await discard_body(request.receive)
             raise
 
-    return made
+    return app
 
 
 async def _stream_download(volumes: Volumes, download: Download) -> AsyncIterator[bytes]:
     try:
-        while piece := await volumes.run(lambda: download.read(PIECE)):
-            yield piece
+        while chunk := await volumes.run(lambda: download.read(CHUNK_BYTES)):
+            yield chunk
     finally:
         await volumes.run(download.close)
 
 
-def _answer(entry: Entry, status: int = 200) -> Response:
-    return Response(json.dumps(view(entry)), status, media_type="application/json")
+def _make_response(entry: Entry, status: int = 200) -> Response:
+    return Response(json.dumps(render_entry(entry)), status, media_type="application/json")
 
 
-def view(entry: Entry) -> views.View:
-    seen = {
+def render_entry(entry: Entry) -> views.View:
+    view = {
         "name": entry.name,
         "type": entry.kind.value,
         "path": entry.path,
@@ -161,12 +159,12 @@ def view(entry: Entry) -> views.View:
         "mode": entry.mode,
         "uid": entry.uid,
         "gid": entry.gid,
-        "atime": _time(entry.atime),
-        "mtime": _time(entry.mtime),
-        "ctime": _time(entry.ctime),
+        "atime": _format_time(entry.atime),
+        "mtime": _format_time(entry.mtime),
+        "ctime": _format_time(entry.ctime),
     }
-    return seen if entry.target is None else {**seen, "target": entry.target}
+    return view if entry.target is None else {**view, "target": entry.target}
 
 
-def _time(seconds: float) -> str:
-    return views.format_time(min(max(seconds, _EARLIEST), _LATEST))
+def _format_time(seconds: float) -> str:
+    return views.format_time(min(max(seconds, _MIN_TIME), _MAX_TIME))

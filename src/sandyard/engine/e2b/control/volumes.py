@@ -11,7 +11,7 @@ from sandyard.engine.e2b.control.wire import NewVolume
 from sandyard.engine.volumes.model import Volume
 
 
-def routes(context: Context) -> APIRouter:
+def make_router(context: Context) -> APIRouter:
     router = APIRouter()
     volumes = context.volumes
 

@@ -29,7 +29,7 @@ class AutoResume(Wire):
     policy: str | None = None  # used in releases of early 2026: "any" or "off"
 
     @property
-    def wanted(self) -> bool:
+    def is_enabled(self) -> bool:
         return self.enabled if self.enabled is not None else self.policy == "any"
 
 

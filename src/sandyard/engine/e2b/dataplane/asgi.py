@@ -25,7 +25,7 @@ SLOW_BODY = "sandyard.slow_body"
 """Scope extension whose `allow` lets the request's body arrive as slowly as its sender likes, like a stream."""
 
 
-def header(headers: Headers, name: bytes) -> str | None:
+def get_header(headers: Headers, name: bytes) -> str | None:
     """Return the first header of this name, which must be in lower case."""
     for key, value in headers:
         if key == name:
@@ -33,7 +33,7 @@ def header(headers: Headers, name: bytes) -> str | None:
     return None
 
 
-async def whole_body(receive: Receive) -> bytes:
+async def read_body(receive: Receive) -> bytes:
     """Return the request's body. The caller must limit its size."""
     body = bytearray()
     while True:
@@ -50,11 +50,11 @@ DISCARD_SECONDS = 2.0
 async def discard_body(receive: Receive) -> None:
     """Read the rest of a rejected request, within limits. Closing a connection with unread bytes resets it, and the
     client would see that instead of the response."""
-    taken = 0
+    discarded = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):
-            while taken < DISCARD_BYTES:
+            while discarded < DISCARD_BYTES:
                 message = await receive()
-                taken += len(message.get("body", b""))
+                discarded += len(message.get("body", b""))
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):
                     return

@@ -19,7 +19,7 @@ from sandyard.engine.e2b.dataplane.reply import BadReplyError, BrokenUpstreamErr
 
 P = TypeVar("P", bound=asyncio.Protocol)
 HANDSHAKE_SECONDS = 10.0
-PIECE = 64 * 1024
+READ_BYTES = 64 * 1024
 
 
 class TlsLayer(asyncio.Protocol, asyncio.Transport):
@@ -33,19 +33,19 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
         self._below: asyncio.Transport | None = None
-        self._connected = self._held = self._ended = False
+        self._connected = self._paused = self._ended = False
 
     # the protocol below
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._below = cast(asyncio.Transport, transport)
-        self._shake()
+        self._continue_handshake()
 
     def data_received(self, data: bytes) -> None:
         self._incoming.write(data)
         if not self._connected:
-            self._shake()
-        self._pass_on()
+            self._continue_handshake()
+        self._deliver()
 
     def eof_received(self) -> None:
         """Close completely: connections are never left half open."""
@@ -76,18 +76,23 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
         self._flush()
 
     def pause_reading(self) -> None:
-        self._held = True
+        self._paused = True
         if self._below is not None and not self._below.is_closing() and self._below.is_reading():
             self._below.pause_reading()
 
     def resume_reading(self) -> None:
-        self._held = False
-        self._pass_on()
-        if not self._held and self._below is not None and not self._below.is_closing() and not self._below.is_reading():
+        self._paused = False
+        self._deliver()
+        if (
+            not self._paused
+            and self._below is not None
+            and not self._below.is_closing()
+            and not self._below.is_reading()
+        ):
             self._below.resume_reading()
 
     def is_reading(self) -> bool:
-        return not self._held
+        return not self._paused
 
     def is_closing(self) -> bool:
         return self._ended or self._below is None or self._below.is_closing()
@@ -95,9 +100,8 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
     def close(self) -> None:
         if self._below is not None and not self._below.is_closing():
             if self._connected:
-                with contextlib.suppress(
-                    ssl.SSLError, ValueError
-                ):  # the closing message is already sent, or cannot be sent any more
+                # the closing message is already sent, or cannot be sent any more
+                with contextlib.suppress(ssl.SSLError, ValueError):
                     self._tls.unwrap()
                 self._flush()
             self._below.close()
@@ -115,7 +119,7 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
 
     # inside
 
-    def _shake(self) -> None:
+    def _continue_handshake(self) -> None:
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -132,11 +136,11 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
         if not self.ready.done():
             self.ready.set_result(None)
 
-    def _pass_on(self) -> None:
+    def _deliver(self) -> None:
         """Pass on what can be read, until the reader pauses."""
-        while self._connected and not self._held and not self._ended:
+        while self._connected and not self._paused and not self._ended:
             try:
-                data = self._tls.read(PIECE)
+                data = self._tls.read(READ_BYTES)
             except ssl.SSLWantReadError:
                 break
             except ssl.SSLError:
@@ -150,16 +154,16 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
 
     def _end(self, exc: Exception | None) -> None:
         """Handle the end of the connection; data received before is still passed on, even if the reader is paused."""
-        self._held = False
+        self._paused = False
         while self._connected and not self._ended:
             try:
-                data = self._tls.read(PIECE)
+                data = self._tls.read(READ_BYTES)
             except ssl.SSLError:
                 break
             if not data:
                 break
             self.inner.data_received(data)
-            self._held = False
+            self._paused = False
         self._ended = True
         if self._connected:
             self.inner.connection_lost(exc)
@@ -169,14 +173,14 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
             self._below.write(self._outgoing.read())
 
 
-async def open_connection(make: Callable[[], P], sock: socket.socket, secure: str | None) -> P:
-    """Take over the socket. `secure` is the server name for a TLS handshake, or None for a plain connection. The
+async def open_connection(make_protocol: Callable[[], P], sock: socket.socket, server_name: str | None) -> P:
+    """Take over the socket. `server_name` is the server name for a TLS handshake, or None for a plain connection. The
     certificate is not verified, because the connection leads to that sandbox in any case. On failure the socket is
     closed and BrokenUpstreamError is raised, or BadReplyError if the server does not use TLS."""
     loop = asyncio.get_running_loop()
     connect: Any = loop.create_unix_connection if sock.family == socket.AF_UNIX else loop.create_connection
-    protocol = make()
-    layer = protocol if secure is None else TlsLayer(protocol, _CONTEXT, secure)
+    protocol = make_protocol()
+    layer = protocol if server_name is None else TlsLayer(protocol, _CONTEXT, server_name)
     try:
         await connect(lambda: layer, sock=sock)
     except OSError as error:

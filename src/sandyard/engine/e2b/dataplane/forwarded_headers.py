@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from sandyard.engine.e2b.dataplane.asgi import Headers, Scope, header
+from sandyard.engine.e2b.dataplane.asgi import Headers, Scope, get_header
 from sandyard.engine.e2b.dataplane.target import Target
 from sandyard.engine.sandboxes.model import Sandbox
 from sandyard.kit.listen import is_loopback
@@ -24,17 +24,17 @@ def make_forwarded_headers(target: Target, sandbox: Sandbox, scope: Scope) -> He
     """Return the headers to send instead of those in REPLACED."""
     headers: Headers = scope["headers"]
     client = scope["client"][0] if scope.get("client") else ""
-    believed = not client or is_loopback(client)
-    host = header(headers, b"host") or f"localhost:{target.port}"
-    said_host, said_proto = (header(headers, name) if believed else None for name in (HOST, PROTO))
-    chain = [said] if believed and (said := header(headers, FOR)) else []
-    made = {
+    is_trusted = not client or is_loopback(client)
+    host = get_header(headers, b"host") or f"localhost:{target.port}"
+    forwarded_host, forwarded_proto = (get_header(headers, name) if is_trusted else None for name in (HOST, PROTO))
+    chain = [forwarded_for] if is_trusted and (forwarded_for := get_header(headers, FOR)) else []
+    values = {
         b"host": _mask_host(target, sandbox) or host,
-        HOST: said_host or host,
-        PROTO: said_proto or scope.get("scheme", "http"),
+        HOST: forwarded_host or host,
+        PROTO: forwarded_proto or scope.get("scheme", "http"),
         FOR: ", ".join([*chain, client]) if client else "",
     }
-    return [(name, value.encode("latin-1")) for name, value in made.items() if value]
+    return [(name, value.encode("latin-1")) for name, value in values.items() if value]
 
 
 def find_tls_server_name(target: Target, sandbox: Sandbox, scope: Scope) -> str | None:
@@ -42,7 +42,7 @@ def find_tls_server_name(target: Target, sandbox: Sandbox, scope: Scope) -> str 
     ports = (sandbox.network.config or {}).get("httpsPorts")
     if not isinstance(ports, list) or target.port not in ports:
         return None
-    host = _mask_host(target, sandbox) or header(scope["headers"], b"host") or ""
+    host = _mask_host(target, sandbox) or get_header(scope["headers"], b"host") or ""
     name = host.partition(":")[0]
     return name if _NAME.fullmatch(name) else "localhost"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from sandyard.engine.contract import AGENT_PORT, INTERPRETER_PORT
 from sandyard.engine.e2b.dataplane import pages
-from sandyard.engine.e2b.dataplane.access import ACCESS_TOKEN, TRAFFIC_TOKEN, is_authenticated, refuse
+from sandyard.engine.e2b.dataplane.access import ACCESS_TOKEN, TRAFFIC_TOKEN, check_access, is_authenticated
 from sandyard.engine.e2b.dataplane.asgi import (
     DELIVERY,
     SLOW_BODY,
@@ -17,7 +17,7 @@ from sandyard.engine.e2b.dataplane.asgi import (
     Scope,
     Send,
     discard_body,
-    header,
+    get_header,
 )
 from sandyard.engine.e2b.dataplane.forwarded_headers import REPLACED, find_tls_server_name, make_forwarded_headers
 from sandyard.engine.e2b.dataplane.pages import Page
@@ -25,7 +25,7 @@ from sandyard.engine.e2b.dataplane.pool import Pool
 from sandyard.engine.e2b.dataplane.relay import RECEIPTS, ClientGoneError, Exchange, StaleConnectionError, build_request
 from sandyard.engine.e2b.dataplane.reply import BadReplyError, UpstreamError
 from sandyard.engine.e2b.dataplane.signature import SignatureIndex
-from sandyard.engine.e2b.dataplane.target import Target, find_target, signed_file
+from sandyard.engine.e2b.dataplane.target import Target, find_target, parse_signed_file
 from sandyard.engine.e2b.dataplane.tunnel import Tunnel, TunnelConnection
 from sandyard.engine.e2b.dataplane.upstream import Upstream
 from sandyard.engine.sandboxes.model import Sandbox, SandboxQuery
@@ -79,7 +79,7 @@ class Gateway:
         sandbox = self._sandboxes.find(target.sandbox_id)
         if sandbox is None:
             return pages.not_found(target)
-        page = refuse(scope, target, sandbox)
+        page = check_access(scope, target, sandbox)
         if page is not None:
             return page
         if not sandbox.running and (not sandbox.auto_resume or scope["path"].strip("/") == "health"):
@@ -98,25 +98,25 @@ class Gateway:
             sock = await self._sandboxes.dial(target.sandbox_id, target.port)
         except UnreachableError:
             return self._explain_unreachable(target)
-        if self._has_left(target):
+        if self._is_gone(target):
             sock.close()
             return self._explain_unreachable(target)
-        self.pool.enter(target.sandbox_id, tunnel)
-        kept = [pair for pair in scope["headers"] if pair[0] not in _KEPT_FROM_USERS]
+        self.pool.add_busy(target.sandbox_id, tunnel)
+        kept = [pair for pair in scope["headers"] if pair[0] not in _HIDDEN_FROM_SERVERS]
         headers = kept + make_forwarded_headers(target, admitted, scope)
         return TunnelConnection(target, sock, find_tls_server_name(target, admitted, scope), headers)
 
     def end_tunnel(self, target: Target, tunnel: Tunnel) -> None:
-        self.pool.leave(target.sandbox_id, tunnel)
+        self.pool.remove_busy(target.sandbox_id, tunnel)
 
     async def _find_signed(self, scope: Scope) -> Target | None:
-        file = signed_file(scope)
+        file = parse_signed_file(scope)
         if file is None:
             return None
         client = scope["client"][0] if scope.get("client") else ""
-        return Target(await self._signatures.find(file, client, self._tokens()), AGENT_PORT)
+        return Target(await self._signatures.find(file, client, self._iterate_tokens()), AGENT_PORT)
 
-    def _tokens(self) -> Iterator[tuple[str, Secret]]:
+    def _iterate_tokens(self) -> Iterator[tuple[str, Secret]]:
         cursor: str | None = None
         while True:
             page = self._sandboxes.list(SandboxQuery(limit=1000, cursor=cursor))
@@ -128,8 +128,12 @@ class Gateway:
                 return
 
     async def _serve(self, target: Target, scope: Scope, receive: Receive, send: Send) -> None:
-        if target.port == AGENT_PORT and scope["method"] == "OPTIONS" and header(scope["headers"], PREFLIGHT_METHOD):
-            await _preflight(scope, send)
+        if (
+            target.port == AGENT_PORT
+            and scope["method"] == "OPTIONS"
+            and get_header(scope["headers"], PREFLIGHT_METHOD)
+        ):
+            await _answer_preflight(scope, send)
             return
         admitted = self.admit(target, scope)
         if isinstance(admitted, Page):
@@ -138,7 +142,7 @@ class Gateway:
             return
         if is_authenticated(scope, target, admitted):
             mark_authenticated(scope)
-        if header(scope["headers"], b"transfer-encoding") and (slow := scope.get("extensions", {}).get(SLOW_BODY)):
+        if get_header(scope["headers"], b"transfer-encoding") and (slow := scope.get("extensions", {}).get(SLOW_BODY)):
             slow["allow"]()  # the sandbox decides how long a stream may last
         if target.port == INTERPRETER_PORT:
             send = self._explain_missing_language(admitted, send)
@@ -161,15 +165,17 @@ class Gateway:
     async def _exchange(self, target: Target, sandbox: Sandbox, scope: Scope, exchange: Exchange) -> None:
         if target.port != AGENT_PORT:
             upstream = await self._dial(target, find_tls_server_name(target, sandbox, scope))
-            told = make_forwarded_headers(target, sandbox, scope)
-            request = build_request(scope, keep_alive=False, drop=_KEPT_FROM_USERS, add=told)
+            forwarded = make_forwarded_headers(target, sandbox, scope)
+            request = build_request(scope, keep_alive=False, drop=_HIDDEN_FROM_SERVERS, add=forwarded)
             with self.pool.busy(target.sandbox_id, upstream):
                 await exchange.run(request, upstream)
             return
-        offered: Headers = (
-            [(RECEIPTS, b"1")] if scope["path"] in _FOLLOWED and DELIVERY in scope.get("extensions", {}) else []
+        receipt_headers: Headers = (
+            [(RECEIPTS, b"1")]
+            if scope["path"] in _RESUMABLE_STREAMS and DELIVERY in scope.get("extensions", {})
+            else []
         )
-        request = build_request(scope, keep_alive=True, drop=_KEPT_FROM_AGENT, add=offered)
+        request = build_request(scope, keep_alive=True, drop=_HIDDEN_FROM_AGENT, add=receipt_headers)
         upstream = self.pool.take(target.sandbox_id) or await self._dial(target)
         with self.pool.busy(target.sandbox_id, upstream):
             try:
@@ -183,36 +189,36 @@ class Gateway:
 
     def _explain_missing_language(self, sandbox: Sandbox, send: Send) -> Send:
         """Forward the response. If it rejects a language that the engine can add, replace its message with the engine's."""
-        held: Message | None = None
+        replaced: Message | None = None
         body = b""
 
-        async def pass_on(message: Message) -> None:
-            nonlocal held, body
+        async def send_or_replace(message: Message) -> None:
+            nonlocal replaced, body
             if message["type"] == "http.response.start" and message["status"] == 400:
-                language = header(message["headers"], MISSING_LANGUAGE)
-                told = self.add_language(sandbox.alias, language) if language is not None else None
-                if told is not None:
-                    held, body = message, told.encode()
+                language = get_header(message["headers"], MISSING_LANGUAGE)
+                explanation = self.add_language(sandbox.alias, language) if language is not None else None
+                if explanation is not None:
+                    replaced, body = message, explanation.encode()
                     return
-            if held is None:
+            if replaced is None:
                 await send(message)
             elif not message.get("more_body", False):
                 dropped = (MISSING_LANGUAGE, b"content-length", b"transfer-encoding")
-                kept = [pair for pair in held["headers"] if pair[0] not in dropped]
-                await send({**held, "headers": [*kept, (b"content-length", b"%d" % len(body))]})
+                kept = [pair for pair in replaced["headers"] if pair[0] not in dropped]
+                await send({**replaced, "headers": [*kept, (b"content-length", b"%d" % len(body))]})
                 await send({"type": "http.response.body", "body": body})
 
-        return pass_on
+        return send_or_replace
 
-    async def _dial(self, target: Target, secure: str | None = None) -> Upstream:
+    async def _dial(self, target: Target, server_name: str | None = None) -> Upstream:
         sock = await self._sandboxes.dial(target.sandbox_id, target.port)
-        upstream = await Upstream.open(sock, secure)
-        if self._has_left(target):
+        upstream = await Upstream.open(sock, server_name)
+        if self._is_gone(target):
             upstream.abort()
             raise UnreachableError("The sandbox was not found")
         return upstream
 
-    def _has_left(self, target: Target) -> bool:
+    def _is_gone(self, target: Target) -> bool:
         """Return whether the sandbox was paused or ended while it was dialled, so that nothing will close the new
         connection."""
         sandbox = self._sandboxes.find(target.sandbox_id)
@@ -229,16 +235,16 @@ class Gateway:
         return pages.port_closed(target) if sandbox is not None and sandbox.running else pages.not_found(target)
 
 
-_KEPT_FROM_AGENT = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, RECEIPTS))
-_FOLLOWED = frozenset(("/process.Process/Start", "/process.Process/Connect"))
+_HIDDEN_FROM_AGENT = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, RECEIPTS))
+_RESUMABLE_STREAMS = frozenset(("/process.Process/Start", "/process.Process/Connect"))
 """Streams that a client can reconnect to; it then gets what did not arrive."""
-_KEPT_FROM_USERS = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, b"x-api-key", *REPLACED))
+_HIDDEN_FROM_SERVERS = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, b"x-api-key", *REPLACED))
 
 
-async def _preflight(scope: Scope, send: Send) -> None:
+async def _answer_preflight(scope: Scope, send: Send) -> None:
     """Answer a CORS preflight: all requests are allowed, and the tokens decide about the rest."""
     headers: Headers = [*pages.CORS, (b"access-control-allow-methods", b"*"), (b"access-control-max-age", b"7200")]
-    if (wanted := header(scope["headers"], PREFLIGHT_HEADERS)) is not None:
-        headers.append((b"access-control-allow-headers", wanted.encode("latin-1")))
+    if (requested := get_header(scope["headers"], PREFLIGHT_HEADERS)) is not None:
+        headers.append((b"access-control-allow-headers", requested.encode("latin-1")))
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b""})

@@ -22,8 +22,8 @@ from sandyard.kit.errors import SandyardError
 
 RATE, BURST = 200, 1000
 """Requests per second of one sandbox, and the burst size. Further ones wait."""
-PATIENCE_SECONDS = 5.0
-KNOWN = 4096
+MAX_WAIT_SECONDS = 5.0
+MAX_CLIENTS = 4096
 
 
 class HairpinGateway:
@@ -33,10 +33,10 @@ class HairpinGateway:
         self._gateway = gateway
         self._hairpin = hairpin
         self._names = names
-        self._pace = ClientRateLimiter()
+        self._rate_limiter = ClientRateLimiter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = await self._refuse(scope)
+        refusal = await self._check(scope)
         if refusal is None:
             await self._gateway(scope, receive, send)
         else:
@@ -44,12 +44,12 @@ class HairpinGateway:
             await pages.send_page(refusal, scope, send)
 
     async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> TunnelConnection | Page:
-        return await self._refuse(scope) or await self._gateway.open_tunnel(scope, tunnel)
+        return await self._check(scope) or await self._gateway.open_tunnel(scope, tunnel)
 
     def end_tunnel(self, target: Target, tunnel: Tunnel) -> None:
         self._gateway.end_tunnel(target, tunnel)
 
-    async def _refuse(self, scope: Scope) -> Page | None:
+    async def _check(self, scope: Scope) -> Page | None:
         """Return the response to a request that is not allowed, or None if it is."""
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1:  # otherwise the policy could check one of them and the gateway use another
@@ -58,7 +58,7 @@ class HairpinGateway:
         for name in self._list_requested_names(hosts[0], scope):
             if not self._names.include(name) or not self._hairpin.is_allowed(client, name):
                 return pages.plain(403, f"The network policy of this sandbox does not allow {name or 'this request'}.")
-        if not await self._pace.wait(client):
+        if not await self._rate_limiter.wait(client):
             return pages.plain(429, "This sandbox sends too many requests. Try again later.")
         return None
 
@@ -82,14 +82,14 @@ class ClientRateLimiter:
         self._due: OrderedDict[str, float] = OrderedDict()
 
     async def wait(self, client: str) -> bool:
-        """Wait for the client's turn. False if that would take longer than PATIENCE_SECONDS."""
+        """Wait for the client's turn. False if that would take longer than MAX_WAIT_SECONDS."""
         at = now()
         due = max(self._due.pop(client, 0.0), at - BURST / RATE)
-        if due > at + PATIENCE_SECONDS:
+        if due > at + MAX_WAIT_SECONDS:
             self._due[client] = due
             return False
         self._due[client] = due + 1 / RATE
-        if len(self._due) > KNOWN:
+        if len(self._due) > MAX_CLIENTS:
             self._due.popitem(last=False)
         if due > at:
             await asyncio.sleep(due - at)

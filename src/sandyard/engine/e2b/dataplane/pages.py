@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from sandyard.engine.contract import INTERPRETER_PORT
-from sandyard.engine.e2b.dataplane.asgi import Headers, Scope, Send, header
+from sandyard.engine.e2b.dataplane.asgi import Headers, Scope, Send, get_header
 from sandyard.engine.e2b.dataplane.target import Target
 
 CORS: Headers = [(b"access-control-allow-origin", b"*")]
@@ -84,8 +84,8 @@ def plain(status: int, message: str, target: Target | None = None) -> Page:
 
 def render(page: Page, headers: Headers) -> tuple[bytes, bytes]:
     """Return content type and body in the format that the client accepts."""
-    if _BROWSER.search(header(headers, b"user-agent") or ""):
-        return b"text/html; charset=utf-8", _html(page)
+    if _BROWSER.search(get_header(headers, b"user-agent") or ""):
+        return b"text/html; charset=utf-8", _render_html(page)
     body: dict[str, str | int] = {"code": page.status, "message": page.message}
     if page.sandbox_id is not None:
         body["sandboxId"] = page.sandbox_id
@@ -110,7 +110,7 @@ _STYLE = (
 )
 
 
-def _html(page: Page) -> bytes:
+def _render_html(page: Page) -> bytes:
     title, advice = html.escape(page.title), html.escape(page.advice)
     head = f'<head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style></head>'
     return f'<html lang="en">{head}<body><h1>{title}</h1><p>{advice}</p></body></html>'.encode()

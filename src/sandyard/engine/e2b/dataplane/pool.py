@@ -14,9 +14,9 @@ from typing import Protocol
 
 from sandyard.engine.e2b.dataplane.upstream import Upstream
 
-KEPT_EACH = 4
+MAX_IDLE_PER_SANDBOX = 4
 """Idle connections kept per sandbox: enough for a client's parallel calls, few enough to be cheap for its agent."""
-KEPT_TOTAL = 4096
+MAX_IDLE = 4096
 IDLE_SECONDS = 30.0
 """The agent never closes an idle connection; the engine does, so that an idle sandbox holds none."""
 
@@ -49,7 +49,7 @@ class Pool:
     def give(self, sandbox_id: str, upstream: Upstream) -> None:
         """Keep a connection whose exchange ended successfully."""
         idle = self.idle.setdefault(sandbox_id, [])
-        if len(idle) >= KEPT_EACH or self._count >= KEPT_TOTAL:
+        if len(idle) >= MAX_IDLE_PER_SANDBOX or self._count >= MAX_IDLE:
             if not idle:
                 del self.idle[sandbox_id]
             upstream.abort()
@@ -64,16 +64,16 @@ class Pool:
     @contextmanager
     def busy(self, sandbox_id: str, connection: Connection) -> Iterator[None]:
         """While the context lasts, `drop` closes this connection."""
-        self.enter(sandbox_id, connection)
+        self.add_busy(sandbox_id, connection)
         try:
             yield
         finally:
-            self.leave(sandbox_id, connection)
+            self.remove_busy(sandbox_id, connection)
 
-    def enter(self, sandbox_id: str, connection: Connection) -> None:
+    def add_busy(self, sandbox_id: str, connection: Connection) -> None:
         self._busy.setdefault(sandbox_id, set()).add(connection)
 
-    def leave(self, sandbox_id: str, connection: Connection) -> None:
+    def remove_busy(self, sandbox_id: str, connection: Connection) -> None:
         if busy := self._busy.get(sandbox_id):
             busy.discard(connection)
             if not busy:

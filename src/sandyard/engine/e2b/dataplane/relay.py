@@ -18,7 +18,7 @@ from sandyard.engine.e2b.dataplane.reply import Head, UpstreamError
 from sandyard.engine.e2b.dataplane.upstream import Upstream
 from sandyard.kit.headers import HOP_BY_HOP
 
-NOT_PASSED_ON = HOP_BY_HOP | {b"expect"}  # the server itself sends "100 Continue"
+NOT_FORWARDED = HOP_BY_HOP | {b"expect"}  # the server itself sends "100 Continue"
 FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 RECEIPTS = b"x-delivery-receipts"
 """Asks the agent to expect receipts for its reply, and in the reply confirms that it does: an agent of an earlier
@@ -45,15 +45,15 @@ class Request:
     receipts: bool = False
 
 
-def end_to_end(headers: Headers) -> Headers:
+def filter_end_to_end(headers: Headers) -> Headers:
     """Return the headers without those that concern only one connection."""
-    kept = [pair for pair in headers if pair[0] not in NOT_PASSED_ON]
+    kept = [pair for pair in headers if pair[0] not in NOT_FORWARDED]
     if len(kept) == len(headers):
         return kept
-    named = {
+    listed = {
         token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")
     } - {b"close", b"keep-alive"}
-    return [pair for pair in kept if pair[0] not in named] if named else kept
+    return [pair for pair in kept if pair[0] not in listed] if listed else kept
 
 
 def build_request(
@@ -66,7 +66,7 @@ def build_request(
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
     lines = [b"%b %b HTTP/1.1" % (scope["method"].encode(), target)]
-    kept = [pair for pair in end_to_end(headers) if pair[0] not in drop and pair[0] not in FRAMING]
+    kept = [pair for pair in filter_end_to_end(headers) if pair[0] not in drop and pair[0] not in FRAMING]
     # Use the common capitalisation: some programs in sandboxes look for exactly "Host:".
     lines += [b"%b: %b" % (name.title(), value) for name, value in kept + (add or [])]
     # The body's framing follows how it was parsed, regardless of contradictory client headers: otherwise the agent
@@ -80,7 +80,7 @@ def build_request(
     return Request(scope["method"], b"\r\n".join(lines), chunked, offered)
 
 
-def _chunk(body: bytes, more: bool, chunked: bool) -> bytes:
+def _encode_chunk(body: bytes, more: bool, chunked: bool) -> bytes:
     if not chunked:
         return body
     data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
@@ -108,14 +108,14 @@ class Exchange:
         """Run the exchange and return whether the connection can be reused. Raises ClientGoneError, and UpstreamError
         while nothing was sent to the client. May be run again on another connection after StaleConnectionError."""
         body, more = self._first.get("body", b""), self._first.get("more_body", False)
-        upstream.begin(request.method, request.head + _chunk(body, more, request.chunked))
+        upstream.begin(request.method, request.head + _encode_chunk(body, more, request.chunked))
         self._sent = not more
-        pump = asyncio.ensure_future(self._pump(upstream, request.chunked))
+        forwarding = asyncio.ensure_future(self._forward_body(upstream, request.chunked))
         try:
             head = await upstream.head()
             self._first = {}  # a stream may last for hours, and its first chunk is already sent
-            if not await self._reply(head, upstream, receipts=request.receipts):
-                await self._cut_connection(pump)
+            if not await self._forward_reply(head, upstream, receipts=request.receipts):
+                await self._cut_connection(forwarding)
         except UpstreamError as error:
             if self._client_gone:
                 raise ClientGoneError from error
@@ -123,11 +123,11 @@ class Exchange:
                 raise StaleConnectionError from error
             raise
         finally:
-            pump.cancel()
+            forwarding.cancel()
             usable = upstream.finish(sent=self._sent)
         return usable
 
-    async def _pump(self, upstream: Upstream, chunked: bool) -> None:
+    async def _forward_body(self, upstream: Upstream, chunked: bool) -> None:
         """Send the rest of the request's body, then watch whether the client is still connected."""
         while True:
             message = await self._receive()
@@ -138,15 +138,15 @@ class Exchange:
             body, more = message.get("body", b""), message.get("more_body", False)
             if self._sent:
                 continue
-            if data := _chunk(body, more, chunked):
+            if data := _encode_chunk(body, more, chunked):
                 upstream.write(data)
                 await upstream.drain()
             self._sent = not more
 
-    async def _reply(self, head: Head, upstream: Upstream, *, receipts: bool) -> bool:
+    async def _forward_reply(self, head: Head, upstream: Upstream, *, receipts: bool) -> bool:
         """Forward the reply. Return False if it was interrupted and the client's connection has to be closed."""
         send = self._send
-        headers = end_to_end(head.headers)
+        headers = filter_end_to_end(head.headers)
         deliver = send
         if receipts and (RECEIPTS, b"1") in headers:
             headers.remove((RECEIPTS, b"1"))
@@ -157,9 +157,9 @@ class Exchange:
         more = True
         try:
             while more:
-                piece = await upstream.body()
+                chunk = await upstream.body()
                 more = not upstream.complete
-                await deliver({"type": "http.response.body", "body": piece, "more_body": more})
+                await deliver({"type": "http.response.body", "body": chunk, "more_body": more})
         except UpstreamError:
             return self._client_gone
         finally:
@@ -180,9 +180,8 @@ class Exchange:
             await self._send(message)
             if not message["body"]:
                 return
-            if not await extension[
-                "settled"
-            ]():  # the agent waits for a receipt on this connection, so it cannot be reused
+            if not await extension["settled"]():
+                # the agent waits for a receipt on this connection, so it cannot be reused
                 upstream.abort("The client disconnected.")
                 return
             total += len(message["body"])
@@ -190,9 +189,9 @@ class Exchange:
 
         return deliver
 
-    async def _cut_connection(self, pump: asyncio.Future[None]) -> None:
+    async def _cut_connection(self, forwarding: asyncio.Future[None]) -> None:
         """Close the client's connection in the middle of its reply. Data sent before still arrives."""
         extension = self._scope.get("extensions", {}).get(CLOSE)
         if extension is not None:
             extension["close"]()
-            await asyncio.wait((pump,))
+            await asyncio.wait((forwarding,))

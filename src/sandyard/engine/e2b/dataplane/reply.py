@@ -46,10 +46,10 @@ class Reply:
         self.keep_alive = True
         self.waiting = 0  # bytes fed and not taken
         self.parts = 0  # chunks and headers so far
-        self._headless = method == "HEAD"
+        self._bodyless = method == "HEAD"
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
-        self._pieces: list[bytes] = []
+        self._chunks: list[bytes] = []
         self._remaining: int | None = None
         self._until_close = False
         self._progress = False
@@ -66,7 +66,7 @@ class Reply:
         if self.complete:
             raise BadReplyError("The sandbox sent unexpected data.")
         if self._until_close:
-            self._keep(data)
+            self._append(data)
         elif self._remaining is not None:
             self._feed_counted(data)
         else:
@@ -80,8 +80,8 @@ class Reply:
 
     def take(self) -> bytes:
         """Return the data received since the last call."""
-        pieces, self._pieces, self.waiting = self._pieces, [], 0
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        chunks, self._chunks, self.waiting = self._chunks, [], 0
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     # httptools callbacks
 
@@ -102,7 +102,7 @@ class Reply:
             return
         if not 200 <= status <= 599:
             raise BadReplyError(f"The sandbox answered with status {status}.")
-        self._frame(status)
+        self._determine_framing(status)
         self.keep_alive = self.keep_alive and self._parser.should_keep_alive()
         self.head = Head(status, self._headers)
         self._progress = True
@@ -110,11 +110,11 @@ class Reply:
     def on_body(self, body: bytes) -> None:
         self.parts += 1
         self._progress = True
-        if self._headless:
+        if self._bodyless:
             return
         if self._remaining is not None:
             self._remaining -= len(body)
-        self._keep(body)
+        self._append(body)
 
     def on_message_complete(self) -> None:
         if self.head is not None and not self._until_close:
@@ -122,15 +122,15 @@ class Reply:
 
     # inside
 
-    def _frame(self, status: int) -> None:
+    def _determine_framing(self, status: int) -> None:
         """Determine where the body ends, according to RFC 9112 section 6.3."""
         coding = b",".join(value for name, value in self._headers if name == b"transfer-encoding").strip().lower()
         lengths = {value.strip() for name, value in self._headers if name == b"content-length"}
         if len(lengths) > 1 or not all(value.isdigit() and len(value) < 19 for value in lengths):
             raise BadReplyError("The sandbox sent an invalid Content-Length.")
-        if self._headless or status in (204, 304):
+        if self._bodyless or status in (204, 304):
             self.complete = True
-            self.keep_alive = not self._headless  # the parser cannot be told that no body follows
+            self.keep_alive = not self._bodyless  # the parser cannot be told that no body follows
         elif coding:
             if coding != b"chunked":
                 raise BadReplyError("The sandbox sent an unknown Transfer-Encoding.")
@@ -161,12 +161,12 @@ class Reply:
         if surplus > 0:
             data = data[: self._remaining]
         self._remaining -= len(data)
-        self._keep(data)
+        self._append(data)
         self.complete = self._remaining == 0
         if surplus > 0:
             raise BadReplyError("The sandbox sent more than the announced length.")
 
-    def _keep(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> None:
         if data:
-            self._pieces.append(data)
+            self._chunks.append(data)
             self.waiting += len(data)

@@ -19,8 +19,8 @@ from sandyard.engine.e2b.dataplane.target import SignedFile
 from sandyard.kit.errors import FullError, UnauthenticatedError
 from sandyard.kit.secret import Secret
 
-REMEMBERED = 1024
-SLICE = 2000
+MAX_CACHED = 1024
+TOKENS_PER_SLICE = 2000
 """Tokens tried before other tasks get a turn: about a millisecond."""
 GUESSES_BURST = 50.0
 GUESSES_PER_SECOND = 5.0
@@ -28,7 +28,7 @@ GUESSES_PER_SECOND = 5.0
 
 def sign(file: SignedFile, token: str) -> str:
     """Return the correct signature."""
-    return _finish(_begin(file), file, token)
+    return _finish_signature(_hash_prefix(file), file, token)
 
 
 def verify(file: SignedFile, token: Secret) -> None:
@@ -53,22 +53,22 @@ class SignatureIndex:
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
-        if self._credit(client) < 1:
+        if self._get_credit(client) < 1:
             raise FullError(
                 "Too many file URLs with a wrong signature were requested from your address. Try again in a few seconds."
             )
-        begun, wanted = _begin(file), file.signature.encode(errors="replace")
+        prefix, signature = _hash_prefix(file), file.signature.encode(errors="replace")
         for number, (sandbox_id, token) in enumerate(tokens, 1):
-            if hmac.compare_digest(_finish(begun, file, token.reveal()).encode(), wanted):
+            if hmac.compare_digest(_finish_signature(prefix, file, token.reveal()).encode(), signature):
                 self._known[key] = sandbox_id
-                if len(self._known) > REMEMBERED:
+                if len(self._known) > MAX_CACHED:
                     self._known.popitem(last=False)
                 return sandbox_id
-            if number % SLICE == 0:
+            if number % TOKENS_PER_SLICE == 0:
                 await asyncio.sleep(0)
-        self._guesses[client] = (self._credit(client) - 1, time.monotonic())
+        self._guesses[client] = (self._get_credit(client) - 1, time.monotonic())
         self._guesses.move_to_end(client)
-        if len(self._guesses) > REMEMBERED:
+        if len(self._guesses) > MAX_CACHED:
             self._guesses.popitem(last=False)
         raise UnauthenticatedError("invalid signature")
 
@@ -77,16 +77,16 @@ class SignatureIndex:
         for key in [key for key, known in self._known.items() if known == sandbox_id]:
             del self._known[key]
 
-    def _credit(self, client: str) -> float:
+    def _get_credit(self, client: str) -> float:
         left, since = self._guesses.get(client, (GUESSES_BURST, time.monotonic()))
         return min(GUESSES_BURST, left + (time.monotonic() - since) * GUESSES_PER_SECOND)
 
 
-def _begin(file: SignedFile) -> hashlib._Hash:
+def _hash_prefix(file: SignedFile) -> hashlib._Hash:
     return hashlib.sha256(f"{file.path}:{file.operation}:{file.user}:".encode(errors="surrogatepass"))
 
 
-def _finish(begun: hashlib._Hash, file: SignedFile, token: str) -> str:
-    digest = begun.copy()
+def _finish_signature(prefix: hashlib._Hash, file: SignedFile, token: str) -> str:
+    digest = prefix.copy()
     digest.update(token.encode() if file.expires is None else f"{token}:{file.expires}".encode())
     return "v1_" + base64.b64encode(digest.digest()).rstrip(b"=").decode()

@@ -12,7 +12,7 @@ from sandyard.kit.errors import InvalidInputError
 
 SANDBOX_ID = b"e2b-sandbox-id"
 SANDBOX_PORT = b"e2b-sandbox-port"
-CONTROL = "/sandboxes/"
+CONTROL_PREFIX = "/sandboxes/"
 """A path prefix that agents do not use: SDKs before 2.27 send the routing headers with `connect` too, which is a
 control call."""
 _HOST = re.compile(rb"(\d{1,5})-([A-Za-z0-9]+)(?:-[A-Za-z0-9]+)?\.")
@@ -35,7 +35,7 @@ class SignedFile:
     expires: str | None
 
 
-def short_id(value: str) -> str:
+def strip_client_id(value: str) -> str:
     """Return a sandbox id without the second half that old clients add: `id-clientid`."""
     return value.partition("-")[0]
 
@@ -57,12 +57,12 @@ def find_target(scope: Scope) -> Target | None:
         if match is None:
             return None
         port, sandbox_id = match.group(1), match.group(2)
-    elif scope["path"].startswith(CONTROL) and _port(port) == AGENT_PORT:
+    elif scope["path"].startswith(CONTROL_PREFIX) and _parse_port(port) == AGENT_PORT:
         return None
-    return Target(short_id(sandbox_id.decode("latin-1").strip()), _port(port))
+    return Target(strip_client_id(sandbox_id.decode("latin-1").strip()), _parse_port(port))
 
 
-def _port(value: bytes | None) -> int:
+def _parse_port(value: bytes | None) -> int:
     if value is None:
         return AGENT_PORT
     if not (value.isdigit() and len(value) <= 5 and 0 < int(value) < 65536):
@@ -70,7 +70,7 @@ def _port(value: bytes | None) -> int:
     return int(value)
 
 
-def signed_file(scope: Scope) -> SignedFile | None:
+def parse_signed_file(scope: Scope) -> SignedFile | None:
     """Return the signature in the URL of a `/files` request, or None. Raises InvalidInputError."""
     if scope["path"] != "/files" or b"signature=" not in scope["query_string"]:
         return None
@@ -82,13 +82,13 @@ def signed_file(scope: Scope) -> SignedFile | None:
     except ValueError:
         raise InvalidInputError("The URL has too many parameters.") from None
 
-    def one(name: str) -> str | None:
+    def get_first(name: str) -> str | None:
         return query[name][0] if name in query else None
 
-    signature = one("signature")
+    signature = get_first("signature")
     if signature is None:
         return None
-    expires = one("signature_expiration")
+    expires = get_first("signature_expiration")
     if expires is not None and not (expires.isascii() and expires.isdigit() and len(expires) <= 15):
         raise InvalidInputError("signature_expiration is not valid: use a Unix time in seconds.")
-    return SignedFile(one("path") or "", operation, one("username") or "", signature, expires)
+    return SignedFile(get_first("path") or "", operation, get_first("username") or "", signature, expires)

@@ -19,7 +19,7 @@ from sandyard.engine.e2b.dataplane import pages
 from sandyard.engine.e2b.dataplane.asgi import Headers, Scope
 from sandyard.engine.e2b.dataplane.connection import open_connection
 from sandyard.engine.e2b.dataplane.pages import Page
-from sandyard.engine.e2b.dataplane.relay import end_to_end
+from sandyard.engine.e2b.dataplane.relay import filter_end_to_end
 from sandyard.engine.e2b.dataplane.reply import SILENT_LIMIT, BadReplyError, Reply, UpstreamError
 from sandyard.engine.e2b.dataplane.target import Target
 from sandyard.kit.connections import UnreadWatch
@@ -30,8 +30,8 @@ from sandyard.kit.server import SLICE_BYTES
 if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
-BUFFER = 256 * 1024
-FAREWELL_SECONDS = 1.0
+BUFFER_BYTES = 256 * 1024
+CLOSE_TIMEOUT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class TunnelConnection:
 
     target: Target
     sock: socket.socket
-    secure: str | None
+    server_name: str | None
     headers: Headers
 
 
@@ -77,13 +77,13 @@ class Tunnel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=BUFFER)
+        self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
         self._unread = UnreadWatch(self._transport, asyncio.get_running_loop())
         self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         if self._task is None:
-            self.hold()
+            self.pause_reading()
             self._task = asyncio.get_running_loop().create_task(self._open(data))
         elif self._sandbox_side is not None:
             self._sandbox_side.write(data)
@@ -103,18 +103,18 @@ class Tunnel(asyncio.Protocol):
         if self._unread is not None:
             self._unread.start()
         if self._sandbox_side is not None:
-            self._sandbox_side.hold()
+            self._sandbox_side.pause_reading()
 
     def resume_writing(self) -> None:
         if self._sandbox_side is not None:
-            self._sandbox_side.resume()
+            self._sandbox_side.resume_reading()
 
     def shutdown(self) -> None:
         """Close the connection because the server stops. Over TLS, do not rely on the client completing the closing
         handshake."""
         self.close()
         if self._transport is not None:
-            asyncio.get_running_loop().call_later(FAREWELL_SECONDS, self._transport.abort)
+            asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_SECONDS, self._transport.abort)
 
     def abort(self, reason: str = "") -> None:
         """Close the connection because the sandbox paused or ended."""
@@ -125,11 +125,11 @@ class Tunnel(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
-    def hold(self) -> None:
+    def pause_reading(self) -> None:
         if self._transport is not None and self._transport.is_reading():
             self._transport.pause_reading()
 
-    def resume(self) -> None:
+    def resume_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():
             self._transport.resume_reading()
 
@@ -153,7 +153,7 @@ class Tunnel(asyncio.Protocol):
         self.close()
 
     async def _open(self, request: bytes) -> None:
-        scope = _scope(request, self._transport)
+        scope = _make_scope(request, self._transport)
         try:
             connection = await self._gateway.open_tunnel(scope, self)
         except SandyardError as error:
@@ -163,7 +163,9 @@ class Tunnel(asyncio.Protocol):
             return
         self._target = connection.target
         try:
-            self._sandbox_side = await open_connection(lambda: SandboxSide(self), connection.sock, connection.secure)
+            self._sandbox_side = await open_connection(
+                lambda: SandboxSide(self), connection.sock, connection.server_name
+            )
         except BadReplyError as error:
             self.refuse(pages.plain(502, str(error), self._target), scope["headers"])
             return
@@ -186,7 +188,7 @@ class SandboxSide(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=BUFFER)
+        self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
 
     def data_received(self, data: bytes) -> None:
         if self._head is None:
@@ -205,26 +207,26 @@ class SandboxSide(asyncio.Protocol):
     def _end(self) -> None:
         """Handle the end of the connection, after everything received before was forwarded."""
         if self._refusal is not None and self._refusal.end():
-            self._pass_refusal(self._refusal)
+            self._forward_refusal(self._refusal)
         elif self._head is not None:
             self._client.refuse(pages.plain(502, "The sandbox closed the connection instead of upgrading it."), [])
         self._client.close()
 
     def pause_writing(self) -> None:
-        self._client.hold()
+        self._client.pause_reading()
 
     def resume_writing(self) -> None:
-        self._client.resume()
+        self._client.resume_reading()
 
     def write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
-    def hold(self) -> None:
+    def pause_reading(self) -> None:
         if self._transport is not None and self._transport.is_reading():
             self._transport.pause_reading()
 
-    def resume(self) -> None:
+    def resume_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():
             self._transport.resume_reading()
 
@@ -242,7 +244,7 @@ class SandboxSide(asyncio.Protocol):
         if head.startswith((b"HTTP/1.1 101 ", b"HTTP/1.1 101\r")):
             self._head = None
             self._client.write(head)
-            self._client.resume()
+            self._client.resume_reading()
             return
         assert self._transport is not None
         self._refusal = Reply("GET")
@@ -264,17 +266,17 @@ class SandboxSide(asyncio.Protocol):
             self.close()
             return 0
         if reply.complete or reply.waiting > SILENT_LIMIT:
-            self._pass_refusal(reply)
+            self._forward_refusal(reply)
         return reply.parts - before
 
-    def _pass_refusal(self, reply: Reply) -> None:
+    def _forward_refusal(self, reply: Reply) -> None:
         self._head, self._refusal = None, None
         if reply.head is not None:
-            self._client.respond(reply.head.status, end_to_end(reply.head.headers), reply.take()[:SILENT_LIMIT])
+            self._client.respond(reply.head.status, filter_end_to_end(reply.head.headers), reply.take()[:SILENT_LIMIT])
         self.close()
 
 
-def _scope(request: bytes, transport: asyncio.Transport | None) -> Scope:
+def _make_scope(request: bytes, transport: asyncio.Transport | None) -> Scope:
     """Return the parts of an ASGI scope that routing and access checks use."""
     start, *lines = request.split(b"\r\n\r\n", 1)[0].split(b"\r\n")
     method, target, _ = start.split(b" ", 2)

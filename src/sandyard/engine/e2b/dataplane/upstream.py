@@ -34,14 +34,14 @@ class Upstream(asyncio.Protocol):
         self._failure: UpstreamError | None = None
         self._lost = False
         self._fresh = True
-        self._heard = False
+        self._received_data = False
         self.idle_since = 0.0
 
     @classmethod
-    async def open(cls, sock: socket.socket, secure: str | None = None) -> Upstream:
+    async def open(cls, sock: socket.socket, server_name: str | None = None) -> Upstream:
         """Take over a connected socket, as `open_connection` does."""
         loop = asyncio.get_running_loop()
-        return await open_connection(lambda: cls(loop), sock, secure)
+        return await open_connection(lambda: cls(loop), sock, server_name)
 
     # the exchange
 
@@ -49,7 +49,7 @@ class Upstream(asyncio.Protocol):
         """Send a request's head, with the part of its body that is already available."""
         assert self._reply is None
         self._reply = Reply(method)
-        self._heard = False
+        self._received_data = False
         self.write(request)
 
     def write(self, data: bytes) -> None:
@@ -81,11 +81,11 @@ class Upstream(asyncio.Protocol):
         assert self._reply is not None
         while not self._reply.waiting and not self._reply.complete:
             await self._wait()
-        piece = self._reply.take()
+        chunk = self._reply.take()
         if self._read_paused and self._inflow is not None:
             self._read_paused = False
             self._inflow.resume()
-        return piece
+        return chunk
 
     @property
     def complete(self) -> bool:
@@ -120,7 +120,7 @@ class Upstream(asyncio.Protocol):
     def silent(self) -> bool:
         """Whether the connection was reused and failed before the first byte of a reply: the other end may have closed
         it while it was idle."""
-        return not self._fresh and self._lost and not self._heard
+        return not self._fresh and self._lost and not self._received_data
 
     # asyncio.Protocol
 
@@ -146,7 +146,7 @@ class Upstream(asyncio.Protocol):
         if reply is None:
             self._fail(BadReplyError("The sandbox sent unexpected data."))
             return 0
-        self._heard = True
+        self._received_data = True
         before = reply.parts
         try:
             reply.feed(data)

@@ -12,12 +12,12 @@ KEY = "sandyard"
 
 def apply(parent: Mapping[str, Any]) -> Callable[[], None]:
     """Set the variables in a request's metadata. Call the returned function when the request is done."""
-    wishes = (parent.get("metadata") or {}).get(KEY) or {}
-    os.environ.update(wishes.get("env") or {})
-    once = wishes.get("env_once") or {}
-    back = wishes.get("env_back") or {}
-    before = {name: back.get(name, os.environ.get(name)) for name in once}
-    os.environ.update(once)
+    variables = (parent.get("metadata") or {}).get(KEY) or {}
+    os.environ.update(variables.get("env") or {})
+    temporary = variables.get("env_once") or {}
+    restored = variables.get("env_back") or {}
+    before = {name: restored.get(name, os.environ.get(name)) for name in temporary}
+    os.environ.update(temporary)
 
     def restore() -> None:
         for name, value in before.items():

@@ -25,11 +25,11 @@ const evaluateInRepl = server.eval.bind(server)
 // The REPL reports errors in a cell, immediate or after an await, to its domain. Errors while no cell is running, in a
 // timer or in a promise that nobody awaits, are printed.
 let fail = (error) => console.error(error)
-const printed = fail
-const interrupted = () => fail !== printed && fail(new KeyboardInterrupt())
-process.on('SIGINT', interrupted)
+const printError = fail
+const handleInterrupt = () => fail !== printError && fail(new KeyboardInterrupt())
+process.on('SIGINT', handleInterrupt)
 process.on('uncaughtException', (error) => fail(error))
-process.on('unhandledRejection', (error) => printed(error))
+process.on('unhandledRejection', (error) => printError(error))
 server._domain?.removeAllListeners('error').on('error', (error) => fail(error))
 
 class KeyboardInterrupt extends Error {
@@ -47,17 +47,17 @@ function evaluate(code) {
       else reject(error instanceof repl.Recoverable ? error.err : error)
     }
     // While a script runs, Node itself handles the signal to interrupt it. With a listener it would end the process.
-    process.removeListener('SIGINT', interrupted)
+    process.removeListener('SIGINT', handleInterrupt)
     evaluateInRepl(code, server.context, 'cell', (error, value) => (error ? fail(error) : resolve(value)))
-    process.on('SIGINT', interrupted)
-  }).finally(() => (fail = printed))
+    process.on('SIGINT', handleInterrupt)
+  }).finally(() => (fail = printError))
 }
 
 // Scripts cannot have static imports, so they are replaced with dynamic ones. `var` allows running a cell again.
 const NAMED = /^[ \t]*import\s+(?!type\b)([\w$*{][^'";]*?)\s+from\s*(['"])([^'"\n]+)\2[ \t]*;?/gm
 const BARE = /^[ \t]*import\s*(['"])([^'"\n]+)\1[ \t]*;?/gm
 
-function withoutImports(code) {
+function replaceImports(code) {
   return code
     .replace(NAMED, (_, bindings, _quote, name) => {
       const load = `await globalThis[Symbol.for('sandyard.import')](${JSON.stringify(name)})`
@@ -85,7 +85,7 @@ const RICH = {
   _toJpeg: 'image/jpeg',
 }
 
-function shown(value) {
+function formatValue(value) {
   const data = { 'text/plain': util.inspect(value) }
   if (value === null || typeof value !== 'object') return data
   if (typeof value._toMime === 'function') Object.assign(data, value._toMime())
@@ -95,10 +95,10 @@ function shown(value) {
   return data
 }
 
-function described(error) {
+function describeError(error) {
   if (!util.types.isNativeError(error)) {
-    const said = util.inspect(error)
-    return { ename: 'Error', evalue: said, traceback: [`Uncaught ${said}`] }
+    const text = util.inspect(error)
+    return { ename: 'Error', evalue: text, traceback: [`Uncaught ${text}`] }
   }
   const lines = String(error.stack ?? error).split('\n')
   const own = lines.findIndex((line) => /^\s+at .*(node:(internal|vm|repl)|evaluator\.cjs)/.test(line))
@@ -115,11 +115,11 @@ async function answer(request) {
     }
     globalThis.require = createRequire(path.join(process.cwd(), 'cell'))
     const typed = request.language === 'typescript'
-    const code = withoutImports(typed ? stripTypeScriptTypes(request.code, { mode: 'transform' }) : request.code)
+    const code = replaceImports(typed ? stripTypeScriptTypes(request.code, { mode: 'transform' }) : request.code)
     const value = await evaluate(code)
-    return value === undefined ? {} : { data: shown(value) }
+    return value === undefined ? {} : { data: formatValue(value) }
   } catch (error) {
-    return { error: described(error) }
+    return { error: describeError(error) }
   } finally {
     for (const [name, value] of Object.entries(before)) {
       if (value === undefined) delete process.env[name]
@@ -130,8 +130,8 @@ async function answer(request) {
 
 async function serve() {
   let unread = ''
-  for await (const piece of fs.createReadStream(null, { fd: requests, encoding: 'utf8' })) {
-    unread += piece
+  for await (const chunk of fs.createReadStream(null, { fd: requests, encoding: 'utf8' })) {
+    unread += chunk
     const lines = unread.split('\n')
     unread = lines.pop()
     for (const line of lines) fs.writeSync(answers, JSON.stringify(await answer(JSON.parse(line))) + '\n')

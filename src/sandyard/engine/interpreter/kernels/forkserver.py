@@ -42,9 +42,9 @@ def _become_kernel(request: dict[str, Any]) -> NoReturn:
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        nothing = os.open("/dev/null", os.O_RDWR)
-        os.dup2(nothing, 0)
-        os.dup2(nothing, 1)  # a kernel sends its output as messages
+        null = os.open("/dev/null", os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)  # a kernel sends its output as messages
         os.closerange(3, 256)
         os.environ.clear()
         os.environ.update(request["env"])

@@ -18,11 +18,11 @@ def install() -> None:
     """Install the hook, which runs when the user imports Pillow."""
     if MODULE in sys.modules:
         _extend_image(sys.modules[MODULE])
-    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watch())
+    elif not any(isinstance(finder, _ImageFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _ImageFinder())
 
 
-class _Watch(importlib.abc.MetaPathFinder):
+class _ImageFinder(importlib.abc.MetaPathFinder):
     """Lets other finders find the module, and extends it once it is loaded."""
 
     def find_spec(
@@ -35,11 +35,11 @@ class _Watch(importlib.abc.MetaPathFinder):
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
-            def load_and_teach(module: ModuleType) -> None:
+            def load_and_extend(module: ModuleType) -> None:
                 load(module)
                 _extend_image(module)
 
-            spec.loader.exec_module = load_and_teach  # type: ignore[method-assign]
+            spec.loader.exec_module = load_and_extend  # type: ignore[method-assign]
         return spec
 
 

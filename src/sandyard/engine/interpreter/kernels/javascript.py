@@ -31,14 +31,14 @@ class JavaScriptKernel(Kernel):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._node: subprocess.Popen[bytes] | None = None
-        self._pipes: dict[int, int] = {}  # our ends, by descriptor number in Node
+        self._pipes: dict[int, int] = {}  # this process's ends, by descriptor number in Node
         self._answer: asyncio.Future[dict[str, Any]] | None = None
         self._unread = b""
-        self._wishes: dict[str, Any] = {}
+        self._request_env: dict[str, Any] = {}
         self._request: dict[str, Any] = {}  # Node's output belongs to the latest request
 
     async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        self._wishes = (parent.get("metadata") or {}).get(KEY) or {}
+        self._request_env = (parent.get("metadata") or {}).get(KEY) or {}
         self._request = parent
         await super().execute_request(stream, ident, parent)
 
@@ -58,7 +58,7 @@ class JavaScriptKernel(Kernel):  # type: ignore[misc]
         # Node gets the interrupt itself, because it is in the same process group. Here it would end the loop.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._answer = asyncio.get_running_loop().create_future()
-        request = {"code": code, "language": self.language, **self._wishes}
+        request = {"code": code, "language": self.language, **self._request_env}
         try:
             await asyncio.to_thread(self._write, json.dumps(request).encode() + b"\n")
             answer = await self._answer
@@ -88,48 +88,50 @@ class JavaScriptKernel(Kernel):  # type: ignore[misc]
             loop.remove_reader(fd)
             os.close(fd)
         pairs = {1: os.pipe(), 2: os.pipe(), 3: os.pipe(), 4: os.pipe()}
-        theirs = {number: pair[0] if number == 3 else pair[1] for number, pair in pairs.items()}
+        node_ends = {number: pair[0] if number == 3 else pair[1] for number, pair in pairs.items()}
         self._pipes = {number: pair[1] if number == 3 else pair[0] for number, pair in pairs.items()}
         self._node = subprocess.Popen(
-            ["node", "--no-warnings", str(EVALUATOR), str(theirs[3]), str(theirs[4])],
+            ["node", "--no-warnings", str(EVALUATOR), str(node_ends[3]), str(node_ends[4])],
             stdin=subprocess.DEVNULL,
-            stdout=theirs[1],
-            stderr=theirs[2],
-            pass_fds=(theirs[3], theirs[4]),
+            stdout=node_ends[1],
+            stderr=node_ends[2],
+            pass_fds=(node_ends[3], node_ends[4]),
             restore_signals=True,
         )
-        for fd in theirs.values():
+        for fd in node_ends.values():
             os.close(fd)
         self._unread = b""
         for number in (1, 2, 4):
             os.set_blocking(self._pipes[number], False)
-            loop.add_reader(self._pipes[number], *((self._drain,) if number == 4 else (self._pass_on, number)))
+            loop.add_reader(
+                self._pipes[number], *((self._handle_answer,) if number == 4 else (self._forward_output, number))
+            )
 
-    def _pass_on(self, number: int) -> None:
-        """Pass on Node's output as it arrives, also between executions, so that Node never blocks."""
-        pieces = []
+    def _forward_output(self, number: int) -> None:
+        """Forward Node's output as it arrives, also between executions, so that Node never blocks."""
+        chunks = []
         with contextlib.suppress(BlockingIOError):
-            while piece := os.read(self._pipes[number], 1 << 16):
-                pieces.append(piece)
+            while chunk := os.read(self._pipes[number], 1 << 16):
+                chunks.append(chunk)
             asyncio.get_running_loop().remove_reader(self._pipes[number])
-        if pieces:
-            text = b"".join(pieces).decode(errors="replace")
+        if chunks:
+            text = b"".join(chunks).decode(errors="replace")
             content = {"name": _STREAMS[number], "text": text}
             self.session.send(self.iopub_socket, "stream", content, parent=self._request)
 
-    def _drain(self) -> None:
-        """Handle an answer: pass on whatever was printed before it first."""
+    def _handle_answer(self) -> None:
+        """Handle an answer, after forwarding what was printed before it."""
         ended = False
         with contextlib.suppress(BlockingIOError):
-            while piece := os.read(self._pipes[4], 1 << 16):
-                self._unread += piece
+            while chunk := os.read(self._pipes[4], 1 << 16):
+                self._unread += chunk
             ended = True
             asyncio.get_running_loop().remove_reader(self._pipes[4])
         *lines, self._unread = self._unread.split(b"\n")
         if not (lines or ended) or self._answer is None or self._answer.done():
             return
-        self._pass_on(1)
-        self._pass_on(2)
+        self._forward_output(1)
+        self._forward_output(2)
         if lines:
             self._answer.set_result(json.loads(lines[-1]))
         else:

@@ -20,7 +20,7 @@ KERNELS = {
     "typescript": TypeScriptKernel,
     "bash": ShellKernel,
 }
-STARTING = (
+PRELOADED_MODULES = (
     "ipykernel.zmqshell",
     "ipykernel.debugger",
     "IPython.core.completerlib",
@@ -43,7 +43,7 @@ class KernelApp(IPKernelApp):  # type: ignore[misc]
 
 def prepare() -> None:
     """Import what a kernel imports at start, once for all kernels that are forked from here."""
-    for module in STARTING:
+    for module in PRELOADED_MODULES:
         with contextlib.suppress(ImportError):  # missing in other releases
             importlib.import_module(module)
 

@@ -35,7 +35,7 @@ class ChartFormatter(BaseFormatter):  # type: ignore[misc]
         # matplotlib's own setup removes figures from every formatter's table, so it cannot be registered there
         figures = sys.modules.get("matplotlib.figure")
         if figures is not None and isinstance(obj, figures.Figure):
-            return chart(obj)
+            return make_chart(obj)
         return super().__call__(obj)
 
 
@@ -45,54 +45,56 @@ class PlainJsonFormatter(JSONFormatter):  # type: ignore[misc]
     def __call__(self, obj: Any) -> Any:
         if isinstance(obj, list | dict):
             with contextlib.suppress(TypeError, ValueError, RecursionError):
-                return plain(obj), {"expanded": True}
+                return to_json(obj), {"expanded": True}
         return super().__call__(obj)
 
 
 def install(shell: Any) -> None:
     formatters = shell.display_formatter.formatters
     data = DataFormatter(parent=shell.display_formatter)
-    data.for_type_by_name("pandas", "DataFrame", columns)
-    data.for_type_by_name("pandas.core.frame", "DataFrame", columns)
+    data.for_type_by_name("pandas", "DataFrame", make_columns)
+    data.for_type_by_name("pandas.core.frame", "DataFrame", make_columns)
     formatters["e2b/data"] = data
     formatters["e2b/chart"] = ChartFormatter(parent=shell.display_formatter)
     formatters["application/json"] = PlainJsonFormatter(parent=shell.display_formatter)
 
 
-def columns(frame: Any) -> dict[str, list[Any]]:
-    return {str(name): [_cell(value) for value in values] for name, values in frame.to_dict(orient="list").items()}
+def make_columns(frame: Any) -> dict[str, list[Any]]:
+    return {
+        str(name): [_format_cell(value) for value in values] for name, values in frame.to_dict(orient="list").items()
+    }
 
 
-def chart(figure: Any) -> dict[str, Any] | None:
+def make_chart(figure: Any) -> dict[str, Any] | None:
     """Return the chart, or None if the figure is empty or cannot be read."""
     with contextlib.suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about other libraries' numbers do not belong in the user's stderr
         from e2b_charts import chart_figure_to_dict  # noqa: PLC0415
 
-        found = chart_figure_to_dict(figure)
-        return plain(found) or None
+        description = chart_figure_to_dict(figure)
+        return to_json(description) or None
     return None
 
 
-def _cell(value: Any) -> Any:
+def _format_cell(value: Any) -> Any:
     try:
-        return plain(value)
+        return to_json(value)
     except (TypeError, ValueError):
         return str(value)
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Return the value in JSON's types. Raises TypeError if that is not possible."""
     if value is None or type(value) in (str, bool, int):
         return value
     if isinstance(value, dict):
-        return {_key(name): plain(item) for name, item in value.items()}
+        return {_format_key(name): to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return _plain_scalar(value)
+        return [to_json(item) for item in value]
+    return _scalar_to_json(value)
 
 
-def _plain_scalar(value: Any) -> Any:
+def _scalar_to_json(value: Any) -> Any:
     if isinstance(value, str):  # a subclass, such as an enumeration
         return str(value.value) if hasattr(value, "value") else str(value)
     if isinstance(value, float):
@@ -100,14 +102,14 @@ def _plain_scalar(value: Any) -> Any:
     if hasattr(value, "isoformat"):  # dates, times, pandas' timestamps; NaT is not equal to itself
         return value.isoformat() if value == value else None  # noqa: PLR0124
     if hasattr(value, "tolist"):  # numpy
-        return plain(value.tolist())
+        return to_json(value.tolist())
     raise TypeError(f"{type(value).__name__} cannot be represented in JSON")
 
 
-def _key(name: Any) -> str:
+def _format_key(name: Any) -> str:
     if isinstance(name, str):
         return str(name)
-    name = plain(name)
+    name = to_json(name)
     if isinstance(name, bool | int | float) or name is None:
         return json.dumps(name)
     raise TypeError("only plain keys can be represented in JSON")

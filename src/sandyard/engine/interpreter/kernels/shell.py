@@ -18,15 +18,17 @@ class ShellKernel(BashKernel):  # type: ignore[misc]
     _execute_sleep = 0.0
 
     async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        wishes = (parent.get("metadata") or {}).get(KEY) or {}
-        stay, once, back = (_filter_names(wishes.get(name)) for name in ("env", "env_once", "env_back"))
-        self._run_quietly(_exports({**stay, **back}))
-        self._run_quietly("\n".join(map(_set_aside, once)))
-        self._run_quietly(_exports(once))
+        variables = (parent.get("metadata") or {}).get(KEY) or {}
+        persistent, temporary, restored = (
+            _filter_names(variables.get(name)) for name in ("env", "env_once", "env_back")
+        )
+        self._run_quietly(_make_exports({**persistent, **restored}))
+        self._run_quietly("\n".join(map(_make_save_command, temporary)))
+        self._run_quietly(_make_exports(temporary))
         try:
             await super().execute_request(stream, ident, parent)
         finally:
-            self._run_quietly("\n".join(map(_take_back, once)))
+            self._run_quietly("\n".join(map(_make_restore_command, temporary)))
 
     def _run_quietly(self, commands: str) -> None:
         if commands:
@@ -38,14 +40,14 @@ def _filter_names(variables: Mapping[str, str] | None) -> dict[str, str]:
     return {name: value for name, value in (variables or {}).items() if _NAME.fullmatch(name)}
 
 
-def _exports(variables: Mapping[str, str]) -> str:
+def _make_exports(variables: Mapping[str, str]) -> str:
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
 
 
-def _set_aside(name: str) -> str:
+def _make_save_command(name: str) -> str:
     return f'[ -z "${{{name}+x}}" ] || __before_{name}=${{{name}}}'
 
 
-def _take_back(name: str) -> str:
-    kept = f"__before_{name}"
-    return f'if [ -n "${{{kept}+x}}" ]; then export {name}="${{{kept}}}"; unset {kept}; else unset {name}; fi'
+def _make_restore_command(name: str) -> str:
+    saved = f"__before_{name}"
+    return f'if [ -n "${{{saved}+x}}" ]; then export {name}="${{{saved}}}"; unset {saved}; else unset {name}; fi'

@@ -13,7 +13,7 @@ from sandyard.kit.errors import SandyardError
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class Requirement:
     """One requirement. `remedy` says what to do if it is not met."""
 
     name: str
@@ -21,21 +21,21 @@ class Need:
     remedy: str
 
 
-def needs_of_base() -> Iterator[Need]:
+def list_base_requirements() -> Iterator[Requirement]:
     """Yield the requirements. Only inspects the machine: runs nothing and uses no network."""
-    yield Need("root", os.geteuid() == 0, "run as root: building base creates files of many users")
+    yield Requirement("root", os.geteuid() == 0, "run as root: building base creates files of many users")
     for command in ("mmdebstrap", "apt-get", "unshare", "setpriv"):
         package = {"apt-get": "apt", "unshare": "util-linux", "setpriv": "util-linux"}.get(command, command)
-        yield Need(command, shutil.which(command) is not None, f"install the package {package}")
-    yield Need("pip or uv", node.installer() is not None, "install pip or uv, which download Node")
+        yield Requirement(command, shutil.which(command) is not None, f"install the package {package}")
+    yield Requirement("pip or uv", node.find_installer() is not None, "install pip or uv, which download Node")
     try:
         sources.read_sources(sources.read_release())
     except SandyardError as error:
-        yield Need("apt sources", False, error.message)
+        yield Requirement("apt sources", False, error.message)
     else:
-        yield Need("apt sources", True, "")
+        yield Requirement("apt sources", True, "")
 
 
-def missing_for_base() -> list[str]:
+def list_missing_requirements() -> list[str]:
     """Return a sentence for each unmet requirement."""
-    return [need.remedy for need in needs_of_base() if not need.met]
+    return [requirement.remedy for requirement in list_base_requirements() if not requirement.met]

@@ -6,18 +6,18 @@ import ipaddress
 
 import pytest
 
-from sandyard.engine.images import web as webs
+from sandyard.engine.images import http_client
+from sandyard.engine.images.http_client import HttpClient
 from sandyard.engine.images.registry_access import RegistryPolicy
-from sandyard.engine.images.web import Web
 from sandyard.kit.errors import BusyError, ForbiddenError, InvalidInputError, UnreachableError
-from tests.images.server import Asked, Reply, serving
+from tests.images.server import ReceivedRequest, Reply, run_server
 
 HERE = RegistryPolicy(registries=frozenset({"127.0.0.1", "localhost"}))
 AUTH = {"Authorization": "Basic secret"}
 
 
-def make_client(policy: RegistryPolicy = HERE) -> Web:
-    return Web(policy, pause=0.01)
+def make_client(policy: RegistryPolicy = HERE) -> HttpClient:
+    return HttpClient(policy, pause=0.01)
 
 
 @pytest.mark.parametrize(
@@ -51,75 +51,80 @@ def test_only_public_addresses_are_allowed_unless_configured(address: str, allow
 
 
 async def test_the_local_machine_is_contacted_only_if_the_operator_allows_it() -> None:
-    with serving(lambda _: Reply()) as server:
+    with run_server(lambda _: Reply()) as server:
         async with make_client(RegistryPolicy()) as client:
             for host in ("127.0.0.1", "localhost", "127.1", "2130706433"):
                 with pytest.raises((ForbiddenError, InvalidInputError), match="SANDYARD_IMAGES_"):
-                    await client.ask(f"http://{host}:{server.port}/", {}, 100)
-        assert not server.asked
+                    await client.request(f"http://{host}:{server.port}/", {}, 100)
+        assert not server.requests
         async with make_client(RegistryPolicy(registries=frozenset({server.host}))) as client:
-            assert (await client.ask(server.url, {}, 100)).status == 200
+            assert (await client.request(server.url, {}, 100)).status == 200
 
 
 async def test_a_redirect_to_a_forbidden_address_is_rejected() -> None:
-    with serving(lambda _: Reply()) as inner, serving(lambda _: Reply(307, headers={"Location": inner.url})) as outer:
+    with (
+        run_server(lambda _: Reply()) as inner,
+        run_server(lambda _: Reply(307, headers={"Location": inner.url})) as outer,
+    ):
         async with make_client(RegistryPolicy(registries=frozenset({outer.host}))) as client:
             with pytest.raises(ForbiddenError, match="SANDYARD_IMAGES_REGISTRIES"):
-                await client.ask(outer.url, AUTH, 100)
-        assert not inner.asked
+                await client.request(outer.url, AUTH, 100)
+        assert not inner.requests
 
 
 async def test_credentials_are_sent_only_to_their_own_host() -> None:
-    with serving(lambda _: Reply(body=b"blob")) as storage:
+    with run_server(lambda _: Reply(body=b"blob")) as storage:
 
-        def redirect(asked: Asked) -> Reply:
+        def redirect(request: ReceivedRequest) -> Reply:
             targets = {"/": f"{storage.url}/x?signature=1", "/own": "/here", "/round": f"{storage.url}/back"}
-            return Reply(307, headers={"Location": targets[asked.path]}) if asked.path in targets else Reply()
+            return Reply(307, headers={"Location": targets[request.path]}) if request.path in targets else Reply()
 
-        with serving(redirect) as registry:
+        with run_server(redirect) as registry:
             async with make_client() as client:
-                assert (await client.ask(f"{registry.url}/", AUTH, 100)).body == b"blob"
-                assert registry.asked[0].headers["authorization"] == "Basic secret"
-                assert "authorization" not in storage.asked[0].headers and storage.asked[0].path == "/x?signature=1"
-                await client.ask(f"{registry.url}/own", AUTH, 100)
-                assert registry.asked[-1].headers["authorization"] == "Basic secret"
+                assert (await client.request(f"{registry.url}/", AUTH, 100)).body == b"blob"
+                assert registry.requests[0].headers["authorization"] == "Basic secret"
+                assert (
+                    "authorization" not in storage.requests[0].headers and storage.requests[0].path == "/x?signature=1"
+                )
+                await client.request(f"{registry.url}/own", AUTH, 100)
+                assert registry.requests[-1].headers["authorization"] == "Basic secret"
 
 
 async def test_the_number_of_redirects_is_limited() -> None:
-    with serving(lambda _: Reply(302, headers={"Location": "/again"})) as server:
+    with run_server(lambda _: Reply(302, headers={"Location": "/again"})) as server:
         async with make_client() as client:
             with pytest.raises(InvalidInputError, match="Too many redirects"):
-                await client.ask(server.url, {}, 100)
-        assert len(server.asked) == 6
+                await client.request(server.url, {}, 100)
+        assert len(server.requests) == 6
 
 
 @pytest.mark.parametrize(
     "target", ["file:///etc/passwd", "ftp://x/", "http://registry.example/", "http://u:p@127.0.0.1/", "//"]
 )
 async def test_redirects_to_unsupported_urls_are_rejected(target: str) -> None:
-    with serving(lambda _: Reply(302, headers={"Location": target})) as server:
+    with run_server(lambda _: Reply(302, headers={"Location": target})) as server:
         async with make_client() as client:
             with pytest.raises(InvalidInputError):
-                await client.ask(server.url, {}, 100)
+                await client.request(server.url, {}, 100)
 
 
 async def test_transient_failures_are_retried() -> None:
     replies = [Reply(503), Reply(429, headers={"Retry-After": "0"}), Reply(body=b"ok")]
-    with serving(lambda _: replies.pop(0)) as server:
+    with run_server(lambda _: replies.pop(0)) as server:
         async with make_client() as client:
-            assert (await client.ask(server.url, {}, 100)).body == b"ok"
-    with serving(lambda _: Reply(429)) as server:
+            assert (await client.request(server.url, {}, 100)).body == b"ok"
+    with run_server(lambda _: Reply(429)) as server:
         async with make_client() as client:
             with pytest.raises(BusyError, match="rate-limiting requests"):
-                await client.ask(server.url, {}, 100)
-        assert len(server.asked) == webs.ATTEMPTS
+                await client.request(server.url, {}, 100)
+        assert len(server.requests) == http_client.ATTEMPTS
     async with make_client() as client:
         with pytest.raises(UnreachableError, match=r"Could not reach"):
-            await client.ask(server.url, {}, 100)
+            await client.request(server.url, {}, 100)
 
 
 async def test_the_response_size_is_limited() -> None:
-    with serving(lambda _: Reply(body=bytes(2000))) as server:
+    with run_server(lambda _: Reply(body=bytes(2000))) as server:
         async with make_client() as client:
             with pytest.raises(InvalidInputError, match="exceeds"):
-                await client.ask(server.url, {}, 1000)
+                await client.request(server.url, {}, 1000)

@@ -1,4 +1,4 @@
-"""Tar archives, and OCI layouts of them. `rootfs` is a minimal Linux system: busybox and a few files."""
+"""Builds the files of test images: tar archives, and OCI layouts of them. `rootfs` is a minimal Linux system: busybox and a few files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Entry = tuple[tarfile.TarInfo, bytes]
 
 
 def entry(name: str, content: bytes | str = b"", kind: bytes = tarfile.REGTYPE, **fields: Any) -> Entry:
-    """A file, or an entry of another `kind`. `fields` are attributes of `TarInfo`."""
+    """Return a file, or an entry of another `kind`. `fields` are attributes of `TarInfo`."""
     info = tarfile.TarInfo(name)
     raw = content.encode() if isinstance(content, str) else content
     info.type, info.size, info.mtime = kind, len(raw), MTIME
@@ -63,14 +63,14 @@ def sha256(content: bytes) -> str:
 
 
 def busybox() -> bytes:
-    """The binary of Debian's busybox-static."""
+    """Return the binary of Debian's busybox-static."""
     path = shutil.which("busybox")
     assert path, "the tests need busybox-static: scripts/system-packages tests"
     return Path(path).read_bytes()
 
 
 def rootfs(*more: Entry) -> bytes:
-    """A layer with a complete system, without bash, sudo and a user."""
+    """Return a layer with a complete system, without bash, sudo and a user."""
     return tar(
         folder("bin"),
         entry("bin/busybox", busybox(), mode=0o755),
@@ -84,7 +84,7 @@ def rootfs(*more: Entry) -> bytes:
 
 
 @functools.lru_cache(16)
-def _compressed(layer: bytes) -> bytes:
+def _compress(layer: bytes) -> bytes:
     return gzip.compress(layer, compresslevel=1, mtime=0)
 
 
@@ -112,7 +112,7 @@ class Layout:
         **config: Any,
     ) -> dict[str, Any]:
         """Add an image and return the descriptor of its manifest. `blobs`: the stored layers, if they are not to be compressed with gzip."""
-        described = [self.blob(raw, LAYER) for raw in blobs or [_compressed(layer) for layer in layers]]
+        descriptors = [self.blob(raw, LAYER) for raw in blobs or [_compress(layer) for layer in layers]]
         document = {
             "architecture": architecture,
             "os": "linux",
@@ -120,8 +120,8 @@ class Layout:
             "rootfs": {"type": "layers", "diff_ids": [sha256(layer) for layer in layers]},
             **config,
         }
-        about = self.blob(json.dumps(document).encode(), CONFIG)
-        manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": about, "layers": described}
+        config_descriptor = self.blob(json.dumps(document).encode(), CONFIG)
+        manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config_descriptor, "layers": descriptors}
         return self.blob(json.dumps(manifest).encode(), MANIFEST)
 
     def index(self, images: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -130,13 +130,13 @@ class Layout:
         )
 
     def tag(self, descriptor: dict[str, Any], name: str = "latest") -> Path:
-        """Name an image. Returns the path of the layout."""
+        """Name an image and return the path of the layout."""
         self.entries.append({**descriptor, "annotations": {"org.opencontainers.image.ref.name": name}})
         (self.path / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": self.entries}))
         return self.path
 
 
-def archive(folder: Path, file: Path) -> Path:
+def write_archive(folder: Path, file: Path) -> Path:
     """Write the layout as one tar file."""
     with tarfile.open(file, "w") as out:
         for path in sorted(folder.rglob("*")):
@@ -145,7 +145,9 @@ def archive(folder: Path, file: Path) -> Path:
     return file
 
 
-def saved(file: Path, layers: Sequence[bytes], name: str, settings: dict[str, Any] | None = None) -> Path:
+def write_docker_archive(
+    file: Path, layers: Sequence[bytes], name: str, settings: dict[str, Any] | None = None
+) -> Path:
     """Write an image in the format of `docker save`."""
     config = json.dumps(
         {
