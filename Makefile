@@ -97,6 +97,7 @@ setup-test: setup-dev
 	@scripts/venv .venv-e2b-2.50 requirements/older-sdk.txt
 	@scripts/node-packages tests/protocol/js
 	@scripts/node-packages tests/forge/js
+	@scripts/get-runsc >/dev/null || echo "The tests of gVisor will be skipped."
 
 setup-clients:
 	@scripts/system-packages clients

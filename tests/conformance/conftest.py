@@ -47,7 +47,11 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="session", params=list_kinds())
+@pytest.fixture(
+    scope="session",
+    # test_gvisor.py tests the most important part of gVisor in every run
+    params=[pytest.param(kind, marks=pytest.mark.slow) if kind == "gvisor" else kind for kind in list_kinds()],
+)
 def kind(request: pytest.FixtureRequest) -> str:
     reason = _reason_to_skip(request.param)
     if reason:
@@ -68,5 +72,8 @@ async def harness(kind: str, data_dir: Path, template: Path) -> AsyncIterator[Dr
     """An open driver without sandboxes."""
     driver_harness = DriverHarness(kind, data_dir, (str(template),))
     await driver_harness.open()
+    if kind == "gvisor" and driver_harness.isolation not in driver_harness.driver.capabilities.isolation:
+        await driver_harness.close()
+        pytest.skip(driver_harness.driver.capabilities.missing["gvisor"])
     yield driver_harness
     await driver_harness.clear()

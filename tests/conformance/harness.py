@@ -9,14 +9,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from sandyard.engine.contract import Condition, Driver, Handle, Layers, Limits, Mount, NetworkPolicy, Spec
+import pytest
+
+from sandyard.engine.contract import Condition, Driver, Handle, Isolation, Layers, Limits, Mount, NetworkPolicy, Spec
+from sandyard.engine.drivers.gvisor.runtime import GvisorRuntime
 from sandyard.engine.drivers.machine.driver import MachineDriver
 from sandyard.engine.drivers.machine.machine import DriverOptions
+from sandyard.engine.drivers.machine.net import Network, NetworkSettings
 from sandyard.engine.drivers.namespace.runtime import NamespaceRuntime
 from tests.conformance.guest_agent import GuestAgent
 
-# The namespace driver as root, as root with plain directories as its store, and without root; and the fake driver.
-ROOT_KINDS = ("namespace", "namespace-plain", "fake")
+# Namespaces as root, as root with plain directories as the store, and without root; gVisor; and the fake driver.
+ROOT_KINDS = ("namespace", "namespace-plain", "gvisor", "fake")
 USER_KINDS = ("namespace-rootless",)
 
 DEFAULT_LIMITS = Limits()
@@ -26,18 +30,25 @@ def list_kinds() -> tuple[str, ...]:
     return ROOT_KINDS if os.geteuid() == 0 else USER_KINDS
 
 
-def make_driver(kind: str, data_dir: Path, layers: Layers) -> Driver:
+def make_driver(kind: str, data_dir: Path, layers: Layers, **options: Any) -> Driver:
     if kind == "fake":
         from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 (imported only when used)
 
         return FakeDriver(data_dir)
     store: Literal["auto", "plain"] = "plain" if kind == "namespace-plain" else "auto"
-    return make_machine_driver(data_dir, layer_roots=[Path(layer).parent for layer in layers], store=store)
+    network = _make_network if kind == "gvisor" else None
+    roots = [Path(layer).parent for layer in layers]
+    return make_machine_driver(data_dir, layer_roots=roots, store=store, network=network, **options)
+
+
+def _make_network(instance: str, state: Path) -> Network:
+    """gVisor needs a network namespace for each sandbox. Other tests of a driver work without one."""
+    return Network(instance, state, NetworkSettings())
 
 
 def make_machine_driver(data_dir: Path, **options: Any) -> MachineDriver:
     namespaces = NamespaceRuntime()
-    return MachineDriver(DriverOptions(data_dir, **options), [namespaces], namespaces)
+    return MachineDriver(DriverOptions(data_dir, **options), [namespaces, GvisorRuntime()], namespaces)
 
 
 class DriverHarness:
@@ -50,9 +61,21 @@ class DriverHarness:
         self._count = 0
 
     @property
+    def isolation(self) -> Isolation:
+        return Isolation.GVISOR if self.kind == "gvisor" else Isolation.NAMESPACE
+
+    @property
     def real(self) -> bool:
         """Whether sandboxes are isolated: the fake driver runs everything on the host."""
         return self.kind != "fake"
+
+    async def require_suspend(self) -> None:
+        """Skip the test if sandboxes cannot be suspended here."""
+        capabilities = self.driver.capabilities
+        if isinstance(self.driver, MachineDriver):
+            capabilities = await self.driver.wait_for_capabilities()
+        if self.isolation not in capabilities.suspend:
+            pytest.skip(capabilities.missing["suspend"])
 
     async def open(self, keep: Collection[Handle] = (), snapshots: Collection[str] = ()) -> Mapping[str, Condition]:
         """Open a new driver object after closing the previous one, as an engine does when it exits cleanly."""
@@ -80,9 +103,11 @@ class DriverHarness:
         limits: Limits = DEFAULT_LIMITS,
         layers: Layers | None = None,
         mounts: tuple[Mount, ...] = (),
+        isolation: Isolation | None = None,
     ) -> Spec:
         self._count += 1
-        return Spec(name or f"s{self._count}x{os.getpid()}", layers or self.layers, limits, NetworkPolicy(), mounts)
+        name = name or f"s{self._count}x{os.getpid()}"
+        return Spec(name, layers or self.layers, limits, NetworkPolicy(), mounts, isolation or self.isolation)
 
     async def create(
         self,

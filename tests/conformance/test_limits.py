@@ -10,7 +10,7 @@ import pytest
 from sandyard.engine.contract import Condition, Limits
 from sandyard.kit.errors import FullError
 from tests.conformance import tiny
-from tests.conformance.harness import DriverHarness, make_machine_driver
+from tests.conformance.harness import DriverHarness, make_driver
 
 
 def _require_limit(harness: DriverHarness, limit: str) -> None:
@@ -20,6 +20,8 @@ def _require_limit(harness: DriverHarness, limit: str) -> None:
 
 async def test_only_the_process_that_exceeds_the_memory_limit_is_killed(harness: DriverHarness) -> None:
     _require_limit(harness, "memory")
+    if harness.kind == "gvisor":
+        pytest.skip("the host cannot kill single processes of a gVisor sandbox")
     handle, agent = await harness.create(limits=Limits(memory_mb=128))
     small = await agent.start("sleep 1000")
     greedy = f"{tiny.PYTHON} -I -S -c 'x = bytearray(400 << 20); print(len(x))'"
@@ -30,6 +32,17 @@ async def test_only_the_process_that_exceeds_the_memory_limit_is_killed(harness:
     assert (await agent.run(f"kill -0 {small}")).code == 0
     assert (await harness.driver.stats(handle)).memory_total == 128 << 20
     assert (await agent.run(f"{tiny.PYTHON} -I -S -c 'x = bytearray(40 << 20); print(len(x))'")).code == 0
+
+
+async def test_a_gvisor_sandbox_that_exceeds_its_memory_limit_ends_and_says_why(harness: DriverHarness) -> None:
+    if harness.kind != "gvisor":
+        pytest.skip("for gVisor only")
+    _require_limit(harness, "memory")
+    handle, agent = await harness.create(limits=Limits(memory_mb=128))
+    await agent.start(f"{tiny.PYTHON} -I -S -c 'x = bytearray(400 << 20)'")
+    async with asyncio.timeout(30):
+        assert "memory" in await harness.driver.wait_for_exit(handle)
+    assert await harness.driver.condition(handle) is Condition.STOPPED
 
 
 async def test_a_fork_bomb_does_not_affect_other_sandboxes(harness: DriverHarness) -> None:
@@ -77,8 +90,7 @@ async def test_the_cpu_limit_is_enforced(harness: DriverHarness) -> None:
 async def test_a_create_without_a_free_slot_fails_with_a_clear_error(harness: DriverHarness) -> None:
     if not harness.real:
         pytest.skip("the fake driver has no slots")
-    store = "plain" if harness.kind == "namespace-plain" else "auto"
-    driver = make_machine_driver(harness.data_dir, max_slots=2, store=store)
+    driver = make_driver(harness.kind, harness.data_dir, harness.layers, max_slots=2)
     await harness.close()
     await driver.open([], [])
     try:

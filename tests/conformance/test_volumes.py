@@ -99,11 +99,12 @@ async def test_volumes_keep_user_ids_and_are_mounted_nosuid_and_nodev(harness: D
     if not harness.real:
         pytest.skip("the fake driver has no users of its own")
     _, agent = await harness.create(mounts=MOUNTS)
-    flags = (await agent.run("cat /proc/self/mounts")).out
-    assert any(
-        line.split()[1] == "/shared/data" and {"nosuid", "nodev"} <= set(line.split()[3].split(","))
-        for line in flags.splitlines()
-    )
+    if harness.kind != "gvisor":  # it ignores set-user-id bits everywhere and shows no such options
+        flags = (await agent.run("cat /proc/self/mounts")).out
+        assert any(
+            line.split()[1] == "/shared/data" and {"nosuid", "nodev"} <= set(line.split()[3].split(","))
+            for line in flags.splitlines()
+        )
     path = harness.driver.volume_path(volume)
     if isinstance(harness.driver, MachineDriver) and harness.kind != "namespace-rootless":
         result = await agent.run("echo x > /shared/data/mine && stat -c %u:%g /shared/data/mine", user="user")
@@ -171,27 +172,26 @@ async def test_a_subvolume_cannot_evade_the_limit_of_a_volume(harness: DriverHar
     result = await agent.run(f'{tiny.PYTHON} -I -S -c "{script}"')
     assert result.out == "-1 25\n-1 25\n", result
     assert (await agent.run("ls -A /shared/data")).out == ""
+    if harness.kind == "gvisor":
+        return  # it has no reflinks
     assert (await agent.run("echo x > /shared/data/a && cp --reflink=always /shared/data/a /shared/data/b")).code == 0
 
 
 @pytest.mark.timeout(120)
 async def test_a_sandbox_with_a_volume_can_be_suspended_and_restored(harness: DriverHarness, volume: str) -> None:
-    capabilities = harness.driver.capabilities
-    if isinstance(harness.driver, MachineDriver):
-        capabilities = await harness.driver.wait_for_capabilities()
-    if not capabilities.suspend:
-        pytest.skip(capabilities.missing["suspend"])
+    await harness.require_suspend()
     handle, agent = await harness.create(mounts=MOUNTS)
     await agent.run("echo kept > /shared/data/file")
     pid = await agent.start("trap 'echo alive > /shared/data/sign' USR1; while :; do sleep 0.01; done")
     reader_pid = await agent.start("exec sleep 1000 < /shared/data/file")
     await harness.driver.freeze(handle)
-    with pytest.raises(SandyardError, match="of a volume"):
-        await harness.driver.suspend(handle)
-    assert await harness.driver.condition(handle) is Condition.FROZEN
-    await harness.driver.thaw(handle)
-    await agent.run(f"kill {reader_pid}; cd /shared/data; sleep 0.2")
-    await harness.driver.freeze(handle)
+    if harness.kind != "gvisor":  # it can save open files of a volume
+        with pytest.raises(SandyardError, match="of a volume"):
+            await harness.driver.suspend(handle)
+        assert await harness.driver.condition(handle) is Condition.FROZEN
+        await harness.driver.thaw(handle)
+        await agent.run(f"kill {reader_pid}; cd /shared/data; sleep 0.2")
+        await harness.driver.freeze(handle)
     suspended = await harness.driver.suspend(handle)
     (harness.driver.volume_path(volume) / "file").write_text("changed meanwhile\n")
     assert await harness.open([from_json(as_json(suspended))]) == {handle.id: Condition.SUSPENDED}
@@ -205,4 +205,4 @@ async def test_a_sandbox_with_a_volume_can_be_suspended_and_restored(harness: Dr
     result = await restored_agent.run("echo own > /shared/data/mine && stat -c %u /shared/data/mine", user="user")
     assert result.out == "1000\n", result.err
     flags = (await restored_agent.run("cat /proc/self/mounts")).out
-    assert any("/shared/data" in line and "nosuid" in line for line in flags.splitlines())
+    assert harness.kind == "gvisor" or any("/shared/data" in line and "nosuid" in line for line in flags.splitlines())

@@ -294,4 +294,4 @@ def _small_files(folder: Path) -> list[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in {"store", "netns"}]
         paths += [Path(parent) / name for name in files if name != "store.img"]
-    return [path for path in paths if path.is_file()]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]

@@ -73,6 +73,7 @@ def _check_machine() -> Iterator[Finding]:
 
 
 def _check_sandboxes() -> Iterator[Finding]:
+    from sandyard.engine.contract import Isolation  # noqa: PLC0415 - slow to load
     from sandyard.engine.drivers.capability_check import check_capabilities  # noqa: PLC0415 - slow to load
     from sandyard.engine.drivers.machine.net import probe  # noqa: PLC0415
 
@@ -88,8 +89,13 @@ def _check_sandboxes() -> Iterator[Finding]:
     )
     yield Finding(
         "memory to disk",
-        capabilities.suspend,
+        Isolation.NAMESPACE in capabilities.suspend,
         capabilities.missing.get("suspend", "paused sandboxes can be moved to disk to free memory"),
+    )
+    yield Finding(
+        "gVisor",
+        Isolation.GVISOR in capabilities.isolation,
+        capabilities.missing.get("gvisor", "sandboxes can run on a kernel of their own (isolation level gvisor)"),
     )
     copies = {"cow": "copy-on-write: a fork takes milliseconds", "copy": "changed files are copied"}
     detail = capabilities.missing.get("live_copy") or capabilities.missing.get("cow") or copies[capabilities.live_copy]
@@ -104,7 +110,7 @@ def _check_sandboxes() -> Iterator[Finding]:
         capabilities.egress,
         capabilities.missing.get("egress", "available to sandboxes, per their network policies"),
     )
-    reported = {"freeze", "suspend", "live_copy", "cow", "memory", "cpu", "pids", "disk", "egress"}
+    reported = {"freeze", "suspend", "gvisor", "live_copy", "cow", "memory", "cpu", "pids", "disk", "egress"}
     for name in capabilities.missing.keys() - reported:
         yield Finding(name, False, capabilities.missing[name])
     if os.geteuid() == 0:

@@ -55,6 +55,11 @@ if TYPE_CHECKING:
     "--pool-size", type=click.IntRange(0), help="Number of sandboxes kept ready per template; 0 disables the pool."
 )
 @click.option(
+    "--min-isolation",
+    type=click.Choice(["namespace", "gvisor"]),
+    help="The weakest isolation that sandboxes may have.  [default: namespace]",
+)
+@click.option(
     "--lan",
     type=click.Choice(["deny", "allow"]),
     help="Whether sandboxes may connect to private networks.  [default: deny]",

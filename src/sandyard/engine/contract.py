@@ -30,6 +30,17 @@ Layers = tuple[str, ...]
 """A root file system: opaque names of read-only layers, topmost first. Created by templates and by `snapshot`."""
 
 
+class Isolation(enum.StrEnum):
+    """What separates the processes of a sandbox from the host. The weakest level is first."""
+
+    NAMESPACE = "namespace"  # Linux namespaces, on the host's kernel
+    GVISOR = "gvisor"  # a kernel of its own, which runs as a program on the host
+
+    def is_at_least(self, other: Isolation) -> bool:
+        levels = list(Isolation)
+        return levels.index(self) >= levels.index(other)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     memory_mb: int = 512
@@ -147,6 +158,7 @@ class Spec:
     limits: Limits = Limits()
     network: NetworkPolicy = NetworkPolicy()
     mounts: tuple[Mount, ...] = ()
+    isolation: Isolation = Isolation.NAMESPACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +196,11 @@ class Capabilities:
     """The features that this driver supports on this machine. `missing` gives the reason and the remedy for each thing it cannot do."""
 
     freeze: bool
-    suspend: bool  # to disk
+    suspend: frozenset[Isolation]  # levels whose sandboxes can be suspended to disk
     live_copy: str  # how a running sandbox is copied: "cow" or "copy"
     limits: frozenset[str]  # any of "memory", "cpu", "pids", "disk"
     egress: bool  # sandboxes can reach the internet, subject to policy
+    isolation: frozenset[Isolation]  # levels that sandboxes can have
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -223,7 +236,7 @@ class Driver(Protocol):
 
     async def create(self, spec: Spec) -> Handle:
         """Create a running sandbox whose agent accepts connections. Raises FullError, which names the exhausted
-        resource."""
+        resource, and UnsupportedError if the isolation level is not available: never use another one."""
         ...
 
     async def boot(self, handle: Handle, spec: Spec) -> Handle:
@@ -246,7 +259,7 @@ class Driver(Protocol):
     async def thaw(self, handle: Handle) -> None: ...
 
     async def suspend(self, handle: Handle) -> Handle:
-        """Move a frozen sandbox's memory to disk. Raises UnsupportedError if `capabilities.suspend` is false."""
+        """Move a frozen sandbox's memory to disk. Raises UnsupportedError if `capabilities.suspend` lacks its level."""
         ...
 
     async def restore(self, handle: Handle) -> Handle:
@@ -266,8 +279,9 @@ class Driver(Protocol):
         ...
 
     async def fork(self, handle: Handle, spec: Spec) -> Handle:
-        """Create a running sandbox with a copy of this one's file system, taken at one instant. The original continues
-        unchanged. Volumes are not part of the file system: the new sandbox mounts those of its own spec."""
+        """Create a running sandbox with a copy of this one's file system, taken at one instant, and with the same
+        isolation. The original continues unchanged. Volumes are not part of the file system: the new sandbox mounts
+        those of its own spec."""
         ...
 
     async def create_volume(self, volume_id: str, size_mb: int) -> None:

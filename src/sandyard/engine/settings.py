@@ -11,13 +11,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from sandyard.engine.contract import Limits
+from sandyard.engine.contract import Isolation, Limits
 from sandyard.kit.connections import MOST
 from sandyard.kit.secret import Secret
 from sandyard.kit.settings import Settings, home, known_level
 
 POOLED_BYTES = 3 << 20
 """Memory used by a pooled sandbox."""
+POOLED_GVISOR_BYTES = 40 << 20
+"""The same, with gVisor: its kernel and its agent share no memory with those of other sandboxes."""
 STARTED_BYTES = 256 << 20
 """Memory that a pooled sandbox with a running start command may use."""
 
@@ -48,6 +50,12 @@ def default_pool_size() -> int:
     hundred."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(128, max(4, memory // 64 // POOLED_BYTES))
+
+
+def default_gvisor_size() -> int:
+    """Return how many pooled gVisor sandboxes fit into 1/64 of the machine's memory: 9 at 24 GiB."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(32, max(1, memory // 64 // POOLED_GVISOR_BYTES))
 
 
 def default_started_size() -> int:
@@ -88,6 +96,8 @@ class EngineSettings(Settings):
         default=None, ge=0, le=65535
     )  # plain HTTP that redirects to HTTPS; 0: off; None: 80 if tls_port is 443
     driver: str = "auto"  # auto, namespace or fake
+    min_isolation: Isolation = Isolation.NAMESPACE  # the weakest isolation that sandboxes may have
+    runsc_path: Path | None = None  # gVisor's program; None: the installed one
     api_keys: tuple[Secret, ...] = ()  # valid in addition to the stored keys
 
     # Sandbox defaults when the template does not set a value
@@ -155,6 +165,7 @@ class EngineSettings(Settings):
     pool_started_size: int = Field(
         default_factory=default_started_size, ge=0
     )  # the same, for templates with a start command
+    pool_gvisor_size: int = Field(default_factory=default_gvisor_size, ge=0)  # the same, for sandboxes with gVisor
     pool_idle_s: float = Field(default=600, gt=0)  # the pool of an unused template is removed after this
     start_patience_s: float = Field(default=60, gt=0)  # how long a start command may take to become ready
     create_concurrency: int = Field(default=8, ge=1)  # concurrent create calls to the driver

@@ -15,12 +15,13 @@ from sandyard.cli import doctor_platform
 from sandyard.cli.doctor_platform import TIMEOUT_SECONDS
 from sandyard.cli.findings import Finding
 from sandyard.cli.main import cli
-from sandyard.engine.contract import Capabilities
+from sandyard.engine.contract import Capabilities, Isolation
 from sandyard.engine.drivers import capability_check
 from sandyard.kit.errors import ForbiddenError
 from tests.unit.cli.server import Reply, Request, serving
 
 LIMITS = frozenset(("memory", "cpu", "pids", "disk"))
+ALL = frozenset(Isolation)
 
 
 def examine(monkeypatch: pytest.MonkeyPatch, capabilities: Capabilities | Exception, *options: str) -> tuple[int, str]:
@@ -36,7 +37,7 @@ def examine(monkeypatch: pytest.MonkeyPatch, capabilities: Capabilities | Except
 
 
 def test_a_fully_capable_machine_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, printed = examine(monkeypatch, Capabilities(True, True, "cow", LIMITS, True))
+    code, printed = examine(monkeypatch, Capabilities(True, ALL, "cow", LIMITS, True, ALL))
     assert code == 0
     assert printed.endswith("Sandboxes can run here.\n")
     for name in ("pause", "copies", "memory limit", "disk limit", "internet"):
@@ -45,7 +46,9 @@ def test_a_fully_capable_machine_passes(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_missing_capabilities_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"disk": "no btrfs here: install btrfs-progs", "suspend": "CRIU is too old", "weather": "it rains"}
-    code, printed = examine(monkeypatch, Capabilities(True, False, "copy", LIMITS - {"disk"}, False, missing))
+    code, printed = examine(
+        monkeypatch, Capabilities(True, frozenset(), "copy", LIMITS - {"disk"}, False, ALL, missing)
+    )
     assert code == 0, "sandboxes still run"
     for line in (
         "missing  disk limit: no btrfs here: install btrfs-progs",
@@ -70,7 +73,7 @@ def platform_section(printed: str) -> str:
     return printed.partition("Platform\n")[2]
 
 
-ABLE = Capabilities(True, True, "cow", LIMITS, True)
+ABLE = Capabilities(True, ALL, "cow", LIMITS, True, ALL)
 
 
 def test_the_platform_is_checked_without_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

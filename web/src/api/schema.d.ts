@@ -5858,6 +5858,11 @@ export interface components {
             verify?: components["schemas"]["VerifySettings"];
             tasks?: components["schemas"]["TaskSettings"];
             /**
+             * Isolation
+             * @description Isolation level of new sandboxes. namespace: Linux namespaces on the host's kernel. gvisor: a kernel of their own. Null: the engine's default. Sandboxes are not created if the engine does not have the level.
+             */
+            isolation?: ("namespace" | "gvisor") | null;
+            /**
              * Template
              * @example base
              */

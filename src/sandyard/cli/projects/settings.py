@@ -42,6 +42,7 @@ FIELDS = {
     "messages": "settings.git.commitMessages",
     "author": "settings.git.author.name",
     "template": "settings.template",
+    "isolation": "settings.isolation",
     "idle seconds": "settings.idleSeconds",
     "created": "createdAt",
     "archived": "archivedAt",
@@ -76,6 +77,7 @@ SETTING_PATHS = {
     "monthly_budget_usd": ("tasks", "monthlyBudget", "usd"),
     "issue_label": ("tasks", "issueLabel"),
     "idle_seconds": ("idleSeconds",),
+    "isolation": ("isolation",),
     "template": ("template",),
 }
 """The path of each option in the project's settings."""
@@ -152,6 +154,11 @@ def _list_option(name: str, text: str) -> Callable[[F], F]:
 )
 @click.option("--issue-label", help="Issues with this label become tasks.")
 @click.option("--template", help="Template of its sandboxes.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["namespace", "gvisor", ""]),
+    help="Isolation of new sandboxes: Linux namespaces on the host's kernel, or gVisor, a kernel of their own.",
+)
 @click.option("--idle-seconds", type=click.IntRange(5), help="Pause sandboxes after this many idle seconds.")
 @click.option("--author", callback=_parse_identity, help="Author of commits: `Name <email>`.")
 @click.option("--committer", callback=_parse_identity, help="Committer, if different from the author.")

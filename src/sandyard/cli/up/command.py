@@ -76,6 +76,11 @@ class Plan:
     "--pool-size", type=click.IntRange(0), help="Number of sandboxes the engine keeps ready; 0 disables the pool."
 )
 @click.option("--driver", type=click.Choice(["auto", "namespace", "fake"]), help="Sandbox driver of the engine.")
+@click.option(
+    "--min-isolation",
+    type=click.Choice(["namespace", "gvisor"]),
+    help="The weakest isolation that sandboxes of the engine may have.  [default: namespace]",
+)
 @click.option("--domain", help="Domain of the engine: the API is at api.DOMAIN, previews at {port}-{sandbox}.DOMAIN.")
 @click.option("--tls-port", type=click.IntRange(0, 65535), help="HTTPS port of the engine.  [default: none]")
 @click.option("--tls-host", help="Address the engine listens on for HTTPS.  [default: 127.0.0.1]")

@@ -37,7 +37,8 @@ def load_driver(
 def _make_machine_driver(
     settings: EngineSettings, data_dir: Path, outbound: Outbound | None, public_names: PublicNames | None
 ) -> Driver:
-    from sandyard.engine.drivers.machine.cgroups import IoLimits  # noqa: PLC0415 - only where it is used
+    from sandyard.engine.drivers.gvisor.runtime import GvisorRuntime  # noqa: PLC0415 - only where it is used
+    from sandyard.engine.drivers.machine.cgroups import IoLimits  # noqa: PLC0415
     from sandyard.engine.drivers.machine.driver import MachineDriver  # noqa: PLC0415
     from sandyard.engine.drivers.machine.kernel import is_root  # noqa: PLC0415
     from sandyard.engine.drivers.machine.machine import DriverOptions  # noqa: PLC0415
@@ -68,4 +69,4 @@ def _make_machine_driver(
             orphans=settings.tcp_orphans,
         )
     )
-    return MachineDriver(options, [namespaces], namespaces)
+    return MachineDriver(options, [namespaces, GvisorRuntime(settings.runsc_path)], namespaces)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 from pathlib import Path
 from typing import NoReturn
@@ -16,9 +17,10 @@ def main() -> NoReturn:
     parser.add_argument("--socket", required=True, help="path of the unix socket to listen on, or 127.0.0.1:PORT")
     parser.add_argument("--root", default="/", help="directory to use as / (default: /)")
     parser.add_argument("--user", default="user", help="default user")
+    parser.add_argument("--config", type=json.loads, default={}, help="more settings, as JSON (see GuestConfig)")
     options = parser.parse_args()
     prepare()
-    config = GuestConfig(root=options.root, default_user=options.user)
+    config = GuestConfig(root=options.root, default_user=options.user, **options.config)
     if config.rooted is False:
         for folder in ("home/user", "root", "tmp"):
             (Path(options.root) / folder).mkdir(parents=True, exist_ok=True)

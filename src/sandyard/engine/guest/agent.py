@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from sandyard.engine.guest import kernel
 from sandyard.engine.guest.config import GuestConfig
+from sandyard.engine.guest.elevation import Elevation
 from sandyard.engine.guest.files.download import Downloads
 from sandyard.engine.guest.files.service import FilesystemService
 from sandyard.engine.guest.files.upload import Uploads
@@ -22,7 +23,7 @@ from sandyard.engine.guest.loop import Loop
 from sandyard.engine.guest.process.launcher import Launcher
 from sandyard.engine.guest.process.registry import Registry
 from sandyard.engine.guest.process.service import ProcessService
-from sandyard.engine.guest.process.spawn import FileLimits, raise_file_limit, same_file_limit
+from sandyard.engine.guest.process.spawn import FileLimits, Spawner, raise_file_limit, same_file_limit
 from sandyard.engine.guest.reaper import Reaper, Waiter
 from sandyard.engine.guest.sandbox import Sandbox
 from sandyard.engine.guest.server import Server
@@ -55,6 +56,8 @@ def serve(listen_socket: socket.socket, config: GuestConfig) -> NoReturn:
     """Serve until the end of this process; never returns. Call it in a separate process (forked, or pid 1 of a
     namespace), single-threaded, after everything about it has been set up."""
     sandbox = Sandbox(config)
+    if config.max_processes is not None:
+        kernel.limit_processes(config.max_processes)
     os.umask(0o022)
     os.chdir("/")
     _close_inherited({listen_socket.fileno(), *config.keep_fds})
@@ -65,8 +68,12 @@ def serve(listen_socket: socket.socket, config: GuestConfig) -> NoReturn:
     # A new loop, because one created before the fork would be shared with the parent.
     loop = Loop()
     stop = asyncio.Event()
-    server = build(loop, sandbox, Reaper(loop, stop.set), raise_file_limit())
+    reaper, file_limits = Reaper(loop, stop.set), raise_file_limit()
+    server = build(loop, sandbox, reaper, file_limits)
     server.listen(loop, listen_socket)
+    if config.elevation:
+        spawner = Spawner(switch_user=sandbox.is_root, file_limits=file_limits)
+        Elevation(loop, sandbox, spawner, reaper).listen()
     if config.warm_up:
         loop.call_later(_WARM_UP_DELAY, lambda: loop.create_task(warm_up(loop, server.converse, 1)))
     gc.freeze()
@@ -125,6 +132,7 @@ def build(loop: Loop, sandbox: Sandbox, waiter: Waiter, file_limits: FileLimits)
             ("GET", "/metrics"): host.metrics,
             ("POST", "/init"): host.init,
             ("GET", "/_sandyard/dial"): host.dial,
+            ("GET", "/_sandyard/relay"): host.relay,
             ("GET", "/files"): downloads.get,
             ("HEAD", "/files"): downloads.get,
             ("POST", "/files"): uploads.post,

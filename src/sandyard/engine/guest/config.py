@@ -21,6 +21,11 @@ class GuestConfig:
 
     `keep_fds` are descriptors the driver wants kept: every other inherited one above 2 is closed when serving starts.
     The three sizes are the totals that `/metrics` reports; a value of None is read from the system.
+
+    With `elevation` the agent runs sudo for programs in the sandbox, because its kernel ignores set-user-id bits.
+
+    `max_processes` limits the number of processes with the cgroup of this kernel: for a kernel that only this sandbox
+    uses, so that nothing outside can do that.
     """
 
     root: str = "/"
@@ -33,6 +38,8 @@ class GuestConfig:
     memory_bytes: int | None = None
     cpu_count: int | None = None
     disk_bytes: int | None = None
+    elevation: bool = False
+    max_processes: int | None = None
 
     @property
     def rooted(self) -> bool:

@@ -14,9 +14,11 @@ import time
 from sandyard.engine.guest.loop import Loop
 from sandyard.engine.guest.sandbox import Sandbox
 from sandyard.engine.guest.wire import protojson
+from sandyard.engine.guest.wire.connection import Connection
 from sandyard.engine.guest.wire.http1 import Exchange, HttpError
 
 _DIAL_PATIENCE = 5.0
+_PIPE_BYTES = 64 << 10
 _IDENTITY_FOLDER = "/run/e2b"
 _IDENTITY = frozenset({"E2B_SANDBOX", "E2B_SANDBOX_ID", "E2B_TEMPLATE_ID"})
 _VARIABLES = "/dev/shm/.sandbox-envs.json"  # noqa: S108 (in memory: no snapshot and no template has it)
@@ -104,17 +106,30 @@ class Host:
     async def dial(self, exchange: Exchange) -> None:
         """Open a TCP connection to a port on this network namespace's loopback interface, and send its descriptor with
         the response's first byte."""
+        if not exchange.conn.passes_fds:
+            raise HttpError(400, "this connection cannot pass descriptors")
+        with await self._open_port(exchange) as peer:
+            exchange.started = True
+            exchange.conn.send_with_fd(exchange.head(200, {"Content-Length": "0"}), peer.fileno())
+
+    async def relay(self, exchange: Exchange) -> None:
+        """Open such a connection, and relay everything between it and this one from the response on."""
+        peer = Connection(self._loop, await self._open_port(exchange))
+        exchange.started, exchange.keep_alive = True, False
+        try:
+            await exchange.conn.send(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n")
+            await asyncio.gather(_pipe(exchange.conn, peer), _pipe(peer, exchange.conn))
+        finally:
+            peer.close()
+
+    async def _open_port(self, exchange: Exchange) -> socket.socket:
         port = exchange.request.query("port") or ""
         if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise HttpError(400, "port: not a port number")
-        if not exchange.conn.passes_fds:
-            raise HttpError(400, "this connection cannot pass descriptors")
         peer = await self._dial(int(port))
         if peer is None:
             raise HttpError(502, f"port {port} is not open")
-        with peer:
-            exchange.started = True
-            exchange.conn.send_with_fd(exchange.head(200, {"Content-Length": "0"}), peer.fileno())
+        return peer
 
     async def _dial(self, port: int) -> socket.socket | None:
         for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
@@ -144,6 +159,14 @@ class Host:
             code = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
                 raise OSError(code, os.strerror(code)) from None
+
+
+async def _pipe(source: Connection, target: Connection) -> None:
+    """Copy until the end of `source`, and then end the other direction of `target`."""
+    buffer = memoryview(bytearray(_PIPE_BYTES))
+    while count := await source.receive_into(buffer, None):
+        await target.send(buffer[:count])
+    target.end()
 
 
 def _cpu_seconds() -> float:

@@ -116,3 +116,12 @@ def become_subreaper() -> None:
 def set_undumpable() -> None:
     """Prevent processes without capabilities from tracing this process or reading its /proc directory."""
     _check_result(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
+
+
+def limit_processes(count: int) -> None:
+    """Limit the number of processes and threads of this kernel."""
+    fd = os.open("/sys/fs/cgroup/pids/pids.max", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, str(count).encode())
+    finally:
+        os.close(fd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 FORK_SERVER = "jupyter-server"
+POLL_SECONDS = 0.2
 
 
 class Process:
@@ -24,19 +26,29 @@ class Process:
         self.alive = True
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
+        self._fd = -1
         try:
             self._fd = os.pidfd_open(pid)
         except ProcessLookupError:
-            self._fd = -1
             self._loop.call_soon(self._on_exit)
-            return
-        self._loop.add_reader(self._fd, self._on_exit)
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+            self._poll()  # gVisor has no pidfds
+        else:
+            self._loop.add_reader(self._fd, self._on_exit)
 
     def interrupt(self) -> None:
         self._signal(signal.SIGINT)
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
+
+    def _poll(self) -> None:
+        if is_running(self.pid):
+            self._loop.call_later(POLL_SECONDS, self._poll)
+        else:
+            self._on_exit()
 
     def _signal(self, number: int) -> None:
         if self.alive:
@@ -52,6 +64,15 @@ class Process:
             self._signal(signal.SIGKILL)  # also kills the processes that it started
             self.alive = False
             self._on_end()
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process exists and has not ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in "ZX"
 
 
 async def spawn(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> int:

@@ -114,6 +114,7 @@ class Components:
             self._clock,
             size=settings.pool_size,
             started_size=settings.pool_started_size,
+            gvisor_size=settings.pool_gvisor_size,
             idle_s=settings.pool_idle_s,
             start_timeout_s=settings.start_patience_s,
             count_taken=lambda: self.registry.running + self.creation.in_progress + len(self.remover.removing),
@@ -222,17 +223,19 @@ class Components:
     def _enable_suspend(self) -> None:
         """Enable suspending if it has become available: some drivers test it first and know only after they were
         opened."""
-        if self.calls.driver.capabilities.suspend and self.ledger.suspend_after_s is None:
-            self.ledger.set_suspend_after(self._settings.suspend_after_s)
+        levels = self.calls.driver.capabilities.suspend
+        if levels != self.ledger.suspendable:
+            self.ledger.set_suspend_after(self._settings.suspend_after_s, levels)
 
     def _prewarm(self, get_prewarmed: Callable[[], Template | None]) -> None:
         try:
             template = get_prewarmed()
+            isolation = self.creation.choose_isolation(template) if template is not None else None
         except SandyardError as error:
             log.warning("template_not_prewarmed", reason=error.message)
             return
-        if template is not None:
-            self.pool.keep_pooled(template, self.creation.get_limits(template), full_size=True)
+        if template is not None and isolation is not None:
+            self.pool.keep_pooled(template, self.creation.get_limits(template), isolation, full_size=True)
 
     def _retry_cleanup(self) -> None:
         """Retry pending cleanup: rows that a full disk kept, and snapshots that are no longer needed."""

@@ -6,15 +6,16 @@ The row is written last: a crash before that leaves a sandbox without a record, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sandyard.engine.contract import Handle, Layers, Limits, Mount, NetworkPolicy, Spec
+from sandyard.engine.contract import Handle, Isolation, Layers, Limits, Mount, NetworkPolicy, Spec
 from sandyard.engine.sandboxes.agent import send_identity
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
+from sandyard.engine.sandboxes.isolation import choose_isolation
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.lifecycle import Lifecycle
 from sandyard.engine.sandboxes.model import CreateSandbox, ForkResult, Sandbox, Snapshot, State, Template, make_mounts
@@ -31,6 +32,7 @@ from sandyard.kit.ids import random_secret
 from sandyard.kit.secret import Secret
 
 _DEFAULT_POLICY = NetworkPolicy()
+_NO_METADATA: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,10 @@ class Creation:
             disk_mb=template.disk_mb or default.disk_mb,
         )
 
+    def choose_isolation(self, template: Template, metadata: Mapping[str, str] = _NO_METADATA) -> Isolation:
+        """Return the isolation level of a new sandbox. Raises InvalidInputError and UnsupportedError."""
+        return choose_isolation(metadata, template, self._settings.min_isolation, self._calls.driver.capabilities)
+
     def claim_pooled(self, request: CreateSandbox, template: Template) -> Sandbox | None:
         """Claim a matching sandbox from the pool, or return None. Fast: it needs only one write."""
         if request.env or request.volume_mounts or request.network.policy != _DEFAULT_POLICY:
@@ -88,13 +94,13 @@ class Creation:
         template_limits = self.get_limits(template)
         if request.limits is not None and request.limits != template_limits:
             return None
+        isolation = self.choose_isolation(template, request.metadata)
         self._capacity.check(self._ledger.registry.running + self.in_progress)
-        handle = self._pool.claim(template, template_limits)
+        handle = self._pool.claim(template, template_limits, isolation)
         if handle is None:
             return None
-        return self._insert_record(
-            self._make_record(request, template, template_limits, handle), "The sandbox was created"
-        )
+        record = self._make_record(request, template, template_limits, isolation, handle)
+        return self._insert_record(record, "The sandbox was created")
 
     async def create(
         self, request: CreateSandbox, template: Template, key: tuple[str, str, bytes] | None = None
@@ -102,18 +108,21 @@ class Creation:
         """Create a running sandbox and its record. Raises FullError, which names the exhausted resource."""
         template_limits = self.get_limits(template)
         limits = request.limits or template_limits
+        isolation = self.choose_isolation(template, request.metadata)
         with self._reserve_capacity(template.snapshots):
             mounts = make_mounts(request.volume_mounts)
             created = await self._claim_or_create(
-                template, limits, request.network.policy, mounts, poolable=limits == template_limits
+                template, limits, isolation, request.network.policy, mounts, poolable=limits == template_limits
             )
-            record = self._make_record(request, template, limits, created.handle)
+            record = self._make_record(request, template, limits, isolation, created.handle)
             settings_sent = created.ready and not request.env
             return await self._finish(
                 record, "The sandbox was created", settings_sent=settings_sent, start_command_ran=created.ready, key=key
             )
 
-    def _make_record(self, request: CreateSandbox, template: Template, limits: Limits, handle: Handle) -> Sandbox:
+    def _make_record(
+        self, request: CreateSandbox, template: Template, limits: Limits, isolation: Isolation, handle: Handle
+    ) -> Sandbox:
         now = self._ledger.clock.now()
         return Sandbox(
             id=handle.id,
@@ -125,6 +134,7 @@ class Creation:
             layers=template.layers,
             snapshots=template.snapshots,
             limits=limits,
+            isolation=isolation,
             network=request.network,
             created_at=now,
             started_at=now,
@@ -207,6 +217,7 @@ class Creation:
             env=parent.env,
             defaults=parent.defaults,
             start=parent.start,
+            isolation=parent.isolation,
             snapshots=parent.snapshots,
         )
 
@@ -246,18 +257,19 @@ class Creation:
         self,
         template: Template,
         limits: Limits,
+        isolation: Isolation,
         policy: NetworkPolicy,
         mounts: tuple[Mount, ...] = (),
         *,
         poolable: bool,
     ) -> UnrecordedSandbox:
         if poolable and policy == _DEFAULT_POLICY and not mounts:
-            handle = self._pool.claim(template, limits)
+            handle = self._pool.claim(template, limits, isolation)
             if handle is not None:
                 return UnrecordedSandbox(handle, ready=True)
 
         async def call_create() -> Handle:
-            spec = Spec(make_sandbox_id(), template.layers, limits, policy, mounts)
+            spec = Spec(make_sandbox_id(), template.layers, limits, policy, mounts, isolation)
             return await self._call_driver("create", spec.id, lambda: self._calls.driver.create(spec))
 
         try:
@@ -317,8 +329,10 @@ class Creation:
     @asynccontextmanager
     async def create_unrecorded(self, template: Template, limits: Limits) -> AsyncIterator[Handle]:
         """Yield a running sandbox without a record. It is removed when the context ends."""
+        isolation = self.choose_isolation(template)
         with self._reserve_capacity(template.snapshots):
-            handle = (await self._claim_or_create(template, limits, _DEFAULT_POLICY, poolable=False)).handle
+            created = await self._claim_or_create(template, limits, isolation, _DEFAULT_POLICY, poolable=False)
+            handle = created.handle
             try:
                 await send_identity(self._calls, handle, template.id, template.env, template.defaults)
                 yield handle

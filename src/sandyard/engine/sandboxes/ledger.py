@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sandyard.engine.contract import Isolation
 from sandyard.engine.sandboxes.errors import make_not_found_error
 from sandyard.engine.sandboxes.logs import SandboxLogs
 from sandyard.engine.sandboxes.model import LogLevel, PauseKind, Sandbox
@@ -45,15 +46,17 @@ class Ledger:
         self.clock = clock
         self.timers = Timers(clock, on_due)
         self.suspend_after_s: float | None = None
+        self.suspendable: frozenset[Isolation] = frozenset()
         self._listeners: list[Listener] = []
         self._pending_deletions: dict[str, tuple[str, LogLevel]] = {}
 
     def add_listener(self, listener: Listener) -> None:
         self._listeners.append(listener)
 
-    def set_suspend_after(self, seconds: float | None) -> None:
-        """Move the memory of paused sandboxes to disk after this time. Called if the driver supports it."""
-        self.suspend_after_s = seconds
+    def set_suspend_after(self, seconds: float | None, levels: frozenset[Isolation]) -> None:
+        """Move the memory of paused sandboxes with these isolation levels to disk after this time. Called when the
+        driver supports it."""
+        self.suspend_after_s, self.suspendable = seconds, levels
         for entry in self.registry:
             self._update_timer(entry)
 
@@ -136,13 +139,16 @@ class Ledger:
         """Set the timer to `when`, regardless of the record, to retry something that was due and failed."""
         self.timers.set(entry.id, when)
 
+    def can_suspend(self, record: Sandbox) -> bool:
+        """Return whether the memory of this sandbox is moved to disk after a while."""
+        has_memory = record.pause_kind is PauseKind.MEMORY
+        return has_memory and self.suspend_after_s is not None and record.isolation in self.suspendable
+
     def _update_timer(self, entry: Entry) -> None:
         record = entry.record
         if record.running:
             self.timers.set(record.id, record.ends_at)
-        elif (
-            record.pause_kind is PauseKind.MEMORY and self.suspend_after_s is not None and record.paused_at is not None
-        ):
+        elif self.can_suspend(record) and self.suspend_after_s is not None and record.paused_at is not None:
             self.timers.set(record.id, record.paused_at + self.suspend_after_s)
         else:
             self.timers.cancel(record.id)

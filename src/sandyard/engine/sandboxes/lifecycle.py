@@ -255,7 +255,7 @@ class Lifecycle:
         async with self.hold(entry, changing=True):
             if self._is_overdue(entry):
                 await self._auto_pause(entry)
-            elif entry.record.pause_kind is PauseKind.MEMORY and self._ledger.suspend_after_s is not None:
+            elif self._ledger.can_suspend(entry.record):
                 await self._suspend(entry)
 
     def _is_overdue(self, entry: Entry) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from sandyard.engine.contract import Handle, Layers, Limits, Mount, NetworkPolicy, Spec
+from sandyard.engine.contract import Handle, Isolation, Layers, Limits, Mount, NetworkPolicy, Spec
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.secret import Secret
 
@@ -88,6 +88,7 @@ class Sandbox:
     started_at: float  # time of the last create or resume
     ends_at: float  # running: when it times out; paused: when it was paused
     timeout_s: float  # the last requested timeout; auto-resume uses it
+    isolation: Isolation = Isolation.NAMESPACE
     alias: str | None = None
     name: str | None = None  # the template name that the client requested
     pause_kind: PauseKind | None = None
@@ -117,7 +118,8 @@ class Sandbox:
 
     @property
     def spec(self) -> Spec:
-        return Spec(self.id, self.layers, self.limits, self.network.policy, make_mounts(self.volume_mounts))
+        mounts = make_mounts(self.volume_mounts)
+        return Spec(self.id, self.layers, self.limits, self.network.policy, mounts, self.isolation)
 
 
 def make_mounts(volume_mounts: Sequence[Mapping[str, Any]]) -> tuple[Mount, ...]:
@@ -190,6 +192,7 @@ class Snapshot:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     defaults: Defaults = Defaults()
     start: Start | None = None
+    isolation: Isolation | None = None  # of the sandbox it was taken from; None: not recorded by an earlier version
     snapshots: tuple[str, ...] = ()  # the snapshots its own layers need, excluding itself
     seq: int = 0
 
@@ -238,6 +241,7 @@ class Template:
     cpu_count: int | None = None
     memory_mb: int | None = None
     disk_mb: int | None = None
+    isolation: Isolation | None = None  # of a snapshot's sandboxes; None: see `isolation`
 
     @property
     def ready(self) -> bool:

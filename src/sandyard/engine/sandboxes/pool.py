@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from sandyard.engine.contract import Handle, Layers, Limits, NetworkPolicy, Spec
+from sandyard.engine.contract import Handle, Isolation, Layers, Limits, NetworkPolicy, Spec
 from sandyard.engine.sandboxes.agent import send_identity
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
@@ -35,10 +35,11 @@ def make_sandbox_id() -> str:
 
 @dataclass(slots=True)
 class TemplatePool:
-    """The pooled sandboxes of one template, with its own limits and the default network policy."""
+    """The pooled sandboxes of one template and isolation level, with its own limits and the default network policy."""
 
     template: Template
     limits: Limits
+    isolation: Isolation
     used_at: float
     full_size: bool = False  # at full size; otherwise it grows with the number of claims
     claims: int = 0
@@ -47,7 +48,7 @@ class TemplatePool:
     watches: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
 
-PoolKey = tuple[str, Layers, frozenset[tuple[str, str]], Defaults, Start | None, Limits]
+PoolKey = tuple[str, Layers, frozenset[tuple[str, str]], Defaults, Start | None, Limits, Isolation]
 
 
 class Pool:
@@ -62,6 +63,7 @@ class Pool:
         *,
         size: int,
         started_size: int,
+        gvisor_size: int,
         idle_s: float,
         start_timeout_s: float,
         count_taken: Callable[[], int],
@@ -73,6 +75,7 @@ class Pool:
         self._clock = clock
         self._size = size
         self._started_size = started_size  # for templates with a start command
+        self._gvisor_size = gvisor_size
         self._idle_s = idle_s
         self._start_timeout_s = start_timeout_s
         self._count_taken = count_taken  # number of sandboxes that already count
@@ -94,12 +97,12 @@ class Pool:
         """Return the snapshots that pooled sandboxes are based on."""
         return {used for pool in self._pools.values() for used in pool.template.snapshots}
 
-    def claim(self, template: Template, limits: Limits) -> Handle | None:
+    def claim(self, template: Template, limits: Limits, isolation: Isolation) -> Handle | None:
         """Return a pooled sandbox, now owned by the caller, or None. Starts a pool for a template that has none, but
         not for a client's snapshot: there may be any number of them, and each may be deleted at any time."""
-        if self._max_size(template) == 0 or not template.can_be_pooled:
+        if self._max_size(template, isolation) == 0 or not template.can_be_pooled:
             return None
-        pool = self.keep_pooled(template, limits)
+        pool = self.keep_pooled(template, limits, isolation)
         pool.claims += 1
         self._refill_needed.set()
         if not pool.ready:
@@ -109,14 +112,16 @@ class Pool:
         pool.watches.pop(handle.id).cancel()
         return handle
 
-    def keep_pooled(self, template: Template, limits: Limits, *, full_size: bool = False) -> TemplatePool:
+    def keep_pooled(
+        self, template: Template, limits: Limits, isolation: Isolation, *, full_size: bool = False
+    ) -> TemplatePool:
         """Keep sandboxes of this template in the pool, and return its pool: a few for each one claimed, or as many as
         the pool of a template may hold."""
         env = frozenset(template.env.items())  # a new build of a template may differ only in its environment
-        key = (template.id, template.layers, env, template.defaults, template.start, limits)
+        key = (template.id, template.layers, env, template.defaults, template.start, limits, isolation)
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = TemplatePool(template, limits, self._clock.now())
+            pool = self._pools[key] = TemplatePool(template, limits, isolation, self._clock.now())
             self._refill_needed.set()
         pool.used_at = self._clock.now()
         pool.full_size = pool.full_size or full_size
@@ -218,7 +223,7 @@ class Pool:
         return pool
 
     async def _add(self, pool: TemplatePool) -> None:
-        spec = Spec(make_sandbox_id(), pool.template.layers, pool.limits, NetworkPolicy())
+        spec = Spec(make_sandbox_id(), pool.template.layers, pool.limits, NetworkPolicy(), isolation=pool.isolation)
 
         async def discard(handle: Handle) -> None:
             self._remover.discard(handle)
@@ -249,11 +254,12 @@ class Pool:
         self._refill_needed.set()
 
     def _get_target_size(self, pool: TemplatePool) -> int:
-        max_size = self._max_size(pool.template)
+        max_size = self._max_size(pool.template, pool.isolation)
         return max_size if pool.full_size else min(max_size, SANDBOXES_PER_CLAIM * pool.claims)
 
-    def _max_size(self, template: Template) -> int:
-        return self._size if template.start is None else min(self._size, self._started_size)
+    def _max_size(self, template: Template, isolation: Isolation) -> int:
+        size = self._size if isolation is Isolation.NAMESPACE else min(self._size, self._gvisor_size)
+        return size if template.start is None else min(size, self._started_size)
 
     def _empty(self, pool: TemplatePool) -> None:
         for watch in pool.watches.values():

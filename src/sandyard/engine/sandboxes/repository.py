@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sandyard.engine.contract import Handle, Limits, NetworkPolicy
+from sandyard.engine.contract import Handle, Isolation, Limits, NetworkPolicy
 from sandyard.engine.sandboxes.model import (
     CreateSandbox,
     Defaults,
@@ -91,6 +91,7 @@ def _encode_spec(sandbox: Sandbox) -> dict[str, Any]:
         "name": sandbox.name,
         "layers": sandbox.layers,
         "limits": encode_limits(sandbox.limits),
+        "isolation": sandbox.isolation.value,
         "metadata": dict(sandbox.metadata),
         "env": dict(sandbox.env),
         "defaults": encode_defaults(sandbox.defaults),
@@ -178,6 +179,7 @@ def _decode_row(row: Row) -> Sandbox:
         started_at=started_at,
         ends_at=ends_at,
         timeout_s=timeout_s,
+        isolation=Isolation(spec.get("isolation", Isolation.NAMESPACE)),  # older rows do not have it
         alias=spec["alias"],
         name=spec["name"],
         pause_kind=PauseKind(pause_kind) if pause_kind else None,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from sandyard.engine.contract import Limits
+from sandyard.engine.contract import Isolation, Limits
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.model import Defaults, Page, Sandbox, Snapshot, SnapshotQuery, Template
 from sandyard.engine.sandboxes.registry import decode_cursor, make_page
@@ -141,6 +141,7 @@ class Snapshots:
             cpu_count=limits.cpu_count,
             memory_mb=limits.memory_mb,
             disk_mb=limits.disk_mb,
+            isolation=snapshot.isolation,
         )
 
     def get_page(self, query: SnapshotQuery) -> Page[Snapshot]:
@@ -236,6 +237,7 @@ def _encode_spec(snapshot: Snapshot) -> dict[str, Any]:
         "env": dict(snapshot.env),
         "defaults": encode_defaults(snapshot.defaults),
         "start": encode_start(snapshot.start),
+        "isolation": snapshot.isolation and snapshot.isolation.value,
         "snapshots": snapshot.snapshots,
     }
 
@@ -255,6 +257,7 @@ def _decode_row(row: Row) -> Snapshot:
         env=spec["env"],
         defaults=Defaults(**spec["defaults"]),
         start=decode_start(spec),
+        isolation=Isolation(spec["isolation"]) if spec.get("isolation") else None,
         snapshots=tuple(spec["snapshots"]),
         seq=seq,
     )

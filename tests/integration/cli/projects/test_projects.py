@@ -206,6 +206,8 @@ def test_set_keeps_the_other_settings(ready: Server) -> None:
         "rebase",
         "--template",
         "",
+        "--isolation",
+        "gvisor",
     )
     assert result.exit_code == 0, result.output
     old = PROJECT["settings"]
@@ -215,6 +217,7 @@ def test_set_keeps_the_other_settings(ready: Server) -> None:
             "git": {**old["git"], "author": {"name": "Maria M", "email": "m@example.org"}},
             "forge": {**old["forge"], "labels": [], "mergeMethod": "rebase"},
             "template": None,
+            "isolation": "gvisor",
         }
     }
     assert run("set", "website").exit_code == 2

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from sandyard.engine.interpreter import processes
 from sandyard.engine.interpreter.kernel import Kernel, KernelError
-from sandyard.engine.interpreter.processes import FORK_SERVER, ForkServer
+from sandyard.engine.interpreter.processes import FORK_SERVER, ForkServer, Process
 from sandyard.engine.interpreter.specs import Spec
 
 # greets when the file `greet` exists, and answers each request with the pid of a new process when `answer` exists
@@ -93,3 +95,21 @@ def _process_state(pid: int) -> str:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return "X"
+
+
+async def test_the_end_of_a_kernel_is_noticed_on_a_system_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    monkeypatch.setattr(processes, "POLL_SECONDS", 0.01)
+    child = await asyncio.create_subprocess_exec("sleep", "100", start_new_session=True)
+    ended = asyncio.Event()
+    process = Process(child.pid, ended.set)
+    await asyncio.sleep(0.05)
+    assert process.alive
+    process.kill()
+    async with asyncio.timeout(10):
+        await ended.wait()
+    assert not process.alive
+    await child.wait()

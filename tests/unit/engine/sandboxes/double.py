@@ -20,6 +20,7 @@ from sandyard.engine.contract import (
     Condition,
     Denied,
     Handle,
+    Isolation,
     Layers,
     NetworkPolicy,
     Spec,
@@ -74,10 +75,16 @@ class Host:
 class DoubleDriver:
     name = "double"
 
-    def __init__(self, host: Host, *, freeze: bool = True, suspend: bool = False) -> None:
+    def __init__(self, host: Host, *, freeze: bool = True, suspend: bool = False, gvisor: bool = False) -> None:
         self.host = host
         self.capabilities = Capabilities(
-            freeze, suspend, "cow", frozenset(), True, {} if freeze else {"freeze": "no freezer"}
+            freeze=freeze,
+            suspend=frozenset(Isolation if suspend else ()),
+            live_copy="cow",
+            limits=frozenset(),
+            egress=True,
+            isolation=frozenset(Isolation if gvisor else {Isolation.NAMESPACE}),
+            missing={"gvisor": "it is not installed"} | ({} if freeze else {"freeze": "no freezer"}),
         )
         self.calls: list[tuple[str, str]] = []
         self.denied: list[Denied] = []
@@ -262,7 +269,7 @@ class DoubleDriver:
 
     async def suspend(self, handle: Handle) -> Handle:
         async with self._verb("suspend", handle.id):
-            if not self.capabilities.suspend:
+            if Isolation.NAMESPACE not in self.capabilities.suspend:
                 raise UnsupportedError
             self._machine(handle).condition = Condition.SUSPENDED
         return replace(handle, data={**handle.data, "suspended": True})

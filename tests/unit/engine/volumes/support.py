@@ -13,7 +13,9 @@ from sandyard.kit.errors import SandyardError
 class FakeVolumeDriver:
     """The part of a driver that volumes need."""
 
-    capabilities = Capabilities(freeze=False, suspend=False, live_copy="copy", limits=frozenset(), egress=False)
+    capabilities = Capabilities(
+        freeze=False, suspend=frozenset(), live_copy="copy", limits=frozenset(), egress=False, isolation=frozenset()
+    )
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,10 +1,17 @@
 import type { Project } from "@/api/types";
-import { Field, Input, Textarea } from "@/ui/field";
+import { Field, Input, Select, Textarea } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { NumberInput } from "@/ui/inputs";
 import { Section } from "@/ui/page";
 import { Preparations } from "./preparations";
 import { useProjectForm } from "./project-form";
+
+const ENGINE = "engine";
+const ISOLATION_LEVELS = [
+  { value: ENGINE, label: "Engine default" },
+  { value: "namespace", label: "Namespaces", detail: "Linux namespaces on the host's kernel. Fastest." },
+  { value: "gvisor", label: "gVisor", detail: "A kernel of its own. Stronger, and slower to start processes." },
+];
 
 export function SetupTab({ project }: { project: Project }) {
   const { draft, settings, edit, form, errorAt } = useProjectForm(project);
@@ -56,6 +63,27 @@ export function SetupTab({ project }: { project: Project }) {
                   onChange={(event) =>
                     draft.set({ settings: { ...settings, template: event.target.value.trim() || null } })
                   }
+                />
+              )}
+            </Field>
+            <Field
+              label="Isolation"
+              hint="Applies to new sandboxes. They are not created if the engine does not have the level."
+              error={errorAt("isolation")}
+            >
+              {(control) => (
+                <Select
+                  {...control}
+                  value={settings.isolation ?? ENGINE}
+                  onChange={(level) =>
+                    draft.set({
+                      settings: {
+                        ...settings,
+                        isolation: level === ENGINE ? null : (level as typeof settings.isolation),
+                      },
+                    })
+                  }
+                  choices={ISOLATION_LEVELS}
                 />
               )}
             </Field>

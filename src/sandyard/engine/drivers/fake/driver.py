@@ -18,6 +18,7 @@ from sandyard.engine.contract import (
     Condition,
     Denied,
     Handle,
+    Isolation,
     Layers,
     NetworkPolicy,
     Spec,
@@ -55,10 +56,11 @@ class FakeDriver:
         self.faults = Faults()
         self.capabilities = Capabilities(
             freeze=True,
-            suspend=False,
+            suspend=frozenset(),
             live_copy="copy",
             limits=frozenset(),
             egress=True,
+            isolation=frozenset({Isolation.NAMESPACE}),
             missing={
                 "isolation": "fake sandboxes are plain processes of the host",
                 "suspend": "fake sandboxes keep their memory in processes only",

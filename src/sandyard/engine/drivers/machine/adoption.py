@@ -44,7 +44,7 @@ async def take_over(
     await machine.store.sweep(kept, snapshots)
     suspended: set[str] = set()
     for runtime in runtimes:
-        stopped = [name for name in kept - set(alive) if records[name].driver == runtime.name]
+        stopped = [name for name in kept - set(alive) if records[name].driver == runtime.isolation.value]
         suspended |= await runtime.images.take_over([name for name in stopped if machine.store.has(name)])
     conditions: dict[str, Condition] = {}
     for name in kept:

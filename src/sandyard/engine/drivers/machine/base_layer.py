@@ -10,7 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+
+from sandyard.engine.drivers.machine.machine import NetSlot
+from sandyard.engine.drivers.machine.store.base import Store
 
 HOSTNAME = "e2b.local"
 DIRECTORY = "base"
@@ -18,6 +22,13 @@ DIRECTORY = "base"
 _HOSTS = f"""127.0.0.1 localhost {HOSTNAME}
 ::1 localhost ip6-localhost ip6-loopback
 """
+
+
+def insert(store: Store, layers: Sequence[str], net: NetSlot | None) -> list[str]:
+    """Return the layers of a sandbox with this layer in its place: above the template and below snapshots."""
+    prefix = f"{store.path}/"
+    outside = next((number for number, layer in enumerate(layers) if not layer.startswith(prefix)), len(layers))
+    return [*layers[:outside], get_or_create(store.path, net.dns if net else None), *layers[outside:]]
 
 
 def get_or_create(store: Path, dns: str | None) -> str:

@@ -50,14 +50,14 @@ T = TypeVar("T")
 
 
 class MachineDriver:
-    """Runs sandboxes on this machine. `open` must be called first. New sandboxes use the first runtime."""
+    """Runs sandboxes on this machine, with a runtime for each isolation level. `open` must be called first."""
 
+    name = "namespace"  # as the settings call it
     capabilities: Capabilities
 
     def __init__(self, options: DriverOptions, runtimes: Sequence[Runtime], privileged_files: PrivilegedFiles) -> None:
-        self.name = runtimes[0].name
         self._options = options
-        self.runtimes = {runtime.name: runtime for runtime in runtimes}
+        self.runtimes = {runtime.isolation.value: runtime for runtime in runtimes}
         self._privileged_files = privileged_files
         self._machine: Machine | None = None
         self._watcher: ExitWatcher
@@ -94,7 +94,9 @@ class MachineDriver:
     def _update_capabilities(self) -> None:
         if self._machine is not None:
             known = self._machine.get_capabilities()
-            self.capabilities = self.runtimes[self.name].complete_capabilities(known)
+            for runtime in self.runtimes.values():
+                known = runtime.complete_capabilities(known)
+            self.capabilities = known
 
     async def wait_for_capabilities(self) -> Capabilities:
         """Return the capabilities after everything has been tested."""
@@ -153,7 +155,7 @@ class MachineDriver:
         async def prepare_files() -> None:
             await self.machine.store.create(spec.id, spec.limits.disk_mb)
 
-        record = Record(spec.id, self.name, spec.layers, spec.limits, spec.mounts)
+        record = Record(spec.id, spec.isolation.value, spec.layers, spec.limits, spec.mounts)
         return await self._run_to_completion(self._create_sandbox(record, spec.network, prepare_files), self.kill)
 
     async def boot(self, handle: Handle, spec: Spec) -> Handle:

@@ -131,7 +131,7 @@ class ExitWatcher:
             return f"its agent was ended by {signal.Signals(-code).name}"
         if code == 0:
             return "it was shut down"
-        last_line = _read_last_line(record.stderr_fd)
+        last_line = read_last_line(record.stderr_fd)
         return f"its agent failed with {code}" + (f": {last_line}" if last_line else "")
 
 
@@ -141,7 +141,8 @@ def _close_stderr(record: Record) -> None:
         record.stderr_fd = -1
 
 
-def _read_last_line(fd: int) -> str:
+def read_last_line(fd: int) -> str:
+    """Return the last line of a file that is open for reading."""
     with contextlib.suppress(OSError):
         size = os.fstat(fd).st_size
         lines = os.pread(fd, _TAIL_BYTES, max(size - _TAIL_BYTES, 0)).decode(errors="replace").strip().splitlines()
@@ -150,8 +151,11 @@ def _read_last_line(fd: int) -> str:
 
 
 def remove_run_directory(folder: Path) -> None:
-    """Remove a sandbox's directory in run/, which contains a few plain files. Idempotent."""
+    """Remove a sandbox's directory in run/, which contains a few small files. Idempotent."""
     with contextlib.suppress(FileNotFoundError):
         for entry in list(os.scandir(folder)):
-            Path(entry.path).unlink(missing_ok=True)
+            if entry.is_dir(follow_symlinks=False):
+                remove_run_directory(Path(entry.path))
+            else:
+                Path(entry.path).unlink(missing_ok=True)
         folder.rmdir()

@@ -243,7 +243,7 @@ class Machine:
         return net
 
     def get_capabilities(self) -> Capabilities:
-        """Return the capabilities that all runtimes share. `suspend` is False: a runtime that can do it sets it."""
+        """Return the capabilities that all runtimes share. Each runtime adds its own to `isolation` and `suspend`."""
         missing = {**self._missing, **self.store.missing}
         if not self.cgroups.can_freeze:
             missing["freezer"] = "no cgroup freezer: a pause stops processes by signals, which they can notice"
@@ -257,10 +257,11 @@ class Machine:
             )
         return Capabilities(
             freeze=True,
-            suspend=False,
+            suspend=frozenset(),
             live_copy=self.store.live_copy,
             limits=self.cgroups.limits | self.store.limits,
             egress=egress,
+            isolation=frozenset(),
             missing=missing,
         )
 

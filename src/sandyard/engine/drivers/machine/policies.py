@@ -1,14 +1,16 @@
-"""The egress policy of a running sandbox, stored next to its socket, because it has to be applied again after a restart
-of the engine."""
+"""Stored egress policies: of a running sandbox next to its socket, because it has to be applied again after a restart of
+the engine; of a suspended sandbox next to its memory."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from sandyard.engine.contract import NetworkPolicy
 
 _FILE = "network.json"
+_SEAL = "policy.json"
 
 
 def create_directory(folder: Path, policy: NetworkPolicy) -> None:
@@ -40,3 +42,26 @@ def load(folder: Path) -> NetworkPolicy:
         return NetworkPolicy()
     except (OSError, ValueError, TypeError, KeyError):
         return NetworkPolicy(allow_internet=False)
+
+
+def seal_memory(folder: Path, policy: NetworkPolicy) -> None:
+    """Write the policy of a suspended sandbox, durably. It is the last file next to its memory, which makes it valid."""
+    partial = folder / f".{_SEAL}"
+    with partial.open("w") as file:
+        json.dump(policy.to_dict(), file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(folder / _SEAL)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_sealed(folder: Path) -> bool:
+    return (folder / _SEAL).exists()
+
+
+def load_sealed(folder: Path) -> NetworkPolicy:
+    return NetworkPolicy.from_dict(json.loads((folder / _SEAL).read_text()))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from sandyard.engine.contract import Capabilities, Handle, Layers, Limits, Mount
+from sandyard.engine.contract import Capabilities, Handle, Isolation, Layers, Limits, Mount
 from sandyard.engine.drivers.machine.exit_watcher import ExitWatcher
 from sandyard.engine.drivers.machine.machine import Machine, NetSlot
 from sandyard.engine.drivers.machine.record import Life, Record
@@ -78,6 +78,18 @@ class StartResources:
         self.descriptors.clear()
 
 
+class Starter(Protocol):
+    """Starts first processes of sandboxes."""
+
+    def make_cgroup_limits(self, limits: Limits) -> Limits:
+        """Return the limits of a sandbox's cgroups: its own limits, and what the runtime itself needs there."""
+        ...
+
+    async def launch(self, plan: StartPlan, resources: StartResources) -> Started:
+        """Start a first process. On failure no process is left."""
+        ...
+
+
 class MemoryImages(Protocol):
     """The memory of suspended sandboxes on disk. A sandbox is suspended exactly if it is not running and has memory
     here."""
@@ -106,10 +118,10 @@ class MemoryImages(Protocol):
         ...
 
 
-class Runtime(Protocol):
-    """Runs the processes of sandboxes. `name` is the driver's name in their handles."""
+class Runtime(Starter, Protocol):
+    """Runs the processes of sandboxes with one isolation level, which is also the driver's name in their handles."""
 
-    name: str
+    isolation: Isolation
 
     @property
     def images(self) -> MemoryImages:
@@ -140,10 +152,6 @@ class Runtime(Protocol):
 
     async def wait_for_capabilities(self) -> None:
         """Wait until everything has been tested."""
-        ...
-
-    async def launch(self, plan: StartPlan, resources: StartResources) -> Started:
-        """Start a first process. On failure no process is left."""
         ...
 
     async def connect(self, record: Record, port: int) -> socket.socket:

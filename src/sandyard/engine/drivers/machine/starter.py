@@ -13,7 +13,7 @@ from sandyard.engine.drivers.machine.errors import translate_os_error
 from sandyard.engine.drivers.machine.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.machine.machine import Machine
 from sandyard.engine.drivers.machine.record import Record
-from sandyard.engine.drivers.machine.runtime import Runtime, StartPlan, StartResources
+from sandyard.engine.drivers.machine.runtime import Starter, StartPlan, StartResources
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -22,7 +22,7 @@ U = TypeVar("U")
 async def start(
     machine: Machine,
     watcher: ExitWatcher,
-    runtime: Runtime,
+    starter: Starter,
     record: Record,
     *,
     policy: NetworkPolicy,
@@ -32,7 +32,7 @@ async def start(
     the caller removes that directory. Must not be cancelled: parts of it run in other processes and threads and cannot
     be interrupted."""
     slot = machine.slots.take()
-    resources = StartResources(machine, record.id, record.limits)
+    resources = StartResources(machine, record.id, starter.make_cgroup_limits(record.limits))
     try:
         policies.create_directory(machine.run_dir / record.id, policy)
         preparation = asyncio.ensure_future(gather_both(machine.acquire_network(slot, policy), prepare_files()))
@@ -42,7 +42,7 @@ async def start(
         finally:
             net, _ = await preparation
         plan = StartPlan(record.id, slot, record.layers, record.limits, net, record.mounts)
-        started = await runtime.launch(plan, resources)
+        started = await starter.launch(plan, resources)
         watcher.watch(record, started.life, started.pidfd, resources.take("stderr"), reports_exit=started.reports_exit)
     except BaseException as error:
         await resources.remove()

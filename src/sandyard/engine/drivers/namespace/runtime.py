@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sandyard.engine.contract import AGENT_PORT, Capabilities
+from sandyard.engine.contract import AGENT_PORT, Capabilities, Isolation, Limits
 from sandyard.engine.drivers.machine import processes
 from sandyard.engine.drivers.machine.exit_watcher import ExitWatcher
 from sandyard.engine.drivers.machine.machine import Machine
@@ -36,7 +36,7 @@ _PREPARED_NAMESPACES = 128  # user namespaces created in advance, about 2 kB of 
 class NamespaceRuntime:
     """Starts sandboxes and creates user namespaces for the next ones in advance. `guest` is the agent's package."""
 
-    name = "namespace"
+    isolation = Isolation.NAMESPACE
     images: Suspender
 
     def __init__(
@@ -70,7 +70,7 @@ class NamespaceRuntime:
             machine.cgroups.read_socket_memory,
             self._kill_sandbox,
         )
-        self.images = Suspender(machine, watcher, self.launch)
+        self.images = Suspender(machine, watcher, self)
         self._kill_by_title(keep=None)
         await self.launcher.forker.ensure_running()
 
@@ -96,12 +96,21 @@ class NamespaceRuntime:
         if reason is not None:
             missing["suspend"] = reason
         # Without the cgroup, the kernel counts processes per user.
-        return replace(known, suspend=reason is None, limits=known.limits | {"pids"}, missing=missing)
+        return replace(
+            known,
+            isolation=known.isolation | {Isolation.NAMESPACE},
+            suspend=known.suspend | ({Isolation.NAMESPACE} if reason is None else set()),
+            limits=known.limits | {"pids"},
+            missing=missing,
+        )
 
     async def wait_for_capabilities(self) -> None:
         await self.images.wait_for_trial()
 
     # Processes ----------------------------------------------------------------------------------------------------------
+
+    def make_cgroup_limits(self, limits: Limits) -> Limits:
+        return limits
 
     async def launch(self, plan: StartPlan, resources: StartResources) -> Started:
         store = self._machine.store
@@ -153,12 +162,12 @@ class NamespaceRuntime:
     def _list_first_processes(self) -> dict[str, int]:
         """Return the first processes of running sandboxes. Frozen ones use nothing more, and with cgroup 1 their
         processes cannot die."""
-        running = (record for record in self._watcher.list_running(self.name) if not record.frozen)
+        running = (record for record in self._watcher.list_running(self.isolation.value) if not record.frozen)
         return {record.id: record.life.pid for record in running if record.life is not None}
 
     def _kill_sandbox(self, sandbox: str) -> None:
         """End a sandbox whose processes could not be ended one by one, unless it was frozen in the meantime."""
-        for record in self._watcher.list_running(self.name):
+        for record in self._watcher.list_running(self.isolation.value):
             if record.id == sandbox and record.pidfd >= 0 and not record.frozen:
                 reason = "killed: it used too much kernel memory, and its processes did not end"
                 record.end_reason = record.end_reason or reason

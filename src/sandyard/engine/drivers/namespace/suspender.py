@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from sandyard.engine.drivers.machine.exit_watcher import ExitWatcher, remove_run
 from sandyard.engine.drivers.machine.instance import UIDS_PER_SLOT
 from sandyard.engine.drivers.machine.machine import Machine
 from sandyard.engine.drivers.machine.record import Life, Record
-from sandyard.engine.drivers.machine.runtime import EndProcesses, Started, StartPlan, StartResources
+from sandyard.engine.drivers.machine.runtime import EndProcesses, Starter, StartPlan, StartResources
 from sandyard.engine.drivers.machine.starter import gather_both
 from sandyard.engine.drivers.namespace.criu import probe, scan
 from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget
@@ -34,22 +34,18 @@ from sandyard.engine.drivers.namespace.criu.child import USED_MARK
 from sandyard.kit.errors import BusyError, ConflictError, SandyardError, UnsupportedError
 
 DIRECTORY = "suspended"
-_POLICY = "policy.json"
 _FACTS = "sandbox.json"
 _TRIAL_RUNNING = "a test of moving memory to disk is still running"
 _SETTLE_TIMEOUT_S = 5.0
 
 
-Launch = Callable[[StartPlan, StartResources], Awaitable[Started]]
-
-
 class Suspender:
     """One per runtime, from its `open` to its `close`."""
 
-    def __init__(self, machine: Machine, watcher: ExitWatcher, launch: Launch) -> None:
+    def __init__(self, machine: Machine, watcher: ExitWatcher, starter: Starter) -> None:
         self._machine = machine
         self._watcher = watcher
-        self._launch = launch
+        self._starter = starter
         self._folder = machine.options.data_dir / DIRECTORY
         self._criu: Criu | None = None
         self._unsupported_reason = _TRIAL_RUNNING
@@ -97,7 +93,7 @@ class Suspender:
     def has(self, sandbox: str) -> bool:
         """Return whether there is memory on disk that can be restored."""
         images = self._folder / sandbox
-        return (images / _POLICY).exists() and not (images / USED_MARK).exists()
+        return policies.is_sealed(images) and not (images / USED_MARK).exists()
 
     @property
     def has_any(self) -> bool:
@@ -165,7 +161,7 @@ class Suspender:
         await criu.dump(Frozen(life.pid, self._freezer.root / record.id, volumes=volumes), images)
         try:
             await machine.store.flush()  # otherwise a crash would leave its files and its memory inconsistent
-            await asyncio.to_thread(save_policy, images, policies.load(machine.run_dir / record.id))
+            await asyncio.to_thread(policies.seal_memory, images, policies.load(machine.run_dir / record.id))
             machine.slots.keep(life.slot)
             await end(record, "suspended")
         except BaseException:  # it may continue to run, and then the memory must never be restored with its files
@@ -219,7 +215,7 @@ class Suspender:
             )
         machine.memory.check()
         machine.slots.claim(slot)
-        run, policy, has_run = machine.run_dir / record.id, load_policy(images), False
+        run, policy, has_run = machine.run_dir / record.id, policies.load_sealed(images), False
         try:
             async with self._hold_namespaces(record, policy, slot) as holder:
                 target = RestoreTarget(
@@ -260,7 +256,7 @@ class Suspender:
             )
             resources.create()
             plan = StartPlan(record.id, slot, record.layers, record.limits, net, record.mounts, hold=True)
-            started = await self._launch(plan, resources)
+            started = await self._starter.launch(plan, resources)
             pidfd = started.pidfd
             yield started.life.pid
         except OSError as error:
@@ -278,22 +274,3 @@ def _list_thread_states(pid: int) -> Iterator[str]:
     for task in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):
             yield task.read_text().rpartition(")")[2].split()[0]
-
-
-def save_policy(images: Path, policy: NetworkPolicy) -> None:
-    """Write the last file, which makes the images valid."""
-    partial = images / f".{_POLICY}"
-    with partial.open("w") as file:
-        json.dump(policy.to_dict(), file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(images / _POLICY)
-    descriptor = os.open(images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def load_policy(images: Path) -> NetworkPolicy:
-    return NetworkPolicy.from_dict(json.loads((images / _POLICY).read_text()))

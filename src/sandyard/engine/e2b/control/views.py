@@ -81,6 +81,7 @@ def render_listed(sandbox: Sandbox) -> View:
 def render_detail(sandbox: Sandbox, domain: str | None) -> View:
     view = render_listed(sandbox)
     view["domain"] = domain
+    view["isolation"] = sandbox.isolation.value  # not in E2B's own API
     view["allowInternetAccess"] = sandbox.network.allow_internet
     view["lifecycle"] = {"autoResume": sandbox.auto_resume, "onTimeout": sandbox.on_timeout.value}
     if sandbox.network.config is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -105,7 +106,7 @@ class Connection:
             if not await self.fill(timeout):
                 raise PeerGoneError
 
-    async def receive_into(self, view: memoryview, timeout: float) -> int:
+    async def receive_into(self, view: memoryview, timeout: float | None) -> int:
         """Receive into `view`, from the buffer first. Return 0 at the end of the stream."""
         if self._buffer:
             return self.take_into(view)
@@ -171,6 +172,11 @@ class Connection:
             if sent >= size:
                 break
         await self._yield_fairly(size)
+
+    def end(self) -> None:
+        """Tell the peer that nothing more will be sent."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
 
     async def send_file(self, fd: int, offset: int, count: int) -> int:
         """Send `count` bytes of a file from the page cache. Return how many were sent: fewer if the file became shorter."""

@@ -250,6 +250,11 @@ class ProjectSettings(_SettingsModel):
     setup: SetupSettings = Field(default_factory=SetupSettings)
     verify: VerifySettings = Field(default_factory=VerifySettings)
     tasks: TaskSettings = Field(default_factory=TaskSettings)
+    isolation: Literal["namespace", "gvisor"] | None = Field(
+        default=None,
+        description="Isolation level of new sandboxes. namespace: Linux namespaces on the host's kernel. gvisor: a kernel of their own. "
+        "Null: the engine's default. Sandboxes are not created if the engine does not have the level.",
+    )
     template: str | None = Field(
         default=None, min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", examples=["base"]
     )

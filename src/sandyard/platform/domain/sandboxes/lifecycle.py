@@ -26,6 +26,7 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, Sandbox
 from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.projects.egress import Allowed, get_allowed
+from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.remotes import is_trusted
 from sandyard.platform.domain.projects.service import owner_has_access
 from sandyard.platform.domain.sandboxes.activity import Activity
@@ -173,6 +174,9 @@ class Lifecycle:
         allowed = await retry_while_database_unavailable(
             lambda: self.load_allowed(row.project_id), "provisioning", sandbox=sandbox_id
         )
+        isolation = await retry_while_database_unavailable(
+            lambda: self._load_isolation(row.project_id), "provisioning", sandbox=sandbox_id
+        )
         try:
             made = await self.engine.create(
                 template=row.template,
@@ -181,6 +185,7 @@ class Lifecycle:
                 envs=envs,
                 idempotency_key=row.idempotency_key,
                 allowed=allowed,
+                isolation=isolation,
             )
         except SandyardError as error:
             log.warning("sandbox_not_provisioned", sandbox=row.id, code=error.code, reason=error.message)
@@ -334,6 +339,12 @@ class Lifecycle:
                 return self._default_allowed
             destinations = None if await is_trusted(session, project) else self._destinations
         return get_allowed(project, self._default_allowed, destinations)
+
+    async def _load_isolation(self, project_id: str | None) -> str | None:
+        """Return the isolation level that the project requires for its sandboxes."""
+        async with self._database.reading() as session:
+            project = await session.get(Project, project_id) if project_id is not None else None
+        return None if project is None else ProjectSettings.of(project).isolation
 
     async def _update_network(self, row: Sandbox) -> Allowed:
         """Apply network settings that changed while the sandbox was paused. If that fails, pause it again."""

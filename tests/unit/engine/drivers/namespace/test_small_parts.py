@@ -11,7 +11,6 @@ from sandyard.engine.contract import HostRule, NetworkPolicy
 from sandyard.engine.drivers.machine import base_layer, policies
 from sandyard.engine.drivers.machine.capacity import Memory
 from sandyard.engine.drivers.machine.errors import translate_child_error, translate_errno
-from sandyard.engine.drivers.namespace import suspender
 from sandyard.kit.errors import FullError, NoSpaceError, SandyardError
 
 
@@ -68,5 +67,5 @@ def test_errors_name_the_exhausted_resource() -> None:
 def test_a_suspended_sandbox_keeps_its_whole_policy(tmp_path: Path) -> None:
     rules = (HostRule("api.test", (("authorization", "Bearer ${{ TOKEN }}"),)),)
     for policy in (NetworkPolicy(), NetworkPolicy(False, ("web.test",), ("10.0.0.0/8",), rules)):
-        suspender.save_policy(tmp_path, policy)
-        assert suspender.load_policy(tmp_path) == policy
+        policies.seal_memory(tmp_path, policy)
+        assert policies.load_sealed(tmp_path) == policy

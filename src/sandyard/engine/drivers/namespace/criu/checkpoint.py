@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import sandyard
+from sandyard.engine.drivers.machine.child_command import make_bare_command
 from sandyard.engine.drivers.namespace.criu.child import EXIT_REFUSED
 from sandyard.kit.errors import NoSpaceError, SandyardError, UnsupportedError
-from sandyard.kit.python import bare_python_command
 from sandyard.kit.tasks import run_uninterrupted
 
 PRIVATE_CRIU = Path("/var/lib/sandyard/criu/criu")  # where scripts/get-criu installs it
@@ -151,20 +150,6 @@ class Criu:
     async def sweep(parent: Path, keep: Collection[str]) -> None:
         """Remove every image in `parent` except those in `keep`, and the copies that none of them needs."""
         await asyncio.to_thread(_sweep, parent, frozenset(keep))
-
-
-def make_bare_command(statement: str) -> list[str]:
-    """Return a command that runs this with only the standard library and this project's modules, which starts quickly.
-    The package of all drivers is imported without running it, because its dependencies are missing there."""
-    source, name = Path(sandyard.__file__).parent.parent, "sandyard.engine.drivers"
-    lines = [
-        "import sys, types",
-        f"sys.path.insert(0, {str(source)!r})",
-        f"sys.modules[{name!r}] = types.ModuleType({name!r})",
-        f"sys.modules[{name!r}].__path__ = [{str(source.joinpath(*name.split('.')))!r}]",
-        statement,
-    ]
-    return bare_python_command("-c", "\n".join(lines))
 
 
 async def _run(command: list[str]) -> tuple[int, str, str]:

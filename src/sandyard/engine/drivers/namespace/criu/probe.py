@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sandyard.engine.drivers.machine import kernel
-from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget, make_bare_command
+from sandyard.engine.drivers.machine.child_command import make_bare_command
+from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget
 from sandyard.kit.errors import SandyardError, UnsupportedError
 
 _FIRST_ID = 1_910_000_000  # of the sandbox's users on the host; otherwise unused

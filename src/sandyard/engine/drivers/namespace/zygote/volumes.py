@@ -6,25 +6,18 @@ can only lead into the sandbox: what its template or snapshot put there is not t
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
-import struct
 from collections.abc import Sequence
 
 from sandyard.engine.drivers.machine import kernel
 from sandyard.engine.drivers.machine.kernel import libc
+from sandyard.engine.drivers.machine.mount_targets import OPEN_DIRECTORY, open_target
 from sandyard.engine.drivers.namespace.zygote.rootfs import CLOSE_LAYERS, FIRST_LAYER_FD
 from sandyard.engine.drivers.namespace.zygote.script import Step
 
 Volumes = Sequence[tuple[str, str, bool]]  # path in the zygote's root, path in the sandbox, whether it is read-only
 
-_SYS_OPENAT2 = 437
-_NO_XDEV, _NO_MAGICLINKS, _IN_ROOT = 0x01, 0x02, 0x10
 _MOVE_MOUNT_T_EMPTY_PATH = 0x40
-_OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-# No other mount on the way: not /proc or /dev through a link, and not another volume, which would hide one below the other.
-_OPEN_HOW = struct.pack("3Q", _OPEN_DIRECTORY, 0, _NO_XDEV | _NO_MAGICLINKS | _IN_ROOT)
 _PURPOSE = "mount its volumes"
 
 
@@ -59,33 +52,12 @@ def make_attach_steps(volumes: Volumes, uid: int, capabilities: tuple[bytes, byt
 
 
 def _attach(fd: int, target: str) -> int:
-    target_fd = _open_target(target)
+    root = os.open("/", OPEN_DIRECTORY)
+    target_fd = open_target(root, target)
+    os.close(root)
     if target_fd < 0:
         return -1
     flags = kernel.MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
     done: int = libc.syscall(kernel.SYS_MOVE_MOUNT, fd, b"", target_fd, b"", flags)
     os.close(target_fd)
     return done
-
-
-def _open_target(target: str) -> int:
-    """Return a descriptor of that directory, created with its parents if it is missing."""
-    parts = target.strip("/").split("/")
-    root = os.open("/", _OPEN_DIRECTORY)
-    parent = os.dup(root)
-    try:
-        for number, part in enumerate(parts, 1):
-            path = os.fsencode("/".join(parts[:number]))
-            inner = libc.syscall(_SYS_OPENAT2, root, path, _OPEN_HOW, len(_OPEN_HOW))
-            if inner < 0 and ctypes.get_errno() == errno.ENOENT:
-                if libc.mkdirat(parent, os.fsencode(part), 0o755) < 0 and ctypes.get_errno() != errno.EEXIST:
-                    return -1
-                inner = libc.syscall(_SYS_OPENAT2, root, path, _OPEN_HOW, len(_OPEN_HOW))
-            if inner < 0:
-                return -1
-            os.close(parent)
-            parent = inner
-        return os.dup(parent)
-    finally:
-        os.close(parent)
-        os.close(root)

@@ -31,7 +31,7 @@ from e2b.api.client.models import (
 from tenacity.wait import wait_base
 
 from sandyard.kit.clock import Clock, SystemClock
-from sandyard.kit.errors import InvalidInputError
+from sandyard.kit.errors import InvalidInputError, UnsupportedError
 from sandyard.platform.domain.sandboxes.e2b.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b.errors import SandboxNotFoundError
 from sandyard.platform.domain.sandboxes.e2b.files import Files
@@ -51,6 +51,8 @@ PAGE = 100
 DENIED, DENIED_SHOWN, DENIED_HEADER = "Blocked by the network policy:", 300, "x-sandyard-egress-denied"
 """Prefix of log entries about denied connections, and the header with which an endpoint announces that it has such
 entries."""
+ISOLATION = "sandyard.isolation"
+"""Metadata with which an engine is asked for an isolation level."""
 SAMPLES_S = 120
 """How far back to ask for usage samples. The newest one counts."""
 
@@ -137,13 +139,17 @@ class SandboxEngine:
         envs: Mapping[str, str],
         idempotency_key: str,
         allowed: Sequence[str] | None = None,
+        isolation: str | None = None,
     ) -> EngineSandbox:
         """Create a sandbox and return it when it is running, within `create_timeout_s` including retries.
 
         The same key returns the same sandbox. When its time is over it is paused with its memory, and only `resume`
         resumes it. If the endpoint supports it, its ports require the traffic token, because the platform decides who
-        has access. `allowed` lists the only names and addresses it may connect to. None: all.
+        has access. `allowed` lists the only names and addresses it may connect to. None: all. `isolation` is the level it
+        must have. None: the endpoint's default. Raises UnsupportedError if the endpoint does not have that level.
         """
+        if isolation is not None:
+            metadata = {**metadata, ISOLATION: isolation}
         key = _normalize_key(idempotency_key)
         network: SandboxNetworkOpts = {"allow_public_traffic": False}
         if allowed:
@@ -162,7 +168,15 @@ class SandboxEngine:
                 **self.config.options,
             )
             self.transport.remember(sandbox)
-            return _from_info(await AsyncSandbox.get_info(sandbox.sandbox_id, **self.config.options))
+            detail = await self.transport.get_detail(sandbox.sandbox_id)
+            # E2B Cloud and other endpoints ignore metadata that they do not know.
+            if isolation is not None and detail.additional_properties.get("isolation") != isolation:
+                await AsyncSandbox.kill(sandbox.sandbox_id, **self.config.options)
+                raise UnsupportedError(
+                    f"The sandbox endpoint does not have the isolation level {isolation}. Change the project's isolation, or use a "
+                    "Sandyard engine."
+                )
+            return _from_detail(detail)
 
         limit = self.config.create_timeout_s
         return await self.transport.call_api(

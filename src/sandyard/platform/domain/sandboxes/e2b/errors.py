@@ -197,6 +197,7 @@ _STATUSES: dict[int, Callable[[str], SandyardError]] = {
     413: _with_engine_message(EngineInvalidError),
     422: _with_engine_message(EngineInvalidError),
     429: _with_engine_message(EngineQuotaError),
+    501: _with_engine_message(EngineInvalidError),  # such as an isolation level that it does not have
     502: lambda _: EngineUnreachableError(),
     503: lambda _: EngineBusyError(unsent=True),
     504: lambda _: EngineTimeoutError(),

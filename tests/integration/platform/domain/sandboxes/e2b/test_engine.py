@@ -9,7 +9,9 @@ import time
 import httpx
 import pytest
 from e2b import AsyncSandbox
+from e2b.api.client.models import SandboxDetail
 
+from sandyard.kit.errors import UnsupportedError
 from sandyard.kit.ids import random_id
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.sandboxes.e2b import (
@@ -281,3 +283,22 @@ async def test_sandboxes_without_a_traffic_token_stay_reachable(
         assert httpx.get(engine_process.url, headers=dict(route.headers)).json()["port"] == 8000
     finally:
         await engine.kill(open_to_all.sandbox_id)
+
+
+async def test_a_sandbox_with_less_isolation_than_requested_is_removed(
+    engine: SandboxEngine, new_sandbox: NewSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = await new_sandbox(isolation="namespace")
+    assert sandbox.metadata["sandyard.isolation"] == "namespace"
+    get_detail = engine.transport.get_detail
+
+    async def get_detail_of_another_endpoint(engine_id: str) -> SandboxDetail:
+        detail = await get_detail(engine_id)
+        del detail.additional_properties["isolation"]
+        return detail
+
+    monkeypatch.setattr(engine.transport, "get_detail", get_detail_of_another_endpoint)
+    before = {listed.id for listed in await engine.list()}
+    with pytest.raises(UnsupportedError, match="does not have the isolation level namespace"):
+        await new_sandbox(isolation="namespace")
+    assert {listed.id for listed in await engine.list()} == before

@@ -1,0 +1,127 @@
+"""Become runsc: mount a sandbox's root file system in a separate mount namespace, join its cgroups, then exec runsc.
+
+Run by `runtime`, with the request as its argument. Needs only the standard library, so that it starts quickly. The
+mounts end with the sandbox's last process: nothing can be left behind on the host.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sandyard.engine.drivers.gvisor.link import enter_new_namespace
+from sandyard.engine.drivers.machine import kernel
+from sandyard.engine.drivers.machine.mount_targets import OPEN_DIRECTORY, open_path, open_target
+from sandyard.engine.drivers.machine.net.nft import NftError
+
+CGROUP = "sandbox"
+ORIGINAL_SUDO = "/dev/.sudo"  # see guest.elevation
+_CGROUPS = "/sys/fs/cgroup"
+_OWN_MOUNTS = ("proc", "sys", "dev")  # file systems of gVisor's kernel
+_CONTROLLERS = (
+    "blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb", "job", "memory", "net_cls", "net_prio", "perf_event", "pids",
+    "rdma", "systemd",
+)  # fmt: skip
+EXIT_REFUSED = 90  # with a JSON object on standard error
+OVERLAY_OPTIONS = "redirect_dir=on,metacopy=off,index=off,xino=off,volatile"  # see namespace.zygote.rootfs
+
+
+def main() -> NoReturn:
+    kernel.close_range(3, 0x7FFF_FFFF)  # descriptors that uvloop leaves open in its children
+    request = json.loads(sys.argv[1])
+    purpose = "prepare its files"
+    try:
+        _enter(request)
+        for target in request["volumes"]:
+            purpose = f"mount a volume on {target}"
+            _resolve_target(request["spec"], Path(request["root"]), target)
+        purpose = "replace sudo"
+        _replace_sudo(request["spec"], Path(request["root"]), request["sudo"])
+        Path(request["config"]).write_text(json.dumps(request["spec"]))
+        purpose = "start gVisor"
+        os.execv(request["command"][0], request["command"])  # noqa: S606 - made by the engine
+    except NftError as error:
+        _report(f"could not {purpose}: {error}", None)
+    except OSError as error:
+        _report(f"could not {purpose}: {error.strerror or error}", error.errno)
+    os._exit(EXIT_REFUSED)
+
+
+def _report(message: str, code: int | None) -> None:
+    sys.stderr.write(f"\n{json.dumps({'error': message, 'errno': code})}\n")
+    sys.stderr.flush()
+
+
+def _enter(request: dict[str, Any]) -> None:
+    for group in request["cgroups"]:
+        Path(group, "cgroup.procs").write_text("0")
+    enter_new_namespace(request["regular_netns"])
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_SLAVE)
+    # runsc takes a file that it finds there for a proof that it is in the host's network namespace. On Linux 6.18 and
+    # later all network namespaces have that file.
+    kernel.mount("none", "/proc/sys/net", "tmpfs", kernel.MS_RDONLY)
+    kernel.bind("/proc/self/ns/net", request["netns"])
+    _show_limits(request["memory_bytes"], request["cpu_count"])
+    _mount_root(request)
+
+
+def _show_limits(memory_bytes: int, cpu_count: int) -> None:
+    """Let runsc find the sandbox's limits in plain files, whatever cgroups this machine has. The sandbox then shows them
+    as its own memory and processors; the real groups, which this process has joined, enforce them."""
+    kernel.mount("none", _CGROUPS, "tmpfs")
+    for controller in _CONTROLLERS:
+        folder = Path(_CGROUPS, controller, CGROUP)
+        folder.mkdir(parents=True)
+        (folder / "cgroup.procs").touch()
+    Path(_CGROUPS, "memory", CGROUP, "memory.limit_in_bytes").write_text(str(memory_bytes))
+    Path(_CGROUPS, "cpuset", CGROUP, "cpuset.cpus").write_text(f"0-{cpu_count - 1}")
+
+
+def _mount_root(request: dict[str, Any]) -> None:
+    # Descriptors keep the options short: the kernel accepts a page of them.
+    names = []
+    for layer in request["layers"]:
+        names.append(f"/proc/self/fd/{os.open(layer, os.O_PATH | os.O_DIRECTORY)}")
+    top = f"/proc/self/fd/{os.open(request['writable'], os.O_PATH | os.O_DIRECTORY)}"
+    data = f"lowerdir={':'.join(names)},upperdir={top}/upper,workdir={top}/work,{OVERLAY_OPTIONS}"
+    kernel.mount("sandyard", request["root"], "overlay", kernel.MS_NODEV, data)
+    kernel.close_range(3, 0x7FFF_FFFF)
+
+
+def _resolve_target(spec: dict[str, Any], root: Path, target: str) -> None:
+    """Create the mount point of a volume, and put the path without symbolic links into the specification: gVisor would
+    follow links to anywhere in the sandbox."""
+    folder = os.open(root, OPEN_DIRECTORY)
+    descriptor = open_target(folder, target)
+    if descriptor < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    path = Path(f"/proc/self/fd/{descriptor}").readlink()
+    for number in (folder, descriptor):
+        os.close(number)
+    if path.relative_to(root).parts[0] in _OWN_MOUNTS:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+    mount = next(mount for mount in spec["mounts"] if mount["destination"] == target)
+    mount["destination"] = f"/{path.relative_to(root)}"
+
+
+def _replace_sudo(spec: dict[str, Any], root: Path, replacement: str) -> None:
+    """Mount another program over the image's sudo, and that one at another place. gVisor ignores its set-user-id bit."""
+    folder = os.open(root, OPEN_DIRECTORY)
+    descriptor = open_path(folder, "usr/bin/sudo")
+    os.close(folder)
+    if descriptor < 0:
+        return
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        for source, target in ((str(path), ORIGINAL_SUDO), (replacement, f"/{path.relative_to(root)}")):
+            mount = {"destination": target, "type": "bind", "source": source, "options": ["bind", "ro"]}
+            spec["mounts"].append(mount)
+    os.close(descriptor)
