@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from pathlib import Path
 
 from sandyard.engine.contract import AGENT_PORT
 from sandyard.engine.drivers.gvisor.link import INNER
-from sandyard.engine.drivers.machine import kernel
+from sandyard.engine.drivers.machine.inside_sockets import open_socket_inside
 from sandyard.kit.errors import UnreachableError
 
 _TIMEOUT_S = 5.0
@@ -43,7 +42,7 @@ async def connect_port(regular: Path, port: int) -> socket.socket:
 async def connect_agent(regular: Path) -> socket.socket:
     """Return a connection to the agent of the sandbox behind this namespace. Raises UnreachableError."""
     try:
-        sock = _open_socket(regular)
+        sock = open_socket_inside(regular, socket.AF_INET)
     except OSError as error:
         raise UnreachableError("The sandbox has ended.") from error
     try:
@@ -57,18 +56,3 @@ async def connect_agent(regular: Path) -> socket.socket:
         raise
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
-
-
-def _open_socket(regular: Path) -> socket.socket:
-    """Return a socket in that namespace: this thread enters it and returns, without a pause in between."""
-    there = os.open(regular, os.O_RDONLY | os.O_CLOEXEC)
-    here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        kernel.setns(there, kernel.CLONE_NEWNET)
-        try:
-            return socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        finally:
-            kernel.setns(here, kernel.CLONE_NEWNET)
-    finally:
-        os.close(there)
-        os.close(here)

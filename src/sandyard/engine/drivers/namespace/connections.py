@@ -7,8 +7,9 @@ import asyncio
 import errno
 import os
 import socket
+from pathlib import Path
 
-from sandyard.engine.drivers.machine import kernel
+from sandyard.engine.drivers.machine.inside_sockets import open_socket_inside
 from sandyard.kit.errors import UnreachableError
 
 _TIMEOUT_S = 5.0
@@ -39,17 +40,13 @@ async def connect_agent(path: str, sandbox: str) -> socket.socket:
 
 
 async def connect_port_from_outside(pid: int, port: int) -> socket.socket:
-    """Connect to a port on the loopback interface of that process's network namespace. Needs root.
-
-    A socket belongs to the namespace its creator is in at that moment, so this thread enters the namespace and returns,
-    without a pause in between. No process in the sandbox is involved: the socket cannot be forged, and a busy agent
-    does not slow it down.
-    """
+    """Connect to a port on the loopback interface of that process's network namespace. Needs root. No process in the
+    sandbox is involved: the socket cannot be forged, and a busy agent does not slow it down."""
     loop = asyncio.get_running_loop()
     refused: OSError | None = None
     for family, address in _LOOPBACKS:
         try:
-            sock = _open_socket_inside(pid, family)
+            sock = open_socket_inside(Path(f"/proc/{pid}/ns/net"), family)
         except OSError as error:
             if error.errno == errno.EAFNOSUPPORT:
                 continue
@@ -67,20 +64,6 @@ async def connect_port_from_outside(pid: int, port: int) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
     raise UnreachableError(f"Port {port} is not open in the sandbox.") from refused
-
-
-def _open_socket_inside(pid: int, family: socket.AddressFamily) -> socket.socket:
-    there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        kernel.setns(there, kernel.CLONE_NEWNET)
-        try:
-            return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        finally:
-            kernel.setns(here, kernel.CLONE_NEWNET)
-    finally:
-        os.close(there)
-        os.close(here)
 
 
 async def connect_port_through_agent(path: str, sandbox: str, port: int) -> socket.socket:
