@@ -31,7 +31,7 @@ _MISSING_STATUSES = (400, 404, 416)
 """There is no such file, it is not a regular file, or it is shorter."""
 _UNUSABLE_PATH = re.compile(
     "file name too long|permission denied|operation not permitted|not a directory|too many levels of symbolic links|"
-    "invalid argument|read-only file system|device or resource busy|no such device|input/output error",
+    "invalid argument|read-only file system|device or resource busy|no such device",
     re.IGNORECASE,
 )
 """Reasons in envd's internal errors that are due to the path."""
