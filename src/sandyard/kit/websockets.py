@@ -19,6 +19,8 @@ RAW = "sandyard.websocket.raw"
 """Name of the scope extension, and type of the message that accepts a WebSocket instead of `websocket.accept`. Its `headers` are the
 response headers except `Connection` and `Upgrade`. Afterwards `websocket.receive` and `websocket.send` carry `bytes` as they are on the
 wire, regardless of frame boundaries. Return to close the connection."""
+ABORT = "sandyard.websocket.abort"
+"""Name of the scope extension: a function that ends the connection immediately, without the data that the client has not read yet."""
 SLICE_BYTES = 1024
 """How many received bytes are parsed at once, at most: 170 empty frames."""
 FRAMES_PER_SECOND, FRAMES_AT_ONCE = 1000, 10_000
@@ -137,7 +139,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
         if not self.close_sent:
-            cast(dict[str, Any], self.scope["extensions"])[RAW] = {}
+            extensions = cast(dict[str, Any], self.scope["extensions"])
+            extensions |= {RAW: {}, ABORT: self.transport.abort}
 
     def handle_ping(self) -> None:
         """Answer a ping. While the client is behind on reading, only its last ping is answered, once it has caught up."""

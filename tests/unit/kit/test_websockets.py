@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 from sandyard.kit import websockets as bounded
 from sandyard.kit.pacing import PARTS
 from sandyard.kit.server import BoundedProtocol
-from sandyard.kit.websockets import RAW, SLICE_BYTES, BoundedWebSocket, FrameTracker
+from sandyard.kit.websockets import ABORT, RAW, SLICE_BYTES, BoundedWebSocket, FrameTracker
 from tests.harness.asgi import serve_app
 from tests.unit.turns import count_parts
 
@@ -194,3 +194,23 @@ def test_tracking_stops_during_a_flood_of_frames() -> None:
     assert tracker.lost
     assert tracker.feed(frame(PONG))
     assert not tracker.between_frames
+
+
+async def test_an_application_can_abort_a_connection_whose_client_does_not_read() -> None:
+    aborted, size = asyncio.Event(), 64 << 20
+
+    async def send_and_abort(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.send", "bytes": bytes(size)})
+        scope["extensions"][ABORT]()
+        aborted.set()
+
+    async with asyncio.timeout(30), serving(send_and_abort) as port:
+        reader, _, _ = await upgrade(port)
+        await aborted.wait()
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 20):
+                received += len(data)
+        assert received < size, "what was not read is dropped"

@@ -197,14 +197,14 @@ export interface paths {
         post?: never;
         /**
          * Disable user
-         * @description Disable a user. What they created is kept. Idempotent.
+         * @description Disable a user and revoke their tokens. What they created is kept. Idempotent.
          */
         delete: operations["user_delete"];
         options?: never;
         head?: never;
         /**
          * Update user
-         * @description Update a user. A disabled user's tokens and sessions stop working immediately. The last administrator cannot be removed.
+         * @description Update a user. Disabling them revokes their tokens and ends their sessions for good. The last administrator cannot be removed.
          */
         patch: operations["user_update"];
         trace?: never;
@@ -424,7 +424,7 @@ export interface paths {
         };
         /**
          * Export audit log
-         * @description Export all matching entries as a stream, newest first.
+         * @description Export all matching entries as a stream, newest first. It ends early when you are no longer an administrator.
          */
         get: operations["audit_export"];
         put?: never;
@@ -896,6 +896,8 @@ export interface paths {
         /**
          * Upload file
          * @description Write a file and create missing parent folders. The body is the file's content, up to the size limit.
+         *
+         *     An existing file is replaced when the whole body has arrived. The upload ends with an error when you lose access.
          */
         put: operations["file_upload"];
         post?: never;
@@ -1597,14 +1599,16 @@ export interface paths {
         post?: never;
         /**
          * Delete schedule
-         * @description Delete a schedule. Tasks it has created are kept.
+         * @description Delete a schedule. Tasks it has created are kept. Allowed for its creator, the project's owner and administrators.
          */
         delete: operations["schedule_delete"];
         options?: never;
         head?: never;
         /**
          * Update schedule
-         * @description Update a schedule. Allowed for its creator, the project's owner and administrators.
+         * @description Update a schedule. Allowed for its creator, on whose behalf its tasks run.
+         *
+         *     The project's owner and administrators may only disable it: `{"enabled": false}`.
          */
         patch: operations["schedule_update"];
         trace?: never;

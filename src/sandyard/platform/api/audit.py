@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Depends, Query
+from fastapi import Depends, Query, Request
 from fastapi.responses import StreamingResponse
 
 from sandyard.platform.api.audit_middleware import audited
 from sandyard.platform.api.auth import AdminCaller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.paging import Page, Paging
+from sandyard.platform.api.revocation import end_when_revoked
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Instant, Model, Moment, example
 from sandyard.platform.domain.audit import service
@@ -74,8 +75,12 @@ async def list_audit(caller: AdminCaller, filters: Filters, page: Paging, audit:
     responses={200: {"description": "One JSON object per line.", "content": {"application/x-ndjson": {}}}},
 )
 @audited
-async def export_audit(caller: AdminCaller, filters: Filters, audit: Audit) -> StreamingResponse:
-    """Export all matching entries as a stream, newest first."""
-    lines = await audit.export(caller, filters)
+async def export_audit(request: Request, caller: AdminCaller, filters: Filters, audit: Audit) -> StreamingResponse:
+    """Export all matching entries as a stream, newest first. It ends early when you are no longer an administrator."""
+
+    async def check_access() -> None:
+        caller.require_admin()  # a changed role is detected with the token and the account
+
+    lines = end_when_revoked(request, caller, check_access, await audit.export(caller, filters))
     headers = {"Content-Disposition": 'attachment; filename="audit.ndjson"'}
     return StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)

@@ -18,7 +18,7 @@ from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.revocation import wait_until_revoked
+from sandyard.platform.api.revocation import run_until_revoked, wait_until_revoked
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
@@ -119,7 +119,10 @@ async def execute(
     if body.background:
         view = CommandView.of(command).model_dump(mode="json", by_alias=True)
         return JSONResponse(view, 202, {"Location": f"/api/v1/commands/{command.id}"})
-    command = await commands.wait_for(caller, command)
+    started = command
+    command = await run_until_revoked(
+        request, caller, lambda: commands.check_access(caller, started), commands.wait_for(caller, started)
+    )
     limit = settings.output_limit
     return Result(
         command_id=command.id,

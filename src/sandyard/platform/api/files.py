@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 from urllib.parse import quote
 
@@ -15,7 +16,7 @@ from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.guard import streams_body
 from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.paging import Page, PageRequest
-from sandyard.platform.api.revocation import end_when_revoked
+from sandyard.platform.api.revocation import end_when_revoked, require_access, run_until_revoked
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Instant, Model, example
@@ -83,12 +84,23 @@ async def download(
 )
 @streams_body
 async def upload(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path) -> Uploaded:
-    """Write a file and create missing parent folders. The body is the file's content, up to the size limit."""
+    """Write a file and create missing parent folders. The body is the file's content, up to the size limit.
+
+    An existing file is replaced when the whole body has arrived. The upload ends with an error when you lose access.
+    """
     add_audit_detail(request, path=path)
     announced = request.headers.get("content-length", "")
-    size = await sandboxes.upload_file(
-        caller, sandbox_id, path, request.stream(), int(announced) if announced.isdigit() else None
-    )
+
+    async def check_access() -> None:
+        await sandboxes.get_status(caller, sandbox_id)
+
+    async def read_body() -> AsyncIterator[bytes]:
+        async for chunk in request.stream():
+            yield chunk
+        await require_access(request, caller, check_access)  # an error here leaves the upload incomplete
+
+    work = sandboxes.upload_file(caller, sandbox_id, path, read_body(), int(announced) if announced.isdigit() else None)
+    size = await run_until_revoked(request, caller, check_access, work)
     return Uploaded(path=path, size=size)
 
 

@@ -16,12 +16,14 @@ from sandyard.platform.api.git_views import OperationView
 from sandyard.platform.api.guard import body_limit
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.refs import MAX_PATHS, Branch, RepositoryPaths, Revision, Tag
+from sandyard.platform.api.revocation import run_until_revoked
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, example
 from sandyard.platform.api.sessions import Sessions
 from sandyard.platform.db import models
 from sandyard.platform.domain.git import service
 from sandyard.platform.domain.git.model import OperationStatus
+from sandyard.platform.domain.users.model import Principal
 
 router = api_router("git")
 Wait = Annotated[
@@ -122,15 +124,25 @@ class Restore(Input):
 
 
 async def _wait_and_respond(
-    request: Request, git: service.GitService, started: Awaitable[models.GitOperation], wait: float
+    request: Request,
+    caller: Principal,
+    git: service.GitService,
+    started: Awaitable[models.GitOperation],
+    wait: float,
 ) -> JSONResponse:
     """Return the finished operation (200), or its current state after `wait` seconds (202).
 
-    Raises the error of a failed operation. The operation continues if the client disconnects.
+    Raises the error of a failed operation. The operation continues if the client disconnects or the user loses access.
     """
     operation = await started
     add_audit_detail(request, target=operation.sandbox_id, operation=operation.id)
-    operation = await git.operations.wait(operation.id, wait)
+    operation_id = operation.id
+    operation = await run_until_revoked(
+        request,
+        caller,
+        lambda: git.get_operation(caller, operation_id),
+        git.operations.wait(operation_id, wait),
+    )
     if operation.status == OperationStatus.FAILED:
         git.operations.raise_failure(operation)
     is_finished = OperationStatus(operation.status).over
@@ -144,7 +156,7 @@ async def clone(request: Request, caller: Caller, git: Git, body: Clone, wait: W
     started = git.clone(
         caller, body.sandbox_id, project_id=body.project_id, base_branch=body.base_branch, branch=body.branch
     )
-    return await _wait_and_respond(request, git, started, wait)
+    return await _wait_and_respond(request, caller, git, started, wait)
 
 
 @router.post("/git/branch", name="git.branch", **_OPERATION_ROUTE)
@@ -153,7 +165,7 @@ async def branch(
 ) -> JSONResponse:
     """Create a branch and switch to it."""
     return await _wait_and_respond(
-        request, git, git.create_branch(caller, body.sandbox_id, name=body.name, start=body.start), wait
+        request, caller, git, git.create_branch(caller, body.sandbox_id, name=body.name, start=body.start), wait
     )
 
 
@@ -161,7 +173,7 @@ async def branch(
 @body_limit(values=2 * MAX_PATHS)
 async def stage(request: Request, caller: Caller, git: Git, body: Stage, wait: Wait = WAIT_SECONDS) -> JSONResponse:
     return await _wait_and_respond(
-        request, git, git.stage(caller, body.sandbox_id, body.paths, unstage=body.unstage), wait
+        request, caller, git, git.stage(caller, body.sandbox_id, body.paths, unstage=body.unstage), wait
     )
 
 
@@ -175,7 +187,7 @@ async def commit(
     A message that does not follow the project's convention is rejected with a `suggestion` that does.
     """
     started = git.commit(caller, body.sandbox_id, message=body.message, paths=body.paths, everything=body.everything)
-    return await _wait_and_respond(request, git, started, wait)
+    return await _wait_and_respond(request, caller, git, started, wait)
 
 
 @router.post("/git/discard", name="git.discard", **_OPERATION_ROUTE)
@@ -183,27 +195,27 @@ async def commit(
 async def discard(request: Request, caller: Caller, git: Git, body: Discard, wait: Wait = WAIT_SECONDS) -> JSONResponse:
     """Restore files to their state in the last commit."""
     started = git.discard(caller, body.sandbox_id, paths=body.paths, everything=body.everything)
-    return await _wait_and_respond(request, git, started, wait)
+    return await _wait_and_respond(request, caller, git, started, wait)
 
 
 @router.post("/git/push", name="git.push", **_OPERATION_ROUTE)
 async def push(request: Request, caller: Caller, git: Git, body: InSandbox, wait: Wait = WAIT_SECONDS) -> JSONResponse:
     """Push the branch to the remote, never with force. Idempotent."""
-    return await _wait_and_respond(request, git, git.push(caller, body.sandbox_id), wait)
+    return await _wait_and_respond(request, caller, git, git.push(caller, body.sandbox_id), wait)
 
 
 @router.post("/git/update", name="git.update", **_OPERATION_ROUTE)
 async def update(request: Request, caller: Caller, git: Git, body: Update, wait: Wait = WAIT_SECONDS) -> JSONResponse:
     """Update the branch from its base branch. If there are conflicts, the error lists the `files` and nothing is changed."""
     return await _wait_and_respond(
-        request, git, git.update(caller, body.sandbox_id, how=body.how, source=body.source), wait
+        request, caller, git, git.update(caller, body.sandbox_id, how=body.how, source=body.source), wait
     )
 
 
 @router.post("/git/tag", name="git.tag", **_OPERATION_ROUTE)
 async def tag(request: Request, caller: Caller, git: Git, body: NewTag, wait: Wait = WAIT_SECONDS) -> JSONResponse:
     started = git.create_tag(caller, body.sandbox_id, name=body.name, message=body.message, push=body.push)
-    return await _wait_and_respond(request, git, started, wait)
+    return await _wait_and_respond(request, caller, git, started, wait)
 
 
 @router.post("/git/checkpoint", name="git.checkpoint", **_OPERATION_ROUTE)
@@ -211,7 +223,7 @@ async def checkpoint(
     request: Request, caller: Caller, git: Git, body: InSandbox, wait: Wait = WAIT_SECONDS
 ) -> JSONResponse:
     """Save the state of all files, committed or not. This happens automatically before every pause and push."""
-    return await _wait_and_respond(request, git, git.checkpoint(caller, body.sandbox_id), wait)
+    return await _wait_and_respond(request, caller, git, git.checkpoint(caller, body.sandbox_id), wait)
 
 
 @router.post("/git/restore", name="git.restore", **_OPERATION_ROUTE)
@@ -219,4 +231,4 @@ async def restore(
     request: Request, caller: Caller, git: Git, sessions: Sessions, body: Restore, wait: Wait = WAIT_SECONDS
 ) -> JSONResponse:
     """Create a new sandbox for the checkpoint's session, with all files restored."""
-    return await _wait_and_respond(request, git, sessions.restore(caller, body.checkpoint_id), wait)
+    return await _wait_and_respond(request, caller, git, sessions.restore(caller, body.checkpoint_id), wait)

@@ -22,6 +22,7 @@ BODY_LIMIT, BODY_VALUES = 1024 * 1024, 5_000
 F = TypeVar("F", bound=Callable[..., Any])
 _LIMIT_ATTRIBUTE = "__sandyard_body_limit__"
 _CLOSES_ATTRIBUTE = "__sandyard_closes_unread__"
+_CLOSES_KEY = "sandyard.closes_unread"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ def closes_unread(endpoint: F) -> F:
     """Mark a route whose connection is closed after a response that is sent before the whole body was read."""
     setattr(endpoint, _CLOSES_ATTRIBUTE, True)
     return endpoint
+
+
+def close_if_unread(connection: HTTPConnection) -> None:
+    """Close the connection after the response, unless the whole body was read. Call it before the response starts."""
+    connection.scope[_CLOSES_KEY] = True
 
 
 class GuardMiddleware:
@@ -149,8 +155,8 @@ def _close_unread(scope: Scope, receive: Receive, send: Send) -> tuple[Receive, 
         return message
 
     async def send_closing(message: Message) -> None:
-        closes = message["type"] == "http.response.start" and getattr(scope.get("endpoint"), _CLOSES_ATTRIBUTE, False)
-        if closes and not complete:
+        closes = _CLOSES_KEY in scope or getattr(scope.get("endpoint"), _CLOSES_ATTRIBUTE, False)
+        if message["type"] == "http.response.start" and closes and not complete:
             message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
         await send(message)
 

@@ -18,6 +18,7 @@ from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.projects import ProjectId, Projects
 from sandyard.platform.api.refs import Branch
+from sandyard.platform.api.revocation import run_until_revoked
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.db import models
@@ -143,7 +144,13 @@ async def create(
     if row.status != PreparationStatus.READY and wait > 0:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
-                row = await preparations.wait(row.id)
+                preparation_id = row.id
+                row = await run_until_revoked(
+                    request,
+                    caller,
+                    lambda: preparations.get(caller, preparation_id),
+                    preparations.wait(preparation_id),
+                )
     if row.status != PreparationStatus.READY:
         row = await preparations.get(caller, row.id)
     view = PreparationView.of(row).model_dump(mode="json", by_alias=True)

@@ -8,6 +8,7 @@ Binary messages are the bytes of SSH in both directions. Text messages are JSON.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Annotated
 
@@ -17,9 +18,10 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.revocation import wait_until_revoked
+from sandyard.platform.api.revocation import close_socket, wait_until_revoked
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Model, example
@@ -27,6 +29,7 @@ from sandyard.platform.api.sessions import SessionId
 from sandyard.platform.api.terminal import TEXT_LIMIT, TEXT_VALUES
 from sandyard.platform.domain.remote import service
 from sandyard.platform.domain.remote.connections import SshConnection
+from sandyard.platform.domain.users.model import Principal
 
 router = api_router("remote")
 Remotes = Annotated[service.Remotes, inject("remotes")]
@@ -109,26 +112,28 @@ async def ssh(
     key: Annotated[str, Query(max_length=5000)] = "",
 ) -> None:
     async with remotes.ssh.open(caller, sandbox_id, key) as connection:
-        await socket.accept()
-        await socket.send_text(json.dumps({"type": "opened", "hostKey": connection.host_key}))
-        input_task = asyncio.ensure_future(_forward_input(socket, connection))
-        output_task = asyncio.ensure_future(_forward_output(socket, connection))
-        revocation = asyncio.ensure_future(wait_until_revoked(socket, caller, lambda: connection.check(caller)))
-        try:
-            await asyncio.wait((input_task, output_task, revocation), return_when=asyncio.FIRST_COMPLETED)
-            reason = (
-                await output_task
-                if output_task.done()
-                else "You no longer have access to this sandbox."
-                if revocation.done()
-                else None
-            )
-            if socket.client_state is WebSocketState.CONNECTED and not input_task.done():
-                await socket.send_text(json.dumps({"type": "closed", "reason": reason}))
-                await socket.close()
-        finally:
-            for task in (input_task, output_task, revocation):
-                task.cancel()
+        with contextlib.suppress(WebSocketDisconnect):
+            await socket.accept()
+            await socket.send_text(json.dumps({"type": "opened", "hostKey": connection.host_key}))
+            await _connect(socket, caller, connection)
+
+
+async def _connect(socket: WebSocket, caller: Principal, connection: SshConnection) -> None:
+    """Forward input and output until sshd ends, the client disconnects or the user loses access."""
+    input_task = asyncio.ensure_future(_forward_input(socket, connection))
+    output_task = asyncio.ensure_future(_forward_output(socket, connection))
+    revocation = asyncio.ensure_future(wait_until_revoked(socket, caller, lambda: connection.check(caller)))
+    try:
+        await asyncio.wait((input_task, output_task, revocation), return_when=asyncio.FIRST_COMPLETED)
+        is_connected = not input_task.done() and socket.client_state is WebSocketState.CONNECTED
+        reason = output_task.result() if output_task.done() else None
+        if revocation.done() and not output_task.done():
+            reason = "You no longer have access to this sandbox."
+    finally:
+        # before the closing message, which a client that reads nothing could delay while it keeps sending
+        await end_tasks(input_task, output_task, revocation)
+    if is_connected:
+        await close_socket(socket, {"type": "closed", "reason": reason})
 
 
 async def _forward_output(socket: WebSocket, connection: SshConnection) -> str | None:

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from starlette.requests import HTTPConnection
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from sandyard.kit.errors import NotFoundError, SandyardError
+from sandyard.kit.errors import ForbiddenError, NotFoundError, SandyardError, UnauthenticatedError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import end_tasks
+from sandyard.kit.websockets import ABORT
+from sandyard.platform.api.guard import close_if_unread
 from sandyard.platform.domain.sandboxes.model import OwnerWithoutAccessError
 from sandyard.platform.domain.users.authentication import is_still_valid
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
+T = TypeVar("T")
+CheckAccess = Callable[[], Awaitable[object]]
 RECHECK_SECONDS = 10.0
+CLOSE_SECONDS = 2.0
+"""How long a client may take to read the last message of a WebSocket."""
 
 
-async def wait_until_revoked(
-    connection: HTTPConnection, caller: Principal, check_access: Callable[[], Awaitable[object]]
-) -> None:
+async def wait_until_revoked(connection: HTTPConnection, caller: Principal, check_access: CheckAccess) -> None:
     """Return when the caller's token, login or account is no longer valid, or `check_access` raises NotFoundError or
     OwnerWithoutAccessError."""
     services = connection.app.state.services
@@ -37,10 +45,7 @@ async def wait_until_revoked(
 
 
 async def end_when_revoked(
-    connection: HTTPConnection,
-    caller: Principal,
-    check_access: Callable[[], Awaitable[object]],
-    chunks: AsyncIterator[bytes],
+    connection: HTTPConnection, caller: Principal, check_access: CheckAccess, chunks: AsyncIterator[bytes]
 ) -> AsyncIterator[bytes]:
     """Yield the chunks of a long response until the caller may no longer read them."""
     revocation = asyncio.ensure_future(wait_until_revoked(connection, caller, check_access))
@@ -51,3 +56,47 @@ async def end_when_revoked(
             yield chunk
     finally:
         revocation.cancel()
+
+
+async def run_until_revoked(
+    connection: HTTPConnection, caller: Principal, check_access: CheckAccess, work: Coroutine[Any, Any, T]
+) -> T:
+    """Return the result of `work`. When the caller loses access, cancel it and raise the error for the client.
+
+    If the request's body was not read completely by then, the connection is closed after the response.
+    """
+    task = asyncio.ensure_future(work)
+    revocation = asyncio.ensure_future(wait_until_revoked(connection, caller, check_access))
+    try:
+        await asyncio.wait((task, revocation), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+    finally:
+        await end_tasks(task, revocation)
+    if not task.cancelled():
+        task.exception()  # mark as retrieved, so that asyncio does not log it
+    close_if_unread(connection)
+    await require_access(connection, caller, check_access)
+    raise ForbiddenError("Your access was withdrawn during this request. Try again.")
+
+
+async def require_access(connection: HTTPConnection, caller: Principal, check_access: CheckAccess) -> None:
+    """Raise UnauthenticatedError or the error of `check_access` if the caller has lost access since the request started."""
+    services = connection.app.state.services
+    if not await is_still_valid(services.database, services.clock, caller):
+        raise UnauthenticatedError("Your token or login ended during this request.")
+    await check_access()
+
+
+async def close_socket(socket: WebSocket, last_message: dict[str, Any]) -> None:
+    """Send the last message and close the WebSocket. Aborts the connection of a client that does not read it in time."""
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await socket.send_text(json.dumps(last_message))
+            await socket.close()
+    except WebSocketDisconnect:
+        return
+    except TimeoutError:
+        abort = socket.scope.get("extensions", {}).get(ABORT)
+        if abort is not None:
+            abort()

@@ -135,7 +135,10 @@ async def get(caller: Caller, schedules: Schedules, schedule_id: ScheduleId) -> 
 async def update(
     request: Request, caller: Caller, schedules: Schedules, schedule_id: ScheduleId, body: ScheduleChange
 ) -> ScheduleView:
-    """Update a schedule. Allowed for its creator, the project's owner and administrators."""
+    """Update a schedule. Allowed for its creator, on whose behalf its tasks run.
+
+    The project's owner and administrators may only disable it: `{"enabled": false}`.
+    """
     given = {name: value for name in body.model_fields_set if (value := getattr(body, name)) is not None}
     add_audit_detail(request, changed=sorted(given))
     if body.task is not None:
@@ -145,7 +148,7 @@ async def update(
 
 @router.delete("/schedules/{schedule_id}", name="schedule.delete", status_code=204)
 async def delete(caller: Caller, schedules: Schedules, schedule_id: ScheduleId) -> Response:
-    """Delete a schedule. Tasks it has created are kept."""
+    """Delete a schedule. Tasks it has created are kept. Allowed for its creator, the project's owner and administrators."""
     await schedules.delete(caller, schedule_id)
     return Response(status_code=204)
 

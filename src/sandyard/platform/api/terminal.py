@@ -8,17 +8,20 @@ shell has not ended, connect again with `?terminal=` to continue in it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from typing import Annotated
+from collections.abc import Coroutine
+from typing import Annotated, Any
 
 from fastapi import Query, Response, WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.revocation import wait_until_revoked
+from sandyard.platform.api.revocation import close_socket, wait_until_revoked
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Instant, Model, example, id_in_path
@@ -75,38 +78,41 @@ async def open_(
 ) -> None:
     terminal_id = terminal or (await terminals.open(caller, sandbox_id, cols, rows)).id
     async with terminals.view(caller, sandbox_id, terminal_id) as (shell, viewer):
-        await socket.accept()
-        await socket.send_text(json.dumps({"type": "opened", "terminal": terminal_id}))
-        if terminal is not None:
-            await terminals.resize(shell, cols, rows)
-        typing = asyncio.ensure_future(_forward_input(socket, terminals, shell))
-        revocation = asyncio.ensure_future(
-            wait_until_revoked(socket, caller, lambda: terminals.list(caller, sandbox_id))
-        )
-        revocation.add_done_callback(lambda _: viewer.send(None))
-        try:
-            await _send_output(socket, viewer, typing)
-            if socket.client_state is WebSocketState.CONNECTED and not typing.done():
-                await socket.send_text(
-                    json.dumps({"type": "closed", "ended": shell.over, "exitCode": shell.handle.exit_code})
-                )
-                await socket.close()
-        finally:
-            typing.cancel()
-            revocation.cancel()
+        with contextlib.suppress(WebSocketDisconnect):
+            await socket.accept()
+            await socket.send_text(json.dumps({"type": "opened", "terminal": terminal_id}))
+            if terminal is not None:
+                await terminals.resize(shell, cols, rows)
+            revocation = wait_until_revoked(socket, caller, lambda: terminals.list(caller, sandbox_id))
+            await _connect(socket, terminals, shell, viewer, revocation)
 
 
-async def _send_output(socket: WebSocket, viewer: domain.Viewer, typing: asyncio.Future[None]) -> None:
-    """Send the shell's output until it ends or the user disconnects."""
-    while True:
-        piece = asyncio.ensure_future(viewer.pieces.get())
-        await asyncio.wait((piece, typing), return_when=asyncio.FIRST_COMPLETED)
-        if not piece.done():
-            piece.cancel()
-            return
-        data = piece.result()
-        if data is None:
-            return
+async def _connect(
+    socket: WebSocket,
+    terminals: domain.Terminals,
+    shell: domain.Shell,
+    viewer: domain.Viewer,
+    wait_for_revocation: Coroutine[Any, Any, None],
+) -> None:
+    """Forward input and output until the shell ends, the user disconnects or loses access."""
+    typing = asyncio.ensure_future(_forward_input(socket, terminals, shell))
+    output = asyncio.ensure_future(_send_output(socket, viewer))
+    revocation = asyncio.ensure_future(wait_for_revocation)
+    try:
+        await asyncio.wait((typing, output, revocation), return_when=asyncio.FIRST_COMPLETED)
+        is_connected = not typing.done() and socket.client_state is WebSocketState.CONNECTED
+        if output.done():
+            output.result()
+    finally:
+        # before the closing message, which a client that reads nothing could delay while it keeps typing
+        await end_tasks(typing, output, revocation)
+    if is_connected:
+        await close_socket(socket, {"type": "closed", "ended": shell.over, "exitCode": shell.handle.exit_code})
+
+
+async def _send_output(socket: WebSocket, viewer: domain.Viewer) -> None:
+    """Send the shell's output until it ends. Raises WebSocketDisconnect."""
+    while (data := await viewer.pieces.get()) is not None:
         await socket.send_bytes(data)
 
 

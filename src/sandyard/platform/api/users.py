@@ -86,7 +86,7 @@ async def get_user(caller: Caller, user_id: UserId, users: Users) -> UserView:
 async def update_user(
     caller: AdminCaller, user_id: UserId, body: UserChange, request: Request, users: Users
 ) -> UserView:
-    """Update a user. A disabled user's tokens and sessions stop working immediately. The last administrator cannot be removed."""
+    """Update a user. Disabling them revokes their tokens and ends their sessions for good. The last administrator cannot be removed."""
     given = body.model_dump(exclude_unset=True, exclude={"password"})
     if "password" in body.model_fields_set:
         given["password"] = body.password.get_secret_value() if body.password else None
@@ -96,5 +96,5 @@ async def update_user(
 
 @router.delete("/users/{user_id}", name="user.delete", status_code=204)
 async def delete_user(caller: AdminCaller, user_id: UserId, users: Users) -> None:
-    """Disable a user. What they created is kept. Idempotent."""
+    """Disable a user and revoke their tokens. What they created is kept. Idempotent."""
     await users.delete(caller, user_id)

@@ -8,7 +8,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -180,6 +180,29 @@ def test_overwriting_keeps_the_file_and_its_mode(client: Client, home: Path) -> 
     assert (home / "link").is_symlink()
 
 
+@pytest.mark.parametrize("size", [1000, 2 << 20])
+def test_an_existing_file_is_replaced_only_when_the_upload_is_complete(
+    agent: GuestAgent, dial: Callable[[], Client], home: Path, size: int
+) -> None:
+    target = home / "work"
+    target.write_text("precious")
+    inode = target.stat().st_ino
+    head = b"POST /files?path=work HTTP/1.1\r\nContent-Type: application/octet-stream\r\nContent-Length: %d\r\n\r\n"
+    sock = agent.connect()
+    sock.sendall(head % size + bytes(size - 1))
+    assert dial().request("GET", "/health").status == 204
+    assert target.read_text() == "precious"
+    sock.shutdown(socket.SHUT_WR)
+    while sock.recv(1000):  # until the agent has ended the request
+        pass
+    sock.close()
+    assert target.read_text() == "precious"
+    content = os.urandom(size)
+    assert upload(dial(), "work", content).status == 200
+    assert (target.read_bytes(), target.stat().st_ino) == (content, inode)
+    assert [path.name for path in home.iterdir()] == ["work"]
+
+
 def test_metadata_is_stored_with_the_file(client: Client, home: Path) -> None:
     response = upload(
         client, "tagged", b"x", {"X-Metadata-Author": "me", "x-metadata-PURPOSE": "a test", "X-Metadata-": "no"}
@@ -219,12 +242,16 @@ def test_an_upload_to_a_full_disk_fails_and_leaves_no_file(client: Client, small
         assert response.status == 507
         assert response.json["code"] == 507
         assert "not enough disk space available" in response.json["message"]
-        assert not (small_disk / name).exists(), "a partial file must be removed"
+    assert not (small_disk / "new").exists(), "a partial file must be removed"
+    assert (small_disk / "there").read_text() == "before", "an existing file must be kept"
     assert upload(client, "disk/small", b"fits").status == 200
     filler = small_disk / "filler"
     with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
         while True:
             file.write(bytes(4096))
+    size = filler.stat().st_size
+    assert upload(client, "disk/filler", bytes(size - 10_000)).status == 200
+    assert filler.stat().st_size == size - 10_000
     assert upload(client, "disk/filler", b"less than before").status == 200
     for number in range(10):
         response = upload(client, f"disk/inode-{number}", b"")

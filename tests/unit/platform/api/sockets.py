@@ -21,9 +21,14 @@ async def connect(app: FastAPI, url: str, headers: Mapping[str, str] | None = No
     async def send(message: Any) -> None:
         said.append(dict(message))
 
+    await asyncio.wait_for(app(make_scope(url, headers), incoming.get, send), 30)
+    return said
+
+
+def make_scope(url: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
     parts = urlsplit(url)
     given = {"host": "localhost:8700", **(headers or {})}
-    scope = {
+    return {
         "type": "websocket",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
@@ -39,8 +44,6 @@ async def connect(app: FastAPI, url: str, headers: Mapping[str, str] | None = No
         "state": {},
         "extensions": {"websocket.http.response": {}},
     }
-    await asyncio.wait_for(app(scope, incoming.get, send), 30)
-    return said
 
 
 def denial(said: list[dict[str, Any]]) -> tuple[int, dict[str, Any]]:

@@ -11,6 +11,8 @@ import { showError, toast } from "@/ui/toast";
 import { describeCron } from "./cron";
 import { ScheduledTime } from "./scheduled-time";
 
+const NOT_CREATOR = "Only its creator can edit or enable this schedule, because its tasks run on their behalf.";
+
 export function ScheduleRow({
   schedule,
   project,
@@ -21,7 +23,8 @@ export function ScheduleRow({
   onEdit: () => void;
 }) {
   const user = useCurrentUser();
-  const mayChange = user?.role === "admin" || user?.id === schedule.ownerId || user?.id === project?.ownerId;
+  const isCreator = user?.id === schedule.ownerId;
+  const mayDisable = isCreator || user?.role === "admin" || user?.id === project?.ownerId;
   const enable = useEnableSchedule({ onError: showError("Could not change the schedule") });
   const run = useRunSchedule({
     onSuccess: (task) => toast.success(`Created the task “${task.title}”`),
@@ -73,7 +76,7 @@ export function ScheduleRow({
         <Switch
           checked={enabled}
           onChange={(next) => enable.mutate({ id: schedule.id, enabled: next })}
-          disabled={!mayChange || enable.isPending}
+          disabled={!(isCreator || (mayDisable && enabled)) || enable.isPending}
           label={<span className="sr-only">{schedule.name} enabled</span>}
         />
         <IconButton
@@ -84,12 +87,18 @@ export function ScheduleRow({
         >
           {!run.isPending && <Play className="size-3.5" aria-hidden />}
         </IconButton>
-        <Button size="sm" disabled={!mayChange} onClick={onEdit} aria-label={`Edit ${schedule.name}`}>
+        <Button
+          size="sm"
+          disabled={!isCreator}
+          title={isCreator ? undefined : NOT_CREATOR}
+          onClick={onEdit}
+          aria-label={`Edit ${schedule.name}`}
+        >
           Edit
         </Button>
         <Confirm
           trigger={
-            <IconButton label={`Delete ${schedule.name}`} size="sm" disabled={!mayChange}>
+            <IconButton label={`Delete ${schedule.name}`} size="sm" disabled={!mayDisable}>
               <Trash2 className="size-3.5" aria-hidden />
             </IconButton>
           }

@@ -107,7 +107,7 @@ function UserRow({ user, own }: { user: User; own: boolean }) {
               action="Disable"
               onConfirm={() => change.mutateAsync({ id: user.id, disabled: true })}
             >
-              Their tokens and sign-ins stop working immediately. Their data is kept.
+              Their API tokens are revoked and they are signed out, also if you enable them again. Their data is kept.
             </Confirm>
           )}
         </>

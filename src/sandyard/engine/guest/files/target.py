@@ -1,17 +1,20 @@
 """The target file of an upload. It is written in place, as envd does: watchers see it change, an existing file keeps
-its inode, mode and links, and on a full disk it can still be overwritten with less. A failed upload leaves nothing."""
+its inode, mode and links, and on a full disk it can still be overwritten with less. Unlike with envd, an existing file
+is changed only when the upload is complete, and a failed upload of a new file leaves nothing."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
 from sandyard.engine.guest.files import metadata
+from sandyard.engine.guest.files.spool import Spool
 from sandyard.engine.guest.sandbox import NotAFileError, Sandbox
 from sandyard.engine.guest.users import User
 from sandyard.engine.guest.wire.http1 import HttpError
@@ -22,12 +25,14 @@ _BAD_PATH = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EIN
 
 
 class Target:
-    """Use it as a context manager: leaving it with an exception removes the file. `announced` is the request's length,
-    if known."""
+    """Use it as a context manager, and call `finish` at the end. Leaving it with an exception removes a new file, and
+    keeps an existing one. `announced` is the request's length, if known."""
 
     def __init__(
         self, sandbox: Sandbox, path: str, user: User, stored: Mapping[str, str], announced: int | None
     ) -> None:
+        self._sandbox = sandbox
+        self._user = user
         self._path = path
         self._host = sandbox.host(path)
         self._stored = stored
@@ -37,14 +42,24 @@ class Target:
             sandbox.ensure_directory(posixpath.dirname(self._host) or "/", user)
         except OSError as error:
             raise self._failure(error, "error ensuring directories") from None
+        self._spool: Spool | None = None
         self._fd = self._open(sandbox)
+        if self._fresh:
+            self._prepare()
+        else:
+            self._spool = Spool(sandbox, posixpath.dirname(os.path.realpath(self._host)))
+
+    def _prepare(self) -> None:
+        """Empty the file and set its owner and metadata. From here on, a failure removes it."""
+        self._spool = None
         try:
             if not self._fresh:
                 os.ftruncate(self._fd, 0)  # before anything else, because watchers of envd see the write first
-            sandbox.give(self._fd, user)
-            metadata.replace(self._fd, stored, fresh=self._fresh)
+            self._sandbox.give(self._fd, self._user)
+            metadata.replace(self._fd, self._stored, fresh=self._fresh)
         except OSError as error:
-            self._discard()
+            if self._fresh:
+                self._discard()
             raise self._failure(error, "error preparing file") from None
 
     def _open(self, sandbox: Sandbox) -> int:
@@ -66,10 +81,43 @@ class Target:
     def write(self, data: memoryview) -> None:
         """Write all data. Raises HttpError 507 if the disk is full."""
         try:
+            if self._spool is not None:
+                data = self._keep_aside(self._spool, data)
             while data:
                 data = data[os.write(self._fd, data) :]
         except OSError as error:
             raise self._failure(error, "error writing file") from None
+
+    def _keep_aside(self, spool: Spool, data: memoryview) -> memoryview:
+        """Add data to the spool. If that is impossible, continue in place and return the rest of the data.
+
+        On a full disk only if the new content is not larger than the existing one, so that it will fit.
+        """
+        size = spool.size
+        try:
+            spool.write(data)
+        except OSError as error:
+            will_fit = self._announced is not None and self._announced <= os.fstat(self._fd).st_size
+            if error.errno in _FULL and not will_fit:
+                raise
+            stored = spool.size - size
+            for _ in self._replace(spool):
+                pass
+            return data[stored:]
+        return data[:0]
+
+    async def finish(self) -> None:
+        """Replace the content of an existing file with the uploaded one."""
+        if self._spool is not None:
+            for _ in self._replace(self._spool):
+                await asyncio.sleep(0)
+
+    def _replace(self, spool: Spool) -> Iterator[None]:
+        try:
+            self._prepare()
+            yield from spool.move(self.write, self.copy_from)
+        finally:
+            spool.close()
 
     def copy_from(self, fd: int, count: int) -> int:
         """Append the next bytes of an open file inside the kernel. Return 0 at its end."""
@@ -107,7 +155,11 @@ class Target:
             raise self._failure(error, "error writing file") from None
 
     def _discard(self) -> None:
-        """Remove the partial file. A link stays in place, with an empty target file."""
+        """Remove the partial file. A link stays in place, with an empty target file. An unchanged file is kept."""
+        if self._spool is not None:
+            self._spool.close()
+            os.close(self._fd)
+            return
         with contextlib.suppress(OSError):
             ours, there = os.fstat(self._fd), os.lstat(self._host)
             if (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino):

@@ -115,6 +115,7 @@ class _Upload:
             view = memoryview(bytearray(min(BUFFER_SIZE, max(self._announced or BUFFER_SIZE, 1))))
             while count := await self._source.read_into(view):
                 target.write(view[:count])
+            await target.finish()
         return target.info()
 
     async def multipart(self, boundary: str, path: str | None) -> list[dict[str, Any]]:
@@ -137,6 +138,7 @@ class _Upload:
                 )
             with self._target(resolved) as target:
                 await reader.read_part(target.write)
+                await target.finish()
             written[resolved] = target.info()
         return list(written.values())
 

@@ -178,7 +178,10 @@ class Sandboxes:
     async def upload_file(
         self, principal: Principal, sandbox_id: str, path: str, chunks: AsyncIterator[bytes], announced: int | None
     ) -> int:
-        """Upload a file and return its size. Keeps nothing of a file that is too large."""
+        """Upload a file and return its size. Keeps nothing of a file that is too large or incomplete.
+
+        The engine keeps an existing file until the upload is complete.
+        """
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         limit = self.settings.upload_limit
         if announced is not None and announced > limit:
@@ -188,11 +191,7 @@ class Sandboxes:
         async def write(engine_id: str) -> int:
             if body.begun:
                 raise SandboxNotRunningError("The sandbox was paused and has been resumed. Send the file again.")
-            try:
-                return await self._lifecycle.engine.files.write(engine_id, path, body.bounded())
-            except TooLargeError:
-                await self._lifecycle.engine.files.remove(engine_id, path)
-                raise
+            return await self._lifecycle.engine.files.write(engine_id, path, body.bounded())
 
         size = await self._lifecycle.call(row, write)
         async with self._database.transaction() as tx:

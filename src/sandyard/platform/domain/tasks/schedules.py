@@ -54,8 +54,8 @@ class ScheduledTask(TaskFields):
 class Schedules:
     """Operations on schedules. Raises NotFoundError for schedules the caller may not see.
 
-    Members of a project see its schedules and create new ones. A schedule's creator, the project's owner and administrators may change it.
-    Its tasks run on behalf of its creator.
+    Members of a project see its schedules and create new ones. Its tasks run on behalf of its creator, so nobody else may change it. The
+    project's owner and administrators may disable and delete it.
     """
 
     def __init__(self, database: Database, projects: Projects, tasks: Tasks, clock: Clock) -> None:
@@ -132,8 +132,16 @@ class Schedules:
         return {event.data["scheduleId"]: event.data["error"] for event in last if event.kind == "schedule.failed"}
 
     async def update(self, caller: Principal, schedule_id: str, changes: dict[str, Any]) -> Schedule:
-        """Change a schedule. `changes`: name, cron, timezone, task, enabled. Enabled again, it continues with the next time from now."""
-        row = await self._require_change(caller, schedule_id)
+        """Change a schedule. `changes`: name, cron, timezone, task, enabled. Enabled again, it continues with the next time from now.
+
+        Raises ForbiddenError if the caller is not its creator, unless the change only disables it.
+        """
+        row = await self._require_control(caller, schedule_id)
+        if caller.user_id != row.owner_id and changes != {"enabled": False}:
+            raise ForbiddenError(
+                "Only the schedule's creator may change it, because its tasks run on their behalf. You may disable or delete it, and create "
+                "a schedule of your own."
+            )
         if "task" in changes:
             await self._board.check_agents(row.owner_id, changes["task"])
         async with self._database.transaction() as tx:
@@ -153,7 +161,7 @@ class Schedules:
 
     async def delete(self, caller: Principal, schedule_id: str) -> None:
         """Delete a schedule. Tasks it has created are kept."""
-        row = await self._require_change(caller, schedule_id)
+        row = await self._require_control(caller, schedule_id)
         async with self._database.transaction() as tx:
             known = await tx.session.get(Schedule, row.id)
             project = await tx.session.get(Project, row.project_id)
@@ -169,11 +177,13 @@ class Schedules:
         async with self._database.transaction() as tx:
             return await self._create_task(tx, row, task_fields, caller.user_id, None)
 
-    async def _require_change(self, caller: Principal, schedule_id: str) -> Schedule:
+    async def _require_control(self, caller: Principal, schedule_id: str) -> Schedule:
         row = await self.get(caller, schedule_id)
         project = await self._projects.get(caller, row.project_id)
         if not (caller.is_admin or caller.user_id in (row.owner_id, project.owner_id)):
-            raise ForbiddenError("Only the schedule's creator, the project's owner or an administrator may change it.")
+            raise ForbiddenError(
+                "Only the schedule's creator, the project's owner or an administrator may disable or delete it."
+            )
         return row
 
     # running ---------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.clock import get_time
-from sandyard.kit.errors import InvalidInputError, NotFoundError
+from sandyard.kit.errors import InvalidInputError, NotFoundError, UnauthenticatedError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Transaction
@@ -97,7 +97,9 @@ class Users(Authentication):
         disabled: bool | None = None,
         password: str | None = UNCHANGED,
     ) -> User:
-        """Change the given fields. A password of None removes it; a new one ends all logins. A disabled user is rejected immediately.
+        """Change the given fields. A password of None removes it; a new one ends all logins.
+
+        A disabled user is rejected immediately. Their tokens are revoked and their logins end, also if they are enabled again.
 
         The projects of a user who is no longer an administrator cannot use private networks any more.
 
@@ -116,6 +118,9 @@ class Users(Authentication):
                 if role == "member" and user.role == "admin":
                     await _withdraw_approvals(tx, user.id)
                 changed = self._apply_changes(user, name, role, disabled, hashed)
+                if disabled:
+                    await tx.session.flush()  # waits for tokens that are just being created
+                    await self._revoke_all_tokens(tx, user.id)
                 if disabled or hashed is not UNCHANGED:
                     await tx.session.execute(delete(Login).where(Login.user_id == user.id))
                     await tx.session.execute(delete(Ticket).where(Ticket.user_id == user.id))
@@ -145,7 +150,7 @@ class Users(Authentication):
             tx.emit("user.updated", owner_id=user.id, userId=user.id, changed=["password"])
 
     async def delete(self, caller: Principal, user_id: str) -> None:
-        """Disable a user. What they created is kept. Idempotent."""
+        """Disable a user and revoke their tokens. What they created is kept. Idempotent."""
         await self.update(caller, user_id, disabled=True)
 
     async def create_token(self, caller: Principal, name: str, expires_at: datetime | None = None) -> IssuedSecret:
@@ -153,6 +158,10 @@ class Users(Authentication):
         if expires_at is not None and expires_at <= get_time(self._clock):
             raise InvalidInputError("expiresAt is in the past.")
         async with self._database.transaction() as tx:
+            # the lock makes an update that disables the user wait, so that it revokes this token too
+            user = await tx.session.get(User, caller.user_id, with_for_update={"key_share": True})
+            if user is not None and user.disabled_at is not None:
+                raise UnauthenticatedError("Your account is disabled.")
             return self._add_token(tx, caller.user_id, name, expires_at)
 
     async def list_tokens(self, caller: Principal, page: PageRequest) -> Listing[ApiToken]:
@@ -172,6 +181,12 @@ class Users(Authentication):
             token.revoked_at = get_time(self._clock)
             await tx.session.execute(delete(Login).where(Login.token_id == token.id))
             tx.emit("token.revoked", owner_id=token.user_id, tokenId=token.id, name=token.name)
+
+    async def _revoke_all_tokens(self, tx: Transaction, user_id: str) -> None:
+        valid = select(ApiToken).where(ApiToken.user_id == user_id, ApiToken.revoked_at.is_(None))
+        for token in list(await tx.session.scalars(valid)):
+            token.revoked_at = get_time(self._clock)
+            tx.emit("token.revoked", owner_id=user_id, tokenId=token.id, name=token.name)
 
     async def _count_users(self) -> int:
         async with self._database.reading() as session:

@@ -404,6 +404,13 @@ async def test_an_upload_over_the_limit_leaves_no_file(yard: Yard) -> None:
     for announced in (None, 200_000):
         with pytest.raises(TooLargeError, match="larger than the limit of 100,000 bytes"):
             await sandboxes.upload_file(yard.owner, row.id, "/tmp/bad", chunks(200_000), announced)
+        with pytest.raises(TooLargeError):
+            await sandboxes.upload_file(yard.owner, row.id, "/tmp/good", chunks(200_000), announced)
+
+    async def is_removed() -> bool:
+        return "bad" not in {entry.name for entry in (await sandboxes.list_files(yard.owner, row.id, "/tmp", 1)).items}
+
+    await until(is_removed, "the removal of the partial file")
     size, data = await sandboxes.download_file(yard.owner, row.id, "/tmp/good")
     assert size == 100_000 and b"".join([chunk async for chunk in data]) == b"x" * 100_000
     names = {entry.name for entry in (await sandboxes.list_files(yard.owner, row.id, "/tmp", 1)).items}

@@ -138,6 +138,25 @@ async def test_schedule_of_member_who_left_starts_nothing(times: Times) -> None:
     assert [one.id for one in (await times.schedules.list(desk.me, PageRequest())).items] == [own.id]
 
 
+@pytest.mark.parametrize(
+    "changes", [{"task": ScheduledTask(title="y")}, {"cron": "0 * * * *"}, {"enabled": True}, {"name": "y"}]
+)
+async def test_only_its_creator_changes_a_schedule(times: Times, changes: dict[str, Any]) -> None:
+    desk, mo = times.desk, times.desk.member.principal
+    arguments: dict[str, Any] = {"cron": "* * * * *", "timezone": "UTC", "task": ScheduledTask(title="x", start=False)}
+    row = await times.schedules.create(mo, desk.project.id, name="x", **arguments)
+    administrator = (await desk.world.person("ada", "admin")).principal
+    for other in (desk.me, administrator):
+        with pytest.raises(ForbiddenError, match="run on their behalf"):
+            await times.schedules.update(other, row.id, changes)
+        with pytest.raises(ForbiddenError):
+            await times.schedules.update(other, row.id, {"timezone": "UTC", "enabled": False})
+        assert not (await times.schedules.update(other, row.id, {"enabled": False})).enabled
+    row = await times.schedules.update(mo, row.id, changes)
+    assert (row.owner_id, row.task["title"]) == (mo.user_id, "y" if "task" in changes else "x")
+    await times.schedules.delete(administrator, row.id)
+
+
 async def test_disable_and_enable(times: Times) -> None:
     row = await times.hourly()
     await times.schedules.update(times.desk.me, row.id, {"enabled": False})

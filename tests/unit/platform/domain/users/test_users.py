@@ -14,7 +14,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.clock import get_time
-from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError, UnauthenticatedError
 from sandyard.platform.db.models import ApiToken, Login, Ticket, User
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.users import authentication
@@ -101,8 +101,17 @@ async def test_disabled_user_loses_access_at_once(world: World) -> None:
     with pytest.raises(WrongLoginError):
         await world.users.login(name="maria", password=PASSWORD)
     await world.users.update(ROOT, maria.principal.user_id, disabled=False)
-    assert await world.users.authenticate_token(maria.token)
+    assert await world.users.authenticate_token(maria.token) is None, "a revoked token stays revoked"
     assert await world.users.authenticate_cookie(cookie) is None, "an ended login stays ended"
+    assert (await world.users.list_tokens(maria.principal, PageRequest())).items == []
+    assert await world.users.login(name="maria", password=PASSWORD)
+
+
+async def test_disabled_user_creates_no_token(world: World) -> None:
+    maria = await world.person("maria")
+    await world.users.update(ROOT, maria.principal.user_id, disabled=True)
+    with pytest.raises(UnauthenticatedError):
+        await world.users.create_token(maria.principal, "late")
 
 
 async def test_login_ends_with_the_token_it_was_made_with(world: World) -> None:

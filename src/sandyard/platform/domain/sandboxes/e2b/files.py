@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
@@ -28,6 +29,12 @@ PIECE = 1 << 20
 """Size of the pieces that `read_from` yields."""
 _MISSING_STATUSES = (400, 404, 416)
 """There is no such file, it is not a regular file, or it is shorter."""
+_UNUSABLE_PATH = re.compile(
+    "file name too long|permission denied|operation not permitted|not a directory|too many levels of symbolic links|"
+    "invalid argument|read-only file system|device or resource busy|no such device",
+    re.IGNORECASE,
+)
+"""Reasons in envd's internal errors that are due to the path."""
 
 T = TypeVar("T")
 
@@ -183,6 +190,11 @@ class Files:
             raise FileMissingError(f"There is no file or directory {path!r} in the sandbox.") from None
         except EngineInvalidError as error:
             raise InvalidInputError(f"Not possible with {path!r}. {error.message}") from error
+        except EngineError as error:
+            reason = _UNUSABLE_PATH.search(error.message.replace(path, "")) if type(error) is EngineError else None
+            if reason is None:
+                raise
+            raise InvalidInputError(f"Not possible with {path[:300]!r}: {reason[0].lower()}.") from error
 
 
 class _SourceError(InvalidInputError):

@@ -83,6 +83,17 @@ async def test_a_directory_is_not_a_file_and_a_file_not_a_directory(
         await engine.files.write(sandbox.id, "/etc", stream_chunks(b"x"))
     with pytest.raises(InvalidInputError, match="'/etc/hostname'"):
         await engine.files.list(sandbox.id, "/etc/hostname")
+    too_long = "/tmp/" + "n" * 256
+    for call in (
+        engine.files.read(sandbox.id, too_long),
+        engine.files.write(sandbox.id, too_long, stream_chunks(b"x")),
+        engine.files.stat(sandbox.id, too_long),
+        engine.files.list(sandbox.id, too_long),
+        engine.files.remove(sandbox.id, too_long),
+        engine.files.make_dir(sandbox.id, too_long),
+    ):
+        with pytest.raises(InvalidInputError, match=r"(?i)file name too long"):
+            await call
     for path in ("", "/a\0b"):
         with pytest.raises(InvalidInputError, match="path"):
             await engine.files.read(sandbox.id, path)
