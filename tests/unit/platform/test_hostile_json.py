@@ -19,7 +19,7 @@ from sandyard.platform.domain.forge.errors import ForgeUnreachableError
 from sandyard.platform.domain.forge.github_connection import CachedResponse
 from sandyard.platform.domain.forge.github_errors import extract_message
 from sandyard.platform.domain.mcp_servers import probe
-from sandyard.platform.domain.models import faults, gateway, provider_check
+from sandyard.platform.domain.models import faults, provider_check, request_body
 from sandyard.platform.domain.models.apis import ModelRequest
 from sandyard.platform.domain.models.model import ModelApi, Tokens
 from sandyard.platform.domain.models.redaction import Redactor
@@ -94,7 +94,7 @@ def test_rejects_answer_of_forge() -> None:
 
 def test_rejects_model_request() -> None:
     with pytest.raises(TooManyValuesError):
-        gateway.parse_body(flood(model="m"), CHAT, ModelApi.OPENAI_CHAT)
+        request_body.parse_body(flood(model="m"), CHAT, ModelApi.OPENAI_CHAT)
 
 
 def test_rejects_devcontainer() -> None:

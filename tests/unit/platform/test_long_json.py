@@ -6,8 +6,8 @@ import json
 
 from sandyard.platform.domain.forge.github_connection import CachedResponse, parse_response
 from sandyard.platform.domain.models.apis import ModelRequest
-from sandyard.platform.domain.models.gateway import parse_body
 from sandyard.platform.domain.models.model import ModelApi, Tokens
+from sandyard.platform.domain.models.request_body import parse_body
 from sandyard.platform.domain.models.token_counter import TokenCounter
 
 CODE = 'values = [{"a": 1, "b": [2, 3]}, {"c": "\\""}]\n' * 30_000  # 210,000 commas and brackets

@@ -20,12 +20,12 @@ from sandyard.platform.db import models
 from sandyard.platform.db.models.message_parts import MessagePart
 from sandyard.platform.domain.sandboxes import service as sandbox_service
 from sandyard.platform.domain.sessions import service
+from sandyard.platform.domain.tasks.fields import Title
 
 router = api_router("sessions")
 Sessions = Annotated[service.Sessions, inject("sessions")]
 Sandboxes = Annotated[sandbox_service.Sandboxes, inject("sandboxes")]
 SessionId = Annotated[str, id_in_path("session", "ses_00mwhnkz2f0a9s8d7f6g")]
-Title = Annotated[str, Field(min_length=1, max_length=300)]
 
 
 class SessionView(Model):

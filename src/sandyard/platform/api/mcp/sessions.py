@@ -11,6 +11,7 @@ from sandyard.platform.api.refs import Branch
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.db import models
 from sandyard.platform.domain.sandboxes.model import Status
+from sandyard.platform.domain.tasks.fields import Title
 
 tools = Toolbox()
 
@@ -18,7 +19,7 @@ tools = Toolbox()
 class CreateSession(Input):
     model_config = example(title="Fix the login", projectId="prj_0mh3k7a1x2abcdefghij")
 
-    title: str | None = Field(default=None, min_length=1, max_length=300)
+    title: Title | None = None
     project_id: ProjectId | None = Field(
         default=None,
         description="The project whose repository is checked out in the session's sandbox, on a new branch.",

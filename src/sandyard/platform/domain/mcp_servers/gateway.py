@@ -135,7 +135,7 @@ class McpGateway:
             log.info("mcp_server_refused", server=row.id, status=response.status_code)
             self._report_failure(origin, row, sentence)
             raise _Refused(502 if response.is_redirect else 403, sentence)
-        headers = [(name, redactor.redact(value)) for name, value in response.headers.items()]
+        headers = redactor.redact_headers(response.headers.items())
         kept = [header for header in headers if header[0].lower() not in _STRIPPED_RESPONSE_HEADERS]
         await writer.send_head(
             response.status_code, apis.filter_response_headers(kept, decoded="content-encoding" in response.headers)

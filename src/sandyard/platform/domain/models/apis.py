@@ -46,12 +46,35 @@ _VERSION_SUFFIX = re.compile(r"/v[0-9][a-z0-9]*$")
 _HOP_BY_HOP_HEADERS = frozenset(
     "connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
 )
-_DROPPED_REQUEST_HEADERS = _HOP_BY_HOP_HEADERS | frozenset(
-    "host content-length content-encoding expect accept-encoding cookie authorization x-api-key x-goog-api-key api-key forwarded "
-    "x-goog-fieldmask x-http-method x-http-method-override x-method-override".split()
+_FORWARDED_REQUEST_HEADERS = frozenset(
+    # every client
+    "accept accept-language content-type user-agent "
+    # Anthropic's and Google's SDKs
+    "anthropic-version anthropic-beta anthropic-dangerous-direct-browser-access x-app x-goog-api-client x-server-timeout "
+    # Codex
+    "openai-beta originator version session_id session-id conversation_id thread-id x-client-request-id x-openai-subagent "
+    "x-openai-memgen-request x-openai-internal-codex-responses-lite x-responsesapi-include-timing-metrics "
+    # OpenCode
+    "x-session-affinity x-session-id x-parent-session-id http-referer x-title".split()
 )
-_DROPPED_PARAMETERS = frozenset(("key", "access_token", "oauth_token", "fields", "$fields"))
-"""Query parameters that are dropped: other credentials, and those that would leave token counts out of the response."""
+_FORWARDED_REQUEST_HEADER_PREFIXES = ("x-stainless-", "x-claude-code-", "x-codex-", "x-opencode-")
+"""Headers of the built-in agents and the providers' SDKs.
+
+All others are dropped, because they may select another account, project or server: `openai-organization`, `anthropic-workspace-id`,
+`x-goog-user-project`, and the headers of routers such as Portkey and Helicone.
+"""
+_ACCEPTED_TYPES = frozenset(("application/json", "text/event-stream", "*/*"))
+"""Formats of responses in which token usage is found."""
+_FORWARDED_PARAMETERS: Mapping[ModelApi, Mapping[str, frozenset[str] | None]] = {
+    ModelApi.ANTHROPIC: {"beta": frozenset(("true", "false")), "limit": None, "after_id": None, "before_id": None},
+    ModelApi.OPENAI: {"client_version": None},
+    ModelApi.OPENAI_CHAT: {"client_version": None},
+    ModelApi.GEMINI: {"alt": frozenset(("sse", "json")), "pageSize": None, "pageToken": None},
+}
+"""Query parameters that agents need, with the allowed values; None allows any value.
+
+All others are dropped: some contain credentials, and Google's system parameters can leave token usage out of the response or encode it.
+"""
 _DROPPED_RESPONSE_HEADERS = _HOP_BY_HOP_HEADERS | frozenset(
     "set-cookie location content-encoding alt-svc strict-transport-security".split()
 )
@@ -104,10 +127,18 @@ def parse_request(kind: ModelApi, method: str, path: str, query: str) -> ModelRe
             kept = [
                 (name, value)
                 for name, value in parse_qsl(query, keep_blank_values=True)
-                if name not in _DROPPED_PARAMETERS
+                if _is_forwarded_parameter(kind, name, value)
             ]
             return ModelRequest(path, urlencode(kept), counted)
     return None
+
+
+def _is_forwarded_parameter(kind: ModelApi, name: str, value: str) -> bool:
+    forwarded = _FORWARDED_PARAMETERS[kind]
+    if name not in forwarded:
+        return False
+    allowed = forwarded[name]
+    return allowed is None or value in allowed
 
 
 def list_capabilities(headers: Iterable[tuple[str, str]], query: str) -> list[str]:
@@ -130,13 +161,22 @@ def build_url(base_url: str, request: ModelRequest) -> str:
 
 
 def filter_request_headers(kind: ModelApi, headers: Iterable[tuple[str, str]], key: Secret | None) -> Headers:
-    """Return the agent's headers without hop-by-hop headers and the capability, with the real key."""
+    """Return those of the agent's headers that providers need, with the real key.
+
+    The body was read as JSON in UTF-8, so that is how it is sent.
+    """
     kept = [
-        (name, value)
+        (name, "application/json" if name == "content-type" else value)
         for name, value in headers
-        if name not in _DROPPED_REQUEST_HEADERS and not name.startswith("x-forwarded-")
+        if _is_forwarded_header(name, value)
     ]
     return [*kept, ("accept-encoding", "identity"), *make_key_headers(kind, key)]
+
+
+def _is_forwarded_header(name: str, value: str) -> bool:
+    if name == "accept":
+        return all(part.partition(";")[0].strip().lower() in _ACCEPTED_TYPES for part in value.split(","))
+    return name in _FORWARDED_REQUEST_HEADERS or name.startswith(_FORWARDED_REQUEST_HEADER_PREFIXES)
 
 
 def make_key_headers(kind: ModelApi, key: Secret | None) -> Headers:

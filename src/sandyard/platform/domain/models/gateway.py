@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -27,14 +26,15 @@ from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
 from sandyard.platform.domain.models.clients import ServerClients
 from sandyard.platform.domain.models.faults import Fault, classify_error, classify_response, make_label
-from sandyard.platform.domain.models.hosted_tools import list_hosted_tools, list_refused_tools
+from sandyard.platform.domain.models.hosted_tools import list_refused_tools
 from sandyard.platform.domain.models.ledger import Ledger
 from sandyard.platform.domain.models.model import MAX_TOKENS, ModelApi, OverBudgetError, Price, Tokens, compute_cost
 from sandyard.platform.domain.models.presets import find_price
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.redaction import Redactor
+from sandyard.platform.domain.models.request_body import MAX_VALUES, InvalidBodyError, parse_body
 from sandyard.platform.domain.models.token_counter import BYTES_PER_TOKEN, TokenCounter
-from sandyard.platform.domain.models.tunnel import BODY_LIMIT, ResponseWriter, TunnelRequest
+from sandyard.platform.domain.models.tunnel import ResponseWriter, TunnelRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.service import owner_has_access
 
@@ -44,8 +44,6 @@ RECORD_USAGE_EVERY_S = 10.0
 """How often the usage of a response in progress is recorded, so that it is counted if the platform dies."""
 TOKENS_PER_SECOND = 30
 """Estimated output of a request that the agent abandons before its usage is reported: a model may think without sending anything."""
-MAX_VALUES = 200_000
-"""Maximum number of JSON values in a request. Long contexts and images are long strings, which are limited only by the body size."""
 _PARSE_IN_THREAD_BYTES = 32 << 10
 """Larger bodies are parsed in a thread."""
 _MAX_ERROR_BYTES = 64 << 10
@@ -209,13 +207,8 @@ class Gateway:
                 "too_large",
                 f"The request body has more than {MAX_VALUES:,} JSON values. Start a new session or give the agent fewer tools.",
             ) from None
-        if parsed is None:
-            raise _Refused(
-                call.kind,
-                400,
-                "invalid_argument",
-                "The request body is not a JSON object, or has duplicate keys.",
-            )
+        except InvalidBodyError as error:
+            raise _Refused(call.kind, error.status, error.code, str(error)) from None
         model, body, used = parsed
         if used and (
             refused := list_refused_tools(used, call.provider.name, await self._list_allowed_tools(call.session))
@@ -361,7 +354,7 @@ class Gateway:
         excerpt = None if response.is_success else _ErrorExcerpt()
         complete, outcome.sent = False, response.is_success
         recorded_at = time.monotonic()
-        headers = [(name, redactor.redact(value)) for name, value in response.headers.items()]
+        headers = redactor.redact_headers(response.headers.items())
         chunks = response.aiter_bytes()
         try:
             if excerpt is None:
@@ -495,46 +488,6 @@ class _ErrorExcerpt:
     @property
     def text(self) -> str:
         return self._data.decode(errors="replace") or "The provider returned an error without a message."
-
-
-def parse_body(body: bytes, target: ModelRequest, kind: ModelApi) -> tuple[str | None, bytes, list[str]] | None:
-    """Return the model, the body to send, and the provider-side tools; None if the body is not a JSON object.
-
-    Raises TooManyValuesError.
-    """
-    try:
-        document: Any = bounded_json.parse(
-            body, largest=BODY_LIMIT, values=MAX_VALUES, object_pairs_hook=_refuse_duplicates
-        )
-    except bounded_json.TooManyValuesError:
-        raise
-    except ValueError:
-        return None
-    if not isinstance(document, dict):
-        return None
-    model = document.get("model")
-    if ":" in target.path:
-        model = target.gemini_model
-    options = document.get("stream_options")
-    if (
-        target.is_chat
-        and document.get("stream") is True
-        and not (isinstance(options, dict) and options.get("include_usage"))
-    ):
-        document["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
-        body = json.dumps(document).encode()
-    if document.pop("background", None):  # its tokens would not be reported
-        body = json.dumps(document).encode()
-    model = model[:200] if isinstance(model, str) else None
-    return model, body, list_hosted_tools(kind, document, model)
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Reject duplicate keys, because the provider might use the value that was not checked here."""
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        raise ValueError("duplicate key")
-    return document
 
 
 def _get_cost(call: _Call, tokens: Tokens) -> int | None:

@@ -7,14 +7,15 @@ them only if its project allows them by name. Anything not known to run on the a
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
 from typing import Any
 
 from sandyard.platform.domain.models.model import ModelApi
 
 REMOTE_FILES = "remote_files"
 """An image or a file that the provider fetches from a URL."""
-_DATE_SUFFIX = re.compile(r"_\d{8}$")
+_DATE_SUFFIX = re.compile(r"_(?:\d{8}|\d{4}_\d{2}_\d{2})$")
 _AGENT_SIDE_ANTHROPIC = (
     "custom",
     "bash",
@@ -38,19 +39,35 @@ _SEARCHING_MODELS = re.compile(r"search-preview|search-api|deep-research|:online
 """Matches names of models that search by themselves."""
 _ROUTING_FIELDS = ("models", "route", "fallbacks", "preset")
 """Fields that make a router such as OpenRouter use another model than the named and priced one, or settings stored there."""
-_EXTENSION_FIELDS = ("plugins", "search_parameters", "search_options", "enable_search")
+_EXTENSION_FIELDS = ("plugins", "search_parameters", "search_options", "enable_search", "extra_body")
 """Fields for provider-side tools of other servers with APIs like OpenAI's or Anthropic's."""
-_SKIPPED_FIELDS = frozenset((*_EXTENSION_FIELDS, "web_search_options", "mcp_servers", "tools", "metadata"))
-_SKIPPED_FIELDS_BY_API: Mapping[ModelApi, frozenset[str]] = {
-    ModelApi.ANTHROPIC: _SKIPPED_FIELDS | {"input", "citations"},
-    ModelApi.OPENAI: _SKIPPED_FIELDS | {"functions", "annotations", "action", "operation", "outputs", "results"},
-    ModelApi.OPENAI_CHAT: _SKIPPED_FIELDS | {"functions", "annotations"},
-    ModelApi.GEMINI: _SKIPPED_FIELDS | {"args", "response"},
-}
-"""Fields that are not searched for URLs.
-
-These are the agent's own tools with their arguments and results, quotations, and fields that are checked separately.
-"""
+_SEPARATE_FIELDS = frozenset((*_EXTENSION_FIELDS, "web_search_options", "mcp_servers", "metadata"))
+"""Fields of the body that are checked separately, or that the provider only stores. Inside other objects they have no such exception."""
+CHECKED_FIELDS = (
+    _SEPARATE_FIELDS
+    | frozenset(_ROUTING_FIELDS)
+    | frozenset("tools functions container prompt cachedContent cached_content".split())
+)
+"""Fields of the body that decide about provider-side tools."""
+_TOOL_FIELD = re.compile(r"tool(?:set)?s?$|^functions$|^definition$", re.IGNORECASE)
+"""Matches names of fields that contain definitions of tools: `tools` of a body or an input item, `tool` of a content block."""
+_HOSTED_TYPES = frozenset(
+    "web_search web_search_preview web_fetch file_search code_interpreter code_execution image_generation programmatic_tool_calling "
+    "mcp mcp_toolset advisor".split()
+)
+"""Types of objects that count as provider-side tools wherever they are, in case a provider adds new places for tools."""
+_REFERENCE_TYPES = ("tool_reference", "tool_definition")
+"""Objects in place of a tool: the name of a tool that is defined elsewhere, or an object that contains the definition."""
+_SCHEMA_FIELDS = frozenset("schema responseSchema response_schema responseJsonSchema response_json_schema".split())
+_TOOL_SCHEMA_FIELDS = _SCHEMA_FIELDS | frozenset(
+    "parameters input_schema inputSchema output_schema parametersJsonSchema parameters_json_schema response input_examples".split()
+)
+_OPAQUE_FIELDS = _SCHEMA_FIELDS | {"annotations", "citations"}
+"""JSON schemas and quotations."""
+_OPAQUE_OPENAI_CALL_FIELDS = _OPAQUE_FIELDS | frozenset("arguments action operation outputs results".split())
+_OPAQUE_ANTHROPIC_CALL_FIELDS = _OPAQUE_FIELDS | {"input"}
+_OPAQUE_GEMINI_CALL_FIELDS = _OPAQUE_FIELDS | {"args", "response"}
+_GEMINI_CALLS = frozenset("functioncall functionresponse toolcall toolresponse".split())
 _TEXT_FIELDS = frozenset(
     # text by people, models and tools
     "text content input output prompt suffix system instructions thinking thought reasoning reasoning_content reasoning_text refusal "
@@ -77,15 +94,9 @@ def list_hosted_tools(kind: ModelApi, body: Mapping[str, Any], model: str | None
 
     Names are without dates and in lowercase: `web_search`, `code_execution`, `mcp_servers`, `remote_files`.
     """
-    if kind is ModelApi.ANTHROPIC:
-        found = _list_anthropic_tools(body)
-    elif kind is ModelApi.GEMINI:
-        found = _list_gemini_tools(body)
-    else:
-        found = _list_openai_features(body)
-    remote = [REMOTE_FILES] if _has_fetched_url(body, _SKIPPED_FIELDS_BY_API[kind]) else []
-    names = [*found, *_list_routing_features(body, model), *remote]
-    return list(dict.fromkeys(name[:100] for name in names))
+    names = [*_list_body_features(kind, body), *_list_nested_tools(kind, body), *_list_routing_features(body, model)]
+    remote = [REMOTE_FILES] if _has_fetched_url(kind, body) else []
+    return list(dict.fromkeys(name[:100] for name in [*names, *remote]))
 
 
 def list_refused_tools(used: Iterable[str], provider: str, allowed: Iterable[str]) -> list[str]:
@@ -94,22 +105,63 @@ def list_refused_tools(used: Iterable[str], provider: str, allowed: Iterable[str
     return [name for name in used if name not in allowed_names and f"{provider}/{name}" not in allowed_names]
 
 
-def _list_anthropic_tools(body: Mapping[str, Any]) -> Iterator[str]:
-    for name in ("mcp_servers", "container"):
-        if body.get(name):
-            yield name if name == "mcp_servers" else "code_execution"
-    for tool in _list_objects(body.get("tools")):
-        name = _DATE_SUFFIX.sub("", _normalize_type(tool.get("type"), "custom"))
-        if name not in _AGENT_SIDE_ANTHROPIC:
+def list_objects(kind: ModelApi, body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Yield every object below the body that the provider may interpret, and whether it defines a tool."""
+    return ((value, place.is_tool) for _, value, place in _walk(kind, body) if isinstance(value, dict))
+
+
+def _list_body_features(kind: ModelApi, body: Mapping[str, Any]) -> Iterator[str]:
+    if kind is ModelApi.ANTHROPIC:
+        if body.get("mcp_servers"):
+            yield "mcp_servers"
+        if body.get("container"):
+            yield "code_execution"
+    elif kind is not ModelApi.GEMINI:
+        if body.get("web_search_options") is not None:
+            yield "web_search"
+        if isinstance(body.get("prompt"), dict):  # a prompt stored at the provider, with its own tools
+            yield "prompt"
+
+
+def _list_nested_tools(kind: ModelApi, body: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the tools of the body, and those that its messages and input items add."""
+    calls, finished = list[tuple[Any, str]](), set[str]()
+    for _, value, place in _walk(kind, body):
+        if not isinstance(value, dict):
+            continue
+        if kind is ModelApi.GEMINI:
+            yield from _list_gemini_tools(value, is_tool=place.is_tool)
+            continue
+        name = _normalize_type(value.get("type"), "function")
+        if place.is_tool:
+            yield from _list_tool(kind, name, value)
+        elif name in _HOSTED_TYPES:
+            yield _rename(name)
+        elif name == "container_upload":
+            yield "code_execution"
+        elif name == "mcp_approval_response" and value.get("approve"):
+            yield "mcp"
+        elif name in ("server_tool_use", "mcp_tool_use"):
+            calls.append((value.get("id"), "mcp_servers" if name == "mcp_tool_use" else str(value.get("name")).lower()))
+        elif isinstance(call_id := value.get("tool_use_id"), str):
+            finished.add(call_id)
+    for call_id, name in calls:  # without a result, the provider would still run it
+        is_finished = isinstance(call_id, str) and call_id in finished
+        if not is_finished and name not in _AGENT_SIDE_ANTHROPIC:
             yield name
 
 
-def _list_openai_features(body: Mapping[str, Any]) -> Iterator[str]:
-    if body.get("web_search_options") is not None:
-        yield "web_search"
-    if isinstance(body.get("prompt"), dict):  # a prompt stored at the provider, with its own tools
-        yield "prompt"
-    yield from _list_openai_tools(body.get("tools"))
+def _list_tool(kind: ModelApi, name: str, tool: Mapping[str, Any]) -> Iterator[str]:
+    if kind is ModelApi.ANTHROPIC:
+        agent_side: Container[str] = (*_AGENT_SIDE_ANTHROPIC, *_REFERENCE_TYPES, "function")
+    else:
+        agent_side = (*_AGENT_SIDE_OPENAI, "namespace", "allowed_tools")
+    if name == "shell" and kind is not ModelApi.ANTHROPIC:
+        environment = tool.get("environment")
+        if environment is not None and not (isinstance(environment, dict) and environment.get("type") == "local"):
+            yield "code_interpreter"
+    elif name not in agent_side:
+        yield _rename(name)
 
 
 def _list_routing_features(body: Mapping[str, Any], model: str | None) -> Iterator[str]:
@@ -126,45 +178,88 @@ def _list_routing_features(body: Mapping[str, Any], model: str | None) -> Iterat
             yield name
 
 
-def _list_openai_tools(tools: Any) -> Iterator[str]:
-    for tool in _list_objects(tools):
-        name = _DATE_SUFFIX.sub("", re.sub(r"_\d{4}_\d{2}_\d{2}$", "", _normalize_type(tool.get("type"), "function")))
-        if name == "namespace":
-            yield from _list_openai_tools(tool.get("tools"))
-        elif name == "shell":
-            environment = tool.get("environment")
-            if environment is not None and not (isinstance(environment, dict) and environment.get("type") == "local"):
-                yield "code_interpreter"
-        elif name not in _AGENT_SIDE_OPENAI:
-            yield "web_search" if name == "web_search_preview" else name
+def _list_gemini_tools(part: Mapping[str, Any], *, is_tool: bool) -> Iterator[str]:
+    for key, value in part.items():
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()
+        is_stored = name == "cached_content" and value  # content stored at the provider, with its own tools
+        if is_stored or (is_tool and name not in _AGENT_SIDE_GEMINI):
+            yield name
 
 
-def _list_gemini_tools(body: Mapping[str, Any]) -> Iterator[str]:
-    for tool in _list_objects(body.get("tools")):
-        for key in tool:
-            name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()
-            if name not in _AGENT_SIDE_GEMINI:
-                yield name
+def _has_fetched_url(kind: ModelApi, body: Mapping[str, Any]) -> bool:
+    """Return whether the body contains a URL that the provider may fetch. The tools of the body are checked separately."""
+    return any(
+        isinstance(value, str) and not place.is_in_own_tools and name not in _TEXT_FIELDS and _is_url(value)
+        for name, value, place in _walk(kind, body)
+    )
 
 
-def _has_fetched_url(body: Mapping[str, Any], skipped: Container[str]) -> bool:
-    """Return whether the body contains a URL that the provider may fetch. Not recursive, because bodies can be deeply nested."""
-    pending: list[tuple[str, Any]] = [("", body)]
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a value is: it is a tool, it is part of a tool, it is part of the body's own list of tools."""
+
+    is_tool: bool = False
+    is_in_tool: bool = False
+    is_in_own_tools: bool = False
+
+
+_OUTSIDE, _TOOL, _IN_TOOL = _Place(), _Place(is_tool=True, is_in_tool=True), _Place(is_in_tool=True)
+_OWN_TOOL = _Place(is_tool=True, is_in_tool=True, is_in_own_tools=True)
+_IN_OWN_TOOL = _Place(is_in_tool=True, is_in_own_tools=True)
+
+
+def _walk(kind: ModelApi, body: Mapping[str, Any]) -> Iterator[tuple[str, Any, _Place]]:
+    """Yield the name and value of every object and string that a provider may interpret.
+
+    Leaves out JSON schemas, arguments and results of tools, and quotations. Not recursive, because bodies can be deeply nested.
+    """
+    pending: list[tuple[str, Any, _Place]] = []
+    for name, value in body.items():
+        place = _OWN_TOOL if name in ("tools", "functions") else _get_place(name, _OUTSIDE)
+        if name not in _SEPARATE_FIELDS:
+            pending.append((name, value, place))
+    pending.reverse()
+    if kind is ModelApi.GEMINI:
+        yield "", {name: value for name, value in body.items() if name not in _SEPARATE_FIELDS}, _OUTSIDE
     while pending:
-        key, value = pending.pop()
-        if isinstance(value, str):
-            if key not in _TEXT_FIELDS and _is_url(value):
-                return True
-        elif isinstance(value, list):
-            pending += [(key, inner) for inner in value]
+        name, value, place = pending.pop()
+        if isinstance(value, list):
+            pending += [(name, inner, place) for inner in reversed(value)]
         elif isinstance(value, dict):
-            text = _list_text_fields(value)
-            pending += [(name, inner) for name, inner in value.items() if name not in skipped and name not in text]
-    return False
+            yield name, value, place
+            skipped, texts = _list_opaque_fields(kind, name, value, place), _list_text_fields(value)
+            pending += [
+                (field, inner, _get_place(field, place))
+                for field, inner in value.items()
+                if field not in skipped and not (field in texts and isinstance(inner, str))
+            ]
+        elif isinstance(value, str):
+            yield name, value, place
+
+
+def _get_place(field: str, parent: _Place) -> _Place:
+    if _TOOL_FIELD.search(field):
+        return _OWN_TOOL if parent.is_in_own_tools else _TOOL
+    return _IN_OWN_TOOL if parent.is_in_own_tools else _IN_TOOL if parent.is_in_tool else _OUTSIDE
+
+
+def _list_opaque_fields(kind: ModelApi, name: str, part: Mapping[str, Any], place: _Place) -> Set[str]:
+    """Return the names of values in this object that the provider passes on without interpreting them."""
+    if place.is_in_tool:
+        return _TOOL_SCHEMA_FIELDS
+    if kind is ModelApi.GEMINI:
+        is_call = name.replace("_", "").lower() in _GEMINI_CALLS
+        return _OPAQUE_GEMINI_CALL_FIELDS if is_call else _OPAQUE_FIELDS
+    part_type = part.get("type")
+    part_type = part_type if isinstance(part_type, str) else ""
+    if kind is ModelApi.ANTHROPIC:
+        return _OPAQUE_ANTHROPIC_CALL_FIELDS if part_type.endswith("tool_use") else _OPAQUE_FIELDS
+    is_call = part_type.endswith("_call") or name == "function"
+    return _OPAQUE_OPENAI_CALL_FIELDS if is_call else _OPAQUE_FIELDS
 
 
 def _list_text_fields(part: Mapping[str, Any]) -> Container[str]:
-    """Return the names of values that are only read in an object of this type."""
+    """Return the names of strings that are only read in an object of this type."""
     kind = part.get("type")
     if kind == "text":
         return ("text", "data")
@@ -176,11 +271,12 @@ def _is_url(value: str) -> bool:
     return _URL.match(re.sub(r"[\t\r\n]", "", beginning)) is not None
 
 
-def _list_objects(value: Any) -> list[dict[str, Any]]:
-    """Return the list of tools. Entries that are not objects are ignored, because no API accepts them."""
-    found = value if isinstance(value, list) else [value]
-    return [entry for entry in found if isinstance(entry, dict)]
-
-
 def _normalize_type(value: Any, default: str) -> str:
-    return value.lower() if isinstance(value, str) else default if value is None else "unknown"
+    """Return the type in lowercase and without a date."""
+    if not isinstance(value, str):
+        return default if value is None else "unknown"
+    return _DATE_SUFFIX.sub("", value.lower())
+
+
+def _rename(name: str) -> str:
+    return "web_search" if name == "web_search_preview" else name

@@ -52,6 +52,15 @@ class Redactor:
             text = text.replace(secret.decode(), "***")
         return text
 
+    def redact_headers(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Redact the values of headers, and drop headers whose name contains a secret. Names may have been changed to lowercase."""
+        lowercase = [secret.decode().lower() for secret in self._secrets]
+        return [
+            (name, self.redact(value))
+            for name, value in headers
+            if not any(secret in name.lower() for secret in lowercase)
+        ]
+
 
 def _list_encodings(text: str) -> set[str]:
     """Return the text as is, inside a JSON string (some servers also escape `/`, others `<`, `>` and `&`), and in a URL."""

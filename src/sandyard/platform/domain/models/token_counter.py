@@ -15,6 +15,9 @@ from sandyard.platform.domain.models.model import MAX_TOKENS, ModelApi, Tokens
 MAX_BYTES = 8 << 20
 """Maximum size of a response or of one event of a stream. Larger ones are passed on without being parsed."""
 BYTES_PER_TOKEN = 4
+STREAM_BYTES_PER_TOKEN = 256
+"""Bytes of a stream per token, in which every piece of text is wrapped in an event."""
+_EVENT_MARKER = b"data:"
 _USAGE_MARKER = re.compile(rb'"usage(?:Metadata)?"\s*+:\s*+\{')  # not null, which many providers send in every event
 _EVENT_VALUES, _STREAM_VALUES, _BODY_VALUES = 20_000, 1_000_000, 100_000
 """Maximum number of JSON values in one event, in all parsed events of a stream, and in a response in one piece.
@@ -34,28 +37,38 @@ class TokenCounter:
         self._is_too_large = False
         self._found: dict[str, int] = {}
         self._values = 0  # JSON values in parsed events
-        self._received = 0  # events, or bytes of a response in one piece
+        self._received = 0  # bytes
+        self._event_count = 0
+        self._last_bytes = b""  # may be the beginning of an event marker
         self.reported = False
         """Whether the provider has reported the output tokens. Anthropic's first event is ignored, because it is sent before the output."""
 
     @property
     def minimum(self) -> int:
-        """Minimum number of tokens of the response so far, if none are reported: one per event, or one per four bytes."""
-        return min(self._received if self._events else self._received // BYTES_PER_TOKEN, MAX_TOKENS)
+        """Minimum number of tokens of the response so far, if none are reported: one per event and by size, or one per four bytes."""
+        if self._events:
+            return min(max(self._event_count, self._received // STREAM_BYTES_PER_TOKEN), MAX_TOKENS)
+        return min(self._received // BYTES_PER_TOKEN, MAX_TOKENS)
 
     async def feed(self, chunk: bytes) -> None:
+        self._received += len(chunk)
         if self._events:
-            self._received += chunk.count(b"data:")
+            self._count_events(chunk)
             for data in self.stream.feed(chunk):
                 await take_turn()
                 self._parse(data)
             return
-        self._received += len(chunk)
         if not self._is_too_large:
             self._body += chunk
         if len(self._body) > MAX_BYTES:
             self._body.clear()
             self._is_too_large = True
+
+    def _count_events(self, chunk: bytes) -> None:
+        """Count the events, including one whose marker is split between chunks."""
+        overlap = len(_EVENT_MARKER) - 1
+        self._event_count += (self._last_bytes + chunk[:overlap]).count(_EVENT_MARKER) + chunk.count(_EVENT_MARKER)
+        self._last_bytes = (self._last_bytes + chunk[-overlap:])[-overlap:]
 
     def get_result(self) -> Tokens:
         """Return all that is known at the end, or where it broke off."""

@@ -16,9 +16,9 @@ from sandyard.platform.db.models import ModelCall, Sandbox
 from sandyard.platform.domain.models import gateway
 from sandyard.platform.domain.models.apis import ModelRequest
 from sandyard.platform.domain.models.faults import Cause, Fault
-from sandyard.platform.domain.models.gateway import parse_body
 from sandyard.platform.domain.models.ledger import UNFINISHED
 from sandyard.platform.domain.models.model import ModelApi
+from sandyard.platform.domain.models.request_body import InvalidBodyError, parse_body
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.models.tunnel import RequestMemory, ResponseWriter, TunnelError, TunnelRequest
 from sandyard.platform.domain.models.tunnel_keeper import OPEN_TIMEOUT_S, TunnelKeeper
@@ -207,9 +207,8 @@ async def test_an_ambiguous_request_body_is_rejected(yard: Yard, upstream: Upstr
     output = await scene.run(f"print(ask(body={ {**HELLO, 'background': True}!r})[0])")
     assert output.strip() == "200"
     assert upstream.seen[0].json == HELLO
-    assert (
-        parse_body(twice.encode(), ModelRequest("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) is None
-    )
+    with pytest.raises(InvalidBodyError, match="duplicate keys"):
+        parse_body(twice.encode(), ModelRequest("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT)
 
 
 async def test_hosted_tools_are_rejected_unless_allowed(yard: Yard, upstream: Upstream) -> None:

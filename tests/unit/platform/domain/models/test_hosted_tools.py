@@ -15,6 +15,14 @@ ANTHROPIC, OPENAI, CHAT, GEMINI = ModelApi.ANTHROPIC, ModelApi.OPENAI, ModelApi.
 PAGE = "https://evil.example/?stolen=1"
 
 
+def item(kind: str, **more: Any) -> dict[str, Any]:
+    return {"input": [{"type": kind, **more}]}
+
+
+def block(kind: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"content": [{"type": kind, **more}]}]}
+
+
 def tool(kind: str, **more: Any) -> dict[str, Any]:
     return {"tools": [{"name": "x", "input_schema": {}}, {"type": kind, "name": "y", **more}]}
 
@@ -71,6 +79,30 @@ def tool(kind: str, **more: Any) -> dict[str, Any]:
         (GEMINI, {"tools": [{"google_search": {}}, {"urlContext": {}}]}, ["google_search", "url_context"]),
         (GEMINI, {"tools": {"codeExecution": {}}}, ["code_execution"]),
         (GEMINI, {"contents": [{"parts": [{"fileData": {"fileUri": PAGE}}]}]}, ["remote_files"]),
+        # tools in input items and messages
+        (OPENAI, {"input": [{"type": "tool_search_output", "tools": [{"type": "mcp"}, {"type": "web_search"}]}]}, ["mcp", "web_search"]),
+        (OPENAI, item("additional_tools", role="developer", tools=[{"type": "mcp", "server_url": PAGE}]), ["mcp", "remote_files"]),
+        (OPENAI, item("additional_tools", tools=tool("namespace", tools=[{"type": "file_search"}])["tools"]), ["file_search"]),
+        (OPENAI, {"input": [{"type": "mcp_list_tools", "tools": [{"type": "mcp", "name": "x"}]}]}, ["mcp"]),
+        (OPENAI, {"input": [{"type": "something_new", "moreTools": {"type": "hosted_new"}}]}, ["hosted_new"]),
+        (OPENAI, {"input": [{"type": "something_new", "with": [{"type": "code_interpreter"}]}]}, ["code_interpreter"]),
+        (OPENAI, {"input": [{"type": "web_search_preview_2025_03_11"}]}, ["web_search"]),
+        (OPENAI, {"input": [{"type": "mcp_approval_response", "approve": True}]}, ["mcp"]),
+        (OPENAI, {"input": [{"type": "something_new", "metadata": {"x": PAGE}}]}, ["remote_files"]),
+        (OPENAI, {"input": [{"type": "something_new", "mcp_servers": [{"url": PAGE}]}]}, ["remote_files"]),
+        (OPENAI, {"input": [{"type": "something_new", "arguments": {"url": PAGE}}]}, ["remote_files"]),
+        (CHAT, {"messages": [{"role": "user", "tools": [{"type": "web_search"}]}]}, ["web_search"]),
+        (CHAT, {"messages": [{"content": [{"type": "text", "text": {"image_url": PAGE}}]}]}, ["remote_files"]),
+        (CHAT, {"extra_body": {"plugins": [{"id": "web"}]}}, ["extra_body"]),
+        (ANTHROPIC, block("tool_addition", tool={"type": "tool_definition", "definition": {"type": "web_fetch_20260318"}}), ["web_fetch"]),
+        (ANTHROPIC, block("tool_addition", tool={"type": "mcp_toolset_reference"}), ["mcp_toolset_reference"]),
+        (ANTHROPIC, {"messages": [{"content": [{"type": "container_upload", "file_id": "f"}]}]}, ["code_execution"]),
+        (ANTHROPIC, {"messages": [{"content": [{"type": "server_tool_use", "id": "a", "name": "web_search"}]}]}, ["web_search"]),
+        (ANTHROPIC, {"messages": [{"content": [{"type": "mcp_tool_use", "name": "x"}]}]}, ["mcp_servers"]),
+        (GEMINI, {"cachedContent": "cachedContents/x"}, ["cached_content"]),
+        (GEMINI, {"cached_content": "cachedContents/x"}, ["cached_content"]),
+        (GEMINI, {"generationConfig": {"tools": [{"googleSearch": {}}]}}, ["google_search"]),
+        (GEMINI, {"generateContentRequest": {"tools": {"mcpServers": [{}]}}}, ["mcp_servers"]),
     ],
 )  # fmt: skip
 def test_finds_tools_run_by_provider(api: ModelApi, body: dict[str, Any], used: list[str]) -> None:
@@ -128,6 +160,33 @@ def test_finds_tools_run_by_provider(api: ModelApi, body: dict[str, Any], used: 
         (CHAT, {"model": "x", "models": [], "route": None, "plugins": []}),
         (CHAT, {"model": "deepseek/deepseek-r1:free", "prompt": PAGE}),
         (CHAT, {"input": [PAGE, PAGE]}),
+        # definitions of the agent's own tools in input items, names of tools, finished calls, schemas and arguments
+        (OPENAI, {"input": [{"type": "additional_tools", "tools": tool("function", parameters={"x": PAGE})["tools"]}]}),
+        (OPENAI, {"input": [{"type": "tool_search_output", "tools": [{"type": "namespace", "tools": [{}]}]}]}),
+        (OPENAI, {"input": [{"type": "mcp_list_tools", "tools": [{"name": "x", "input_schema": {"tools": [{}]}}]}]}),
+        (OPENAI, {"input": [{"type": "tool_search_call", "arguments": {"tools": [{"type": "mcp"}], "url": PAGE}}]}),
+        (OPENAI, {"text": {"format": {"schema": {"properties": {"tools": {"type": "array"}}}}}}),
+        (OPENAI, {"tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "x"}]}}),
+        (CHAT, {"functions": [{"name": "x", "parameters": {"properties": {"tool": {"type": "string"}}}}]}),
+        (CHAT, {"messages": [{"tool_calls": [{"function": {"arguments": {"tools": [{"type": "mcp"}]}}}]}]}),
+        (ANTHROPIC, {"messages": [{"content": [{"type": "tool_use", "input": {"tools": [{"type": "mcp"}]}}]}]}),
+        (ANTHROPIC, {"messages": [{"content": [{"type": "tool_addition", "tool": {"type": "tool_reference"}}]}]}),
+        (
+            ANTHROPIC,
+            {
+                "messages": [
+                    {
+                        "content": [
+                            {"type": "server_tool_use", "id": "a", "name": "web_search"},
+                            {"type": "web_search_tool_result", "tool_use_id": "a"},
+                        ]
+                    }
+                ]
+            },
+        ),
+        (ANTHROPIC, {"tools": [{"name": "x", "input_schema": {"properties": {"tool": {"type": "string"}}}}]}),
+        (GEMINI, {"contents": [{"parts": [{"functionCall": {"args": {"tools": [{"type": "x"}]}}}]}]}),
+        (GEMINI, {"generationConfig": {"responseSchema": {"properties": {"tools": {"type": "ARRAY"}}}}}),
     ],
 )
 def test_ignores_tools_run_by_agent(api: ModelApi, body: dict[str, Any]) -> None:

@@ -156,10 +156,12 @@ def test_selects_provider_for_agent() -> None:
 
 
 def test_paths() -> None:
-    chat = parse_request(ModelApi.OPENAI, "POST", "/v1/chat/completions", "key=x&a=b")
-    assert chat == ModelRequest("/v1/chat/completions", "a=b", counted=True)
-    assert build_url("https://a.example/api/", chat) == "https://a.example/api/v1/chat/completions?a=b"
-    assert build_url("https://a.example/api/paas/v4", chat) == "https://a.example/api/paas/v4/chat/completions?a=b"
+    chat = parse_request(ModelApi.OPENAI, "POST", "/v1/chat/completions", "key=x&a=b&client_version=1")
+    assert chat == ModelRequest("/v1/chat/completions", "client_version=1", counted=True)
+    assert build_url("https://a.example/api/", chat) == "https://a.example/api/v1/chat/completions?client_version=1"
+    assert build_url("https://a.example/api/paas/v4", chat) == (
+        "https://a.example/api/paas/v4/chat/completions?client_version=1"
+    )
     gemini = parse_request(ModelApi.GEMINI, "POST", "/v1beta/models/gemini-2.5-pro:streamGenerateContent", "alt=sse")
     assert gemini is not None and gemini.gemini_model == "gemini-2.5-pro"
     assert build_url("https://g.example/v1beta", gemini).startswith("https://g.example/v1beta/models/gemini-2.5-pro:")
@@ -185,8 +187,52 @@ def test_drops_query_parameters_that_change_answer() -> None:
         assert parse_request(kind, "GET", path, "") is None
     assert parse_request(ModelApi.GEMINI, "POST", "/v1/models/..:generateContent", "") is None
     assert parse_request(ModelApi.GEMINI, "GET", "/v1/models/gemini-2.5-pro", "") is not None
-    headers = [("x-goog-fieldmask", "a"), ("x-http-method-override", "DELETE"), ("x-mine", "1")]
-    assert [name for name, _ in filter_request_headers(ModelApi.GEMINI, headers, None)] == ["x-mine", "accept-encoding"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "query", "kept"),
+    [
+        (ModelApi.GEMINI, "alt=proto&%24alt=proto&callback=cb&%24.xgafv=1&prettyPrint=false&Alt=sse", ""),
+        (ModelApi.GEMINI, "alt=json&alt=proto", "alt=json"),
+        (ModelApi.GEMINI, "pageSize=5&pageToken=x", "pageSize=5&pageToken=x"),
+        (ModelApi.ANTHROPIC, "beta=true&access_token=x", "beta=true"),
+        (ModelApi.OPENAI_CHAT, "access_token=x&api_key=y", ""),
+    ],
+)
+def test_forwards_only_known_query_parameters(kind: ModelApi, query: str, kept: str) -> None:
+    path = "/v1/models"
+    assert parse_request(kind, "GET", path, query) == ModelRequest(path, kept, counted=False)
+
+
+def test_forwards_only_known_headers() -> None:
+    needed = [
+        ("user-agent", "claude-cli/2"),
+        ("accept", "application/json, text/event-stream;q=0.9"),
+        ("anthropic-version", "2023-06-01"),
+        ("anthropic-beta", "a,b"),
+        ("openai-beta", "responses=experimental"),
+        ("session_id", "1"),
+        ("x-stainless-lang", "js"),
+        ("x-codex-turn-state", "1"),
+        ("x-claude-code-session-id", "1"),
+        ("x-goog-api-client", "google-genai-sdk/1"),
+    ]
+    others = (
+        "x-goog-fieldmask x-goog-user-project x-http-method-override x-mine openai-organization openai-project x-portkey-config "
+        "anthropic-workspace-id x-openai-actor-authorization helicone-target-url x-original-url x-forwarded-host cookie authorization"
+    )
+    found = filter_request_headers(ModelApi.GEMINI, [*needed, *((name, "1") for name in others.split())], None)
+    assert found == [*needed, ("accept-encoding", "identity")]
+
+
+def test_response_format_and_body_encoding_cannot_be_changed() -> None:
+    """Otherwise the usage could not be read, or the provider would read another body than the platform."""
+    headers = [
+        ("accept", "application/json, application/x-protobuf"),
+        ("content-type", "application/json; charset=utf-7"),
+    ]
+    found = filter_request_headers(ModelApi.GEMINI, headers, None)
+    assert found == [("content-type", "application/json"), ("accept-encoding", "identity")]
 
 
 async def test_address_set_by_member_is_checked_at_every_request(

@@ -76,6 +76,18 @@ async def test_counts_streams(kind: ModelApi, stream: bytes, tokens: Tokens, siz
         assert counter.get_result() == tokens
 
 
+@pytest.mark.parametrize("size", [1, 3, 4, 1000])
+async def test_estimates_streams_without_usage(size: int) -> None:
+    """Also if the markers of events are split between chunks, and if there are few events for their size."""
+    stream = b'data: {"choices": []}\n\n' * 10
+    counter = TokenCounter(ModelApi.OPENAI_CHAT, "text/event-stream")
+    for start in range(0, len(stream), size):
+        await counter.feed(stream[start : start + size])
+    assert counter.minimum == 10
+    await counter.feed(b"x" * 100 * token_counter.STREAM_BYTES_PER_TOKEN)
+    assert counter.minimum >= 100
+
+
 async def test_counts_complete_answers() -> None:
     async def counted(kind: ModelApi, body: Any) -> Tokens:
         counter = TokenCounter(kind, "application/json")
@@ -194,6 +206,11 @@ def test_redacts_header_values(value: str, said: str) -> None:
         redactor = make_header_redactor([Secret(value)])
         pieces = [redactor.feed(text.encode()[start : start + size]) for start in range(0, len(text), size)]
         assert b"".join(pieces) + redactor.flush() == f"before {'*' * len(said)} after".encode()
+
+
+def test_drops_headers_named_after_secret() -> None:
+    headers = [("x-request-id", "of Sk-Secret-1"), ("x-sk-secret-1-echo", "a"), ("X-SK-SECRET-1", "b")]
+    assert Redactor(Secret("Sk-Secret-1")).redact_headers(headers) == [("x-request-id", "of ***")]
 
 
 def test_redacts_ordinary_value_only_as_whole() -> None:
