@@ -67,8 +67,8 @@ _ACCEPTED_TYPES = frozenset(("application/json", "text/event-stream", "*/*"))
 """Formats of responses in which token usage is found."""
 _FORWARDED_PARAMETERS: Mapping[ModelApi, Mapping[str, frozenset[str] | None]] = {
     ModelApi.ANTHROPIC: {"beta": frozenset(("true", "false")), "limit": None, "after_id": None, "before_id": None},
-    ModelApi.OPENAI: {"client_version": None},
-    ModelApi.OPENAI_CHAT: {"client_version": None},
+    ModelApi.OPENAI: {"client_version": None, "api-version": None},
+    ModelApi.OPENAI_CHAT: {"client_version": None, "api-version": None},
     ModelApi.GEMINI: {"alt": frozenset(("sse", "json")), "pageSize": None, "pageToken": None},
 }
 """Query parameters that agents need, with the allowed values; None allows any value.
