@@ -7,11 +7,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from bench import agents, git, interpreter, large, measures, output, platform, tasks, templates, web
+from bench import agents, git, interpreter, isolation, large, measures, output, platform, tasks, templates, web
 from bench.processes import engine, floor, settle
 from bench.report import Row, machine, median, percentile, table, write
 
-PARTS = ["engine", "e2b", "platform", "git", "large", "output", "tasks", "agents", "web"]
+PARTS = ["engine", "isolation", "e2b", "platform", "git", "large", "output", "tasks", "agents", "web"]
 
 
 def say(text: str) -> None:
@@ -28,6 +28,9 @@ def main() -> int:
     if options.only in (None, "engine"):
         rows = measure_engine(rounds, many, measure_floor(rounds))
         show("the engine", rows, options.out / "engine.json")
+    if options.only in (None, "isolation"):
+        say("gVisor beside namespaces")
+        show("isolation levels", isolation.measure(rounds), options.out / "isolation.json")
     if options.only in (None, "e2b"):
         say("templates and the code interpreter")
         show("templates and the code interpreter", measure_e2b(rounds), options.out / "e2b.json")

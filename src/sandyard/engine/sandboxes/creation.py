@@ -95,6 +95,8 @@ class Creation:
         if request.limits is not None and request.limits != template_limits:
             return None
         isolation = self.choose_isolation(template, request.metadata)
+        if isolation is Isolation.GVISOR:
+            return None  # it must be thawed first
         self._capacity.check(self._ledger.registry.running + self.in_progress)
         handle = self._pool.claim(template, template_limits, isolation)
         if handle is None:
@@ -266,6 +268,8 @@ class Creation:
         if poolable and policy == _DEFAULT_POLICY and not mounts:
             handle = self._pool.claim(template, limits, isolation)
             if handle is not None:
+                if isolation is Isolation.GVISOR:
+                    await self._thaw(handle)
                 return UnrecordedSandbox(handle, ready=True)
 
         async def call_create() -> Handle:
@@ -280,6 +284,13 @@ class Creation:
             return UnrecordedSandbox(
                 await self._pool.create(call_create), ready=False
             )  # giving back the pooled sandboxes has freed resources
+
+    async def _thaw(self, handle: Handle) -> None:
+        try:
+            await self._calls.run("thaw", handle.id, self._calls.driver.thaw(handle))
+        except BaseException:
+            self._remover.discard(handle)
+            raise
 
     async def _call_driver(
         self, operation: str, subject: str, call: Callable[[], Coroutine[Any, Any, Handle]]

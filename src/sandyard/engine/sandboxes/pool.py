@@ -98,8 +98,9 @@ class Pool:
         return {used for pool in self._pools.values() for used in pool.template.snapshots}
 
     def claim(self, template: Template, limits: Limits, isolation: Isolation) -> Handle | None:
-        """Return a pooled sandbox, now owned by the caller, or None. Starts a pool for a template that has none, but
-        not for a client's snapshot: there may be any number of them, and each may be deleted at any time."""
+        """Return a pooled sandbox, now owned by the caller, or None. With gVisor it is frozen. Starts a pool for a template
+        that has none, but not for a client's snapshot: there may be any number of them, and each may be deleted at any
+        time."""
         if self._max_size(template, isolation) == 0 or not template.can_be_pooled:
             return None
         pool = self.keep_pooled(template, limits, isolation)
@@ -233,6 +234,8 @@ class Pool:
             await send_identity(self._calls, handle, pool.template.id, pool.template.env, pool.template.defaults)
             if pool.template.start is not None:
                 await run_start_command(self._calls, handle, pool.template.start, self._start_timeout_s)
+            if pool.isolation is Isolation.GVISOR:  # its kernel uses 3 % of a processor even if nothing runs in it
+                await self._calls.run("freeze", handle.id, self._calls.driver.freeze(handle))
         except BaseException:
             self._remover.discard(handle)
             raise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.engine.contract import Limits, NetworkPolicy
+from sandyard.engine.contract import Condition, Isolation, Limits, NetworkPolicy
 from sandyard.engine.sandboxes.model import Defaults, Network, Template
 from sandyard.kit.errors import SandyardError
 from tests.unit.engine.sandboxes.harness import BASE, SandboxesHarness, expected_settings
@@ -181,3 +181,16 @@ async def test_the_pool_prepares_no_sandboxes_from_snapshots(pooled_harness: San
         one for one in pooled_harness.host.machines.values() if f"snap:{snapshot.id}" in one.spec.layers
     ]
     assert [one.spec.id for one in based_on_snapshot] == [sandbox.id]
+
+
+async def test_pooled_sandboxes_with_gvisor_are_frozen_until_they_are_claimed(tmp_path: Path) -> None:
+    harness = SandboxesHarness(tmp_path, pool_size=3, pool_gvisor_size=2, gvisor=True, min_isolation="gvisor")
+    await harness.start()
+    await harness.settle()
+    assert [machine.condition for machine in harness.host.machines.values()] == [Condition.FROZEN] * 2
+    ready = set(harness.host.machines)
+    sandbox = await harness.create()
+    assert sandbox.id in ready
+    assert harness.host.machines[sandbox.id].condition is Condition.RUNNING
+    assert sandbox.isolation is Isolation.GVISOR
+    await harness.stop()

@@ -173,7 +173,7 @@ async def test_projects(clients: ApiClients) -> None:
     project = made.json()
     path = f"/api/v1/projects/{project['id']}"
     assert project["name"] == "website" and project["baseBranch"] is None
-    more = {"git", "forge", "agent", "network", "setup", "verify", "tasks"}
+    more = {"git", "forge", "agent", "network", "setup", "verify", "tasks", "isolation"}
     assert set(project["settings"]) == {*settings, *more}
     assert {name: project["settings"][name] for name in settings} == settings
     assert (await clients.maria.get(path)).json() == project

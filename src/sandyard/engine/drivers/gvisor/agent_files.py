@@ -19,6 +19,7 @@ from pathlib import Path
 import sandyard
 from sandyard.engine.contract import AGENT_PORT
 from sandyard.kit.errors import SandyardError
+from sandyard.kit.python import PYTHON
 
 MOUNT_POINT = "/dev/.sandyard"
 """Where a sandbox finds the files: below a directory that is not part of its image."""
@@ -71,7 +72,7 @@ def _get_guest_folder() -> Path:
 
 def _compute_digest() -> str:
     """Return a digest of the Python version and of the agent's code."""
-    digest = hashlib.sha256(f"{sys.version}{sys.executable}{_SKIPPED}{_SUDO_SCRIPT}".encode())
+    digest = hashlib.sha256(f"{sys.version}{PYTHON}{_SKIPPED}{_SUDO_SCRIPT}".encode())
     for path in sorted(_get_guest_folder().rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -79,7 +80,7 @@ def _compute_digest() -> str:
 
 def _create(target: Path) -> None:
     (target / "lib").mkdir(parents=True)
-    python, stdlib = Path(sys.executable).resolve(), Path(sysconfig.get_path("stdlib"))
+    python, stdlib = Path(PYTHON).resolve(), Path(sysconfig.get_path("stdlib"))
     shutil.copy2(python, target / "python")
     shutil.copytree(stdlib, target / "lib" / stdlib.name, ignore=shutil.ignore_patterns(*_SKIPPED), symlinks=False)
     packages = target / "packages" / _GUEST
@@ -106,5 +107,5 @@ def _copy_libraries(programs: Iterable[Path], target: Path) -> Path:
             elif not (target / Path(path).name).exists():
                 shutil.copy2(path, target / Path(path).name)
     if loader is None:
-        raise SandyardError(f"The Python at {sys.executable} is not a dynamic program of this machine's C library.")
+        raise SandyardError(f"The Python at {PYTHON} is not a dynamic program of this machine's C library.")
     return loader

@@ -19,6 +19,7 @@ from sandyard.engine.guest.wire.http1 import Exchange, HttpError, Request
 _RANGE = re.compile(r"bytes=\s*(\d*)\s*-\s*(\d*)\s*")
 _CONDITIONS = ("range", "if-modified-since", "if-none-match", "if-range")
 _VIRTUAL_LIMIT = 1 << 20  # for files that have content but no size, like those in /proc
+_SMALL = 64 << 10
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
@@ -84,11 +85,11 @@ async def _send_plain(exchange: Exchange, fd: int, path: str, headers: dict[str,
     size = status.st_size
     try:
         start = os.pread(fd, 512, 0)
-        virtual = os.pread(fd, _VIRTUAL_LIMIT, 0) if start and not size else None
+        content = _read_at_once(fd, size, start)
     except OSError as error:
         raise HttpError(500, f"error reading file '{path}': {error.strerror}") from None
-    if virtual is not None:
-        size = len(virtual)
+    if content is not None:
+        size = len(content)
     headers["Last-Modified"] = formatdate(status.st_mtime, usegmt=True)
     answer = _precondition(request, int(status.st_mtime))
     if answer is not None:
@@ -106,12 +107,20 @@ async def _send_plain(exchange: Exchange, fd: int, path: str, headers: dict[str,
             await exchange.reply(416, b"invalid range: failed to overlap\n", headers)
             return
         headers["Content-Range"] = f"bytes {offset}-{offset + count - 1}/{size}"
-    if virtual is not None:
-        await exchange.reply(code, virtual[offset : offset + count], headers)
+    if content is not None:
+        await exchange.reply(code, content[offset : offset + count], headers)
         return
     await exchange.reply_head(code, {**headers, "Content-Length": str(count)})
     if request.method == "GET" and await exchange.conn.send_file(fd, offset, count) < count:
         raise PeerGoneError  # the file became shorter, so the announced length cannot be sent
+
+
+def _read_at_once(fd: int, size: int, start: bytes) -> bytes | None:
+    """Return the content of a small file, which may become shorter while it is sent, and of a file of /proc or /sys, whose
+    size is unknown. None for other files."""
+    if start and not size:
+        return os.pread(fd, _VIRTUAL_LIMIT, 0)
+    return os.pread(fd, size, 0) if size <= _SMALL else None
 
 
 def _precondition(request: Request, modified: int) -> int | None:
