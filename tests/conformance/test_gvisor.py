@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from sandyard.engine.contract import Condition, Isolation, Limits
+from sandyard.kit.errors import SandyardError
 from tests.conformance.harness import DriverHarness
 
 
@@ -61,3 +64,19 @@ async def test_sandboxes_of_both_levels_run_beside_each_other(harness: DriverHar
     assert await harness.agent(copy).read("/file") == "kept\n"
     fork = await harness.driver.fork(strong, harness.spec(isolation=Isolation.NAMESPACE))
     assert fork.driver == "gvisor", "a fork is isolated like its original"
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/usr/bin/sudo"])
+async def test_links_in_the_image_cannot_lead_to_files_of_the_host(harness: DriverHarness, place: str) -> None:
+    """These files are mounted by the engine, which sees the host's file system."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        secret = Path(folder, "secret")
+        secret.write_text("of the host")
+        target = folder if place == "/tmp" else secret
+        handle = await harness.driver.create(harness.spec(isolation=Isolation.NAMESPACE))
+        await harness.agent(handle).run(f"rm -rf {place}; mkdir -p /usr/bin; ln -s {target} {place}")
+        layers = await harness.driver.snapshot(handle, "hostile")
+        with contextlib.suppress(SandyardError):  # gVisor does not start from every such image
+            _, agent = await harness.create(layers=layers)
+            read = await agent.run(f"cat {secret} {place} {place}/secret /dev/.sudo")
+            assert "of the host" not in read.out

@@ -54,7 +54,6 @@ def make_spec(
             _make_mount("/dev", "tmpfs", "tmpfs", ["nosuid", "mode=755"]),
             _make_mount("/dev/pts", "devpts", "devpts"),
             _make_mount("/dev/shm", "tmpfs", "tmpfs", [*_SAFE, "mode=1777", f"size={plan.limits.memory_mb >> 1}m"]),  # noqa: S108 - in the sandbox
-            _make_mount("/tmp", "bind", str(root / "tmp"), ["rbind", "rw", *_SAFE]),  # noqa: S108 - otherwise gVisor mounts a tmpfs
             _make_mount("/sys", "sysfs", "sysfs", [*_SAFE, "ro"]),
             _make_mount("/sys/fs/cgroup", "cgroup", "cgroup", _SAFE),
             _make_mount(agent_files.MOUNT_POINT, "bind", str(agent), ["rbind", "ro", *_SAFE]),

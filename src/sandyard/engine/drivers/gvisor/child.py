@@ -12,6 +12,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,7 +42,8 @@ def main() -> NoReturn:
         for target in request["volumes"]:
             purpose = f"mount a volume on {target}"
             _resolve_target(request["spec"], Path(request["root"]), target)
-        purpose = "replace sudo"
+        purpose = "mount its own files"
+        _keep_tmp(request["spec"], Path(request["root"]))
         _replace_sudo(request["spec"], Path(request["root"]), request["sudo"])
         Path(request["config"]).write_text(json.dumps(request["spec"]))
         purpose = "start gVisor"
@@ -112,16 +114,36 @@ def _resolve_target(spec: dict[str, Any], root: Path, target: str) -> None:
     mount["destination"] = f"/{path.relative_to(root)}"
 
 
+def _keep_tmp(spec: dict[str, Any], root: Path) -> None:
+    """Mount the image's /tmp on itself. Otherwise gVisor mounts an empty file system there."""
+    path = _find(root, "tmp", stat.S_ISDIR)
+    if path is not None:
+        spec["mounts"].append(_make_bind(str(path), f"/{path.relative_to(root)}", "rw"))
+
+
 def _replace_sudo(spec: dict[str, Any], root: Path, replacement: str) -> None:
     """Mount another program over the image's sudo, and that one at another place. gVisor ignores its set-user-id bit."""
+    path = _find(root, "usr/bin/sudo", stat.S_ISREG)
+    if path is not None:
+        spec["mounts"].append(_make_bind(str(path), ORIGINAL_SUDO, "ro"))
+        spec["mounts"].append(_make_bind(replacement, f"/{path.relative_to(root)}", "ro"))
+
+
+def _find(root: Path, name: str, is_wanted: Callable[[int], bool]) -> Path | None:
+    """Return the path of a file in `root`, or None if it is missing or of another kind. Symbolic links, which are not
+    trusted, can only lead to files in `root`, and the result contains none: the source of a mount must never lead to a
+    file of the host."""
     folder = os.open(root, OPEN_DIRECTORY)
-    descriptor = open_path(folder, "usr/bin/sudo")
+    descriptor = open_path(folder, name)
     os.close(folder)
     if descriptor < 0:
-        return
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        path = Path(f"/proc/self/fd/{descriptor}").readlink()
-        for source, target in ((str(path), ORIGINAL_SUDO), (replacement, f"/{path.relative_to(root)}")):
-            mount = {"destination": target, "type": "bind", "source": source, "options": ["bind", "ro"]}
-            spec["mounts"].append(mount)
-    os.close(descriptor)
+        return None
+    try:
+        found = Path(f"/proc/self/fd/{descriptor}").readlink()
+        return found if is_wanted(os.fstat(descriptor).st_mode) and found != root else None
+    finally:
+        os.close(descriptor)
+
+
+def _make_bind(source: str, target: str, access: str) -> dict[str, Any]:
+    return {"destination": target, "type": "bind", "source": source, "options": ["rbind", access, "nosuid", "nodev"]}
