@@ -50,9 +50,9 @@ def list_rules(nft: Nft, what: str) -> str:
     return str(nft.query(f"list {what}"))
 
 
-async def reaches_the_web(network: Network) -> bool:
+async def reaches_the_web(network: Network, timeout: float = 15) -> bool:
     slot = await network.acquire(0)
-    return await inside(slot.netns_path, lambda: dial(WEB, timeout=0.7)) == "ok"
+    return await inside(slot.netns_path, lambda: dial(WEB, timeout=timeout)) == "ok"
 
 
 @pytest.mark.parametrize("first", ["docker", "engine"])
@@ -88,7 +88,7 @@ async def test_a_strict_firewall_is_reported_until_it_allows_our_traffic(topolog
         assert set(network.missing) == {"dns", "forward"}
         assert "inet strict passing" in network.missing["forward"]
         assert "iptables -I INPUT" in network.missing["dns"]
-        assert not await reaches_the_web(network)
+        assert not await reaches_the_web(network, timeout=0.7)
     finally:
         await network.close(remove=True)
     findings = {finding.name: finding for finding in probe()}
