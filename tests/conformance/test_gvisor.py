@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import tempfile
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.contract import Condition, Isolation, Limits
-from sandyard.kit.errors import SandyardError
+from sandyard.kit.errors import NotFoundError, SandyardError
+from tests.conformance import tiny
 from tests.conformance.harness import DriverHarness
 
 
@@ -45,6 +47,34 @@ async def test_a_sandbox_survives_everything_that_an_engine_does_with_it(harness
     assert await harness.agent(handle).read("/sign") == "alive\n"
     await driver.kill(handle)
     assert harness.traces(handle.id) == []
+
+
+async def test_a_restore_that_fails_before_gvisor_starts_keeps_the_memory(
+    harness: DriverHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, agent = await harness.create()
+    pid = await agent.start("exec sleep 1000")
+    await harness.driver.freeze(handle)
+    suspended = await harness.driver.suspend(handle)
+
+    def fail(layer: str) -> str:
+        raise NotFoundError(f"The layer {layer} does not exist.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sandyard.engine.drivers.gvisor.runtime._resolve_layer", fail)
+        with pytest.raises(NotFoundError):
+            await harness.driver.restore(suspended)
+    assert await harness.driver.condition(suspended) is Condition.SUSPENDED
+    restored = await harness.driver.restore(suspended)
+    assert (await harness.agent(restored).run(f"kill -0 {pid}")).code == 0
+
+
+async def test_a_sandbox_that_exceeds_its_memory_limit_ends_and_says_why(harness: DriverHarness) -> None:
+    handle, agent = await harness.create(limits=Limits(memory_mb=128))
+    await agent.start(f"{tiny.PYTHON} -I -S -c 'x = bytearray(400 << 20)'")
+    async with asyncio.timeout(30):
+        assert "memory" in await harness.driver.wait_for_exit(handle)
+    assert await harness.driver.condition(handle) is Condition.STOPPED
 
 
 async def test_every_process_of_the_host_and_of_others_is_invisible(harness: DriverHarness) -> None:

@@ -45,6 +45,8 @@ class Processes(Protocol):
         """Raises NotStartedError."""
         ...
 
+    def has_begun(self, sandbox: str) -> bool: ...
+
     def get_state_folder(self, sandbox: str) -> Path: ...
 
     def get_control_path(self, sandbox: str) -> str: ...
@@ -63,8 +65,9 @@ class _Restorer:
         mark.touch()
         try:
             return await self._processes.launch_from(plan, resources, self._folder)
-        except NotStartedError:
-            mark.unlink()
+        except BaseException as error:
+            if isinstance(error, NotStartedError) or not self._processes.has_begun(plan.id):
+                mark.unlink()
             raise
 
 

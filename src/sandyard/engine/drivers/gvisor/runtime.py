@@ -26,9 +26,6 @@ from sandyard.engine.drivers.machine.record import Life, Record
 from sandyard.engine.drivers.machine.runtime import Started, StartPlan, StartResources
 from sandyard.engine.drivers.machine.store.base import SANDBOXES, VOLUMES
 from sandyard.kit.errors import NotFoundError, SandyardError, UnreachableError, UnsupportedError
-from sandyard.kit.logging import get_logger
-
-log = get_logger(__name__)
 
 _CHILD = "sandyard.engine.drivers.gvisor.child"
 _DIRECTORY = "gvisor"
@@ -181,7 +178,7 @@ class GvisorRuntime:
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            raise NotStartedError(f"gVisor did not start the sandbox within {_START_TIMEOUT_S:g} s.") from None
+            raise SandyardError(f"gVisor did not start the sandbox within {_START_TIMEOUT_S:g} s.") from None
         if status == EXIT_REFUSED:
             raise translate_child_error(json.loads(read_last_line(stderr)))
         if status:
@@ -214,6 +211,10 @@ class GvisorRuntime:
     def _get_netns_link(self, sandbox: str) -> Path:
         """Return the path of a link to the sandbox's regular network namespace."""
         return self._machine.run_dir / sandbox / "regular-netns"
+
+    def has_begun(self, sandbox: str) -> bool:
+        """Return whether runsc has begun to create the sandbox. Before that, nothing of it can have run."""
+        return (self._machine.run_dir / sandbox / "pid").exists()
 
     def get_state_folder(self, sandbox: str) -> Path:
         """Return the directory in which runsc keeps its state of a running sandbox."""

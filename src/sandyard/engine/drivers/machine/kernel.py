@@ -7,9 +7,7 @@ Standard library only, because everything the zygote loads is in the memory of e
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
-import socket
 import struct
 
 CLONE_NEWNS = 0x0002_0000
@@ -26,7 +24,6 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC = 32, 1024, 4096, 16384
 MS_PRIVATE, MS_SLAVE = 1 << 18, 1 << 19
 MNT_DETACH = 2
-_SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
 MOUNT_ATTR_IDMAP = 0x0010_0000
@@ -236,16 +233,3 @@ def pivot_into(root: str) -> None:
     _check(_libc.syscall(SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
     unmount(".", MNT_DETACH)
     os.chdir("/")
-
-
-def create_loopback_network() -> int:
-    """Move this process to a new network namespace with only a loopback."""
-    unshare(CLONE_NEWNET)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP | _IFF_RUNNING))
-    # Root in the sandbox has no power over its network, so privileged ports must not require any.
-    fd = os.open("/proc/sys/net/ipv4/ip_unprivileged_port_start", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        return os.write(fd, b"0")
-    finally:
-        os.close(fd)
