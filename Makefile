@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help up engine web wheel types test test-all check clients compatibility screenshots format lock bench clean setup setup-dev setup-test setup-clients template template-interpreter template-desktop
+.PHONY: help up engine web wheel types test test-all check clients compatibility isolation screenshots format lock bench clean setup setup-dev setup-test setup-clients template template-interpreter template-desktop template-docker
 
 HOST ?= 127.0.0.1
 PORT ?= 8700
@@ -44,7 +44,7 @@ test: setup-test web template template-interpreter ## set up everything and run 
 	@scripts/static
 	@$(PYTEST) $(TESTS) $(ARGS)
 
-test-all: setup-test setup-clients web template template-interpreter template-desktop ## like test, with the slow tests and every test on both databases
+test-all: setup-test setup-clients web template template-interpreter template-desktop template-docker ## like test, with the slow tests and every test on both databases
 	@scripts/static
 	@$(PYTEST) --all $(TESTS) $(ARGS)
 
@@ -68,6 +68,11 @@ compatibility: setup-test template template-interpreter ## run the E2B protocol 
 	@rm -rf .cache/compatibility
 	@SANDYARD_COMPATIBILITY=$(CURDIR)/.cache/compatibility $(PYTEST) --all tests/protocol --ignore tests/protocol/test_compatibility.py $(ARGS)
 	@python -m tests.protocol.compatibility .cache/compatibility
+
+isolation: setup-test template template-docker ## try known escapes at every isolation level and generate docs/isolation.md
+	@rm -rf .cache/isolation
+	@SANDYARD_ISOLATION=$(CURDIR)/.cache/isolation pytest --all tests/acceptance/test_isolation.py $(ARGS)
+	@python -m tests.acceptance.isolation .cache/isolation
 
 clients: setup-test setup-clients template template-interpreter template-desktop ## test third-party E2B clients and generate docs/e2b-clients.md
 	@SANDYARD_CLIENTS_DOCUMENT=1 $(PYTEST) --all tests/protocol/test_clients.py $(ARGS)
@@ -107,6 +112,9 @@ template: # the default template; if it cannot be built, the engine uses `host` 
 
 template-interpreter: # for the code interpreter; an engine also builds it automatically, in the background
 	@sandyard template build code-interpreter --if-possible
+
+template-docker: # for Docker in sandboxes; an engine also builds it automatically on the first request
+	@sandyard template build docker --if-possible
 
 template-desktop: # for desktops; an engine also builds it automatically on the first request
 	@sandyard template build desktop --if-possible

@@ -86,6 +86,28 @@ def fork_to_output(sandbox: Sandbox, count: int) -> list[float]:
     return samples
 
 
+def fork_many_to_output(sandbox: Sandbox, count: int) -> float:
+    """The milliseconds until all of these forks, made by one request, have run a command."""
+    start = time.perf_counter()
+    copies = sandbox.fork(timeout=120, count=count)
+    for copy in copies:
+        if isinstance(copy, Exception):
+            raise copy
+        assert copy.commands.run("echo hi").stdout == "hi\n"
+    passed = (time.perf_counter() - start) * 1000
+    for copy in copies:
+        if not isinstance(copy, Exception):
+            copy.kill()
+    return passed
+
+
+def hold_200_mb(sandbox: Sandbox) -> None:
+    """Start a process with 200 MB of memory that cannot be compressed."""
+    program = "import os, time; data = os.urandom(200 << 20); open('ready', 'w').close(); time.sleep(3600)"
+    sandbox.commands.run(f'python3 -c "{program}"', background=True)
+    sandbox.commands.run("until [ -e ready ]; do sleep 0.1; done", timeout=60)
+
+
 def change_200_mb(sandbox: Sandbox) -> None:
     """200 MB in 200 files, as a build or an install would leave behind."""
     sandbox.commands.run(

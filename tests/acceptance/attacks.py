@@ -10,6 +10,7 @@ import errno
 import fcntl
 import glob
 import json
+import mmap
 import os
 import platform
 import resource
@@ -690,11 +691,311 @@ def abstract_socket(name):
         return client.recv(100).decode()
 
 
-def main():
+def engine_sockets():
+    """Connect to the control sockets of container engines, which usually run as root of their machine."""
+    names = (
+        "docker.sock",
+        "containerd/containerd.sock",
+        "crio/crio.sock",
+        "podman/podman.sock",
+        "k3s/containerd/containerd.sock",
+    )
+    return [
+        name for name in names if accepts_connections(f"/run/{name}") or accepts_connections(f"/var/run/{name}")
+    ] or check(-1)
+
+
+def accepts_connections(path):
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(path) == 0
+
+
+def mount_disk():
+    """Create a device node for each disk, as far as the sandbox can know them, and mount it."""
+    try:
+        disks = {tuple(map(int, line.split()[:2])) for line in open("/proc/partitions") if line[:5].strip().isdigit()}
+    except OSError:
+        disks = set()
+    error = None
+    for major, minor in disks | {(7, 0), (8, 0), (8, 1), (252, 0), (253, 0), (254, 0), (259, 0)}:
+        try:
+            path = f"/tmp/disk-{major}-{minor}"
+            if not os.path.exists(path):
+                os.mknod(path, 0o060600, os.makedev(major, minor))
+            for kind in (b"ext4", b"btrfs", b"xfs", b"vfat"):
+                if libc.mount(path.encode(), b"/mnt", kind, 1, None) == 0:
+                    return os.listdir("/mnt")
+            check(-1)
+        except OSError as failure:
+            error = failure
+    raise error
+
+
+def write_read_only_mounts():
+    """Make every mount writable and create a file in it."""
+    points = {line.split()[1] for line in open("/proc/mounts") if "ro" in line.split()[3].split(",")}
+    points |= {line.split()[1] for line in open("/proc/mounts") if line.split()[1].startswith("/dev/.sandyard")}
+    written = []
+    for point in sorted(point for point in points if not point.startswith("/dev/.containers")):  # its own Docker's
+        for flags in (32, 32 | 4096):
+            libc.mount(None, point.encode(), None, flags, None)
+        try:
+            if os.path.isdir(point):
+                os.mkdir(f"{point}/owned")
+            else:
+                os.close(os.open(point, os.O_WRONLY))
+            written.append(point)
+        except OSError:
+            continue
+    return written or check(-1)
+
+
+def replace_runtime():
+    """Open the programs for writing that the runtime and the agent are made of, as found through /proc."""
+    paths = [f"/proc/{pid}/exe" for pid in os.listdir("/proc") if pid.isdigit() and pid != str(os.getpid())]
+    paths = [path for path in paths if is_foreign(path)]
+    for folder, _, names in os.walk("/dev/.sandyard"):
+        paths += [f"{folder}/{name}" for name in names if name != "original-sudo"]
+    opened = []
+    for path in [*paths, "/proc/1/exe"]:
+        try:
+            os.close(os.open(path, os.O_WRONLY))
+            opened.append(path)
+        except OSError:
+            continue
+    return opened or check(-1)
+
+
+def is_foreign(path):
+    """Return whether a link of /proc leads to a file that the sandbox does not have below its root."""
+    try:
+        return not os.path.exists(os.readlink(path)) or os.readlink(path).startswith("/dev/")
+    except OSError:
+        return True
+
+
+def leaked_descriptors(canary):
+    """Find a way out through the directories that a process has inherited."""
+    tried = 0
+    for pid in ("self", str(os.getppid()), "1"):
+        for number in range(64):
+            path = f"/proc/{pid}/fd/{number}"
+            for way in (path, f"{path}/..", f"{path}/../../../../../../../.."):
+                try:
+                    return open(f"{way}{canary}").read()
+                except OSError:
+                    tried += 1
+    raise FileNotFoundError(errno.ENOENT, f"none of {tried} paths leads there")
+
+
+def same_kernel(release):
+    """Fail if the calls of this process are served by another kernel than the host's."""
+    if os.uname().release != release:
+        raise OSError(errno.ENOSYS, f"calls are served by the kernel {os.uname().release}")
+
+
+def write_private_copy(release):
+    """What Dirty COW needs: write to a read-only private mapping through /proc while another thread discards it."""
+    same_kernel(release)
+    path = "/tmp/read-only"
+    with open(path, "w") as file:
+        file.write("original")
+    with open(path, "rb") as file:
+        view = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
+    address = next(int(line.split("-")[0], 16) for line in open("/proc/self/maps") if line.rstrip().endswith(path))
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        memory.seek(address)
+        memory.write(b"changed!")
+    return view[:], open(path).read()
+
+
+def splice_from_file(release):
+    """What Dirty Pipe needs: move a page of a file into a pipe that has been filled and drained before."""
+    same_kernel(release)
+    out, into = os.pipe()
+    os.write(into, bytes(4096))
+    os.read(out, 4096)
+    with open("/etc/passwd", "rb") as file:
+        return os.splice(file.fileno(), into, 1, 0)
+
+
+def packet_ring(release):
+    """What CVE-2017-7308 needs: a packet socket of version 3 with a ring buffer."""
+    same_kernel(release)
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as sock:
+        sock.setsockopt(263, 10, 2)  # PACKET_VERSION: TPACKET_V3
+        return sock.fileno()
+
+
+def load_bpf_program(release):
+    """What CVE-2017-16995 needs: pass a program to the verifier."""
+    same_kernel(release)
+    code = ctypes.create_string_buffer(struct.pack("BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0))
+    license = ctypes.create_string_buffer(b"GPL")
+    # BPF_PROG_TYPE_SOCKET_FILTER, which kernels also accept from users without capabilities unless it is disabled
+    attributes = struct.pack("IIQQ", 1, 2, ctypes.addressof(code), ctypes.addressof(license)).ljust(128, b"\0")
+    return syscall("bpf", 5, ctypes.create_string_buffer(attributes), 128)
+
+
+def datagram_to_loopback_of_host(port):
+    """Send datagrams for 127.0.0.1 out of the sandbox: by the interface, as packets and as frames with the host's address."""
+    with open("/proc/net/route") as routes:
+        default = next(line.split() for line in routes if line.split()[1] == "00000000")
+    name, gateway = default[0], socket.inet_ntoa(bytes.fromhex(default[2])[::-1])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect((gateway, 9))
+        own = sock.getsockname()[0]
+    payload = b"from the sandbox"
+    datagram = struct.pack("!HHHH", 4444, int(port), 8 + len(payload), 0) + payload
+    packets = [make_packet(source, "127.0.0.1", datagram) for source in (own, "127.0.0.1")]
+    sent, errors = [], []
+
+    def by_interface():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, 25, name.encode())  # SO_BINDTODEVICE
+            sock.sendto(payload, ("127.0.0.1", int(port)))
+
+    def as_packets():
+        with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, 25, name.encode())
+            for packet in packets:
+                sock.sendto(packet, ("127.0.0.1", 0))
+
+    def as_frames():
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800)) as sock:
+            for target in (neighbour_address(gateway), b"\xff" * 6):
+                for packet in packets:
+                    sock.sendto(target + bytes.fromhex("020000000001") + b"\x08\x00" + packet, (name, 0x0800))
+
+    for way in (by_interface, as_packets, as_frames):
+        try:
+            way()
+            sent.append(way.__name__)
+        except OSError as error:
+            errors.append(f"{way.__name__}: {error}")
+    return sent, errors
+
+
+def make_packet(source, target, content):
+    length = 20 + len(content)
+    addresses = socket.inet_aton(source) + socket.inet_aton(target)
+    header = struct.pack("!BBHHHBBH", 0x45, 0, length, 1, 0, 64, 17, 0) + addresses
+    total = sum(struct.unpack("!10H", header))
+    total = (total & 0xFFFF) + (total >> 16)
+    return header[:10] + struct.pack("!H", ~(total + (total >> 16)) & 0xFFFF) + header[12:] + content
+
+
+def neighbour_address(address):
+    """Return the hardware address of a neighbour, or broadcast if it is not known."""
+    for line in open("/proc/net/arp"):
+        fields = line.split()
+        if fields[0] == address:
+            return bytes.fromhex(fields[3].replace(":", ""))
+    return b"\xff" * 6
+
+
+def environment_of_processes(digits):
+    """Search the variables and arguments of every process for a text, given in hexadecimal so as not to find itself."""
+    text, found = bytes.fromhex(digits), []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for name in ("environ", "cmdline"):
+            try:
+                data = open(f"/proc/{pid}/{name}", "rb").read()
+            except OSError:
+                continue
+            if text in data:
+                found.append(f"{pid}/{name}")
+    return found or check(-1)
+
+
+def files_with(digits):
+    """Search the files where credentials usually are for a text, given in hexadecimal."""
+    text, found = bytes.fromhex(digits), []
+    for folder in (
+        "/root",
+        "/home",
+        "/etc",
+        "/run",
+        "/var/lib",
+        "/var/log",
+        "/opt",
+        "/srv",
+        "/mnt",
+        "/dev/.sandyard/packages",
+    ):
+        for place, _, names in os.walk(folder):
+            for path in (os.path.join(place, name) for name in names):
+                try:
+                    if os.path.isfile(path) and os.path.getsize(path) < 1 << 20 and text in open(path, "rb").read():
+                        found.append(path)
+                except OSError:
+                    continue
+    return found or check(-1)
+
+
+LOCKED = ("/etc/passwd", "/usr/bin/env", "/usr/bin", "/etc")
+
+
+def leave_message(text):
+    """Leave a text in every object of the kernel that processes find by name, and keep it until the process is killed."""
+    held = [socket.socket(socket.AF_UNIX)]
+    held[0].bind(f"\0{text}")
+    held[0].listen()
+    for use in ipc_objects(text, os.O_CREAT, 0o1666).values():
+        use()
+    for path in LOCKED:
+        held.append(os.open(path, os.O_RDONLY))
+        fcntl.flock(held[-1], fcntl.LOCK_EX)
+    os.close(os.open("/tmp/left", os.O_CREAT))
+    signal.pause()
+
+
+def find_message(text):
+    ways = ipc_objects(text, 0, 0)
+    ways["socket"] = lambda: socket.socket(socket.AF_UNIX).connect(f"\0{text}")
+    for path in LOCKED:
+        ways[f"lock of {path}"] = lambda path=path: is_locked(path) or check(-1)
+    found = []
+    for name, way in ways.items():
+        try:
+            way()
+            found.append(name)
+        except OSError:
+            continue
+    return found or check(-1)
+
+
+def ipc_objects(text, flags, mode):
+    number = int.from_bytes(text.encode()[:3], "big")
+    return {
+        "shared memory": lambda: check(libc.shmget(number, 4096, mode)),
+        "messages": lambda: check(libc.msgget(number, mode)),
+        "semaphores": lambda: check(libc.semget(number, 1, mode)),
+        "file in memory": lambda: os.close(os.open(f"/dev/shm/{text}", os.O_RDWR | flags)),
+    }
+
+
+def is_locked(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def list_plain_attacks():
+    """Return the names of the attacks that need no argument."""
     own = [value for value in globals().values() if getattr(value, "__module__", "") == "__main__"]
-    plain = [value for value in own if not value.__code__.co_argcount and value not in (main, *COUNTED)]
+    others = (main, list_plain_attacks, *COUNTED)
+    return [value.__name__ for value in own if not value.__code__.co_argcount and value not in others]
+
+
+def main():
     outcome = {}
-    for name in sys.argv[1:] or [value.__name__ for value in plain]:
+    for name in sys.argv[1:] or list_plain_attacks():
         function, *arguments = name.split(":")
         child, parent = os.pipe()
         pid = os.fork()  # a successful attack could affect the next one

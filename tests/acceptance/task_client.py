@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.acceptance.workshop import Work
+from tests.acceptance.project_client import ForgeProject
 from tests.harness.platform import TASK_PAUSE, ok, until
 
 SETTLED = ("ready", "in_review", "failed", "cancelled", "merged", "archived")
@@ -19,12 +19,12 @@ PATIENCE = 120.0
 class Task:
     """A task of a project."""
 
-    work: Work
+    project: ForgeProject
     id: str
 
     @property
     def client(self) -> httpx.Client:
-        return self.work.client
+        return self.project.client
 
     def get(self) -> dict[str, Any]:
         return dict(ok(self.client.get(f"/tasks/{self.id}")))
@@ -91,14 +91,21 @@ class Task:
         return json.dumps(self.read_messages(session_id))
 
 
-def create_task(work: Work, text: str, **body: Any) -> Task:
+def create_task(project: ForgeProject, text: str, **body: Any) -> Task:
     """Create and start a task. The first line of `text` is the title."""
     title, _, description = text.partition("\n")
-    request = {"projectId": work.id, "title": title, "description": description, "agent": "demo", "start": True, **body}
-    return Task(work, ok(work.client.post("/tasks", json=request), 201)["id"])
+    request = {
+        "projectId": project.id,
+        "title": title,
+        "description": description,
+        "agent": "demo",
+        "start": True,
+        **body,
+    }
+    return Task(project, ok(project.client.post("/tasks", json=request), 201)["id"])
 
 
-def update_settings(work: Work, **settings: Any) -> None:
+def update_settings(project: ForgeProject, **settings: Any) -> None:
     """Change some settings of the project and keep the others."""
-    current = ok(work.client.get(f"/projects/{work.id}"))["settings"]
-    ok(work.client.patch(f"/projects/{work.id}", json={"settings": {**current, **settings}}))
+    current = ok(project.client.get(f"/projects/{project.id}"))["settings"]
+    ok(project.client.patch(f"/projects/{project.id}", json={"settings": {**current, **settings}}))

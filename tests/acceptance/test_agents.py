@@ -17,8 +17,8 @@ import pytest
 
 from sandyard.cli.live.asks import make_answer_body
 from tests.acceptance.mcp_servers import COMMAND, HttpMcpServer, url_server
+from tests.acceptance.project_client import ForgeProject, create_forge_project
 from tests.acceptance.task_client import Task, create_task, update_settings
-from tests.acceptance.workshop import Work, work
 from tests.forge import GitHub, forge
 from tests.harness.engine import Engine, serving
 from tests.harness.platform import Platform, ok, running, until
@@ -114,7 +114,7 @@ class AgentSession:
     """An agent that has completed its first task, and the session of that task."""
 
     agent: Agent
-    project: Work
+    project: ForgeProject
     task: Task
     attempt: dict[str, Any]
     models: ModelServer
@@ -173,11 +173,16 @@ class AgentSession:
 def agent_session(
     request: pytest.FixtureRequest, platform: Platform, github: GitHub, models: ModelServer
 ) -> AgentSession:
-    """The first task: the agent reads the code, makes a wrong fix, gets the failed tests back, and fixes the code."""
     agent: Agent = request.param
-    project = work(platform, github, files=FILES)
-    update_settings(project, verify={"command": "python3 -m unittest -q", "fixes": 2})
-    keyword = f"addition-{agent.name}"
+    return complete_first_task(agent, platform, github, models, keyword=f"addition-{agent.name}")
+
+
+def complete_first_task(
+    agent: Agent, platform: Platform, github: GitHub, models: ModelServer, *, keyword: str, **settings: Any
+) -> AgentSession:
+    """The first task: the agent reads the code, makes a wrong fix, gets the failed tests back, and fixes the code."""
+    project = create_forge_project(platform, github, files=FILES)
+    update_settings(project, verify={"command": "python3 -m unittest -q", "fixes": 2}, **settings)
     first_steps = [Read(FILE)] if agent is CLAUDE else []  # it edits only files that it has read with its own tool
     models.script(
         keyword,
@@ -222,6 +227,17 @@ def test_a_task_becomes_a_pull_request(agent_session: AgentSession, github: GitH
     assert attempt["spent"]["inputTokens"] >= 1500
     assert attempt["spent"]["outputTokens"] >= 150
     assert attempt["spent"]["costUsd"] >= (1500 * 10 + 150 * 100) / 1e6
+
+
+@pytest.mark.slow
+def test_a_task_in_a_gvisor_sandbox_becomes_a_pull_request(
+    platform: Platform, github: GitHub, models: ModelServer
+) -> None:
+    done = complete_first_task(OPENCODE, platform, github, models, keyword="addition-gvisor", isolation="gvisor")
+    assert done.attempt["verified"]
+    assert "gVisor" in done.execute("dmesg")["stdout"]
+    pull = github.colleague("grace").pull(done.project.slug, done.task.get_pull_request()["number"])
+    assert done.project.repository.read(pull["head"]["ref"], "app.py") == b"def add(a, b):\n    return a + b\n"
 
 
 @with_agents
@@ -359,7 +375,7 @@ SEARCH = Use("ToolSearch", {"query": "select:mcp__inside__inner_word,mcp__outsid
 DENIED_STEPS = [UseMcp("outside", "outer_word", {"echo": "forbidden"}), Say("Then not.")]
 
 
-def add_mcp_servers(project: Work, server: HttpMcpServer) -> None:
+def add_mcp_servers(project: ForgeProject, server: HttpMcpServer) -> None:
     path = f"/projects/{project.id}/mcp-servers"
     inside = {"name": "inside", "command": "python3", "args": ["-c", COMMAND], "env": {"INNER_WORD": INNER_WORD}}
     ok(project.client.post(path, json=inside), 201)

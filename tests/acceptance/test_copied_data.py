@@ -13,7 +13,7 @@ from e2b import Sandbox
 
 from tests.harness.engine import Engine
 from tests.harness.platform import ok, until
-from tests.harness.up import Yard
+from tests.harness.up import Installation
 from tests.protocol.fake_internet import API, FakeInternet
 
 pytestmark = [
@@ -123,13 +123,12 @@ def test_a_copied_data_directory_is_a_separate_instance(
     assert paused_pid in [process.pid for process in paused.commands.list()], "the paused sandbox must keep its memory"
 
 
-class Installation:
-    """A `sandyard up` installation, used by its administrator."""
+class AdminClient:
+    """An API client of an installation's administrator."""
 
-    def __init__(self, yard: Yard) -> None:
-        self.yard = yard
-        headers = {"Authorization": f"Bearer {yard.token}"}
-        self.client = httpx.Client(base_url=f"{yard.url}/api/v1", headers=headers, timeout=120)
+    def __init__(self, installation: Installation) -> None:
+        headers = {"Authorization": f"Bearer {installation.token}"}
+        self.client = httpx.Client(base_url=f"{installation.url}/api/v1", headers=headers, timeout=120)
 
     def run(self, sandbox: str, command: str) -> str:
         result = ok(self.client.post(f"/sandboxes/{sandbox}/execute", json={"command": command}))
@@ -142,23 +141,27 @@ class Installation:
 @pytest.mark.slow
 def test_a_copied_installation_does_not_affect_the_original() -> None:
     """Copies the platform too: deleting a session in the copy does not affect the original sandbox."""
-    yard = Yard()
-    copied: Yard | None = None
+    installation = Installation()
+    copied: Installation | None = None
     try:
-        original = Installation(yard)
+        original = AdminClient(installation)
         session = ok(original.client.post("/sessions", json={}), 201)
         sandbox = session["sandboxId"]
         original.run(sandbox, "echo original > work.txt")
         boot = original.run(sandbox, "cat /proc/sys/kernel/random/boot_id")
-        copied = Yard.__new__(Yard)
+        copied = Installation.__new__(Installation)
         copied.__dict__.update(
-            {**yard.__dict__, "folder": yard.folder.with_name(f"{yard.folder.name}-copy"), "url": ""}
+            {
+                **installation.__dict__,
+                "folder": installation.folder.with_name(f"{installation.folder.name}-copy"),
+                "url": "",
+            }
         )
         copied.folder.mkdir()
         copied.data = copied.folder / "data"
-        copy_data(yard.data, copied.data, yard.data / "engine" / "store")
+        copy_data(installation.data, copied.data, installation.data / "engine" / "store")
         copied.start()
-        copy = Installation(copied)
+        copy = AdminClient(copied)
         assert copy.run(sandbox, "cat work.txt") == "original\n"
         assert copy.run(sandbox, "cat /proc/sys/kernel/random/boot_id") != boot, (
             "the copy must boot from the copied files"
@@ -170,6 +173,6 @@ def test_a_copied_installation_does_not_affect_the_original() -> None:
         assert original.status(sandbox) == "running"
         assert original.run(sandbox, "cat work.txt /proc/sys/kernel/random/boot_id") == f"original\n{boot}"
     finally:
-        for installation in (copied, yard):
-            if installation is not None:
-                installation.stop()
+        for one in (copied, installation):
+            if one is not None:
+                one.stop()

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from e2b import Sandbox
 
+from tests.acceptance.project_client import create_forge_project
 from tests.acceptance.task_client import create_task, update_settings
-from tests.acceptance.workshop import work
 from tests.forge import forge
 from tests.harness.engine import Engine
 from tests.harness.platform import Platform, ok, running, until
@@ -59,9 +59,9 @@ def test_a_sandbox_from_a_snapshot_can_be_forked_afterwards(
 
 
 def test_a_task_continues_in_the_restarted_sandbox(engine: Engine, platform: Platform) -> None:
-    """The agent is asked to check the state of its work. The demo agent only follows script lines, finds none, and ends its turn."""
+    """After the restart, the platform asks the agent to check its work. This prompt has no script lines, so the demo agent ends its turn."""
     with forge() as github:
-        project = work(platform, github)
+        project = create_forge_project(platform, github)
         task = create_task(
             project, "Count\nappend log.txt: one\ncommit: feat: first\nappend log.txt: two\nsay: waiting\nsleep: 600"
         )
@@ -82,7 +82,7 @@ def test_a_task_continues_in_the_restarted_sandbox(engine: Engine, platform: Pla
 @pytest.mark.slow
 def test_an_interrupted_check_is_run_again(engine: Engine, platform: Platform) -> None:
     with forge() as github:
-        project = work(platform, github)
+        project = create_forge_project(platform, github)
         command = "test -e /home/user/again && exit 0; touch /home/user/again; sleep 600"
         update_settings(project, verify={"command": command, "fixes": 0})
         task = create_task(project, "Count\nappend log.txt: one")

@@ -11,8 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,28 +19,44 @@ from e2b import CommandExitException, NotEnoughSpaceException, NotFoundException
 from e2b.exceptions import TimeoutException
 
 from tests.acceptance.conftest import DISK_MB, DOMAIN, IO_MBPS, PIDS
+from tests.acceptance.isolation.attempts import ATTACKS, METADATA_SERVICE, host_service, metadata_service, run_attacks
+from tests.acceptance.isolation.levels import AS_ROOT_OF_A_CONTAINER, WITH_ITS_OWN_PROC
 from tests.harness.engine import Engine
 from tests.harness.platform import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="full isolation of the namespace driver needs root")
 
 NewSandbox = Callable[..., Sandbox]
-ATTACKS = (Path(__file__).parent / "attacks.py").read_text()
-
-
-def run_attacks(sandbox: Sandbox, *names: str, user: str = "root") -> dict[str, str]:
-    """Run attacks inside the sandbox and return those that succeeded, with their results."""
-    sandbox.files.write("/tmp/attacks.py", ATTACKS, user="root")
-    output = sandbox.commands.run(f"python3 /tmp/attacks.py {' '.join(names)}", user=user, timeout=120).stdout
-    outcome = json.loads(output)
-    assert outcome, "no attack was run"
-    return {name: got for name, (outcome_kind, got) in outcome.items() if outcome_kind != "failed"}
-
-
 NEEDS_SOCKET_ACCOUNTING = pytest.mark.skipif(
     not Path("/sys/fs/cgroup/memory/memory.kmem.tcp.limit_in_bytes").exists(),
     reason="with cgroup v2 a sandbox of this size reaches its memory limit before it holds too much TCP memory of the machine",
 )
+ON_ITS_OWN_MOUNTS = (
+    *("core_pattern", "modprobe_path", "overcommit", "sysrq", "uevent_helper", "release_agents", "cgroup_limits"),
+    *(
+        "kernel_core",
+        "kernel_symbols",
+        "load_module",
+        "memory_device",
+        "disk_device",
+        "kernel_log",
+        "kernel_log_device",
+    ),
+)
+ALLOWED_WITH_CONTAINERS = {"new_user_namespace", "namespaces_by_the_kernels_own_count", "devices_present"}
+ALLOWED_IN_A_CONTAINER = {
+    *ALLOWED_WITH_CONTAINERS,
+    *(
+        "new_mount_namespace",
+        "new_network_namespace",
+        "mount_tmpfs",
+        "mount_bind",
+        "mount_overlay",
+        "mount_cgroup",
+        "mount_cgroup2",
+    ),
+    *("set_hostname", "raw_socket", "network_admin"),
+}
 COUNTED = ("inotify_instance", "message_queue", "queued_signal", "terminal")
 
 
@@ -55,32 +70,24 @@ def canary(tmp_path: Path) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def host_service(address: str | bytes, family: int = socket.AF_INET) -> Iterator[int]:
-    """Run a service on the host that greets every client, and yield its port."""
-    with socket.socket(family) as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind((address, 0) if family == socket.AF_INET else address)
-        server.listen()
-
-        def send_greeting() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _ = server.accept()
-                    connection.sendall(b"secret")
-                    connection.close()
-
-        thread = threading.Thread(target=send_greeting, daemon=True)
-        thread.start()
-        yield server.getsockname()[1] if family == socket.AF_INET else 0
-        with contextlib.suppress(OSError):
-            server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-
-
 @pytest.mark.parametrize("user", ["root", "user"])
 def test_no_attack_on_the_kernel_or_the_guest_agent_succeeds(sandbox: Sandbox, user: str) -> None:
     assert run_attacks(sandbox, user=user) == {}
+
+
+@pytest.mark.parametrize("user", ["root", "user"])
+def test_containers_in_a_sandbox_give_no_power_over_it_or_the_machine(
+    new_sandbox: NewSandbox, user: str, canary: Path
+) -> None:
+    """What `sandyard.containers` allows affects only the namespaces that a program has created itself."""
+    sandbox = new_sandbox(metadata={"sandyard.containers": "true"})
+    assert run_attacks(sandbox, user=user).keys() <= ALLOWED_WITH_CONTAINERS
+    assert run_attacks(sandbox, user=user, prefix=AS_ROOT_OF_A_CONTAINER).keys() <= ALLOWED_IN_A_CONTAINER
+    assert run_attacks(sandbox, *ON_ITS_OWN_MOUNTS, user=user, prefix=WITH_ITS_OWN_PROC) == {}
+    attacks = [f"{attack}:{canary}" for attack in ("canary_by_path", "canary_by_processes", "chroot_escape")]
+    assert run_attacks(sandbox, *attacks, user=user, prefix=AS_ROOT_OF_A_CONTAINER) == {}
+    assert run_attacks(sandbox, *attacks, user=user, prefix=WITH_ITS_OWN_PROC) == {}
+    assert sandbox.commands.run("echo well").stdout == "well\n"
 
 
 def test_host_files_are_not_visible(sandbox: Sandbox, canary: Path) -> None:
@@ -211,16 +218,8 @@ def host_addresses() -> list[str]:
 
 
 def test_the_cloud_metadata_address_is_unreachable(sandbox: Sandbox) -> None:
-    """The host runs a fake metadata service during the test, so that nothing leaves this machine."""
-    address = "169.254.169.254"
-    subprocess.run(["ip", "addr", "add", f"{address}/32", "dev", "lo"], check=True)
-    try:
-        with host_service(address) as port:
-            with socket.create_connection((address, port), timeout=5) as seen:
-                assert seen.recv(10) == b"secret", "the fake service must work, or the test proves nothing"
-            assert run_attacks(sandbox, f"connect:{address}:{port}") == {}
-    finally:
-        subprocess.run(["ip", "addr", "del", f"{address}/32", "dev", "lo"], check=True)
+    with metadata_service() as port:
+        assert run_attacks(sandbox, f"connect:{METADATA_SERVICE}:{port}") == {}
 
 
 def test_other_sandboxes_are_unreachable(new_sandbox: NewSandbox) -> None:

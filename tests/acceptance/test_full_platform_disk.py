@@ -10,15 +10,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.acceptance.project_client import ForgeProject, create_forge_project
 from tests.acceptance.task_client import create_task
 from tests.acceptance.test_full_disk import fill
-from tests.acceptance.workshop import Work, work
 from tests.forge import GitHub, forge
 from tests.harness import platform as platforms
 from tests.harness.engine import Engine
 from tests.harness.platform import Platform, ok, until
 
-DISK = 1 << 30
+DISK_BYTES = 1 << 30
 FULL_SECONDS = 3.0
 TASK_LINES = [
     "Write it",
@@ -34,7 +34,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A separate sparse file system that takes only the space written to it."""
     file, folder = tmp_path / "disk.img", tmp_path / "disk"
     with file.open("wb") as image_file:
-        image_file.truncate(DISK)
+        image_file.truncate(DISK_BYTES)
     subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(file)], check=True)
     folder.mkdir()
     subprocess.run(["mount", "-o", "loop", str(file), str(folder)], check=True)
@@ -60,8 +60,8 @@ def get_readiness(platform: Platform) -> httpx.Response:
     return httpx.get(f"{platform.url}/ready", timeout=10)
 
 
-def _try_to_create_task(project: Work) -> httpx.Response | None:
-    """Return the refusal, or None if there was room for one more task."""
+def _try_to_create_task(project: ForgeProject) -> httpx.Response | None:
+    """Return the error response, or None if there was room for one more task."""
     body = {"projectId": project.id, "title": "More", "description": "x" * 15_000, "agent": "demo", "start": False}
     response = project.client.post("/tasks", json=body)
     return None if response.is_success else response
@@ -69,14 +69,16 @@ def _try_to_create_task(project: Work) -> httpx.Response | None:
 
 @pytest.mark.slow
 def test_a_task_continues_after_the_full_disk_is_freed(platform: Platform, github: GitHub, disk: Path) -> None:
-    project, process = work(platform, github), platform.process
+    project = create_forge_project(platform, github)
+    process = platform.process
     task = create_task(project, "\n".join(TASK_LINES))
     until(lambda: task.attempt()["step"] == "agent" and task.read_agent_parts(task.attempt()["sessionId"]))
 
     fill(disk / "filler")
     full_since = time.monotonic()
     response = get_readiness(platform)
-    assert (response.status_code, "disk is full" in response.json()["reasons"][0]) == (503, True)
+    assert response.status_code == 503
+    assert "disk is full" in response.json()["reasons"][0]
     refusal = until(lambda: _try_to_create_task(project))  # the files of the database have some free space left
     assert refusal.status_code == 507, refusal.text
     assert "disk" in refusal.json()["detail"]

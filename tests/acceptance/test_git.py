@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.workshop import Session, problem, work
+from tests.acceptance.project_client import Session, create_forge_project, problem
 from tests.forge import GitHub, forge
 from tests.harness.engine import Engine
 from tests.harness.platform import Platform, ok, running, until
@@ -39,7 +39,7 @@ def sqlite_platform(engine: Engine) -> Iterator[Platform]:
 
 
 def test_a_project_from_repository_to_merged_pull_request(platform: Platform, github: GitHub) -> None:
-    project = work(platform, github, labels=["sandyard"], reviewers=["grace"])
+    project = create_forge_project(platform, github, labels=["sandyard"], reviewers=["grace"])
     grace = github.colleague("grace")
     tested = ok(platform.client.post(f"/projects/{project.id}/test"))
     assert tested["ok"], tested
@@ -141,7 +141,7 @@ def test_webhooks_report_changes_on_the_forge(engine: Engine, github: GitHub) ->
     """Polling is practically off. A delivery that arrives twice has an effect once."""
     secret = "whsec-0123456789abcdef"
     with running(engine, None, **{**SETTINGS, "FORGE_POLL_S": ONE_DAY_S}) as platform:
-        project = work(platform, github)
+        project = create_forge_project(platform, github)
         project.set_credentials(webhookSecret=secret)
         url = f"{platform.url}/api/v1/webhooks/github"
         hook = github.hook(project.slug, url, secret)
@@ -169,7 +169,7 @@ def test_webhooks_report_changes_on_the_forge(engine: Engine, github: GitHub) ->
 
 
 def test_a_github_app_gives_access_to_the_repository(sqlite_platform: Platform, github: GitHub) -> None:
-    project = work(sqlite_platform, github)
+    project = create_forge_project(sqlite_platform, github)
     app = github.app("acme", repositories=[project.slug])
     ok(sqlite_platform.client.delete(f"/projects/{project.id}/credentials/token"))
     key = {"appId": str(app.app_id), "installationId": str(app.installation_id), "privateKey": app.private_key}
@@ -184,7 +184,7 @@ def test_a_github_app_gives_access_to_the_repository(sqlite_platform: Platform, 
 
 
 def test_a_draft_pull_request_is_marked_ready_and_closed(sqlite_platform: Platform, github: GitHub) -> None:
-    project = work(sqlite_platform, github, draft=True)
+    project = create_forge_project(sqlite_platform, github, draft=True)
     session = project.create_session()
     session.commit_file("a.txt", "a\n", "feat: a")
     number = session.open_pull_request(title="feat: something", body="Because.")[1]["number"]
@@ -202,7 +202,7 @@ def test_a_draft_pull_request_is_marked_ready_and_closed(sqlite_platform: Platfo
 
 @pytest.mark.slow
 def test_conflicts_are_reported_by_file(sqlite_platform: Platform, github: GitHub) -> None:
-    project = work(sqlite_platform, github)
+    project = create_forge_project(sqlite_platform, github)
     session = project.create_session()
     session.execute("sed -i s/two/zwei/ src/data.txt; echo mine > both.txt; rm src/app.py")
     ours = session.run_git("commit", message="feat: ours")["commit"]
@@ -242,7 +242,7 @@ def test_conflicts_are_reported_by_file(sqlite_platform: Platform, github: GitHu
 
 def test_uncommitted_changes_survive_the_sandbox(sqlite_platform: Platform, github: GitHub) -> None:
     """Changes are saved before a pause and before deletion, shown while the sandbox is paused, and restored into a new sandbox."""
-    project = work(sqlite_platform, github)
+    project = create_forge_project(sqlite_platform, github)
     session = project.create_session()
     commit = session.commit_file("done.txt", "done\n", "feat: done")
     session.execute(
@@ -282,7 +282,7 @@ def test_uncommitted_changes_survive_the_sandbox(sqlite_platform: Platform, gith
 
 
 def test_other_users_cannot_see_a_project(sqlite_platform: Platform, github: GitHub) -> None:
-    project = work(sqlite_platform, github)
+    project = create_forge_project(sqlite_platform, github)
     session = project.create_session()
     session.commit_file("a.txt", "a\n", "feat: a")
     number = session.open_pull_request()[1]["number"]
@@ -322,7 +322,7 @@ def _client_of_another_user(platform: Platform) -> httpx.Client:
 
 @pytest.mark.slow
 def test_tags_branches_and_staging_of_single_files(sqlite_platform: Platform, github: GitHub) -> None:
-    project = work(sqlite_platform, github)
+    project = create_forge_project(sqlite_platform, github)
     session = project.create_session()
     session.execute("echo a > a.txt; echo b > b.txt; echo junk > src/app.py")
     session.run_git("discard", paths=["src/app.py"])

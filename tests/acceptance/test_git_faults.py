@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from sandyard.kit.ids import random_id
-from tests.acceptance.workshop import Session, Work, problem, work
+from tests.acceptance.project_client import ForgeProject, Session, create_forge_project, problem
 from tests.forge import GitHub, forge
 from tests.harness.engine import Engine
 from tests.harness.platform import Platform, ok, running, until
@@ -41,12 +41,12 @@ def platform(engine: Engine) -> Iterator[Platform]:
 
 
 @pytest.fixture
-def project(platform: Platform, github: GitHub) -> Work:
-    return work(platform, github)
+def project(platform: Platform, github: GitHub) -> ForgeProject:
+    return create_forge_project(platform, github)
 
 
 @pytest.fixture
-def session(project: Work) -> Session:
+def session(project: ForgeProject) -> Session:
     """A session with a commit that is not pushed."""
     session = project.create_session()
     session.commit_file("new.txt", "new\n", "feat: new")
@@ -54,21 +54,21 @@ def session(project: Work) -> Session:
 
 
 @pytest.fixture(scope="module")
-def shared_session(platform: Platform, module_forge: GitHub) -> tuple[Work, Session]:
+def shared_session(platform: Platform, module_forge: GitHub) -> tuple[ForgeProject, Session]:
     """A project and session for tests that only push."""
-    project = work(platform, module_forge)
+    project = create_forge_project(platform, module_forge)
     return project, project.create_session()
 
 
 @pytest.fixture
-def unpushed(shared_session: tuple[Work, Session], github: GitHub) -> tuple[Work, Session]:
+def unpushed(shared_session: tuple[ForgeProject, Session], github: GitHub) -> tuple[ForgeProject, Session]:
     """The shared project and session, with one more commit that is not pushed."""
     name = random_id()
     shared_session[1].commit_file(f"{name}.txt", "new\n", f"feat: {name}")
     return shared_session
 
 
-def assert_pushed_once(project: Work, session: Session) -> None:
+def assert_pushed_once(project: ForgeProject, session: Session) -> None:
     """Check that every commit was pushed once, and that pushing again changes nothing."""
     branch = session.checkout()["branch"]
     head = session.execute("git rev-parse HEAD").strip()
@@ -96,7 +96,9 @@ PUSH_FAULTS: dict[str, Callable[[GitHub], None]] = {
 
 
 @pytest.mark.parametrize("name", _mark_slow_except(PUSH_FAULTS, "response lost after the push"))
-def test_a_push_succeeds_despite_transient_faults(unpushed: tuple[Work, Session], github: GitHub, name: str) -> None:
+def test_a_push_succeeds_despite_transient_faults(
+    unpushed: tuple[ForgeProject, Session], github: GitHub, name: str
+) -> None:
     project, session = unpushed
     PUSH_FAULTS[name](github)
     session.run_git("push")
@@ -106,7 +108,7 @@ def test_a_push_succeeds_despite_transient_faults(unpushed: tuple[Work, Session]
 
 @pytest.mark.parametrize("name", _mark_slow_except(["502", "cut", "unanswered"], "cut"))
 def test_a_push_with_lasting_faults_fails_with_an_error(
-    unpushed: tuple[Work, Session], github: GitHub, name: str
+    unpushed: tuple[ForgeProject, Session], github: GitHub, name: str
 ) -> None:
     project, session = unpushed
     if name == "502":
@@ -123,14 +125,14 @@ def test_a_push_with_lasting_faults_fails_with_an_error(
 
 
 def test_a_clone_succeeds_after_a_broken_connection(platform: Platform, github: GitHub) -> None:
-    project = work(platform, github, files={"large.bin": os.urandom(LARGE), "README.md": "# x\n"})
+    project = create_forge_project(platform, github, files={"large.bin": os.urandom(LARGE), "README.md": "# x\n"})
     github.faults.cut("fetch", after=LARGE // 2)
     session = project.create_session()
     assert github.faults.left == 0
     assert session.execute("ls; git fsck --no-dangling; git status --porcelain") == "README.md\nlarge.bin\n"
 
 
-def test_an_expired_token_can_be_replaced(project: Work, session: Session, github: GitHub) -> None:
+def test_an_expired_token_can_be_replaced(project: ForgeProject, session: Session, github: GitHub) -> None:
     project.token.expire()
     error = problem(session.post_git("push"))
     assert error["code"] == "remote_refused"
@@ -146,7 +148,7 @@ def test_an_expired_token_can_be_replaced(project: Work, session: Session, githu
     assert session.open_pull_request()[0] == 201
 
 
-def test_a_token_without_permission_is_refused(project: Work, session: Session, github: GitHub) -> None:
+def test_a_token_without_permission_is_refused(project: ForgeProject, session: Session, github: GitHub) -> None:
     project.set_credentials(token=github.tokens.make("reader", write=False).text)
     error = problem(session.post_git("push"))
     assert error["code"] == "remote_refused"
@@ -157,7 +159,9 @@ def test_a_token_without_permission_is_refused(project: Work, session: Session, 
     assert_pushed_once(project, session)
 
 
-def test_a_branch_changed_on_the_forge_is_not_overwritten(project: Work, session: Session, github: GitHub) -> None:
+def test_a_branch_changed_on_the_forge_is_not_overwritten(
+    project: ForgeProject, session: Session, github: GitHub
+) -> None:
     session.run_git("push")
     branch = session.checkout()["branch"]
     session.commit_file("more.txt", "more\n", "feat: more")
@@ -175,7 +179,7 @@ def test_a_branch_changed_on_the_forge_is_not_overwritten(project: Work, session
     assert session.execute("cat theirs.txt more.txt") == "x\nmore\n"
 
 
-def test_a_push_rejected_by_the_remote_shows_the_reason(unpushed: tuple[Work, Session]) -> None:
+def test_a_push_rejected_by_the_remote_shows_the_reason(unpushed: tuple[ForgeProject, Session]) -> None:
     project, session = unpushed
     project.repository.reject("Not on Sundays.")
     error = problem(session.post_git("push"))
@@ -202,7 +206,7 @@ API_FAULTS: dict[str, Callable[[GitHub], None]] = {
 
 
 @pytest.mark.parametrize("name", _mark_slow_except(API_FAULTS, "response lost after creation"))
-def test_a_pull_request_is_opened_once(project: Work, session: Session, github: GitHub, name: str) -> None:
+def test_a_pull_request_is_opened_once(project: ForgeProject, session: Session, github: GitHub, name: str) -> None:
     """The first request succeeds, or fails with one clear error and can be repeated."""
     API_FAULTS[name](github)
     response = session.client.post("/github/pull-requests", json={"sandboxId": session.sandbox})
@@ -219,7 +223,7 @@ def test_a_pull_request_is_opened_once(project: Work, session: Session, github: 
 
 
 @pytest.mark.parametrize("fault", _mark_slow_except(["502", "unanswered", "limit"], "unanswered"))
-def test_a_merge_is_done_once(project: Work, session: Session, github: GitHub, fault: str) -> None:
+def test_a_merge_is_done_once(project: ForgeProject, session: Session, github: GitHub, fault: str) -> None:
     number = session.open_pull_request()[1]["number"]
     if fault == "502":
         github.faults.answer(502, on="api", path="/merge")
@@ -264,7 +268,7 @@ def run_in_background(request: Callable[[], Any]) -> threading.Thread:
 
 @pytest.mark.parametrize("arrives", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_platform_is_killed_during_a_push(killable_platform: Platform, github: GitHub, arrives: bool) -> None:
-    project = work(killable_platform, github)
+    project = create_forge_project(killable_platform, github)
     session = project.create_session()
     session.execute(f"head -c {LARGE} /dev/urandom > large.bin")
     head = session.run_git("commit", message="feat: large")["commit"]
@@ -283,7 +287,9 @@ def test_the_platform_is_killed_during_a_push(killable_platform: Platform, githu
 
 @pytest.mark.slow  # the push and the pull request cover the same recovery
 def test_the_platform_is_killed_during_a_clone(killable_platform: Platform, github: GitHub) -> None:
-    project = work(killable_platform, github, files={"large.bin": os.urandom(LARGE), "README.md": "# x\n"})
+    project = create_forge_project(
+        killable_platform, github, files={"large.bin": os.urandom(LARGE), "README.md": "# x\n"}
+    )
     gate = github.faults.hold("fetch", after=LARGE // 2)
     session = project.start_session()
     gate.wait()
@@ -298,7 +304,7 @@ def test_the_platform_is_killed_during_a_clone(killable_platform: Platform, gith
 
 
 def test_the_platform_is_killed_while_it_opens_a_pull_request(killable_platform: Platform, github: GitHub) -> None:
-    project = work(killable_platform, github)
+    project = create_forge_project(killable_platform, github)
     session = project.create_session()
     session.commit_file("new.txt", "new\n", "feat: new")
     gate = github.faults.hold("api", path="/pulls", method="POST")

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.acceptance.workshop import Session, Work, work
+from tests.acceptance.project_client import ForgeProject, Session, create_forge_project
 from tests.forge import GitHub, forge
 from tests.harness.engine import Engine, serving
 from tests.harness.platform import Platform, ok, running, until
@@ -39,7 +39,7 @@ def platform(engine: Engine, postgres_url: str) -> Iterator[Platform]:
 
 @pytest.mark.slow
 def test_many_concurrent_sessions_on_one_repository(platform: Platform, github: GitHub) -> None:
-    project = work(platform, github)
+    project = create_forge_project(platform, github)
 
     def work_on(number: int) -> tuple[Session, int]:
         session = project.start_session(f"Number {number}")
@@ -59,7 +59,7 @@ def test_many_concurrent_sessions_on_one_repository(platform: Platform, github: 
         ok(session.client.delete(f"/sessions/{session.id}"))
 
 
-def _check(project: Work, github: GitHub, results: list[tuple[Session, int]]) -> None:
+def _check(project: ForgeProject, github: GitHub, results: list[tuple[Session, int]]) -> None:
     pulls = {pull["number"]: pull for pull in github.colleague("grace").pulls(project.slug, "all")}
     assert len(pulls) == len(results) == len({number for _, number in results})
     commits: set[str] = set()

@@ -17,8 +17,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from tests.acceptance.project_client import ForgeProject, Session, create_forge_project, problem
 from tests.acceptance.secret_scanner import ProcessWatcher, SecretScanner
-from tests.acceptance.workshop import Session, Work, problem, work
 from tests.forge import GitHub, forge
 from tests.harness.engine import Engine, serving
 from tests.harness.platform import Platform, ok, running, until
@@ -68,10 +68,10 @@ def test_credentials_are_not_disclosed_anywhere(engine: Engine, platform: Platfo
     )
 
     with ProcessWatcher(scanner) as watcher:
-        project = work(platform, github, text=token)
+        project = create_forge_project(platform, github, text=token)
         project.set_credentials(webhookSecret=webhook, sshKey=ssh_key)
         session = _run_git_operations(project, scanner, watcher, responses)
-        by_app = work(platform, github)
+        by_app = create_forge_project(platform, github)
         ok(platform.client.delete(f"/projects/{by_app.id}/credentials/token"))
         credentials = {
             "appId": str(app.app_id),
@@ -98,7 +98,7 @@ def test_credentials_are_not_disclosed_anywhere(engine: Engine, platform: Platfo
 
 
 def _run_git_operations(
-    project: Work, scanner: SecretScanner, watcher: ProcessWatcher, responses: list[str]
+    project: ForgeProject, scanner: SecretScanner, watcher: ProcessWatcher, responses: list[str]
 ) -> Session:
     """Clone, push and open a pull request, each paused for a scan of all processes; and cause some failures."""
     github = project.github

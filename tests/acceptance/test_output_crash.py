@@ -18,7 +18,7 @@ from tests.harness.platform import ok, running, until
 
 SEED = int(os.environ.get("SANDYARD_SEED", secrets.randbelow(1 << 32)))
 COMMANDS = 10
-LINES = """exec python3 -uc 'import itertools, time
+PRINT_NUMBERS = """exec python3 -uc 'import itertools, time
 for number in itertools.count():
     print(number)
     time.sleep(0.01)'"""
@@ -29,7 +29,7 @@ class Follower:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self._handle = sandbox.commands.run(LINES, background=True, timeout=0)
+        self._handle = sandbox.commands.run(PRINT_NUMBERS, background=True, timeout=0)
         self.pid = self._handle.pid
         self.output = ""
         self.thread = threading.Thread(target=self._read)
@@ -52,7 +52,8 @@ class Follower:
     def has_lines(self, count: int) -> bool:
         return self.output.count("\n") >= count
 
-    def lines(self) -> list[int]:
+    def read_numbers(self) -> list[int]:
+        """Return the numbers received, without the last one, which may be incomplete."""
         return [int(line) for line in self.output.splitlines()[:-1]]
 
 
@@ -80,18 +81,18 @@ def run_with_kills(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         if engine.process and engine.process.poll() is not None:
             engine.start()
-        left = engine.stop()
+        leftovers = engine.stop()
         for follower in followers:
             follower.thread.join(30)
     missing = repeated = 0
     for follower in followers:
-        lines = follower.lines()
-        missing += lines[-1] + 1 - len(set(lines))
-        repeated += len(lines) - len(set(lines))
+        numbers = follower.read_numbers()
+        missing += numbers[-1] + 1 - len(set(numbers))
+        repeated += len(numbers) - len(set(numbers))
     print(f"{times} kills of {COMMANDS} commands: {missing} lines missing, {repeated} repeated")
     assert not missing, f"seed {SEED}: {missing} lines missing"
     assert repeated <= times * COMMANDS, f"seed {SEED}: {repeated} lines repeated"
-    assert not left
+    assert not leftovers
 
 
 @pytest.mark.timeout(300)
@@ -122,7 +123,7 @@ def test_no_byte_of_large_output_is_lost_when_platform_and_engine_are_killed(eng
         engine.kill()
         engine.start()
         platform.start()
-        client = platform.client
+        client = platform.client  # the address has changed
         finished = until(lambda: (state := ok(client.get(f"/commands/{command}")))["status"] == "exited" and state)
         assert (finished["exitCode"], finished["stdoutBytes"]) == (7, LARGE_OUTPUT_BYTES)
         copied = ok(client.post(f"/sandboxes/{sandbox}/execute", json={"command": "sha256sum < /tmp/copy"}))

@@ -12,8 +12,8 @@ import asyncpg
 import httpx
 import pytest
 
+from tests.acceptance.project_client import create_forge_project
 from tests.acceptance.task_client import create_task, update_settings
-from tests.acceptance.workshop import work
 from tests.forge import GitHub, forge
 from tests.harness.engine import Engine, serving
 from tests.harness.platform import Platform, ok, running, until
@@ -69,7 +69,7 @@ def test_a_task_continues_after_database_outages_in_its_steps(
     engine: Engine, github: GitHub, postgres: Server, url: str, steps: list[str]
 ) -> None:
     with running(engine, url, **SETTINGS) as platform:
-        project = work(platform, github)
+        project = create_forge_project(platform, github)
         update_settings(
             project, setup={"command": "sleep 0.3 && touch ready"}, verify={"command": "sleep 0.3 && test -f a.txt"}
         )

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 
 import pytest
+from e2b import Template
 
+from sandyard.engine.drivers.gvisor.runsc import Runsc
+from sandyard.kit.errors import UnsupportedError
+from sandyard.kit.ids import random_id
+from tests.acceptance.project_client import Session, create_forge_project, problem
 from tests.acceptance.task_client import create_task, update_settings
-from tests.acceptance.workshop import problem, work
 from tests.forge import GitHub, forge
 from tests.harness.engine import Engine
 from tests.harness.platform import Platform, ok, running, until
@@ -31,7 +36,7 @@ def platform(engine: Engine) -> Iterator[Platform]:
 
 def test_a_task_from_creation_to_merge(platform: Platform, github: GitHub) -> None:
     """Task → edit → check → commit → pull request → feedback → second commit → changes requested → third commit → merged → done."""
-    project = work(platform, github)
+    project = create_forge_project(platform, github)
     update_settings(project, verify={"command": "grep -q four src/data.txt", "fixes": 1}, tasks={"finished": "destroy"})
     text = "Count further\ncreate NEW.md: hello\nappend src/data.txt: four\nrun: wc -l src/data.txt\nsay: counted"
     task = create_task(project, text)
@@ -74,7 +79,7 @@ def test_a_task_from_creation_to_merge(platform: Platform, github: GitHub) -> No
 
 def test_a_failed_check_goes_back_to_the_agent(platform: Platform, github: GitHub) -> None:
     """If the check still fails, the task fails with its output; a retry continues with the existing work."""
-    project = work(platform, github)
+    project = create_forge_project(platform, github)
     check = "mkdir build; date >build/log; echo checked >>README.md; echo FAIL: test_div; grep -q fixed src/data.txt"
     update_settings(project, verify={"command": check, "fixes": 1})
     fixed_task = create_task(project, "Divide\nappend src/data.txt: broken\nfix: replace src/data.txt: broken -> fixed")
@@ -106,7 +111,7 @@ def test_a_failed_check_goes_back_to_the_agent(platform: Platform, github: GitHu
 
 
 def test_questions_and_permission_requests_are_answered(platform: Platform, github: GitHub) -> None:
-    project = work(platform, github)
+    project = create_forge_project(platform, github)
     update_settings(project, agent={"permissions": {"mode": "ask"}})
     task = create_task(
         project,
@@ -147,7 +152,7 @@ while time.monotonic() < end:
 @pytest.mark.slow  # filling the process table takes a while
 def test_processes_left_by_a_turn_do_not_block_its_commit(platform: Platform, github: GitHub) -> None:
     """The processes take all process slots of the sandbox, so that neither git nor anything else can start."""
-    project = work(platform, github, files={"fill.py": FILL})
+    project = create_forge_project(platform, github, files={"fill.py": FILL})
     task = create_task(project, "Fill it\ncreate kept.txt: kept\nrun: python3 fill.py")
     until(lambda: task.attempt()["sandboxId"])
     until(lambda: "kept.txt" in json.dumps(task.read_agent_parts(task.attempt()["sessionId"])))
@@ -167,7 +172,7 @@ def test_processes_left_by_a_turn_do_not_block_its_commit(platform: Platform, gi
 
 def test_a_stopped_task_is_cancelled_and_pushes_nothing(platform: Platform, github: GitHub) -> None:
     """The task is stopped during a turn. What was done is kept, and the task can continue later."""
-    project = work(platform, github)
+    project = create_forge_project(platform, github)
     task = create_task(project, "Work long\ncreate first.txt: 1\nsleep: 600\ncreate second.txt: 2")
     until(lambda: task.attempt()["sandboxId"])
     until(lambda: "first.txt" in json.dumps(task.read_agent_parts(task.attempt()["sessionId"])))
@@ -180,7 +185,7 @@ def test_a_stopped_task_is_cancelled_and_pushes_nothing(platform: Platform, gith
 
 
 def test_failed_tasks_show_the_reason(platform: Platform, github: GitHub) -> None:
-    project = work(platform, github)
+    project = create_forge_project(platform, github)
     failing_task = create_task(project, "Fail\nfail: I cannot do this")
     crashing_task = create_task(project, "Crash\ncreate before.txt: x\ncrash")
     idle_task = create_task(project, "Do nothing\nsay: nothing to do")
@@ -198,7 +203,7 @@ def test_failed_tasks_show_the_reason(platform: Platform, github: GitHub) -> Non
 @pytest.mark.slow  # tests/web/test_changes.py picks one of two
 def test_one_of_two_attempts_is_picked(platform: Platform, github: GitHub) -> None:
     """Two attempts start from one snapshot; the picked one becomes the only pull request."""
-    project = work(platform, github)
+    project = create_forge_project(platform, github)
     text = "Try\nrun: echo $RANDOM$RANDOM > number.txt"
     task = create_task(project, text, attempts=[{"agent": "demo"}] * 2)
     task.wait_until_settled("ready")
@@ -221,7 +226,7 @@ def test_one_of_two_attempts_is_picked(platform: Platform, github: GitHub) -> No
 def test_setup_runs_once_per_base_commit(platform: Platform, github: GitHub) -> None:
     """All tasks of a base commit share the result of one setup run."""
     files = {"README.md": "x\n", ".gitignore": "made\n", ".sandyard/setup.sh": "date +%s%N > made\nsleep 1\n"}
-    project = work(platform, github, files=files)
+    project = create_forge_project(platform, github, files=files)
     update_settings(project, tasks={"parallel": 4})
     tasks = [create_task(project, f"Number {number}\nrun: cp made of-{number}.txt") for number in range(2)]
     contents = set()
@@ -231,3 +236,108 @@ def test_setup_runs_once_per_base_commit(platform: Platform, github: GitHub) -> 
     assert len(contents) == 1
     preparations = ok(project.client.get(f"/projects/{project.id}/preparations"))["items"]
     assert [item["status"] for item in preparations] == ["ready"]
+
+
+def test_attempts_continue_from_a_live_session(platform: Platform, github: GitHub) -> None:
+    """Each gets the session's commits, uncommitted files and files outside the checkout, also after a crash of the platform."""
+    project = create_forge_project(platform, github)
+    session = project.create_session("Explore")
+    begun = session.commit_file("begun.txt", "begun\n", "feat: begin")
+    session.execute("echo half > unfinished.txt && echo kept > ../outside.txt")
+    text = "Finish it\nrun: cat ../outside.txt unfinished.txt > seen.txt\nappend unfinished.txt: whole"
+    task = create_task(project, text, fromSessionId=session.id, attempts=[{"agent": "demo"}] * 2)
+    platform.restart()
+    task.wait_until_settled("ready")
+    for attempt in task.attempts():
+        names = [step["name"] for step in attempt["steps"]]
+        assert names == ["setup", "provision", "checkout", "agent", "verify", "commit"]
+        created = ok(task.client.get("/events/history", params={"sessionId": attempt["sessionId"], "limit": 200}))
+        (creation,) = (event for event in created["items"] if event["kind"] == "session.created")
+        assert creation["data"]["forkedFrom"] == session.id
+
+    branch = f"task/finish-it-{task.id[-4:]}-2"
+    ok(task.client.post(f"/tasks/{task.id}/pick", json={"attemptId": "2"}))
+    until(lambda: task.attempts()[1]["status"] == "in_review")
+    assert task.get_pull_request()["headBranch"] == branch
+    assert project.repository.read(branch, "unfinished.txt") == b"half\nwhole\n"
+    assert project.repository.read(branch, "seen.txt") == b"kept\nhalf\n"
+    assert begun in project.repository.git("log", "--format=%H", f"main..{branch}").split()
+    assert session.execute("cat unfinished.txt; git branch --show-current").splitlines() == [
+        "half",
+        session.checkout()["branch"],
+    ], "the session itself is not changed"
+
+
+def test_a_session_that_a_task_starts_from_may_disappear(platform: Platform, github: GitHub) -> None:
+    project, other = create_forge_project(platform, github), create_forge_project(platform, github)
+    session = project.create_session()
+    refusal = problem(
+        project.client.post("/tasks", json={"projectId": other.id, "title": "x", "fromSessionId": session.id})
+    )
+    assert "is not in the task's project" in refusal["detail"]
+    waiting = create_task(project, "Begin\ncreate NEW.md: new", fromSessionId=session.id, start=False)
+    ok(project.client.delete(f"/sessions/{session.id}"))
+    ok(waiting.move("in_progress"))
+    attempt = waiting.wait_until_settled("failed")
+    assert (attempt["errorCode"], session.id in attempt["error"]) == ("source_session", True)
+    ok(project.client.patch(f"/tasks/{waiting.id}", json={"fromSessionId": None}))
+    ok(project.client.post(f"/tasks/{waiting.id}/retry"))
+    waiting.wait_until_settled("in_review", round_=2)
+    assert project.repository.read(f"task/begin-{waiting.id[-4:]}", "NEW.md") == b"new\n"
+
+
+COUNTER = """
+import http.server
+class Counter(http.server.BaseHTTPRequestHandler):
+    count = 0
+    def do_GET(self):
+        Counter.count += 1
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"%d" % Counter.count)
+http.server.HTTPServer(("127.0.0.1", 8123), Counter).serve_forever()
+"""
+
+
+@pytest.mark.slow
+def test_processes_of_a_live_session_continue_in_attempts(platform: Platform, github: GitHub) -> None:
+    """In gVisor sandboxes. The agent of the session does not continue in the copies."""
+    try:
+        Runsc.find()
+    except UnsupportedError as error:
+        pytest.skip(error.message)
+    project = create_forge_project(platform, github)
+    update_settings(project, isolation="gvisor", agent={"default": "demo"})
+    session = project.create_session()
+    server = {"command": f"exec python3 -c {shlex.quote(COUNTER)}", "background": True}
+    ok(session.client.post(f"/sandboxes/{session.sandbox}/execute", json=server), 202)
+    fetch = "curl -sS --retry 20 --retry-connrefused http://127.0.0.1:8123"
+    assert session.execute(fetch) == "1"
+    turn = {"text": "run: sleep 4321"}
+    ok(session.client.post(f"/sessions/{session.id}/turns", json=turn), 202)
+    count_sleeping = "pgrep -cxf 'sleep 4321' || true"
+    until(lambda: session.execute(count_sleeping) == "1\n")
+
+    task = create_task(project, f"Count\nrun: {fetch} > count.txt", fromSessionId=session.id, attempts=[{}] * 2)
+    task.wait_until_settled("ready")
+    for attempt in task.attempts():
+        copy = Session(platform, attempt["sessionId"], attempt["sandboxId"])
+        assert copy.execute("cat count.txt") == "2", "the server must continue with its state"
+        assert copy.execute(count_sleeping) == "0\n", "the agent of the original must not continue"
+    assert session.execute(fetch) == "2", "the original is not affected"
+    assert session.execute(count_sleeping) == "1\n"
+
+
+@pytest.mark.slow
+def test_a_task_starts_with_the_server_of_its_template_running(platform: Platform, github: GitHub) -> None:
+    """The recipe of docs/operating.md: prepared snapshots keep the start command of their template."""
+    start = "until [ -e ~/.prepared ]; do sleep 0.1; done; cd ~/workspace && exec python3 -m http.server 8123"
+    ready = "[ ! -e ~/.prepared ] || curl -sf -o /dev/null http://127.0.0.1:8123"
+    name = random_id("served-")
+    Template.build(Template().from_base_image().set_start_cmd(start, ready), name)
+    project = create_forge_project(platform, github)
+    update_settings(project, template=name, setup={"command": "touch ~/.prepared"})
+    task = create_task(project, "Look\nrun: curl -sf http://127.0.0.1:8123/src/data.txt > seen.txt")
+    task.wait_until_settled("in_review")
+    branch = task.get_pull_request()["headBranch"]
+    assert project.repository.read(branch, "seen.txt") == b"one\ntwo\nthree\n"

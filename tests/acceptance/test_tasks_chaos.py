@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.acceptance.project_client import ForgeProject, create_forge_project
 from tests.acceptance.task_client import Task, create_task, update_settings
-from tests.acceptance.workshop import Work, work
 from tests.forge import GitHub, forge
 from tests.harness.engine import Engine, serving
 from tests.harness.platform import Platform, running
@@ -116,7 +116,7 @@ def task_text(number: int) -> str:
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(TASKS, marks=pytest.mark.slow)])
 def test_every_task_ends_in_one_pull_request(platform: Platform, engine: Engine, github: GitHub, count: int) -> None:
-    project = work(platform, github)
+    project = create_forge_project(platform, github)
     update_settings(project, tasks={"parallel": 6, "finished": "destroy"})
     started = time.monotonic()
     created = [create_task(project, task_text(0))]
@@ -149,7 +149,7 @@ def _wait_for_all(created: list[Task], task_seconds: float) -> None:
     assert not unfinished, f"not done: {[(number, created[number].attempt()) for number in unfinished]}"
 
 
-def _check(project: Work, task: Task, number: int) -> None:
+def _check(project: ForgeProject, task: Task, number: int) -> None:
     attempt = task.attempt()
     branch = task.get_pull_request()["headBranch"]
     assert project.repository.log(f"main..{branch}") == [

@@ -104,10 +104,12 @@ class DriverHarness:
         layers: Layers | None = None,
         mounts: tuple[Mount, ...] = (),
         isolation: Isolation | None = None,
+        containers: bool = False,
     ) -> Spec:
         self._count += 1
         name = name or f"s{self._count}x{os.getpid()}"
-        return Spec(name, layers or self.layers, limits, NetworkPolicy(), mounts, isolation or self.isolation)
+        level = isolation or self.isolation
+        return Spec(name, layers or self.layers, limits, NetworkPolicy(), mounts, level, containers)
 
     async def create(
         self,

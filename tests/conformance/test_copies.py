@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandyard.engine.contract import Condition, Handle
-from sandyard.kit.errors import ConflictError, NotFoundError
+from sandyard.kit.errors import ConflictError, NotFoundError, UnsupportedError
 from tests.conformance.guest_agent import GuestAgent
 from tests.conformance.harness import DriverHarness
 
@@ -158,3 +158,13 @@ async def test_files_of_the_image_can_be_changed_and_removed(harness: DriverHarn
     assert (await later.run("rm -r /var/data && ls /var/data")).code != 0
     _, fresh = await harness.create()
     assert await fresh.read("/var/data/inner/file") == "of the template\n"
+
+
+async def test_a_fork_with_memory_is_refused_where_it_is_not_supported(harness: DriverHarness) -> None:
+    if harness.spec().isolation in harness.driver.capabilities.memory_fork:
+        pytest.skip("this isolation level supports it")
+    handle, agent = await harness.create()
+    pid = await agent.start("sleep 1000")
+    with pytest.raises(UnsupportedError):
+        await harness.driver.fork_with_memory(handle, [harness.spec()])
+    assert (await agent.run(f"kill -0 {pid}")).code == 0

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import shlex
+import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from sandyard.engine.contract import Condition, Isolation, Limits
-from sandyard.kit.errors import NotFoundError, SandyardError
+from sandyard.engine.contract import Condition, Handle, Isolation, Limits
+from sandyard.engine.drivers.gvisor.checkpoints import Checkpoints
+from sandyard.kit.errors import NotFoundError, SandyardError, UnsupportedError
 from tests.conformance import tiny
-from tests.conformance.harness import DriverHarness
+from tests.conformance.harness import DriverHarness, make_driver
+
+AGENT_PYTHON = "/dev/.sandyard/ld.so --library-path /dev/.sandyard/lib /dev/.sandyard/python -I -S -B"
+"""The agent's, which every user can run and which has all of the standard library."""
 
 
 @pytest.fixture(scope="session")
@@ -108,5 +115,267 @@ async def test_links_in_the_image_cannot_lead_to_files_of_the_host(harness: Driv
         layers = await harness.driver.snapshot(handle, "hostile")
         with contextlib.suppress(SandyardError):  # gVisor does not start from every such image
             _, agent = await harness.create(layers=layers)
-            read = await agent.run(f"cat {secret} {place} {place}/secret /dev/.sudo")
+            read = await agent.run(f"cat {secret} {place} {place}/secret /dev/.sandyard/original-sudo")
             assert "of the host" not in read.out
+
+
+async def test_a_sandbox_cannot_change_the_agent_of_others(harness: DriverHarness) -> None:
+    """In gVisor, root of a new user namespace may mount everything writable, so this must be prevented on the host."""
+    agent = harness.agent(await harness.driver.create(harness.spec(containers=True)))
+    (folder,) = (harness.data_dir / "gvisor").glob("agent-*")
+    before = _list_tree(folder)
+    result = await agent.run(f"{tiny.PYTHON} -I -S -c {shlex.quote(_CHANGE_AGENT)}")
+    assert result.out == "mounted\n" + "Read-only file system\n" * 3
+    assert _list_tree(folder) == before
+
+
+_CHANGE_AGENT = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+CLONE_NEWUSER, CLONE_NEWNS, MS_REMOUNT, MS_BIND = 0x10000000, 0x20000, 32, 4096
+assert libc.unshare(CLONE_NEWUSER) == libc.unshare(CLONE_NEWNS) == 0
+assert libc.mount(b"none", b"/dev/.sandyard", None, MS_REMOUNT | MS_BIND, b"") == 0
+print("mounted")
+changes = (
+    lambda: open("/dev/.sandyard/new", "w"),
+    lambda: open("/dev/.sandyard/sudo", "a"),
+    lambda: os.rename("/dev/.sandyard/sudo", "/dev/.sandyard/other"),
+)
+for change in changes:
+    try:
+        change()
+    except OSError as error:
+        print(error.strerror)
+os.chmod("/dev/.sandyard/sudo", 0o4777)
+"""
+
+
+def _list_tree(folder: Path) -> dict[str, tuple[int, int, int]]:
+    stats = {str(path): path.lstat() for path in folder.rglob("*")}
+    return {path: (found.st_mode, found.st_size, found.st_mtime_ns) for path, found in stats.items()}
+
+
+async def test_the_agent_accepts_the_engine_only(harness: DriverHarness) -> None:
+    """On its port, any program or web page could otherwise become root of the sandbox."""
+    _, agent = await harness.create()
+    command = f"{AGENT_PYTHON} -c {shlex.quote(_USE_AGENT)}"
+    for user in ("user", "nobody", "root"):
+        result = await agent.run(command, user=user)
+        assert result.out == "127.0.0.1: b''\n192.0.0.2: b''\nnot 192.0.0.1: EACCES\n", (user, result)
+    # with containers, programs can take the engine's address and see the engine's packets
+    agent = harness.agent(await harness.driver.create(harness.spec(containers=True)))
+    await agent.start(f"{AGENT_PYTHON} -c {shlex.quote(_RECORD_PROOF)} > part; mv part proof")
+    async with asyncio.timeout(30):
+        while (await agent.run("[ -e proof ]")).code:  # each time with another connection
+            pass
+    result = await agent.run(f"{command} proof", user="root")
+    assert result.out == "127.0.0.1: b''\n192.0.0.2: b''\n192.0.0.1: b''\nagain: b''\n", result
+
+
+_USE_AGENT = """
+import ctypes, errno, os, socket, struct, sys
+def ask(source, proof=b""):
+    with socket.socket() as sock:
+        sock.bind((source, 0))
+        sock.settimeout(5)
+        try:
+            sock.connect((source if source != "192.0.0.1" else "192.0.0.2", 49983))
+            sock.sendall(proof + b"GET /health HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n")
+            return sock.recv(12)
+        except ConnectionError:
+            return b""
+for source in ("127.0.0.1", "192.0.0.2"):
+    print(f"{source}: {ask(source)}")
+if os.getuid():
+    ctypes.CDLL(None).unshare(0x10000000)  # CLONE_NEWUSER
+link = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+address = socket.inet_aton("192.0.0.1")
+body = struct.pack("=BBBBi", 2, 32, 0, 0, 1) + b"".join(struct.pack("=HH", 8, kind) + address for kind in (1, 2))
+link.send(struct.pack("=IHHII", 16 + len(body), 20, 0x405, 1, 0) + body)  # RTM_NEWADDR
+code = -struct.unpack_from("=i", link.recv(4096), 16)[0]
+if code:
+    sys.exit(print(f"not 192.0.0.1: {errno.errorcode[code]}"))
+print(f"192.0.0.1: {ask('192.0.0.1', bytes(56))}")
+print(f"again: {ask('192.0.0.1', open(sys.argv[1], 'rb').read(56))}")
+"""
+_RECORD_PROOF = """
+import socket, sys
+packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
+packets.settimeout(30)
+while True:
+    packet = packets.recv(65536)
+    start = (packet[0] & 15) * 4
+    data = packet[start + (packet[start + 12] >> 4) * 4 :]
+    if packet[9] == 6 and packet[12:16] == bytes((192, 0, 0, 1)) and len(data) == 56:
+        sys.exit(sys.stdout.buffer.write(data) and 0)
+"""
+
+
+async def test_programs_cannot_create_user_namespaces(harness: DriverHarness) -> None:
+    """In gVisor, their root has all rights over the sandbox's network."""
+    _, agent = await harness.create()
+    for user in ("root", "nobody"):
+        result = await agent.run(f"{AGENT_PYTHON} -c {shlex.quote(_CREATE_USER_NAMESPACE)}", user=user)
+        assert result.out == "EPERM\nEPERM\nENOSYS\nEPERM\n", result
+
+
+_CREATE_USER_NAMESPACE = """
+import ctypes, errno, os, socket, struct
+libc = ctypes.CDLL(None, use_errno=True)
+clone = 56 if os.uname().machine == "x86_64" else 220
+new_user, clone3 = 0x10000000, struct.pack("=8Q", 0x10000000, 0, 0, 0, 17, 0, 0, 0)
+for arguments in ((clone, new_user | 17, 0, 0, 0, 0), (clone, new_user | 0x20011, 0, 0, 0, 0), (435, clone3, 64)):
+    if libc.syscall(*arguments) == 0:
+        os._exit(0)
+    print(errno.errorcode[ctypes.get_errno()])
+libc.unshare(new_user)
+print(errno.errorcode[ctypes.get_errno()])
+"""
+
+
+async def test_only_packets_from_the_sandboxs_address_reach_the_hosts_network_code(harness: DriverHarness) -> None:
+    """The table of neighbours is one for all namespaces of the machine."""
+    handle = await harness.driver.create(harness.spec(containers=True))
+    netns = (harness.data_dir / "run" / handle.id / "regular-netns").readlink()
+    result = await harness.agent(handle).run(f"{AGENT_PYTHON} -c {shlex.quote(_SEND_FRAMES)}")
+    assert result.out == "sent\n", result
+    output = subprocess.run(["nsenter", f"--net={netns}", "ip", "neigh"], capture_output=True, text=True, check=True)
+    assert {line.split()[-1] for line in output.stdout.splitlines()} == {"PERMANENT"}, output.stdout
+    dropped = subprocess.run(
+        ["nsenter", f"--net={netns}", "ip", "-s", "link", "show", "gvisor"], capture_output=True, text=True, check=True
+    )
+    packets = int(re.search(r"RX:.*\n +\d+ +(\d+)", dropped.stdout)[1])  # type: ignore[index]
+    assert packets >= 300, "they were sent"
+
+
+_SEND_FRAMES = """
+import fcntl, os, socket, struct
+def pack(kind, data):
+    return struct.pack("=HH", 4 + len(data), kind) + data + bytes(-len(data) % 4)
+link = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+def change(index, flags, up, *attributes):
+    body = struct.pack("=BxHiII", 0, 0, index, up, up) + b"".join(attributes)
+    link.send(struct.pack("=IHHII", 16 + len(body), 16, 5 | flags, 1, 0) + body)  # RTM_NEWLINK
+    assert struct.unpack_from("=i", link.recv(4096), 16)[0] == 0
+tap = os.open("/dev/net/tun", os.O_RDWR)
+fcntl.ioctl(tap, 0x400454CA, struct.pack("16sH14x", b"tap0", 0x1002))  # TUNSETIFF, an Ethernet device
+change(0, 0x600, 0, pack(3, b"br0\\0"), pack(18, pack(1, b"bridge")))
+bridge = socket.if_nametoindex("br0")
+for name in ("tap0", "eth0"):
+    change(socket.if_nametoindex(name), 0, 0, pack(10, struct.pack("=I", bridge)))  # IFLA_MASTER
+for name in ("tap0", "br0"):
+    change(socket.if_nametoindex(name), 0, 1)
+mac = bytes.fromhex("020000000001")
+for number in range(300):
+    sender = struct.pack("!I", 0x08000001 + number)
+    body = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 1) + mac + sender + bytes(6) + socket.inet_aton("192.0.0.1")
+    os.write(tap, b"\\xff" * 6 + mac + b"\\x08\\x06" + body + bytes(18))
+print("sent")
+"""
+
+
+async def test_connections_outside_are_limited_and_have_the_address_of_the_sandbox(harness: DriverHarness) -> None:
+    if not harness.driver.capabilities.egress:
+        pytest.skip("sandboxes have no network here")
+    handle, agent = await harness.create()
+    netns = (harness.data_dir / "run" / handle.id / "regular-netns").readlink()
+    result = await agent.run(f"{tiny.PYTHON} -I -S -c {shlex.quote(_OPEN_CONNECTIONS)}")
+    assert result.out == "sent\n", result
+    count = subprocess.run(
+        ["nsenter", f"--net={netns}", "cat", "/proc/sys/net/netfilter/nf_conntrack_count"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert 1000 < int(count.stdout) <= 16_500
+
+
+_OPEN_CONNECTIONS = """
+import socket
+one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for port in range(1, 18_000):
+    one.sendto(b"x", ("198.51.100.1", port))
+print("sent")
+"""
+
+
+async def test_forks_with_memory_continue_the_processes_of_one_instant(harness: DriverHarness) -> None:
+    driver = harness.driver
+    handle, agent = await harness.create()
+    # each number is in the memory of the process first, and then in the file
+    pid = await agent.start(
+        "n=0; trap 'echo $n > memory' USR1; while :; do n=$((n+1)); echo $n > next; mv next file; sleep 0.01; done"
+    )
+    await agent.run("while ! [ -e file ]; do sleep 0.01; done")
+    results = await driver.fork_with_memory(handle, [harness.spec(), harness.spec()])
+    forks = [result for result in results if isinstance(result, Handle)]
+    assert len(forks) == 2 and len({handle.id, *(fork.id for fork in forks)}) == 3
+    for machine in (handle, *forks):
+        assert await driver.condition(machine) is Condition.RUNNING
+        inside = harness.agent(machine)
+        before = int(await inside.read("/file"))
+        await inside.run(f"kill -USR1 {pid}; while ! [ -s memory ]; do sleep 0.01; done; sleep 0.1")
+        assert before <= int(await inside.read("/memory")) <= int(await inside.read("/file"))
+        await inside.run(f"kill {pid}; echo {machine.id} > own")
+    for machine in (handle, *forks):
+        assert await harness.agent(machine).read("/own") == f"{machine.id}\n"
+    await driver.kill(forks[0])
+    assert harness.traces(forks[0].id) == []
+    assert not list((harness.data_dir / "suspended-gvisor").iterdir()), "the copy of the memory is deleted"
+    await driver.freeze(forks[1])
+    restored = await driver.restore(await driver.suspend(forks[1]))
+    assert await harness.agent(restored).read("/own") == f"{forks[1].id}\n"
+
+
+async def test_a_frozen_sandbox_can_be_forked_with_its_memory_and_stays_frozen(harness: DriverHarness) -> None:
+    handle, agent = await harness.create()
+    pid = await agent.start("exec sleep 1000")
+    await harness.driver.freeze(handle)
+    (fork,) = await harness.driver.fork_with_memory(handle, [harness.spec()])
+    assert isinstance(fork, Handle)
+    assert (await harness.agent(fork).run(f"kill -0 {pid}")).code == 0
+    assert await harness.driver.condition(handle) is Condition.FROZEN
+    await harness.driver.thaw(handle)
+    assert (await agent.run(f"kill -0 {pid}")).code == 0
+
+
+async def test_an_engine_killed_while_it_copies_memory_leaves_a_sandbox_that_runs(
+    harness: DriverHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, agent = await harness.create()
+    paused, ended = asyncio.Event(), asyncio.Event()
+
+    async def fail_late(*_arguments: object) -> None:
+        paused.set()
+        await ended.wait()
+        raise UnsupportedError("late")
+
+    monkeypatch.setattr(Checkpoints, "_run_checkpoint", fail_late)
+    fork = asyncio.create_task(harness.driver.fork_with_memory(handle, [harness.spec()]))
+    await asyncio.wait_for(paused.wait(), 10)
+    later = make_driver(harness.kind, harness.data_dir, harness.layers)
+    for _ in range(2):  # the second time there is nothing to do
+        assert (await later.open([handle], ()))[handle.id] is Condition.RUNNING
+        assert (await asyncio.wait_for(agent.run("echo alive"), 10)).out == "alive\n"
+    await later.close()
+    ended.set()
+    with pytest.raises(SandyardError):  # not what happens after a crash: it resumes the sandbox once more
+        await fork
+
+
+async def test_a_running_sandbox_that_is_marked_as_paused_continues(harness: DriverHarness) -> None:
+    handle, _ = await harness.create()
+    (harness.data_dir / "run" / handle.id / "paused").touch()
+    assert (await harness.open([handle]))[handle.id] is Condition.RUNNING
+    assert (await asyncio.wait_for(harness.agent(handle).run("echo alive"), 10)).out == "alive\n"
+
+
+async def test_memory_that_cannot_be_copied_leaves_the_original_unchanged(harness: DriverHarness) -> None:
+    handle, agent = await harness.create()
+    pid = await agent.start("exec 3>open; rm open; > ready; exec sleep 1000")
+    await agent.run("while ! [ -e ready ]; do sleep 0.01; done")
+    spec = harness.spec()
+    with pytest.raises(UnsupportedError, match="can't be copied"):
+        await harness.driver.fork_with_memory(handle, [spec])
+    assert (await agent.run(f"kill -0 {pid}")).code == 0
+    assert harness.traces(spec.id) == []

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.engine.contract import Condition, Handle, Limits, NetworkPolicy, Spec
+from sandyard.engine.contract import Condition, Handle, Isolation, Limits, NetworkPolicy, Spec
 from sandyard.engine.drivers.machine.driver import MachineDriver
 from sandyard.engine.drivers.namespace.runtime import NamespaceRuntime
-from sandyard.kit.errors import InvalidInputError
+from sandyard.kit.errors import InvalidInputError, UnsupportedError
 from tests.conformance import tiny
 from tests.conformance.guest_agent import GuestAgent
 from tests.conformance.harness import DriverHarness, make_machine_driver
@@ -151,6 +151,28 @@ async def test_root_in_a_sandbox_cannot_escape(harness: DriverHarness) -> None:
     lines = (await _run_python(agent, _ESCAPES)).splitlines()
     assert len(lines) == 15
     assert [line for line in lines if line.endswith("ok")] == []
+
+
+async def test_only_sandboxes_with_containers_create_namespaces(harness: DriverHarness) -> None:
+    """Also after later starts, in forks, and in the slot of a sandbox that could."""
+    unshare = "import ctypes, sys; sys.exit(-ctypes.CDLL(None).unshare(0x50020000))"  # user, network, mounts
+    driver, can = harness.driver, f"{tiny.PYTHON} -I -S -c '{unshare}'"
+    spec = harness.spec(containers=True)
+    if Isolation.NAMESPACE not in driver.capabilities.containers:
+        with pytest.raises(UnsupportedError, match="Containers in a sandbox with isolation level namespace are not"):
+            await driver.create(spec)
+        pytest.skip(driver.capabilities.missing["containers.namespace"])
+    handle = await driver.create(spec)
+    assert (await harness.agent(handle).run(can)).code == 0
+    fork = await driver.fork(handle, harness.spec(containers=True))
+    assert (await harness.agent(fork).run(can)).code == 0
+    await harness.open([handle, fork])
+    await harness.driver.kill(fork)
+    handle = await harness.driver.boot(await harness.driver.stop(handle), spec)
+    assert (await harness.agent(handle).run(can)).code == 0
+    await harness.driver.kill(handle)
+    for _ in range(3):
+        assert (await (await harness.create())[1].run(can)).code != 0
 
 
 async def test_the_proc_files_of_the_guest_agent_cannot_be_read(harness: DriverHarness) -> None:

@@ -31,7 +31,7 @@ async def _start_engine(harness: DriverHarness, *arguments: str) -> asyncio.subp
 
 
 async def _adopt(harness: DriverHarness, *keep: Handle, snapshots: tuple[str, ...] = ()) -> dict[str, list[str]]:
-    """Return the condition and the file that a new process finds for each sandbox."""
+    """Return what a new process finds for each sandbox: its condition, and the content of `file` if it runs."""
     handles = json.dumps([asdict(handle) for handle in keep])
     process = await _start_engine(harness, "adopt", handles, json.dumps(snapshots))
     output, _ = await process.communicate()

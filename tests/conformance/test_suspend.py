@@ -60,7 +60,7 @@ async def test_another_engine_restores_the_same_processes(harness: DriverHarness
     assert await harness.open([stored]) == {handle.id: Condition.SUSPENDED}
     restored = await harness.driver.restore(stored)
     assert await harness.driver.condition(restored) is Condition.RUNNING
-    assert harness.data_dir.joinpath("suspended", handle.id).exists() is False
+    assert not _memory_path(harness, handle).exists()
     agent = harness.agent(restored)
     later = await _read_counter(agent, pid)
     assert later >= count
@@ -79,7 +79,8 @@ async def test_a_sandbox_can_be_suspended_and_restored_repeatedly(harness: Drive
         assert count > before
         await harness.driver.freeze(handle)
         handle = await harness.driver.suspend(handle)
-    ended = asyncio.ensure_future(harness.driver.wait_for_exit(handle := await harness.driver.restore(handle)))
+    handle = await harness.driver.restore(handle)
+    ended = asyncio.ensure_future(harness.driver.wait_for_exit(handle))
     await harness.driver.kill(handle)
     assert await asyncio.wait_for(ended, 10)
     assert harness.traces(handle.id) == []
@@ -88,8 +89,8 @@ async def test_a_sandbox_can_be_suspended_and_restored_repeatedly(harness: Drive
 async def _read_kernel_limits(agent: GuestAgent) -> list[str]:
     """Return the limits on resources that the kernel counts for a sandbox as a whole."""
     lines = (await agent.run("cat /proc/self/limits /proc/mounts /proc/sys/user/max_user_namespaces")).out.splitlines()
-    kinds = ("Max pending signals", "Max msgqueue size", "devpts ", "0")
-    return [line for line in lines if line.startswith(kinds)]
+    beginnings = ("Max pending signals", "Max msgqueue size", "devpts ", "0")  # 0 user namespaces
+    return [line for line in lines if line.startswith(beginnings)]
 
 
 async def test_kernel_limits_survive_suspend_and_restore(harness: DriverHarness) -> None:
@@ -99,7 +100,7 @@ async def test_kernel_limits_survive_suspend_and_restore(harness: DriverHarness)
     handle, agent = await harness.create()
     before = await _read_kernel_limits(agent)
     assert len(before) == 4
-    assert "max=" in before[2]
+    assert "max=" in before[2], "the number of terminals must be limited"
     await harness.driver.freeze(handle)
     agent = harness.agent(await harness.driver.restore(await harness.driver.suspend(handle)))
     assert await _read_kernel_limits(agent) == before
@@ -150,7 +151,7 @@ async def test_killing_a_suspended_sandbox_leaves_nothing_behind(harness: Driver
     assert harness.traces(handle.id) == []
     assert await harness.open() == {}
     assert harness.traces(other.id) == []
-    assert [path for path in (harness.data_dir / "suspended").rglob("*") if path.is_file()] == []
+    assert [path for path in _memory_path(harness, handle).parent.rglob("*") if path.is_file()] == []
 
 
 async def test_stopping_a_suspended_sandbox_discards_its_processes(harness: DriverHarness) -> None:

@@ -9,48 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOOLS = (
-    *(
-        "sh",
-        "cat",
-        "chmod",
-        "cp",
-        "date",
-        "dd",
-        "df",
-        "echo",
-        "head",
-        "id",
-        "kill",
-        "ln",
-        "ls",
-        "mkdir",
-        "mkfifo",
-        "mknod",
-        "mv",
-    ),
-    *(
-        "nproc",
-        "rm",
-        "rmdir",
-        "seq",
-        "sha256sum",
-        "sleep",
-        "stat",
-        "sync",
-        "tail",
-        "touch",
-        "tr",
-        "true",
-        "uname",
-        "wc",
-    ),
+TOOLS = tuple(
+    """
+    sh cat chmod cp date dd df echo head id kill ln ls mkdir mkfifo mknod mv nproc
+    rm rmdir seq sha256sum sleep stat sync tail touch tr true uname wc
+    """.split()
 )
 PYTHON = "/opt/python/bin/python3"
 
 _PASSWD = "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n"
 _GROUP = "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n"
-_MODULES = """
+_LIST_MODULES = """
 import sys, socket, time, os, mmap, ctypes
 print("\\n".join(m.__file__ for m in list(sys.modules.values()) if getattr(m, "__file__", None)))
 """
@@ -93,7 +62,7 @@ def _copy_python(root: Path) -> None:
         "-I",
         "-S",
         "-c",
-        f"import sys;print(sys.base_prefix,getattr(sys,'_base_executable',sys.executable));{_MODULES}",
+        f"import sys;print(sys.base_prefix,getattr(sys,'_base_executable',sys.executable));{_LIST_MODULES}",
     ]
     first, *modules = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     prefix, executable = first.split()
@@ -107,4 +76,5 @@ def _copy_python(root: Path) -> None:
         if source.suffix == ".so":
             _copy_libraries(root, source)
     version = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
+    # without this directory, Python prints a warning at every start
     (home / version / "lib-dynload").mkdir(parents=True, exist_ok=True)

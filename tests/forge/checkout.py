@@ -19,14 +19,15 @@ class GitResult:
 
 
 def run(*arguments: str, cwd: Path, token: Token | str | None = None, bearer: bool = False) -> GitResult:
+    """Run git without this machine's configuration. With `bearer`, the token is sent as a bearer token instead of a password."""
     text = token.text if isinstance(token, Token) else token
     variables = {"PATH": os.environ["PATH"], "HOME": str(cwd), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
     variables |= {
         f"GIT_{role}_{what}": f"{what}@example.com" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
     }
     if text is not None:
-        basic = "Basic " + base64.b64encode(f"anybody:{text}".encode()).decode()
-        value = f"Authorization: {f'Bearer {text}' if bearer else basic}"
+        password = base64.b64encode(f"anybody:{text}".encode()).decode()
+        value = f"Authorization: Bearer {text}" if bearer else f"Authorization: Basic {password}"
         variables |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "http.extraHeader", "GIT_CONFIG_VALUE_0": value}
     done = subprocess.run(["git", *arguments], cwd=cwd, env=variables, capture_output=True, check=False, timeout=60)
     return GitResult(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))

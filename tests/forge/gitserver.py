@@ -48,11 +48,13 @@ class ReceivedRequest:
 
     @property
     def status(self) -> int | None:
-        """None: not answered yet, or the connection was cut."""
+        """Return the status of the answer. None if there is none yet, or if the connection was cut."""
         return self.exchange.answered
 
 
 class GitServer:
+    """Serves the repositories while the `with` block runs. Subclasses may serve more in `handle`."""
+
     def __init__(self, port: int = 0) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="sandyard-forge-"))
         self.tokens = Tokens()
@@ -80,12 +82,12 @@ class GitServer:
         self, slug: str, *, files: Files | None = None, default_branch: str = "main", anonymous: bool = False
     ) -> Repository:
         """Create a repository with `files` as its first commit. None: the repository is empty."""
-        made = Repository(self.root, slug, f"{self.url}/{slug}.git", private=not anonymous)
-        made.create(default_branch)
+        created = Repository(self.root, slug, f"{self.url}/{slug}.git", private=not anonymous)
+        created.create(default_branch)
         if files is not None:
-            made.commit(files, "chore: first")
-        self.repositories[slug.lower()] = made
-        return made
+            created.commit(files, "chore: first")
+        self.repositories[slug.lower()] = created
+        return created
 
     def handle(self, exchange: Exchange) -> None:
         self.handle_git(exchange)
@@ -95,12 +97,12 @@ class GitServer:
         exchange.close_afterwards()  # curl retries by itself if a reused connection is cut
         slug, _, rest = exchange.path.lstrip("/").partition(".git/")
         service = rest if exchange.method == "POST" else exchange.query.removeprefix("service=")
-        if service not in SERVICES or not (rest == service or rest == "info/refs"):
+        if service not in SERVICES or rest not in {service, "info/refs"}:
             exchange.answer(404, {"Content-Type": "text/plain"}, b"Not Found\n")
             return
         pieces = exchange.pieces()
         first = next(pieces, b"")
-        what = _what(exchange, service, first)
+        what = _classify_request(exchange, service, first)
         token = self.tokens.of(exchange.headers.get("Authorization"))
         # recorded before the answer: a test may check it as soon as it has the answer
         self.requests.append(
@@ -118,13 +120,13 @@ class GitServer:
         first: bytes,
         pieces: Iterator[bytes],
     ) -> None:
-        if slow := self.faults.take("slow", what):
-            time.sleep(slow.seconds)
-        if wrong := self.faults.take("answer", what):
-            exchange.answer(wrong.status, {"Content-Type": "text/plain", **wrong.headers}, wrong.body)
+        if delay := self.faults.take("slow", what):
+            time.sleep(delay.seconds)
+        if failure := self.faults.take("answer", what):
+            exchange.answer(failure.status, {"Content-Type": "text/plain", **failure.headers}, failure.body)
             return
         repository = self.repositories.get(slug.lower())
-        if refusal := self._refusal(exchange, repository, service, token):
+        if refusal := self._find_refusal(exchange, repository, service, token):
             status, text = refusal
             challenge = {"WWW-Authenticate": 'Basic realm="GitHub"'} if status == 401 else {}
             exchange.answer(status, {"Content-Type": "text/plain", **challenge}, f"{text}\n".encode())
@@ -135,10 +137,10 @@ class GitServer:
             before.act()
         Backend(self, exchange, repository, what, token).run(first, pieces)
 
-    def _refusal(
+    def _find_refusal(
         self, exchange: Exchange, repository: Repository | None, service: str, token: Token | None
     ) -> tuple[int, str] | None:
-        """The status and message of GitHub for a refused request. None: allowed."""
+        """Return the status and message with which GitHub refuses the request. None if it is allowed."""
         writes = service == "git-receive-pack"
         if presented(exchange.headers.get("Authorization")) is not None and token is None:
             return 401, "Invalid username or token. Password authentication is not supported for Git operations."
@@ -182,7 +184,7 @@ class Backend:
         self._process = subprocess.Popen(
             command, env=variables, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        self._fed: BaseException | None = None
+        self._feed_error: BaseException | None = None
 
     def run(self, first: bytes, pieces: Iterator[bytes]) -> None:
         """Relay the request and its answer. Raises CutError if the connection must end."""
@@ -208,25 +210,25 @@ class Backend:
     def _relay(self, feeder: threading.Thread) -> None:
         out = self._process.stdout
         assert out is not None
-        status, headers = _head(out)
+        status, headers = _read_head(out)
         if self._what == "push":
             answer = b"".join(iter(lambda: out.read1(PIECE), b""))  # type: ignore[attr-defined]
             feeder.join()
-            if self._fed is not None:
-                raise CutError("the push was cut") from self._fed
+            if self._feed_error is not None:
+                raise CutError("the push was cut") from self._feed_error
             self._process.wait()
             self._repository.changed(self._repository)
             if self._faults.take("cut_answer", self._what):
                 raise CutError("the push has arrived, but its answer is lost")
             self._exchange.stream(status, headers, [answer])
             return
-        pieces = self._limited(iter(lambda: out.read1(PIECE), b""))  # type: ignore[attr-defined]
+        pieces = self._apply_faults(iter(lambda: out.read1(PIECE), b""))  # type: ignore[attr-defined]
         self._exchange.stream(status, headers, pieces)
 
-    def _limited(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """The answer, cut or held by the faults."""
+    def _apply_faults(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the answer up to the point at which a fault cuts or holds it."""
         cut, hold = self._faults.take("cut", self._what), self._faults.take("hold", self._what)
-        yield from _until(pieces, cut, hold)
+        yield from _cut_or_hold(pieces, cut, hold)
 
     def _feed(self, first: bytes, pieces: Iterator[bytes]) -> None:
         """Send the request's body to git. A fault that cuts a push cuts its body, and git gets no more of it."""
@@ -241,12 +243,12 @@ class Backend:
         stdin = self._process.stdin
         assert stdin is not None
         try:
-            for piece in _until(body(), cut, hold):
+            for piece in _cut_or_hold(body(), cut, hold):
                 stdin.write(piece)
                 stdin.flush()
         except (CutError, OSError, ValueError) as error:
             if not isinstance(error, BrokenPipeError):
-                self._fed = error
+                self._feed_error = error
                 self._kill()
                 self._exchange.cut()
         finally:
@@ -254,12 +256,12 @@ class Backend:
                 stdin.close()
 
 
-def _until(pieces: Iterator[bytes], cut: Fault | None, hold: Fault | None) -> Iterator[bytes]:
-    """Pass pieces on up to the cut. If there are fewer bytes than that, the last byte is lost."""
+def _cut_or_hold(pieces: Iterator[bytes], cut: Fault | None, hold: Fault | None) -> Iterator[bytes]:
+    """Yield the pieces up to the cut. If there are fewer bytes than that, the last byte is lost."""
     passed, kept = 0, b""
     for piece in pieces:
         if hold and passed + len(piece) > hold.after:
-            _hold(hold)
+            _wait_at_gate(hold)
             hold = None
         if cut and passed + len(piece) > cut.after:
             yield kept
@@ -272,20 +274,20 @@ def _until(pieces: Iterator[bytes], cut: Fault | None, hold: Fault | None) -> It
         else:
             yield piece
     if hold:
-        _hold(hold)
+        _wait_at_gate(hold)
     if cut:
         raise CutError("cut by a test, before the last byte")
 
 
-def _hold(fault: Fault) -> None:
+def _wait_at_gate(fault: Fault) -> None:
     if fault.gate is not None:
         fault.gate.hold()
         if fault.gate.is_cut:
             raise CutError("cut by a test at its gate")
 
 
-def _what(exchange: Exchange, service: str, first: bytes) -> On:
-    """The kind of the request, for matching faults. In protocol version 2, listing branches is also a POST."""
+def _classify_request(exchange: Exchange, service: str, first: bytes) -> On:
+    """Return the kind of the request, for matching faults. In protocol version 2, listing branches is also a POST."""
     if exchange.method == "GET":
         return "refs"
     if service == "git-receive-pack":
@@ -293,7 +295,7 @@ def _what(exchange: Exchange, service: str, first: bytes) -> On:
     return "refs" if b"command=ls-refs" in first else "fetch"
 
 
-def _head(out: IO[bytes]) -> tuple[int, dict[str, str]]:
+def _read_head(out: IO[bytes]) -> tuple[int, dict[str, str]]:
     """Read the status and the headers of a CGI answer."""
     status, headers = 200, {}
     while line := out.readline().decode("latin-1").strip():

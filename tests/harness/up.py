@@ -38,7 +38,7 @@ class CommandResult:
     stderr: bytes
 
 
-class Yard:
+class Installation:
     """One `sandyard up` with its own data directory, and a CLI that is logged in as administrator."""
 
     def __init__(self, *options: str, settings: dict[str, str] | None = None) -> None:
@@ -55,6 +55,7 @@ class Yard:
         self.up = Running([*command, *self.options], str(self.data), self.settings)
         try:
             self.url = self.up.wait_for_line(r"Sandyard is at (http://\S+);", seconds=120)[1]
+            self.up.wait_for_line("^To use it from the command line:")  # the next line
         except AssertionError:
             self.stop()
             raise
@@ -123,9 +124,9 @@ class Yard:
         return [point for point in points if point.startswith(f"{self.folder}/")]
 
 
-def run_json(yard: Yard, *arguments: str) -> Any:
+def run_json(installation: Installation, *arguments: str) -> Any:
     """Run a command and return the JSON that it prints."""
-    return json.loads(yard.ok(*arguments, "-o", "json"))
+    return json.loads(installation.ok(*arguments, "-o", "json"))
 
 
 class Terminal:
@@ -179,8 +180,8 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def in_terminal(yard: Yard, *arguments: str) -> Iterator[Terminal]:
-    terminal = Terminal(yard.command(*arguments), yard.environment)
+def in_terminal(installation: Installation, *arguments: str) -> Iterator[Terminal]:
+    terminal = Terminal(installation.command(*arguments), installation.environment)
     try:
         yield terminal
     finally:

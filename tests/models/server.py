@@ -146,7 +146,8 @@ class ModelServer:
                 answering = asyncio.create_task(self._answer(call, Reply(writer, call)))
                 leaving = asyncio.create_task(_wait_for_disconnect(reader, writer))
                 await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                call.gone = not answering.done()
+                # the answer may also fail because the caller has just disconnected
+                call.gone = not answering.done() or isinstance(answering.exception(), ConnectionError)
                 for task in (answering, leaving):
                     task.cancel()
                 outcome, _ = await asyncio.gather(answering, leaving, return_exceptions=True)

@@ -40,12 +40,13 @@ class _Server(ThreadingHTTPServer):
 
 
 class FakeInternet:
-    """`seen` lists the requests that reached the web servers: (host, path, headers)."""
+    """`seen` lists the requests that reached the web servers: (host, path, headers); `queried` the names in queries."""
 
     def __init__(self, folder: Path) -> None:
         network = IPv4Address("198.19.0.0") + 4 * secrets.randbelow(1 << 13)
         self._host, self.address = str(network + 1), str(network + 2)
         self.seen: list[tuple[str, str, dict[str, str]]] = []
+        self.queried: list[str] = []
         self._link_name = f"sdt{secrets.token_hex(4)}"
         self._servers: list[ThreadingHTTPServer] = []
         self._dns_socket: socket.socket | None = None
@@ -147,6 +148,7 @@ class FakeInternet:
                 query = dns.message.from_wire(data)
                 response = dns.message.make_response(query, recursion_available=True)
                 question = query.question[0]
+                self.queried.append(question.name.to_text(omit_final_dot=True))
                 if question.rdtype == dns.rdatatype.A and question.name.to_text().endswith("outside.test."):
                     response.answer.append(dns.rrset.from_text(question.name, 60, "IN", "A", self.address))
                 dns_socket.sendto(response.to_wire(), peer)

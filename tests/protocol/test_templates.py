@@ -530,5 +530,5 @@ def test_an_engine_crash_during_a_build(name: str) -> None:
         Template.build(rebuilt, name, on_build_logs=lambda entry: logs.append(entry.message), **options)
         assert any(line.startswith("CACHED [builder 1/2]") for line in logs), "a completed step must not run again"
     finally:
-        left = engine.stop()
-    assert not left
+        leftovers = engine.stop()
+    assert not leftovers

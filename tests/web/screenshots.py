@@ -8,7 +8,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, ViewportSize
 
-from tests.acceptance.workshop import work
+from tests.acceptance.project_client import create_forge_project
 from tests.forge import forge
 from tests.harness.engine import serving
 from tests.harness.platform import ok, running, until
@@ -40,7 +40,7 @@ def main() -> int:
         chromium() as browser,
     ):
         api = Api(platform)
-        project = work(platform, github)
+        project = create_forge_project(platform, github)
         ok(api.client.patch(f"/projects/{project.id}", json={"name": "website"}))
         pages = dict(_create_content(api, project.id))
         themes: tuple[Theme, ...] = ("light", "dark")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Response, Route, ViewportSize, expect
 
-from tests.acceptance.workshop import work
+from tests.acceptance.project_client import create_forge_project
 from tests.forge import GitHub
 from tests.harness.platform import Platform, ok, until
 from tests.web.api import Api
@@ -489,7 +489,7 @@ def test_queued_tasks_are_listed_cancelled_retried_and_deleted(page: Page, new_b
 
 @pytest.mark.slow  # test_changes.py tests a pull request from draft to merge
 def test_a_card_links_to_its_pull_request(page: Page, platform: Platform, github: GitHub, api: Api) -> None:
-    site = work(platform, github)
+    site = create_forge_project(platform, github)
     board = Board(api, site.id)
     board.open(page)
     task = board.create_task("Greet", "create HELLO.md: hello", "commit: docs: hello", start=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, Route, ViewportSize, expect
 
-from tests.acceptance.workshop import Work, work
+from tests.acceptance.project_client import ForgeProject, create_forge_project
 from tests.forge import GitHub
 from tests.harness.platform import Platform, ok, until
 from tests.web.api import Api
@@ -25,13 +25,13 @@ PYTHON = "def hello(name):\\n    return 'hello ' + name\\n"
 
 
 @pytest.fixture(scope="module")
-def site(platform: Platform, github: GitHub) -> Work:
-    return work(platform, github)
+def site(platform: Platform, github: GitHub) -> ForgeProject:
+    return create_forge_project(platform, github)
 
 
 @pytest.fixture(scope="module")
-def draft_project(platform: Platform, github: GitHub) -> Work:
-    made = work(platform, github, draft=True)
+def draft_project(platform: Platform, github: GitHub) -> ForgeProject:
+    made = create_forge_project(platform, github, draft=True)
     settings = ok(platform.client.get(f"/projects/{made.id}"))["settings"]
     settings["verify"] = {"command": "test -e NEW.md"}
     ok(platform.client.patch(f"/projects/{made.id}", json={"settings": settings}))
@@ -39,7 +39,7 @@ def draft_project(platform: Platform, github: GitHub) -> Work:
 
 
 @pytest.fixture(scope="module")
-def session_with_changes(api: Api, site: Work) -> dict[str, Any]:
+def session_with_changes(api: Api, site: ForgeProject) -> dict[str, Any]:
     """A session with uncommitted changes."""
     made = api.create_session("Change by hand", site.id)
     _edit(api, made["sandboxId"], "src/app.py", "print('bye')\n")
@@ -48,7 +48,7 @@ def session_with_changes(api: Api, site: Work) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def task_in_review(api: Api, site: Work) -> str:
+def task_in_review(api: Api, site: ForgeProject) -> str:
     """A task with an open pull request."""
     lines = (
         f"create src/hello.py: {PYTHON}",
@@ -236,7 +236,7 @@ def test_changes_are_committed_with_the_suggested_message_and_discarded(
 
 
 @pytest.mark.slow  # tests/integration/platform/domain/git/test_service.py tests it without a browser
-def test_a_checkpoint_is_saved_and_restored_into_a_new_sandbox(page: Page, api: Api, site: Work) -> None:
+def test_a_checkpoint_is_saved_and_restored_into_a_new_sandbox(page: Page, api: Api, site: ForgeProject) -> None:
     made = api.create_session("Keep and restore", site.id)
     session, sandbox = made["id"], made["sandboxId"]
     _edit(api, sandbox, "KEPT.md", "as it was when it was kept\n")
@@ -268,7 +268,9 @@ def _new_id(now: str | None, before: str) -> str | None:
     return now if now != before else None
 
 
-def test_a_draft_pull_request_is_reviewed_and_merged(page: Page, api: Api, draft_project: Work, github: GitHub) -> None:
+def test_a_draft_pull_request_is_reviewed_and_merged(
+    page: Page, api: Api, draft_project: ForgeProject, github: GitHub
+) -> None:
     task = api.create_task("Hand it in", "create NEW.md: new", "commit: docs: new", project=draft_project.id)
     api.wait_for_attempt(task, "in_review")
     pull = api.get(f"/tasks/{task}/pull-request")
@@ -394,13 +396,15 @@ def test_without_a_forge_a_task_is_merged_and_its_steps_show_their_results(
     expect_accessible(page)
     page.goto(f"/tasks/{task}?tab=changes")
     expect(page.get_by_text("The sandbox is gone. Showing files from")).to_be_visible(timeout=SLOW_MS)
-    expect(page.get_by_text("wakes the sandbox")).to_have_count(0)
+    expect(page.get_by_text("resumes the sandbox")).to_have_count(0)
+    expect(page.get_by_role("button", name="Update", exact=True)).to_be_disabled()
+    expect(page.get_by_role("button", name=re.compile("^Comment on line"))).to_have_count(0)
     expect(page.get_by_role("button", name="Start over")).to_have_count(0)
     page.get_by_role("button", name="More actions").click()
     expect(page.get_by_role("menuitem", name="Start over")).to_be_visible()
 
 
-def test_one_of_two_attempts_is_picked(page: Page, api: Api, site: Work) -> None:
+def test_one_of_two_attempts_is_picked(page: Page, api: Api, site: ForgeProject) -> None:
     attempts = [{"agent": "demo"}, {"agent": "demo"}]
     task = api.create_task("Twice", "create TWICE.md: twice", "commit: docs: twice", project=site.id, attempts=attempts)
     until(lambda: [one["status"] for one in api.get(f"/tasks/{task}")["attempts"]] == ["ready", "ready"], 180)

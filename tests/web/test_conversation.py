@@ -370,7 +370,7 @@ def test_a_chat_message_starts_no_round_and_uses_the_chosen_mode(page: Page, api
     assert api.get(f"/tasks/{task_in_review}")["attempts"][0]["round"] == before["round"]
 
 
-def test_a_session_without_a_task_is_created_renamed_archived_and_deleted(page: Page, api: Api) -> None:
+def test_a_session_without_a_task_is_created_renamed_forked_archived_and_deleted(page: Page, api: Api) -> None:
     page.goto("/sessions")
     page.get_by_role("button", name="New session").first.click()
     dialog = page.get_by_role("dialog")
@@ -389,20 +389,44 @@ def test_a_session_without_a_task_is_created_renamed_archived_and_deleted(page: 
     page.get_by_role("menuitem", name="Rename").click()
     page.get_by_role("dialog").get_by_label("Title").fill("We have talked")
     page.get_by_role("dialog").get_by_role("button", name="Rename").click()
-    expect(page.get_by_role("heading", name="We have talked")).to_be_visible()
+    expect(page.get_by_role("heading", name="We have talked", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Actions for We have talked").click()
+    page.get_by_role("menuitem", name="Fork").click()
+    expect(page.get_by_role("heading", name="Fork of We have talked")).to_be_visible(timeout=SLOW_MS)
+    _send(page, "say: in the fork")
+    expect(_agent_message(page, "in the fork")).to_be_visible(timeout=SLOW_MS)
+    page.go_back()
+    expect(page.get_by_role("heading", name="We have talked", exact=True)).to_be_visible()
     page.get_by_role("button", name="Actions for We have talked").click()
     page.get_by_role("menuitem", name="Archive").click()
     expect(page.locator("header").get_by_text("Archived", exact=True)).to_be_visible()
     page.goto("/sessions")
     expect(page.get_by_role("heading", name="Sessions")).to_be_visible()
-    expect(page.get_by_role("link", name="We have talked")).to_have_count(0)
+    expect(page.get_by_role("link", name="We have talked", exact=True)).to_have_count(0)
     page.get_by_role("switch", name="Archived").click()
     page.get_by_role("link", name="We have talked").click()
     expect(page).to_have_url(re.compile("/sessions/ses_"))
-    expect(page.get_by_role("heading", name="We have talked")).to_be_visible()
+    expect(page.get_by_role("heading", name="We have talked", exact=True)).to_be_visible()
     session = page.url.rpartition("/")[2].partition("?")[0]
     page.get_by_role("button", name="Actions for We have talked").click()
     page.get_by_role("menuitem", name="Delete").click()
     confirm(page, "Delete")
     expect(page).to_have_url(re.compile("/sessions$"))
     assert api.client.get(f"/sessions/{session}").status_code == 404
+
+
+def test_a_task_starts_from_a_session(page: Page, api: Api) -> None:
+    session = api.create_session("Explore", project=api.sample_project)
+    page.goto(f"/sessions/{session['id']}")
+    page.get_by_role("button", name="Actions for Explore").click()
+    page.get_by_role("menuitem", name="New task from here").click()
+    dialog = page.get_by_role("dialog", name="New task from this session")
+    expect(dialog.get_by_text("a copy of the session “Explore”")).to_be_visible()
+    expect_accessible(page)
+    dialog.get_by_label("Title").fill("Go on from here")
+    dialog.get_by_role("switch", name="Start now").click()
+    dialog.get_by_role("button", name="Create", exact=True).click()
+    page.get_by_role("button", name="Open", exact=True).click()
+    expect(page).to_have_url(re.compile("/tasks/tsk_"))
+    task = api.get(f"/tasks/{page.url.rpartition('/')[2].partition('?')[0]}")
+    assert (task["fromSessionId"], task["projectId"]) == (session["id"], session["projectId"])

@@ -163,6 +163,7 @@ def test_a_token_signs_in_and_the_requested_page_opens(browser: Browser, platfor
     page = context.new_page()
     page.goto("/sandboxes?status=paused")
     expect(page).to_have_url(re.compile("/sign-in"))
+    page.get_by_role("button", name="Sign in with a token instead").click()
     expect(page.get_by_text("The token that sandyard up printed")).to_be_visible()
     page.get_by_label("Token").fill("sy_wrong")
     page.get_by_role("button", name="Sign in", exact=True).click()
@@ -177,6 +178,7 @@ def test_a_token_signs_in_and_the_requested_page_opens(browser: Browser, platfor
     expect(page).to_have_url(re.compile("/sign-in"))
     page.goto("/board")
     expect(page).to_have_url(re.compile("/sign-in"))
+    expect(page.get_by_label("Token")).to_be_visible()  # the method that was used last
     context.close()
 
 

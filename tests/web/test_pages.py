@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.acceptance.workshop import work
+from tests.acceptance.project_client import create_forge_project
 from tests.forge import GitHub
 from tests.harness.platform import Platform, until
 from tests.web.api import Api
@@ -105,7 +105,7 @@ UNFOCUS = """() => {
 @pytest.fixture(scope="module")
 def page_ids(api: Api, platform: Platform, github: GitHub) -> dict[str, str]:
     """Create content for every page. Returns the ids for the URLs."""
-    task = api.create_task("All in one", *WORK, project=work(platform, github).id)
+    task = api.create_task("All in one", *WORK, project=create_forge_project(platform, github).id)
     several = api.create_task("Two ways", "create TWO.md: 2", "commit: docs: two", attempts=[{"agent": "demo"}] * 2)
     waiting = api.create_task("Later", "create LATER.md: later", start=False)
     session = api.create_session("Look around", api.sample_project)

@@ -261,7 +261,6 @@ def test_a_user_is_added_signs_in_and_is_disabled(page: Page, browser: Browser, 
     context = browser.new_context(base_url=platform.url, viewport=DESKTOP)
     user_page = context.new_page()
     user_page.goto("/sign-in")
-    user_page.get_by_role("button", name="Sign in with name and password instead").click()
     user_page.get_by_label("Name").fill("linus")
     user_page.get_by_label("Password").fill("a wrong password")
     user_page.get_by_role("button", name="Sign in", exact=True).click()

@@ -10,8 +10,9 @@ import { beforeEach, describe, expect, it, vi } from "vitest";
 const stubs = vi.hoisted(() => {
   vi.stubGlobal("location", { origin: "http://localhost" }); // read by the API client
   vi.stubGlobal("matchMedia", () => ({ matches: true }));
-  vi.stubGlobal("localStorage", { getItem: () => null });
-  return { buttons: new Map<string, () => void>(), transcript: {} as object };
+  const stored = new Map<string, string>();
+  vi.stubGlobal("localStorage", { getItem: (key: string) => stored.get(key) ?? null });
+  return { buttons: new Map<string, () => void>(), transcript: {} as object, stored };
 });
 vi.mock("react", async (original) => ({
   ...(await original<object>()),
@@ -40,15 +41,18 @@ vi.setConfig({ testTimeout: 60_000 }); // a test takes milliseconds, but some ma
 
 import { ApiError } from "@/api/client";
 import { keys } from "@/api/keys";
-import type { Agent, Ask, FileDiff } from "@/api/types";
+import type { Agent, Ask, FileDiff, Session, Task } from "@/api/types";
 import { AgentRow } from "@/features/agents/row";
+import { AttemptsPanel } from "@/features/attempts/panel";
 import { FileHead, FileNote, HunkHead } from "@/features/changes/diff-file";
 import { SplitLine, UnifiedLine } from "@/features/changes/diff-line";
 import { FileTree } from "@/features/changes/file-tree";
+import { ChangesPanel } from "@/features/changes/panel";
 import { AskRow } from "@/features/conversation/ask";
 import { ConversationPanel } from "@/features/conversation/panel";
 import { useDraft } from "@/features/conversation/prompt-draft";
 import { PullPanel } from "@/features/pulls/panel";
+import { SandboxPanel } from "@/features/sandboxes/panel";
 import { Progress } from "@/features/welcome/progress";
 import type { Token } from "@/lib/highlight";
 import { parsePatch } from "@/model/patch";
@@ -60,6 +64,7 @@ import "./features/projects/project-page";
 import "./features/sandboxes/page";
 import "./features/sessions/session-page";
 import "./features/settings/page";
+import "./features/sign-in/page";
 import "./features/tasks/page";
 import "./features/welcome/page";
 
@@ -112,6 +117,7 @@ const sandbox = {
   projectName: "Shop",
   status: "running",
   template: "base",
+  isolation: "gvisor",
   sessionId: "ses_1",
   taskId: null,
   error: null,
@@ -181,6 +187,7 @@ async function press(name: string) {
 beforeEach(() => {
   requests.length = 0;
   stubs.buttons.clear();
+  stubs.stored.clear();
   vi.stubGlobal("fetch", (request: Request) => {
     requests.push(`${request.method} ${request.url.replace("http://localhost", "")}`);
     return new Promise(() => undefined); // no test waits for a response
@@ -207,6 +214,38 @@ describe("board", () => {
     });
     const html = await open("/board");
     expect(html).toMatch(/data-column="backlog".*Fix the login.*data-column="in_progress"/);
+  });
+
+  it("counts active and failed cards separately, and shows no check as passed on a failed card", async () => {
+    const attempt = { id: "att_1", number: 1, sessionId: "ses_1", sandboxId: null, agent: "demo", model: null };
+    const spent = { calls: 0, costUsd: 0, unpriced: 0, estimated: 0 };
+    const card = (id: string, status: string, changes: object) => ({
+      ...task,
+      id,
+      status: "in_progress",
+      attempts: [{ ...attempt, status, round: 1, seconds: null, spent, ...changes }],
+    });
+    const running = card("tsk_1", "running", { verified: null });
+    const failed = { ...card("tsk_2", "failed", { verified: true }), error: "The agent changed nothing." };
+    const show = (...items: object[]) => {
+      const count = { total: items.length, matching: items.length, failed: items.includes(failed) ? 1 : 0 };
+      client.setQueryData(key, { items, counts: { ...counts, in_progress: count }, titles: {} });
+      return open("/board");
+    };
+    expect(await show(running)).toMatch(/In progress<\/h2><span[^>]*>1<\/span>/);
+    expect(await show(failed)).toMatch(/In progress<\/h2><span[^>]*>0 active<\/span><span[^>]*>1 failed/);
+    const html = await show(running, failed);
+    expect(html).toMatch(/In progress<\/h2><span[^>]*>1 active<\/span><span[^>]*>1 failed/);
+    expect(html).toContain("The agent changed nothing.");
+    expect(html).not.toContain("Verified");
+    expect(
+      await show({
+        ...failed,
+        error: null,
+        status: "in_review",
+        attempts: [{ ...failed.attempts[0], status: "in_review" }],
+      }),
+    ).toContain("Verified");
   });
 
   it("explains how to begin if there is no task, or no project", async () => {
@@ -258,6 +297,22 @@ describe("task page", () => {
     expect(html).not.toContain(">opencode");
   });
 
+  it("does not call a failed attempt verified", () => {
+    const spent = { calls: 0, inputTokens: 0, outputTokens: 0, costUsd: 0, unpriced: 0, estimated: 0 };
+    const attempt = { id: "att_1", number: 1, sessionId: "ses_1", sandboxId: null, agent: "demo", model: null, spent };
+    const show = (status: string, verified: boolean) => {
+      const attempts = [{ ...attempt, status, verified, steps: [], round: 1, seconds: null }];
+      return render(
+        <RouterContextProvider router={makeTestRouter("/tasks/tsk_1")}>
+          <AttemptsPanel task={{ ...task, attempts } as unknown as Task} />
+        </RouterContextProvider>,
+      );
+    };
+    expect(show("ready", true)).toMatch(/Verified.*Check passed/);
+    expect(show("failed", false)).toMatch(/Verified.*Check failed/);
+    expect(show("failed", true)).not.toMatch(/Verified|Check passed/);
+  });
+
   it("starts the task", async () => {
     client.setQueryData(keys.task("tsk_1"), task);
     await open("/tasks/tsk_1");
@@ -302,6 +357,46 @@ describe("session page", () => {
     expect(await open("/sessions/ses_1")).toMatch(/role="alert".*The database is full\./);
     await fail(keys.session("ses_2"), 404);
     expect(await open("/sessions/ses_2")).toContain("Session not found");
+  });
+});
+
+describe("changes", () => {
+  const checkout = { branch: "task/fix", baseBranch: "main", pushed: "c1", head: "c2" };
+  const status = { live: false, asOf: at, branch: "task/fix", head: "c2", ahead: 1, entries: [], underWay: null };
+  const file = {
+    path: "a.py",
+    oldPath: null,
+    change: "modified",
+    added: 1,
+    removed: 0,
+    binary: false,
+    truncated: false,
+  };
+  const diff = {
+    files: [{ ...file, patch: "@@ -0,0 +1,1 @@\n+x = 1\n", oldMode: null, newMode: null }],
+    added: 1,
+    removed: 0,
+  };
+  const show = (gone: boolean) => {
+    client.setQueryData(keys.checkout("sbx_1"), checkout);
+    client.setQueryData(keys.gitStatus("sbx_1"), status);
+    client.setQueryData(keys.diff("sbx_1", "base"), diff);
+    const shown = { ...session, sandbox: { ...sandbox, status: gone ? "destroyed" : "paused" } } as unknown as Session;
+    return render(
+      <RouterContextProvider router={makeTestRouter("/sessions/ses_1")}>
+        <ChangesPanel sandboxId="sbx_1" session={shown} gone={gone} />
+      </RouterContextProvider>,
+    );
+  };
+
+  it("can be updated, pushed and commented on only while there is a sandbox", () => {
+    const html = show(false);
+    expect(html).not.toContain("The sandbox is gone");
+    expect(html).toContain("Comment on line 1");
+    const gone = show(true);
+    expect(gone).toMatch(/<button(?=[^>]*disabled)(?=[^>]*title="The sandbox is gone\.)[^>]*>Update/);
+    expect(gone).toContain("Start a new sandbox to change or comment on them.");
+    expect(gone).not.toContain("Comment on line 1");
   });
 });
 
@@ -508,7 +603,22 @@ describe("sandboxes", () => {
   it("are listed with their status and session", async () => {
     client.setQueryData(key, pages([sandbox]));
     const html = await open("/sandboxes");
-    expect(html).toMatch(/aria-label="Select Fix the login".*Running.*Shop.*href="\/sessions\/ses_1"/);
+    expect(html).toMatch(/aria-label="Select Fix the login".*Running.*Shop.*gVisor.*href="\/sessions\/ses_1"/);
+  });
+
+  it("show their isolation level in their details, if it is known", () => {
+    const show = (isolation: string | null) => {
+      client.setQueryData(keys.sandbox("sbx_1"), { ...sandbox, isolation, sessionId: null });
+      return render(
+        <RouterContextProvider router={makeTestRouter("/sandboxes/sbx_1")}>
+          <SandboxPanel sandboxId="sbx_1" />
+        </RouterContextProvider>,
+      );
+    };
+    expect(show("gvisor")).toMatch(/Details.*Isolation.*gVisor/);
+    expect(show("namespace")).toMatch(/Details.*Isolation.*Namespaces/);
+    expect(show("microvm")).toMatch(/Details.*Isolation.*microvm/);
+    expect(show(null)).not.toContain("Isolation");
   });
 
   it("are explained if there are none", async () => {
@@ -570,6 +680,19 @@ describe("project settings", () => {
     expect(await open("/projects/prj_1")).toMatch(/role="alert".*The database is full\./);
   });
 
+  it("say what the command policy covers, and where the permissions of agents are", async () => {
+    const settings = { commandPolicy: { allow: [], deny: [] } };
+    client.setQueryData(keys.project("prj_1"), { ...project, settings });
+    expect(await open("/projects/prj_1?tab=policy")).toMatch(
+      /Does not apply to commands that agents run \(see <a [^>]*href="\/projects\/prj_1\?tab=agent"[^>]*>Agent permissions/,
+    );
+  });
+
+  it("say what happens if the server does not have the isolation level", async () => {
+    client.setQueryData(keys.project("prj_1"), { ...project, settings: { setup: {}, verify: {} } });
+    expect(await open("/projects/prj_1?tab=setup")).toMatch(/they fail with an error.*sandyard doctor.*on the server/);
+  });
+
   it("archive the project", async () => {
     client.setQueryData(keys.project("prj_1"), project);
     await open("/projects/prj_1");
@@ -586,6 +709,19 @@ describe("settings", () => {
     expect(html).not.toContain("People");
     expect(html).toContain("Member");
   });
+
+  it("show people also under the API's word for them", async () => {
+    expect(await open("/settings?tab=users")).toContain("Everyone with an account on this installation.");
+  });
+});
+
+describe("sign-in page", () => {
+  it("asks for name and password, unless a token was last used in this browser", async () => {
+    const html = await open("/sign-in");
+    expect(html).toMatch(/>Name<.*>Password<.*Sign in with a token instead/);
+    stubs.stored.set("sandyard.sign-in", "token");
+    expect(await open("/sign-in")).toMatch(/>Token<.*Sign in with name and password instead/);
+  });
 });
 
 describe("welcome page", () => {
@@ -601,6 +737,20 @@ describe("welcome page", () => {
     client.removeQueries({ queryKey: keys.projects() });
     await fail(keys.projects());
     expect(await open("/welcome")).toMatch(/Try the sample/);
+  });
+
+  it("tells members without a project that somebody has to add them, and offers them no paths", async () => {
+    const toAdd = "ask its owner or an administrator to add you";
+    client.setQueryData(keys.projects(), []);
+    const ofAdmin = await open("/welcome");
+    expect(ofAdmin).not.toContain(toAdd);
+    expect(ofAdmin).toContain("a path on this machine");
+    client.setQueryData(keys.me(), { ...me, user: { ...me.user, role: "member" } });
+    const ofMember = await open("/welcome");
+    expect(ofMember).toContain(toAdd);
+    expect(ofMember).not.toContain("a path on this machine");
+    client.setQueryData(keys.projects(), [project]);
+    expect(await open("/welcome")).not.toContain(toAdd);
   });
 
   it("suggests a password to those who signed in with a token", async () => {

@@ -11,7 +11,7 @@ import httpx
 
 from sandyard import __version__
 from sandyard.cli.config import Login
-from sandyard.cli.errors import ApiError, NoResponseError, NotLoggedInError
+from sandyard.cli.errors import ApiError, NoResponseError, NotLoggedInError, NotSandyardError
 from sandyard.cli.output import escape
 
 API = "/api/v1"
@@ -96,7 +96,9 @@ class Client:
         try:
             return response.json()
         except ValueError:
-            raise NoResponseError(f"The server at {self.login.url} is not a Sandyard server.") from None
+            raise NotSandyardError(
+                f"The server at {self.login.url} is not a Sandyard server. Check the address and the port."
+            ) from None
 
     @contextlib.contextmanager
     def stream(

@@ -40,6 +40,7 @@ class Login:
 
 
 def get_path(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the path of the configuration file, which may not exist."""
     environ = os.environ if environ is None else environ
     home = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(home) / "sandyard" / "config.json"
@@ -57,7 +58,7 @@ def load(environ: Mapping[str, str] | None = None) -> Login:
 
 
 def save(login: Login, environ: Mapping[str, str] | None = None) -> Path:
-    """Replace the file atomically. Only its owner can read it."""
+    """Store the login, and return the file. It is replaced atomically, and only its owner can read it."""
     file = get_path(environ)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     content = {"url": login.url, "token": login.token.reveal() if login.token else None, "tokenId": login.token_id}
@@ -73,7 +74,7 @@ def save(login: Login, environ: Mapping[str, str] | None = None) -> Path:
     return file
 
 
-def delete(environ: Mapping[str, str] | None = None) -> Login:
+def delete_token(environ: Mapping[str, str] | None = None) -> Login:
     """Remove the token from the file and keep the address. Return what was stored. Idempotent."""
     stored = _read_login(get_path(environ))
     if stored.token is not None:
@@ -82,18 +83,23 @@ def delete(environ: Mapping[str, str] | None = None) -> Login:
 
 
 def validate_url(text: str) -> str:
-    """Return `text` without a trailing slash. Raises CommandError if it is not an HTTP address."""
+    """Return `text` as an HTTP URL without a trailing slash. Raises CommandError if it is not an address of a server."""
     text = text.strip()
     if "://" not in text:
         text = f"http://{text}"
-    try:
-        parts = urlsplit(text)
-        is_valid = parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port > 0)
-    except ValueError:
-        is_valid = False
-    if not is_valid or parts.query or parts.fragment or parts.username:
+    if not _is_server_url(text):
         raise CommandError(f"{text!r} is not a server address. Use a URL such as http://127.0.0.1:8700.")
     return text.rstrip("/")
+
+
+def _is_server_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        has_valid_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    has_other_parts = bool(parts.query or parts.fragment or parts.username)
+    return parts.scheme in {"http", "https"} and bool(parts.hostname) and has_valid_port and not has_other_parts
 
 
 def _read_login(file: Path) -> Login:

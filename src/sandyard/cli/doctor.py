@@ -97,6 +97,12 @@ def _check_sandboxes() -> Iterator[Finding]:
         Isolation.GVISOR in capabilities.isolation,
         capabilities.missing.get("gvisor", "sandboxes can run on a kernel of their own (isolation level gvisor)"),
     )
+    for level in sorted(capabilities.isolation):
+        yield Finding(
+            f"containers ({level})",
+            level in capabilities.containers,
+            capabilities.missing.get(f"containers.{level}", "sandboxes that ask for it can run Docker"),
+        )
     copies = {"cow": "copy-on-write: a fork takes milliseconds", "copy": "changed files are copied"}
     detail = capabilities.missing.get("live_copy") or capabilities.missing.get("cow") or copies[capabilities.live_copy]
     yield Finding("copies", capabilities.live_copy == "cow", detail)
@@ -111,6 +117,7 @@ def _check_sandboxes() -> Iterator[Finding]:
         capabilities.missing.get("egress", "available to sandboxes, per their network policies"),
     )
     reported = {"freeze", "suspend", "gvisor", "live_copy", "cow", "memory", "cpu", "pids", "disk", "egress"}
+    reported |= {f"containers.{level}" for level in Isolation}
     for name in capabilities.missing.keys() - reported:
         yield Finding(name, False, capabilities.missing[name])
     if os.geteuid() == 0:

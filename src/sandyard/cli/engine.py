@@ -69,13 +69,15 @@ if TYPE_CHECKING:
     default=None,
     help="Give sandboxes this machine's certificate authorities and package settings.  [default: carry]",
 )
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Log level.  [default: info]"
+)
 @click.option("--log-json", is_flag=True, default=None, help="Log one JSON object per line.")
 @click.option("--access-log", is_flag=True, help="Log every request.")
 def engine(access_log: bool, api_keys: tuple[str, ...], **options: Any) -> None:
     """Serve sandboxes to E2B clients. Set E2B_API_URL, E2B_SANDBOX_URL and E2B_VOLUME_API_URL to this address.
 
-    Every option, and more, can be set as SANDYARD_<NAME>; options win. SIGTERM stops the engine and leaves its
+    Every option, and more settings, can be set as SANDYARD_<NAME>; options take precedence. SIGTERM stops the engine and leaves its
     sandboxes running: the next engine with the same data directory continues with them.
     """
     lifeline.watch_supervisor()

@@ -41,6 +41,10 @@ class NoResponseError(CommandError):
     exit_code = UNREACHABLE
 
 
+class NotSandyardError(NoResponseError):
+    """The server is not a Sandyard server."""
+
+
 class PathNotFoundError(CommandError):
     """No such file."""
 

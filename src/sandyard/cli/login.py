@@ -47,7 +47,7 @@ def login(url: str | None, token: str | None, name: str | None) -> None:
 @click.command()
 def logout() -> None:
     """Log out. Revokes the token if `login --name` created it; other tokens stay valid."""
-    stored = config.delete()
+    stored = config.delete_token()
     if stored.token is None:
         echo("Not logged in.")
         return

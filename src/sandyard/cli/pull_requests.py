@@ -67,7 +67,9 @@ MARKS = {"success": "✓", "neutral": "-", "skipped": "-", None: "…"}
 
 pull_argument = click.argument("pull", metavar="NUMBER|SESSION", shell_complete=complete_pull_requests)
 project_option = click.option(
-    "--project", shell_complete=complete_projects, help="Project of NUMBER, if several projects have it."
+    "--project",
+    shell_complete=complete_projects,
+    help="Project of the pull request, if several projects have one with this number.",
 )
 
 

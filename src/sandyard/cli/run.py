@@ -20,7 +20,7 @@ import click
 from sandyard.cli import config
 from sandyard.cli.completion import complete_agents
 from sandyard.cli.connection import MAX_ITEMS, connect, quote_segment
-from sandyard.cli.errors import FAILED, ApiError, CommandError, NoResponseError, NotLoggedInError
+from sandyard.cli.errors import FAILED, ApiError, CommandError, NoResponseError, NotLoggedInError, NotSandyardError
 from sandyard.cli.live.feed import INTERRUPTED
 from sandyard.cli.live.screen import Screen
 from sandyard.cli.options import drop_missing
@@ -83,7 +83,7 @@ def run(
     budget_usd: float | None,
     keep: bool,
 ) -> None:
-    """Let an agent do TEXT in a repository and follow it until its pull request is open; `-` reads TEXT from standard input.
+    """Let an agent work on the task TEXT in a repository and follow it until its pull request is open; `-` reads TEXT from standard input.
 
     Uses the running platform. If there is none, one is started for the duration of this command. A project is created for the
     repository if there is none. The last line on standard output is the pull request's URL, or the pushed branch if the remote has no
@@ -91,7 +91,7 @@ def run(
     """
     title, description = split_title(sys.stdin.read() if text == "-" else text)
     token = read_token(variable)
-    repository = resolve_repository(repo, local=config.load().is_local)
+    repository = resolve_repository(repo, is_local=config.load().is_local)
     with Screen() as screen, open_platform(screen, keep=keep) as (client, background):
         if note := describe_uncommitted(repository):
             screen.print_note(note)
@@ -117,9 +117,8 @@ def run(
         for line in describe_review(task, repository):
             screen.print_note(line)
         if pull := get_pull(task):
-            screen.print_line(
-                escape(str(pull["url"] if pull.get("number") is not None else pull.get("headBranch") or ""))
-            )
+            has_number = pull.get("number") is not None  # otherwise the remote has no pull requests
+            screen.print_line(escape(str(pull["url"] if has_number else pull.get("headBranch") or "")))
     if not is_successful(task):
         sys.exit(FAILED)
 
@@ -160,12 +159,14 @@ def open_platform(screen: Screen, *, keep: bool) -> Iterator[tuple[Client, Backg
 
 
 def _is_running(login: config.Login) -> bool:
-    """Return False if there is no platform at this address and one can be started there."""
+    """Return False if nothing responds at this address and a platform can be started there. Otherwise errors are raised."""
     try:
         with connect(login) as client:
             client.get("/me")
-    except NoResponseError as error:
-        if not login.is_local or login.url.startswith("https:") or "not a Sandyard server" in error.message:
+    except NotSandyardError:
+        raise
+    except NoResponseError:
+        if not login.is_local or login.url.startswith("https:"):
             raise
         return False
     except ApiError as error:
@@ -202,9 +203,7 @@ def _start_platform(
         yield login, background
     finally:
         if keep:
-            screen.print_note(
-                "The platform keeps running. To stop it, kill its process: " + _describe_process(background)
-            )
+            screen.print_note(f"The platform keeps running. {_describe_process(background)}")
         else:
             screen.set_status("stopping the platform")
             screen.redraw()
@@ -216,11 +215,12 @@ def _start_platform(
 
 def _describe_process(background: Background) -> str:
     with contextlib.suppress(OSError):
-        return f"{(background.data_dir / 'up.lock').read_text().strip()}. Its output is in {background.log}."
-    return f"see {background.log}."
+        process_id = (background.data_dir / "up.lock").read_text().strip()
+        return f"To stop it: kill {process_id}. Its output is in {background.log}."
+    return f"Its output is in {background.log}."
 
 
-def resolve_repository(text: str, *, local: bool) -> str:
+def resolve_repository(text: str, *, is_local: bool) -> str:
     """Return the repository address for the platform. Paths are made absolute. Raises CommandError if there is no repository."""
     if "://" in text or not text.strip():
         found = text.strip()
@@ -229,7 +229,7 @@ def resolve_repository(text: str, *, local: bool) -> str:
         return found
     path = Path(text).expanduser()
     if path.exists():
-        if not local:
+        if not is_local:
             raise CommandError(
                 f"{text} is a local path, but the platform runs on another machine. Give the URL of a repository that it can reach."
             )
@@ -244,12 +244,14 @@ def resolve_repository(text: str, *, local: bool) -> str:
         if _read_git(folder, "for-each-ref", "--count=1", "refs/heads") == "":
             raise CommandError(
                 f"{folder} has no commit yet. Create one to start from: git -C {shlex.quote(str(folder))} commit "
-                "--allow-empty -m 'chore: begin'"
+                "--allow-empty -m 'Initial commit'"
             )
         return str(folder)
     if ":" in text and not text.startswith(("/", ".", "~")):
         return text  # user@host:path
-    raise CommandError(f"{text} is neither a directory nor the address of a repository.")
+    raise CommandError(
+        f"{text} is neither a directory nor the address of a repository. Give an existing directory, a URL or user@host:path."
+    )
 
 
 def describe_uncommitted(repository: str) -> str | None:
@@ -300,44 +302,48 @@ def ensure_project(client: Client, repository: str, *, token: str | None, verify
     """Return the project of this repository, or a new one, after testing its connection. Raises CommandError with the reason if that
     fails."""
     projects = client.list_items("/projects", MAX_ITEMS)["items"]
-    matching = [
-        one for one in projects if one.get("repository") and _normalise(one["repository"]) == _normalise(repository)
-    ]
-    if matching:
-        project = matching[0]
-        settings = project.get("settings") or {}
-        if verify is not None and (settings.get("verify") or {}).get("command") != (verify or None):
-            settings = {**settings, "verify": {**(settings.get("verify") or {}), "command": verify or None}}
-            project = client.patch(f"/projects/{quote_segment(project['id'])}", {"settings": settings})
-            shown_command = f"`{escape(verify)}`" if verify else "none"
-            screen.print_note(f"Changed the verify command of project {escape(project['name'])}: {shown_command}")
-    else:
-        body = drop_missing(
-            name=_choose_name(repository, {one["name"] for one in projects}),
-            repository=repository,
-            settings={"verify": {"command": verify}} if verify else None,
-            token=token,
-            test=True,
-        )
-        try:
-            project = client.post("/projects", body)
-        except ApiError as error:
-            if error.problem_code != TEST_FAILED:
-                raise
-            raise _make_unusable_error(error.details, repository, token) from None
-        screen.print_note(f"Added project {escape(project['name'])} for {escape(repository)}.")
-        return project
+    for project in projects:
+        if project.get("repository") and _normalise(project["repository"]) == _normalise(repository):
+            return _update_project(client, project, repository, token=token, verify=verify, screen=screen)
+    body = drop_missing(
+        name=_choose_name(repository, {project["name"] for project in projects}),
+        repository=repository,
+        settings={"verify": {"command": verify}} if verify else None,
+        token=token,
+        test=True,
+    )
+    try:
+        created = client.post("/projects", body)
+    except ApiError as error:
+        if error.problem_code != TEST_FAILED:
+            raise
+        raise _make_unusable_error(error.details, repository, token) from None
+    screen.print_note(f"Added project {escape(created['name'])} for {escape(repository)}.")
+    return created
+
+
+def _update_project(
+    client: Client, project: Any, repository: str, *, token: str | None, verify: str | None, screen: Screen
+) -> Any:
+    """Store the token and the verify command if they were given, and test the connection."""
     path = f"/projects/{quote_segment(project['id'])}"
+    settings = project.get("settings") or {}
+    if verify is not None and (settings.get("verify") or {}).get("command") != (verify or None):
+        settings = {**settings, "verify": {**(settings.get("verify") or {}), "command": verify or None}}
+        project = client.patch(path, {"settings": settings})
+        shown_command = f"`{escape(verify)}`" if verify else "none"
+        screen.print_note(f"Changed the verify command of project {escape(project['name'])}: {shown_command}")
     if token is not None:
         client.request("PUT", f"{path}/credentials", body={"token": token})
-    found = run_connection_test(client, project["id"])
-    if not found["ok"]:
-        raise _make_unusable_error(found, repository, token)
+    result = run_connection_test(client, project["id"])
+    if not result["ok"]:
+        raise _make_unusable_error(result, repository, token)
     return project
 
 
-def _make_unusable_error(found: Any, repository: str, token: str | None) -> CommandError:
-    problems = "; ".join(escape(one["detail"]).rstrip(".") for one in found["findings"] if not one["ok"])
+def _make_unusable_error(result: Any, repository: str, token: str | None) -> CommandError:
+    """Return the error for a failed connection test."""
+    problems = "; ".join(escape(finding["detail"]).rstrip(".") for finding in result["findings"] if not finding["ok"])
     hint = "" if token is not None else " To pass a token from the environment variable NAME, use --token-from NAME."
     return CommandError(f"Cannot use the repository: {problems}.{hint if '://' in repository else ''}")
 
@@ -357,6 +363,7 @@ def _choose_name(repository: str, taken: set[str]) -> str:
 
 
 def read_token(variable: str | None) -> str | None:
+    """Return the value of the environment variable. Raises CommandError if it is not set or empty."""
     if variable is None:
         return None
     value = os.environ.get(variable, "").strip()

@@ -29,6 +29,7 @@ FIELDS = {
     "task": "taskId",
     "sandbox": "sandboxId",
     "status": "sandbox.status",
+    "isolation": "sandbox.isolation",
     "error": "sandbox.error",
     "created": "createdAt",
     "checkpoint": "checkpointAt",
@@ -91,7 +92,7 @@ def list_sessions(project: str | None, archived: bool, limit: int, output: str |
 @session_argument
 @output_option
 def show(session_id: str, output: str | None) -> None:
-    """Show a session and its sandbox. Does not wake it."""
+    """Show a session and its sandbox. Does not resume it."""
     with connect() as client:
         show_one(client.get(f"/sessions/{quote_segment(session_id)}"), FIELDS, output)
 
@@ -104,6 +105,20 @@ def rename(session_id: str, title: str, output: str | None) -> None:
     """Change a session's title."""
     with connect() as client:
         show_one(client.patch(f"/sessions/{quote_segment(session_id)}", {"title": title}), FIELDS, output)
+
+
+@session.command()
+@session_argument
+@click.option("--title", help="Title of the new session.")
+@output_option
+def fork(session_id: str, title: str | None, output: str | None) -> None:
+    """Create a session with a copy of this one's sandbox, on a new branch.
+
+    In a gVisor sandbox, running processes continue in the copy. Messages are not copied.
+    """
+    with connect() as client:
+        created = client.post(f"/sessions/{quote_segment(session_id)}/fork", drop_missing(title=title))
+    show_one(created, FIELDS, output)
 
 
 @session.command()

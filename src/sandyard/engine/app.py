@@ -60,7 +60,7 @@ request is about to use."""
 SWITCH_SECONDS = 0.0005
 """How long a background thread may keep a request waiting for the interpreter lock. Python's default is ten times
 longer, which is more than a whole create takes."""
-FAREWELL_SECONDS = 5
+SHUTDOWN_SECONDS = 5
 """How long requests in progress may still take when the engine stops."""
 
 
@@ -140,33 +140,33 @@ async def _serve(
     secure = listeners.secure
     host, port = listeners.plain.getsockname()[:2]
     secure_port = secure.getsockname()[1] if secure is not None else None
-    shown = tls.load_public_certificate(settings, data.tls) if secure is not None else None
+    public_certificate = tls.load_public_certificate(settings, data.tls) if secure is not None else None
     domain = tls.resolve_public_domain(settings, port, secure_port)
-    inner = tls.load_sandbox_certificate(settings, data.tls, shown)
-    names = _public_names(domain) if inner is not None else None
-    async with _open_components(settings, data, domain, names, inner) as engine:
-        servers = [(_server(engine.gateway, access_log), listeners.plain)]
+    sandbox_certificate = tls.load_sandbox_certificate(settings, data.tls, public_certificate)
+    public_names = _make_public_names(domain) if sandbox_certificate is not None else None
+    async with _open_components(settings, data, domain, public_names, sandbox_certificate) as engine:
+        servers = [(_make_server(engine.gateway, access_log), listeners.plain)]
         redirect_port = None
-        if secure is not None and shown is not None:
-            servers.append((_server(engine.gateway, access_log, shown.context), secure))
+        if secure is not None and public_certificate is not None:
+            servers.append((_make_server(engine.gateway, access_log, public_certificate.context), secure))
             if listeners.redirect is not None and domain is not None:
-                servers.append((_redirect_server(domain, access_log), listeners.redirect))
+                servers.append((_make_redirect_server(domain, access_log), listeners.redirect))
                 redirect_port = listeners.redirect.getsockname()[1]
         hairpin = engine.driver.hairpin
-        if hairpin is not None and names is not None and inner is not None:
-            inside = HairpinGateway(engine.gateway, hairpin, names)
-            servers.append((_server(inside, access_log, inner.context), hairpin.listener))
+        if hairpin is not None and public_names is not None and sandbox_certificate is not None:
+            hairpin_gateway = HairpinGateway(engine.gateway, hairpin, public_names)
+            servers.append((_make_server(hairpin_gateway, access_log, sandbox_certificate.context), hairpin.listener))
         gc.collect()
         gc.freeze()  # everything allocated so far is permanent, so collections can skip it
-        serving = [asyncio.create_task(server.serve([door])) for server, door in servers]
+        serving = [asyncio.create_task(server.serve([listener])) for server, listener in servers]
         ready(
             Ready(
                 local_url(host, port),
                 not is_loopback(host),
                 engine.new_key,
                 engine.driver.name,
-                domain if shown else None,
-                shown.authority if shown else None,
+                domain if public_certificate else None,
+                public_certificate.authority if public_certificate else None,
                 redirect_port,
             )
         )
@@ -174,20 +174,20 @@ async def _serve(
             "engine_started", host=host, port=port, tls_port=secure_port, driver=engine.driver.name, data=str(data.path)
         )
         stop = asyncio.create_task(stopping.wait())
-        broken = asyncio.create_task(engine.driver.wait_for_failure())
-        await asyncio.wait((*serving, stop, broken), return_when=asyncio.FIRST_COMPLETED)
-        if broken.done():
-            log.error("engine_broken", reason=broken.result())
+        failure = asyncio.create_task(engine.driver.wait_for_failure())
+        await asyncio.wait((*serving, stop, failure), return_when=asyncio.FIRST_COMPLETED)
+        if failure.done():
+            log.error("engine_broken", reason=failure.result())
         log.info("engine_stopping")
         for server, _ in servers:
             server.should_exit = True
         engine.gateway.close()
         await asyncio.gather(*serving)
         stop.cancel()
-        broken.cancel()
+        failure.cancel()
     log.info("engine_stopped")
-    if broken.done() and not broken.cancelled():
-        raise SandyardError(f"{broken.result()} Restart the engine to recover.")
+    if failure.done() and not failure.cancelled():
+        raise SandyardError(f"{failure.result()} Restart the engine to recover.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class _Engine:
     new_key: Secret | None
 
 
-def _public_names(domain: str | None) -> PublicNames | None:
+def _make_public_names(domain: str | None) -> PublicNames | None:
     if domain is None:
         return None
     name, _, port = domain.partition(":")
@@ -209,11 +209,12 @@ async def _open_components(
     settings: EngineSettings,
     data: DataDir,
     domain: str | None,
-    names: PublicNames | None,
-    inner: tls.ServerCertificate | None,
+    public_names: PublicNames | None,
+    sandbox_certificate: tls.ServerCertificate | None,
 ) -> AsyncIterator[_Engine]:
     """Open all components behind the sockets in order, and close them in reverse order."""
-    authority_pem = inner.authority.read_bytes() if inner is not None and inner.authority is not None else None
+    authority_file = sandbox_certificate.authority if sandbox_certificate is not None else None
+    authority_pem = authority_file.read_bytes() if authority_file is not None else None
     async with contextlib.AsyncExitStack() as stack:
         database = Database(data.database)
         database.open()
@@ -227,6 +228,7 @@ async def _open_components(
                 settings.templates_dir,
                 carry_host_trust=settings.carry_host_trust,
                 build_desktop=settings.build_desktop,
+                build_docker=settings.build_docker,
                 authority=authority_pem,
                 trust_directory=data.trust,
             )
@@ -235,8 +237,8 @@ async def _open_components(
             await asyncio.to_thread(catalogue.open)
         templates = catalogue or BareTemplates()
         secrets = Secrets(database, data.secrets_key)
-        authority = await asyncio.to_thread(Authority.load, data.egress)
-        driver = load_driver(settings, data.path, SecretsOutbound(secrets, authority), names)
+        egress_authority = await asyncio.to_thread(Authority.load, data.egress)
+        driver = load_driver(settings, data.path, SecretsOutbound(secrets, egress_authority), public_names)
         images = Images(data.images, ImageOptions.from_settings(settings, authority_pem))
         await asyncio.to_thread(images.prepare)
         repository = BuildRepository(database)
@@ -248,7 +250,7 @@ async def _open_components(
             CombinedTemplates(templates, built),
             settings,
             disks=(data.path,),
-            egress_authority=authority.pem,
+            egress_authority=egress_authority.pem,
             explain_missing=built.explain_missing,
             make_ready=templates.make_ready,
         )
@@ -274,8 +276,8 @@ async def _open_components(
             await catalogue.start()
             stack.push_async_callback(catalogue.close)
         context = Context(sandboxes, templates, settings.default_limits, domain, secrets, builds, volumes)
-        languages = catalogue.add_language if catalogue is not None and settings.add_languages else None
-        gateway = Gateway(sandboxes, api.build_app(context, keys), *((languages,) if languages is not None else ()))
+        add_language = catalogue.add_language if catalogue is not None and settings.add_languages else None
+        gateway = Gateway(sandboxes, api.build_app(context, keys), *((add_language,) if add_language else ()))
         stack.callback(gateway.close)
         yield _Engine(driver, gateway, new_key)
 
@@ -296,22 +298,22 @@ class BareTemplates:
         return "is not ready."
 
 
-def _server(gateway: Gateway | HairpinGateway, access_log: bool, context: ssl.SSLContext | None = None) -> Server:
-    config = _config(gateway, EngineProtocol, access_log)
+def _make_server(gateway: Gateway | HairpinGateway, access_log: bool, context: ssl.SSLContext | None = None) -> Server:
+    config = _make_config(gateway, EngineProtocol, access_log)
     config.ws = Tunnel.factory(gateway)  # type: ignore[assignment]  # uvicorn only calls it
     config.load()
     config.ssl = context  # uvicorn's own context cannot change its certificate
     return Server(config)
 
 
-def _redirect_server(domain: str, access_log: bool) -> Server:
-    config = _config(Redirect(domain), BoundedProtocol, access_log)
+def _make_redirect_server(domain: str, access_log: bool) -> Server:
+    config = _make_config(Redirect(domain), BoundedProtocol, access_log)
     config.ws = "none"
     config.load()
     return Server(config)
 
 
-def _config(app: App, protocol: type[BoundedProtocol], access_log: bool) -> uvicorn.Config:
+def _make_config(app: App, protocol: type[BoundedProtocol], access_log: bool) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=protocol,
@@ -323,5 +325,5 @@ def _config(app: App, protocol: type[BoundedProtocol], access_log: bool) -> uvic
         server_header=False,
         date_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=FAREWELL_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )

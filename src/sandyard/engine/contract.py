@@ -18,10 +18,12 @@ from __future__ import annotations
 import enum
 import socket
 import ssl
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from sandyard.kit.errors import SandyardError, UnsupportedError
 
 AGENT_PORT = 49983
 INTERPRETER_PORT = 49999  # in sandboxes that have a code interpreter
@@ -37,12 +39,15 @@ class Isolation(enum.StrEnum):
     GVISOR = "gvisor"  # a kernel of its own, which runs as a program on the host
 
     def is_at_least(self, other: Isolation) -> bool:
+        """Return whether this level is the same as the other one or stronger."""
         levels = list(Isolation)
         return levels.index(self) >= levels.index(other)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """The resources that a sandbox may use. `capabilities.limits` says which of them the driver enforces."""
+
     memory_mb: int = 512
     cpu_count: int = 2
     pids: int = 1024
@@ -93,7 +98,7 @@ class NetworkPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Denied:
+class DeniedAttempt:
     """An attempt blocked by the egress policy: a connection to an address, or (`protocol` dns) a lookup of a name."""
 
     host: str
@@ -153,12 +158,15 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
+    """The parameters of a new sandbox."""
+
     id: str
     layers: Layers
     limits: Limits = Limits()
     network: NetworkPolicy = NetworkPolicy()
     mounts: tuple[Mount, ...] = ()
     isolation: Isolation = Isolation.NAMESPACE
+    containers: bool = False  # programs in it may create containers, which makes more of the kernel reachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +190,8 @@ class Condition(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
+    """The resources that a sandbox uses. Memory and disk are in bytes."""
+
     cpu_seconds: float
     cpu_count: int
     memory_used: int
@@ -193,22 +203,33 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The features that this driver supports on this machine. `missing` gives the reason and the remedy for each thing it cannot do."""
+    """The features that this driver supports on this machine. `missing` gives the reason and the remedy for each thing it
+    cannot do."""
 
     freeze: bool
     suspend: frozenset[Isolation]  # levels whose sandboxes can be suspended to disk
+    memory_fork: frozenset[Isolation]  # levels whose sandboxes can be forked with their memory
     live_copy: str  # how a running sandbox is copied: "cow" or "copy"
     limits: frozenset[str]  # any of "memory", "cpu", "pids", "disk"
     egress: bool  # sandboxes can reach the internet, subject to policy
     isolation: frozenset[Isolation]  # levels that sandboxes can have
+    # Levels whose sandboxes can run containers; `missing` names others as "containers.LEVEL"
+    containers: frozenset[Isolation]
     missing: Mapping[str, str] = field(default_factory=dict)
+
+    def check_containers(self, isolation: Isolation) -> None:
+        """Raise UnsupportedError, with the reason and the remedy, if sandboxes of this level cannot run containers."""
+        if isolation not in self.containers:
+            reason = self.missing.get(f"containers.{isolation.value}", "this engine does not support it")
+            raise UnsupportedError(
+                f"Containers in a sandbox with isolation level {isolation.value} are not available: {reason}."
+            )
 
 
 class Driver(Protocol):
     name: str
-    capabilities: (
-        Capabilities  # available after `open`; a driver that has to test `suspend` first replaces it shortly afterwards
-    )
+    capabilities: Capabilities
+    """Available after `open`. A driver that has to test `suspend` first replaces it shortly afterwards."""
 
     @property
     def hairpin(self) -> Hairpin | None:
@@ -236,14 +257,17 @@ class Driver(Protocol):
 
     async def create(self, spec: Spec) -> Handle:
         """Create a running sandbox whose agent accepts connections. Raises FullError, which names the exhausted
-        resource, and UnsupportedError if the isolation level is not available: never use another one."""
+        resource, and UnsupportedError if the isolation level, or containers at that level, are not available: never use
+        something else."""
         ...
 
     async def boot(self, handle: Handle, spec: Spec) -> Handle:
         """Start a STOPPED sandbox on its existing file system, with new memory and processes."""
         ...
 
-    async def condition(self, handle: Handle) -> Condition: ...
+    async def condition(self, handle: Handle) -> Condition:
+        """Return the current condition. Never raises NotFoundError: a sandbox that does not exist is ABSENT."""
+        ...
 
     async def wait_for_exit(self, handle: Handle) -> str:
         """Wait until a running or frozen sandbox has ended for any reason. Return the reason. Cancellable."""
@@ -254,12 +278,17 @@ class Driver(Protocol):
         agent. Raises UnreachableError if nothing listens there. Never wakes a sandbox."""
         ...
 
-    async def freeze(self, handle: Handle) -> None: ...
+    async def freeze(self, handle: Handle) -> None:
+        """Stop all processes of a running sandbox and keep its memory in RAM. Idempotent."""
+        ...
 
-    async def thaw(self, handle: Handle) -> None: ...
+    async def thaw(self, handle: Handle) -> None:
+        """Let the processes of a frozen sandbox continue. Idempotent."""
+        ...
 
     async def suspend(self, handle: Handle) -> Handle:
-        """Move a frozen sandbox's memory to disk. Raises UnsupportedError if `capabilities.suspend` lacks its level."""
+        """Move a frozen sandbox's memory to disk. Raises UnsupportedError if `capabilities.suspend` lacks its level, or it
+        can run containers."""
         ...
 
     async def restore(self, handle: Handle) -> Handle:
@@ -284,6 +313,14 @@ class Driver(Protocol):
         those of its own spec."""
         ...
 
+    async def fork_with_memory(self, handle: Handle, specs: Sequence[Spec]) -> Sequence[Handle | SandyardError]:
+        """Like `fork`, but the new sandboxes also continue the processes of a running or frozen one: all copies are of
+        the same instant, and running. Return a handle or an error for each spec, whose limits, mounts, isolation and
+        containers must be the original's. Connections to the outside are closed, also those of the original. Raises
+        UnsupportedError, with the reason, if `capabilities.memory_fork` lacks its level or its memory cannot be
+        copied."""
+        ...
+
     async def create_volume(self, volume_id: str, size_mb: int) -> None:
         """Create an empty directory that outlives sandboxes, with a size limit if `capabilities.limits` contains
         "disk". Idempotent. Unlike sandboxes, volumes are never removed as leftovers: only `delete_volume` removes one."""
@@ -302,13 +339,15 @@ class Driver(Protocol):
         """Stop the sandbox and remove every trace of it. Idempotent; works in every condition."""
         ...
 
-    async def stats(self, handle: Handle) -> Stats: ...
+    async def stats(self, handle: Handle) -> Stats:
+        """Return the resources that the sandbox uses now."""
+        ...
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
         """Replace the egress policy of a running sandbox. Established connections that are no longer allowed are closed."""
         ...
 
-    async def take_denied(self, handle: Handle) -> Collection[Denied]:
+    async def take_denied(self, handle: Handle) -> Collection[DeniedAttempt]:
         """Return what the egress policy has blocked since the last call, without duplicates and limited to a few
         hundred."""
         ...

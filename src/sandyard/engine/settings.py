@@ -30,6 +30,7 @@ DEADLINES: Mapping[str, float] = MappingProxyType(
         "create": 30.0,
         "boot": 60.0,
         "fork": 60.0,
+        "fork_with_memory": 300.0,
         "snapshot": 120.0,
         "delete_snapshot": 300.0,
         "create_volume": 30.0,
@@ -45,26 +46,26 @@ DEADLINES: Mapping[str, float] = MappingProxyType(
 """Seconds after which a driver call counts as stuck. Operations not listed use `default_deadline_s`."""
 
 
-def default_pool_size() -> int:
+def compute_pool_size() -> int:
     """Return how many pooled sandboxes fit into 1/64 of the machine's memory: 128 at 24 GiB, enough for a burst of a
     hundred."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(128, max(4, memory // 64 // POOLED_BYTES))
 
 
-def default_gvisor_size() -> int:
+def compute_gvisor_pool_size() -> int:
     """Return how many pooled gVisor sandboxes fit into 1/64 of the machine's memory: 9 at 24 GiB."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(32, max(1, memory // 64 // POOLED_GVISOR_BYTES))
 
 
-def default_started_size() -> int:
+def compute_started_pool_size() -> int:
     """Return how many started sandboxes fit into 1/32 of the machine's memory: 3 at 24 GiB."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(8, max(1, memory // 32 // STARTED_BYTES))
 
 
-def host_name(value: str) -> str:
+def validate_domain(value: str) -> str:
     """Validate a domain with an optional port and return it in lower case."""
     name, colon, port = value.lower().removesuffix(".").partition(":")
     labels = name.split(".")
@@ -87,33 +88,34 @@ class EngineSettings(Settings):
     port: int = Field(default=3000, ge=0, le=65535)
     data_dir: Path = Field(default_factory=lambda: home() / "engine")
     templates_dir: Path = Field(default_factory=lambda: home() / "templates")
-    domain: Annotated[str, AfterValidator(host_name)] | None = None  # previews use subdomains of it; None: host:port
+    domain: Annotated[str, AfterValidator(validate_domain)] | None = (
+        None  # previews use subdomains of it; None: host:port
+    )
     tls_port: int | None = Field(default=None, ge=0, le=65535)  # HTTPS in addition to HTTP; None: HTTP only
     tls_host: str | None = None  # address that HTTPS listens on; None: same as `host`
     tls_cert: Path | None = None  # with its chain; None: issued by the engine's own authority
     tls_key: Path | None = None  # None: the key is in the tls_cert file
-    redirect_port: int | None = Field(
-        default=None, ge=0, le=65535
-    )  # plain HTTP that redirects to HTTPS; 0: off; None: 80 if tls_port is 443
+    # Plain HTTP that redirects to HTTPS; 0: off; None: 80 if tls_port is 443
+    redirect_port: int | None = Field(default=None, ge=0, le=65535)
     driver: str = "auto"  # auto, namespace or fake
+    allow_containers: bool | Literal["gvisor"] = True  # sandboxes may ask for containers; gvisor: only at that level
     min_isolation: Isolation = Isolation.NAMESPACE  # the weakest isolation that sandboxes may have
     runsc_path: Path | None = None  # gVisor's program; None: the installed one
     api_keys: tuple[Secret, ...] = ()  # valid in addition to the stored keys
 
     # Sandbox defaults when the template does not set a value
     default_template: str = "base"
-    carry_host_trust: bool = (
-        True  # copy the machine's certificate authorities and package client settings into sandboxes
-    )
+    # Copy the machine's certificate authorities and package client settings into sandboxes
+    carry_host_trust: bool = True
     add_languages: bool = True  # add R and Java to the code interpreter's template on first use
     build_desktop: bool = True  # build the template `desktop` on first use
+    build_docker: bool = True  # build the template `docker` on first use
     default_memory_mb: int = Field(default=512, ge=16)
     default_cpu_count: int = Field(default=2, ge=1)
     default_disk_mb: int = Field(default=10240, ge=16)
     default_pids: int = Field(default=1024, ge=16)
-    io_weight: int = Field(
-        default=50, ge=10, le=1000
-    )  # disk I/O weight of all sandboxes together, compared with 100 for everything else
+    # Disk I/O weight of all sandboxes together, compared with 100 for everything else
+    io_weight: int = Field(default=50, ge=10, le=1000)
     io_read_mbps: int = Field(default=0, ge=0)  # per sandbox, in MB/s; 0: no limit
     io_write_mbps: int = Field(default=0, ge=0)
     # Kernel memory that no cgroup accounts for. When the machine's total grows by this much (0: 2 % of its memory, at
@@ -121,9 +123,8 @@ class EngineSettings(Settings):
     kernel_memory_growth_mb: int = Field(default=0, ge=0)
     netlink_buffers_mb: int = Field(default=64, ge=1)
     socket_buffers_mb: int = Field(default=64, ge=1)  # in addition to the buffers that its cgroup is charged for
-    tcp_orphans: int = Field(
-        default=0, ge=0
-    )  # closed connections with unread data; 0: an eighth of the machine's limit
+    # Closed connections with unread data; 0: an eighth of the machine's limit
+    tcp_orphans: int = Field(default=0, ge=0)
     file_locks: int = Field(default=100_000, ge=1000)
 
     # What sandboxes may reach
@@ -133,24 +134,20 @@ class EngineSettings(Settings):
     subnet: str | None = None  # for all sandboxes of this engine; None: a free one is chosen and remembered
 
     # Images that templates are built from
-    images_dirs: tuple[
-        Path, ...
-    ] = ()  # folders from which `oci:`, `oci-archive:` and `docker-archive:` may be read; empty: none
-    images_registries: tuple[
-        str, ...
-    ] = ()  # host[:port]s that are allowed although they are not on the public internet
+    # Folders from which `oci:`, `oci-archive:` and `docker-archive:` may be read; empty: none
+    images_dirs: tuple[Path, ...] = ()
+    # host[:port]s that are allowed although they are not on the public internet
+    images_registries: tuple[str, ...] = ()
     images_insecure: tuple[str, ...] = ()  # host[:port]s that are accessed over plain HTTP
     images_max_mb: int = Field(default=16384, ge=1)  # of one unpacked image
     images_max_files: int = Field(default=1_000_000, ge=1)
     images_keep_s: float = Field(default=7 * 24 * 3600, ge=0)  # unused layers are deleted after this
 
     # Capacity limits
-    max_connections: int = Field(
-        default=MOST, ge=1
-    )  # client connections; at most a third of the engine's open file limit
-    max_connections_per_address: int = Field(
-        default=0, ge=0
-    )  # 0: a quarter of the total, or three quarters for loopback
+    # Client connections; at most a third of the engine's open file limit
+    max_connections: int = Field(default=MOST, ge=1)
+    # 0: a quarter of the total, or three quarters for loopback
+    max_connections_per_address: int = Field(default=0, ge=0)
     max_sandboxes: int = Field(default=1000, ge=1)  # running at the same time
     memory_reserve_mb: int = Field(default=512, ge=0)  # machine memory to keep free
     disk_reserve_mb: int = Field(default=2048, ge=0)  # disk space to keep free on the data directory's disk
@@ -161,11 +158,11 @@ class EngineSettings(Settings):
     auto_resume_timeout_s: float = Field(default=60, ge=0)  # minimum lifetime of an auto-resumed sandbox
 
     # Pool of ready sandboxes
-    pool_size: int = Field(default_factory=default_pool_size, ge=0)  # per template; 0 disables the pool
-    pool_started_size: int = Field(
-        default_factory=default_started_size, ge=0
-    )  # the same, for templates with a start command
-    pool_gvisor_size: int = Field(default_factory=default_gvisor_size, ge=0)  # the same, for sandboxes with gVisor
+    pool_size: int = Field(default_factory=compute_pool_size, ge=0)  # per template; 0 disables the pool
+    # The same, for templates with a start command
+    pool_started_size: int = Field(default_factory=compute_started_pool_size, ge=0)
+    # The same, for sandboxes with gVisor
+    pool_gvisor_size: int = Field(default_factory=compute_gvisor_pool_size, ge=0)
     pool_idle_s: float = Field(default=600, gt=0)  # the pool of an unused template is removed after this
     start_patience_s: float = Field(default=60, gt=0)  # how long a start command may take to become ready
     create_concurrency: int = Field(default=8, ge=1)  # concurrent create calls to the driver
@@ -211,7 +208,7 @@ class EngineSettings(Settings):
 
     @field_validator("images_dirs", "images_registries", "images_insecure", mode="before")
     @classmethod
-    def _split(cls, value: Any) -> Any:
+    def _split_at_commas(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
         return tuple(part.strip() for part in value.split(",") if part.strip())
@@ -225,5 +222,6 @@ class EngineSettings(Settings):
             disk_mb=self.default_disk_mb,
         )
 
-    def deadline(self, verb: str) -> float:
-        return self.deadlines.get(verb, self.default_deadline_s)
+    def get_deadline(self, operation: str) -> float:
+        """Return the seconds after which a call of this driver operation counts as stuck."""
+        return self.deadlines.get(operation, self.default_deadline_s)

@@ -11,8 +11,9 @@ from sandyard.kit.secret import Secret
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # in sort order
 _WIDTH = 10
-_COUNTER_LIMIT, _STRIDE = 36**_WIDTH, 1 << 24
-_last, _lock = (0, 0), threading.Lock()
+_NUMBER_LIMIT = 36**_WIDTH
+_MAX_STEP = 1 << 24  # how much larger the number of the next id in the same millisecond is, at most
+_last, _lock = (0, 0), threading.Lock()  # the time and number of the last id
 _BYTE_LIMIT = 256 - 256 % len(ALPHABET)  # bytes at or above this are skipped: they would make some letters more likely
 
 
@@ -26,17 +27,15 @@ def random_id(prefix: str = "", length: int = 20) -> str:
 
 
 def ordered_id(prefix: str) -> str:
-    """Return `prefix`, the time in milliseconds and ten random letters. Ids made by one process sort in the order they were made."""
+    """Return `prefix`, the time in milliseconds and a random number, both in base 36. Ids of one process sort by creation."""
     global _last  # noqa: PLW0603 - the next id must sort after the last one
     moment = time.time_ns() // 1_000_000
     with _lock:
-        past, number = _last
-        is_same_moment = moment <= past  # in the same millisecond, or the clock was set back
-        _last = (
-            (past, number + 1 + secrets.randbelow(_STRIDE))
-            if is_same_moment
-            else (moment, secrets.randbelow(_COUNTER_LIMIT // 2))
-        )
+        last_moment, number = _last
+        if moment <= last_moment:  # in the same millisecond, or the clock was set back
+            _last = (last_moment, number + 1 + secrets.randbelow(_MAX_STEP))
+        else:
+            _last = (moment, secrets.randbelow(_NUMBER_LIMIT // 2))
         moment, number = _last
     return prefix + _to_base36(moment) + _to_base36(number)
 

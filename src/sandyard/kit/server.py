@@ -18,7 +18,7 @@ from sandyard.kit.pacing import Inflow
 
 SLICE_BYTES = 4096
 """How many received bytes are parsed at once, at most: several hundred chunks of one byte."""
-SILENT_LIMIT = 64 * 1024
+OVERHEAD_LIMIT = 64 * 1024
 """How many bytes a client may send without completing a head or part of a body."""
 HEADERS_LIMIT = 256
 PIPELINE_LIMIT = 100
@@ -31,7 +31,7 @@ BODY_SECONDS, BODY_BYTES_PER_SECOND = 60.0, 100
 """How often to check that a body arrives at this rate. Time in which the application does not read is not counted."""
 STREAM_SILENCE_SECONDS = 600.0
 """How long a streaming body may pause (`allow_slow_body`)."""
-STRANGER_SECONDS = 15
+UNAUTHENTICATED_IDLE_SECONDS = 15
 """How long an idle unauthenticated connection is kept. Authenticated ones are kept for the server's keep-alive time."""
 RETRY_SECONDS = 5
 """The Retry-After sent to clients that are refused for lack of connections."""
@@ -84,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _parts = 0  # chunks, headers and requests so far
     _running: RequestResponseCycle | None = None  # the request being answered; `cycle` is the one being received
     _waiting_bytes = 0  # of pipelined requests
-    _silent = 0
+    _overhead = 0
     _progress = False
     _in_head = False
     _head_timer: asyncio.TimerHandle | None = None
@@ -102,7 +102,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow = _Flow(transport, self._inflow)
         self._unread = connections.UnreadWatch(transport, self.loop)
         self._waiting: deque[int] = deque()  # bytes of each request in `pipeline`, oldest first
-        self.timeout_keep_alive = min(STRANGER_SECONDS, self.config.timeout_keep_alive)
+        self.timeout_keep_alive = min(UNAUTHENTICATED_IDLE_SECONDS, self.config.timeout_keep_alive)
         if connections.CONNECTIONS.add(self):
             self._start_head_timer()
         else:
@@ -209,17 +209,17 @@ class BoundedProtocol(HttpToolsProtocol):
         before = self._parts
         self._progress = False
         super().data_received(data)
-        self._silent = 0 if self._progress else self._silent + len(data)
+        self._overhead = 0 if self._progress else self._overhead + len(data)
         if not self.transport.is_closing():
-            self._check_silence()
+            self._check_progress()
         return self._parts - before
 
-    def _check_silence(self) -> None:
-        if self._silent > SILENT_LIMIT:
+    def _check_progress(self) -> None:
+        if self._overhead > OVERHEAD_LIMIT:
             self.refuse(431, "The request's headers are too large: send less than 64 KiB.")
         elif self._in_body and self._body_timer is None:
             self._start_body_timer()
-        elif self._silent and not self._in_body and self._head_timer is None and not self._is_answering():
+        elif self._overhead and not self._in_body and self._head_timer is None and not self._is_answering():
             self._start_head_timer()  # bytes between requests that do not start a request
 
     def _is_answering(self) -> bool:
@@ -257,6 +257,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() != "1.0"):
+            raise ValueError("not exactly one Host header")  # RFC 9112, 3.2: a proxy in front may have used another one
         self._in_head = False
         self._progress = self._in_body = True
         self._stop_head_timer()
@@ -309,7 +312,7 @@ class BoundedProtocol(HttpToolsProtocol):
             limits = f"{PIPELINE_LIMIT} requests or {PIPELINE_BYTES // 1024} KiB"
             self.refuse(400, f"Too many pipelined requests: wait for responses after {limits}.")
         else:
-            self.refuse(400, "The request is not valid HTTP/1.1.")
+            self.refuse(400, "The request is not valid HTTP/1.1, or has no Host header or several.")
 
     def refuse(self, status: int, message: str) -> None:
         """Send an error response and close the connection. If another response is being sent, only close."""

@@ -49,7 +49,7 @@ class PlatformSettings(Settings):
     network_allow: str = ""  # with "listed": presets and hosts, separated by commas
     # the engine pauses a sandbox this much later on its own, in case the platform is down
     idle_margin_s: int = Field(default=120, ge=5)
-    create_timeout_s: float = Field(default=5, gt=0)
+    create_timeout_s: float = Field(default=30, gt=0)
     command_timeout_s: float = Field(default=300, gt=0)
     max_command_timeout_s: float = Field(default=24 * 3600, gt=0)
     output_limit: int = Field(default=256 * 1024, ge=1024)  # of a stream in a response; the rest is paged
@@ -77,6 +77,7 @@ class PlatformSettings(Settings):
     default_agent: str | None = None  # None: the one created for the first provider, else the demo
     parallel_attempts: int = Field(default=8, ge=1)  # on this machine
     parallel_attempts_per_user: int = Field(default=8, ge=1)
+    schedules_per_user: int = Field(default=100, ge=1)
     npm_registry: str | None = None  # where agents are installed from; None: as configured for npm in the sandbox
     model_timeout_s: float = Field(default=600, gt=0)  # between two bytes of a model's response
     preparations_kept_days: int = Field(default=14, ge=1)  # if unused

@@ -199,7 +199,7 @@ def _create_services(
     stack.push_async_callback(attempts.close)
     tasks = Tasks(database, projects, attempts, agents, clock)
     stack.push_async_callback(tasks.close)
-    schedules = Schedules(database, projects, tasks, clock)
+    schedules = Schedules(database, projects, tasks, settings, clock)
     stack.push_async_callback(schedules.close)
     webhooks = Webhooks(
         database, credentials, pull_requests, clock, on_push=git.refresh, on_issue=IssueTasks(tasks).create_task
@@ -256,6 +256,7 @@ def _register_hooks(services: Services, mcp: McpGateway) -> None:
     lifecycle.before_pause += [commands.before_pause, git.before_pause, turns.before_pause, sessions.before_pause]
     lifecycle.before_destroy += [git.before_destroy]
     lifecycle.after_resume += [commands.after_resume, models.after_resume, turns.after_resume]
+    lifecycle.after_fork += [turns.after_fork]
     lifecycle.after_end += [
         commands.after_end,
         models.after_end,

@@ -7,25 +7,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness.up import Yard, run_json
+from tests.harness.up import Installation, run_json
 from tests.unit.cli.conftest import config_dir, server
 
 __all__ = ["config_dir", "server"]
 
 
 @pytest.fixture(scope="session")
-def yard() -> Iterator[Yard]:
+def installation() -> Iterator[Installation]:
     """A real `sandyard up` for all tests that do not disturb each other. Any of them may kill a process of it."""
     if os.geteuid() != 0:
         pytest.skip("sandboxes with all features need root")
-    running = Yard(settings={"SANDYARD_LOGINS_PER_MINUTE": "1000"})
+    running = Installation(settings={"SANDYARD_LOGINS_PER_MINUTE": "1000"})
     yield running
     running.stop()
 
 
 @pytest.fixture(scope="session")
-def sandbox(yard: Yard) -> str:
+def sandbox(installation: Installation) -> str:
     """A running sandbox."""
-    made = run_json(yard, "sandbox", "create")
+    made = run_json(installation, "sandbox", "create")
     assert made["status"] == "running"
     return str(made["id"])

@@ -15,7 +15,7 @@ from sandyard.cli.main import cli
 from sandyard.platform.domain.agents.profiles import BUILT_IN
 from sandyard.platform.domain.agents.profiles.model import LaunchRequest
 from tests.harness.processes import ROOT
-from tests.harness.up import Yard
+from tests.harness.up import Installation
 from tests.unit.cli.server import Reply, Server
 
 GREET = """import json
@@ -112,10 +112,12 @@ def test_the_name_of_an_agent_leads_to_its_test(server: Server) -> None:
     assert (missing.exit_code, "sandyard agent test NAME" in missing.stderr) == (2, True)
 
 
-def test_the_example_of_the_guide_works_as_a_custom_agent(yard: Yard, example: Path, tmp_path: Path) -> None:
+def test_the_example_of_the_guide_works_as_a_custom_agent(
+    installation: Installation, example: Path, tmp_path: Path
+) -> None:
     script = tmp_path / "install.sh"
     script.write_text(f"cat >~/note_agent.py <<'END'\n{example.read_text()}\nEND\n")
     command = ("note", "python3", "/home/user/note_agent.py")
-    yard.ok("agent", "add", "--install", f"@{script}", "--check", "test -e ~/note_agent.py", *command)
-    assert "It works. Reply: I have written it down" in yard.ok("agent", "test", "note")
-    yard.ok("agent", "remove", "note")
+    installation.ok("agent", "add", "--install", f"@{script}", "--check", "test -e ~/note_agent.py", *command)
+    assert "It works. Reply: I have written it down" in installation.ok("agent", "test", "note")
+    installation.ok("agent", "remove", "note")

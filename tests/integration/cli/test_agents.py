@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
-from tests.harness.up import Yard, run_json
+from tests.harness.up import Installation, run_json
 from tests.unit.cli.server import Reply, Server, events, problem
 
 DEMO: dict[str, Any] = {
@@ -31,8 +31,8 @@ DEMO: dict[str, Any] = {
 SESSION = "ses_1"
 
 
-def agent(*words: str) -> Result:
-    return CliRunner().invoke(cli, ["agent", *words])
+def agent(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["agent", *arguments])
 
 
 def event(kind: str, **data: Any) -> dict[str, Any]:
@@ -59,8 +59,17 @@ def test_an_agent_is_added_replaced_and_removed(server: Server, tmp_path: Path) 
     server.on("PUT", "/agents/mine", Reply(200, DEMO))
     server.on("DELETE", "/agents/mine", Reply(204))
     (tmp_path / "install.sh").write_text("npm i -g mine@1\n")
-    words = ["--title", "Mine", "--install", f"@{tmp_path}/install.sh", "--check", "command -v mine", "-e", "A={model}"]
-    done = agent("add", *words, "--api", "openai", "mine", "mine-agent", "acp", "--flag")
+    options = [
+        "--title",
+        "Mine",
+        "--install",
+        f"@{tmp_path}/install.sh",
+        "--check",
+        "command -v mine",
+        "-e",
+        "A={model}",
+    ]
+    done = agent("add", *options, "--api", "openai", "mine", "mine-agent", "acp", "--flag")
     assert done.exit_code == 0, done.output
     assert server.requests[-1].json() == {
         "name": "mine",
@@ -83,14 +92,14 @@ def test_an_agent_is_added_replaced_and_removed(server: Server, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("result", "code", "words"),
+    ("result", "code", "text"),
     [
         ({"ok": True, "answer": "ready"}, 0, "It works. Reply: ready"),
         ({"ok": False, "error": "The install ended with 1.\x1b[2J"}, 1, "It does not work. The install ended with 1."),
     ],
 )
 def test_the_test_of_an_agent_is_followed_to_its_end(
-    server: Server, result: dict[str, Any], code: int, words: str
+    server: Server, result: dict[str, Any], code: int, text: str
 ) -> None:
     server.on("POST", "/agents/demo/test", Reply(202, {"agent": "demo", "sessionId": SESSION}))
     stream = events(
@@ -101,7 +110,7 @@ def test_the_test_of_an_agent_is_followed_to_its_end(
     server.on("GET", "/events", events(("1", "sandbox.running", event("sandbox.running")), cut=True), stream)
     done = agent("test", "demo", "--model", "big")
     assert done.exit_code == code, done.output
-    assert words in done.output
+    assert text in done.output
     assert "sandbox" in done.output and "0.2 s" in done.output
     posted, first, again = server.requests
     assert posted.json() == {"model": "big", "background": True}
@@ -117,7 +126,7 @@ def test_testing_an_unknown_agent_is_an_error(server: Server) -> None:
     assert (done.exit_code, "There is no agent" in done.output) == (3, True)
 
 
-def test_the_demo_agent_passes_its_test_on_a_real_server(yard: Yard) -> None:
-    assert [one["name"] for one in run_json(yard, "agent", "list")["items"]][-1] == "demo"
-    result = run_json(yard, "agent", "test", "demo", "-o", "json")
+def test_the_demo_agent_passes_its_test_on_a_real_server(installation: Installation) -> None:
+    assert [one["name"] for one in run_json(installation, "agent", "list")["items"]][-1] == "demo"
+    result = run_json(installation, "agent", "test", "demo", "-o", "json")
     assert (result["ok"], result["error"]) == (True, None)

@@ -10,17 +10,19 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from sandyard.cli.main import cli
-from tests.harness.up import Yard, run_json
+from tests.harness.up import Installation, run_json
 from tests.unit.cli.server import Reply, Server
 
 
-def test_ids_are_completed_from_the_server(yard: Yard, sandbox: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_completed_from_the_server(
+    installation: Installation, sandbox: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("SANDYARD_URL", "SANDYARD_TOKEN"):
-        monkeypatch.setenv(name, yard.environment[name])
+        monkeypatch.setenv(name, installation.environment[name])
 
     assert sandbox in complete("sandbox", "exec", "sbx")
     assert f"{sandbox}:" in complete("sandbox", "cp", "sb")
-    made = run_json(yard, "session", "create")["id"]
+    made = run_json(installation, "session", "create")["id"]
     assert made in complete("session", "show", "ses")
     assert made in complete("sandbox", "exec", "ses"), "the id of a session stands for its sandbox"
     assert complete("sandbox", "exec", "sbx_nothing") == []

@@ -37,7 +37,7 @@ def examine(monkeypatch: pytest.MonkeyPatch, capabilities: Capabilities | Except
 
 
 def test_a_fully_capable_machine_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, printed = examine(monkeypatch, Capabilities(True, ALL, "cow", LIMITS, True, ALL))
+    code, printed = examine(monkeypatch, Capabilities(True, ALL, ALL, "cow", LIMITS, True, ALL, ALL))
     assert code == 0
     assert printed.endswith("Sandboxes can run here.\n")
     for name in ("pause", "copies", "memory limit", "disk limit", "internet"):
@@ -47,7 +47,8 @@ def test_a_fully_capable_machine_passes(monkeypatch: pytest.MonkeyPatch) -> None
 def test_missing_capabilities_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"disk": "no btrfs here: install btrfs-progs", "suspend": "CRIU is too old", "weather": "it rains"}
     code, printed = examine(
-        monkeypatch, Capabilities(True, frozenset(), "copy", LIMITS - {"disk"}, False, ALL, missing)
+        monkeypatch,
+        Capabilities(True, frozenset(), frozenset(), "copy", LIMITS - {"disk"}, False, ALL, frozenset(), missing),
     )
     assert code == 0, "sandboxes still run"
     for line in (
@@ -73,7 +74,7 @@ def platform_section(printed: str) -> str:
     return printed.partition("Platform\n")[2]
 
 
-ABLE = Capabilities(True, ALL, "cow", LIMITS, True, ALL)
+ABLE = Capabilities(True, ALL, ALL, "cow", LIMITS, True, ALL, ALL)
 
 
 def test_the_platform_is_checked_without_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.forge import GitHub, forge
-from tests.harness.up import Yard, run_json
+from tests.harness.up import Installation, run_json
 
 
 @pytest.fixture(scope="module")
@@ -17,38 +17,40 @@ def github() -> Iterator[GitHub]:
         yield running
 
 
-def test_a_pull_request_is_opened_reviewed_and_merged(yard: Yard, github: GitHub) -> None:
+def test_a_pull_request_is_opened_reviewed_and_merged(installation: Installation, github: GitHub) -> None:
     repository = github.repository("acme/website", files={"a.txt": "one\n"})
     token = github.tokens.make("sandyard-bot")
     options = ["--repository", repository.url, "--api-url", github.api_url, "--token-stdin"]
-    rejected = yard.run("project", "add", "website", *options, stdin=b"ghp_wrong\n")
+    rejected = installation.run("project", "add", "website", *options, stdin=b"ghp_wrong\n")
     assert rejected.returncode == 1
     assert "✗ " in rejected.stderr.decode()
-    assert run_json(yard, "project", "list")["items"] == [], "a project that failed its test is not stored"
-    yard.ok("project", "add", "website", *options, "--no-test", stdin=b"ghp_wrong\n")
-    replaced = yard.run("project", "token", "website", "--token-stdin", stdin=f"{token.text}\n".encode())
+    assert run_json(installation, "project", "list")["items"] == [], "a project that failed its test is not stored"
+    installation.ok("project", "add", "website", *options, "--no-test", stdin=b"ghp_wrong\n")
+    replaced = installation.run("project", "token", "website", "--token-stdin", stdin=f"{token.text}\n".encode())
     assert replaced.returncode == 0, replaced.stderr
-    shown = yard.ok("project", "show", "website", "-o", "table")
+    shown = installation.ok("project", "show", "website", "-o", "table")
     assert "token" in shown
     assert token.text not in shown + replaced.stderr.decode()
-    yard.ok("project", "set", "website", "--label", "bot", "--merge-method", "merge")
-    assert run_json(yard, "project", "show", "website")["settings"]["forge"]["apiUrl"] == github.api_url, (
+    installation.ok("project", "set", "website", "--label", "bot", "--merge-method", "merge")
+    assert run_json(installation, "project", "show", "website")["settings"]["forge"]["apiUrl"] == github.api_url, (
         "other settings are kept"
     )
 
-    name = run_json(yard, "session", "create", "--project", "website", "--wait")["id"]
-    yard.ok("sandbox", "exec", "--cwd", "/home/user/workspace", name, "echo 2 > a.txt")
-    yard.ok("git", "commit", name, "-m", "fix: say 2")
-    address = yard.ok("pr", "open", name, "--draft").strip()
-    assert yard.ok("pr", "open", name).strip() == address, "the same pull request"
+    name = run_json(installation, "session", "create", "--project", "website", "--wait")["id"]
+    installation.ok("sandbox", "exec", "--cwd", "/home/user/workspace", name, "echo 2 > a.txt")
+    installation.ok("git", "commit", name, "-m", "fix: say 2")
+    address = installation.ok("pr", "open", name, "--draft").strip()
+    assert installation.ok("pr", "open", name).strip() == address, "the same pull request"
     number = address.rpartition("/")[2]
     maria = github.colleague("maria")
     maria.request_changes("acme/website", int(number), "Why\nnot 3?")
-    printed = yard.ok("pr", "show", number, "--project", "website", "--refresh", "-o", "table")
+    printed = installation.ok("pr", "show", number, "--project", "website", "--refresh", "-o", "table")
     assert "  maria (changes requested):\n    Why\n    not 3?\n" in printed
-    assert run_json(yard, "pr", "ready", name)["draft"] is False
-    assert number in [str(one["number"]) for one in json.loads(yard.ok("pr", "list", "--state", "open"))["items"]]
-    assert run_json(yard, "pr", "merge", name)["state"] == "merged"
+    assert run_json(installation, "pr", "ready", name)["draft"] is False
+    assert number in [
+        str(one["number"]) for one in json.loads(installation.ok("pr", "list", "--state", "open"))["items"]
+    ]
+    assert run_json(installation, "pr", "merge", name)["state"] == "merged"
     assert repository.read("main", "a.txt") == b"2\n"
-    assert yard.run("pr", "close", name).returncode == 1, "a merged pull request cannot be closed"
-    yard.ok("project", "delete", "website", "--yes")
+    assert installation.run("pr", "close", name).returncode == 1, "a merged pull request cannot be closed"
+    installation.ok("project", "delete", "website", "--yes")

@@ -10,56 +10,56 @@ import pytest
 from click.testing import CliRunner
 
 from sandyard.cli.main import cli
-from tests.harness.up import CommandResult, Yard
+from tests.harness.up import CommandResult, Installation
 from tests.unit.cli.server import Reply, Server
 
 
-def test_login_and_logout(yard: Yard) -> None:
+def test_login_and_logout(installation: Installation) -> None:
     def run(*arguments: str, stdin: bytes = b"") -> tuple[int, str]:
-        done = yard.run(*arguments, stdin=stdin, SANDYARD_TOKEN=None)
+        done = installation.run(*arguments, stdin=stdin, SANDYARD_TOKEN=None)
         return done.returncode, (done.stdout + done.stderr).decode()
 
     code, printed = run("session", "list")
     assert code == 4
     assert "sandyard login" in printed
-    assert run("login", yard.url, "--token", "-", stdin=b"sy_wrong\n")[0] == 4
-    code, printed = run("login", yard.url, "--token", "-", stdin=f"{yard.token}\n".encode())
+    assert run("login", installation.url, "--token", "-", stdin=b"sy_wrong\n")[0] == 4
+    code, printed = run("login", installation.url, "--token", "-", stdin=f"{installation.token}\n".encode())
     assert code == 0, printed
     assert "as admin (admin)" in printed
-    file = yard.folder / "config" / "sandyard" / "config.json"
+    file = installation.folder / "config" / "sandyard" / "config.json"
     assert file.stat().st_mode & 0o777 == 0o600
     assert run("session", "list")[0] == 0
     assert run("logout")[0] == 0
-    assert yard.token not in file.read_text()
+    assert installation.token not in file.read_text()
     assert run("session", "list")[0] == 4
-    assert yard.run("session", "list").returncode == 0, "a token that login did not create stays valid"
+    assert installation.run("session", "list").returncode == 0, "a token that login did not create stays valid"
 
 
-def test_login_by_name_creates_a_token_that_logout_revokes(yard: Yard) -> None:
+def test_login_by_name_creates_a_token_that_logout_revokes(installation: Installation) -> None:
     """Login creates a token, and logout revokes it."""
-    headers = {"Authorization": f"Bearer {yard.token}"}
+    headers = {"Authorization": f"Bearer {installation.token}"}
     user = {"name": "ada", "password": "correct horse battery", "role": "member"}
-    answer = httpx.post(f"{yard.url}/api/v1/users", json=user, headers=headers)
+    answer = httpx.post(f"{installation.url}/api/v1/users", json=user, headers=headers)
     assert answer.status_code == 201, answer.text
 
     def run(*arguments: str, password: str | None = None) -> CommandResult:
-        return yard.run(*arguments, SANDYARD_TOKEN=None, SANDYARD_PASSWORD=password)
+        return installation.run(*arguments, SANDYARD_TOKEN=None, SANDYARD_PASSWORD=password)
 
-    assert run("login", yard.url, "--name", "ada", password="wrong").returncode == 4
-    done = run("login", yard.url, "--name", "ada", password="correct horse battery")
+    assert run("login", installation.url, "--name", "ada", password="wrong").returncode == 4
+    done = run("login", installation.url, "--name", "ada", password="correct horse battery")
     assert done.returncode == 0, done.stderr
     assert b"as ada (member)" in done.stdout
-    stored = json.loads((yard.folder / "config" / "sandyard" / "config.json").read_text())
+    stored = json.loads((installation.folder / "config" / "sandyard" / "config.json").read_text())
     assert json.loads(run("sandbox", "list").stdout) == {"items": [], "nextCursor": None}
-    refused = yard.run("password", "--stdin", stdin=b"wrong\nanother horse battery\n", SANDYARD_TOKEN=None)
+    refused = installation.run("password", "--stdin", stdin=b"wrong\nanother horse battery\n", SANDYARD_TOKEN=None)
     assert (refused.returncode, b"current password is wrong" in refused.stderr) == (4, True)
     new = b"correct horse battery\nanother horse battery\n"
-    assert yard.run("password", "--stdin", stdin=new, SANDYARD_TOKEN=None).returncode == 0
+    assert installation.run("password", "--stdin", stdin=new, SANDYARD_TOKEN=None).returncode == 0
     assert run("logout").returncode == 0
-    assert run("login", yard.url, "--name", "ada", password="correct horse battery").returncode == 4
-    assert run("login", yard.url, "--name", "ada", password="another horse battery").returncode == 0
+    assert run("login", installation.url, "--name", "ada", password="correct horse battery").returncode == 4
+    assert run("login", installation.url, "--name", "ada", password="another horse battery").returncode == 0
     assert run("logout").returncode == 0
-    used = httpx.get(f"{yard.url}/api/v1/me", headers={"Authorization": f"Bearer {stored['token']}"})
+    used = httpx.get(f"{installation.url}/api/v1/me", headers={"Authorization": f"Bearer {stored['token']}"})
     assert used.status_code == 401
 
 

@@ -39,7 +39,7 @@ def hostile(tmp_path: Path) -> Path:
 
 
 def test_no_program_named_by_the_repository_is_run(hostile: Path) -> None:
-    assert resolve_repository(str(hostile), local=True) == str(hostile)
+    assert resolve_repository(str(hostile), is_local=True) == str(hostile)
     assert (describe_uncommitted(str(hostile)) or "").startswith("2 files are not committed")
     assert not (hostile.parent / "ran").exists(), (hostile.parent / "ran").read_text()
 

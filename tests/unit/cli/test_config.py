@@ -44,9 +44,9 @@ def test_a_stored_token_is_not_sent_to_another_server(monkeypatch: pytest.Monkey
 
 def test_deleting_the_login_keeps_the_address() -> None:
     config.save(Login(URL, Secret("sy_one")))
-    assert config.delete().token == Secret("sy_one")
+    assert config.delete_token().token == Secret("sy_one")
     assert config.load() == Login(URL, None)
-    assert config.delete().token is None
+    assert config.delete_token().token is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"url": 1}', "null", '{"url": "ftp://x"}'])

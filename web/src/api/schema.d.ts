@@ -501,6 +501,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/sessions/{session_id}/fork": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Fork session
+         * @description Create a session with a copy of this one's sandbox, on a new branch. In a gVisor sandbox, running processes continue in the copy.
+         *     Messages are not copied.
+         */
+        post: operations["session_fork"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/sessions/{session_id}/sandbox": {
         parameters: {
             query?: never;
@@ -830,7 +851,7 @@ export interface paths {
         };
         /**
          * Get command output
-         * @description Return a page of the command's output, byte by byte.
+         * @description Return a page of the command's output. Positions are in bytes.
          */
         get: operations["command_output"];
         put?: never;
@@ -2719,7 +2740,7 @@ export interface components {
             apis: components["schemas"]["ModelApi"][];
             /**
              * Models
-             * @description Models the agent is known to work with. Others may be given.
+             * @description Models the agent is known to work with. Other models can be used too.
              */
             models: string[];
             /** Modes */
@@ -2981,7 +3002,7 @@ export interface components {
             seconds: number | null;
             /**
              * Workingsince
-             * @description While the attempt is working: the start time of a clock that shows `seconds`. Null otherwise.
+             * @description While the attempt is working: a time that is `seconds` ago, to show a running clock. Null otherwise.
              */
             workingSince: string | null;
             pullRequest: components["schemas"]["PullSummary"] | null;
@@ -3123,6 +3144,11 @@ export interface components {
             priority: number;
             /** Basebranch */
             baseBranch: string | null;
+            /**
+             * Fromsessionid
+             * @description The session that its attempts start from copies of. It may have been deleted.
+             */
+            fromSessionId: string | null;
             /** Agent */
             agent: string | null;
             /** Model */
@@ -3149,7 +3175,7 @@ export interface components {
             needs: string[];
             /**
              * Blockedby
-             * @description Ids of its needs that are not done.
+             * @description Ids of the tasks in `needs` that are not done.
              */
             blockedBy: string[];
             /**
@@ -3366,7 +3392,7 @@ export interface components {
         };
         /**
          * CommandPolicySettings
-         * @description Regular expressions (RE2 syntax), matched anywhere in the command. `deny` takes precedence. With `allow`, all else is denied.
+         * @description Regular expressions (RE2 syntax), matched anywhere in the command. `deny` takes precedence. If `allow` is set, all else is denied.
          */
         CommandPolicySettings: {
             /**
@@ -3750,7 +3776,7 @@ export interface components {
         EventOut: {
             /**
              * Seq
-             * @description Increases with every event, with gaps.
+             * @description Increases with every event. There may be gaps.
              */
             seq: number;
             /**
@@ -4050,6 +4076,11 @@ export interface components {
             status: components["schemas"]["Status"];
             /** Template */
             template: string;
+            /**
+             * Isolation
+             * @description The isolation level that the engine reported, such as `namespace` or `gvisor`. Null if it is unknown.
+             */
+            isolation: string | null;
             /**
              * Engineid
              * @description The sandbox's id at the E2B endpoint, for E2B's SDKs and CLI.
@@ -5155,13 +5186,19 @@ export interface components {
             /** Projectid */
             projectId: string;
             /**
+             * Fromsessionid
+             * @description A session of the project whose sandbox each attempt starts from a copy of, with its commits and uncommitted files, and its running processes if its isolation level allows it. The copies are made when the first attempt starts. Null means the base branch.
+             * @example ses_0mh3k7a1x2abcdefghij
+             */
+            fromSessionId?: string | null;
+            /**
              * Needs
              * @description Ids of tasks in the same project that must be done first.
              */
             needs?: string[];
             /**
              * Start
-             * @description Start immediately, or as soon as all its needs are done and its column has space.
+             * @description Start immediately, or as soon as all tasks in `needs` are done and the column has space.
              * @default false
              */
             start: boolean;
@@ -5177,7 +5214,7 @@ export interface components {
             name: string;
             /**
              * Expiresat
-             * @description Null means the token never expires.
+             * @description Null means the token never expires, or expires together with the token used to create it. A later time than that is refused.
              */
             expiresAt?: string | null;
         };
@@ -5286,7 +5323,7 @@ export interface components {
             errorCode: string | null;
             /**
              * Attempts
-             * @description How often the operation was started. More than 1 if the platform was restarted.
+             * @description How many times the operation was started. More than 1 if the platform was restarted.
              */
             attempts: number;
             /**
@@ -5722,7 +5759,7 @@ export interface components {
             commands: components["schemas"]["PreparedCommand"][];
             /**
              * Warnings
-             * @description Requests that were not carried out, and things missing from the checkout.
+             * @description Problems that did not stop the preparation: unsupported settings, files missing from the checkout, changes made by the setup.
              */
             warnings: string[];
             /**
@@ -5863,9 +5900,14 @@ export interface components {
             tasks?: components["schemas"]["TaskSettings"];
             /**
              * Isolation
-             * @description Isolation level of new sandboxes. namespace: Linux namespaces on the host's kernel. gvisor: a kernel of their own. Null: the engine's default. Sandboxes are not created if the engine does not have the level.
+             * @description Isolation level of new sandboxes. namespace: Linux namespaces on the host's kernel. gvisor: a separate kernel per sandbox. Null: the engine's default. Sandboxes are not created if the engine does not have the level.
              */
             isolation?: ("namespace" | "gvisor") | null;
+            /**
+             * Containers
+             * @description Whether programs in new sandboxes may run containers (Docker), which makes more of the host's kernel reachable. Null: as their template says. Sandboxes are not created if it is true and the engine does not support it.
+             */
+            containers?: boolean | null;
             /**
              * Template
              * @example base
@@ -5988,7 +6030,7 @@ export interface components {
             checks: components["schemas"]["Checks"];
             /**
              * Detail
-             * @description `runs`: check runs. `remarks`: comments of people and checks. `labels`.
+             * @description `runs`: check runs. `remarks`: comments by people and checks. `labels`: its labels.
              */
             detail: {
                 [key: string]: unknown;
@@ -6215,6 +6257,11 @@ export interface components {
             status: components["schemas"]["Status"];
             /** Template */
             template: string;
+            /**
+             * Isolation
+             * @description The isolation level that the engine reported, such as `namespace` or `gvisor`. Null if it is unknown.
+             */
+            isolation: string | null;
             /**
              * Engineid
              * @description The sandbox's id at the E2B endpoint, for E2B's SDKs and CLI.
@@ -6445,7 +6492,7 @@ export interface components {
             value: string;
             /**
              * Projectid
-             * @description The project's id. Without it: your own secret.
+             * @description The project's id. If it is null: your own secret.
              */
             projectId?: string | null;
         };
@@ -6490,6 +6537,19 @@ export interface components {
         SessionChange: {
             /** Title */
             title: string;
+        };
+        /**
+         * SessionFork
+         * @example {
+         *       "title": "Another way"
+         *     }
+         */
+        SessionFork: {
+            /**
+             * Title
+             * @description Null means `Fork of` and the title of the original.
+             */
+            title?: string | null;
         };
         /**
          * SessionView
@@ -6602,7 +6662,7 @@ export interface components {
             unpriced: number;
             /**
              * Estimated
-             * @description Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage.
+             * @description Number of requests whose cost is an estimate: they were stopped or interrupted, are in progress, or reported no usage.
              */
             estimated: number;
         };
@@ -6719,6 +6779,12 @@ export interface components {
             /** Priority */
             priority?: number | null;
             budget?: components["schemas"]["BudgetSettings"] | null;
+            /**
+             * Fromsessionid
+             * @description A session of the project whose sandbox each attempt starts from a copy of, with its commits and uncommitted files, and its running processes if its isolation level allows it. The copies are made when the first attempt starts. Null means the base branch.
+             * @example ses_0mh3k7a1x2abcdefghij
+             */
+            fromSessionId?: string | null;
             /** Needs */
             needs?: string[] | null;
             /**
@@ -6771,7 +6837,7 @@ export interface components {
             mention: string;
             /**
              * Feedbackrounds
-             * @description How often failed checks may restart the agent automatically.
+             * @description How many times failed checks may restart the agent automatically.
              * @default 5
              */
             feedbackRounds: number;
@@ -6821,6 +6887,11 @@ export interface components {
             priority: number;
             /** Basebranch */
             baseBranch: string | null;
+            /**
+             * Fromsessionid
+             * @description The session that its attempts start from copies of. It may have been deleted.
+             */
+            fromSessionId: string | null;
             /** Agent */
             agent: string | null;
             /** Model */
@@ -6847,7 +6918,7 @@ export interface components {
             needs: string[];
             /**
              * Blockedby
-             * @description Ids of its needs that are not done.
+             * @description Ids of the tasks in `needs` that are not done.
              */
             blockedBy: string[];
             /**
@@ -7246,7 +7317,7 @@ export interface components {
             unpriced: number;
             /**
              * Estimated
-             * @description Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage.
+             * @description Number of requests whose cost is an estimate: they were stopped or interrupted, are in progress, or reported no usage.
              */
             estimated: number;
             /** Model */
@@ -7290,7 +7361,7 @@ export interface components {
             unpriced: number;
             /**
              * Estimated
-             * @description Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage.
+             * @description Number of requests whose cost is an estimate: they were stopped or interrupted, are in progress, or reported no usage.
              */
             estimated: number;
             /** Model */
@@ -7323,7 +7394,7 @@ export interface components {
             unpriced: number;
             /**
              * Estimated
-             * @description Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage.
+             * @description Number of requests whose cost is an estimate: they were stopped or interrupted, are in progress, or reported no usage.
              */
             estimated: number;
             /** Models */
@@ -10069,7 +10140,7 @@ export interface operations {
     secret_list: {
         parameters: {
             query?: {
-                /** @description The project's id. Without it: your own secrets. */
+                /** @description The project's id. If it is left out: your own secrets. */
                 projectId?: string | null;
                 /** @description Maximum number of items. */
                 limit?: number;
@@ -10276,7 +10347,7 @@ export interface operations {
     secret_delete: {
         parameters: {
             query?: {
-                /** @description The project's id. Without it: your own secrets. */
+                /** @description The project's id. If it is left out: your own secrets. */
                 projectId?: string | null;
             };
             header?: never;
@@ -11105,6 +11176,123 @@ export interface operations {
         responses: {
             /** @description Successful Response */
             200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SessionView"];
+                };
+            };
+            /** @description The request is invalid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in, or the token is invalid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description You may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The object does not exist, or you may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not possible in the current state. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests. Retry after the time in Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. See the platform's log. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs is not responding. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    session_fork: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The session's id. */
+                session_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SessionFork"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -16771,7 +16959,7 @@ export interface operations {
                 limit?: number;
                 /** @description Matches tasks that contain each word in the title, the first 10,000 characters of the description, or a pull request's branch or number; or the task's id. Only the first 8 different words are used. */
                 q?: string | null;
-                /** @description Only tasks that this agent works, worked or would work on. */
+                /** @description Only tasks that this agent has worked on, works on or will work on. */
                 agent?: string | null;
                 show?: components["schemas"]["Show"] | null;
             };

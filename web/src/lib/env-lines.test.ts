@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { formatEnv, formatWord, parseEnv, parseWord } from "./env-lines";
+import { formatEnv, formatLine, parseEnv, parseLine } from "./env-lines";
 
 it("parses what it formats, and reports invalid lines", () => {
   const envs = { OPENAI_BASE_URL: "{base_url}/v1", EMPTY: "", EQUAL: "a=b", LONG: "one\ntwo ", QUOTED: '"q"' };
@@ -10,7 +10,7 @@ it("parses what it formats, and reports invalid lines", () => {
 
 it("keeps every argument of a command line", () => {
   for (const word of ["plain", "", " ends ", "echo 1\necho 2", '"', '"half', "C:\\n"]) {
-    expect(formatWord(word)).not.toMatch(/\n/);
-    expect(parseWord(formatWord(word))).toBe(word);
+    expect(formatLine(word)).not.toMatch(/\n/);
+    expect(parseLine(formatLine(word))).toBe(word);
   }
 });

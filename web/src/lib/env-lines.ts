@@ -1,15 +1,15 @@
-/** Format arguments and variables as lines. Values that do not fit (line breaks, outer spaces, empty) are written as JSON strings. */
-export function formatWord(word: string): string {
-  return word === "" || word.startsWith('"') || word !== word.trim() || /[\n\r]/.test(word)
-    ? JSON.stringify(word)
-    : word;
+/** Format an argument or the value of a variable as one line. If it is empty or has line breaks or outer spaces, it is written as a JSON string. */
+export function formatLine(value: string): string {
+  return value === "" || value.startsWith('"') || value !== value.trim() || /[\n\r]/.test(value)
+    ? JSON.stringify(value)
+    : value;
 }
 
-export function parseWord(line: string): string {
+export function parseLine(line: string): string {
   if (!line.startsWith('"')) return line;
   try {
-    const word: unknown = JSON.parse(line);
-    return typeof word === "string" ? word : line;
+    const value: unknown = JSON.parse(line);
+    return typeof value === "string" ? value : line;
   } catch {
     return line;
   }
@@ -17,7 +17,7 @@ export function parseWord(line: string): string {
 
 /** Format variables as `NAME=value`. */
 export function formatEnv(envs: Record<string, string>): string[] {
-  return Object.entries(envs).map(([name, value]) => `${name}=${value === "" ? "" : formatWord(value)}`);
+  return Object.entries(envs).map(([name, value]) => `${name}=${value === "" ? "" : formatLine(value)}`);
 }
 
 /** Parse the lines. Return the variables, or an error message for the first invalid line. */
@@ -26,7 +26,7 @@ export function parseEnv(lines: string[]): Record<string, string> | string {
   for (const line of lines) {
     const [, name, value] = /^([A-Za-z_][A-Za-z0-9_]*)=(.*)$/.exec(line) ?? [];
     if (name === undefined || value === undefined) return `“${line}” is not a variable. Write NAME=value.`;
-    envs[name] = parseWord(value);
+    envs[name] = parseLine(value);
   }
   return envs;
 }

@@ -16,7 +16,8 @@ export function languageOf(path: string): string | undefined {
   const name = path.split("/").pop() ?? "";
   if (name === "Makefile" || name.endsWith(".mk")) return "makefile";
   if (name.startsWith("Dockerfile")) return "bash";
-  return ENDINGS[name.split(".").pop()?.toLowerCase() ?? ""];
+  const ending = name.split(".").pop()?.toLowerCase() ?? "";
+  return Object.hasOwn(ENDINGS, ending) ? ENDINGS[ending] : undefined; // a file may be called "constructor"
 }
 
 let loading: Promise<HLJSApi> | undefined;

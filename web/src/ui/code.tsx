@@ -2,6 +2,7 @@ import { Check, Copy } from "lucide-react";
 import { useEffect, useState } from "react";
 import { highlight, languageOf, type Token } from "@/lib/highlight";
 import { IconButton } from "./button";
+import { copyText } from "./copy-text";
 import { VisibleText } from "./visible-text";
 
 /** Highlighted code. The plain text is shown until the highlighter is loaded. */
@@ -51,7 +52,7 @@ export function Line({ tokens }: { tokens: Token[] }) {
 export function CopyButton({ text, label = "Copy" }: { text: string | (() => string); label?: string }) {
   const [done, setDone] = useState(false);
   const copy = async () => {
-    await navigator.clipboard?.writeText(typeof text === "string" ? text : text());
+    if (!(await copyText(typeof text === "string" ? text : text()))) return;
     setDone(true);
     setTimeout(() => setDone(false), 1500);
   };

@@ -63,7 +63,7 @@ export function Popover({
   children,
   align = "end",
   className,
-  ...shown
+  ...controlled
 }: {
   /** Accessible name. */
   label?: string;
@@ -71,12 +71,12 @@ export function Popover({
   children: ReactNode;
   align?: "start" | "end";
   className?: string;
-  /** Controlled, for content that closes the popover itself. */
+  /** `open` and `onOpenChange` control the popover from outside, for content that closes it. */
   open?: boolean;
   onOpenChange?: (open: boolean) => void;
 }) {
   return (
-    <RadixPopover.Root {...shown}>
+    <RadixPopover.Root {...controlled}>
       <RadixPopover.Trigger asChild>{trigger}</RadixPopover.Trigger>
       <RadixPopover.Portal>
         <RadixPopover.Content

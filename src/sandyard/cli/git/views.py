@@ -52,7 +52,7 @@ HUNK_STYLES: dict[str, dict[str, Any]] = {"@": {"fg": "cyan"}, "+": {"fg": "gree
 @target_argument
 @text_option
 def status(target: str, output: str) -> None:
-    """Show the current branch and its changes. Does not wake the sandbox."""
+    """Show the current branch and its changes. Does not resume the sandbox."""
     with connect() as client, print_advice_on_error(target):
         path = get_checkout_path(client, target)
         result = client.get(f"{path}/status")
@@ -120,7 +120,7 @@ def _format_section(title: str, lines: list[str], colour: str) -> Iterator[str]:
 @limit_option(30)
 @text_option
 def log(target: str, full: bool, skip: int, limit: int, output: str) -> None:
-    """Show the commits of a branch. Newest first, followed by the ones it started from. Does not wake the sandbox."""
+    """Show the commits of a branch. Newest first, followed by commits of its base branch. Does not resume the sandbox."""
     with connect() as client, print_advice_on_error(target):
         result = _fetch_history(client, f"{get_checkout_path(client, target)}/history", limit, skip)
     if output == "json":
@@ -203,7 +203,7 @@ def _parse_against(context: click.Context, parameter: click.Parameter, value: st
 )
 @text_option
 def diff(*, target: str, paths: tuple[str, ...], against: str, shape: str | None, raw: bool, output: str) -> None:
-    """Show changes, optionally only in PATHs. Does not wake the sandbox."""
+    """Show changes, optionally only in PATHs. Does not resume the sandbox."""
     with connect() as client, print_advice_on_error(target):
         result = client.get(
             f"{get_checkout_path(client, target)}/diff",

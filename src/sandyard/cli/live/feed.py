@@ -141,7 +141,7 @@ def follow_until(
             pending = FeedUpdate(pending.reconnected or update.reconnected, None, pending.events + update.events)
             if update.lost:
                 screen.set_status(f"the server is not responding: {update.lost}")
-            elif pending:
+            if pending:  # even if the connection was lost again: the next one may be lost as quickly
                 try:
                     found = refresh(pending)
                     if pending.reconnected or pending.has_event("ask", "turn"):

@@ -16,8 +16,8 @@ CLEAR = "\r\x1b[2K"
 
 
 class Screen:
-    """Lines go to standard output, notes and the status line to standard error. The caller must escape control characters, apart from our
-    own colours."""
+    """Lines go to standard output, notes and the status line to standard error. The caller must escape control characters in lines and
+    notes; they may contain our own colours."""
 
     def __init__(self) -> None:
         self.is_terminal = sys.stderr.isatty()
@@ -48,7 +48,7 @@ class Screen:
         self.print_line(text, err=True, **style)
 
     def set_status(self, text: str) -> None:
-        """Set the status line. Shown at the next `redraw`, only on terminals."""
+        """Set the status line. Shown at the next `redraw`, only on terminals. Control characters are escaped."""
         text = escape(text)
         if text != self._status:
             self._status, self._status_since = text, time.monotonic()
@@ -78,7 +78,7 @@ class Screen:
 
 def format_duration(seconds: float) -> str:
     """Format a duration: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`."""
-    if seconds < 10 and seconds != int(seconds):
+    if seconds < 9.95 and seconds != int(seconds):
         return f"{seconds:.1f} s"
     whole = int(seconds + 0.5)  # rounded like in the web
     if whole < 60:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 TEST_FAILED = "connection_test_failed"
-"""Error code of a response that refuses to save settings that do not work. Its `findings` are those of the test."""
+"""Error code if settings were not saved because their connection test failed. `findings` of the error are those of the test."""
 
 
 def run_connection_test(client: Client, project_id: str) -> Any:
@@ -22,8 +22,8 @@ def run_connection_test(client: Client, project_id: str) -> Any:
     return client.post(f"/projects/{quote_segment(project_id)}/test")
 
 
-def print_findings(found: Any, *, err: bool) -> None:
+def print_findings(result: Any, *, err: bool) -> None:
     """Print findings such as `✓ repository: https://… responds`."""
-    for finding in found["findings"]:
+    for finding in result["findings"]:
         mark = click.style("✓", fg="green") if finding["ok"] else click.style("✗", fg="red")
         echo(f"{mark} {escape(finding['what'].replace('_', ' '))}: {escape(finding['detail'])}", err=err)

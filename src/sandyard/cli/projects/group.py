@@ -1,4 +1,4 @@
-"""`sandyard project`: add, list, show, change, test and delete projects."""
+"""`sandyard project`: its own commands (add, list, show, token, test, delete); other modules of this package add the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,12 @@ COLUMNS = {
     "CREATED": "createdAt",
 }
 CREDENTIAL_COLUMNS = {"CREDENTIAL": "kind", "HINT": "hint", "UPDATED": "updatedAt"}
-CREDENTIAL_KINDS = {"token": "token", "ssh-key": "ssh_key", "app": "app", "webhook-secret": "webhook_secret"}
+CREDENTIAL_KINDS = {  # names of the options, and of the API
+    "token": "token",
+    "ssh-key": "ssh_key",
+    "app": "app",
+    "webhook-secret": "webhook_secret",
+}
 
 
 @click.group()
@@ -98,7 +103,9 @@ def list_projects(archived: bool, limit: int, output: str | None) -> None:
     """List your projects, newest first."""
     with connect() as client:
         page = client.list_items("/projects", limit, archived=True if archived else None)
-    show_list(page, COLUMNS, output, empty_message="No projects. To add one: sandyard project add NAME")
+    show_list(
+        page, COLUMNS, output, empty_message="No projects. To add one: sandyard project add NAME --repository URL"
+    )
 
 
 @project.command()

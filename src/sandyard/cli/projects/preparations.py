@@ -54,8 +54,8 @@ def prepare(project: str, agent: str | None, base: str | None, wait: bool, outpu
     Checks out the project, runs its setup and installs the agent once.
 
     The setup is the project's own command (`sandyard project set`), or .sandyard/setup.sh of the repository, or what its
-    devcontainer.json defines. Tasks prepare automatically; preparing in advance spares the first task the wait. A failed preparation
-    is retried. Ctrl-C does not stop it. The exit code is 1 if it failed.
+    devcontainer.json defines. Tasks prepare automatically; if you prepare in advance, the first task does not have to wait. A failed
+    preparation is retried. Ctrl-C does not stop it. The exit code is 1 if it failed.
     """
     with connect(timeout=TIMEOUT_SECONDS) as client:
         path = f"/projects/{quote_segment(get_project_id(client, project))}/preparations"
@@ -84,7 +84,7 @@ def _wait_until_ready(client: Client, preparation: Any) -> Any:
 
 @click.command()
 @project_argument
-@click.option("--delete", "deleted", metavar="ID", help="Delete this one, with its snapshot.")
+@click.option("--delete", "deleted", metavar="ID", help="Delete this preparation and its snapshot.")
 @limit_option()
 @output_option
 def preparations(project: str, deleted: str | None, limit: int, output: str | None) -> None:

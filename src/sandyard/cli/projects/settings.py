@@ -43,6 +43,7 @@ FIELDS = {
     "author": "settings.git.author.name",
     "template": "settings.template",
     "isolation": "settings.isolation",
+    "containers": "settings.containers",
     "idle seconds": "settings.idleSeconds",
     "created": "createdAt",
     "archived": "archivedAt",
@@ -78,6 +79,7 @@ SETTING_PATHS = {
     "issue_label": ("tasks", "issueLabel"),
     "idle_seconds": ("idleSeconds",),
     "isolation": ("isolation",),
+    "containers": ("containers",),
     "template": ("template",),
 }
 """The path of each option in the project's settings."""
@@ -157,7 +159,12 @@ def _list_option(name: str, text: str) -> Callable[[F], F]:
 @click.option(
     "--isolation",
     type=click.Choice(["namespace", "gvisor", ""]),
-    help="Isolation of new sandboxes: Linux namespaces on the host's kernel, or gVisor, a kernel of their own.",
+    help="Isolation of new sandboxes: Linux namespaces on the host's kernel, or gVisor, a separate kernel per sandbox.",
+)
+@click.option(
+    "--containers/--no-containers",
+    default=None,
+    help="Whether programs in new sandboxes may run containers (Docker).  [default: as their template says]",
 )
 @click.option("--idle-seconds", type=click.IntRange(5), help="Pause sandboxes after this many idle seconds.")
 @click.option("--author", callback=_parse_identity, help="Author of commits: `Name <email>`.")

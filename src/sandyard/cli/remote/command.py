@@ -1,4 +1,4 @@
-"""`sandyard ssh`: connect to a sandbox with SSH, or with --stdio be OpenSSH's proxy command. `sandyard ssh-config` configures OpenSSH."""
+"""`sandyard ssh`: connect to a sandbox with SSH; with --stdio, be the ProxyCommand of OpenSSH. `sandyard ssh-config`: configure OpenSSH."""
 
 from __future__ import annotations
 

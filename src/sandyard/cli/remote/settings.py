@@ -66,17 +66,21 @@ def write_settings() -> Path:
 
 
 def add_include(path: Path) -> tuple[Path, bool]:
-    """Include `path` at the top of `~/.ssh/config`, because the first match wins. The second value is False if it was already included."""
+    """Include `path` at the top of `~/.ssh/config`, because the first match wins.
+
+    Return the file and whether it was changed. False: `path` was already included.
+    """
     file = Path.home() / ".ssh" / "config"
     line = f'Include "{path}"'
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        content = file.read_text()
+        content = file.read_text(errors="surrogateescape")
     except FileNotFoundError:
         content = ""
     if line in (existing.strip() for existing in content.splitlines()):
         return file, False
-    _replace(file.resolve(), f"{line}\n{content and chr(10)}{content}")
+    separator = "\n" if content else ""
+    _replace(file.resolve(), f"{line}\n{separator}{content}")
     return file, True
 
 
@@ -87,8 +91,8 @@ def ensure_key() -> str:
         public = key.with_name("id_ed25519.pub")
         if not (key.exists() and public.exists()):
             argv = [find_program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", "sandyard", "-f", str(key)]
-            for half in (key, public):
-                half.unlink(missing_ok=True)
+            for file in (key, public):
+                file.unlink(missing_ok=True)
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise CommandError(f"ssh-keygen could not create a key: {done.stderr.strip() or done.stdout.strip()}")
@@ -138,13 +142,15 @@ def _exclusive_lock() -> Iterator[None]:
 def _replace(path: Path, text: str) -> None:
     """Replace a file atomically, so that readers see either the old or the new content."""
     with contextlib.suppress(FileNotFoundError):
-        if path.read_text() == text:
+        if path.read_text(errors="surrogateescape") == text:
             return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        with os.fdopen(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", errors="surrogateescape"
+        ) as stream:
             stream.write(text)
         temporary.replace(path)
     finally:

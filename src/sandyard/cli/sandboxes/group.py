@@ -1,4 +1,4 @@
-"""`sandyard sandbox`: create, list, pause, resume, fork and kill sandboxes, given by their own id or their session's."""
+"""`sandyard sandbox`: create, list, pause, resume, fork and kill sandboxes."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ FIELDS = {
     "title": "title",
     "project": "projectName",
     "template": "template",
+    "isolation": "isolation",
     "session": "sessionId",
     "agent": "agentId",
     "task": "taskId",
@@ -62,8 +63,8 @@ def sandbox() -> None:
 )
 @env_option
 @click.option("--idle-seconds", type=click.IntRange(5), help="Pause after this many idle seconds.  [default: 300]")
-@click.option("--agent", "agent_id", help="Agent that it is for.")
-@click.option("--task", "task_id", help="Task that it is for.")
+@click.option("--agent", "agent_id", help="Agent that will use it.")
+@click.option("--task", "task_id", help="Task that it belongs to.")
 @output_option
 def create(
     *,
@@ -96,7 +97,7 @@ def create(
 @click.option(
     "--status",
     type=click.Choice(STATUSES),
-    help="Only sandboxes with this status. Destroyed ones are only shown with this option.",
+    help="List only sandboxes with this status. Deleted sandboxes are listed only with `destroyed`.",
 )
 @limit_option()
 @output_option
@@ -112,7 +113,7 @@ def list_sandboxes(everyone: bool, status: str | None, limit: int, output: str |
 @sandbox_argument
 @output_option
 def show(sandbox_id: str, output: str | None) -> None:
-    """Show a sandbox. Does not wake it."""
+    """Show a sandbox. Does not resume it."""
     with connect() as client:
         show_one(client.get(f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}"), FIELDS, output)
 
@@ -121,7 +122,7 @@ def show(sandbox_id: str, output: str | None) -> None:
 @sandbox_argument
 @output_option
 def denied(sandbox_id: str, output: str | None) -> None:
-    """List blocked connections. The network settings of the sandbox's project blocked them. Does not wake it."""
+    """List blocked connections. The project's network settings did not allow them. Does not resume the sandbox."""
     with connect() as client:
         found = client.get(f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}/denied")
     if not found["available"] and not wants_json(output):
@@ -133,7 +134,7 @@ def denied(sandbox_id: str, output: str | None) -> None:
 @sandbox.command()
 @click.argument("sandbox_ids", metavar="SANDBOX...", nargs=-1, required=True, shell_complete=complete_sandboxes)
 def kill(sandbox_ids: tuple[str, ...]) -> None:
-    """Delete sandboxes with everything in them. Sandboxes that are already deleted are not an error."""
+    """Delete sandboxes with everything in them. Ignores sandboxes that are already deleted."""
     code = 0
     with connect() as client:
         for name in sandbox_ids:

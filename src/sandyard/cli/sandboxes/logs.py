@@ -26,7 +26,7 @@ CHUNK = 256 * 1024
 @limit_option(20)
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def logs(sandbox_id: str, command_id: str | None, limit: int, output: str) -> None:
-    """Show the latest commands and their output. Oldest first. Does not wake the sandbox.
+    """Show the latest commands and their output. Oldest first. Does not resume the sandbox.
 
     With JSON output, prints the commands as the API lists them, newest first; `GET /commands/{id}/output` returns their output.
     """

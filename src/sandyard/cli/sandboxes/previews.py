@@ -18,7 +18,7 @@ sandbox_argument = click.argument("sandbox_id", metavar="SANDBOX", shell_complet
 @sandbox_argument
 @output_option
 def ports(sandbox_id: str, output: str | None) -> None:
-    """List open TCP ports and their URLs. Does not wake the sandbox.
+    """List open TCP ports and their URLs. Does not resume the sandbox.
 
     To open one in a browser, use `sandyard sandbox preview`.
     """

@@ -25,5 +25,7 @@ def wait_until_ready(client: Client, sandbox_id: str, timeout: float = TIMEOUT_S
             reason = sandbox.get("error") or f"it is {sandbox['status']}"
             raise CommandError(f"Could not create sandbox {sandbox_id}: {str(reason).rstrip('.')}.")
         if time.monotonic() > deadline:
-            raise CommandError(f"Sandbox {sandbox_id} is not ready after {timeout:.0f} s.")
+            raise CommandError(
+                f"Sandbox {sandbox_id} is not ready after {timeout:.0f} s. To see its state: sandyard sandbox show {sandbox_id}"
+            )
         time.sleep(POLL_SECONDS)

@@ -11,7 +11,7 @@ import click
 
 from sandyard.cli.advice import NO_MODEL, get_advice
 from sandyard.cli.completion import complete_agents, complete_projects, complete_tasks
-from sandyard.cli.connection import connect, get_project_id
+from sandyard.cli.connection import connect, get_project_id, quote_segment
 from sandyard.cli.errors import CommandError
 from sandyard.cli.options import drop_missing
 from sandyard.cli.output import echo, escape, print_json, text_option
@@ -27,7 +27,11 @@ PRIORITY = click.IntRange(-100, 100)
 
 @click.command()
 @click.argument("text", required=False)
-@click.option("--project", required=True, shell_complete=complete_projects, help="Project of the task.")
+@click.option(
+    "--project",
+    shell_complete=complete_projects,
+    help="Project of the task. Required without --from-session.  [default: the session's]",
+)
 @click.option(
     "-F",
     "--file",
@@ -47,6 +51,12 @@ PRIORITY = click.IntRange(-100, 100)
     shell_complete=complete_agents,
     help="Agent and model of one of several attempts. Repeatable.",
 )
+@click.option(
+    "--from-session",
+    metavar="SESSION",
+    help="Start each attempt from a copy of this session's sandbox, with its commits and uncommitted files, and in a gVisor "
+    "sandbox its running processes.",
+)
 @click.option("--base", help="Branch to start from and to merge into.  [default: the project's base branch]")
 @click.option("--priority", type=PRIORITY, help="Tasks with a higher priority start first.  [default: 0]")
 @click.option("--needs", multiple=True, shell_complete=complete_tasks, help="Task that must be done first. Repeatable.")
@@ -59,8 +69,9 @@ PRIORITY = click.IntRange(-100, 100)
 def add(
     *,
     text: str | None,
-    project: str,
+    project: str | None,
     file: str | None,
+    from_session: str | None,
     wanted: tuple[str, ...],
     attempts: int | None,
     needs: tuple[str, ...],
@@ -71,17 +82,27 @@ def add(
 ) -> None:
     """Add a task. The first line of TEXT is its title, the rest its description; `-` reads it from standard input.
 
-    It starts immediately, unless --backlog is given. Its id is printed on standard output, first of all with --follow.
+    It starts immediately, unless --backlog is given. Its id is printed on standard output; with --follow, before
+    anything else.
     """
     if attempts is not None and wanted:
         raise click.UsageError("Use either --attempts or --attempt, not both.")
     if backlog and following:
         raise click.UsageError("A task in the backlog makes no progress. Use either --backlog or --follow, not both.")
+    if project is None and from_session is None:
+        raise click.UsageError("Use --project to name the task's project, or --from-session to use that of a session.")
+    if from_session is not None and options.get("base") is not None:
+        raise click.UsageError(
+            "The branch starts at the session's commit. Use either --from-session or --base, not both."
+        )
     title, description = split_title(read_text(text, file))
     with connect() as client:
         body = make_task_body(title, description, attempts=attempts, wanted=wanted, **options)
         body |= drop_missing(
-            projectId=get_project_id(client, project),
+            projectId=_get_session_project(client, from_session or "")
+            if project is None
+            else get_project_id(client, project),
+            fromSessionId=from_session,
             needs=[find_task(client, name)["id"] for name in needs] or None,
             start=not backlog,
         )
@@ -97,6 +118,13 @@ def add(
         elif output != "json":
             for line in describe_next_steps(client, task):
                 echo(line, err=True)
+
+
+def _get_session_project(client: Client, session_id: str) -> str:
+    project_id = client.get(f"/sessions/{quote_segment(session_id)}")["projectId"]
+    if project_id is None:
+        raise CommandError(f"Session {escape(session_id)} is not in a project, so no task can start from it.")
+    return str(project_id)
 
 
 def _describe_missing_keys(client: Client, task: Any) -> Iterator[str]:

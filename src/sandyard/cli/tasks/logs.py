@@ -52,7 +52,7 @@ def logs(task: str, following: bool, attempt: int | None, output: str) -> None:
 @click.option("--name-only", "shape", flag_value="names", type=str, help="Show only the names of changed files.")
 @text_option
 def diff(task: str, attempt: int | None, paths: tuple[str, ...], shape: str | None, output: str) -> None:
-    """Show what an attempt has changed since its base. Does not wake its sandbox."""
+    """Show what an attempt has changed since its base. Does not resume its sandbox."""
     with connect() as client:
         found = find_task(client, task)
         one = find_attempt(found, attempt)

@@ -139,7 +139,7 @@ def remove(schedule: str, yes: bool) -> None:
 @click.option("-f", "--follow", "following", is_flag=True, help="Follow the progress.")
 @text_option
 def run(schedule: str, following: bool, output: str) -> None:
-    """Create its task now, in addition to the schedule. Prints the task's id."""
+    """Create the schedule's task now, in addition to its regular times. Prints the task's id."""
     with connect() as client:
         task = client.post(f"/schedules/{quote_segment(find_schedule(client, schedule)['id'])}/run")
         if output == "json":

@@ -80,6 +80,7 @@ FIELDS = {
     "agent": "agent",
     "model": "model",
     "base": "baseBranch",
+    "from session": "fromSessionId",
     "priority": "priority",
     "budget": "budget",
     "needs": "needs",
@@ -226,7 +227,7 @@ def compare(task: str, output: str | None) -> None:
 
 def make_comparison_row(attempt: Any, agents: AgentNames) -> dict[str, Any]:
     diff, spent = attempt.get("diff") or {}, attempt.get("spent") or {}
-    verified, seconds = attempt.get("verified"), attempt.get("seconds")
+    verified, seconds = _get_verified(attempt), attempt.get("seconds")
     return {
         "number": str(attempt["number"]),
         "agent": agents.label(attempt["agent"]),
@@ -377,6 +378,12 @@ def _format_attempt(attempt: Any, agents: AgentNames) -> Iterator[str]:
             yield f"  {advice}"
 
 
+def _get_verified(attempt: Any) -> bool | None:
+    """Return whether the check has passed. None if none was run, or if the attempt failed for another reason."""
+    verified: bool | None = attempt.get("verified")
+    return None if verified and attempt["status"] == "failed" else verified
+
+
 def _list_facts(attempt: Any) -> Iterator[str]:
     spent, diff = attempt.get("spent") or {}, attempt.get("diff") or {}
     if attempt.get("sessionId"):
@@ -387,8 +394,8 @@ def _list_facts(attempt: Any) -> Iterator[str]:
         yield format_duration(attempt["seconds"])
     if diff.get("files"):
         yield f"{diff['files']} {'file' if diff['files'] == 1 else 'files'}, +{diff.get('added') or 0} -{diff.get('removed') or 0}"
-    if attempt.get("verified") is not None:
-        yield "verified" if attempt["verified"] else "not verified"
+    if (verified := _get_verified(attempt)) is not None:
+        yield "verified" if verified else "not verified"
     if tokens := count_tokens(spent):
         yield f"{tokens} tokens"
     if money := format_cost(spent):

@@ -16,10 +16,14 @@ from sandyard.cli.up import lifeline
 from sandyard.cli.up.health import is_healthy
 from sandyard.kit.python import SAFE_FOLDER
 
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, SETTLED_SECONDS = 0.5, 10.0, 60.0
-"""Pauses before restarts. They grow, and are reset after the process has run for a minute."""
-START_TIMEOUT_SECONDS, REMINDER_SECONDS = 660.0, 15.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 10.0
+"""Pause before the first restart. Each further pause is twice as long, up to the maximum."""
+SETTLED_SECONDS = 60.0
+"""A process that has run for this long gets the first pause again."""
+START_TIMEOUT_SECONDS = 660.0
 """An engine may have to unpack a template before it serves."""
+REMINDER_SECONDS = 15.0
+"""How often to print that a process is still starting."""
 POLL_SECONDS = 1.0
 
 PrintLine = Callable[[str], None]
@@ -27,8 +31,9 @@ PrintLine = Callable[[str], None]
 
 @dataclass(slots=True)
 class Child:
-    """A child process. It is ready when `url` returns the status `expected`. `on_output` is called with each line of its output. A child
-    that `starts_early` can be started before its turn and waits for its turn (`lifeline.wait_for_turn`)."""
+    """A child process. It is ready when `url` returns the HTTP status `expected`. `lock` is the descriptor of the supervisor's lock, which
+    the child inherits. `on_output` is called with each line of its output. A child that `starts_early` can be started before its turn and
+    waits for its turn (`lifeline.wait_for_turn`)."""
 
     name: str
     command: Sequence[str]
@@ -42,7 +47,7 @@ class Child:
     process: asyncio.subprocess.Process | None = field(default=None, init=False)
     _pipe: int = field(default=-1, init=False)
     _output_reader: asyncio.Task[None] | None = field(default=None, init=False)
-    _standing_by: bool = field(default=False, init=False)
+    _standing_by: bool = field(default=False, init=False)  # it waits until another process ends (`lifeline.STANDBY`)
 
     async def start_early(self) -> None:
         """Start the child early, if it can wait for its turn. Raises CommandError if it cannot be started."""
@@ -59,7 +64,7 @@ class Child:
                 os.write(self._pipe, b"\n")
         if not await self._wait_until_ready(time.monotonic()):
             assert self._output_reader is not None
-            await asyncio.wait((self._output_reader,), timeout=1)  # an orphan of it may hold the other end
+            await asyncio.wait((self._output_reader,), timeout=1)  # its orphans may keep the output open
             raise CommandError(f"The {self.name} did not start: {self._describe_exit()}. See its output above.")
 
     async def keep_running(self) -> None:
@@ -171,7 +176,7 @@ async def _read_line(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _wait_for_end(process: asyncio.subprocess.Process) -> None:
-    """Wait for the process to end. asyncio only reports this once its output is closed, which orphans may hold open for long."""
+    """Wait for the process to end. `process.wait` alone returns only when the output is closed too, and orphans may keep it open."""
     waiting = asyncio.ensure_future(process.wait())
     try:
         while process.returncode is None:

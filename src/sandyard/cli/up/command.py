@@ -142,7 +142,7 @@ def up(
     plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level, local_git_name)
     _warn(embedded, user)
     asyncio.run(supervise(make_children(plan, data), lambda: _announce(plan, data)))
-    echo("Stopped. Running sandboxes keep running; the next start finds them." if embedded else "Stopped.")
+    echo("Stopped. Any running sandboxes keep running; the next start finds them." if embedded else "Stopped.")
 
 
 def make_children(plan: Plan, data: DataDirectory) -> list[Child]:

@@ -10,7 +10,7 @@ from sandyard.engine.builds.cache import compute_base_key
 from sandyard.engine.builds.model import Layer, Recipe, State
 from sandyard.engine.images.model import Report
 from sandyard.engine.images.service import Images
-from sandyard.engine.sandboxes.model import Start, Template
+from sandyard.engine.sandboxes.model import StartCommand, Template
 
 REPLACED_IMAGES = {"e2bdev/base": "base", "e2bdev/code-interpreter": "code-interpreter-v1"}
 """E2B images that are replaced by templates of this engine. The SDKs build on the first by default."""
@@ -20,7 +20,7 @@ _DOCKER_HUB_PREFIX = re.compile(r"^(?:docker://)?(?:(?:index\.)?docker\.io/)?")
 @dataclass(frozen=True, slots=True)
 class Base:
     layer: Layer
-    start: Start | None = None  # inherited by a build that has none of its own
+    start: StartCommand | None = None  # inherited by a build that has none of its own
 
 
 class Bases:

@@ -64,7 +64,7 @@ class Archives:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in self._folder.glob(f"*{_PARTIAL}"):
             path.unlink(missing_ok=True)
-        if self._database.meta(_SECRET_META_KEY) is None:
+        if self._database.get_meta(_SECRET_META_KEY) is None:
             self._database.set_meta(_SECRET_META_KEY, random_secret().reveal())
 
     def has(self, files_hash: str) -> bool:
@@ -158,7 +158,7 @@ class Archives:
         )
 
     def _sign(self, files_hash: str, expires_at: int) -> str:
-        secret = self._database.meta(_SECRET_META_KEY) or ""
+        secret = self._database.get_meta(_SECRET_META_KEY) or ""
         return hmac.new(secret.encode(), f"{files_hash} {expires_at}".encode(), hashlib.sha256).hexdigest()
 
     def _path(self, files_hash: str) -> Path:

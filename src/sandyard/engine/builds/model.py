@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from sandyard.engine.contract import Layers
 from sandyard.engine.images.model import RegistryAuth
-from sandyard.engine.sandboxes.model import Defaults, LogLevel, Start, Template
+from sandyard.engine.sandboxes.model import Defaults, LogLevel, StartCommand, Template
 from sandyard.kit.errors import SandyardError
 
 DEFAULT_TAG = "default"
@@ -95,7 +95,7 @@ class Layer:
     layers: Layers
     snapshots: tuple[str, ...]  # that the layers need
     state: State
-    start: Start | None = None  # verified to become ready on this layer
+    start: StartCommand | None = None  # verified to become ready on this layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from sandyard.engine.builds.model import (
     Size,
     State,
 )
-from sandyard.engine.sandboxes.model import LogLevel, Start
+from sandyard.engine.sandboxes.model import LogLevel, StartCommand
 from sandyard.engine.store.database import Database, Row
 
 _BUILD_COLUMNS = "seq, id, template_id, status, created_at, updated_at, finished_at, spec"
@@ -156,7 +156,7 @@ def _decode_layer(spec: dict[str, Any]) -> Layer:
         layers=tuple(spec["layers"]),
         snapshots=tuple(spec["snapshots"]),
         state=State(**spec["state"]),
-        start=None if spec["start"] is None else Start(**spec["start"]),
+        start=None if spec["start"] is None else StartCommand(**spec["start"]),
     )
 
 

@@ -226,7 +226,7 @@ class Builds:
     def _new_template(self, name: str) -> BuiltTemplate:
         if self._machine.resolve(name) is not None:
             raise ForbiddenError(f"The template name {name} belongs to the machine. Choose another name.")
-        if self._sandboxes.snapshots(SnapshotQuery(name=name, limit=1)).items:
+        if self._sandboxes.list_snapshots(SnapshotQuery(name=name, limit=1)).items:
             raise ConflictError(
                 f"A snapshot with the name {name!r} already exists. Choose another name, or delete the snapshot."
             )

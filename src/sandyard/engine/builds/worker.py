@@ -21,7 +21,7 @@ from sandyard.engine.builds.logs import BuildLog
 from sandyard.engine.builds.model import BASE, FINALIZE, Build, BuildFailedError, Layer, Recipe, Step
 from sandyard.engine.builds.start_check import verify_start_command
 from sandyard.engine.sandboxes.internal_sandboxes import HoldSnapshots, InternalSandbox, InternalSandboxes
-from sandyard.engine.sandboxes.model import Start, Template
+from sandyard.engine.sandboxes.model import StartCommand, Template
 from sandyard.kit.errors import SandyardError
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class BuildWorker:
                 sandbox, self._executor, layer.state, command, ready, timeout_s=self._start_timeout_s
             )
             ready = await self._run_unless_ended(sandbox, check)
-        finished = replace(layer, key=key, start=Start(command, ready) if command else None)
+        finished = replace(layer, key=key, start=StartCommand(command, ready) if command else None)
         self._cache.put(finished)
         return finished
 

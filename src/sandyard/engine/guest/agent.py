@@ -1,4 +1,4 @@
-"""The guest agent: assembles its services, and starts and stops its process."""
+"""Assemble the agent's services, and start and stop its process."""
 
 from __future__ import annotations
 
@@ -12,25 +12,33 @@ import sys
 from typing import NoReturn
 
 from sandyard.engine.guest import kernel
-from sandyard.engine.guest.config import GuestConfig
-from sandyard.engine.guest.elevation import Elevation
+from sandyard.engine.guest.config import DEFAULT_PATH, GuestConfig
+from sandyard.engine.guest.elevation import Elevation, may_become_root
+from sandyard.engine.guest.endpoints import AgentEndpoints
 from sandyard.engine.guest.files.download import Downloads
 from sandyard.engine.guest.files.service import FilesystemService
 from sandyard.engine.guest.files.upload import Uploads
 from sandyard.engine.guest.files.watchers import Watchers
-from sandyard.engine.guest.host import Host
-from sandyard.engine.guest.loop import Loop
+from sandyard.engine.guest.loop import Loop, report_error
 from sandyard.engine.guest.process.launcher import Launcher
 from sandyard.engine.guest.process.registry import Registry
 from sandyard.engine.guest.process.service import ProcessService
-from sandyard.engine.guest.process.spawn import FileLimits, Spawner, raise_file_limit, same_file_limit
+from sandyard.engine.guest.process.spawn import (
+    FileLimits,
+    Program,
+    Spawner,
+    SpawnError,
+    keep_file_limit,
+    raise_file_limit,
+)
 from sandyard.engine.guest.reaper import Reaper, Waiter
 from sandyard.engine.guest.sandbox import Sandbox
 from sandyard.engine.guest.server import Server
+from sandyard.engine.guest.users import UnknownUserError
 from sandyard.engine.guest.warmup import WarmupReaper, warm_up
 
-_GRACE = 2.0
-_ROUNDS = 12
+_STOP_TIMEOUT = 2.0  # for processes to end after a signal, in seconds
+_WARM_UP_ROUNDS = 12
 _WARM_UP_DELAY = 0.02
 
 
@@ -42,8 +50,8 @@ def prepare() -> None:
     try:
         # A root other than "/", so that every account is the caller's.
         sandbox = Sandbox(GuestConfig(root="/usr/.."))
-        server = build(loop, sandbox, WarmupReaper(loop), same_file_limit())
-        loop.run(warm_up(loop, server.converse, _ROUNDS))
+        server = build_server(loop, sandbox, WarmupReaper(loop), keep_file_limit())
+        loop.run(warm_up(loop, server.serve_connection, _WARM_UP_ROUNDS))
     finally:
         loop.close()
         os.fchdir(here)
@@ -53,11 +61,13 @@ def prepare() -> None:
 
 
 def serve(listen_socket: socket.socket, config: GuestConfig) -> NoReturn:
-    """Serve until the end of this process; never returns. Call it in a separate process (forked, or pid 1 of a
-    namespace), single-threaded, after everything about it has been set up."""
+    """Serve until this process ends; never returns. Call it in a process of its own (forked, or pid 1 of a namespace)
+    that has one thread and whose user, namespaces and limits are final."""
     sandbox = Sandbox(config)
     if config.max_processes is not None:
         kernel.limit_processes(config.max_processes)
+    if config.forbid_user_namespaces:
+        kernel.forbid_user_namespaces()
     os.umask(0o022)
     os.chdir("/")
     _close_inherited({listen_socket.fileno(), *config.keep_fds})
@@ -66,38 +76,59 @@ def serve(listen_socket: socket.socket, config: GuestConfig) -> NoReturn:
     else:
         kernel.become_subreaper()
     # A new loop, because one created before the fork would be shared with the parent.
-    loop = Loop()
+    loop = Loop(config.max_wait_s)
     stop = asyncio.Event()
     reaper, file_limits = Reaper(loop, stop.set), raise_file_limit()
-    server = build(loop, sandbox, reaper, file_limits)
+    server = build_server(loop, sandbox, reaper, file_limits)
     server.listen(loop, listen_socket)
     if config.elevation:
-        spawner = Spawner(switch_user=sandbox.is_root, file_limits=file_limits)
+        spawner = Spawner(switch_user=sandbox.can_switch_user, file_limits=file_limits)
         Elevation(loop, sandbox, spawner, reaper).listen()
+    if config.container_service:
+        _start_container_service(sandbox, config, file_limits)
     if config.warm_up:
-        loop.call_later(_WARM_UP_DELAY, lambda: loop.create_task(warm_up(loop, server.converse, 1)))
+        loop.call_later(_WARM_UP_DELAY, lambda: loop.create_task(warm_up(loop, server.serve_connection, 1)))
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)  # there are few reference cycles, so collecting less often is cheaper
     try:
-        loop.run(_serve_until(stop))
+        loop.run(_run_until(stop))
     except BaseException:  # in any case, this process must not continue as its parent
         sys.excepthook(*sys.exc_info())
         os._exit(1)
     os._exit(0)
 
 
-async def _serve_until(stop: asyncio.Event) -> None:
-    """Serve until asked to stop, then end all processes. As pid 1, ask all processes to end, give them a moment, and
-    end them with the agent; otherwise the agent immediately ends what it has started."""
+def _start_container_service(sandbox: Sandbox, config: GuestConfig, file_limits: FileLimits) -> None:
+    """Start `config.container_service`. Containers give root's rights, so their owner is the default user only if sudo
+    gives them too. An image without these accounts has no such service."""
+    spawner = Spawner(switch_user=sandbox.can_switch_user, file_limits=file_limits)
+    accounts = sandbox.accounts
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        root, user = accounts.lookup("root"), accounts.lookup(config.default_user)
+        trusted = may_become_root(user, accounts.group_name, sandbox.to_host_path("/etc"))
+        argv = (*config.container_service, str(user.uid if trusted else root.uid))
+        spawner.spawn(Program(argv, {"PATH": DEFAULT_PATH}, "/"), root, [null, null, null])
+    except UnknownUserError:
+        pass
+    except SpawnError:
+        report_error()
+    finally:
+        os.close(null)
+
+
+async def _run_until(stop: asyncio.Event) -> None:
+    """Wait for `stop`, then end all processes and return. As pid 1, send them SIGTERM and wait a moment: the kernel kills
+    the rest when pid 1 exits. Otherwise kill the agent's children immediately."""
     await stop.wait()
     number = signal.SIGTERM if os.getpid() == 1 else signal.SIGKILL
     _signal_all(number)
-    for _ in range(int(_GRACE * 50)):
+    for _ in range(int(_STOP_TIMEOUT * 50)):
         if not _list_other_processes():
             return
         await asyncio.sleep(0.02)
         if number == signal.SIGKILL:
-            _signal_all(number)  # processes that were orphaned in the meantime
+            _signal_all(number)  # includes processes that became the agent's children in the meantime
 
 
 def _signal_all(number: int) -> None:
@@ -107,7 +138,7 @@ def _signal_all(number: int) -> None:
 
 
 def _list_other_processes() -> list[int]:
-    """Return all other processes: of the whole namespace as pid 1, otherwise the agent's children."""
+    """Return the pids of the other processes: as pid 1 of the whole namespace, otherwise of the agent's children."""
     with contextlib.suppress(OSError):
         if os.getpid() == 1:
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
@@ -117,9 +148,9 @@ def _list_other_processes() -> list[int]:
     return []
 
 
-def build(loop: Loop, sandbox: Sandbox, waiter: Waiter, file_limits: FileLimits) -> Server:
+def build_server(loop: Loop, sandbox: Sandbox, waiter: Waiter, file_limits: FileLimits) -> Server:
     """Create the agent's services and their routes."""
-    host = Host(loop, sandbox)
+    endpoints = AgentEndpoints(loop, sandbox)
     downloads, uploads = Downloads(sandbox), Uploads(sandbox)
     files, watchers = FilesystemService(sandbox), Watchers(loop, sandbox)
     registry = Registry(loop)
@@ -127,12 +158,12 @@ def build(loop: Loop, sandbox: Sandbox, waiter: Waiter, file_limits: FileLimits)
     return Server(
         sandbox,
         http={
-            ("GET", "/health"): host.health,
-            ("GET", "/envs"): host.envs,
-            ("GET", "/metrics"): host.metrics,
-            ("POST", "/init"): host.init,
-            ("GET", "/_sandyard/dial"): host.dial,
-            ("GET", "/_sandyard/relay"): host.relay,
+            ("GET", "/health"): endpoints.health,
+            ("GET", "/envs"): endpoints.envs,
+            ("GET", "/metrics"): endpoints.metrics,
+            ("POST", "/init"): endpoints.init,
+            ("GET", "/_sandyard/dial"): endpoints.dial,
+            ("GET", "/_sandyard/relay"): endpoints.relay,
             ("GET", "/files"): downloads.get,
             ("HEAD", "/files"): downloads.get,
             ("POST", "/files"): uploads.post,
@@ -163,7 +194,7 @@ def build(loop: Loop, sandbox: Sandbox, waiter: Waiter, file_limits: FileLimits)
 
 
 def _close_inherited(keep: set[int]) -> None:
-    """Close inherited descriptors, which must not be accessible in the sandbox."""
+    """Close all inherited descriptors except `keep`, because the sandbox must not reach them. 0 and 1 become /dev/null."""
     highest = max(keep | {2})
     for fd in range(3, highest):
         if fd not in keep:

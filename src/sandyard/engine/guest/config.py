@@ -10,7 +10,9 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class GuestConfig:
-    """`root` is the directory used as `/` in all paths of the protocol. With a root other than `/` (the fake driver,
+    """What the driver decides about an agent before it starts.
+
+    `root` is the directory used as `/` in all paths of the protocol. With a root other than `/` (the fake driver,
     tests) processes run on the host as the agent's user, with their home and working directory below `root`.
 
     Without `switch_user` everything runs as and belongs to the agent's own user, whatever user a request specifies: for
@@ -19,13 +21,26 @@ class GuestConfig:
     With `warm_up` an agent runs one trivial command by itself soon after it started to serve. It then answers its first
     real command a millisecond earlier, but uses about 0.9 MB more private memory: for sandboxes that wait in a pool.
 
-    `keep_fds` are descriptors the driver wants kept: every other inherited one above 2 is closed when serving starts.
-    The three sizes are the totals that `/metrics` reports; a value of None is read from the system.
+    `keep_fds` are descriptors that stay open: every other inherited one above 2 is closed when serving starts.
 
-    With `elevation` the agent runs sudo for programs in the sandbox, because its kernel ignores set-user-id bits.
+    `memory_bytes`, `cpu_count` and `disk_bytes` are the totals that `/metrics` reports; None means: ask the system.
 
-    `max_processes` limits the number of processes with the cgroup of this kernel: for a kernel that only this sandbox
-    uses, so that nothing outside can do that.
+    With `elevation` the agent runs sudo for programs in the sandbox: for a kernel that ignores set-user-id bits (gVisor).
+
+    With `max_processes` the agent limits the number of processes itself: for a kernel of the sandbox's own (gVisor),
+    whose processes the host cannot count.
+
+    With `max_wait_s` the agent looks for events at least this often. After a checkpoint, gVisor can fail to report an event to
+    a process that was waiting for it in epoll_wait (seen once in about fifty forks on a busy machine).
+
+    With `forbid_user_namespaces` no program can become root of a new user namespace, because gVisor gives it all rights over
+    the network of the sandbox.
+
+    With `engine_address` and `engine_secret`, the agent accepts only TCP connections that come from this address and start
+    with a proof that their sender knows the secret; see `engine_proof`.
+
+    `container_service` is a command that the agent starts as root beside itself, with the id of the user who may create
+    containers as the last argument; see `containers.service`.
     """
 
     root: str = "/"
@@ -40,10 +55,15 @@ class GuestConfig:
     disk_bytes: int | None = None
     elevation: bool = False
     max_processes: int | None = None
+    max_wait_s: float | None = None
+    forbid_user_namespaces: bool = False
+    engine_address: str | None = None
+    engine_secret: bytes | None = field(default=None, repr=False)
+    container_service: tuple[str, ...] = ()
 
     @property
-    def rooted(self) -> bool:
-        """Whether the agent's own `/` is the sandbox's `/`."""
+    def has_default_root(self) -> bool:
+        """Whether the sandbox's `/` is the agent's own `/`."""
         return self.root in ("", "/")
 
 

@@ -19,14 +19,14 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sandyard.engine.guest.loop import Loop, report
+from sandyard.engine.guest.loop import Loop, report_error
 from sandyard.engine.guest.process.spawn import NoDirectoryError, Program, Spawner, SpawnError
 from sandyard.engine.guest.reaper import Waiter
 from sandyard.engine.guest.sandbox import Sandbox
-from sandyard.engine.guest.users import UnknownUserError, User
+from sandyard.engine.guest.users import UnknownUserError, User, read_text
 
 SOCKET = "/dev/.sudo.sock"
-SUDO = "/dev/.sudo"
+SUDO = "/dev/.sandyard/original-sudo"
 """The image's own sudo, mounted once more."""
 _MAX_REQUEST_BYTES = 4 << 20
 _REQUEST_TIMEOUT_S = 10.0
@@ -37,7 +37,7 @@ _GRANT = re.compile(r"(\S+)\s+ALL\s*=\s*\(\s*ALL\s*(?::\s*ALL\s*)?\)\s*NOPASSWD\
 
 
 class Elevation:
-    """Serves one client for each command."""
+    """Runs sudo for clients that connect to `SOCKET`, one command for each."""
 
     def __init__(self, loop: Loop, sandbox: Sandbox, spawner: Spawner, waiter: Waiter) -> None:
         self._loop = loop
@@ -48,6 +48,7 @@ class Elevation:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
 
     def listen(self) -> None:
+        """Accept clients from now on."""
         self._listener.bind(SOCKET)
         os.chmod(SOCKET, 0o666)  # noqa: S103 - each caller is checked
         self._listener.listen(_BACKLOG)
@@ -66,24 +67,26 @@ class Elevation:
         streams: list[int] = []
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                uid, request = await self._receive(peer, streams)
-            status = await self._run(peer, uid, request, streams)
+                uid, request, early_signals = await self._receive(peer, streams)
+            status = await self._run(peer, uid, request, streams, early_signals)
             peer.send(json.dumps({"status": status}).encode())
         except _RefusedError as error:
             with contextlib.suppress(OSError):
                 peer.send(json.dumps({"error": str(error)}).encode())
         except (OSError, ValueError, TypeError, LookupError, TimeoutError):
-            pass  # the caller is gone, or sent something else than the client does
+            pass  # the caller is gone, or is not `elevation_client`
         except Exception:  # a failing caller must not end the agent
-            report()
+            report_error()
         finally:
             _close_all(streams)
             peer.close()
 
-    async def _receive(self, peer: socket.socket, streams: list[int]) -> tuple[int, dict[str, Any]]:
+    async def _receive(self, peer: socket.socket, streams: list[int]) -> tuple[int, dict[str, Any], bytes]:
         """Receive the request: its length, JSON, and with the first byte the caller's credentials, which the kernel has
-        checked, and three descriptors. Return the caller's user id and the request. (SO_PEERCRED is of no use in gVisor:
-        it returns the ids of the process that asks.)"""
+        checked, and three descriptors. Return the caller's user id, the request, and the signals that followed it at once.
+
+        SO_PEERCRED is of no use in gVisor: it returns the ids of the process that asks.
+        """
         data, uid = b"", None
         while len(data) < 4 or len(data) < 4 + struct.unpack("!I", data[:4])[0]:
             await self._wait_until_readable(peer)
@@ -98,12 +101,15 @@ class Elevation:
             data += part
             if not part or len(data) > _MAX_REQUEST_BYTES:
                 raise ValueError("incomplete or too long")
-        request = json.loads(data[4:])
+        end = 4 + struct.unpack("!I", data[:4])[0]
+        request = json.loads(data[4:end])
         if uid is None or len(streams) != 3 or not isinstance(request, dict):
             raise ValueError("not a request")
-        return uid, request
+        return uid, request, data[end:]
 
-    async def _run(self, peer: socket.socket, uid: int, request: dict[str, Any], streams: list[int]) -> int:
+    async def _run(
+        self, peer: socket.socket, uid: int, request: dict[str, Any], streams: list[int], early_signals: bytes
+    ) -> int:
         """Run sudo as root and return its wait status."""
         accounts = self._sandbox.accounts
         accounts.refresh()
@@ -112,7 +118,7 @@ class Elevation:
             root = accounts.lookup("root")
         except UnknownUserError:
             raise _RefusedError("you do not exist in the passwd database") from None
-        if not may_become_root(caller, accounts.group_name, self._sandbox.host("/etc")):
+        if not may_become_root(caller, accounts.group_name, self._sandbox.to_host_path("/etc")):
             raise _RefusedError("a password is required")
         argv = (SUDO, *map(str, request["arguments"]))
         env = {str(name): str(value) for name, value in request["env"].items()}
@@ -123,6 +129,7 @@ class Elevation:
         ended: asyncio.Future[int] = self._loop.create_future()
         self._waiter.expect(pid, ended.set_result)
         _close_all(streams)
+        _send_signals(pid, early_signals)
         self._loop.add_reader(peer.fileno(), lambda: self._forward_signals(peer, pid))
         try:
             return await ended
@@ -130,7 +137,7 @@ class Elevation:
             self._loop.remove_reader(peer.fileno())
 
     def _forward_signals(self, peer: socket.socket, pid: int) -> None:
-        """Pass on the signals that the client has received, one byte each. If the client is gone, end the command."""
+        """Forward the signals that the client has received, one byte each. If the client is gone, terminate the command."""
         try:
             numbers = peer.recv(64)
         except BlockingIOError:
@@ -140,10 +147,7 @@ class Elevation:
         if not numbers:
             self._loop.remove_reader(peer.fileno())
             numbers = bytes([signal.SIGTERM])
-        for number in numbers:
-            with contextlib.suppress(ProcessLookupError, ValueError):
-                if signal.Signals(number).name in _FORWARDED:
-                    os.killpg(pid, number)
+        _send_signals(pid, numbers)
 
     async def _wait_until_readable(self, peer: socket.socket) -> None:
         readable = asyncio.Event()
@@ -172,8 +176,16 @@ def _read_sudoers(etc: str) -> Iterator[str]:
     with contextlib.suppress(OSError):
         extra = [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if "." not in name and name[-1] != "~"]
     for path in (f"{etc}/sudoers", *extra):
-        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-            yield from (line.strip() for line in file)
+        with contextlib.suppress(OSError):
+            yield from (line.strip() for line in read_text(path).split("\n"))
+
+
+def _send_signals(pid: int, numbers: bytes) -> None:
+    """Send the allowed ones of these signals to the process group."""
+    for number in numbers:
+        with contextlib.suppress(ProcessLookupError, ValueError):
+            if signal.Signals(number).name in _FORWARDED:
+                os.killpg(pid, number)
 
 
 def _close_all(descriptors: list[int]) -> None:

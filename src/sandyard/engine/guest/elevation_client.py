@@ -1,6 +1,6 @@
-"""The program that is `sudo` in a gVisor sandbox. It lets the agent run the image's own sudo; see `elevation`.
+"""The program that replaces `sudo` in a gVisor sandbox: it asks the agent to run the image's own sudo; see `elevation`.
 
-Uses nothing else of this project, so that it starts quickly.
+Imports nothing else of this project, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 import struct
 import sys
 
+# The same as in `elevation`.
 SOCKET = "/dev/.sudo.sock"
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
 
@@ -22,9 +23,13 @@ def main() -> None:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
             server.connect(SOCKET)
+            # Signals that arrive in the meantime are forwarded after the request.
+            numbers = [getattr(signal, name) for name in FORWARDED]
+            signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
             _forward_signals(server)
             _send_request(server)
-            answer = json.loads(server.recv(65536) or b'{"error": "the agent has ended"}')
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+            answer = json.loads(server.recv(65536) or b'{"error": "the agent closed the connection"}')
     except OSError as error:
         answer = {"error": f"could not reach the agent: {error.strerror}"}
     if "error" in answer:

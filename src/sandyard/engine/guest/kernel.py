@@ -1,7 +1,7 @@
-"""System calls that Python 3.11 does not offer: openat2, inotify, signalfd, statfs, prctl. Each raises OSError like
-`os` does.
+"""System calls that Python 3.11 does not offer: openat2, inotify, signalfd, statfs, prctl, seccomp; and a cgroup limit. Each
+raises OSError like `os` does.
 
-libc is looked up once, at import in the zygote, so everything is already resolved in a forked agent.
+libc is loaded at import, in the process that agents are forked from, and not again in each agent.
 """
 
 from __future__ import annotations
@@ -26,6 +26,19 @@ SIGINFO_SIZE = 128
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_PR_SET_NO_NEW_PRIVS = 38
+
+_CLONE_NEWUSER = 0x1000_0000
+_SYS_CLONE3 = 435
+_NAMESPACE_CALLS = {  # AUDIT_ARCH_*, clone, unshare
+    "x86_64": (0xC000_003E, 56, 272),
+    "aarch64": (0xC000_00B7, 220, 97),
+}
+_BPF_INSTRUCTION = struct.Struct("HBBI")  # code, jump if true, jump if false, operand
+_BPF_LOAD, _BPF_IF_EQUAL, _BPF_IF_ANY_BIT, _BPF_RETURN = 0x20, 0x15, 0x45, 0x06
+_AT_NUMBER, _AT_ARCH, _AT_FIRST_ARGUMENT = 0, 4, 16  # in struct seccomp_data
+_ALLOW, _FAIL = 0x7FFF_0000, 0x0005_0000
 
 IN_MODIFY = 0x2
 IN_ATTRIB = 0x4
@@ -83,7 +96,7 @@ def signalfd(signals: list[int]) -> int:
     return _check_result(_libc.signalfd(-1, raw, _SFD_NONBLOCK | _SFD_CLOEXEC))
 
 
-def siginfo(record: bytes) -> tuple[int, int]:
+def parse_siginfo(record: bytes) -> tuple[int, int]:
     """Parse a signalfd record: (signal number, sender's pid in this pid namespace, 0 if it is outside)."""
     number, _errno, _code, sender = struct.unpack_from("IiiI", record)
     return number, sender
@@ -101,7 +114,7 @@ def inotify_rm_watch(fd: int, watch: int) -> None:
     _check_result(_libc.inotify_rm_watch(fd, watch))
 
 
-def on_network_filesystem(path: str) -> bool:
+def is_on_network_filesystem(path: str) -> bool:
     raw = ctypes.create_string_buffer(256)
     _check_result(_libc.statfs(os.fsencode(path), raw), path)
     kind: Any = ctypes.c_long.from_buffer(raw).value
@@ -118,8 +131,34 @@ def set_undumpable() -> None:
     _check_result(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
+def forbid_user_namespaces() -> None:
+    """Prevent this process and its descendants from creating user namespaces."""
+    arch, clone, unshare = _NAMESPACE_CALLS[os.uname().machine]
+    program = b"".join(
+        _BPF_INSTRUCTION.pack(*instruction)
+        for instruction in (
+            (_BPF_LOAD, 0, 0, _AT_ARCH),
+            (_BPF_IF_EQUAL, 0, 3, arch),  # another ABI: like clone3
+            (_BPF_LOAD, 0, 0, _AT_NUMBER),
+            # Its flags are in memory, which a filter can't read. Programs fall back to clone.
+            (_BPF_IF_EQUAL, 1, 0, _SYS_CLONE3),
+            (_BPF_IF_EQUAL, 2, 1, clone),
+            (_BPF_RETURN, 0, 0, _FAIL | errno.ENOSYS),
+            (_BPF_IF_EQUAL, 0, 3, unshare),
+            (_BPF_LOAD, 0, 0, _AT_FIRST_ARGUMENT),
+            (_BPF_IF_ANY_BIT, 0, 1, _CLONE_NEWUSER),
+            (_BPF_RETURN, 0, 0, _FAIL | errno.EPERM),
+            (_BPF_RETURN, 0, 0, _ALLOW),
+        )
+    )
+    code = ctypes.create_string_buffer(program, len(program))
+    descriptor = struct.pack("@HP", len(program) // _BPF_INSTRUCTION.size, ctypes.addressof(code))
+    _check_result(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))  # required without CAP_SYS_ADMIN
+    _check_result(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, descriptor, 0, 0))
+
+
 def limit_processes(count: int) -> None:
-    """Limit the number of processes and threads of this kernel."""
+    """Limit the number of processes and threads with the root cgroup of gVisor's kernel."""
     fd = os.open("/sys/fs/cgroup/pids/pids.max", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, str(count).encode())

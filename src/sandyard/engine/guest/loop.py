@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 Callback = Callable[..., object]
 _T = TypeVar("_T")
 _READ, _WRITE = select.EPOLLIN, select.EPOLLOUT
-_LOG = 2
-_REPORT_LIMIT = 4000  # what a writable pipe is guaranteed to accept
-_TIDY = 256  # number of timers above which cancelled ones are removed early
+_LOG_FD = 2  # standard error, which the driver connects to its log
+_REPORT_LIMIT = 4000  # in bytes: a writable pipe is guaranteed to accept them
+_MANY_TIMERS = 256  # number of timers above which cancelled ones are removed early
 
 
 class Timer:
@@ -54,22 +54,25 @@ class Timer:
             callback(*self._args)
         except Exception:
             # A failing callback must not end the agent.
-            report()
+            report_error()
 
 
 class Loop:
-    """A descriptor has at most one callback for reading and one for writing; remove both before closing it."""
+    """An event loop for one thread. A descriptor has at most one callback for reading and one for writing; remove both
+    before closing it, because its number may be reused."""
 
-    def __init__(self) -> None:
-        # Has what asyncio needs from a loop, but not most of what its base class declares.
+    def __init__(self, max_wait_s: float | None = None) -> None:
+        """`max_wait_s`: look for events at least this often, for a kernel that can lose their notification (gVisor)."""
+        self._max_wait_s = -1.0 if max_wait_s is None else max_wait_s
+        # Untyped, because it has only what asyncio uses of a loop, not all that the base class declares.
         self._for_asyncio: Any = self
         self._epoll = select.epoll()
         self._readers: dict[int, Callback] = {}
         self._writers: dict[int, Callback] = {}
         self._soon: deque[Timer] = deque()
-        self.scheduled: list[tuple[float, int, Timer]] = []
+        self.scheduled: list[tuple[float, int, Timer]] = []  # a heap: time, sequence number, timer
         self._count = 0
-        self._tidy_at = _TIDY
+        self._clean_up_at = _MANY_TIMERS
 
     # descriptors -----------------------------------------------------------------------------------------------------
 
@@ -148,7 +151,7 @@ class Loop:
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        report(f"{context.get('message')}: {context.get('exception')!r}\n")
+        report_error(f"{context.get('message')}: {context.get('exception')!r}\n")
 
     # running ---------------------------------------------------------------------------------------------------------
 
@@ -158,7 +161,7 @@ class Loop:
         try:
             task = self.create_task(main)
             while not task.done():
-                self._turn()
+                self._run_once()
             return task.result()
         finally:
             events._set_running_loop(None)
@@ -166,21 +169,23 @@ class Loop:
     def close(self) -> None:
         self._epoll.close()
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         """Wait for events and run all pending callbacks once."""
         later, soon = self.scheduled, self._soon
         while later and later[0][2].cancelled():
             heapq.heappop(later)
-        if len(later) > self._tidy_at:
+        if len(later) > self._clean_up_at:
             later[:] = [entry for entry in later if not entry[2].cancelled()]
             heapq.heapify(later)
-            self._tidy_at = max(_TIDY, 2 * len(later))
-        wait = -1.0
+            self._clean_up_at = max(_MANY_TIMERS, 2 * len(later))
+        wait = self._max_wait_s
         if soon:
             wait = 0.0
         elif later:
-            wait = max(0.0, later[0][0] - time.monotonic())
+            until_timer = max(0.0, later[0][0] - time.monotonic())
+            wait = until_timer if wait < 0 else min(wait, until_timer)
         ready = self._epoll.poll(wait, 64)
+        # The kernel reports a descriptor that has no callback.
         if ready and ready[0][0] not in self._readers and ready[0][0] not in self._writers:
             self._renew_epoll()
         for fd, happened in ready:
@@ -209,13 +214,16 @@ class Loop:
         try:
             callback()
         except Exception:
-            report()
+            report_error()
 
 
-def report(message: str = "") -> None:
-    """Write an error of the agent itself, with its traceback, to the log that the driver provided. Never blocks, and
-    ignores a missing reader."""
-    text = message or traceback.format_exc()[-_REPORT_LIMIT:]
+def report_error(message: str = "") -> None:
+    """Write an error of the agent itself to its log: the message, or the traceback of the exception being handled. Never
+    blocks: if the log accepts nothing, the error is dropped."""
+    if message:
+        text = message.encode("utf-8", "replace")[:_REPORT_LIMIT]
+    else:
+        text = traceback.format_exc().encode("utf-8", "replace")[-_REPORT_LIMIT:]
     with contextlib.suppress(OSError):
-        if select.select([], [_LOG], [], 0)[1]:
-            os.write(_LOG, text.encode("utf-8", "replace"))
+        if select.select([], [_LOG_FD], [], 0)[1]:
+            os.write(_LOG_FD, text)

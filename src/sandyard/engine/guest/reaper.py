@@ -1,8 +1,7 @@
-"""The duties of pid 1: wait for every child that ends, whoever started it, and let only the outside end the agent.
+"""What pid 1 must do: wait for every child that ends, whoever started it, and stop only on a signal from outside.
 
-Signals are read from a signalfd instead of being handled: a record contains the sender, so that a SIGTERM from a
-process in the sandbox can be distinguished from one of the engine (whose pid is not visible in this namespace and reads
-as 0).
+Signals are read from a signalfd instead of being handled, because a record names the sender: a SIGTERM of a process in
+the sandbox is ignored, one of the engine is not (its pid is not visible in this namespace and reads as 0).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from sandyard.engine.guest import kernel
 from sandyard.engine.guest.loop import Loop
 
 # All signals except those that the kernel sends for a fault (which would be fatal if blocked) and two of the C library.
-# Signals that are not used here are read and ignored: no handler of a parent may ever run.
+# Signals that are not used here are read and ignored, so that no handler inherited from the parent runs.
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 _CATCHABLE = [int(n) for n in range(1, 65) if n not in {signal.SIGKILL, signal.SIGSTOP, 32, 33} | _FAULTS]
 
@@ -25,9 +24,11 @@ ExitHandler = Callable[[int], None]
 
 
 class Waiter(Protocol):
-    """Waits for children."""
+    """Waits for children of this process."""
 
-    def expect(self, pid: int, on_exit: ExitHandler) -> None: ...
+    def expect(self, pid: int, on_exit: ExitHandler) -> None:
+        """Call `on_exit` with the wait status when this child has ended. Call it right after the child was started."""
+        ...
 
 
 class Reaper:
@@ -48,9 +49,10 @@ class Reaper:
             record = os.read(self._fd, kernel.SIGINFO_SIZE)  # gVisor pads a record if the buffer is larger
         except BlockingIOError:
             return
-        number, sender = kernel.siginfo(record)
-        ends = number == signal.SIGTERM or (number == signal.SIGINT and not self._is_init)
-        if ends and not (self._is_init and sender):
+        number, sender = kernel.parse_siginfo(record)
+        asks_to_stop = number == signal.SIGTERM or (number == signal.SIGINT and not self._is_init)
+        is_from_sandbox = self._is_init and sender != 0
+        if asks_to_stop and not is_from_sandbox:
             self._on_terminate()
         self.reap()
 

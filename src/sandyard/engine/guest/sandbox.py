@@ -1,7 +1,7 @@
 """The environment of an agent: its root directory, its accounts, and the default user and directory of requests.
 
-Paths of the protocol are absolute in the sandbox ("/home/user/x"). `host` returns where such a path is for the agent:
-the same, or below `config.root` if the agent's own root is another one.
+Paths of the protocol are absolute in the sandbox ("/home/user/x"). A host path is where the agent finds such a path: the
+same, or below `config.root` if that is not `/`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ class Sandbox:
     def __init__(self, config: GuestConfig) -> None:
         self.config = config
         self.defaults = Defaults(config)
-        self.is_root = config.rooted and config.switch_user and os.geteuid() == 0
-        self._root = "" if config.rooted else os.path.realpath(config.root)
-        self.accounts = Accounts(self.host("/etc"), owned_by_caller=not self.is_root)
+        # Whether programs run as the requested user, and files are given to that user.
+        self.can_switch_user = config.has_default_root and config.switch_user and os.geteuid() == 0
+        self._root = "" if config.has_default_root else os.path.realpath(config.root)
+        self.accounts = Accounts(self.to_host_path("/etc"), owned_by_caller=not self.can_switch_user)
         self._own_proc = f"/proc/{os.getpid()}"
         try:
-            self._proc_device = os.stat("/proc").st_dev if config.rooted else -1
+            self._proc_device = os.stat("/proc").st_dev if config.has_default_root else -1
         except OSError:
             self._proc_device = -1
 
-    # who -------------------------------------------------------------------------------------------------------------
+    # users ------------------------------------------------------------------------------------------------------------
 
     def rpc_user(self, request: Request) -> User:
         """Return the user an RPC runs as: from `Authorization: Basic user:`, otherwise the default one."""
-        named = basic_user(request)
+        named = parse_basic_user(request)
         try:
             return self.accounts.lookup(self.defaults.user if named is None else named)
         except UnknownUserError:
@@ -64,7 +65,7 @@ class Sandbox:
         except UnknownUserError as error:
             raise HttpError(401, f"error looking up user '{name}': {error}") from None
 
-    # where -----------------------------------------------------------------------------------------------------------
+    # paths ------------------------------------------------------------------------------------------------------------
 
     def resolve(self, path: str, user: User) -> str:
         """Return an absolute path: relative ones and `~` are relative to the user's home, an empty one is the default
@@ -72,6 +73,10 @@ class Sandbox:
         path = path or self.defaults.workdir or ""
         if "\0" in path:
             raise PathError("the path contains a NUL byte")
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError:
+            raise PathError("the path contains characters that UTF-8 cannot encode") from None
         if path.startswith("~"):
             if len(path) > 1 and path[1] != "/":
                 raise PathError(
@@ -82,16 +87,17 @@ class Sandbox:
             return path if not self._root else posixpath.normpath(path)
         return posixpath.normpath(posixpath.join(user.home, path))
 
-    def host(self, path: str) -> str:
+    def to_host_path(self, path: str) -> str:
+        """Return where the agent finds an absolute path of the sandbox."""
         return self._root + path if self._root else path
 
-    def guest(self, path: str) -> str:
-        """The inverse of `host`; a path outside the root is returned unchanged."""
+    def to_sandbox_path(self, path: str) -> str:
+        """Return the inverse of `to_host_path`. A path outside the root is returned unchanged."""
         if self._root and (path == self._root or path.startswith(self._root + "/")):
             return path[len(self._root) :] or "/"
         return path
 
-    # what ------------------------------------------------------------------------------------------------------------
+    # files ------------------------------------------------------------------------------------------------------------
 
     def open_file(self, path: str, flags: int, mode: int = 0o666) -> int:
         """Open a regular file (a host path) without ever blocking. Raises NotAFileError for anything else.
@@ -108,6 +114,7 @@ class Sandbox:
         raise NotAFileError(errno.EINVAL, "not a regular file", path)
 
     def open_directory(self, path: str) -> int:
+        """Open a directory (a host path). Raises PermissionError for the agent's own directory in /proc."""
         fd = self._open(path, os.O_RDONLY | os.O_DIRECTORY, 0)
         if self._is_own_proc(fd, os.fstat(fd).st_dev):
             os.close(fd)
@@ -115,7 +122,7 @@ class Sandbox:
         return fd
 
     def _open(self, path: str, flags: int, mode: int) -> int:
-        if self.config.rooted:
+        if self.config.has_default_root:
             return open_no_magic(path, flags, mode)
         return os.open(path, flags, mode)
 
@@ -125,9 +132,9 @@ class Sandbox:
         path = os.readlink(f"/proc/self/fd/{fd}")
         return path == self._own_proc or path.startswith(self._own_proc + "/")
 
-    def give(self, fd: int, user: User) -> None:
-        """Give an open file to the user."""
-        if self.is_root:
+    def set_owner(self, fd: int, user: User) -> None:
+        """Make the user the owner of an open file."""
+        if self.can_switch_user:
             os.fchown(fd, user.uid, user.gid)
 
     def ensure_directory(self, path: str, user: User) -> None:
@@ -150,12 +157,12 @@ class Sandbox:
                 if not os.path.isdir(folder):
                     raise
                 continue
-            if self.is_root:
+            if self.can_switch_user:
                 os.chown(folder, user.uid, user.gid, follow_symlinks=False)
 
 
-def basic_user(request: Request) -> str | None:
-    """Return the name in an `Authorization: Basic` header, or None."""
+def parse_basic_user(request: Request) -> str | None:
+    """Return the user name in an `Authorization: Basic` header, or None if there is none."""
     scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return None

@@ -3,10 +3,13 @@ NSS modules into the agent. Both files are read again when they change."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from dataclasses import dataclass
 
 _Stamp = tuple[int, int, int]
+_MAX_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,7 @@ class _Table:
         if stamp == self._stamp:
             return False
         try:
-            with open(self._path, encoding="utf-8", errors="replace") as file:
-                text = file.read()
+            text = read_text(self._path)
         except OSError:
             return False
         self.rows = [line.split(":") for line in text.splitlines() if line and not line.startswith(("#", "+", "-"))]
@@ -53,9 +55,20 @@ class _Table:
         return True
 
 
+def read_text(path: str) -> str:
+    """Return the content of a file of the image. Raises OSError if it is too long, or not a regular file: programs in the
+    sandbox can replace it by a pipe, which would block the agent."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(descriptor, encoding="utf-8", errors="replace") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return file.read(_MAX_BYTES)
+
+
 class Accounts:
-    """Lookups by name and by number. `owned_by_caller` is for an agent whose root is not `/`: there every account is
-    the agent's user, and `user` and `root` exist without any file."""
+    """Finds accounts by name or number. With `owned_by_caller`, for an agent that cannot switch users, every account has
+    the agent's own ids, and `user` and `root` exist without any file."""
 
     def __init__(self, etc: str, *, owned_by_caller: bool = False) -> None:
         self._passwd = _Table(os.path.join(etc, "passwd"))
@@ -66,6 +79,7 @@ class Accounts:
         self._group_names: dict[int, str] = {}
 
     def lookup(self, name: str) -> User:
+        """Return the user of this name. Raises UnknownUserError."""
         self.refresh()
         try:
             return self._users[name]
@@ -88,14 +102,14 @@ class Accounts:
         memberships: dict[str, list[int]] = {}
         self._group_names = {}
         for row in self._group.rows:
-            if len(row) < 4 or not row[2].isdigit():
+            if len(row) < 4 or not _is_id(row[2]):
                 continue
             self._group_names.setdefault(int(row[2]), row[0])
             for member in row[3].split(","):
                 memberships.setdefault(member.strip(), []).append(int(row[2]))
         self._users, self._names = {}, {}
         for row in self._passwd.rows:
-            if len(row) >= 7 and row[2].isdigit() and row[3].isdigit():
+            if len(row) >= 7 and _is_id(row[2]) and _is_id(row[3]):
                 name, gid = row[0], int(row[3])
                 groups = (gid, *(group for group in memberships.get(name, []) if group != gid))
                 self._add(User(name, int(row[2]), gid, row[5] or "/", row[6].strip() or "/bin/sh", groups))
@@ -114,3 +128,8 @@ class Accounts:
         self._users = {name: User(name, uid, gid, user.home, user.shell, (gid,)) for name, user in self._users.items()}
         self._names = {uid: "user"}
         self._group_names = {gid: "user"}
+
+
+def _is_id(text: str) -> bool:
+    """Return whether this is a user or group id that the kernel accepts; the highest number means "unchanged"."""
+    return text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 0xFFFFFFFF

@@ -35,7 +35,6 @@ _ENVELOPE = struct.Struct(">BI")
 _END_FLAG = 2
 _MAX_MESSAGE_BYTES, _MAX_MESSAGE_VALUES = 4 << 20, 1000
 _MAX_ANSWER_BYTES = 64 << 10
-_MAX_SETTINGS_ANSWER_BYTES = 64 * 1024  # the agent runs next to hostile code, so its response is read with a limit
 _MAX_BYTES_WITHOUT_OUTPUT = 64 << 10  # bytes that may arrive without any output in them
 _READ_BYTES = 64 << 10
 _MAX_LINES = 512  # maximum number of lines per chunk of output
@@ -124,7 +123,7 @@ class Agent:
             await exchange.send("/process.Process/Start", headers, _ENVELOPE.pack(0, len(message)) + message)
             async for flags, content in read_envelopes(exchange.read_body()):
                 if flags & _END_FLAG:
-                    _raise_error(content)
+                    _raise_if_failed(content)
                     return
                 event = content.get("event")
                 if isinstance(event, dict):
@@ -167,7 +166,7 @@ class _Exchange:
     async def read_body(self) -> AsyncIterator[bytes]:
         """Yield the response body as it arrives. `status` is set before the first chunk, and at the latest at the
         end."""
-        silent = 0
+        bytes_without_output = 0
         while not self._complete:
             try:
                 received = await self._loop.sock_recv(self._connection, _READ_BYTES)
@@ -175,16 +174,16 @@ class _Exchange:
                 raise UnreachableError(f"The connection to the sandbox's agent was lost: {error}.") from error
             if not received:
                 raise UnreachableError("The sandbox's agent closed the connection before its response was complete.")
-            silent += len(received)
+            bytes_without_output += len(received)
             try:
                 self._parser.feed_data(received)
             except httptools.HttpParserError as error:
                 raise UnreachableError(f"The sandbox's agent sent an invalid HTTP response: {error}.") from error
             pieces, self._pieces = self._pieces, []
             for piece in pieces:
-                silent = 0
+                bytes_without_output = 0
                 yield piece
-            if silent > _MAX_BYTES_WITHOUT_OUTPUT:
+            if bytes_without_output > _MAX_BYTES_WITHOUT_OUTPUT:
                 raise UnreachableError("The sandbox's agent sent too many response headers.")
 
     # httptools callbacks
@@ -223,7 +222,8 @@ async def read_envelopes(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int,
             yield flags, message if isinstance(message, dict) else {}
 
 
-def _raise_error(end: Mapping[str, Any]) -> None:
+def _raise_if_failed(end: Mapping[str, Any]) -> None:
+    """Raise the error in the last message of a stream, if there is one."""
     error = end.get("error")
     if not isinstance(error, dict):
         return
@@ -290,7 +290,7 @@ async def _read_status(connection: socket.socket) -> int:
     while b"\r\n\r\n" not in answer:
         received = await loop.sock_recv(connection, 4096)
         answer += received
-        if not received or len(answer) > _MAX_SETTINGS_ANSWER_BYTES:
+        if not received or len(answer) > _MAX_ANSWER_BYTES:
             break
     fields = answer.split(b"\r\n", 1)[0].split(b" ")
     if len(fields) < 2 or not fields[0].startswith(b"HTTP/1.") or not fields[1].isdigit():

@@ -14,9 +14,8 @@ from sandyard.kit.logging import get_logger
 T = TypeVar("T")
 log = get_logger(__name__)
 
-_READ_ONLY_OPERATIONS = frozenset(
-    {"condition", "stats", "connect", "init"}
-)  # they never change the sandbox, whenever they end
+# They never change the sandbox, whenever they end.
+_READ_ONLY_OPERATIONS = frozenset({"condition", "stats", "connect", "init"})
 
 
 class DriverCalls:
@@ -27,9 +26,8 @@ class DriverCalls:
         self._get_deadline = get_deadline  # seconds, by operation
         self._tasks: dict[str, set[asyncio.Task[Any]]] = {}
         self._abandoned: dict[asyncio.Task[None], tuple[str, str]] = {}
-        self.on_late: Callable[[str], None] = lambda subject: (
-            None
-        )  # called when an abandoned call that may have changed something has ended
+        self.on_late: Callable[[str], None] = lambda subject: None
+        """Called with the sandbox's id when an abandoned call that may have changed the sandbox has ended."""
 
     async def run(
         self,
@@ -87,7 +85,7 @@ class DriverCalls:
             task.cancel()
 
     def stop_tracking(self) -> None:
-        """Stop tracking all calls."""
+        """Stop waiting for abandoned calls. Their results are ignored from now on."""
         for task in tuple(self._abandoned):
             task.cancel()
 
@@ -95,7 +93,7 @@ class DriverCalls:
         self, operation: str, subject: str, task: asyncio.Task[T], if_late: Callable[[T], Awaitable[None]] | None
     ) -> None:
         async def follow() -> None:
-            # the driver may ignore the cancellation; nobody then owns what it created
+            # The driver may ignore the cancellation and create something that nobody owns.
             await asyncio.wait({task})
             if task.cancelled() or task.exception() is not None:
                 return

@@ -24,6 +24,7 @@ def read_available_memory() -> int | None:
 
 
 def read_free_disk(path: Path) -> int | None:
+    """Return the free bytes on the disk of this path, or None if unknown."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -54,9 +55,10 @@ class Capacity:
         self._available: int | None = None
         self._shortage: str | None = None
 
-    def check(self, running: int, *, check_count: bool = True) -> None:
-        """Raise FullError, which names the exhausted resource. `running` is the number of sandboxes that already count;
-        `check_count=False` checks only memory and disk."""
+    def check(self, running: int, *, check_count: bool = True, promised: int = 0) -> None:
+        """Raise FullError, which names the exhausted resource, if another sandbox does not fit. `running` is the number of
+        sandboxes that are running or being created, `promised` the bytes of memory that they and the new one will take
+        at once. With `check_count=False` only memory, disk and the driver are checked."""
         limit = self._settings.max_sandboxes
         if check_count and running >= limit:
             raise FullError(
@@ -66,6 +68,12 @@ class Capacity:
         self._refresh()
         if self._shortage is not None:
             raise FullError(self._shortage)
+        reserve = self._settings.memory_reserve_mb
+        if self._available is not None and self._available - promised < reserve * MIB:
+            raise FullError(
+                f"The machine is full: {self._available // MIB} MiB of memory are available, {promised // MIB} MiB are needed for "
+                f"forks with memory and {reserve} MiB are reserved. Kill a sandbox."
+            )
         self._check_driver()
 
     def find_shortage(self) -> str | None:
@@ -77,7 +85,7 @@ class Capacity:
         return None
 
     def is_memory_low(self, factor: float = 1.0) -> bool:
-        """Return whether less than `factor` times the reserve is left."""
+        """Return whether less than `factor` times the reserved memory is available."""
         self._refresh()
         return self._available is not None and self._available < self._settings.memory_reserve_mb * MIB * factor
 

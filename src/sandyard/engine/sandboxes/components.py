@@ -55,13 +55,13 @@ class Components:
         self.database = database
         self._settings = settings
         self._clock = clock or SystemClock()
-        self.tasks = TaskSet("verbs")
-        self.background = TaskSet("background")
-        self.loops = TaskSet("loops")
+        self.tasks = TaskSet("verbs")  # operations that clients have requested
+        self.background = TaskSet("background")  # recovery, removals and expired timers
+        self.loops = TaskSet("loops")  # run until the engine is closed
         self.registry = Registry()
         self.repository = SandboxRepository(database)
         self.logs = SandboxLogs(database, self._clock, kept=settings.logs_kept, retention_s=settings.logs_retention_s)
-        self.calls = DriverCalls(driver, get_deadline or settings.deadline)
+        self.calls = DriverCalls(driver, get_deadline or settings.get_deadline)
         trust = EgressTrust(self.calls, egress_authority)
         self.ledger = Ledger(
             database=database,
@@ -117,7 +117,7 @@ class Components:
             gvisor_size=settings.pool_gvisor_size,
             idle_s=settings.pool_idle_s,
             start_timeout_s=settings.start_patience_s,
-            count_taken=lambda: self.registry.running + self.creation.in_progress + len(self.remover.removing),
+            count_taken=lambda: self.registry.running_count + self.creation.in_progress + len(self.remover.removing),
             max_sandboxes=settings.max_sandboxes,
         )
         self.creation = Creation(
@@ -156,12 +156,16 @@ class Components:
         self._closed = False
 
     async def open(self, get_prewarmed: Callable[[], Template | None]) -> None:
+        """Recover the sandboxes of an earlier engine, then start the background tasks. `get_prewarmed` returns the
+        template whose pool is kept at full size, or None while it is not ready."""
         await self._recovery.run()
         self._enable_suspend()
         for loop in (self.ledger.timers.run(), self.sampler.run(), self.pool.run(), self._run_upkeep(get_prewarmed)):
             self.loops.spawn(loop)
 
     async def close(self, timeout_s: float) -> None:
+        """Let operations in progress continue for `timeout_s` seconds, then stop everything and release the driver.
+        Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -178,7 +182,7 @@ class Components:
             log.warning("driver_close_failed", reason=error.message)
 
     async def stop_now(self) -> None:
-        """Stop everything immediately."""
+        """Cancel all operations and background tasks. Sandboxes keep running."""
         await self.loops.cancel()
         await self.tasks.cancel()
         await self.background.cancel()
@@ -228,17 +232,21 @@ class Components:
             self.ledger.set_suspend_after(self._settings.suspend_after_s, levels)
 
     def _prewarm(self, get_prewarmed: Callable[[], Template | None]) -> None:
+        """Keep sandboxes of the prewarmed template in the pool, even before the first request."""
         try:
             template = get_prewarmed()
-            isolation = self.creation.choose_isolation(template) if template is not None else None
+            if template is None:
+                return
+            isolation = self.creation.choose_isolation(template)
+            containers = self.creation.choose_containers(template, isolation)
         except SandyardError as error:
             log.warning("template_not_prewarmed", reason=error.message)
             return
-        if template is not None and isolation is not None:
-            self.pool.keep_pooled(template, self.creation.get_limits(template), isolation, full_size=True)
+        limits = self.creation.get_limits(template)
+        self.pool.keep_pooled(template, limits, isolation, containers=containers, full_size=True)
 
     def _retry_cleanup(self) -> None:
-        """Retry pending cleanup: rows that a full disk kept, and snapshots that are no longer needed."""
+        """Write the rows that could not be written to a full disk, and remove snapshots that are no longer needed."""
         try:
             self.ledger.write_pending()
             self.snapshots.remove_unused()

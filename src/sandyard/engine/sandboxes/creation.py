@@ -6,8 +6,8 @@ The row is written last: a crash before that leaves a sandbox without a record, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,8 @@ from sandyard.engine.contract import Handle, Isolation, Layers, Limits, Mount, N
 from sandyard.engine.sandboxes.agent import send_identity
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
-from sandyard.engine.sandboxes.isolation import choose_isolation
+from sandyard.engine.sandboxes.containers import check_allowed, choose_containers
+from sandyard.engine.sandboxes.isolation import check_minimum, choose_isolation
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.lifecycle import Lifecycle
 from sandyard.engine.sandboxes.model import CreateSandbox, ForkResult, Sandbox, Snapshot, State, Template, make_mounts
@@ -27,9 +28,12 @@ from sandyard.engine.sandboxes.snapshots import DEFAULT_TAG, Snapshots, make_sna
 from sandyard.engine.sandboxes.start_command import run_start_command
 from sandyard.engine.sandboxes.trust import EgressTrust
 from sandyard.engine.settings import EngineSettings
-from sandyard.kit.errors import ConflictError, FullError, SandyardError
+from sandyard.kit.errors import ConflictError, FullError, SandyardError, UnsupportedError
 from sandyard.kit.ids import random_secret
+from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
+
+log = get_logger(__name__)
 
 _DEFAULT_POLICY = NetworkPolicy()
 _NO_METADATA: Mapping[str, str] = {}
@@ -73,8 +77,10 @@ class Creation:
         self._settings = settings
         self._concurrency = asyncio.Semaphore(settings.create_concurrency)
         self.in_progress = 0
+        self._promised_memory = 0  # bytes that forks in progress will take at once
 
     def get_limits(self, template: Template) -> Limits:
+        """Return the limits of sandboxes of this template: its own, otherwise the engine's defaults."""
         default = self._settings.default_limits
         return replace(
             default,
@@ -87,6 +93,13 @@ class Creation:
         """Return the isolation level of a new sandbox. Raises InvalidInputError and UnsupportedError."""
         return choose_isolation(metadata, template, self._settings.min_isolation, self._calls.driver.capabilities)
 
+    def choose_containers(
+        self, template: Template, isolation: Isolation, metadata: Mapping[str, str] = _NO_METADATA
+    ) -> bool:
+        """Return whether a new sandbox may run containers. Raises InvalidInputError and UnsupportedError."""
+        capabilities, allowed = self._calls.driver.capabilities, self._settings.allow_containers
+        return choose_containers(metadata, template, isolation, capabilities, allowed=allowed)
+
     def claim_pooled(self, request: CreateSandbox, template: Template) -> Sandbox | None:
         """Claim a matching sandbox from the pool, or return None. Fast: it needs only one write."""
         if request.env or request.volume_mounts or request.network.policy != _DEFAULT_POLICY:
@@ -95,13 +108,14 @@ class Creation:
         if request.limits is not None and request.limits != template_limits:
             return None
         isolation = self.choose_isolation(template, request.metadata)
+        containers = self.choose_containers(template, isolation, request.metadata)
         if isolation is Isolation.GVISOR:
             return None  # it must be thawed first
-        self._capacity.check(self._ledger.registry.running + self.in_progress)
-        handle = self._pool.claim(template, template_limits, isolation)
+        self._capacity.check(self._count_running())
+        handle = self._pool.claim(template, template_limits, isolation, containers=containers)
         if handle is None:
             return None
-        record = self._make_record(request, template, template_limits, isolation, handle)
+        record = self._make_record(request, template, template_limits, isolation, handle, containers=containers)
         return self._insert_record(record, "The sandbox was created")
 
     async def create(
@@ -111,19 +125,33 @@ class Creation:
         template_limits = self.get_limits(template)
         limits = request.limits or template_limits
         isolation = self.choose_isolation(template, request.metadata)
+        containers = self.choose_containers(template, isolation, request.metadata)
         with self._reserve_capacity(template.snapshots):
             mounts = make_mounts(request.volume_mounts)
             created = await self._claim_or_create(
-                template, limits, isolation, request.network.policy, mounts, poolable=limits == template_limits
+                template,
+                limits,
+                isolation,
+                request.network.policy,
+                mounts,
+                containers=containers,
+                poolable=limits == template_limits,
             )
-            record = self._make_record(request, template, limits, isolation, created.handle)
+            record = self._make_record(request, template, limits, isolation, created.handle, containers=containers)
             settings_sent = created.ready and not request.env
             return await self._finish(
                 record, "The sandbox was created", settings_sent=settings_sent, start_command_ran=created.ready, key=key
             )
 
     def _make_record(
-        self, request: CreateSandbox, template: Template, limits: Limits, isolation: Isolation, handle: Handle
+        self,
+        request: CreateSandbox,
+        template: Template,
+        limits: Limits,
+        isolation: Isolation,
+        handle: Handle,
+        *,
+        containers: bool,
     ) -> Sandbox:
         now = self._ledger.clock.now()
         return Sandbox(
@@ -137,6 +165,7 @@ class Creation:
             snapshots=template.snapshots,
             limits=limits,
             isolation=isolation,
+            containers=containers,
             network=request.network,
             created_at=now,
             started_at=now,
@@ -156,16 +185,25 @@ class Creation:
             extra=request.extra,
         )
 
-    async def fork(self, entry: Entry, count: int, timeout_s: float) -> list[ForkResult]:
-        """Create copies of a running sandbox, all from the same instant."""
+    async def fork(self, entry: Entry, count: int, timeout_s: float, memory: bool | None) -> list[ForkResult]:
+        """Create copies of a running sandbox, all from the same instant. `memory`: with its processes; None: if possible."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._lifecycle.hold(entry))
             parent = entry.record
             if not parent.running:
                 raise ConflictError(f"Sandbox '{entry.id}' is paused and cannot be forked; resume it first")
+            check_minimum(parent.isolation, self._settings.min_isolation)
+            check_allowed(parent.containers, parent.isolation, allowed=self._settings.allow_containers)
+            if memory or (memory is None and parent.isolation in self._calls.driver.capabilities.memory_fork):
+                try:
+                    return await self._fork_with_memory(parent, count, timeout_s)
+                except UnsupportedError as error:
+                    if memory:
+                        raise
+                    log.warning("fork_without_memory", sandbox=parent.id, reason=error.message)
             if count == 1:
                 return [await self._make_fork_result(self._fork(parent, timeout_s))]
-            # the copies use a hidden snapshot that is deleted with the last of them
+            # The copies use a hidden snapshot, which is deleted with the last of them.
             snapshot_id = make_snapshot_id()
             with self._hold_snapshots((*parent.snapshots, snapshot_id)):
                 snapshot = await self.capture(entry, snapshot_id, hidden=True)
@@ -176,6 +214,7 @@ class Creation:
                 return list(await asyncio.gather(*forks))
 
     async def snapshot(self, entry: Entry, name: str | None, tag: str) -> Snapshot:
+        """Save the current file system of a sandbox under a new id."""
         async with self._lifecycle.hold(entry):
             with self._hold_snapshots(entry.record.snapshots):
                 return await self.capture(entry, make_snapshot_id(), name=name, tag=tag)
@@ -220,6 +259,7 @@ class Creation:
             defaults=parent.defaults,
             start=parent.start,
             isolation=parent.isolation,
+            containers=parent.containers,
             snapshots=parent.snapshots,
         )
 
@@ -230,6 +270,41 @@ class Creation:
                 "fork", parent.id, lambda: self._calls.driver.fork(parent.handle, child.spec)
             )
             return await self._finish(replace(child, handle=handle), f"The sandbox was forked from {parent.id}")
+
+    async def _fork_with_memory(self, parent: Sandbox, count: int, timeout_s: float) -> list[ForkResult]:
+        stats = await self._calls.run("stats", parent.id, self._calls.driver.stats(parent.handle))
+        # Each fork gets a copy of it at once. Memory of gVisor's programs counts as cache.
+        memory = stats.memory_used + stats.memory_cache
+        with ExitStack() as reserved:
+            children, refused = list[Sandbox](), list[ForkResult]()
+            for _ in range(count):
+                try:
+                    reserved.enter_context(self._reserve_capacity(parent.snapshots, memory))
+                except FullError as error:
+                    refused.append(ForkResult(error=error))
+                else:
+                    children.append(self._make_child_record(parent, timeout_s))
+            if not children:  # a checkpoint would close the connections of the original for nothing
+                return refused
+            async with self._concurrency:
+                call = self._calls.driver.fork_with_memory(parent.handle, [child.spec for child in children])
+                results = await self._calls.run("fork_with_memory", parent.id, call, if_late=self._discard_all)
+            finished = (
+                self._make_fork_result(self._finish_fork(parent, child, result))
+                for child, result in zip(children, results, strict=True)
+            )
+            return [*await asyncio.gather(*finished), *refused]
+
+    async def _discard_all(self, results: Sequence[Handle | SandyardError]) -> None:
+        for result in results:
+            if isinstance(result, Handle):
+                self._remover.discard(result)
+
+    async def _finish_fork(self, parent: Sandbox, child: Sandbox, result: Handle | SandyardError) -> Sandbox:
+        if isinstance(result, SandyardError):
+            raise result
+        event = f"The sandbox was forked from {parent.id} with its memory"
+        return await self._finish(replace(child, handle=result), event, start_command_ran=True)
 
     async def _fork_from_snapshot(self, parent: Sandbox, snapshot: Snapshot, timeout_s: float) -> Sandbox:
         used = (*snapshot.snapshots, snapshot.id)
@@ -263,17 +338,20 @@ class Creation:
         policy: NetworkPolicy,
         mounts: tuple[Mount, ...] = (),
         *,
+        containers: bool,
         poolable: bool,
     ) -> UnrecordedSandbox:
+        """Claim a sandbox from the pool if `poolable` and it has one like this, otherwise let the driver create it. If the
+        machine is full, empties the pool and tries again."""
         if poolable and policy == _DEFAULT_POLICY and not mounts:
-            handle = self._pool.claim(template, limits, isolation)
+            handle = self._pool.claim(template, limits, isolation, containers=containers)
             if handle is not None:
                 if isolation is Isolation.GVISOR:
                     await self._thaw(handle)
                 return UnrecordedSandbox(handle, ready=True)
 
         async def call_create() -> Handle:
-            spec = Spec(make_sandbox_id(), template.layers, limits, policy, mounts, isolation)
+            spec = Spec(make_sandbox_id(), template.layers, limits, policy, mounts, isolation, containers)
             return await self._call_driver("create", spec.id, lambda: self._calls.driver.create(spec))
 
         try:
@@ -281,9 +359,8 @@ class Creation:
         except FullError:
             if not await self._pool.drain_and_wait():
                 raise
-            return UnrecordedSandbox(
-                await self._pool.create(call_create), ready=False
-            )  # giving back the pooled sandboxes has freed resources
+            # Removing the pooled sandboxes has freed resources.
+            return UnrecordedSandbox(await self._pool.create(call_create), ready=False)
 
     async def _thaw(self, handle: Handle) -> None:
         try:
@@ -295,6 +372,9 @@ class Creation:
     async def _call_driver(
         self, operation: str, subject: str, call: Callable[[], Coroutine[Any, Any, Handle]]
     ) -> Handle:
+        """Call the driver, limited to `create_concurrency` calls at a time. A sandbox that it creates too late is
+        removed."""
+
         async def discard(handle: Handle) -> None:
             self._remover.discard(handle)
 
@@ -341,8 +421,11 @@ class Creation:
     async def create_unrecorded(self, template: Template, limits: Limits) -> AsyncIterator[Handle]:
         """Yield a running sandbox without a record. It is removed when the context ends."""
         isolation = self.choose_isolation(template)
+        containers = self.choose_containers(template, isolation)
         with self._reserve_capacity(template.snapshots):
-            created = await self._claim_or_create(template, limits, isolation, _DEFAULT_POLICY, poolable=False)
+            created = await self._claim_or_create(
+                template, limits, isolation, _DEFAULT_POLICY, containers=containers, poolable=False
+            )
             handle = created.handle
             try:
                 await send_identity(self._calls, handle, template.id, template.env, template.defaults)
@@ -356,16 +439,23 @@ class Creation:
         except SandyardError as error:
             return ForkResult(error=error)
 
+    def _count_running(self) -> int:
+        """Count the sandboxes that use capacity. One that was killed uses it until its processes have ended."""
+        return self._ledger.registry.running_count + self.in_progress + len(self._remover.removing)
+
     @contextmanager
-    def _reserve_capacity(self, snapshots: tuple[str, ...]) -> Iterator[None]:
-        """Reserve capacity for one more sandbox on these snapshots while it is being created."""
-        self._capacity.check(self._ledger.registry.running + self.in_progress)
+    def _reserve_capacity(self, snapshots: tuple[str, ...], memory: int = 0) -> Iterator[None]:
+        """Reserve capacity for one more sandbox on these snapshots while it is being created. `memory` is what it takes
+        at once, in bytes."""
+        self._capacity.check(self._count_running(), promised=self._promised_memory + memory)
         self.in_progress += 1
+        self._promised_memory += memory
         try:
             with self._hold_snapshots(snapshots):
                 yield
         finally:
             self.in_progress -= 1
+            self._promised_memory -= memory
 
     def _hold_snapshots(self, snapshots: tuple[str, ...]) -> AbstractContextManager[None]:
         """Keep these snapshots' files while something without a record is being created from them."""

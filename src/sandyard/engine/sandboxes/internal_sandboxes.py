@@ -60,6 +60,7 @@ class InternalSandboxes:
 
     @contextmanager
     def hold_snapshots(self) -> Iterator[HoldSnapshots]:
+        """Yield a function that holds snapshots until the context ends."""
         with ExitStack() as stack:
             yield lambda snapshots: stack.enter_context(self._snapshots.hold(tuple(snapshots)))
 

@@ -22,16 +22,20 @@ def choose_isolation(
 ) -> Isolation:
     """Return the level of a new sandbox. Raises InvalidInputError if a level does not exist or is below the minimum, and
     UnsupportedError, with the reason and the remedy, if this machine does not have it."""
-    level = _find_requested(metadata, template)
-    if level is not None and not level.is_at_least(minimum):
-        raise InvalidInputError(
-            f"The isolation level {level.value} is not allowed: the operator of this engine requires {minimum.value}."
-        )
-    level = level or minimum
+    level = _find_requested(metadata, template) or minimum
+    check_minimum(level, minimum)
     if level not in capabilities.isolation:
         reason = capabilities.missing.get(level.value, "this engine does not have it")
         raise UnsupportedError(f"The isolation level {level.value} is not available: {reason}.")
     return level
+
+
+def check_minimum(level: Isolation, minimum: Isolation) -> None:
+    """Raise InvalidInputError if the level of a new sandbox is below the minimum."""
+    if not level.is_at_least(minimum):
+        raise InvalidInputError(
+            f"The isolation level {level.value} is not allowed: the operator of this engine requires {minimum.value}."
+        )
 
 
 def _find_requested(metadata: Mapping[str, str], template: Template) -> Isolation | None:

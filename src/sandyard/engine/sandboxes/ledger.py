@@ -141,7 +141,7 @@ class Ledger:
 
     def can_suspend(self, record: Sandbox) -> bool:
         """Return whether the memory of this sandbox is moved to disk after a while."""
-        has_memory = record.pause_kind is PauseKind.MEMORY
+        has_memory = record.pause_kind is PauseKind.MEMORY and not record.containers  # no driver can suspend containers
         return has_memory and self.suspend_after_s is not None and record.isolation in self.suspendable
 
     def _update_timer(self, entry: Entry) -> None:

@@ -150,7 +150,7 @@ class Lifecycle:
     async def _resume(
         self, entry: Entry, timeout_s: float, *, memory: bool, reason: str, auto_pause: bool | None = None
     ) -> Sandbox:
-        self._capacity.check(self._ledger.registry.running)
+        self._capacity.check(self._ledger.registry.running_count)
         kind = entry.record.pause_kind
         if kind is not PauseKind.FILESYSTEM and not memory:
             await self.stop(entry)
@@ -247,6 +247,7 @@ class Lifecycle:
                 log.warning("sandbox_expiry_failed", sandbox=entry.id, reason=error.message, retry_s=delay)
 
     async def _handle_timer(self, entry: Entry) -> None:
+        """Check what is due now, because the record may have changed since the timer was set."""
         if entry.removal_reason is not None:
             return
         if self._is_overdue(entry) and entry.record.on_timeout is OnTimeout.KILL:
@@ -264,11 +265,12 @@ class Lifecycle:
     async def _auto_pause(self, entry: Entry) -> None:
         memory, lost = entry.record.auto_pause_memory, None
         if memory and not self._driver.capabilities.freeze:
-            # killing it would lose more; the record says what happened to the memory
+            # Killing it would lose more. The record says what happened to the memory.
             memory, lost = False, "This machine cannot keep the memory of a paused sandbox"
         await self._pause(entry, memory=memory, reason="its timeout was reached", lost=lost)
 
     async def _suspend(self, entry: Entry) -> None:
+        """Move the memory of a paused sandbox to disk."""
         self._remover.unwatch(entry)
         async with self._reconciler.recheck_on_failure(entry):
             handle = await self._calls.run("suspend", entry.id, self._driver.suspend(entry.record.handle))

@@ -10,9 +10,9 @@ from sandyard.engine.store.database import Database
 from sandyard.kit.clock import Clock
 
 _LEVELS = tuple(LogLevel)
-MAX_MESSAGE = 4096
-MAX_ENDED = 20_000
-_TRIM_EVERY = 64
+MAX_MESSAGE = 4096  # characters
+MAX_ENDED = 20_000  # ended sandboxes whose logs are kept
+_TRIM_EVERY = 64  # entries of a sandbox
 _DELETE_BATCH = 100
 
 
@@ -40,8 +40,9 @@ class SandboxLogs:
         self._since_trim[sandbox_id] = written
 
     def query(self, sandbox_id: str, query: LogQuery) -> list[LogEntry]:
-        conditions, parameters = ["sandbox_id = ?"], [sandbox_id]
-        values: list[object] = list(parameters)
+        """Return the matching entries in the requested order. `query.limit` applies after all filters."""
+        conditions: list[str] = ["sandbox_id = ?"]
+        values: list[object] = [sandbox_id]
         if query.start is not None:
             conditions.append("at <= ?" if query.newest_first else "at >= ?")
             values.append(query.start)
@@ -83,6 +84,7 @@ class SandboxLogs:
                     self._database.execute("DELETE FROM ended WHERE sandbox_id = ?", row)
 
     def _trim(self, sandbox_id: str) -> None:
+        """Delete all but the newest entries of a sandbox."""
         self._database.execute(
             "DELETE FROM logs WHERE sandbox_id = ?1 AND id <= "
             "(SELECT id FROM logs WHERE sandbox_id = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",

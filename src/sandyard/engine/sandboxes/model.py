@@ -34,6 +34,8 @@ class PauseKind(enum.StrEnum):
 
 
 class OnTimeout(enum.StrEnum):
+    """What happens to a sandbox whose timeout is reached."""
+
     KILL = "kill"
     PAUSE = "pause"
 
@@ -65,7 +67,7 @@ class Defaults:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartCommand:
     """A shell command that runs in a sandbox from the start, as its default user, and a second one that succeeds when
     the first is ready. Clients get the sandbox only then."""
 
@@ -89,6 +91,7 @@ class Sandbox:
     ends_at: float  # running: when it times out; paused: when it was paused
     timeout_s: float  # the last requested timeout; auto-resume uses it
     isolation: Isolation = Isolation.NAMESPACE
+    containers: bool = False
     alias: str | None = None
     name: str | None = None  # the template name that the client requested
     pause_kind: PauseKind | None = None
@@ -97,7 +100,7 @@ class Sandbox:
     metadata: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     defaults: Defaults = Defaults()
-    start: Start | None = None
+    start: StartCommand | None = None
     secure: bool = True
     access_token: Secret | None = None
     traffic_token: Secret | None = None  # set when public traffic is not allowed
@@ -105,9 +108,8 @@ class Sandbox:
     auto_pause_memory: bool = True
     auto_resume: bool = False
     volume_mounts: tuple[Mapping[str, Any], ...] = ()  # each has the `name` and `id` of a volume and a `path`
-    extra: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # protocol fields that are stored and returned unchanged (mcp, iam …)
+    # Protocol fields that are stored and returned unchanged (mcp, iam …)
+    extra: Mapping[str, Any] = field(default_factory=dict)
     snapshots: tuple[str, ...] = ()  # the snapshots its layers need
     intent: Intent | None = None
     seq: int = 0  # order of creation; never reused
@@ -118,11 +120,13 @@ class Sandbox:
 
     @property
     def spec(self) -> Spec:
+        """Return the parameters with which the driver creates or boots this sandbox."""
         mounts = make_mounts(self.volume_mounts)
-        return Spec(self.id, self.layers, self.limits, self.network.policy, mounts, self.isolation)
+        return Spec(self.id, self.layers, self.limits, self.network.policy, mounts, self.isolation, self.containers)
 
 
 def make_mounts(volume_mounts: Sequence[Mapping[str, Any]]) -> tuple[Mount, ...]:
+    """Return the driver's form of `Sandbox.volume_mounts`."""
     return tuple(Mount(mount["id"], mount["path"]) for mount in volume_mounts)
 
 
@@ -191,8 +195,9 @@ class Snapshot:
     tag: str = "default"
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     defaults: Defaults = Defaults()
-    start: Start | None = None
+    start: StartCommand | None = None
     isolation: Isolation | None = None  # of the sandbox it was taken from; None: not recorded by an earlier version
+    containers: bool | None = None  # likewise
     snapshots: tuple[str, ...] = ()  # the snapshots its own layers need, excluding itself
     seq: int = 0
 
@@ -231,17 +236,17 @@ class Template:
     aliases: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     defaults: Defaults = Defaults()
-    start: Start | None = None
+    start: StartCommand | None = None
     snapshots: tuple[str, ...] = ()  # snapshots that its layers need
     can_be_pooled: bool = True  # False: a snapshot; no sandboxes are created in advance for it
     status: TemplateStatus = TemplateStatus.READY
-    can_be_overridden: bool = (
-        False  # a client's template of the same name takes precedence: this name was free in earlier releases
-    )
+    # True: a client's template of the same name takes precedence, because this name was free in earlier releases
+    can_be_overridden: bool = False
     cpu_count: int | None = None
     memory_mb: int | None = None
     disk_mb: int | None = None
-    isolation: Isolation | None = None  # of a snapshot's sandboxes; None: see `isolation`
+    isolation: Isolation | None = None  # of a snapshot's sandboxes; None: chosen as in the module `isolation`
+    containers: bool | None = None  # likewise; also set by built-in templates
 
     @property
     def ready(self) -> bool:

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from sandyard.engine.contract import Handle, Isolation, Layers, Limits, NetworkPolicy, Spec
+from sandyard.engine.contract import Handle, Isolation, Layers, Limits, Spec
 from sandyard.engine.sandboxes.agent import send_identity
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
-from sandyard.engine.sandboxes.model import Defaults, Start, Template
+from sandyard.engine.sandboxes.model import Defaults, StartCommand, Template
 from sandyard.engine.sandboxes.remover import SandboxRemover
 from sandyard.engine.sandboxes.start_command import run_start_command
 from sandyard.kit.clock import Clock
@@ -35,11 +35,13 @@ def make_sandbox_id() -> str:
 
 @dataclass(slots=True)
 class TemplatePool:
-    """The pooled sandboxes of one template and isolation level, with its own limits and the default network policy."""
+    """The pooled sandboxes of one template and isolation level, with or without containers. They have the template's limits and the
+    default network policy."""
 
     template: Template
     limits: Limits
     isolation: Isolation
+    containers: bool
     used_at: float
     full_size: bool = False  # at full size; otherwise it grows with the number of claims
     claims: int = 0
@@ -48,11 +50,12 @@ class TemplatePool:
     watches: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
 
-PoolKey = tuple[str, Layers, frozenset[tuple[str, str]], Defaults, Start | None, Limits, Isolation]
+PoolKey = tuple[str, Layers, frozenset[tuple[str, str]], Defaults, StartCommand | None, Limits, Isolation, bool]
 
 
 class Pool:
-    """Refilled by one task, one sandbox at a time, while no client is waiting for something else."""
+    """The pools of all templates. They are refilled by one task, one sandbox at a time, while no client is waiting for
+    something else."""
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class Pool:
         self._gvisor_size = gvisor_size
         self._idle_s = idle_s
         self._start_timeout_s = start_timeout_s
-        self._count_taken = count_taken  # number of sandboxes that already count
+        self._count_taken = count_taken  # number of sandboxes that are running, being created or being removed
         self._max_sandboxes = max_sandboxes  # maximum number of sandboxes, including pooled ones
         self._pools: dict[PoolKey, TemplatePool] = {}
         self._refill_needed = asyncio.Event()
@@ -89,7 +92,7 @@ class Pool:
         self._adding = asyncio.Lock()
 
     @property
-    def ready(self) -> int:
+    def ready_count(self) -> int:
         return sum(len(pool.ready) for pool in self._pools.values())
 
     @property
@@ -97,13 +100,13 @@ class Pool:
         """Return the snapshots that pooled sandboxes are based on."""
         return {used for pool in self._pools.values() for used in pool.template.snapshots}
 
-    def claim(self, template: Template, limits: Limits, isolation: Isolation) -> Handle | None:
+    def claim(self, template: Template, limits: Limits, isolation: Isolation, *, containers: bool) -> Handle | None:
         """Return a pooled sandbox, now owned by the caller, or None. With gVisor it is frozen. Starts a pool for a template
         that has none, but not for a client's snapshot: there may be any number of them, and each may be deleted at any
         time."""
-        if self._max_size(template, isolation) == 0 or not template.can_be_pooled:
+        if self._get_max_size(template, isolation) == 0 or not template.can_be_pooled:
             return None
-        pool = self.keep_pooled(template, limits, isolation)
+        pool = self.keep_pooled(template, limits, isolation, containers=containers)
         pool.claims += 1
         self._refill_needed.set()
         if not pool.ready:
@@ -114,15 +117,15 @@ class Pool:
         return handle
 
     def keep_pooled(
-        self, template: Template, limits: Limits, isolation: Isolation, *, full_size: bool = False
+        self, template: Template, limits: Limits, isolation: Isolation, *, containers: bool, full_size: bool = False
     ) -> TemplatePool:
         """Keep sandboxes of this template in the pool, and return its pool: a few for each one claimed, or as many as
         the pool of a template may hold."""
         env = frozenset(template.env.items())  # a new build of a template may differ only in its environment
-        key = (template.id, template.layers, env, template.defaults, template.start, limits, isolation)
+        key = (template.id, template.layers, env, template.defaults, template.start, limits, isolation, containers)
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = TemplatePool(template, limits, isolation, self._clock.now())
+            pool = self._pools[key] = TemplatePool(template, limits, isolation, containers, self._clock.now())
             self._refill_needed.set()
         pool.used_at = self._clock.now()
         pool.full_size = pool.full_size or full_size
@@ -158,9 +161,9 @@ class Pool:
 
     def drain(self) -> int:
         """Empty the pool in the background. Return the number of sandboxes."""
-        drained = self.ready
+        drained = self.ready_count
         for pool in self._pools.values():
-            self._empty(pool)
+            self._drain_pool(pool)
         return drained
 
     def tidy(self) -> None:
@@ -168,7 +171,7 @@ class Pool:
         seconds."""
         limit = self._clock.now() - self._idle_s
         for key in [key for key, pool in self._pools.items() if pool.used_at < limit]:
-            self._empty(self._pools.pop(key))
+            self._drain_pool(self._pools.pop(key))
         if self._capacity.is_memory_low(MEMORY_MARGIN):
             drained = self.drain()
             if drained:
@@ -177,6 +180,7 @@ class Pool:
             self._refill_needed.set()
 
     async def run(self) -> None:
+        """Refill the pools until cancelled or closed."""
         while True:
             await self._refill_needed.wait()
             self._refill_needed.clear()
@@ -215,16 +219,24 @@ class Pool:
         self._pools.clear()
 
     def _find_smallest(self) -> TemplatePool | None:
+        """Return the pool to refill next, or None if all are full or the machine has no room."""
         short = [pool for pool in self._pools.values() if len(pool.ready) < self._get_target_size(pool)]
         pool = min(short, key=lambda pool: len(pool.ready), default=None)
         if pool is None:
             return None
-        if self._count_taken() + self.ready >= self._max_sandboxes or self._capacity.is_memory_low(MEMORY_MARGIN):
+        if self._count_taken() + self.ready_count >= self._max_sandboxes or self._capacity.is_memory_low(MEMORY_MARGIN):
             return None
         return pool
 
     async def _add(self, pool: TemplatePool) -> None:
-        spec = Spec(make_sandbox_id(), pool.template.layers, pool.limits, NetworkPolicy(), isolation=pool.isolation)
+        """Create a sandbox and add it to the pool."""
+        spec = Spec(
+            make_sandbox_id(),
+            pool.template.layers,
+            pool.limits,
+            isolation=pool.isolation,
+            containers=pool.containers,
+        )
 
         async def discard(handle: Handle) -> None:
             self._remover.discard(handle)
@@ -257,14 +269,15 @@ class Pool:
         self._refill_needed.set()
 
     def _get_target_size(self, pool: TemplatePool) -> int:
-        max_size = self._max_size(pool.template, pool.isolation)
+        max_size = self._get_max_size(pool.template, pool.isolation)
         return max_size if pool.full_size else min(max_size, SANDBOXES_PER_CLAIM * pool.claims)
 
-    def _max_size(self, template: Template, isolation: Isolation) -> int:
+    def _get_max_size(self, template: Template, isolation: Isolation) -> int:
         size = self._size if isolation is Isolation.NAMESPACE else min(self._size, self._gvisor_size)
         return size if template.start is None else min(size, self._started_size)
 
-    def _empty(self, pool: TemplatePool) -> None:
+    def _drain_pool(self, pool: TemplatePool) -> None:
+        """Remove all sandboxes of one pool in the background."""
         for watch in pool.watches.values():
             watch.cancel()
         pool.watches.clear()

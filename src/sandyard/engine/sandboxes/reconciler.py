@@ -34,7 +34,7 @@ _EXPECTED_CONDITIONS: Final = {
     None: Condition.RUNNING,
 }
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 60.0
-BOOTS_WITHIN_S = 600.0
+BOOTS_WITHIN_S = 600.0  # see AUTOMATIC_BOOTS
 
 
 def is_consistent(entry: Entry, observed: Condition) -> bool:
@@ -43,6 +43,7 @@ def is_consistent(entry: Entry, observed: Condition) -> bool:
 
 
 def needs_boot(entry: Entry, observed: Condition, now: float) -> bool:
+    """Return whether the sandbox should be running, has time left, and its processes are gone."""
     record = entry.record
     return (
         observed is Condition.STOPPED and record.running and record.intent is not Intent.STOP and record.ends_at > now
@@ -65,6 +66,9 @@ async def _block_traffic(entry: Entry) -> AsyncIterator[None]:
 
 
 class Reconciler:
+    """Makes record and host match. `on_boot` is called after a sandbox was booted again because its processes had
+    ended."""
+
     def __init__(
         self,
         ledger: Ledger,
@@ -110,14 +114,14 @@ class Reconciler:
         requested.set()
 
     def handle_stop(self, entry: Entry, reason: str) -> None:
-        """Boot a running sandbox whose processes have ended again from its file system, in the background and before
-        its next operation."""
+        """Handle that the processes of a running sandbox have ended: it is booted again from its file system, in the
+        background and before its next operation."""
         entry.lost_reason = f"{PROCESSES_ENDED} ({reason})"
         self.recheck(entry)
 
     async def inspect(self, entry: Entry) -> None:
-        """Ask the driver for the condition and make record and host match it. The caller holds the lock. Raises
-        StuckError if the driver does not answer."""
+        """Ask the driver for the condition and make record and host match. Does nothing if the condition is known. The
+        caller holds the lock. Raises StuckError if the driver does not answer."""
         while entry.failure_count and entry.removal_reason is None:
             failures = entry.failure_count
             await self._calls.wait_for_abandoned(entry.id)
@@ -128,6 +132,7 @@ class Reconciler:
                 entry.failure_count = 0
 
     async def _inspect_until_known(self, entry: Entry, requested: asyncio.Event) -> None:
+        """Inspect the sandbox until that succeeds, after growing delays. `requested` ends a delay."""
         delay = 0.0
         try:
             while entry.failure_count and entry.removal_reason is None:
@@ -229,6 +234,8 @@ class Reconciler:
         return len(entry.boots) == AUTOMATIC_BOOTS and entry.boots[0] > now - BOOTS_WITHIN_S
 
     def _mark_paused(self, entry: Entry, event: str, lost: str | None) -> None:
+        """Record that the sandbox is paused without memory. `lost` says why its memory was lost, or None if it was
+        dropped on request."""
         now = self._ledger.clock.now()
         self._ledger.change(
             entry,

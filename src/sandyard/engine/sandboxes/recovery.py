@@ -35,6 +35,8 @@ def read_boot_id() -> str:
 
 
 class Recovery:
+    """Runs once, when the engine starts."""
+
     def __init__(
         self,
         *,
@@ -67,10 +69,10 @@ class Recovery:
         observed = await self._calls.run(
             "open", "the engine", self._calls.driver.open(handles, self._snapshots.list_needed())
         )
-        lost = REBOOTED if self._database.meta("boot_id") not in {None, self._boot_id} else ENDED_MEANWHILE
+        lost = REBOOTED if self._database.get_meta("boot_id") not in {None, self._boot_id} else ENDED_MEANWHILE
         await self._adopt(observed, lost)
         self._database.set_meta("boot_id", self._boot_id)
-        log.info("engine_recovered", sandboxes=len(self._ledger.registry), running=self._ledger.registry.running)
+        log.info("engine_recovered", sandboxes=len(self._ledger.registry), running=self._ledger.registry.running_count)
 
     async def _adopt(self, observed: Mapping[str, Condition], lost: str) -> None:
         now = self._ledger.clock.now()

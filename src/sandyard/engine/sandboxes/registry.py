@@ -39,13 +39,11 @@ class Entry:
         self.lock = asyncio.Lock()
         self.changing: asyncio.Future[None] | None = None  # set while its state changes; traffic waits for it
         self.removal_reason: str | None = None  # why it no longer has a record
-        self.failure_count = (
-            0  # failures since its condition was last seen; while not 0, check the condition before use
-        )
-        self.lost_reason: str | None = None  # why its processes ended, from detection until it is settled
-        self.boots: deque[float] = deque(
-            maxlen=AUTOMATIC_BOOTS
-        )  # times of the latest boots after its processes had ended
+        # Failures since its condition was last seen; while not 0, check the condition before use.
+        self.failure_count = 0
+        self.lost_reason: str | None = None  # why its processes ended, until the reconciler has handled that
+        # Times of the latest boots after its processes had ended.
+        self.boots: deque[float] = deque(maxlen=AUTOMATIC_BOOTS)
         self.watch: asyncio.Task[None] | None = None
         self.series: Series | None = None
 
@@ -55,11 +53,11 @@ class Entry:
 
 
 class Registry:
-    """All entries in order of creation."""
+    """All entries in order of creation. `running_count` is the number of sandboxes whose record says running."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
-        self.running = 0
+        self.running_count = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -79,20 +77,20 @@ class Registry:
 
     def add(self, record: Sandbox) -> Entry:
         entry = self._entries[record.id] = Entry(record)
-        self.running += record.running
+        self.running_count += record.running
         return entry
 
     def change(self, entry: Entry, **changes: Any) -> Sandbox:
         """Replace the entry's record with a copy of its latest one with `changes`."""
         before = entry.record
         entry.record = replace(before, **changes)
-        self.running += entry.record.running - before.running
+        self.running_count += entry.record.running - before.running
         return entry.record
 
     def remove(self, entry: Entry, reason: str) -> None:
         if self._entries.pop(entry.id, None) is not None:
             entry.removal_reason = reason
-            self.running -= entry.record.running
+            self.running_count -= entry.record.running
 
     def get_page(self, query: SandboxQuery) -> Page[Sandbox]:
         """Return a page. A cursor is a position in the order of creation, which never changes, so paging neither skips
@@ -113,7 +111,7 @@ class Registry:
     def count(self, query: SandboxQuery) -> int:
         """Return how many match, on all pages."""
         if query.states == {State.RUNNING} and _is_unfiltered(query):
-            return self.running
+            return self.running_count
         return sum(_matches(entry.record, query) for entry in self._entries.values())
 
 

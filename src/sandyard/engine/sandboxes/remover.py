@@ -1,5 +1,6 @@
-"""Remove sandboxes: killed on request, or found absent. Every trace is removed, however long the driver takes. A
-sandbox whose processes ended by themselves keeps its files: `on_stopped` decides what happens next."""
+"""Remove sandboxes that were killed or are gone, and watch the others for an unexpected end. Every trace is removed,
+however long the driver takes. A sandbox whose processes ended by themselves keeps its files: `on_stopped` decides what
+happens next."""
 
 from __future__ import annotations
 
@@ -79,8 +80,7 @@ class SandboxRemover:
             self.discard(handle)
 
     def discard(self, handle: Handle) -> None:
-        """Remove a sandbox that never got a record."""
-
+        """Remove a sandbox that never got a record, in the background."""
         self._spawn(self._retry_removal(handle, None))
 
     def watch(self, entry: Entry) -> None:
@@ -128,6 +128,7 @@ class SandboxRemover:
             listener(record)
 
     async def _watch(self, entry: Entry) -> None:
+        """Wait until the sandbox has ended, and handle that."""
         driver = self._calls.driver
         while True:
             try:

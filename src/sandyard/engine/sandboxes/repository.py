@@ -18,7 +18,7 @@ from sandyard.engine.sandboxes.model import (
     OnTimeout,
     PauseKind,
     Sandbox,
-    Start,
+    StartCommand,
     State,
 )
 from sandyard.engine.store.database import Database, Row
@@ -92,6 +92,7 @@ def _encode_spec(sandbox: Sandbox) -> dict[str, Any]:
         "layers": sandbox.layers,
         "limits": encode_limits(sandbox.limits),
         "isolation": sandbox.isolation.value,
+        "containers": sandbox.containers,
         "metadata": dict(sandbox.metadata),
         "env": dict(sandbox.env),
         "defaults": encode_defaults(sandbox.defaults),
@@ -131,7 +132,7 @@ def _encode_network(network: Network) -> dict[str, Any]:
     }
 
 
-# written out, because `asdict` makes deep copies and costs more than the insert itself
+# The fields are written out, because `asdict` makes deep copies and costs more than the insert itself.
 
 
 def encode_limits(limits: Limits) -> dict[str, int]:
@@ -147,14 +148,14 @@ def encode_defaults(defaults: Defaults) -> dict[str, str | None]:
     return {"user": defaults.user, "workdir": defaults.workdir}
 
 
-def encode_start(start: Start | None) -> dict[str, str | None] | None:
+def encode_start(start: StartCommand | None) -> dict[str, str | None] | None:
     return None if start is None else {"command": start.command, "ready": start.ready}
 
 
-def decode_start(spec: Mapping[str, Any]) -> Start | None:
+def decode_start(spec: Mapping[str, Any]) -> StartCommand | None:
     """Read the start command from a row's JSON; older rows do not have it."""
     start = spec.get("start")
-    return None if start is None else Start(**start)
+    return None if start is None else StartCommand(**start)
 
 
 def _decode_row(row: Row) -> Sandbox:
@@ -180,6 +181,7 @@ def _decode_row(row: Row) -> Sandbox:
         ends_at=ends_at,
         timeout_s=timeout_s,
         isolation=Isolation(spec.get("isolation", Isolation.NAMESPACE)),  # older rows do not have it
+        containers=spec.get("containers", False),  # likewise
         alias=spec["alias"],
         name=spec["name"],
         pause_kind=PauseKind(pause_kind) if pause_kind else None,

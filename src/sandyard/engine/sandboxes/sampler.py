@@ -15,7 +15,7 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-EARLY_DELAY_S = 0.25
+EARLY_DELAY_S = 0.25  # from the creation of a sandbox to its first sample
 
 
 class Sampler:
@@ -55,12 +55,12 @@ class Sampler:
             return
         if entry.series is None:
             entry.series = Series(self._kept)
-        if (
-            self._clock.now() - entry.series.sampled_at >= self._interval_s / 10
-        ):  # otherwise it was just sampled by another task
-            entry.series.add(stats, self._clock.now())
+        now = self._clock.now()
+        if now - entry.series.sampled_at >= self._interval_s / 10:  # otherwise it was just sampled by another task
+            entry.series.add(stats, now)
 
     async def run(self) -> None:
+        """Sample until cancelled."""
         early_task = asyncio.ensure_future(self._sample_new())
         try:
             while True:

@@ -56,7 +56,7 @@ CLOSE_TIMEOUT_S = 10.0  # how long operations in progress may continue when the 
 
 
 class Sandboxes:
-    """See the module's docstring for the rules of all operations."""
+    """The operations. See the module's docstring for the rules of all of them."""
 
     def __init__(
         self,
@@ -127,7 +127,8 @@ class Sandboxes:
     def _hold_and_create(
         self, request: CreateSandbox, template: Template, key: tuple[str, str, bytes] | None = None
     ) -> Coroutine[Any, Any, Sandbox]:
-        """Hold the template's snapshots immediately, because a delete may run before the first step of the work."""
+        """Return the work of creating a sandbox. The template's snapshots are held from now on, because a delete may run
+        before the first step of the work."""
         stack = ExitStack()
         stack.enter_context(self.components.snapshots.hold(template.snapshots))
 
@@ -138,6 +139,7 @@ class Sandboxes:
         return work()
 
     async def _create_once(self, request: CreateSandbox, key: tuple[str, str]) -> Sandbox:
+        """Create a sandbox, or return the one that was created with this key, which is (owner, idempotency key)."""
         request_digest = compute_digest(request)
         in_progress = self._creating.get(key)
         if in_progress is not None:
@@ -231,14 +233,18 @@ class Sandboxes:
         self._check_timeout(duration_s)
         return self.components.lifecycle.extend(await self._get_running(sandbox_id), duration_s)
 
-    async def fork(self, sandbox_id: str, count: int = 1, timeout_s: float = 15) -> Sequence[ForkResult]:
+    async def fork(
+        self, sandbox_id: str, count: int = 1, timeout_s: float = 15, memory: bool | None = None
+    ) -> Sequence[ForkResult]:
         """Create `count` running sandboxes with this one's file system at one instant; each succeeds or fails
-        independently. Raises ConflictError if it is paused."""
+        independently. With `memory` they also continue its processes; None: if its isolation level and its processes
+        allow it, as forks of E2B do. Raises ConflictError if it is paused, and UnsupportedError if `memory` is True but
+        not possible."""
         if not 1 <= count <= self._settings.max_forks:
             raise InvalidInputError(f"Count must be at least 1 and cannot be greater than {self._settings.max_forks}")
         self._check_timeout(timeout_s)
         entry = self.components.registry.get(sandbox_id)
-        return await self.components.tasks.finish(self.components.creation.fork(entry, count, timeout_s))
+        return await self.components.tasks.finish(self.components.creation.fork(entry, count, timeout_s, memory))
 
     async def snapshot(self, sandbox_id: str, name: str | None = None) -> Snapshot:
         """Save the current file system under a new id. `name` may contain `:tag`; an existing name and tag is moved to
@@ -255,7 +261,7 @@ class Sandboxes:
         await self.components.database.flush()
         return snapshot
 
-    def snapshots(self, query: SnapshotQuery = _ALL_SNAPSHOTS) -> Page[Snapshot]:
+    def list_snapshots(self, query: SnapshotQuery = _ALL_SNAPSHOTS) -> Page[Snapshot]:
         """Return a page of snapshots, newest first."""
         return self.components.snapshots.get_page(query)
 
@@ -273,14 +279,16 @@ class Sandboxes:
         entry = self.components.registry.get(sandbox_id)
         return await self.components.tasks.finish(self.components.lifecycle.set_network(entry, network))
 
-    async def metrics(self, sandbox_id: str, start: float | None = None, end: float | None = None) -> Sequence[Metric]:
+    async def list_metrics(
+        self, sandbox_id: str, start: float | None = None, end: float | None = None
+    ) -> Sequence[Metric]:
         """Return the samples, oldest first. A running sandbox without samples is sampled at once."""
         entry = self.components.registry.get(sandbox_id)
         if not entry.series:
             await self.components.sampler.sample(entry)
         return entry.series.list_between(start, end) if entry.series is not None else []
 
-    async def latest_metrics(self, sandbox_ids: Sequence[str]) -> dict[str, Metric]:
+    async def get_latest_metrics(self, sandbox_ids: Sequence[str]) -> dict[str, Metric]:
         """Return the newest sample of each sandbox that exists."""
         found: dict[str, Metric] = {}
         for entry in filter(None, map(self.components.registry.find, sandbox_ids)):
@@ -292,7 +300,7 @@ class Sandboxes:
         return found
 
     @property
-    def records_denied(self) -> bool:
+    def can_report_denied(self) -> bool:
         """Whether connections blocked by an egress policy can be reported."""
         return self.components.calls.driver.capabilities.egress
 
@@ -302,7 +310,7 @@ class Sandboxes:
         if entry is not None:
             await self.components.lifecycle.log_denied(entry)
 
-    def logs(self, sandbox_id: str, query: LogQuery = _ALL_LOGS) -> Sequence[LogEntry]:
+    def list_logs(self, sandbox_id: str, query: LogQuery = _ALL_LOGS) -> Sequence[LogEntry]:
         """Return log entries, also of a sandbox that has ended, while its logs are kept. Raises NotFoundError."""
         if self.components.registry.find(sandbox_id) is None and not self.components.logs.has_entries(sandbox_id):
             raise make_not_found_error(sandbox_id)
@@ -344,15 +352,18 @@ class Sandboxes:
 
     async def _wait_until_settled(self, entry: Entry) -> None:
         if entry.changing is not None:
-            done, _ = await asyncio.wait({entry.changing}, timeout=self._settings.deadline("boot"))
+            done, _ = await asyncio.wait({entry.changing}, timeout=self._settings.get_deadline("boot"))
             if not done:
                 raise StuckError(f"Sandbox '{entry.id}' is changing its state and does not finish. Try again later.")
 
     async def _wake(self, entry: Entry) -> None:
+        """Resume a paused sandbox for traffic. Raises SandboxUnreachableError if it does not allow that."""
         record = entry.record
         # Traffic does not boot a sandbox without memory, unless it lost its memory without its user's decision.
-        wakes = record.auto_resume and (record.pause_kind is not PauseKind.FILESYSTEM or record.memory_lost is not None)
-        if entry.removal_reason is not None or not wakes:
+        may_wake = record.auto_resume and (
+            record.pause_kind is not PauseKind.FILESYSTEM or record.memory_lost is not None
+        )
+        if entry.removal_reason is not None or not may_wake:
             raise SandboxUnreachableError
         timeout_s = max(record.timeout_s, self._settings.auto_resume_timeout_s)
         try:
@@ -398,11 +409,11 @@ class Sandboxes:
         return self.components.uses_layer(layer)
 
     async def _get_running(self, sandbox_id: str) -> Entry:
+        """Return the entry of a sandbox that is running and is not being paused. Raises NotFoundError."""
         entry = self.components.registry.get(sandbox_id)
         if entry.record.running:
-            await self._wait_until_settled(
-                entry
-            )  # a sandbox that is being paused would not keep running, whatever its record says
+            # A sandbox that is being paused would not keep running, whatever its record says.
+            await self._wait_until_settled(entry)
         if not entry.record.running:
             raise NotFoundError(f"Sandbox '{sandbox_id}' is paused")
         return entry

@@ -142,6 +142,7 @@ class Snapshots:
             memory_mb=limits.memory_mb,
             disk_mb=limits.disk_mb,
             isolation=snapshot.isolation,
+            containers=snapshot.containers,
         )
 
     def get_page(self, query: SnapshotQuery) -> Page[Snapshot]:
@@ -238,6 +239,7 @@ def _encode_spec(snapshot: Snapshot) -> dict[str, Any]:
         "defaults": encode_defaults(snapshot.defaults),
         "start": encode_start(snapshot.start),
         "isolation": snapshot.isolation and snapshot.isolation.value,
+        "containers": snapshot.containers,
         "snapshots": snapshot.snapshots,
     }
 
@@ -258,6 +260,7 @@ def _decode_row(row: Row) -> Snapshot:
         defaults=Defaults(**spec["defaults"]),
         start=decode_start(spec),
         isolation=Isolation(spec["isolation"]) if spec.get("isolation") else None,
+        containers=spec.get("containers"),
         snapshots=tuple(spec["snapshots"]),
         seq=seq,
     )

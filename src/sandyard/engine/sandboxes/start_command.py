@@ -8,7 +8,7 @@ import contextlib
 from sandyard.engine.contract import Handle
 from sandyard.engine.sandboxes.agent import Agent, OnOutput
 from sandyard.engine.sandboxes.calls import DriverCalls
-from sandyard.engine.sandboxes.model import Start
+from sandyard.engine.sandboxes.model import StartCommand
 from sandyard.kit.errors import SandyardError
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.02, 0.5
@@ -24,7 +24,7 @@ class NotReadyError(SandyardError):
 
 
 async def run_start_command(
-    calls: DriverCalls, handle: Handle, start: Start, timeout_s: float, *, output: OnOutput | None = None
+    calls: DriverCalls, handle: Handle, start: StartCommand, timeout_s: float, *, output: OnOutput | None = None
 ) -> None:
     """Run the start command and return when it is ready. Raises NotReadyError after `timeout_s`; the caller then
     removes the sandbox. `output` gets the output of the ready command."""

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 from sandyard.kit.clock import Clock
 
-MAX_SLEEP_S = (
-    10.0  # check again after this, because the machine's clock may be changed or the machine may have been suspended
-)
+MAX_SLEEP_S = 10.0
+"""Timers are checked at least this often, because the machine's clock may be changed or the machine suspended."""
 
 
 class Timers:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -45,9 +46,8 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._flusher: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
-        self._stopping = False
-        self._dirty = False
+        self._stopping = threading.Event()
+        self._has_unflushed_commits = False
         self._flush_lock = threading.Lock()
 
     def open(self) -> None:
@@ -65,8 +65,7 @@ class Database:
             self.drop_connections()
             raise
         self._reserve.reserve()
-        self._stopping = False
-        self._wake.clear()
+        self._stopping.clear()
         self._thread = threading.Thread(target=self._flush_loop, name="database-flush", daemon=True)
         self._thread.start()
 
@@ -80,8 +79,7 @@ class Database:
 
     def abandon(self) -> None:
         """Stop the flushing thread and nothing else, like a crash would. Committed data is available to the next `open`."""
-        self._stopping = True
-        self._wake.set()
+        self._stopping.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -94,17 +92,17 @@ class Database:
         except sqlite3.Error as error:
             raise _translate_error(error) from error
         if changed:
-            self._dirty = True
+            self._has_unflushed_commits = True
         return changed
 
     def insert(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run an INSERT like `execute` and return the id of the new row."""
         self._reserve.release()
-        self._dirty = True
         try:
             row = self._open_connection.execute(sql, parameters).lastrowid
         except sqlite3.Error as error:
             raise _translate_error(error) from error
+        self._has_unflushed_commits = True
         return row or 0
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
@@ -119,7 +117,6 @@ class Database:
         """Run the block in one transaction. Do not await inside: the loop's other tasks use the same connection."""
         connection = self._open_connection
         self._reserve.release()
-        self._dirty = True
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
@@ -133,12 +130,14 @@ class Database:
             if isinstance(error, sqlite3.Error):
                 raise _translate_error(error) from error
             raise
+        self._has_unflushed_commits = True  # not earlier: a flush during the transaction would reset it
 
     def data_version(self) -> int:
         """Return a number that changes when another connection commits. Takes microseconds."""
         return int(self.query("PRAGMA data_version")[0][0])
 
-    def meta(self, key: str) -> str | None:
+    def get_meta(self, key: str) -> str | None:
+        """Return a value stored with `set_meta`."""
         rows = self.query("SELECT value FROM meta WHERE key = ?", (key,))
         return str(rows[0][0]) if rows else None
 
@@ -148,8 +147,13 @@ class Database:
         )
 
     async def flush(self) -> None:
-        """Return when everything committed so far survives a power failure."""
-        await asyncio.to_thread(self._flush)
+        """Return when everything committed so far survives a power failure. Raises NoSpaceError."""
+        try:
+            await asyncio.to_thread(self._flush)
+        except sqlite3.Error as error:
+            raise _translate_error(error) from error
+        except OSError as error:
+            raise SandyardError(f"Could not write the engine's database to disk: {error.strerror}.") from error
 
     def _migrate(self) -> None:
         connection = self._open_connection
@@ -169,22 +173,28 @@ class Database:
                 connection.execute(f"PRAGMA user_version = {len(STEPS)}")
 
     def _flush_loop(self) -> None:
-        while not self._stopping:
-            self._wake.wait(self._interval)
-            if self._dirty and not self._stopping:
-                self._dirty = False
+        while not self._stopping.wait(self._interval):
+            if self._has_unflushed_commits:
+                self._has_unflushed_commits = False
                 self._reserve.reserve()
                 try:
                     self._flush()
-                except sqlite3.Error as error:
-                    self._dirty = True
+                except (sqlite3.Error, OSError) as error:
+                    self._has_unflushed_commits = True
                     log.warning("database_flush_failed", path=str(self._path), error=str(error))
 
     def _flush(self) -> None:
         # A separate connection: sqlite3 releases the GIL while it works, and a passive checkpoint never blocks the writer.
         with self._flush_lock:
-            if self._flusher is not None:
-                self._flusher.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if self._flusher is None:
+                return
+            busy, logged, copied = self._flusher.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if busy or copied < logged:
+                self._sync_log()  # another process uses the database, so the checkpoint may have synced nothing
+
+    def _sync_log(self) -> None:
+        with self._path.with_name(f"{self._path.name}-wal").open("rb") as log_file:
+            os.fsync(log_file.fileno())
 
     @property
     def _open_connection(self) -> sqlite3.Connection:

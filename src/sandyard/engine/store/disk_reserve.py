@@ -9,7 +9,7 @@ from pathlib import Path
 
 RESERVE_BYTES = 16 << 20
 LOW_BYTES = 4 << 20  # below this much free space, the reserve is released for the database
-ENOUGH_BYTES = 8 * RESERVE_BYTES  # above this much free space, the reserve is reserved again
+ENOUGH_BYTES = 8 * RESERVE_BYTES  # above this much free space, the reserve is allocated again
 
 
 class DiskReserve:
@@ -30,7 +30,7 @@ class DiskReserve:
                 os.close(fd)
 
     def release(self) -> None:
-        """Release the space if the disk is nearly full. Otherwise takes microseconds."""
+        """Release the space if the disk is nearly full. Cheap enough to call before every write."""
         with contextlib.suppress(OSError):
             if self._get_free_bytes() < LOW_BYTES:
                 self._file.unlink()

@@ -53,11 +53,11 @@ DPKG_OPTIONS = (
     # a sandbox is already an isolated environment, so `pip install` may write to the system
     "path-exclude=/usr/lib/python3*/EXTERNALLY-MANAGED",
 )
-MERGED_USR = Path("/usr/share/mmdebstrap/hooks/maybe-merged-usr")
-CUSTOMIZE = Path(__file__).with_name("base-customize.sh")
+MERGED_USR_HOOKS = Path("/usr/share/mmdebstrap/hooks/maybe-merged-usr")
+CUSTOMIZE_SCRIPT = Path(__file__).with_name("base-customize.sh")
 REQUIRED_BYTES = 3 << 30
-NODE_SHARE = 0.12  # of the progress bar
-LOG_TAIL = 15
+NODE_SHARE = 0.12  # part of the progress bar for downloading Node
+LOG_TAIL_LINES = 15
 
 
 class BuildError(SandyardError):
@@ -77,12 +77,12 @@ class Recipe:
     @property
     def digest(self) -> str:
         parts = [str(FORMAT), self.release.id, self.release.codename, self.machine, *self.packages, *DPKG_OPTIONS]
-        files = [CUSTOMIZE.read_text(), node.LOCK.read_text()]
+        files = [CUSTOMIZE_SCRIPT.read_text(), node.LOCK.read_text()]
         return hashlib.sha256(json.dumps([parts, files]).encode()).hexdigest()[:16]
 
 
 def make_recipe() -> Recipe:
-    """Return the recipe for this machine. Raises UnsupportedError if it is not supported."""
+    """Return the recipe for this machine. Raises UnsupportedError if its release is not supported."""
     return Recipe(sources.read_release(), platform.machine())
 
 
@@ -95,9 +95,9 @@ def build(folder: TemplateFolder, report: Report, *, force: bool = False) -> Tem
             return existing
         require_space(folder.directory, REQUIRED_BYTES, "Building template base")
         report.update(0.0, "downloading node")
-        tree = node.fetch_node(work)
-        _debootstrap(recipe, work, tree, report)
-        remove_tree(tree)
+        node_tree = node.fetch_node(work)
+        _debootstrap(recipe, work, node_tree, report)
+        remove_tree(node_tree)
         details = {"release": recipe.release.name, "machine": recipe.machine, "size": measure_size(work / ROOTFS)}
         report.update(0.99, "writing to disk")
         version = folder.make_version(
@@ -106,29 +106,34 @@ def build(folder: TemplateFolder, report: Report, *, force: bool = False) -> Tem
         return folder.publish(work, version)
 
 
-def _debootstrap(recipe: Recipe, work: Path, tree: Path, report: Report) -> None:
+def _debootstrap(recipe: Recipe, work: Path, node_tree: Path, report: Report) -> None:
+    """Build the tree in `work / ROOTFS`. The files with this machine's credentials are readable only by the engine's user."""
     archives = sources.read_sources(recipe.release)
-    mirror, settings = work / "host.sources", work / "apt.conf"  # in a directory that only the engine's user can access
-    mirror.write_text("\n".join(source.format_stanza() for source in archives))
-    settings.write_text("".join(f'{key} "{value}";\n' for key, value in trust.read_apt_settings()))
+    sources_file, settings_file = work / "host.sources", work / "apt.conf"
+    sources_file.write_text("\n".join(source.format_stanza() for source in archives))
+    settings_file.write_text("".join(f'{key} "{value}";\n' for key, value in trust.read_apt_settings()))
     command = [
         *("setpriv", "--pdeathsig", "KILL"),
         *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"),
         *("mmdebstrap", "--verbose", "--mode=root", "--format=directory", "--variant=apt"),
         *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
-        f"--aptopt={settings}",
-        *([f"--hook-directory={MERGED_USR}"] if MERGED_USR.is_dir() else []),
+        f"--aptopt={settings_file}",
+        *([f"--hook-directory={MERGED_USR_HOOKS}"] if MERGED_USR_HOOKS.is_dir() else []),
         f"--include={','.join(recipe.packages)}",
-        f'--customize-hook=sh {shlex.quote(str(CUSTOMIZE))} "$1" {shlex.quote(str(tree))}',
-        *(recipe.release.codename, str(work / ROOTFS), str(mirror)),
+        f'--customize-hook=sh {shlex.quote(str(CUSTOMIZE_SCRIPT))} "$1" {shlex.quote(str(node_tree))}',
+        *(recipe.release.codename, str(work / ROOTFS), str(sources_file)),
     ]
-    tail: deque[str] = deque(maxlen=LOG_TAIL)
+    tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
     progress = MmdebstrapProgress(
         lambda part, activity: report.update(NODE_SHARE + part * (0.99 - NODE_SHARE), activity)
     )
-    pipe = subprocess.PIPE
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=SAFE_FOLDER
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=SAFE_FOLDER,
     ) as process:
         assert process.stdout is not None
         try:
@@ -138,8 +143,8 @@ def _debootstrap(recipe: Recipe, work: Path, tree: Path, report: Report) -> None
         except BaseException:
             process.kill()
             raise
-    mirror.unlink()
-    settings.unlink()
+    sources_file.unlink()
+    settings_file.unlink()
     if process.returncode:
         raise BuildError("Could not build template base. Last output of mmdebstrap:\n  " + "\n  ".join(tail))
     _write_sources(archives, work / ROOTFS)
@@ -148,8 +153,10 @@ def _debootstrap(recipe: Recipe, work: Path, tree: Path, report: Report) -> None
 
 
 def _write_sources(archives: list[sources.Source], root: Path) -> None:
-    """Write the apt sources of the template: the same archives and keys, but no passwords and no settings of the build
-    (`trust` adds those that a sandbox needs)."""
+    """Write the apt sources of the template: the same archives and keys, but without passwords.
+
+    The apt settings of the build are removed. A sandbox gets those that it needs when it is created (`trust`).
+    """
     for path in [
         root / "etc/apt/sources.list",
         root / "etc/apt/apt.conf.d/99mmdebstrap",

@@ -3,7 +3,7 @@
 `base` is the default template. Until it is built, `host` replaces it, so that an engine can serve immediately; the
 build runs in a separate process, and names switch over when it is complete. Sandboxes created from the replacement keep
 it. In the same way `base` replaces `code-interpreter`: sandboxes can be created, but the code interpreter does not work
-in them. Nothing replaces `desktop`: it is listed from the start, and built on first use.
+in them. Nothing replaces `desktop` and `docker`: they are listed from the start, and built on first use.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandyard.engine.contract import Layers
 from sandyard.engine.sandboxes.model import Template, TemplateStatus
-from sandyard.engine.templates import base, desktop, host, interpreter, interpreter_program, layered
+from sandyard.engine.templates import base, desktop, docker, host, interpreter, interpreter_program, layered
 from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
 from sandyard.engine.templates.requirements import list_missing_requirements
 from sandyard.engine.templates.trust import Trust, read_trust, write_layer
@@ -34,11 +34,13 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     base.NAME: (base.NAME,),
     interpreter.NAME: interpreter.ALIASES,
     desktop.NAME: (desktop.NAME,),
+    docker.NAME: (docker.NAME,),
     host.NAME: (host.NAME,),
 }
 LAYERED: Mapping[str, Callable[[TemplateFolder], bool]] = {
     interpreter.NAME: interpreter.is_stale,
-    desktop.NAME: desktop.is_stale,
+    desktop.NAME: desktop.LAYER.is_stale,
+    docker.NAME: docker.LAYER.is_stale,
 }
 """Templates on top of `base`, and whether an engine rebuilds them when it starts."""
 STOP_TIMEOUT_S = 15
@@ -52,6 +54,22 @@ BASE_ENV = {"npm_package_config_node_gyp_nodedir": "/usr/local"}
 HOST_ENV = {"NPM_CONFIG_PREFIX": "/usr/local"}
 
 
+@dataclass(slots=True)
+class FirstUseBuild:
+    """The build of a template on first use. Without `enabled`, only an operator builds it."""
+
+    enabled: bool
+    task: asyncio.Task[None] | None = None
+    failure: str | None = None
+
+    @property
+    def status(self) -> TemplateStatus:
+        """Return the status of the template until it is built."""
+        if self.task is not None and not self.task.done():
+            return TemplateStatus.BUILDING
+        return TemplateStatus.WAITING if self.failure is None else TemplateStatus.ERROR
+
+
 class Catalogue:
     """Call `open` first; it blocks briefly. `resolve` and `list` answer from memory. Call `start` and `close` in the
     event loop that serves."""
@@ -62,6 +80,7 @@ class Catalogue:
         *,
         carry_host_trust: bool = True,
         build_desktop: bool = True,
+        build_docker: bool = True,
         authority: bytes | None = None,
         trust_directory: Path | None = None,
     ) -> None:
@@ -69,7 +88,10 @@ class Catalogue:
         are created in `trust_directory`."""
         self._folder = TemplateFolder(directory)
         self._carry_host_trust = carry_host_trust
-        self._build_desktop = build_desktop
+        self._first_use = {
+            desktop.NAME: FirstUseBuild(enabled=build_desktop),
+            docker.NAME: FirstUseBuild(enabled=build_docker),
+        }
         self._authorities = (authority,) if authority is not None else ()
         self._trust_folder = (
             TemplateFolder(trust_directory) if authority is not None and trust_directory is not None else self._folder
@@ -80,8 +102,6 @@ class Catalogue:
         self._watcher: asyncio.Task[None] | None = None
         self._language_builder: asyncio.Task[None] | None = None
         self._languages: dict[str, str] = {}  # languages to add, with the reason of a failure or an empty string
-        self._desktop_builder: asyncio.Task[None] | None = None
-        self._desktop_failure: str | None = None
         self._progress: dict[str, str] = {}  # latest progress of templates that are being built
         self._served_stamp: tuple[int, ...] = ()
         self._host_replaces_base = False
@@ -120,7 +140,8 @@ class Catalogue:
             templates.append(self._make_interpreter_template(built, trust))
         elif templates:
             templates[0] = replace(templates[0], aliases=(*templates[0].aliases, *interpreter.ALIASES))
-        templates.append(self._make_desktop_template(desktop.find_newest(self._folder), trust))
+        templates.append(self._make_desktop_template(desktop.LAYER.find_newest(self._folder), trust))
+        templates.append(self._make_docker_template(docker.LAYER.find_newest(self._folder), trust))
         return templates, stamp, built_base is None
 
     def _serve(self, templates: Sequence[Template], stamp: tuple[int, ...], host_replaces_base: bool) -> None:
@@ -142,7 +163,7 @@ class Catalogue:
 
     async def close(self) -> None:
         """Cancel a running build; it leaves nothing behind."""
-        for task in (self._watcher, self._builder, self._language_builder, self._desktop_builder):
+        for task in (self._watcher, *self._list_builders()):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -150,8 +171,11 @@ class Catalogue:
 
     async def wait_for_builds(self) -> None:
         """Wait until no build is running. A build that failed is logged."""
-        running = (task for task in (self._builder, self._language_builder, self._desktop_builder) if task is not None)
-        await asyncio.gather(*running)
+        await asyncio.gather(*self._list_builders())
+
+    def _list_builders(self) -> Sequence[asyncio.Task[None]]:
+        first_use = (build.task for build in self._first_use.values())
+        return [task for task in (self._builder, self._language_builder, *first_use) if task is not None]
 
     def add_language(self, template: str | None, language: str) -> str | None:
         """Add a kernel to the code interpreter's template in the background and return a message for the client. None
@@ -196,38 +220,39 @@ class Catalogue:
     def make_ready(self, template: Template) -> str:
         """Build a template that is not ready in the background. Return a message for the client that follows the
         template's name."""
-        assert template.id == make_template_id(desktop.NAME), template.id  # the only template that may not be ready
-        command = f"`sandyard template build {desktop.NAME}` on the engine's machine"
+        (name,) = template.aliases  # only those in `_first_use` may not be ready
+        build = self._first_use[name]
+        command = f"`sandyard template build {name}` on the engine's machine"
         missing = list_missing_requirements()
-        if failure := "; ".join(missing) or self._desktop_failure:
+        if failure := "; ".join(missing) or build.failure:
             return f"could not be built: {failure}. Run {command} to try again."
-        if not self._build_desktop:
+        if not build.enabled:
             return f"is not built. Run {command} to build it."
-        if self._desktop_builder is None or self._desktop_builder.done():
-            log.info("template_wanted", template=desktop.NAME)
-            self._desktop_builder = asyncio.create_task(self._build_desktop_template())
-            self._set_desktop_status(TemplateStatus.BUILDING)
-        progress = self._progress.get(desktop.NAME)
+        if build.task is None or build.task.done():
+            log.info("template_wanted", template=name)
+            build.task = asyncio.create_task(self._build_on_first_use(name))
+            self._set_status(name, TemplateStatus.BUILDING)
+        progress = self._progress.get(name)
         return (
             f"is being built on first use and will be ready in a few minutes{f' ({progress})' if progress else ''}. "
             f"Try again then, or run {command} to wait for it."
         )
 
-    async def _build_desktop_template(self) -> None:
+    async def _build_on_first_use(self, name: str) -> None:
         if self._builder is not None:
             await asyncio.wait((self._builder,))  # it may be building the base
-        self._desktop_failure = await self.build(desktop.NAME)
-        if self._desktop_failure is not None:
-            self._set_desktop_status(TemplateStatus.ERROR)
+        failure = self._first_use[name].failure = await self.build(name)
+        if failure is not None:
+            self._set_status(name, TemplateStatus.ERROR)
         else:
             await self._refresh()
-            log.info("template_ready", template=desktop.NAME)
+            log.info("template_ready", template=name)
 
-    def _set_desktop_status(self, status: TemplateStatus) -> None:
+    def _set_status(self, name: str, status: TemplateStatus) -> None:
         """Set the status that is shown until the template is built."""
-        desktop_id = make_template_id(desktop.NAME)
+        template_id = make_template_id(name)
         templates = [
-            replace(template, status=status) if template.id == desktop_id and not template.ready else template
+            replace(template, status=status) if template.id == template_id and not template.ready else template
             for template in self._templates
         ]
         self._serve(templates, self._served_stamp, self._host_replaces_base)
@@ -256,7 +281,7 @@ class Catalogue:
                 outdated.append(base.NAME)
             elif self._host_replaces_base:
                 log.warning("template_standin", wanted=base.NAME, served=host.NAME, reason="; ".join(missing))
-        for name in [*outdated, interpreter.NAME, desktop.NAME]:
+        for name in [*outdated, interpreter.NAME, *self._first_use]:
             if name in LAYERED and not await self._is_out_of_date(name):
                 continue
             if name == base.NAME and self._host_replaces_base:
@@ -267,7 +292,7 @@ class Catalogue:
 
     async def _is_out_of_date(self, name: str) -> bool:
         """Return whether a template on top of `base` has to be rebuilt. Call it after `base` was built."""
-        if name == desktop.NAME and not self._build_desktop:
+        if name in self._first_use and not self._first_use[name].enabled:
             return False
         return not list_missing_requirements() and await asyncio.to_thread(LAYERED[name], self._folder)
 
@@ -343,29 +368,25 @@ class Catalogue:
 
     def _make_desktop_template(self, version: TemplateVersion | None, trust: Trust) -> Template:
         cpu_count, memory_mb = desktop.get_cpu_count(), desktop.get_memory_mb()
+        plain = self._make_first_use_template(desktop.NAME, version, trust)
+        return replace(plain, cpu_count=cpu_count, memory_mb=memory_mb)
+
+    def _make_docker_template(self, version: TemplateVersion | None, trust: Trust) -> Template:
+        plain = self._make_first_use_template(docker.NAME, version, trust)
+        return replace(plain, start=docker.START, containers=True, memory_mb=docker.get_memory_mb())
+
+    def _make_first_use_template(self, name: str, version: TemplateVersion | None, trust: Trust) -> Template:
+        """Return a template that is one layer on top of `base`, or without layers and not ready if it is not built."""
         if version is None:
+            status = self._first_use[name].status
             return Template(
-                make_template_id(desktop.NAME),
-                layers=(),
-                aliases=ALIASES[desktop.NAME],
-                status=self._desktop_status,
-                can_be_overridden=True,
-                cpu_count=cpu_count,
-                memory_mb=memory_mb,
+                make_template_id(name), layers=(), aliases=ALIASES[name], status=status, can_be_overridden=True
             )
         base_version = layered.find_base(self._folder, version)
         assert base_version is not None  # otherwise it would not be the newest
-        plain = self._make_template(desktop.NAME, base_version, trust, BASE_ENV)
+        plain = self._make_template(name, base_version, trust, BASE_ENV)
         *above, bottom = plain.layers
-        layers = (*above, str(version.rootfs), bottom)
-        return replace(plain, layers=layers, can_be_overridden=True, cpu_count=cpu_count, memory_mb=memory_mb)
-
-    @property
-    def _desktop_status(self) -> TemplateStatus:
-        """Return the status until it is built."""
-        if self._desktop_builder is not None and not self._desktop_builder.done():
-            return TemplateStatus.BUILDING
-        return TemplateStatus.WAITING if self._desktop_failure is None else TemplateStatus.ERROR
+        return replace(plain, layers=(*above, str(version.rootfs), bottom), can_be_overridden=True)
 
     def _ensure_trust_layer(self, trust: Trust, version: TemplateVersion) -> TemplateVersion:
         """Return the layer that adds `trust` to this version, creating it if needed."""

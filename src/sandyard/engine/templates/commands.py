@@ -11,8 +11,9 @@ from pathlib import Path
 import click
 
 from sandyard.engine.settings import EngineSettings
-from sandyard.engine.templates import base, desktop, host, interpreter
+from sandyard.engine.templates import base, desktop, docker, host, interpreter
 from sandyard.engine.templates.folder import TemplateFolder
+from sandyard.engine.templates.package_layer import PackageLayer
 from sandyard.engine.templates.progress import make_report
 from sandyard.engine.templates.requirements import list_missing_requirements
 from sandyard.kit.errors import InvalidInputError, SandyardError
@@ -24,7 +25,7 @@ PR_SET_PDEATHSIG = 1
 @click.option(
     "--templates-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the templates, shared by all engines of the machine. Also SANDYARD_TEMPLATES_DIR.",
+    help="Directory of the templates, shared by all engines on this machine. Also SANDYARD_TEMPLATES_DIR.",
 )
 @click.pass_context
 def template(context: click.Context, templates_dir: Path | None) -> None:
@@ -33,7 +34,7 @@ def template(context: click.Context, templates_dir: Path | None) -> None:
 
 
 @template.command()
-@click.argument("name", type=click.Choice([base.NAME, host.NAME, interpreter.NAME, desktop.NAME]))
+@click.argument("name", type=click.Choice([base.NAME, host.NAME, interpreter.NAME, desktop.NAME, docker.NAME]))
 @click.option(
     "--force", is_flag=True, help="Rebuild from the current package archives. Existing sandboxes keep the old version."
 )
@@ -60,7 +61,9 @@ def build(
         elif name == base.NAME:
             _build_base(folder, force=force)
         elif name == desktop.NAME:
-            _build_desktop(folder, force=force)
+            _build_package_layer(desktop.LAYER, folder, force=force)
+        elif name == docker.NAME:
+            _build_package_layer(docker.LAYER, folder, force=force)
         else:
             _build_interpreter(folder, extras, force=force)
     except SandyardError as error:
@@ -71,6 +74,7 @@ def build(
             base.NAME: "the template host instead, with this machine's own programs",
             interpreter.NAME: "the template base instead",
             desktop.NAME: "no template desktop",
+            docker.NAME: "no template docker",
         }
         click.echo(f"The engine will serve {stand_in.get(name, 'the template it has')}.", err=True)
 
@@ -98,13 +102,13 @@ def _build_interpreter(folder: TemplateFolder, extras: str | None, *, force: boo
     report.finish(f"{version.description}, {version.details['size']}")
 
 
-def _build_desktop(folder: TemplateFolder, *, force: bool) -> None:
-    if not force and desktop.find_newest(folder) and not desktop.is_stale(folder):
+def _build_package_layer(layer: PackageLayer, folder: TemplateFolder, *, force: bool) -> None:
+    if not force and layer.find_newest(folder) and not layer.is_stale(folder):
         return
     if missing := list_missing_requirements():
-        raise base.BuildError(f"Cannot build template {desktop.NAME} here:\n  " + "\n  ".join(missing))
-    report = make_report(f"template {desktop.NAME}")
-    version = desktop.build(folder, report, force=force)
+        raise base.BuildError(f"Cannot build template {layer.name} here:\n  " + "\n  ".join(missing))
+    report = make_report(f"template {layer.name}")
+    version = layer.build(folder, report, force=force)
     report.finish(f"{version.description}, {version.details['size']}")
 
 
@@ -112,6 +116,7 @@ WHEN_BUILT = {
     base.NAME: "built when an engine starts",
     interpreter.NAME: "built when an engine starts",
     desktop.NAME: "built on first use",
+    docker.NAME: "built on first use",
 }
 
 
@@ -119,7 +124,7 @@ WHEN_BUILT = {
 @click.pass_obj
 def list_versions(folder: TemplateFolder) -> None:
     """List the templates built on this machine, newest first, and those that are not built."""
-    for name in (base.NAME, interpreter.NAME, desktop.NAME, host.NAME):
+    for name in (base.NAME, interpreter.NAME, desktop.NAME, docker.NAME, host.NAME):
         versions = folder.list_versions(name)
         for version in versions:
             click.echo(f"{name:16} {version.version:28} {version.description}")

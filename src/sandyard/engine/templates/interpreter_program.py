@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 
 from sandyard.engine import interpreter as program
-from sandyard.engine.sandboxes.model import Start
+from sandyard.engine.sandboxes.model import StartCommand
 from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
 
 NAME = "interpreter-program"
 PROGRAM = Path(program.__file__).parent
 HOME = "opt/interpreter"
-START = Start(
+START = StartCommand(
     command=f"exec sudo -n /{HOME}/start", ready="exec curl -fso /dev/null --max-time 5 http://127.0.0.1:49999/health"
 )
 KERNELS = {"python3": "python", "javascript": "javascript", "typescript": "typescript", "bash": "bash"}

@@ -1,4 +1,4 @@
-"""Shared code of templates that are one layer on top of `base` (`code-interpreter`, `desktop`): which version of `base`
+"""Shared code of templates that are one layer on top of `base` (`code-interpreter`, `desktop`, `docker`): which version of `base`
 a layer belongs to, and how a script builds a layer.
 
 A layer belongs to exactly the version of `base` it was built on. It is built in separate namespaces, on an overlay

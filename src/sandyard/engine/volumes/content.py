@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.volumes import removal
-from sandyard.engine.volumes.descriptors import FOLDER, is_file, open_fd, open_path, proc_path, reopen, reopen_fd
+from sandyard.engine.volumes.descriptors import (
+    OPEN_FOLDER,
+    get_proc_path,
+    is_file,
+    open_fd,
+    open_path,
+    reopen,
+    reopen_fd,
+)
 from sandyard.engine.volumes.errors import translate_error
 from sandyard.engine.volumes.model import Entry, EntryKind, Owner
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
@@ -110,9 +118,11 @@ class Content:
         parts = parse_path(path)
         with translate_errors(parts), self.open_root() as root, open_path(root, parts) as fd:
             if owner.uid is not None or owner.gid is not None:
-                os.chown(proc_path(fd), -1 if owner.uid is None else owner.uid, -1 if owner.gid is None else owner.gid)
+                os.chown(
+                    get_proc_path(fd), -1 if owner.uid is None else owner.uid, -1 if owner.gid is None else owner.gid
+                )
             if owner.mode is not None:
-                Path(proc_path(fd)).chmod(owner.mode)
+                Path(get_proc_path(fd)).chmod(owner.mode)
             return make_entry(parts, fd)
 
     def remove(self, path: str) -> None:
@@ -172,7 +182,7 @@ def _make_folders(root: int, parts: Parts, owner: Owner) -> int:
 
 @contextlib.contextmanager
 def _open_new_folder(parent: int, name: str, owner: Owner) -> Iterator[int]:
-    fd = os.open(name, FOLDER, dir_fd=parent)
+    fd = os.open(name, OPEN_FOLDER, dir_fd=parent)
     try:
         set_owner(fd, owner, FOLDER_MODE)
         yield fd

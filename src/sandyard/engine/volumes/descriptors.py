@@ -1,4 +1,4 @@
-"""Open files in a volume and nothing else: the kernel resolves every path as if the volume were the root.
+"""Open files in a volume, and never outside of it: the kernel resolves every path as if the volume were the root.
 
 A sandbox may replace a directory with a link between any two system calls. So a path is resolved once, to a descriptor,
 and all further work uses the descriptor. All functions block and raise OSError.
@@ -15,14 +15,14 @@ from sandyard.kit.openat2 import Resolve, open_within
 
 _RESOLVE = Resolve.NO_XDEV | Resolve.NO_MAGICLINKS | Resolve.IN_ROOT
 
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
 def open_path(root: int, parts: tuple[str, ...], flags: int = os.O_PATH) -> Iterator[int]:
-    """Open the file at this path. Without `O_NOFOLLOW` a link at its end is followed too, inside the volume.
+    """Open the file at this path while the block runs. Without `O_NOFOLLOW`, a link at its end is followed inside the volume.
 
-    Only with `O_PATH` may it be of any type: opening a pipe or a device otherwise could block or have side effects.
+    If the file may be of any type, use `O_PATH`: opening a pipe or a device could block or have side effects.
     """
     fd = open_fd(root, parts, flags)
     try:
@@ -32,24 +32,26 @@ def open_path(root: int, parts: tuple[str, ...], flags: int = os.O_PATH) -> Iter
 
 
 def open_fd(root: int, parts: tuple[str, ...], flags: int) -> int:
+    """Like `open_path`, but the caller closes the descriptor."""
     return open_within(root, "/".join(parts), flags, resolve=_RESOLVE)
 
 
 @contextlib.contextmanager
 def reopen(fd: int, flags: int) -> Iterator[int]:
     """Open the file of an `O_PATH` descriptor with other flags."""
-    inner = reopen_fd(fd, flags)
+    reopened = reopen_fd(fd, flags)
     try:
-        yield inner
+        yield reopened
     finally:
-        os.close(inner)
+        os.close(reopened)
 
 
 def reopen_fd(fd: int, flags: int) -> int:
-    return os.open(proc_path(fd), flags | os.O_CLOEXEC)
+    """Like `reopen`, but the caller closes the descriptor."""
+    return os.open(get_proc_path(fd), flags | os.O_CLOEXEC)
 
 
-def proc_path(fd: int) -> str:
+def get_proc_path(fd: int) -> str:
     """Return a path for a descriptor, for calls that only accept paths."""
     return f"/proc/self/fd/{fd}"
 

@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 
-from sandyard.engine.volumes.descriptors import FOLDER
+from sandyard.engine.volumes.descriptors import OPEN_FOLDER
 
 _MAX_DEPTH = 32
 _BATCH_ENTRIES = 1000
@@ -30,7 +30,7 @@ def remove(parent: int, name: str, timeout_s: float = TIMEOUT_S) -> None:
                 raise
         else:
             return
-        fd = os.open(name, FOLDER, dir_fd=parent)
+        fd = os.open(name, OPEN_FOLDER, dir_fd=parent)
         try:
             _empty_folder(fd, fd, 0, deadline)
         finally:
@@ -66,7 +66,7 @@ def _remove_folder(folder: int, name: str, top: int, depth: int, deadline: float
     if depth >= _MAX_DEPTH:  # moved up to a shallow level
         os.rename(name, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=top)
         return
-    fd = os.open(name, FOLDER, dir_fd=folder)
+    fd = os.open(name, OPEN_FOLDER, dir_fd=folder)
     try:
         _empty_folder(fd, top, depth + 1, deadline)
     finally:

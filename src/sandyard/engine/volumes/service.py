@@ -230,7 +230,7 @@ class Volumes:
 
     async def _call_driver(self, verb: str, call: Any) -> None:
         try:
-            async with asyncio.timeout(self._settings.deadline(verb)):
+            async with asyncio.timeout(self._settings.get_deadline(verb)):
                 await call
         except TimeoutError:
             raise BusyError(f"The driver did not answer in time ({verb}). The engine keeps trying.") from None

@@ -19,7 +19,7 @@ from sandyard.engine.volumes.content import (
     set_owner,
     translate_errors,
 )
-from sandyard.engine.volumes.descriptors import is_folder, open_path, proc_path
+from sandyard.engine.volumes.descriptors import get_proc_path, is_folder, open_path
 from sandyard.engine.volumes.model import Entry, Owner
 from sandyard.kit.errors import ConflictError, InvalidInputError
 
@@ -93,7 +93,7 @@ class Upload:
             raise
 
     def _link(self, name: str) -> None:
-        os.link(proc_path(self._fd), name, dst_dir_fd=self._parent, follow_symlinks=True)
+        os.link(get_proc_path(self._fd), name, dst_dir_fd=self._parent, follow_symlinks=True)
 
     def abandon(self) -> None:
         """Discard the upload. Idempotent."""

@@ -66,7 +66,7 @@ class AgentView(Model):
     apis: list[ModelApi] = Field(
         description="Model APIs the agent can use, in order of preference. Empty means it needs no model."
     )
-    models: list[str] = Field(description="Models the agent is known to work with. Others may be given.")
+    models: list[str] = Field(description="Models the agent is known to work with. Other models can be used too.")
     modes: list[str]
     version: str | None = Field(description="The version installed in a sandbox. Null means nothing is installed.")
     model_ready: bool = Field(

@@ -169,7 +169,7 @@ async def output(
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
     limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = 65536,
 ) -> OutputPage:
-    """Return a page of the command's output, byte by byte."""
+    """Return a page of the command's output. Positions are in bytes."""
     command, _ = await commands.get_for(caller, command_id)
     total: int = getattr(command, f"{stream}_bytes")
     data = await commands.files.read(command.id, stream, offset, max(0, min(limit, total - offset)))

@@ -13,6 +13,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import GivenCredentials
 from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.large_responses import waits_for_server
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.projects import ProjectId, Projects
 from sandyard.platform.api.routers import api_router
@@ -54,7 +55,9 @@ async def list_(caller: Caller, project_id: ProjectId, credentials: Credentials)
     return CredentialList.of(await credentials.list(caller, project_id))
 
 
-@router.put("/projects/{project_id}/credentials", name="credential.put", dependencies=[limited("create")])
+@router.put(
+    "/projects/{project_id}/credentials", name="credential.put", dependencies=[limited("create"), waits_for_server()]
+)
 async def put(
     caller: Caller,
     project_id: ProjectId,
@@ -108,7 +111,7 @@ class Tested(Model):
     budget: BudgetView | None = Field(description="Null if the forge has no rate limit or did not report it.")
 
 
-@router.post("/projects/{project_id}/test", name="project.test", dependencies=[limited("execute")])
+@router.post("/projects/{project_id}/test", name="project.test", dependencies=[limited("execute"), waits_for_server()])
 async def test(
     caller: Caller, project_id: ProjectId, projects: Projects, access: Access, tests: ConnectionTests
 ) -> Tested:

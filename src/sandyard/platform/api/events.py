@@ -105,7 +105,7 @@ class EventOut(Model):
 
     model_config = example(**_SAMPLE)
 
-    seq: int = Field(description="Increases with every event, with gaps.")
+    seq: int = Field(description="Increases with every event. There may be gaps.")
     at: Instant
     kind: str = Field(description="`noun.verb`")
     owner_id: str | None

@@ -37,7 +37,9 @@ class OperationView(Model):
     detail: dict[str, Any] = Field(description="The result, depending on the kind: branch, commit, warnings and so on.")
     error: str | None = Field(description="Why the operation failed.")
     error_code: str | None
-    attempts: int = Field(description="How often the operation was started. More than 1 if the platform was restarted.")
+    attempts: int = Field(
+        description="How many times the operation was started. More than 1 if the platform was restarted."
+    )
     created_at: Instant
     started_at: Instant | None
     finished_at: Instant | None

@@ -1,4 +1,5 @@
-"""Limit the memory used by unread responses: a large response stays in memory until its client has read all of it."""
+"""Limit how many requests of a user occupy the platform at once: large responses, which stay in memory until their client has read all of
+them, and requests that wait for another server, which decides how long they take."""
 
 from __future__ import annotations
 
@@ -17,12 +18,14 @@ from sandyard.platform.api.problems import TooManyRequestsError, translate_error
 CHUNK_BYTES = 256 * 1024
 """Size of the pieces in which a response is handed to the server, which takes the next piece when the client has read enough."""
 SLOTS = 8
-"""Number of large responses one user may have in progress. A browser opens six connections."""
+"""Number of large responses, and of requests that wait for another server, that one user may have in progress. A browser opens six
+connections."""
 WAIT_SECONDS = 10.0
 """How long a request waits for one of the user's other responses to be read."""
 MAX_FINISHED_WAITING = 32
 """How many finished responses of one user may wait for a slot."""
 _UNREAD = f"You have {SLOTS} large responses in progress that are not being read. Read them or close their connections."
+_WAITING = f"You have {SLOTS} requests in progress that wait for other servers. Try again when one of them has ended."
 
 
 @dataclass(slots=True)
@@ -37,14 +40,14 @@ class ResponseSlots:
     def __init__(self) -> None:
         self.users: dict[str, _UserSlots] = {}
 
-    async def take(self, key: str, *, waiting: int | None = None) -> None:
+    async def take(self, key: str, *, waiting: int | None = None, reason: str = _UNREAD) -> None:
         """Wait for a slot.
 
-        Raises TooManyRequestsError if no slot becomes free in time, or if more than `waiting` requests are already waiting.
+        Raises TooManyRequestsError with `reason` if no slot becomes free in time, or if more than `waiting` requests are already waiting.
         """
         user = self.users.setdefault(key, _UserSlots())
         if waiting is not None and user.requests >= SLOTS + waiting:
-            raise TooManyRequestsError(_UNREAD, WAIT_SECONDS)
+            raise TooManyRequestsError(reason, WAIT_SECONDS)
         user.requests += 1
         try:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -52,7 +55,7 @@ class ResponseSlots:
         except BaseException as error:
             self._end_request(key, user)
             if isinstance(error, TimeoutError):
-                raise TooManyRequestsError(_UNREAD, WAIT_SECONDS) from None
+                raise TooManyRequestsError(reason, WAIT_SECONDS) from None
             raise
 
     def release(self, key: str) -> None:
@@ -73,10 +76,10 @@ class _Slot:
         self._slots = slots
         self._holder: str | None = None
 
-    async def take(self, key: str, *, waiting: int | None = None) -> None:
+    async def take(self, key: str, *, waiting: int | None = None, reason: str = _UNREAD) -> None:
         """Take a slot. Idempotent."""
         if self._holder is None:
-            await self._slots.take(key, waiting=waiting)
+            await self._slots.take(key, waiting=waiting, reason=reason)
             self._holder = key
 
     def release(self) -> None:
@@ -94,6 +97,20 @@ async def _take_slot(connection: HTTPConnection, caller: Caller) -> None:
 async def _take_slow_slot(connection: HTTPConnection, caller: Caller) -> None:
     slot: _Slot = connection.state.response_slot
     await slot.take(f"{caller.user_id} slow")
+
+
+async def _take_remote_slot(connection: HTTPConnection, caller: Caller) -> None:
+    slot: _Slot = connection.state.response_slot
+    await slot.take(f"{caller.user_id} remote", waiting=MAX_FINISHED_WAITING, reason=_WAITING)
+
+
+def waits_for_server() -> Any:
+    """Return a dependency for routes that wait for a server that the user has entered: a git remote, a forge, a model API, an MCP server.
+
+    The slot is held until the work ends, even if the client disconnects. Otherwise one user could start any number of such requests,
+    each with its processes, memory and descriptors, and servers that never respond.
+    """
+    return Depends(_take_remote_slot)
 
 
 def large_response(*, slow: bool = False) -> Any:

@@ -11,7 +11,7 @@ from sandyard.kit.secret import Secret
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import large_response, waits_for_server
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.projects import ProjectId
 from sandyard.platform.api.routers import api_router
@@ -172,7 +172,10 @@ async def list_(caller: Caller, project_id: ProjectId, servers: McpServers) -> M
 
 
 @router.post(
-    "/projects/{project_id}/mcp-servers", name="mcp_server.create", status_code=201, dependencies=[limited("create")]
+    "/projects/{project_id}/mcp-servers",
+    name="mcp_server.create",
+    status_code=201,
+    dependencies=[limited("create"), waits_for_server()],
 )
 async def create(
     caller: Caller, project_id: ProjectId, body: NewMcpServer, request: Request, servers: McpServers
@@ -189,7 +192,9 @@ async def get(caller: Caller, project_id: ProjectId, server_id: ServerId, server
 
 
 @router.patch(
-    "/projects/{project_id}/mcp-servers/{server_id}", name="mcp_server.update", dependencies=[limited("create")]
+    "/projects/{project_id}/mcp-servers/{server_id}",
+    name="mcp_server.update",
+    dependencies=[limited("create"), waits_for_server()],
 )
 async def update(
     caller: Caller,
@@ -214,7 +219,9 @@ async def delete(caller: Caller, project_id: ProjectId, server_id: ServerId, ser
 
 
 @router.post(
-    "/projects/{project_id}/mcp-servers/{server_id}/test", name="mcp_server.test", dependencies=[limited("execute")]
+    "/projects/{project_id}/mcp-servers/{server_id}/test",
+    name="mcp_server.test",
+    dependencies=[limited("execute"), waits_for_server()],
 )
 async def test(caller: Caller, project_id: ProjectId, server_id: ServerId, servers: McpServers) -> McpServerTest:
     """Ask an http server for its tools, from the platform and with its headers. Not possible for stdio servers (409)."""

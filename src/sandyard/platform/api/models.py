@@ -13,7 +13,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import to_secret
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import large_response, waits_for_server
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
@@ -167,7 +167,7 @@ class UsageSums(Model):
     cost_usd: float | None = Field(description="The known cost. Null if no price is known.")
     unpriced: int = Field(description="Number of responses not included in `costUsd`.")
     estimated: int = Field(
-        description="Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage."
+        description="Number of requests whose cost is an estimate: they were stopped or interrupted, are in progress, or reported no usage."
     )
 
 
@@ -206,7 +206,12 @@ async def list_(caller: Caller, page: Paging, models: Models, project_id: OfProj
     return Page[ModelProviderView].of(found, ModelProviderView.model_validate)
 
 
-@router.post("/model-providers", name="model_provider.create", status_code=201, dependencies=[limited("create")])
+@router.post(
+    "/model-providers",
+    name="model_provider.create",
+    status_code=201,
+    dependencies=[limited("create"), waits_for_server()],
+)
 async def create(caller: Caller, body: NewModelProvider, request: Request, models: Models) -> ModelProviderView:
     """Add a provider: for all users (administrators only) or for a project (its owner)."""
     provider = await models.providers.create(
@@ -230,7 +235,9 @@ async def get(caller: Caller, provider_id: ProviderId, models: Models) -> ModelP
     return ModelProviderView.model_validate(await models.providers.get(caller, provider_id))
 
 
-@router.patch("/model-providers/{provider_id}", name="model_provider.update", dependencies=[limited("create")])
+@router.patch(
+    "/model-providers/{provider_id}", name="model_provider.update", dependencies=[limited("create"), waits_for_server()]
+)
 async def update(
     caller: Caller, provider_id: ProviderId, body: ModelProviderChange, request: Request, models: Models
 ) -> ModelProviderView:
@@ -254,7 +261,11 @@ async def delete(caller: Caller, provider_id: ProviderId, models: Models) -> Non
     await models.providers.delete(caller, provider_id)
 
 
-@router.post("/model-providers/{provider_id}/test", name="model_provider.test", dependencies=[limited("execute")])
+@router.post(
+    "/model-providers/{provider_id}/test",
+    name="model_provider.test",
+    dependencies=[limited("execute"), waits_for_server()],
+)
 async def test(caller: Caller, provider_id: ProviderId, models: Models) -> ModelProviderTest:
     """Test the key: ask the first model for one word, or ask for the list of models."""
     return ModelProviderTest.model_validate(await models.test_provider(caller, provider_id))

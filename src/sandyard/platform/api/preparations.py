@@ -75,7 +75,10 @@ class PreparationView(Model):
     step: str | None = Field(description="The current or last step.")
     sources: list[str] = Field(description="Where the commands come from.")
     commands: list[PreparedCommand]
-    warnings: list[str] = Field(description="Requests that were not carried out, and things missing from the checkout.")
+    warnings: list[str] = Field(
+        description="Problems that did not stop the preparation: unsupported settings, files missing from the checkout, changes made by "
+        "the setup."
+    )
     agents_md: bool = Field(description="Whether the repository has an AGENTS.md.")
     shallow: bool
     seconds: float | None = Field(description="How long the preparation took.")
@@ -88,7 +91,7 @@ class PreparationView(Model):
     @classmethod
     def of(cls, row: models.Preparation) -> PreparationView:
         detail = row.detail
-        details = {
+        details: dict[str, Any] = {
             "step": detail.get("step"),
             "sources": detail.get("sources", []),
             "commands": [PreparedCommand.model_validate(entry) for entry in detail.get("commands", [])],

@@ -12,7 +12,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import GivenCredentials
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import large_response, waits_for_server
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.refs import Branch
@@ -152,7 +152,7 @@ async def list_projects(
     return Page[ProjectView].of(found, lambda project: _to_view(project, default[project.id]))
 
 
-@router.post("/projects", name="project.create", status_code=201, dependencies=[limited("create")])
+@router.post("/projects", name="project.create", status_code=201, dependencies=[limited("create"), waits_for_server()])
 async def create_project(
     caller: Caller,
     body: NewProject,
@@ -199,7 +199,7 @@ async def get_project(caller: Caller, project_id: ProjectId, projects: Projects,
     return await make_view(agents, await projects.get(caller, project_id))
 
 
-@router.patch("/projects/{project_id}", name="project.update", dependencies=[limited("execute")])
+@router.patch("/projects/{project_id}", name="project.update", dependencies=[limited("execute"), waits_for_server()])
 async def update_project(
     caller: Caller,
     project_id: ProjectId,

@@ -12,7 +12,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.git import SANDBOX, Id
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import large_response, waits_for_server
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.refs import Branch
@@ -38,7 +38,7 @@ OfProject = Annotated[
 ]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 MAX_BODY = 60_000
-_CHANGE_ROUTE: dict[str, Any] = {"dependencies": [limited("execute")]}
+_CHANGE_ROUTE: dict[str, Any] = {"dependencies": [limited("execute"), waits_for_server()]}
 
 
 class PullRequestView(Model):
@@ -74,7 +74,7 @@ class PullRequestView(Model):
     review: Review
     checks: Checks
     detail: dict[str, Any] = Field(
-        description="`runs`: check runs. `remarks`: comments of people and checks. `labels`."
+        description="`runs`: check runs. `remarks`: comments by people and checks. `labels`: its labels."
     )
     created_at: Instant
     updated_at: Instant

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Query, Request, Response
 from pydantic import Field
@@ -55,6 +55,9 @@ class SandboxView(Model):
     id: str
     status: Status
     template: str
+    isolation: str | None = Field(
+        description="The isolation level that the engine reported, such as `namespace` or `gvisor`. Null if it is unknown."
+    )
     engine_id: str | None = Field(description="The sandbox's id at the E2B endpoint, for E2B's SDKs and CLI.")
     session_id: str | None
     project_id: str | None
@@ -176,7 +179,7 @@ class Metrics(Model):
 async def metrics(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> Metrics:
     """Get resource usage. Does not resume the sandbox."""
     row = await sandboxes.get_status(caller, sandbox_id)
-    usage: dict[str, Any] | None = await sandboxes.usage(caller, sandbox_id)
+    usage = await sandboxes.usage(caller, sandbox_id)
     return Metrics(
         status=Status(row.status),
         command_count=row.command_count,

@@ -24,7 +24,8 @@ SecretName = Annotated[
     Path(max_length=200, pattern=f"^{service.NAME.pattern}$", examples=["NPM_TOKEN"], description="The secret's name."),
 ]
 OfProject = Annotated[
-    str | None, Query(alias="projectId", max_length=40, description="The project's id. Without it: your own secrets.")
+    str | None,
+    Query(alias="projectId", max_length=40, description="The project's id. If it is left out: your own secrets."),
 ]
 
 
@@ -49,7 +50,7 @@ class SecretValue(Input):
 
     value: SecretStr = Field(min_length=1, max_length=service.MAX_SIZE)
     project_id: str | None = Field(
-        default=None, max_length=40, description="The project's id. Without it: your own secret."
+        default=None, max_length=40, description="The project's id. If it is null: your own secret."
     )
 
 

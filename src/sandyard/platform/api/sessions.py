@@ -80,6 +80,12 @@ class SessionChange(Input):
     title: Title
 
 
+class SessionFork(Input):
+    model_config = example(title="Another way")
+
+    title: Title | None = Field(None, description="Null means `Fork of` and the title of the original.")
+
+
 @router.post("/sessions", name="session.create", status_code=201, dependencies=[limited("create")])
 async def create(request: Request, caller: Caller, sessions: Sessions, body: NewSession) -> SessionView:
     """Start a session. Responds immediately, while the sandbox is being created."""
@@ -123,6 +129,17 @@ async def delete(caller: Caller, sessions: Sessions, session_id: SessionId) -> R
 async def archive(caller: Caller, sessions: Sessions, session_id: SessionId) -> SessionView:
     """Archive the session and pause its sandbox."""
     return SessionView.of(await sessions.archive(caller, session_id))
+
+
+@router.post("/sessions/{session_id}/fork", name="session.fork", status_code=201, dependencies=[limited("create")])
+async def fork(
+    request: Request, caller: Caller, sessions: Sessions, session_id: SessionId, body: SessionFork
+) -> SessionView:
+    """Create a session with a copy of this one's sandbox, on a new branch. In a gVisor sandbox, running processes continue in the copy.
+    Messages are not copied."""
+    row, sandbox = await sessions.fork(caller, session_id, title=body.title)
+    add_audit_detail(request, target=row.id)
+    return SessionView.of(row, sandbox)
 
 
 @router.get("/sessions/{session_id}/sandbox", name="session.sandbox")

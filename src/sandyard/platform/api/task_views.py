@@ -46,7 +46,7 @@ class SpentView(Model):
     cost_usd: float | None = Field(description="Null if the models' prices are unknown.")
     unpriced: int = Field(description="Number of responses with unknown cost, which are not in the total.")
     estimated: int = Field(
-        description="Number of requests whose cost is an estimate: they were stopped, broke off, are in progress, or reported no usage."
+        description="Number of requests whose cost is an estimate: they were stopped or interrupted, are in progress, or reported no usage."
     )
 
 
@@ -111,7 +111,7 @@ class AttemptView(Model):
     spent: SpentView
     seconds: float | None = Field(description="Working time, without waiting before and between rounds.")
     working_since: Instant | None = Field(
-        description="While the attempt is working: the start time of a clock that shows `seconds`. Null otherwise."
+        description="While the attempt is working: a time that is `seconds` ago, to show a running clock. Null otherwise."
     )
     pull_request: PullSummary | None
     error: str | None
@@ -163,6 +163,9 @@ class CardView(Model):
     position: int = Field(description="Position in the column, starting at 0.")
     priority: int
     base_branch: str | None
+    from_session_id: str | None = Field(
+        description="The session that its attempts start from copies of. It may have been deleted."
+    )
     agent: str | None
     model: str | None
     wanted: list[WantedAttempt] = Field(description="The attempts to run. Empty means one.")
@@ -172,7 +175,7 @@ class CardView(Model):
         description="True if the task starts automatically once it is not blocked and a slot is free."
     )
     needs: list[str]
-    blocked_by: list[str] = Field(description="Ids of its needs that are not done.")
+    blocked_by: list[str] = Field(description="Ids of the tasks in `needs` that are not done.")
     queue_position: int | None = Field(description="Queue position of its first waiting attempt.")
     attempts: list[AttemptView]
     pull_request: PullSummary | None = Field(description="The newest pull request.")
@@ -286,7 +289,7 @@ _ATTEMPT_FIELDS = (
 )
 _TASK_FIELDS = (
     *("id", "project_id", "created_by", "title", "description", "status", "priority", "base_branch", "agent", "model"),
-    *("error", "created_at", "updated_at", "started_at", "finished_at"),
+    *("from_session_id", "error", "created_at", "updated_at", "started_at", "finished_at"),
 )
 
 

@@ -18,6 +18,7 @@ from sandyard.platform.api.schema import Input, example, id_in_path
 from sandyard.platform.api.task_views import (
     ATTEMPT,
     PROJECT,
+    SESSION,
     TASK,
     AttemptList,
     BoardView,
@@ -70,6 +71,17 @@ Wanted = Annotated[
         description="Attempts to run in parallel, one session each, to pick one from. Empty means one.",
     ),
 ]
+FromSession = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        max_length=40,
+        examples=[SESSION],
+        description="A session of the project whose sandbox each attempt starts from a copy of, with its commits and uncommitted files, and "
+        "its running processes if its isolation level allows it. The copies are made when the first attempt starts. Null means the base "
+        "branch.",
+    ),
+]
 COLUMN_LIMIT = 25
 _NOT_NULLABLE = frozenset(("title", "description", "attempts", "priority", "budget"))
 """Fields that a task cannot be without: null means the same as leaving them out."""
@@ -105,9 +117,11 @@ class NewTask(TaskInput):
     )
 
     project_id: str = Field(min_length=1, max_length=40)
+    from_session_id: FromSession = None
     needs: Needs = Field(default_factory=list)
     start: bool = Field(
-        default=False, description="Start immediately, or as soon as all its needs are done and its column has space."
+        default=False,
+        description="Start immediately, or as soon as all tasks in `needs` are done and the column has space.",
     )
 
 
@@ -124,6 +138,7 @@ class TaskChange(Input):
     base_branch: Branch | None = None
     priority: Priority | None = None
     budget: BudgetSettings | None = None
+    from_session_id: FromSession = None
     needs: Needs | None = None
     start: bool | None = Field(default=None, description="Whether to start automatically as soon as possible.")
 
@@ -166,7 +181,14 @@ class Pick(Input):
 @router.post("/tasks", name="task.create", status_code=201, dependencies=[limited("create")])
 async def create(request: Request, caller: Caller, tasks: Tasks, body: NewTask) -> TaskView:
     """Create a task in the backlog, and start it if requested."""
-    row = await tasks.create(caller, body.project_id, body.to_fields(), needs=body.needs, start=body.start)
+    row = await tasks.create(
+        caller,
+        body.project_id,
+        body.to_fields(),
+        from_session_id=body.from_session_id,
+        needs=body.needs,
+        start=body.start,
+    )
     add_audit_detail(request, target=row.id)
     return TaskView.of(await tasks.cards.get_card(row))
 
@@ -208,7 +230,8 @@ async def show_board(
     limit: Annotated[int, Query(ge=0, le=MAX_LIMIT, description="Maximum number of tasks per column.")] = COLUMN_LIMIT,
     q: SearchWords = None,
     agent: Annotated[
-        str | None, Query(max_length=100, description="Only tasks that this agent works, worked or would work on.")
+        str | None,
+        Query(max_length=100, description="Only tasks that this agent has worked on, works on or will work on."),
     ] = None,
     show: Show | None = None,
 ) -> BoardView:

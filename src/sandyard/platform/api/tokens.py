@@ -43,7 +43,11 @@ class NewToken(Input):
     model_config = example(name="laptop", expiresAt=None)
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True)]
-    expires_at: Moment | None = Field(default=None, description="Null means the token never expires.")
+    expires_at: Moment | None = Field(
+        default=None,
+        description="Null means the token never expires, or expires together with the token used to create it. "
+        "A later time than that is refused.",
+    )
 
 
 class TokenMade(TokenView):

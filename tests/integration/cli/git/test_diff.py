@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
-from tests.harness.up import Terminal, Yard
+from tests.harness.up import Installation, Terminal
 from tests.unit.cli.git.answers import SANDBOX
 from tests.unit.cli.server import Reply, Server
 
@@ -111,7 +111,7 @@ def test_a_truncated_diff_is_reported(server: Server) -> None:
 
 
 def open_terminal(**settings: str) -> Terminal:
-    return Terminal(Yard.command("git", "diff", SANDBOX), {**os.environ, **settings})
+    return Terminal(Installation.command("git", "diff", SANDBOX), {**os.environ, **settings})
 
 
 def test_a_terminal_gets_colours_and_a_pager(diff_server: Server, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sandyard.cli import sse
 from sandyard.cli.git import operations
 from sandyard.cli.git.progress import format_ordinal
 from sandyard.cli.main import cli
-from tests.harness.up import Terminal, Yard
+from tests.harness.up import Installation, Terminal
 from tests.unit.cli.git.answers import SANDBOX, SESSION, operation, operation_event, session
 from tests.unit.cli.server import Reply, Server, events, problem
 
@@ -215,7 +215,7 @@ def test_a_terminal_shows_the_progress(server: Server) -> None:
             operation_event("git.completed"),
         ),
     )
-    terminal = Terminal(Yard.command("git", "clone", SANDBOX), {**os.environ, "COLUMNS": "100"})
+    terminal = Terminal(Installation.command("git", "clone", SANDBOX), {**os.environ, "COLUMNS": "100"})
     try:
         terminal.until("waiting: 3rd in the queue")
         terminal.until("receiving^[[2J objects  42 %")
@@ -228,7 +228,7 @@ def test_a_terminal_shows_the_progress(server: Server) -> None:
 def test_ctrl_c_leaves_the_operation_running(server: Server) -> None:
     server.on("POST", "/git/push", Reply(202, operation(status="queued", position=0)))
     server.on("GET", "/git/operations/gop_1", Reply(200, operation(status="queued", position=0)))
-    terminal = Terminal(Yard.command("git", "push", SANDBOX), {**os.environ, "COLUMNS": "100"})
+    terminal = Terminal(Installation.command("git", "push", SANDBOX), {**os.environ, "COLUMNS": "100"})
     try:
         terminal.until("waiting: 1st in the queue")
         terminal.type("\x03")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
-from tests.harness.up import Terminal, Yard
+from tests.harness.up import Installation, Terminal
 from tests.unit.cli.server import Reply, Server, problem
 
 PROJECT: dict[str, Any] = {
@@ -118,7 +118,7 @@ def test_a_connection_error_is_listed(ready: Server) -> None:
 
 
 def test_a_terminal_prompts_for_the_token_and_does_not_show_it(ready: Server) -> None:
-    command = Yard.command("project", "add", "website", "--repository", "https://example.org/o/website")
+    command = Installation.command("project", "add", "website", "--repository", "https://example.org/o/website")
     terminal = Terminal(command, {**os.environ, "COLUMNS": "200"})
     try:
         terminal.until("Token for example.org (leave empty for none): ")
@@ -208,6 +208,7 @@ def test_set_keeps_the_other_settings(ready: Server) -> None:
         "",
         "--isolation",
         "gvisor",
+        "--containers",
     )
     assert result.exit_code == 0, result.output
     old = PROJECT["settings"]
@@ -218,6 +219,7 @@ def test_set_keeps_the_other_settings(ready: Server) -> None:
             "forge": {**old["forge"], "labels": [], "mergeMethod": "rebase"},
             "template": None,
             "isolation": "gvisor",
+            "containers": True,
         }
     }
     assert run("set", "website").exit_code == 2

@@ -14,53 +14,55 @@ from click.testing import CliRunner
 from sandyard.cli import sse
 from sandyard.cli.main import cli
 from sandyard.cli.sandboxes.execute import get_exit_code
-from tests.harness.up import Yard
+from tests.harness.up import Installation
 from tests.protocol.waiting import until
 from tests.unit.cli.server import Reply, Server, events
 
 
-def test_exec_passes_output_exit_codes_and_options(yard: Yard, sandbox: str) -> None:
-    done = yard.run("sandbox", "exec", sandbox, "printf 'a\\377b'; echo problem >&2; exit 7")
+def test_exec_passes_output_exit_codes_and_options(installation: Installation, sandbox: str) -> None:
+    done = installation.run("sandbox", "exec", sandbox, "printf 'a\\377b'; echo problem >&2; exit 7")
     assert (done.returncode, done.stdout, done.stderr) == (7, b"a\xffb", b"problem\n")
-    assert yard.ok("sandbox", "exec", "--cwd", "/tmp", "-e", "A=x  y", sandbox, 'pwd; echo "$A"') == "/tmp\nx  y\n"
-    assert yard.ok("sandbox", "exec", sandbox, "--", "printf", "%s|", "a b", "$HOME", "-n") == "a b|$HOME|-n|"
-    assert yard.run("sandbox", "exec", "--timeout", "0.5", sandbox, "sleep", "30").returncode == 124
-    assert yard.run("sandbox", "exec", sandbox, "kill -9 $$").returncode == 137
-    assert yard.run("sandbox", "exec", "--cwd", "/nowhere", sandbox, "true").returncode == 1
-    done = yard.run("sandbox", "exec", "-o", "json", sandbox, "echo hi; exit 3")
+    assert (
+        installation.ok("sandbox", "exec", "--cwd", "/tmp", "-e", "A=x  y", sandbox, 'pwd; echo "$A"') == "/tmp\nx  y\n"
+    )
+    assert installation.ok("sandbox", "exec", sandbox, "--", "printf", "%s|", "a b", "$HOME", "-n") == "a b|$HOME|-n|"
+    assert installation.run("sandbox", "exec", "--timeout", "0.5", sandbox, "sleep", "30").returncode == 124
+    assert installation.run("sandbox", "exec", sandbox, "kill -9 $$").returncode == 137
+    assert installation.run("sandbox", "exec", "--cwd", "/nowhere", sandbox, "true").returncode == 1
+    done = installation.run("sandbox", "exec", "-o", "json", sandbox, "echo hi; exit 3")
     assert done.returncode == 3
     assert json.loads(done.stdout)["stdout"] == "hi\n"
-    large = yard.run("sandbox", "exec", sandbox, "seq 300000")
+    large = installation.run("sandbox", "exec", sandbox, "seq 300000")
     assert large.stdout == b"".join(b"%d\n" % number for number in range(1, 300001))
 
 
-def test_ctrl_c_kills_the_command(yard: Yard, sandbox: str) -> None:
-    running = yard.start_command("sandbox", "exec", sandbox, "echo $$ > pid; echo started; exec sleep 1000")
+def test_ctrl_c_kills_the_command(installation: Installation, sandbox: str) -> None:
+    running = installation.start_command("sandbox", "exec", sandbox, "echo $$ > pid; echo started; exec sleep 1000")
     running.wait_for_line("started")
     running.process.send_signal(signal.SIGINT)
     assert running.wait_for_exit() == 130
-    assert yard.run("sandbox", "exec", sandbox, "kill -0 $(cat pid)").returncode == 1
+    assert installation.run("sandbox", "exec", sandbox, "kill -0 $(cat pid)").returncode == 1
 
 
 @pytest.mark.slow
-def test_output_is_complete_across_a_restart_of_the_platform(yard: Yard, sandbox: str) -> None:
-    running = yard.start_command(
+def test_output_is_complete_across_a_restart_of_the_platform(installation: Installation, sandbox: str) -> None:
+    running = installation.start_command(
         "sandbox", "exec", sandbox, "for i in $(seq 1 40); do echo line $i; sleep 0.25; done; exit 9"
     )
     running.wait_for_line("line 5$")
-    yard.kill("platform")
+    installation.kill("platform")
     assert running.wait_for_exit() == 9
     assert [line for line in running.lines if line.startswith("line ")] == [f"line {number}" for number in range(1, 41)]
 
 
-def test_a_closed_pipe_ends_the_command(yard: Yard, sandbox: str) -> None:
-    line = f"{shlex.join(yard.command('sandbox', 'exec', sandbox, 'echo $$ > writer; yes'))} | head -n 1"
+def test_a_closed_pipe_ends_the_command(installation: Installation, sandbox: str) -> None:
+    line = f"{shlex.join(installation.command('sandbox', 'exec', sandbox, 'echo $$ > writer; yes'))} | head -n 1"
     done = subprocess.run(
-        ["sh", "-c", line], capture_output=True, text=True, env=yard.environment, timeout=60, check=False
+        ["sh", "-c", line], capture_output=True, text=True, env=installation.environment, timeout=60, check=False
     )
     assert done.stdout == "y\n"
     assert "Traceback" not in done.stderr
-    until(lambda: yard.run("sandbox", "exec", sandbox, "kill -0 $(cat writer)").returncode == 1)
+    until(lambda: installation.run("sandbox", "exec", sandbox, "kill -0 $(cat writer)").returncode == 1)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from tests.harness.up import Yard, run_json
+from tests.harness.up import Installation, run_json
 
 
-def test_logs_show_the_output_of_detached_commands(yard: Yard, sandbox: str) -> None:
-    number = yard.ok("sandbox", "exec", "-d", sandbox, "echo from afar; echo oh >&2").strip()
+def test_logs_show_the_output_of_detached_commands(installation: Installation, sandbox: str) -> None:
+    number = installation.ok("sandbox", "exec", "-d", sandbox, "echo from afar; echo oh >&2").strip()
     assert number.startswith("cmd_")
-    while run_json(yard, "sandbox", "logs", sandbox, "--command", number)["status"] in {"starting", "running"}:
+    while run_json(installation, "sandbox", "logs", sandbox, "--command", number)["status"] in {"starting", "running"}:
         pass
-    result = yard.run("sandbox", "logs", sandbox, "--command", number)
+    result = installation.run("sandbox", "logs", sandbox, "--command", number)
     assert (result.stdout, result.stderr) == (b"from afar\n", b"oh\n")
-    text = yard.ok("sandbox", "logs", sandbox, "--limit", "1")  # other tests may have written gigabytes
+    text = installation.ok("sandbox", "logs", sandbox, "--limit", "1")  # other tests may have written gigabytes
     assert "$ echo from afar; echo oh >&2  (exited 0, " in text
     assert "\nfrom afar\n" in text
-    yard.ok("sandbox", "exec", sandbox, "true")
-    assert len(run_json(yard, "sandbox", "logs", sandbox, "--limit", "2")["items"]) == 2
+    installation.ok("sandbox", "exec", sandbox, "true")
+    assert len(run_json(installation, "sandbox", "logs", sandbox, "--limit", "2")["items"]) == 2

@@ -25,71 +25,71 @@ from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.engine.app import Ready
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.python import python_command
-from tests.harness.up import Yard
+from tests.harness.up import Installation
 
 
 @pytest.fixture
-def yard() -> Iterator[Yard]:
-    running = Yard("--driver", "fake")
+def installation() -> Iterator[Installation]:
+    running = Installation("--driver", "fake")
     yield running
     running.stop()
 
 
-def is_ready(yard: Yard) -> bool:
-    return httpx.get(f"{yard.url}/ready", timeout=10).status_code == 200
+def is_ready(installation: Installation) -> bool:
+    return httpx.get(f"{installation.url}/ready", timeout=10).status_code == 200
 
 
-def test_killed_children_are_restarted_and_a_new_start_continues(yard: Yard) -> None:
+def test_killed_children_are_restarted_and_a_new_start_continues(installation: Installation) -> None:
     """One long test, because each start of engine and platform takes seconds."""
-    printed = yard.up.text
+    printed = installation.up.text
     assert printed.index("engine    ready") < printed.index("platform  ready") < printed.index("Sandyard is at")
-    assert f"sandyard login {yard.url}" in printed
-    assert f"\nsign in at:  {yard.url}/sign-in#token={yard.token}\n" in printed
-    assert is_ready(yard)
+    assert f"sandyard login {installation.url}" in printed
+    assert f"\nsign in at:  {installation.url}/sign-in#token={installation.token}\n" in printed
+    assert is_ready(installation)
 
-    key = (yard.data / "engine.key").read_text().strip()
-    assert (yard.data / "engine.key").stat().st_mode & 0o777 == 0o600
-    assert not [line for line in yard.up.processes().values() if key in line], "the key is on no command line"
+    key = (installation.data / "engine.key").read_text().strip()
+    assert (installation.data / "engine.key").stat().st_mode & 0o777 == 0o600
+    assert not [line for line in installation.up.processes().values() if key in line], "the key is on no command line"
     assert key not in printed
 
-    made = yard.run("sandbox", "create")
+    made = installation.run("sandbox", "create")
     assert made.returncode == 0, made.stderr
     for name in ("engine", "platform"):
-        (before,) = yard.pids(name)
+        (before,) = installation.pids(name)
         os.kill(before, signal.SIGKILL)
-        yard.up.wait_for_line(f"The {name} ended: killed by SIGKILL. Restarting in 0.5 s.")
-        yard.up.wait_for_line(rf"^{name} +ready", 2)
-        (after,) = yard.pids(name)
+        installation.up.wait_for_line(f"The {name} ended: killed by SIGKILL. Restarting in 0.5 s.")
+        installation.up.wait_for_line(rf"^{name} +ready", 2)
+        (after,) = installation.pids(name)
         assert after != before
-    assert yard.run("sandbox", "create").returncode == 0, "everything still works"
+    assert installation.run("sandbox", "create").returncode == 0, "everything still works"
 
-    command = [sys.executable, "-m", "sandyard", "up", "--port", "0", "--data-dir", str(yard.data)]
+    command = [sys.executable, "-m", "sandyard", "up", "--port", "0", "--data-dir", str(installation.data)]
     second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode == 1
     assert second.stderr.startswith(
-        f"sandyard: `sandyard up` is already running on {yard.data} (process {yard.up.process.pid})"
+        f"sandyard: `sandyard up` is already running on {installation.data} (process {installation.up.process.pid})"
     )
-    assert is_ready(yard)
+    assert is_ready(installation)
 
-    yard.up.process.kill()
-    yard.up.wait_for_exit()
-    yard.start()  # waits until the children of the killed process have ended
-    assert "admin token" not in yard.up.text and "#token" not in yard.up.text, (
+    installation.up.process.kill()
+    installation.up.wait_for_exit()
+    installation.start()  # waits until the children of the killed process have ended
+    assert "admin token" not in installation.up.text and "#token" not in installation.up.text, (
         "the token is shown only at the first start"
     )
-    assert yard.run("sandbox", "list").returncode == 0, "the token is still valid"
-    yard.kill_sandboxes()
-    yard.up.process.send_signal(signal.SIGTERM)
-    assert yard.up.wait_for_exit() == 0
-    stops = [line for line in yard.up.lines if line.startswith("Stop")]
+    assert installation.run("sandbox", "list").returncode == 0, "the token is still valid"
+    installation.kill_sandboxes()
+    installation.up.process.send_signal(signal.SIGTERM)
+    assert installation.up.wait_for_exit() == 0
+    stops = [line for line in installation.up.lines if line.startswith("Stop")]
     assert stops[:-1] == ["Stopping the platform.", "Stopping the engine."]
-    assert stops[-1] == "Stopped. Running sandboxes keep running; the next start finds them."
-    yard.up.wait_until_none_left()
+    assert stops[-1] == "Stopped. Any running sandboxes keep running; the next start finds them."
+    installation.up.wait_until_none_left()
 
 
-def test_no_process_is_left_when_up_is_killed(yard: Yard) -> None:
-    yard.up.process.kill()
-    yard.up.wait_until_none_left(seconds=lifeline.STOP_SECONDS + 10)
+def test_no_process_is_left_when_up_is_killed(installation: Installation) -> None:
+    installation.up.process.kill()
+    installation.up.wait_until_none_left(seconds=lifeline.STOP_SECONDS + 10)
 
 
 PLAN = Plan("127.0.0.1", 8700, True, 8701, ("--pool-size", "2"), None, None)

@@ -13,7 +13,7 @@ from sandyard.engine.builds import start_check
 from sandyard.engine.builds.model import BuildStatus, Recipe, Size
 from sandyard.engine.images.model import PasswordAuth
 from sandyard.engine.sandboxes.agent import Agent
-from sandyard.engine.sandboxes.model import Defaults, Start
+from sandyard.engine.sandboxes.model import Defaults, StartCommand
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.secret import Secret
 from tests.integration.engine.builds.harness import BuildsHarness, env, run
@@ -29,7 +29,7 @@ async def test_steps_build_on_each_other(harness: BuildsHarness) -> None:
     sandbox = await harness.create_sandbox("one")
     assert harness.read_file(sandbox, "home/user/a") == "1 yes\n1-2\n"
     assert harness.sandboxes_on_disk() == {sandbox.id}, "the sandbox of the build is removed"
-    assert harness.sandboxes.snapshots().items == (), "layers are not listed as snapshots"
+    assert harness.sandboxes.list_snapshots().items == (), "layers are not listed as snapshots"
 
 
 async def test_variables_alone_create_no_layers(harness: BuildsHarness) -> None:
@@ -96,11 +96,11 @@ async def test_start_commands_run_during_the_build_and_are_stored(
     # the fake driver's sandboxes share this machine's ports, of which other tests open some at any moment
     monkeypatch.setattr(start_check, "TCP_TABLES", "/dev/null")
     product = await harness.build_product("one", start="touch started; sleep 100", ready="test -e started")
-    assert product.start == Start("touch started; sleep 100", "test -e started")
+    assert product.start == StartCommand("touch started; sleep 100", "test -e started")
     cached = await harness.build("two", start="touch started; sleep 100", ready="test -e started")
     assert any(line.startswith("CACHED [finalize]") for line in harness.log_lines(cached))
     sleeping = await harness.build_product("three", start="sleep 100", ready="sleep 0.1")
-    assert sleeping.start == Start("sleep 100", None), "a ready command that only sleeps is not stored"
+    assert sleeping.start == StartCommand("sleep 100", None), "a ready command that only sleeps is not stored"
     checked = await harness.build_product("four", ready="true")
     assert checked.start is None
     assert harness.sandboxes_on_disk() == set()
@@ -365,6 +365,6 @@ async def test_pooled_sandboxes_are_of_the_current_build(tmp_path: Path) -> None
                 sandbox = await harness.create_sandbox("one")
                 await Agent(harness.sandboxes.components.calls, sandbox.handle).run('echo "$A" > a')
                 assert harness.read_file(sandbox, "home/user/a") == f"{value}\n"
-                await harness.until(lambda: harness.sandboxes.components.pool.ready >= 1)
+                await harness.until(lambda: harness.sandboxes.components.pool.ready_count >= 1)
     finally:
         await harness.stop()

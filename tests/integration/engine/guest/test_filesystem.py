@@ -193,7 +193,7 @@ async def test_a_listing_is_limited_in_entries(monkeypatch: pytest.MonkeyPatch, 
     files = service.FilesystemService(Sandbox(GuestConfig(root=str(tmp_path))))
     for number in range(3):
         (tmp_path / str(number)).touch()
-    monkeypatch.setattr(service, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(service, "MAX_ENTRIES", 3)
     assert len(json.loads(await files.list_directory("/", 1))["entries"]) == 3
     (tmp_path / "4").touch()
     with pytest.raises(RpcError, match="more than 100,000 entries"):
@@ -205,9 +205,9 @@ async def test_a_listing_is_limited_in_bytes(monkeypatch: pytest.MonkeyPatch, tm
     for number in range(10):
         (tmp_path / (str(number) * 250)).touch()
     size = len(await files.list_directory("/", 1))
-    monkeypatch.setattr(service, "MOST_BYTES", size)
+    monkeypatch.setattr(service, "MAX_RESPONSE_BYTES", size)
     assert len(await files.list_directory("/", 1)) == size
-    monkeypatch.setattr(service, "MOST_BYTES", size // 2)
+    monkeypatch.setattr(service, "MAX_RESPONSE_BYTES", size // 2)
     with pytest.raises(RpcError, match="names are too long"):
         await files.list_directory("/", 1)
 

@@ -17,14 +17,15 @@ Dial = Callable[[], Client]
 def test_unread_output_goes_to_the_next_reader(dial: Dial, home: Path) -> None:
     client = dial()
     run = client.start(
-        "/bin/sh", "-c", "echo one; while [ ! -e go ]; do sleep 0.02; done; echo two; echo three; sleep 60"
+        "/bin/sh",
+        "-c",
+        "echo one; while [ ! -e go ]; do sleep 0.02; done; echo two; echo three; touch written; sleep 60",
     )
     run.until("stdout", b"one\n")
     client.close()
     (home / "go").touch()
-    time.sleep(0.3)
-    second = dial()
-    follower = second.attach(pid=run.pid)
+    wait_until((home / "written").exists, "the process must write without a reader")
+    follower = dial().attach(pid=run.pid)
     assert follower.pid == run.pid
     assert follower.until("stdout", b"three\n").stdout == "two\nthree\n"
     dial().call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9})
@@ -84,7 +85,7 @@ def test_output_kept_without_a_reader_is_bounded_and_does_not_block(dial: Dial, 
     agent = int(dial().shell("echo $PPID").stdout)
     status = Path(f"/proc/{agent}/status").read_text()
     resident = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
-    assert resident < 60_000, f"{resident} KiB"
+    assert resident < 60_000, f"the agent uses {resident} KiB"
     kept = dial().attach(pid=run.pid).until("stdout", b"\n2000000\n").stdout
     assert 100_000 < len(kept) < 3_000_000
     assert kept.endswith("1999999\n2000000\n"), "the newest output is what is kept"
@@ -114,9 +115,9 @@ def test_the_deadline_of_a_follower_applies_during_a_flood_of_output(dial: Dial)
 
 def test_a_reader_that_stalls_and_disconnects_does_not_stop_the_process(dial: Dial, home: Path) -> None:
     client = dial()
-    run = client.start("/bin/sh", "-c", "seq 1 500000; touch past; sleep 60")
+    run = client.start("/bin/sh", "-c", "seq 1 500000; touch written; sleep 60")
     time.sleep(0.3)
-    assert not (home / "past").exists(), "the process must wait while its reader stalls"
+    assert not (home / "written").exists(), "the process must wait while its reader stalls"
     client.close()
-    wait_until((home / "past").exists, "the process must continue when its reader is gone")
+    wait_until((home / "written").exists, "the process must continue when its reader is gone")
     dial().call("process.Process/SendSignal", {"process": {"pid": run.pid}, "signal": 9})

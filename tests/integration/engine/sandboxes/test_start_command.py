@@ -13,7 +13,7 @@ import pytest
 
 from sandyard.engine.drivers.fake.driver import FakeDriver
 from sandyard.engine.sandboxes.agent import Agent
-from sandyard.engine.sandboxes.model import CreateSandbox, Sandbox, Start, Template
+from sandyard.engine.sandboxes.model import CreateSandbox, Sandbox, StartCommand, Template
 from sandyard.engine.sandboxes.service import Sandboxes
 from sandyard.engine.sandboxes.start_command import NotReadyError
 from sandyard.engine.settings import EngineSettings
@@ -26,7 +26,7 @@ SERVED = Template(
     id="served00000000000000",
     layers=(),
     aliases=("served",),
-    start=Start("echo begun >> $HOME/starts; sleep 0.3; touch $HOME/up; exec sleep 1002", "test -e $HOME/up"),
+    start=StartCommand("echo begun >> $HOME/starts; sleep 0.3; touch $HOME/up; exec sleep 1002", "test -e $HOME/up"),
 )
 
 
@@ -114,7 +114,7 @@ async def test_the_start_command_runs_again_in_forks_copies_and_booted_sandboxes
 
 
 async def test_create_fails_when_the_sandbox_never_becomes_ready(tmp_path: Path) -> None:
-    never = replace(SERVED, start=Start("sleep 1002", "echo not yet; false"))
+    never = replace(SERVED, start=StartCommand("sleep 1002", "echo not yet; false"))
     async with engine(tmp_path, never, start_patience_s=0.5) as service:
         with pytest.raises(NotReadyError, match=r"not ready after 0\.5 s"):
             await service.create(CreateSandbox("served"))
@@ -126,7 +126,7 @@ async def test_pooled_sandboxes_have_run_the_start_command(tmp_path: Path) -> No
         first = await service.create(CreateSandbox("served"))
         pool = service.components.pool
         async with asyncio.timeout(60):
-            while not pool.ready:
+            while not pool.ready_count:
                 await asyncio.sleep(0.05)
         second = service.components.creation.claim_pooled(CreateSandbox("served"), SERVED)
         assert second is not None

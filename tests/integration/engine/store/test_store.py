@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -83,11 +84,11 @@ def test_transactions_are_all_or_nothing(database: Database) -> None:
     with pytest.raises(ValueError, match="half-way"), database.transaction():
         database.set_meta("a", "1")
         raise ValueError("half-way")
-    assert database.meta("a") is None
+    assert database.get_meta("a") is None
     with database.transaction():
         database.set_meta("a", "1")
         database.set_meta("a", "2")
-    assert database.meta("a") == "2"
+    assert database.get_meta("a") == "2"
 
 
 def test_committed_data_survives_without_a_close(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_committed_data_survives_without_a_close(tmp_path: Path) -> None:
     first.abandon()  # no close, no checkpoint
     second = Database(tmp_path / "engine.db")
     second.open()
-    assert second.meta("a") == "1"
+    assert second.get_meta("a") == "1"
     second.close()
     second.close()
     assert (tmp_path / "engine.db").stat().st_mode & 0o777 == 0o600
@@ -119,7 +120,7 @@ def test_kill_9_right_after_a_commit_loses_nothing(tmp_path: Path) -> None:
         last = int(rest[-1] if rest else line)
         database = Database(path)
         database.open()
-        assert int(database.meta("n")) >= last
+        assert int(database.get_meta("n")) >= last
         assert database.query("PRAGMA integrity_check") == [("ok",)]
         database.close()
 
@@ -137,7 +138,7 @@ def test_an_old_database_is_upgraded_and_a_newer_one_is_rejected(
         patch.setattr(database_module, "STEPS", steps)
         newer = Database(path)
         newer.open()
-        assert newer.meta("a") == "1" and newer.query("SELECT * FROM later") == []
+        assert newer.get_meta("a") == "1" and newer.query("SELECT * FROM later") == []
         newer.close()
     with pytest.raises(SandyardError, match="newer engine"):
         Database(path).open()
@@ -205,6 +206,47 @@ async def test_changes_are_flushed_automatically(database: Database, tmp_path: P
             return
         await asyncio.sleep(0.01)
     pytest.fail("the change must be in the main file")
+
+
+async def test_a_change_committed_after_a_flush_began_is_flushed_automatically(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushes: list[None] = []
+    monkeypatch.setattr(database, "_flush", lambda flush=database._flush: flushes.append(flush()))
+    with database.transaction():
+        database.set_meta("a", "needle-in-the-main-file")
+        while not flushes:  # a transaction must not await
+            time.sleep(0.001)
+    for _ in range(500):
+        if b"needle-in-the-main-file" in (tmp_path / "engine.db").read_bytes():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("the change must be in the main file")
+
+
+async def test_flush_syncs_the_log_while_another_process_reads(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await database.flush()
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
+    with sqlite3.connect(tmp_path / "engine.db", isolation_level=None) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM meta").fetchone()
+        database.set_meta("a", "1")
+        await database.flush()
+        other.execute("ROLLBACK")
+    other.close()
+    assert str(tmp_path / "engine.db-wal") in synced
+
+
+async def test_a_failed_flush_is_a_sandyard_error(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(database, "_flush", fail)
+    with pytest.raises(SandyardError, match="disk I/O error"):
+        await database.flush()
 
 
 def test_keys_are_created_checked_and_revoked(database: Database) -> None:

@@ -52,6 +52,7 @@ def test_list_shows_built_and_missing_templates(folder: TemplateFolder, monkeypa
         ["base", "b1                          "],
         ["code-interpreter", "(being built)               "],
         ["desktop", "(not built)                 "],
+        ["docker", "(not built)                 "],
         ["host", "h1                          "],
     ]
     assert "built on first use; run `sandyard template build desktop` to build it now" in lines[2]

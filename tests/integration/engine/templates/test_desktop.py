@@ -68,7 +68,7 @@ async def test_the_desktop_is_built_on_the_first_request(
     async with asyncio.timeout(20):
         while "(40% downloading packages)" not in request_desktop(templates):
             await asyncio.sleep(0.02)
-    built = publish_desktop(folder, base_version, desktop.Recipe(base_version).digest)
+    built = publish_desktop(folder, base_version, desktop.LAYER.compute_digest(base_version))
     slow_builder.write_text("exit 0")
     await templates.wait_for_builds()
     assert status(templates) is TemplateStatus.READY
@@ -152,13 +152,13 @@ async def test_close_cancels_a_requested_build(
 
 
 def test_only_a_desktop_that_was_built_can_be_stale(folder: TemplateFolder) -> None:
-    assert not desktop.is_stale(folder)
+    assert not desktop.LAYER.is_stale(folder)
     base_version = publish(folder, "base", "b1")
-    assert not desktop.is_stale(folder), "nobody has requested it"
-    publish_desktop(folder, base_version, desktop.Recipe(base_version).digest)
-    assert not desktop.is_stale(folder)
+    assert not desktop.LAYER.is_stale(folder), "nobody has requested it"
+    publish_desktop(folder, base_version, desktop.LAYER.compute_digest(base_version))
+    assert not desktop.LAYER.is_stale(folder)
     publish(folder, "base", "b2")
-    assert desktop.is_stale(folder)
+    assert desktop.LAYER.is_stale(folder)
 
 
 def test_the_build_command_reports_what_is_missing(folder: TemplateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +173,6 @@ def test_the_build_command_reports_what_is_missing(folder: TemplateFolder, monke
     assert (result.exit_code, "Build base first" in result.output) == (0, True)
     assert "The engine will serve no template desktop." in result.output
     base_version = publish(folder, "base", "b1")
-    publish_desktop(folder, base_version, desktop.Recipe(base_version).digest)
+    publish_desktop(folder, base_version, desktop.LAYER.compute_digest(base_version))
     result = run(commands.template, arguments)
     assert (result.exit_code, result.output) == (0, "")

@@ -300,7 +300,7 @@ async def test_waiting_for_a_command_ends_when_its_sandbox_is_paused_because_the
         async with api.stream("GET", stream) as following:
             assert following.status_code == 200
             await yard.services.projects.remove_member(yard.owner, project_id, removed.user_id)
-            await yard.services.maintenance.stop_without_access()
+            await yard.finish_round(yard.services.maintenance.stop_without_access())
             async with asyncio.timeout(20):
                 response, (code, _) = await executing, await calling
                 streamed = await following.aread()

@@ -216,6 +216,14 @@ def test_show_prints_attempts_steps_and_questions(ready: Server) -> None:
     assert "  All\n  of it\n" in printed
 
 
+def test_failed_attempt_is_not_called_verified(ready: Server) -> None:
+    failed = attempt("failed", verified=True, error="The agent changed nothing.")
+    ready.on("GET", f"/tasks/{TASK}", Reply(200, task("in_progress", failed)))
+    ready.on("GET", "/asks", page([]))
+    assert "verified" not in run("show", TASK, "-o", "table").stdout
+    assert "yes" not in run("compare", TASK, "-o", "table").stdout
+
+
 def test_steps_are_labelled_as_in_the_web(ready: Server) -> None:
     steps = [step("setup"), step("provision", "running", number=2)]
     running = task("in_progress", attempt(step="provision", steps=steps))
@@ -316,3 +324,17 @@ def test_diff_without_changes_says_so_on_standard_error(ready: Server, options: 
     ready.on("GET", "/git/sbx_1/diff", Reply(200, {"files": [], "truncated": False}))
     result = run("diff", TASK, *options)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "No changes.\n")
+
+
+def test_a_task_is_added_that_starts_from_a_session(ready: Server) -> None:
+    ready.on("GET", "/sessions/ses_1", Reply(200, {"id": "ses_1", "projectId": "prj_2"}))
+    ready.on("GET", "/sessions/ses_2", Reply(200, {"id": "ses_2", "projectId": None}))
+    assert run("add", "Go on", "--from-session", "ses_1", "--attempts", "3").exit_code == 0
+    expected = {"title": "Go on", "projectId": "prj_2", "fromSessionId": "ses_1", "attempts": [{}] * 3, "start": True}
+    assert get_request_body(ready) == expected
+    assert run("add", "Go on", "--from-session", "ses_1", "--project", "website").exit_code == 0
+    assert get_request_body(ready)["projectId"] == "prj_1", "the server says that the session is in another project"
+    refused = run("add", "Go on", "--from-session", "ses_2")
+    assert (refused.exit_code, "not in a project" in refused.stderr) == (1, True)
+    assert "Use --project" in run("add", "Go on").stderr
+    assert "not both" in run("add", "Go on", "--from-session", "ses_1", "--base", "dev").stderr

@@ -58,6 +58,10 @@ class RecordingSandboxes:
     """Record all calls and return one sandbox, `iabc`."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all calls and restore the sandbox."""
         self.calls: list[tuple[Any, ...]] = []
         self.record = sandbox(started_at=NOW, ends_at=NOW + 300, alias="base", template_id="tbase", metadata={"a": "b"})
 
@@ -110,36 +114,36 @@ class RecordingSandboxes:
         self.calls.append(("set_network", sandbox_id, network))
         return self.record
 
-    records_denied = True
+    can_report_denied = True
 
     async def log_denied(self, sandbox_id: str) -> None:
         self.calls.append(("log_denied", sandbox_id))
 
-    async def fork(self, sandbox_id: str, count: int, timeout_s: float) -> Sequence[ForkResult]:
-        self.calls.append(("fork", sandbox_id, count, timeout_s))
+    async def fork(self, sandbox_id: str, count: int, timeout_s: float, memory: bool | None) -> Sequence[ForkResult]:
+        self.calls.append(("fork", sandbox_id, count, timeout_s, memory))
         return [ForkResult(sandbox=self.record), ForkResult(error=FullError("full"))]
 
     async def snapshot(self, sandbox_id: str, name: str | None) -> Snapshot:
         self.calls.append(("snapshot", sandbox_id, name))
         return Snapshot("s1", sandbox_id, "tbase", (), Limits(), NOW, name=name)
 
-    def snapshots(self, query: SnapshotQuery) -> Page[Snapshot]:
-        self.calls.append(("snapshots", query))
+    def list_snapshots(self, query: SnapshotQuery) -> Page[Snapshot]:
+        self.calls.append(("list_snapshots", query))
         named = Snapshot("s1", "iabc", "tbase", (), Limits(), NOW, name="mine", tag="v1")
         return Page((named,) if query.name in (None, "mine") else (), None if query.cursor else "next")
 
     async def delete_snapshot(self, name: str) -> None:
         self.calls.append(("delete_snapshot", name))
 
-    async def metrics(self, sandbox_id: str, start: float | None, end: float | None) -> Sequence[Metric]:
-        self.calls.append(("metrics", sandbox_id, start, end))
+    async def list_metrics(self, sandbox_id: str, start: float | None, end: float | None) -> Sequence[Metric]:
+        self.calls.append(("list_metrics", sandbox_id, start, end))
         return [Metric(NOW, 2, 12.3456, 1, 2, 3, 4, 5)]
 
-    async def latest_metrics(self, sandbox_ids: Sequence[str]) -> dict[str, Metric]:
+    async def get_latest_metrics(self, sandbox_ids: Sequence[str]) -> dict[str, Metric]:
         return {sandbox_id: Metric(NOW, 2, 0, 1, 2, 3, 4, 5) for sandbox_id in sandbox_ids}
 
-    def logs(self, sandbox_id: str, query: LogQuery) -> Sequence[LogEntry]:
-        self.calls.append(("logs", sandbox_id, query))
+    def list_logs(self, sandbox_id: str, query: LogQuery) -> Sequence[LogEntry]:
+        self.calls.append(("list_logs", sandbox_id, query))
         return [LogEntry(NOW, LogLevel.INFO, "The sandbox was created", {"a": "b"})]
 
     def find_template(self, name: str) -> Template:
@@ -185,7 +189,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Guard, 
 @pytest.fixture
 async def client(endpoint: tuple[Guard, RecordingSandboxes]) -> AsyncIterator[Client]:
     app, recorder = endpoint
-    recorder.__init__()  # type: ignore[misc]
+    recorder.reset()
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
     async with Client(transport=transport, base_url="http://engine", headers={"X-API-KEY": KEY}) as http_client:
         http_client.recorder = recorder
@@ -483,13 +487,13 @@ class TestChange:
             ("POST", "/timeout", {"timeout": 0}, 204, ("set_timeout", "iabc", 0)),
             ("POST", "/refreshes", None, 204, ("refresh", "iabc", 15)),
             ("POST", "/refreshes", {"duration": 60}, 204, ("refresh", "iabc", 60)),
-            ("POST", "/fork", {"count": 2, "timeout": 9}, 201, ("fork", "iabc", 2, 9)),
-            ("POST", "/fork", None, 201, ("fork", "iabc", 1, 15)),
+            ("POST", "/fork", {"count": 2, "timeout": 9, "memory": True}, 201, ("fork", "iabc", 2, 9, True)),
+            ("POST", "/fork", None, 201, ("fork", "iabc", 1, 15, None)),
             ("POST", "/snapshots", {}, 201, ("snapshot", "iabc", None)),
             ("POST", "/snapshots", {"name": "mine:v1", "memory": True}, 201, ("snapshot", "iabc", "mine:v1")),
         ],
     )
-    async def test_each_route_calls_its_verb(
+    async def test_each_route_calls_its_operation(
         self, client: Client, method: str, path: str, body: Any, status: int, call: tuple[Any, ...]
     ) -> None:
         response = await client.request(method, f"/sandboxes/iabc-6532622b{path}", json=body)
@@ -588,7 +592,7 @@ class TestTemplates:
 
 
 @pytest.mark.parametrize(
-    ("requested", "first", "expected"),
+    ("requested", "alias", "expected"),
     [
         ("base", "base", "base"),
         ("code-interpreter-v1:default", "base", "code-interpreter-v1"),
@@ -598,9 +602,9 @@ class TestTemplates:
     ],
 )
 def test_a_sandbox_shows_the_template_name_it_was_created_with(
-    requested: str | None, first: str | None, expected: str | None
+    requested: str | None, alias: str | None, expected: str | None
 ) -> None:
-    assert views.render_listed(sandbox(name=requested, alias=first)).get("alias") == expected
+    assert views.render_listed(sandbox(name=requested, alias=alias)).get("alias") == expected
 
 
 @pytest.mark.parametrize("moment", [1763179539.5681947, 1763179539.5681949, 0.0, NOW, 1763179539.9999998])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandyard.engine.e2b.dataplane.reply import HEADERS_LIMIT, SILENT_LIMIT, BadReplyError, Reply
+from sandyard.engine.e2b.dataplane.reply import HEADERS_LIMIT, OVERHEAD_LIMIT, BadReplyError, Reply
 
 
 def parse_reply(data: bytes, method: str = "GET", step: int | None = None) -> Reply:
@@ -96,8 +96,8 @@ def test_connection_close_disables_keep_alive() -> None:
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nxHTTP/1.1 200 OK\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nxy",
         b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * (HEADERS_LIMIT + 1) + b"\r\n",
-        b"HTTP/1.1 200 OK\r\nA: " + b"b" * (SILENT_LIMIT + 1),
-        b"HTTP/1.1 200 " + b"O" * (SILENT_LIMIT + 1),
+        b"HTTP/1.1 200 OK\r\nA: " + b"b" * (OVERHEAD_LIMIT + 1),
+        b"HTTP/1.1 200 " + b"O" * (OVERHEAD_LIMIT + 1),
     ],
     ids=lambda data: data[:40],
 )
@@ -110,7 +110,7 @@ def test_malformed_replies_are_rejected(data: bytes, step: int | None) -> None:
 def test_an_endless_trailer_is_rejected() -> None:
     reply = parse_reply(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nA: ")
     with pytest.raises(BadReplyError):
-        for _ in range(SILENT_LIMIT // 1000 + 1):
+        for _ in range(OVERHEAD_LIMIT // 1000 + 1):
             reply.feed(b"b" * 1000)
 
 

@@ -29,6 +29,11 @@ from tests.unit.engine.e2b.support import TOKEN, GatewayHarness, control_api, re
         (b"GET /" + b"a" * 200_000, 431),
         (b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400),
+        (b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nA: b\r\n\r\n", 400),
     ],
     ids=lambda value: str(value[:30]) if isinstance(value, bytes) else str(value),
 )
@@ -37,6 +42,10 @@ async def test_malformed_requests_are_rejected(harness: GatewayHarness, raw: byt
     assert actual == status
     assert json.loads(body)["code"] == status
     assert json.loads(body)["message"]
+
+
+async def test_http_1_0_needs_no_host(harness: GatewayHarness) -> None:
+    assert (await harness.send_request(b"GET / HTTP/1.0\r\n\r\n"))[0] == 299
 
 
 async def test_a_malformed_request_does_not_affect_other_clients(harness: GatewayHarness) -> None:
@@ -48,10 +57,10 @@ async def test_a_malformed_request_does_not_affect_other_clients(harness: Gatewa
 
 # Slow clients ---------------------------------------------------------------------------------------------------------------
 
-BODY = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n\r\n"
-CHUNKED = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
-AGENT = f"E2b-Sandbox-Id: iabc\r\nE2b-Sandbox-Port: 49983\r\nX-Access-Token: {TOKEN}\r\n".encode()
-ENOUGH = b"a" * int(server.BODY_SECONDS * server.BODY_BYTES_PER_SECOND)
+UPLOAD_HEAD = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n\r\n"
+CHUNKED_HEAD = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+AGENT_HEADERS = f"E2b-Sandbox-Id: iabc\r\nE2b-Sandbox-Port: 49983\r\nX-Access-Token: {TOKEN}\r\n".encode()
+FAST_ENOUGH = b"a" * int(server.BODY_SECONDS * server.BODY_BYTES_PER_SECOND)
 
 
 class Timers:
@@ -180,7 +189,12 @@ async def test_a_complete_request_leaves_only_the_keep_alive_timer() -> None:
 
 @pytest.mark.parametrize(
     ("head", "piece"),
-    [(BODY, b"a"), (CHUNKED + b"\r\n", b"1\r\na\r\n"), (CHUNKED + b"\r\nffff\r\n", b"a"), (BODY, b"")],
+    [
+        (UPLOAD_HEAD, b"a"),
+        (CHUNKED_HEAD + b"\r\n", b"1\r\na\r\n"),
+        (CHUNKED_HEAD + b"\r\nffff\r\n", b"a"),
+        (UPLOAD_HEAD, b""),
+    ],
     ids=["body", "chunks", "chunk", "nothing"],
 )
 async def test_a_body_that_arrives_too_slowly_is_rejected(head: bytes, piece: bytes) -> None:
@@ -203,8 +217,8 @@ async def test_a_body_that_arrives_too_slowly_is_rejected(head: bytes, piece: by
 
 async def test_a_body_that_becomes_slow_is_rejected() -> None:
     client = Client(read_all)
-    client.send(BODY)
-    client.send(ENOUGH)
+    client.send(UPLOAD_HEAD)
+    client.send(FAST_ENOUGH)
     client.expire_timer()
     assert not client.transport.closed
     client.send(b"a")
@@ -214,9 +228,9 @@ async def test_a_body_that_becomes_slow_is_rejected() -> None:
 
 async def test_a_body_above_the_minimum_rate_is_accepted() -> None:
     client = Client(read_all)
-    client.send(BODY)
+    client.send(UPLOAD_HEAD)
     for _ in range(100):
-        client.send(ENOUGH)
+        client.send(FAST_ENOUGH)
         await client.settle()
         client.expire_timer()
     assert not client.transport.closed
@@ -224,7 +238,7 @@ async def test_a_body_above_the_minimum_rate_is_accepted() -> None:
 
 async def test_a_client_is_not_late_while_the_application_does_not_read() -> None:
     client = Client(never_read)
-    client.send(BODY + b"a" * 100_000)
+    client.send(UPLOAD_HEAD + b"a" * 100_000)
     assert not client.transport.reading
     for _ in range(3):
         client.expire_timer()
@@ -233,14 +247,14 @@ async def test_a_client_is_not_late_while_the_application_does_not_read() -> Non
 
 async def test_a_client_that_waits_for_100_continue_is_not_late() -> None:
     client = Client(never_read)
-    client.send(BODY.replace(b"Host: x", b"Host: x\r\nExpect: 100-continue"))
+    client.send(UPLOAD_HEAD.replace(b"Host: x", b"Host: x\r\nExpect: 100-continue"))
     client.expire_timer()
     assert not client.transport.closed
 
 
 async def test_a_body_sent_after_the_response_is_limited_too() -> None:
     client = Client(control_api)
-    client.send(BODY)
+    client.send(UPLOAD_HEAD)
     await client.settle()
     client.send(b"a")
     client.expire_timer()
@@ -280,7 +294,7 @@ async def test_a_stream_into_a_sandbox_may_pause(harness: GatewayHarness) -> Non
 
     await harness.sandboxes.listen(agent)
     client = Client(harness.gateway)
-    client.send(CHUNKED + AGENT + b"\r\n1\r\na\r\n")
+    client.send(CHUNKED_HEAD + AGENT_HEADERS + b"\r\n1\r\na\r\n")
     await client.settle()
     client.expire_timer()
     for _ in range(5):
@@ -293,7 +307,7 @@ async def test_a_stream_into_a_sandbox_may_pause(harness: GatewayHarness) -> Non
 
 async def test_an_unauthenticated_client_may_not_stream(harness: GatewayHarness) -> None:
     client = Client(harness.gateway)
-    client.send(CHUNKED + AGENT.replace(TOKEN.encode(), b"wrong") + b"\r\n1\r\na\r\n")
+    client.send(CHUNKED_HEAD + AGENT_HEADERS.replace(TOKEN.encode(), b"wrong") + b"\r\n1\r\na\r\n")
     await client.settle()
     client.expire_timer()
     assert client.transport.closed
@@ -318,7 +332,7 @@ async def test_the_size_of_pipelined_requests_is_limited() -> None:
 
 async def test_the_size_of_pipelined_bodies_is_limited() -> None:
     client = Client(never_read)
-    client.send(GET + BODY)
+    client.send(GET + UPLOAD_HEAD)
     for _ in range(5):
         client.send(b"a" * 60_000)
     assert client.transport.closed
@@ -528,7 +542,7 @@ async def test_an_idle_unauthenticated_connection_is_closed_early() -> None:
     client = Client(authenticate)
     client.send(GET.replace(b"/a", b"/health"))
     await client.settle()
-    client.expire_timer(server.STRANGER_SECONDS)
+    client.expire_timer(server.UNAUTHENTICATED_IDLE_SECONDS)
     assert client.transport.closed
 
 
@@ -541,7 +555,7 @@ async def test_an_authenticated_connection_is_kept_for_the_servers_timeout() -> 
     assert client.timers.running == [600]
 
 
-@pytest.mark.parametrize(("token", "idle_timeout"), [(TOKEN, 600), ("wrong", server.STRANGER_SECONDS)])
+@pytest.mark.parametrize(("token", "idle_timeout"), [(TOKEN, 600), ("wrong", server.UNAUTHENTICATED_IDLE_SECONDS)])
 async def test_a_sandboxs_token_authenticates_the_connection(
     harness: GatewayHarness, token: str, idle_timeout: float
 ) -> None:
@@ -551,7 +565,9 @@ async def test_a_sandboxs_token_authenticates_the_connection(
 
     await harness.sandboxes.listen(agent)
     client = Client(harness.gateway)
-    client.send(b"GET /files?path=a HTTP/1.1\r\n" + AGENT.replace(TOKEN.encode(), token.encode()) + b"\r\n")
+    client.send(
+        b"GET /files?path=a HTTP/1.1\r\nHost: x\r\n" + AGENT_HEADERS.replace(TOKEN.encode(), token.encode()) + b"\r\n"
+    )
     async with asyncio.timeout(5):
         while not client.transport.written.endswith(b"\r\nok") and b" 401 " not in client.transport.written:
             await asyncio.sleep(0.001)

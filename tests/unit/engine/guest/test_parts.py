@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,12 @@ import pytest
 
 from sandyard.engine.guest.config import GuestConfig
 from sandyard.engine.guest.files import encoding
-from sandyard.engine.guest.files.multipart import Part, boundary_of
+from sandyard.engine.guest.files.multipart import Part, parse_boundary
 from sandyard.engine.guest.files.watch import Watch
 from sandyard.engine.guest.loop import Loop, Timer
 from sandyard.engine.guest.process import output
 from sandyard.engine.guest.process.output import Budget, End, Output
-from sandyard.engine.guest.process.process import describe
+from sandyard.engine.guest.process.process import describe_exit
 from sandyard.engine.guest.sandbox import Sandbox
 from sandyard.engine.guest.users import Accounts, UnknownUserError
 from sandyard.engine.guest.wire import protojson
@@ -135,6 +136,31 @@ def test_a_descriptor_that_the_kernel_reports_after_its_removal_does_not_keep_th
     far.close()
     os.close(duplicate)
     os.close(other)
+
+
+def test_events_are_looked_for_although_no_timer_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    class Epoll:
+        """Reports nothing, like that of a kernel that has lost an event."""
+
+        def poll(self, timeout: float, maxevents: int) -> list[tuple[int, int]]:
+            waits.append(timeout)
+            return []
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("sandyard.engine.guest.loop.select.epoll", Epoll)
+    loop = Loop(max_wait_s=0.001)
+
+    async def main() -> None:
+        done = loop.create_future()
+        loop.call_later(0.01, done.set_result, None)
+        await done
+
+    loop.run(main())
+    loop.close()
+    assert waits and max(waits) <= 0.001
 
 
 def test_a_connection_is_read_until_it_times_out_or_closes() -> None:
@@ -267,6 +293,31 @@ def test_accounts_belong_to_the_caller_without_root(tmp_path: Path) -> None:
     assert accounts.lookup("user").home == "/home/user"
 
 
+@pytest.mark.parametrize("number", ["\u00b2", "4294967295", "9" * 5000])
+def test_accounts_with_an_invalid_id_are_ignored(tmp_path: Path, number: str) -> None:
+    (tmp_path / "passwd").write_text(f"bad:x:{number}:1::/:/bin/sh\nuser:x:1000:100::/home/user:\n")
+    (tmp_path / "group").write_text(f"bad:x:{number}:user\nadm:x:4:user\n")
+    accounts = Accounts(str(tmp_path))
+    assert accounts.lookup("user").groups == (100, 4)
+    with pytest.raises(UnknownUserError):
+        accounts.lookup("bad")
+
+
+def test_a_pipe_or_a_huge_file_in_place_of_an_account_file_does_not_block_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("user:x:1000:100::/home/user:\n")
+    accounts = Accounts(str(tmp_path))
+    assert accounts.lookup("user").uid == 1000
+    (tmp_path / "passwd").unlink()
+    os.mkfifo(tmp_path / "passwd")
+    with (tmp_path / "group").open("w") as file:
+        file.truncate(1 << 40)
+    looking = threading.Thread(target=accounts.refresh, daemon=True)  # a blocked one must not block the tests
+    looking.start()
+    looking.join(5)
+    assert not looking.is_alive()
+    assert accounts.lookup("user").uid == 1000, "as long as a file cannot be read, what it contained before counts"
+
+
 # output --------------------------------------------------------------------------------------------------------------
 
 
@@ -337,7 +388,7 @@ def test_buffered_output_is_limited_per_process_and_in_total(size: int) -> None:
 
 @pytest.mark.parametrize(("status", "words", "code"), [(0, "exit status 0", 0), (5 << 8, "exit status 5", 5)])
 def test_exit_statuses_are_described(status: int, words: str, code: int) -> None:
-    end = describe(status)
+    end = describe_exit(status)
     assert (end.status, end.exit_code, end.exited) == (words, code, True)
 
 
@@ -351,7 +402,8 @@ def test_exit_statuses_are_described(status: int, words: str, code: int) -> None
     ],
 )
 def test_signals_are_described(number: int, words: str) -> None:
-    assert (describe(number).status, describe(number).error, describe(number).exit_code) == (words, words, -1)
+    end = describe_exit(number)
+    assert (end.status, end.error, end.exit_code) == (words, words, -1)
 
 
 # encodings and messages ----------------------------------------------------------------------------------------------
@@ -396,9 +448,9 @@ def test_multipart_names_and_filenames_are_parsed(disposition: str, name: str, f
 
 
 def test_multipart_boundaries_are_parsed() -> None:
-    assert boundary_of('multipart/form-data; charset=x; boundary="a b"') == "a b"
-    assert boundary_of("multipart/form-data; boundary=abc") == "abc"
-    assert boundary_of("multipart/form-data") is None
+    assert parse_boundary('multipart/form-data; charset=x; boundary="a b"') == "a b"
+    assert parse_boundary("multipart/form-data; boundary=abc") == "abc"
+    assert parse_boundary("multipart/form-data") is None
 
 
 def test_message_fields_are_read_and_validated() -> None:
@@ -433,4 +485,4 @@ def test_message_fields_are_read_and_validated() -> None:
     ],
 )  # fmt: skip
 def test_timestamps_are_formatted(nanoseconds: int, expected: str) -> None:
-    assert protojson.timestamp(nanoseconds) == expected
+    assert protojson.format_timestamp(nanoseconds) == expected

@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sandyard.engine.contract import (
     AGENT_PORT,
     Capabilities,
     Condition,
-    Denied,
+    DeniedAttempt,
     Handle,
     Isolation,
     Layers,
@@ -75,19 +75,25 @@ class Host:
 class DoubleDriver:
     name = "double"
 
-    def __init__(self, host: Host, *, freeze: bool = True, suspend: bool = False, gvisor: bool = False) -> None:
+    def __init__(
+        self, host: Host, *, freeze: bool = True, suspend: bool = False, gvisor: bool = False, containers: bool = False
+    ) -> None:
         self.host = host
         self.capabilities = Capabilities(
             freeze=freeze,
             suspend=frozenset(Isolation if suspend else ()),
+            memory_fork=frozenset({Isolation.GVISOR} if gvisor else ()),
             live_copy="cow",
             limits=frozenset(),
             egress=True,
             isolation=frozenset(Isolation if gvisor else {Isolation.NAMESPACE}),
-            missing={"gvisor": "it is not installed"} | ({} if freeze else {"freeze": "no freezer"}),
+            containers=frozenset({Isolation.NAMESPACE} if containers else ()),
+            missing={"containers.namespace": "the kernel is too old"}
+            | {"gvisor": "it is not installed"}
+            | ({} if freeze else {"freeze": "no freezer"}),
         )
         self.calls: list[tuple[str, str]] = []
-        self.denied: list[Denied] = []
+        self.denied: list[DeniedAttempt] = []
         self.now_running: dict[str, set[str]] = {}
         self.overlaps: list[str] = []
         self._faults: dict[tuple[str, str], object] = {}
@@ -309,6 +315,20 @@ class DoubleDriver:
             await self._add_machine("fork", copy)
         return Handle(spec.id, self.name, {"boot": copy.memory})
 
+    async def fork_with_memory(self, handle: Handle, specs: Sequence[Spec]) -> Sequence[Handle | SandyardError]:
+        async with self._verb("fork_with_memory", handle.id):
+            original = self._machine(handle)
+            if original.spec.isolation not in self.capabilities.memory_fork:
+                raise UnsupportedError("its memory cannot be copied")
+            results: list[Handle | SandyardError] = []
+            for spec in specs:
+                if len(self.host.machines) >= self.host.capacity:
+                    results.append(FullError("The machine is full: no slot is left."))
+                    continue
+                self.host.machines[spec.id] = replace(original, spec=spec, policy=spec.network, ended=asyncio.Event())
+                results.append(Handle(spec.id, self.name, {"boot": original.memory}))
+        return results
+
     async def kill(self, handle: Handle) -> None:
         async with self._verb("kill", handle.id):
             machine = self.host.machines.pop(handle.id, None)
@@ -325,7 +345,7 @@ class DoubleDriver:
         async with self._verb("set_network", handle.id):
             self._machine(handle).policy = policy
 
-    async def take_denied(self, handle: Handle) -> Collection[Denied]:
+    async def take_denied(self, handle: Handle) -> Collection[DeniedAttempt]:
         denied, self.denied = self.denied, []
         return denied
 

@@ -37,14 +37,21 @@ class StaticTemplates:
 
 class SandboxesHarness:
     def __init__(
-        self, path: Path, *, freeze: bool = True, suspend: bool = False, gvisor: bool = False, **settings: Any
+        self,
+        path: Path,
+        *,
+        freeze: bool = True,
+        suspend: bool = False,
+        gvisor: bool = False,
+        containers: bool = False,
+        **settings: Any,
     ) -> None:
         self.path = path
         self.host = Host()
         self.clock = ManualClock()
         self.boot_id = "boot-1"
         self.templates = StaticTemplates(BASE)
-        self._freeze, self._suspend, self._gvisor = freeze, suspend, gvisor
+        self._features = {"freeze": freeze, "suspend": suspend, "gvisor": gvisor, "containers": containers}
         values: dict[str, Any] = {"pool_size": 0, "kill_patience_s": 0.05}
         values |= {"memory_reserve_mb": 0, "disk_reserve_mb": 0, "data_dir": path, "metrics_interval_s": 1000}
         self.settings = EngineSettings(**(values | settings))
@@ -54,7 +61,7 @@ class SandboxesHarness:
     async def start(self, *, open_: bool = True) -> Sandboxes:
         self.database = Database(self.path / "engine.db")
         self.database.open()
-        self.driver = DoubleDriver(self.host, freeze=self._freeze, suspend=self._suspend, gvisor=self._gvisor)
+        self.driver = DoubleDriver(self.host, **self._features)
         self.service = Sandboxes(
             self.database,
             self.driver,

@@ -149,6 +149,22 @@ async def test_a_stuck_kill_is_retried_until_it_succeeds(harness: SandboxesHarne
     harness.check()
 
 
+async def test_a_killed_sandbox_uses_capacity_until_it_is_removed(tmp_path: Path) -> None:
+    harness = SandboxesHarness(tmp_path, max_sandboxes=1)
+    await harness.start()
+    sandbox = await harness.create()
+    harness.driver.block("kill")
+    with pytest.raises(BusyError):
+        await harness.service.kill(sandbox.id)
+    with pytest.raises(FullError):
+        await harness.create()
+    harness.driver.clear_faults()
+    await harness.clock.advance(2)
+    await harness.settle()
+    await harness.create()
+    await harness.stop()
+
+
 async def test_a_snapshot_is_kept_until_the_sandbox_that_uses_it_is_killed(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     snapshot = await harness.service.snapshot(sandbox.id)
@@ -240,7 +256,7 @@ async def test_a_full_disk_does_not_prevent_a_kill(harness: SandboxesHarness, mo
         assert len(harness.service.components.repository.list_all()) == 3
     await harness.clock.advance(3)
     assert harness.service.components.repository.list_all() == []
-    assert "killed on request" in harness.service.logs(killed.id)[-1].message
+    assert "killed on request" in harness.service.list_logs(killed.id)[-1].message
     harness.check()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from sandyard.engine.contract import Capabilities, Isolation
 from sandyard.engine.sandboxes.isolation import METADATA_KEY, TEMPLATE_VARIABLE, choose_isolation
 from sandyard.engine.sandboxes.model import Template
 from sandyard.kit.errors import InvalidInputError, UnsupportedError
+from tests.unit.engine.sandboxes.harness import SandboxesHarness
 
 NAMESPACE, GVISOR = Isolation.NAMESPACE, Isolation.GVISOR
 PLAIN = Template("base", ())
@@ -18,8 +20,17 @@ SNAPSHOT = replace(PLAIN, isolation=GVISOR)
 
 
 def make_capabilities(*levels: Isolation) -> Capabilities:
-    missing = {} if GVISOR in levels else {"gvisor": "it is not installed"}
-    return Capabilities(True, frozenset(), "cow", frozenset(), True, frozenset(levels), missing)
+    return Capabilities(
+        freeze=True,
+        suspend=frozenset(),
+        memory_fork=frozenset(),
+        live_copy="cow",
+        limits=frozenset(),
+        egress=True,
+        isolation=frozenset(levels),
+        containers=frozenset(),
+        missing={} if GVISOR in levels else {"gvisor": "it is not installed"},
+    )
 
 
 BOTH = make_capabilities(NAMESPACE, GVISOR)
@@ -63,3 +74,16 @@ def test_an_unknown_level_is_refused() -> None:
         choose_isolation({METADATA_KEY: "kvm"}, PLAIN, NAMESPACE, BOTH)
     with pytest.raises(InvalidInputError, match="SANDYARD_ISOLATION of the template base is ''"):
         choose_isolation({}, replace(PLAIN, env={TEMPLATE_VARIABLE: ""}), NAMESPACE, BOTH)
+
+
+async def test_a_sandbox_below_the_minimum_cannot_be_forked(tmp_path: Path) -> None:
+    harness = SandboxesHarness(tmp_path, gvisor=True)
+    await harness.start()
+    parent = await harness.create()
+    await harness.stop()
+    raised = SandboxesHarness(tmp_path, gvisor=True, min_isolation="gvisor")
+    raised.host = harness.host
+    await raised.start()
+    with pytest.raises(InvalidInputError, match="requires gvisor"):
+        await raised.service.fork(parent.id)
+    await raised.stop()

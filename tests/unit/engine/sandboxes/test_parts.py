@@ -217,7 +217,7 @@ async def test_all_of_many_sandboxes_are_sampled(tmp_path: Path) -> None:
     for _ in range(3):
         await harness.clock.advance(6)
         await harness.settle()
-    counts = {len(await harness.service.metrics(one.id)) for one in harness.service.list().items}
+    counts = {len(await harness.service.list_metrics(one.id)) for one in harness.service.list().items}
     assert min(counts) >= 2
     await harness.stop()
 
@@ -233,7 +233,7 @@ def test_settings_come_from_options_then_variables_then_defaults() -> None:
     assert (settings.port, settings.host, settings.log_json) == (5000, "::1", True)
     assert [key.reveal() for key in settings.api_keys] == ["a", "b"]
     assert "a" not in repr(settings.api_keys)
-    assert settings.deadline("create") == 30 and settings.deadline("freeze") == settings.default_deadline_s
+    assert settings.get_deadline("create") == 30 and settings.get_deadline("freeze") == settings.default_deadline_s
     for bad in ({"port": 70_000}, {"log_level": "loud"}, {"pool_size": -1}, {"nonsense": 1}):
         with pytest.raises(InvalidInputError, match=next(iter(bad))):
             EngineSettings.load({}, **bad)

@@ -160,7 +160,7 @@ async def test_records_and_host_agree_after_random_operations(tmp_path: Path, se
     assert set(harness.host.snapshots) >= scenario.snapshots, "an acknowledged snapshot is missing"
     for sandbox_id in living:
         await harness.service.kill(sandbox_id)
-    for snapshot in harness.service.snapshots().items:
+    for snapshot in harness.service.list_snapshots().items:
         await harness.service.delete_snapshot(snapshot.id)
     await harness.settle()
     assert harness.host.machines == {} and harness.host.snapshots == {}

@@ -198,7 +198,7 @@ async def test_crash_during_snapshot_leaves_no_snapshot(harness: SandboxesHarnes
     await reached.wait()
     await harness.restart()
     taking.cancel()
-    assert harness.host.snapshots == {} and harness.service.snapshots().items == ()
+    assert harness.host.snapshots == {} and harness.service.list_snapshots().items == ()
 
 
 async def test_a_snapshot_deletion_is_completed_after_a_crash(harness: SandboxesHarness) -> None:
@@ -208,7 +208,7 @@ async def test_a_snapshot_deletion_is_completed_after_a_crash(harness: Sandboxes
     await harness.service.delete_snapshot(snapshot.id)
     await reached.wait()
     await harness.restart()
-    assert harness.host.snapshots == {} and harness.service.snapshots().items == ()
+    assert harness.host.snapshots == {} and harness.service.list_snapshots().items == ()
 
 
 async def test_deleted_snapshot_in_use_survives_a_restart(harness: SandboxesHarness) -> None:
@@ -238,7 +238,7 @@ async def test_running_sandboxes_are_booted_after_a_reboot_and_report_lost_memor
     assert harness.host.machines[running.id].init == expected_settings(running, {"A": "1"})
     still_paused = harness.service.get(paused.id)
     assert still_paused.pause_kind is PauseKind.FILESYSTEM and still_paused.memory_lost == "The machine was restarted"
-    assert any("The machine was restarted" in entry.message for entry in harness.service.logs(running.id))
+    assert any("The machine was restarted" in entry.message for entry in harness.service.list_logs(running.id))
     harness.check()
     # Traffic resumes it: its memory was not discarded on request.
     (await harness.service.dial(paused.id, AGENT_PORT)).close()
@@ -294,7 +294,7 @@ async def test_missing_sandboxes_are_removed_and_logged(harness: SandboxesHarnes
     del harness.host.machines[sandbox.id]
     await harness.start()
     assert harness.service.find(sandbox.id) is None
-    assert "is gone" in harness.service.logs(sandbox.id)[-1].message
+    assert "is gone" in harness.service.list_logs(sandbox.id)[-1].message
 
 
 async def test_timeouts_that_expired_while_the_engine_was_down_are_applied(harness: SandboxesHarness) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sandyard.engine.contract import AGENT_PORT, Condition, Denied, Limits, NetworkPolicy
+from sandyard.engine.contract import AGENT_PORT, Condition, DeniedAttempt, Limits, NetworkPolicy
+from sandyard.engine.sandboxes import capacity
 from sandyard.engine.sandboxes.errors import PortClosedError, SandboxUnreachableError
 from sandyard.engine.sandboxes.model import (
     CreateSandbox,
@@ -42,7 +44,7 @@ async def test_created_sandbox_is_running_and_recorded(harness: SandboxesHarness
     assert sandbox.ends_at == harness.clock.now() + 60
     assert sandbox.access_token and sandbox.traffic_token is None
     assert harness.service.get(sandbox.id) == sandbox
-    assert [entry.message for entry in harness.service.logs(sandbox.id)] == ["The sandbox was created"]
+    assert [entry.message for entry in harness.service.list_logs(sandbox.id)] == ["The sandbox was created"]
     harness.check()
 
 
@@ -90,7 +92,7 @@ async def test_kill_removes_the_sandbox_and_a_second_kill_fails(harness: Sandbox
     with pytest.raises(NotFoundError):
         await harness.service.kill(sandbox.id)
     assert harness.interrupted == [(sandbox.id, "killed")]
-    assert harness.service.logs(sandbox.id)[-1].message == "The sandbox was killed on request"
+    assert harness.service.list_logs(sandbox.id)[-1].message == "The sandbox was killed on request"
     harness.check()
 
 
@@ -162,7 +164,7 @@ async def test_timeout_kills_by_default(harness: SandboxesHarness) -> None:
     await harness.clock.advance(2)
     await harness.settle()
     assert harness.service.find(sandbox.id) is None
-    assert "timeout" in harness.service.logs(sandbox.id)[-1].message
+    assert "timeout" in harness.service.list_logs(sandbox.id)[-1].message
     harness.check()
 
 
@@ -294,7 +296,7 @@ async def test_many_forks_share_one_snapshot_that_is_removed_after_them(harness:
     assert len({child.id for child in children}) == 5
     assert [verb for verb, _ in harness.driver.calls].count("snapshot") == 1
     assert all(harness.host.machines[child.id].files == frozenset({"/x"}) for child in children)
-    assert len(harness.host.snapshots) == 1 and harness.service.snapshots().items == ()
+    assert len(harness.host.snapshots) == 1 and harness.service.list_snapshots().items == ()
     for child in children:
         assert len(harness.host.snapshots) == 1
         await harness.service.kill(child.id)
@@ -396,9 +398,9 @@ async def test_snapshots_are_resolved_by_name_and_tag(harness: SandboxesHarness)
     assert harness.service.resolve_template("mine:v2").id == tagged.id
     second = await harness.service.snapshot(sandbox.id, "mine")
     assert harness.service.resolve_template("mine").id == second.id
-    listed = [one.id for one in harness.service.snapshots(SnapshotQuery(name="mine")).items]
+    listed = [one.id for one in harness.service.list_snapshots(SnapshotQuery(name="mine")).items]
     assert listed == [second.id, tagged.id]
-    assert harness.service.snapshots(SnapshotQuery(name="other")).items == ()
+    assert harness.service.list_snapshots(SnapshotQuery(name="other")).items == ()
     await harness.settle()
     assert set(harness.host.snapshots) == {second.id, tagged.id}  # the superseded one is gone
     await harness.service.delete_snapshot("mine")
@@ -414,13 +416,13 @@ async def test_snapshots_are_resolved_by_name_and_tag(harness: SandboxesHarness)
 async def test_snapshots_are_listed_in_pages(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     created_ids = [(await harness.service.snapshot(sandbox.id)).id for _ in range(5)]
-    page = harness.service.snapshots(SnapshotQuery(limit=2))
+    page = harness.service.list_snapshots(SnapshotQuery(limit=2))
     listed_ids = [one.id for one in page.items]
     while page.next_cursor:
-        page = harness.service.snapshots(SnapshotQuery(limit=2, cursor=page.next_cursor))
+        page = harness.service.list_snapshots(SnapshotQuery(limit=2, cursor=page.next_cursor))
         listed_ids += [one.id for one in page.items]
     assert listed_ids == created_ids[::-1]
-    assert harness.service.snapshots(SnapshotQuery(sandbox_id="other")).items == ()
+    assert harness.service.list_snapshots(SnapshotQuery(sandbox_id="other")).items == ()
 
 
 async def test_network_is_replaced_while_running(harness: SandboxesHarness) -> None:
@@ -436,17 +438,20 @@ async def test_network_is_replaced_while_running(harness: SandboxesHarness) -> N
 
 async def test_denied_connections_are_logged_once_each(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
-    harness.driver.denied = [Denied("evil.test", "dns"), Denied("192.0.2.9", "tcp", 443)] * 2
+    harness.driver.denied = [DeniedAttempt("evil.test", "dns"), DeniedAttempt("192.0.2.9", "tcp", 443)] * 2
     await harness.service.log_denied(sandbox.id)
-    harness.driver.denied = [Denied("evil.test", "dns"), *(Denied(f"{number}.test", "dns") for number in range(1000))]
+    harness.driver.denied = [
+        DeniedAttempt("evil.test", "dns"),
+        *(DeniedAttempt(f"{number}.test", "dns") for number in range(1000)),
+    ]
     await harness.service.log_denied(sandbox.id)
     denied_entries = [
-        entry for entry in harness.service.logs(sandbox.id) if entry.fields.get("event") == "egress_denied"
+        entry for entry in harness.service.list_logs(sandbox.id) if entry.fields.get("event") == "egress_denied"
     ]
     assert [entry.fields["host"] for entry in denied_entries[:3]] == ["evil.test", "192.0.2.9", "0.test"]
     assert denied_entries[1].fields["port"] == "443"
     assert len(denied_entries) == 300, "the number is limited so that other log entries are kept"
-    assert "created" in harness.service.logs(sandbox.id)[0].message.lower()
+    assert "created" in harness.service.list_logs(sandbox.id)[0].message.lower()
 
 
 async def test_a_failed_network_change_keeps_the_old_network(harness: SandboxesHarness) -> None:
@@ -590,7 +595,7 @@ async def test_a_sandbox_that_ends_unexpectedly_is_booted_from_its_files(harness
         and machine.memory != memory
         and machine.init == expected_settings(sandbox, {"A": "1"})
     )
-    assert "out of memory" in harness.service.logs(sandbox.id)[-1].message
+    assert "out of memory" in harness.service.list_logs(sandbox.id)[-1].message
     assert (sandbox.id, "died") in harness.interrupted
     harness.check()
     harness.host.end(sandbox.id, "again")
@@ -655,17 +660,17 @@ async def test_a_paused_sandbox_whose_processes_end_keeps_its_files(harness: San
 
 async def test_metrics_are_available_immediately(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
-    (metric,) = await harness.service.metrics(sandbox.id)
+    (metric,) = await harness.service.list_metrics(sandbox.id)
     assert metric.timestamp == harness.clock.now() and metric.mem_used == 10 << 20 and metric.disk_total == 10 << 30
-    assert (await harness.service.latest_metrics([sandbox.id, "inosuch"]))[sandbox.id] == metric
-    assert await harness.service.metrics(sandbox.id, start=harness.clock.now() + 1) == []
+    assert (await harness.service.get_latest_metrics([sandbox.id, "inosuch"]))[sandbox.id] == metric
+    assert await harness.service.list_metrics(sandbox.id, start=harness.clock.now() + 1) == []
     with pytest.raises(NotFoundError):
-        await harness.service.metrics("inosuch")
+        await harness.service.list_metrics("inosuch")
 
 
 async def test_logs_of_an_unknown_sandbox_are_not_found(harness: SandboxesHarness) -> None:
     with pytest.raises(NotFoundError):
-        harness.service.logs("inosuch", LogQuery())
+        harness.service.list_logs("inosuch", LogQuery())
 
 
 async def test_an_idempotency_key_returns_the_same_sandbox(harness: SandboxesHarness) -> None:
@@ -697,3 +702,79 @@ async def test_a_failed_create_frees_its_idempotency_key(harness: SandboxesHarne
 async def test_a_created_sandbox_is_running_on_the_host(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     assert harness.host.machines[sandbox.id].condition is Condition.RUNNING
+
+
+@pytest.fixture
+async def gvisor_harness(tmp_path: Path) -> AsyncIterator[SandboxesHarness]:
+    harness = SandboxesHarness(tmp_path, gvisor=True)
+    await harness.start()
+    yield harness
+    await harness.stop()
+
+
+async def test_a_fork_continues_the_processes_where_that_is_possible(gvisor_harness: SandboxesHarness) -> None:
+    harness = gvisor_harness
+    parent = await harness.create(metadata={"sandyard.isolation": "gvisor"}, env={"E": "1"})
+    outcomes = await harness.service.fork(parent.id, 2, 60)
+    children = [one.sandbox for one in outcomes if one.sandbox]
+    assert len(children) == 2 and harness.host.snapshots == {}
+    for child in children:
+        machine = harness.host.machines[child.id]
+        assert machine.memory == harness.host.machines[parent.id].memory
+        assert machine.init == expected_settings(child, {"E": "1"}) and child.access_token != parent.access_token
+    (plain,) = await harness.service.fork(parent.id, 1, 60, memory=False)
+    assert plain.sandbox is not None
+    assert harness.host.machines[plain.sandbox.id].memory != harness.host.machines[parent.id].memory
+    harness.check()
+
+
+async def test_a_fork_without_memory_is_made_only_if_nobody_requires_memory(gvisor_harness: SandboxesHarness) -> None:
+    harness = gvisor_harness
+    parent = await harness.create(metadata={"sandyard.isolation": "gvisor"})
+    harness.driver.fail("fork_with_memory", UnsupportedError("a process cannot be saved"))
+    (outcome,) = await harness.service.fork(parent.id)
+    assert outcome.sandbox is not None
+    assert harness.host.machines[outcome.sandbox.id].memory != harness.host.machines[parent.id].memory
+    with pytest.raises(UnsupportedError, match="a process cannot be saved"):
+        await harness.service.fork(parent.id, memory=True)
+    harness.driver.clear_faults()
+    weak = await harness.create()
+    with pytest.raises(UnsupportedError):
+        await harness.service.fork(weak.id, memory=True)
+    harness.check()
+
+
+async def test_forks_with_memory_report_each_failure_separately(gvisor_harness: SandboxesHarness) -> None:
+    harness = gvisor_harness
+    parent = await harness.create(metadata={"sandyard.isolation": "gvisor"})
+    harness.host.capacity = 3
+    outcomes = await harness.service.fork(parent.id, 4, 60)
+    assert sum(one.sandbox is not None for one in outcomes) == 2
+    assert all(isinstance(one.error, FullError) for one in outcomes if one.sandbox is None)
+    harness.check()
+
+
+async def test_forks_with_memory_do_not_take_the_memory_that_is_reserved(
+    gvisor_harness: SandboxesHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = gvisor_harness
+    monkeypatch.setattr(capacity, "CACHE_SECONDS", -1.0)
+    parent = await harness.create(metadata={"sandyard.isolation": "gvisor"})
+    stats = await harness.driver.stats(parent.handle)
+    harness.available_memory = (stats.memory_used + stats.memory_cache) * 5 // 2
+    outcomes = await harness.service.fork(parent.id, 4, 60)
+    assert sum(one.sandbox is not None for one in outcomes) == 2
+    assert all("forks with memory" in str(one.error) for one in outcomes if one.sandbox is None)
+    harness.check()
+
+
+async def test_a_fork_that_does_not_fit_leaves_its_original_alone(
+    gvisor_harness: SandboxesHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = gvisor_harness
+    monkeypatch.setattr(capacity, "CACHE_SECONDS", -1.0)
+    parent = await harness.create(metadata={"sandyard.isolation": "gvisor"})
+    harness.available_memory = 1 << 20
+    (outcome,) = await harness.service.fork(parent.id, 1, 60)
+    assert isinstance(outcome.error, FullError)
+    assert "fork_with_memory" not in {call[0] for call in harness.driver.calls}

@@ -14,7 +14,14 @@ class FakeVolumeDriver:
     """The part of a driver that volumes need."""
 
     capabilities = Capabilities(
-        freeze=False, suspend=frozenset(), live_copy="copy", limits=frozenset(), egress=False, isolation=frozenset()
+        freeze=False,
+        suspend=frozenset(),
+        memory_fork=frozenset(),
+        live_copy="copy",
+        limits=frozenset(),
+        egress=False,
+        isolation=frozenset(),
+        containers=frozenset(),
     )
 
     def __init__(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from sandyard.platform.api import large_responses
 from sandyard.platform.api.auth import Caller
-from sandyard.platform.api.large_responses import CHUNK_BYTES, SLOTS, ResponseSlots, large_response
+from sandyard.platform.api.large_responses import CHUNK_BYTES, SLOTS, ResponseSlots, large_response, waits_for_server
 from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.api.routers import api_router
 from tests.unit.platform.world import Person, World, client
@@ -107,6 +107,27 @@ async def test_limits_unread_answers_per_user(world: World, monkeypatch: pytest.
     for one in silent:
         one.read.set()
         await one.task
+
+
+async def test_limits_requests_that_wait_for_servers_per_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    router, answer = api_router("test"), asyncio.Event()
+
+    @router.post("/check", name="test.check", dependencies=[waits_for_server()])
+    async def check() -> None:
+        await answer.wait()
+
+    app, maria, otto = world.app(router), await world.person("maria"), await world.person("otto")
+    monkeypatch.setattr(large_responses, "WAIT_SECONDS", 0.05)
+    async with client(app, maria) as web, client(app, otto) as other, asyncio.TaskGroup() as group:
+        checks = [group.create_task(web.post("/api/v1/check")) for _ in range(SLOTS + 1)]
+        (refused, *_), waiting = await asyncio.wait(checks, return_when=asyncio.FIRST_COMPLETED)
+        assert refused.result().status_code == 429 and "wait for other servers" in refused.result().json()["detail"]
+        assert len(waiting) == SLOTS
+        of_otto = group.create_task(other.post("/api/v1/check"))
+        assert (await web.get("/api/v1/me")).status_code == 200
+        answer.set()
+        assert (await of_otto).is_success
+    assert all(one.result().is_success for one in waiting)
 
 
 async def test_drops_finished_answer_without_slot(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,17 @@ async def test_change_own_password(clients: ApiClients) -> None:
     assert (await clients.maria.get("/api/v1/me")).status_code == 200, "tokens stay valid"
 
 
+async def test_an_expiring_token_sets_no_first_password(clients: ApiClients) -> None:
+    made = await clients.maria.post("/api/v1/tokens", json={"name": "laptop", "expiresAt": "2099-01-01T00:00:00Z"})
+    async with client(clients.world.app()) as web:
+        web.headers["Authorization"] = f"Bearer {made.json()['value']}"
+        refused = await web.put("/api/v1/me/password", json={"password": PASSWORD})
+        assert refused.status_code == 403 and "Your token expires" in refused.json()["detail"]
+        assert (await clients.maria.put("/api/v1/me/password", json={"password": PASSWORD})).status_code == 204
+        change = {"currentPassword": PASSWORD, "password": "another horse battery"}
+        assert (await web.put("/api/v1/me/password", json=change)).status_code == 204
+
+
 async def test_tokens(clients: ApiClients) -> None:
     made = await clients.maria.post("/api/v1/tokens", json={"name": "laptop", "expiresAt": "2099-01-01T00:00:00Z"})
     assert made.status_code == 201
@@ -173,7 +184,7 @@ async def test_projects(clients: ApiClients) -> None:
     project = made.json()
     path = f"/api/v1/projects/{project['id']}"
     assert project["name"] == "website" and project["baseBranch"] is None
-    more = {"git", "forge", "agent", "network", "setup", "verify", "tasks", "isolation"}
+    more = {"git", "forge", "agent", "network", "setup", "verify", "tasks", "isolation", "containers"}
     assert set(project["settings"]) == {*settings, *more}
     assert {name: project["settings"][name] for name in settings} == settings
     assert (await clients.maria.get(path)).json() == project

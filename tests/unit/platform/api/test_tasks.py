@@ -46,7 +46,7 @@ class Front:
 async def front(tmp_path: Path) -> AsyncIterator[Front]:
     async with desk_in(tmp_path) as desk:
         world = desk.world
-        schedules = Schedules(world.database, world.projects, desk.tasks, world.clock)
+        schedules = Schedules(world.database, world.projects, desk.tasks, world.settings, world.clock)
         for name, service in (("tasks", desk.tasks), ("attempts", desk.attempts), ("schedules", schedules)):
             setattr(world, name, service)
         async with client(world.app(tasks_api.router, schedules_api.router), desk.owner) as web:

@@ -57,7 +57,9 @@ export const useCommandTail = (sandboxId: string | null | undefined, id: string)
       const readTail = async (stream: OutputStream, size: number) => {
         if (!size) return "";
         const offset = Math.max(0, size - OUTPUT_TAIL);
-        return (await readOutput(id, { stream, offset, limit: OUTPUT_TAIL })).text ?? "";
+        const page = await readOutput(id, { stream, offset, limit: OUTPUT_TAIL });
+        // not text if the tail begins in the middle of a character
+        return page.text ?? new TextDecoder().decode(decodeBase64(page.base64 ?? "")).replace(/^\uFFFD+/, "");
       };
       return [await readTail("stdout", command.stdoutBytes), await readTail("stderr", command.stderrBytes)]
         .filter((text) => text.trim())

@@ -131,7 +131,7 @@ export function uploadFile(
     request.onerror = () =>
       reject(
         new ApiError(0, {
-          detail: "The file could not be read or sent. Folders cannot be uploaded. For a file, check your connection.",
+          detail: "The file could not be uploaded. Check your connection. Folders cannot be uploaded.",
         }),
       );
     request.onabort = () => reject(new ApiError(0, { detail: "Upload cancelled." }));

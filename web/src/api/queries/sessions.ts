@@ -45,6 +45,14 @@ export const useCreateSession = defineMutation({
   },
 });
 
+export const useForkSession = defineMutation({
+  request: (id: string) => unwrap(api.POST("/api/v1/sessions/{session_id}/fork", { ...at(id), body: {} })),
+  onSuccess: (client, session) => {
+    client.setQueryData(sessionQuery(session.id).queryKey, session);
+    void client.invalidateQueries({ queryKey: keys.allSessions() });
+  },
+});
+
 /** Responses to changes may lack the sandbox: keep the known one. */
 function showSession(client: QueryClient, session: Session): void {
   client.setQueryData(sessionQuery(session.id).queryKey, (known) => ({

@@ -2,7 +2,7 @@ import type { Schemas } from "@/api/client";
 import { fieldError } from "@/api/errors";
 import { useSaveAgent } from "@/api/queries/agents";
 import type { Agent } from "@/api/types";
-import { formatEnv, formatWord, parseEnv, parseWord } from "@/lib/env-lines";
+import { formatEnv, formatLine, parseEnv, parseLine } from "@/lib/env-lines";
 import { Checkbox, Field, Input, Textarea } from "@/ui/field";
 import { SubmitForm, useFormState } from "@/ui/form";
 import { ListInput, NumberInput } from "@/ui/inputs";
@@ -23,7 +23,7 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
     name: agent?.name ?? "",
     title: agent?.title ?? "",
     description: definition?.description ?? "",
-    argv: (definition?.argv ?? []).map(formatWord),
+    argv: (definition?.argv ?? []).map(formatLine),
     script: definition?.install?.script ?? "",
     check: definition?.install?.check ?? "",
     timeout: definition?.install?.timeoutSeconds ?? 900,
@@ -48,7 +48,7 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
     const changed: Schemas["Definition"] = {
       ...definition,
       description: form.description,
-      argv: form.argv.map(parseWord),
+      argv: form.argv.map(parseLine),
       install: form.script.trim() ? { script: form.script, check: form.check, timeoutSeconds: form.timeout } : null,
       envs,
       apis: form.apis,
@@ -69,7 +69,11 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
       onSubmit={submit}
       onCancel={onDone}
     >
-      <Field label="Name" hint="Lowercase letters, digits and dashes. Cannot be changed later." error={errorAt("name")}>
+      <Field
+        label="Name"
+        hint="Lowercase letters, digits and hyphens. Cannot be changed later."
+        error={errorAt("name")}
+      >
         {(control) => (
           <Input
             {...control}

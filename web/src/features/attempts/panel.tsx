@@ -57,9 +57,11 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
           {attempt.model && <span className="text-soft"> · {attempt.model}</span>}
         </Fact>
         {attempt.status === "running" && attempt.step && <Fact name="Current step">{describeActivity(attempt)}</Fact>}
-        <Fact name="Verified">
-          <Verified attempt={attempt} />
-        </Fact>
+        {!(attempt.verified && attempt.status === "failed") && (
+          <Fact name="Verified">
+            <Verified attempt={attempt} />
+          </Fact>
+        )}
         <Fact name="Changes">
           {attempt.diff ? (
             <span className="tabular-nums">

@@ -227,7 +227,8 @@ function opensElsewhere(event: MouseEvent): boolean {
 function Outcome({ task, tabStop }: { task: TaskCard; tabStop: boolean }) {
   const { open } = useActions();
   const pull = task.pullRequest;
-  const verified = isRunning(task) ? null : (leadingAttempt(task)?.verified ?? null);
+  const checked = isRunning(task) ? null : (leadingAttempt(task)?.verified ?? null);
+  const verified = checked && hasFailed(task) ? null : checked; // a check that passed does not make a failed task good
   if (!pull && verified === null) return null;
   const numberText = pull?.number ? `#${pull.number}` : undefined;
   const forgeUrl = numberText && /^https?:/.test(pull?.url ?? "") ? safeHref(pull?.url) : undefined;

@@ -22,19 +22,19 @@ export function ColumnPicker({
   shown: Columns;
   onPick: (column: Column) => void;
 }) {
-  const [seen, setSeen] = useState<Column>("backlog");
+  const [visible, setVisible] = useState<Column>("backlog");
   useEffect(() => {
     const root = board.current;
     if (!root) return;
-    const watcher = new IntersectionObserver(
+    const observer = new IntersectionObserver(
       (entries) => {
-        const found = entries.find((entry) => entry.isIntersecting);
-        if (found) setSeen((found.target as HTMLElement).dataset.column as Column);
+        const shownEntry = entries.find((entry) => entry.isIntersecting);
+        if (shownEntry) setVisible((shownEntry.target as HTMLElement).dataset.column as Column);
       },
       { root, threshold: 0.6 },
     );
-    for (const one of root.querySelectorAll("[data-column]")) watcher.observe(one);
-    return () => watcher.disconnect();
+    for (const element of root.querySelectorAll("[data-column]")) observer.observe(element);
+    return () => observer.disconnect();
   }, [board]);
   const pick = (column: Column) => {
     onPick(column);
@@ -46,11 +46,11 @@ export function ColumnPicker({
         <button
           key={column}
           type="button"
-          aria-current={seen === column || undefined}
+          aria-current={visible === column || undefined}
           onClick={() => pick(column)}
           className={clsx(
             "flex h-7 shrink-0 items-center gap-1 rounded-md px-2 text-xs",
-            seen === column ? "bg-accent-soft font-medium text-accent" : "text-soft hover:bg-hover",
+            visible === column ? "bg-accent-soft font-medium text-accent" : "text-soft hover:bg-hover",
           )}
         >
           {COLUMNS[column].text}
@@ -61,6 +61,7 @@ export function ColumnPicker({
   );
 }
 
+/** The number of cards; with filters, of matching cards. Failed and stopped ones are counted separately. */
 function CardCount({ count: { total, matching, failed }, stopped }: { count: ColumnCount; stopped: number }) {
   if (matching !== total) return <span className="tabular-nums">{matching}</span>;
   return (

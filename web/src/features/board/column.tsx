@@ -144,8 +144,12 @@ function ExpandedColumn({
       <div className="flex h-10 shrink-0 items-center gap-2 px-2.5">
         <Dot tone={COLUMNS[column].tone} />
         <h2 className="truncate text-[13px] font-semibold">{COLUMNS[column].text}</h2>
-        <span className="text-xs text-faint tabular-nums">
-          {count.matching === count.total ? occupied : `${count.matching} of ${count.total}`}
+        <span className="shrink-0 text-xs text-faint tabular-nums">
+          {count.matching !== count.total
+            ? `${count.matching} of ${count.total}`
+            : count.failed > 0
+              ? `${occupied} active`
+              : occupied}
         </span>
         {count.failed > stopped && (
           <Badge tone="bad" className="tabular-nums">

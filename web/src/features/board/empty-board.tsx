@@ -8,8 +8,8 @@ import { Button } from "@/ui/button";
 import { Empty, Skeleton } from "@/ui/states";
 
 export function EmptyBoard({ onCreate }: { onCreate: () => void }) {
-  const known = useProjects();
-  if (known.data?.length === 0) {
+  const projects = useProjects();
+  if (projects.data?.length === 0) {
     return (
       <Empty
         icon={<KanbanSquare className="size-7" aria-hidden />}

@@ -23,11 +23,14 @@ import { toast } from "@/ui/toast";
 import { Conflicts } from "./conflicts";
 import { ErrorBanner } from "./operations";
 
+const GONE = "The sandbox is gone. Start a new sandbox first.";
+
 export function GitBar({
   sandboxId,
   sessionId,
   checkout,
   status,
+  gone,
   refreshing,
   onRefresh,
 }: {
@@ -35,6 +38,8 @@ export function GitBar({
   sessionId: string;
   checkout: Checkout;
   status: GitStatus | undefined;
+  /** The sandbox was destroyed or has failed, so that nothing can be updated or pushed. */
+  gone: boolean;
   refreshing: boolean;
   onRefresh: () => void;
 }) {
@@ -83,7 +88,7 @@ export function GitBar({
         </IconButton>
         <Menu
           trigger={
-            <Button size="sm" busy={update.isPending} disabled={busy}>
+            <Button size="sm" busy={update.isPending} disabled={busy || gone} title={gone ? GONE : undefined}>
               Update
               <ChevronDown className="size-3.5" aria-hidden />
             </Button>
@@ -115,9 +120,17 @@ export function GitBar({
         <Button
           size="sm"
           busy={push.isPending}
-          disabled={busy || !ahead}
+          disabled={busy || !ahead || gone}
           onClick={() => push.mutate(sandboxId)}
-          title={ahead ? undefined : checkout.pushed === null ? "No commits to push" : "Everything is pushed"}
+          title={
+            !ahead
+              ? checkout.pushed === null
+                ? "No commits to push"
+                : "Everything is pushed"
+              : gone
+                ? GONE
+                : undefined
+          }
         >
           {!push.isPending && <ArrowUpFromLine className="size-3.5" aria-hidden />}
           Push

@@ -6,6 +6,7 @@ import { readFileDiff, useCheckout, useDiff, useDiscardChanges, useGitStatus } f
 import { useRefreshGit } from "@/api/refresh";
 import type { Attempt, FileDiff, Session, Task } from "@/api/types";
 import { useComments } from "@/features/conversation/comments";
+import { promptOptions } from "@/features/conversation/prompt-options";
 import { useEvents } from "@/live/context";
 import { IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
@@ -44,7 +45,7 @@ export function ChangesPanel({
 }: {
   sandboxId: string;
   session: Session;
-  /** The sandbox was destroyed or has failed and cannot be woken. */
+  /** The sandbox was destroyed or has failed and cannot be resumed. */
   gone: boolean;
   task?: Task | undefined;
   attempt?: Attempt | undefined;
@@ -80,8 +81,11 @@ export function ChangesPanel({
       <Loading lines={8} />
     );
 
+  // Comments that were written before the sandbox was deleted stay visible.
+  const canComment = store.comments.length > 0 || !promptOptions(session, task, attempt).provision;
   const uncommitted = new Set(status.data?.entries.map((entry) => entry.path));
   const discardFile = (file: FileDiff) =>
+    !gone &&
     uncommitted.has(file.path) && (
       <Confirm
         trigger={
@@ -109,6 +113,7 @@ export function ChangesPanel({
         sessionId={sessionId}
         checkout={checkout.data}
         status={status.data}
+        gone={gone}
         refreshing={diff.isFetching || status.isFetching}
         onRefresh={refresh}
       />
@@ -126,7 +131,9 @@ export function ChangesPanel({
             ) : (
               " as last saved"
             )}
-            {gone ? ". Start a new sandbox to change them." : ". Committing or pushing wakes the sandbox."}
+            {gone
+              ? ". Start a new sandbox to change or comment on them."
+              : ". Committing or pushing resumes the sandbox."}
           </span>
         </p>
       )}
@@ -140,7 +147,7 @@ export function ChangesPanel({
         {(found) => (
           <DiffView
             diff={found}
-            commentable={store}
+            commentable={canComment ? store : undefined}
             viewedAs={sessionId}
             onLoad={(file) => readFileDiff(sandboxId, since, file)}
             fileActions={discardFile}

@@ -1,7 +1,7 @@
 /** Turn the text in the message box into an answer while a question is open. Pure. */
 import type { Schemas } from "@/api/client";
 import type { Ask } from "@/api/types";
-import { list, record, textOrEmpty } from "./message-parts";
+import { listOrEmpty, recordOrEmpty, textOrEmpty } from "./message-parts";
 import { check, type Filled, type FormField, fieldsOf } from "./question-form";
 
 export type ParsedAnswer = { body: Schemas["Answer"] } | { error: string };
@@ -14,7 +14,7 @@ export function questionOf(asks: readonly Ask[]): Ask | undefined {
 }
 
 export function answerOf(ask: Ask, text: string): ParsedAnswer {
-  const options = list(ask.detail.options).map(record);
+  const options = listOrEmpty(ask.detail.options).map(recordOrEmpty);
   if (options.length) {
     const names = options.map((one) => textOrEmpty(one.name) || textOrEmpty(one.optionId));
     const at = placeOf(names, text);

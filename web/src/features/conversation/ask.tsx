@@ -14,7 +14,7 @@ import { VisibleText } from "@/ui/visible-text";
 import { AllowButton } from "./allow";
 import { AskForm } from "./ask-form";
 import { Fold } from "./fold";
-import { formatValue, list, record, textOrEmpty, toolCallOf, withoutRepeats } from "./message-parts";
+import { formatValue, listOrEmpty, recordOrEmpty, textOrEmpty, toolCallOf, withoutRepeats } from "./message-parts";
 import { isDeniedByPolicy } from "./policy-denials";
 import { RejectionForm } from "./rejection-form";
 import { CallDetails } from "./tool-call";
@@ -27,8 +27,8 @@ export interface AskOption {
 }
 
 export function optionsOf(ask: Ask): AskOption[] {
-  return list(ask.detail.options).flatMap((one) => {
-    const { optionId, name, kind } = record(one);
+  return listOrEmpty(ask.detail.options).flatMap((one) => {
+    const { optionId, name, kind } = recordOrEmpty(one);
     return typeof optionId === "string"
       ? [{ id: optionId, name: textOrEmpty(name) || optionId, kind: textOrEmpty(kind) }]
       : [];
@@ -47,10 +47,10 @@ function PendingAsk({ ask }: { ask: Ask }) {
   const answer = useAnswer();
   const send = (given: Schemas["Answer"]) => answer.mutate({ askId: ask.id, answer: given });
   const [rejectionOption, setRejectionOption] = useState<string | null>(null);
-  const platform = textOrEmpty(ask.detail.by) !== "";
-  const form = ask.kind === "question" && !platform;
+  const isFromPlatform = textOrEmpty(ask.detail.by) !== "";
+  const hasForm = ask.kind === "question" && !isFromPlatform;
   const options = optionsOf(ask);
-  const call = ask.detail.toolCall ? withoutRepeats(toolCallOf(record(ask.detail.toolCall)), ask.title) : null;
+  const call = ask.detail.toolCall ? withoutRepeats(toolCallOf(recordOrEmpty(ask.detail.toolCall)), ask.title) : null;
   const Icon = ask.kind === "permission" ? ShieldQuestion : CircleHelp;
   const busy = answer.isPending || answer.isSuccess;
   const isSending = (body: Schemas["Answer"]) =>
@@ -66,7 +66,7 @@ function PendingAsk({ ask }: { ask: Ask }) {
         <Icon className="mt-0.5 size-4 shrink-0 text-warn" aria-hidden />
         <div className="min-w-0 flex-1">
           <p className="text-xs text-soft">
-            {platform
+            {isFromPlatform
               ? "Question from Sandyard"
               : ask.kind === "permission"
                 ? "Permission request"
@@ -83,7 +83,7 @@ function PendingAsk({ ask }: { ask: Ask }) {
       <div className="flex flex-col gap-2 px-3 py-2">
         {call && <CallDetails call={call} />}
         <Reason ask={ask} />
-        {form ? (
+        {hasForm ? (
           <AskForm
             schema={ask.detail.form}
             title={ask.title}
@@ -101,12 +101,12 @@ function PendingAsk({ ask }: { ask: Ask }) {
           <div className="flex flex-wrap gap-2">
             {options.map((one) => {
               const body = { optionId: one.id };
-              const no = one.kind.startsWith("reject");
+              const isRejection = one.kind.startsWith("reject");
               const asksWhy = ask.kind === "permission" && one.kind === "reject_once";
               return (
                 <Button
                   key={one.id}
-                  look={no ? "danger" : one.kind === "allow_once" ? "primary" : "plain"}
+                  look={isRejection ? "danger" : one.kind === "allow_once" ? "primary" : "plain"}
                   busy={isSending(body)}
                   disabled={busy}
                   onClick={() => (asksWhy ? setRejectionOption(one.id) : send(body))}
@@ -162,7 +162,7 @@ function Countdown({ until, outcome }: { until: string; outcome: string }) {
   );
 }
 
-const WORDS: Record<string, string> = {
+const DECISION_LABELS: Record<string, string> = {
   allow_once: "Allowed",
   allow_always: "Always allowed",
   reject_once: "Denied",
@@ -173,9 +173,9 @@ const WORDS: Record<string, string> = {
 
 function SettledAsk({ ask }: { ask: Ask }) {
   const name = useName();
-  const { text, yes } = outcome(ask);
-  const Icon = yes ? CircleCheck : CircleX;
-  const call = ask.detail.toolCall ? toolCallOf(record(ask.detail.toolCall)) : null;
+  const { text, accepted } = outcomeOf(ask);
+  const Icon = accepted ? CircleCheck : CircleX;
+  const call = ask.detail.toolCall ? toolCallOf(recordOrEmpty(ask.detail.toolCall)) : null;
   const reason = textOrEmpty(ask.detail.reason);
   const given = answersOf(ask);
   const by =
@@ -189,7 +189,7 @@ function SettledAsk({ ask }: { ask: Ask }) {
       id={ask.id}
       head={
         <>
-          <Icon className={yes ? "size-3.5 shrink-0 text-ok" : "size-3.5 shrink-0 text-bad"} aria-hidden />
+          <Icon className={accepted ? "size-3.5 shrink-0 text-ok" : "size-3.5 shrink-0 text-bad"} aria-hidden />
           <span className="shrink-0 font-medium">
             <VisibleText text={text} />
           </span>
@@ -237,7 +237,7 @@ function SettledAsk({ ask }: { ask: Ask }) {
 
 /** The answers to a question's form, by field. */
 function answersOf(ask: Ask): [field: string, value: string][] {
-  return Object.entries(record(ask.answer?.content)).map(([field, value]) => [
+  return Object.entries(recordOrEmpty(ask.answer?.content)).map(([field, value]) => [
     field,
     Array.isArray(value) ? value.map(formatValue).join(", ") : formatValue(value),
   ]);
@@ -258,15 +258,15 @@ function AnswerContent({ ask }: { ask: Ask }) {
   );
 }
 
-function outcome(ask: Ask): { text: string; yes: boolean } {
-  if (ask.status === "expired") return { text: "Not answered in time", yes: false };
-  if (ask.status === "cancelled") return { text: "Cancelled", yes: false };
+function outcomeOf(ask: Ask): { text: string; accepted: boolean } {
+  if (ask.status === "expired") return { text: "Not answered in time", accepted: false };
+  if (ask.status === "cancelled") return { text: "Cancelled", accepted: false };
   const answer = ask.answer ?? {};
-  if (ask.decidedBy === "overruled") return { text: "Allowed from now on", yes: true };
-  if (answer.action === "accept") return { text: "Answered", yes: true };
-  if (answer.action) return { text: "Declined", yes: false };
+  if (ask.decidedBy === "overruled") return { text: "Allowed from now on", accepted: true };
+  if (answer.action === "accept") return { text: "Answered", accepted: true };
+  if (answer.action) return { text: "Declined", accepted: false };
   const kind = textOrEmpty(answer.kind) || textOrEmpty(answer.decision);
   const chosen = optionsOf(ask).find((one) => one.id === answer.optionId);
-  const plain = ask.kind === "question" && chosen ? chosen.name : undefined;
-  return { text: plain ?? WORDS[kind] ?? chosen?.name ?? "Denied", yes: kind.startsWith("allow") };
+  const answerText = ask.kind === "question" && chosen ? chosen.name : undefined;
+  return { text: answerText ?? DECISION_LABELS[kind] ?? chosen?.name ?? "Denied", accepted: kind.startsWith("allow") };
 }

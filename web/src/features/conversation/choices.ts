@@ -1,7 +1,7 @@
 /** The models, modes and commands of a session's agent: as the agent reports them, else from its definition. Pure. */
 import type { Schemas } from "@/api/client";
 import type { Agent } from "@/api/types";
-import { list, record, textOrEmpty } from "./message-parts";
+import { listOrEmpty, recordOrEmpty, textOrEmpty } from "./message-parts";
 
 export interface Option {
   value: string;
@@ -10,13 +10,15 @@ export interface Option {
 
 /** `category` is `model` or `mode`. */
 function configured(options: Record<string, unknown>, category: string): Option[] {
-  for (const option of list(options.configOptions)) {
-    const one = record(option);
+  for (const option of listOrEmpty(options.configOptions)) {
+    const one = recordOrEmpty(option);
     if (one.category !== category) continue;
-    return list(one.options)
-      .flatMap((given) => (Array.isArray(record(given).options) ? list(record(given).options) : [given]))
+    return listOrEmpty(one.options)
+      .flatMap((given) =>
+        Array.isArray(recordOrEmpty(given).options) ? listOrEmpty(recordOrEmpty(given).options) : [given],
+      )
       .flatMap((given) => {
-        const { value, name } = record(given);
+        const { value, name } = recordOrEmpty(given);
         return typeof value === "string" && value ? [{ value, label: textOrEmpty(name) || value }] : [];
       });
   }
@@ -38,8 +40,8 @@ export function withCurrent(options: Option[], now: string): { options: Option[]
 }
 
 export function modesOf(state: Schemas["AgentStateView"] | undefined, agent: Agent | undefined): Option[] {
-  const said = list(state?.options.modes).flatMap((one) => {
-    const { id, name } = record(one);
+  const said = listOrEmpty(state?.options.modes).flatMap((one) => {
+    const { id, name } = recordOrEmpty(one);
     return typeof id === "string" && id ? [{ value: id, label: textOrEmpty(name) || id }] : [];
   });
   if (said.length) return said;
@@ -56,8 +58,11 @@ export interface SlashCommand {
 export function suggestCommands(state: Schemas["AgentStateView"] | undefined, draft: string): SlashCommand[] {
   const begun = /^\/([\w:.-]*)$/.exec(draft)?.[1];
   if (begun === undefined) return [];
-  return list(state?.options.commands)
-    .map((one) => ({ name: textOrEmpty(record(one).name), description: textOrEmpty(record(one).description) }))
+  return listOrEmpty(state?.options.commands)
+    .map((one) => ({
+      name: textOrEmpty(recordOrEmpty(one).name),
+      description: textOrEmpty(recordOrEmpty(one).description),
+    }))
     .filter((one) => one.name !== "" && one.name.startsWith(begun))
     .slice(0, 8);
 }

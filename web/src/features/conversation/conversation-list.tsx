@@ -5,7 +5,7 @@ import type { Turn } from "@/api/types";
 import { Button } from "@/ui/button";
 import { AskRow } from "./ask";
 import { FoldContext } from "./fold";
-import { record, textOrEmpty } from "./message-parts";
+import { recordOrEmpty, textOrEmpty } from "./message-parts";
 import { ImageRow, PromptRow, SystemRow, TextRow, ThoughtRow } from "./message-rows";
 import { PlanRow } from "./plan";
 import type { Row } from "./rows";
@@ -226,7 +226,7 @@ const ConversationRow = memo(function OneRow({ row, turn, live, retryable, ofTas
   const { message, writing } = row;
   if (message.role === "user") return <PromptRow message={message} origin={turn?.origin} />;
   if (message.role === "system") return <SystemRow message={message} />;
-  const part = record(message.parts[0]);
+  const part = recordOrEmpty(message.parts[0]);
   if (part.type === "text") return <TextRow text={textOrEmpty(part.text)} writing={writing} />;
   if (part.type === "thought") return <ThoughtRow id={message.id} text={textOrEmpty(part.text)} writing={writing} />;
   if (part.type === "tool_call") return <ToolCallRow message={message} live={live} allowed={row.allowed} />;

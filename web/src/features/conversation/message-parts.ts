@@ -33,9 +33,9 @@ export interface Feedback {
   state: string | null;
 }
 
-export const record = (value: unknown): Record<string, unknown> =>
+export const recordOrEmpty = (value: unknown): Record<string, unknown> =>
   typeof value === "object" && value !== null && !Array.isArray(value) ? (value as Record<string, unknown>) : {};
-export const list = (value: unknown): unknown[] => (Array.isArray(value) ? value : []);
+export const listOrEmpty = (value: unknown): unknown[] => (Array.isArray(value) ? value : []);
 export const textOrEmpty = (value: unknown): string => (typeof value === "string" ? value : "");
 const number = (value: unknown): number | null => (typeof value === "number" ? value : null);
 
@@ -48,9 +48,9 @@ export function messageText(message: Message): string {
 }
 
 export function planOf(part: Part): PlanEntry[] {
-  return list(part.entries).map((one) => ({
-    content: textOrEmpty(record(one).content),
-    status: textOrEmpty(record(one).status),
+  return listOrEmpty(part.entries).map((one) => ({
+    content: textOrEmpty(recordOrEmpty(one).content),
+    status: textOrEmpty(recordOrEmpty(one).status),
   }));
 }
 
@@ -61,11 +61,11 @@ export function toolCallOf(part: Record<string, unknown>): ToolCall {
     title: textOrEmpty(part.title),
     kind: textOrEmpty(part.kind) || "other",
     status: textOrEmpty(part.status) || "pending",
-    locations: list(part.locations).flatMap((one) => {
-      const { path, line } = record(one);
+    locations: listOrEmpty(part.locations).flatMap((one) => {
+      const { path, line } = recordOrEmpty(one);
       return typeof path === "string" && path ? [{ path, line: number(line) }] : [];
     }),
-    content: list(part.content).flatMap((one) => contentOf(record(one))),
+    content: listOrEmpty(part.content).flatMap((one) => contentOf(recordOrEmpty(one))),
     input: part.input ?? part.rawInput ?? null,
     output: part.output ?? part.rawOutput ?? null,
     cut: part.cut === true,
@@ -74,7 +74,7 @@ export function toolCallOf(part: Record<string, unknown>): ToolCall {
 
 function contentOf(one: Record<string, unknown>): CallContent[] {
   if (one.type === "text") return [{ type: "text", text: textOrEmpty(one.text) }];
-  if (one.type === "content") return contentOf(record(one.content)); // ACP nests content blocks
+  if (one.type === "content") return contentOf(recordOrEmpty(one.content)); // ACP nests content blocks
   if (one.type === "terminal") return [{ type: "terminal", id: textOrEmpty(one.terminalId) }];
   if (one.type === "diff" && typeof one.path === "string" && typeof one.newText === "string") {
     return [
@@ -103,7 +103,7 @@ export function feedbackOf(part: Part): Feedback {
 
 /** The command of a tool call that runs one. */
 export function commandOf(call: ToolCall): string | null {
-  const command = record(call.input).command;
+  const command = recordOrEmpty(call.input).command;
   if (typeof command === "string") return command;
   return Array.isArray(command) && command.every((one) => typeof one === "string") ? command.join(" ") : null;
 }
@@ -114,7 +114,7 @@ export function commandOf(call: ToolCall): string | null {
  */
 export function withoutRepeats(call: ToolCall, title: string): ToolCall {
   const command = commandOf(call);
-  const input = { ...record(call.input) };
+  const input = { ...recordOrEmpty(call.input) };
   if (command !== null) {
     if (plainWords(command) === plainWords(title)) delete input.command;
     if (`${textOrEmpty(input.cwd)}/` === FOLDER) delete input.cwd;

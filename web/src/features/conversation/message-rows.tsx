@@ -7,7 +7,7 @@ import { Markdown } from "@/ui/markdown";
 import { PlainText } from "@/ui/plain-text";
 import { Ago } from "@/ui/time";
 import { Fold, useFold } from "./fold";
-import { feedbackOf, list, record, textOrEmpty } from "./message-parts";
+import { feedbackOf, listOrEmpty, recordOrEmpty, textOrEmpty } from "./message-parts";
 import { useName } from "./user-names";
 
 const LINES = 14;
@@ -158,8 +158,8 @@ function SystemPart({ part, at }: { part: Message["parts"][number]; at: string }
         <Who icon={<TriangleAlert className="size-3.5 text-warn" aria-hidden />} who="Conflicts" at={at} />
         <p>A merge stopped because of conflicts. The agent was asked to resolve them:</p>
         <ul className="mt-1 font-mono text-xs">
-          {list(part.files).map((one) => {
-            const path = textOrEmpty(record(one).path) || textOrEmpty(one);
+          {listOrEmpty(part.files).map((one) => {
+            const path = textOrEmpty(recordOrEmpty(one).path) || textOrEmpty(one);
             return <li key={path}>{path}</li>;
           })}
         </ul>

@@ -1,6 +1,6 @@
 /** Build a form from the JSON schema of an agent's question, validate the input, and convert it to the answer's types. Pure. */
 import { markHidden } from "@/lib/hidden-characters";
-import { list, record, textOrEmpty } from "./message-parts";
+import { listOrEmpty, recordOrEmpty, textOrEmpty } from "./message-parts";
 
 export interface FormField {
   name: string;
@@ -21,16 +21,16 @@ export type Filled = string | boolean | string[];
 const number = (value: unknown): number | undefined => (typeof value === "number" ? value : undefined);
 
 export function fieldsOf(schema: unknown): FormField[] {
-  const form = record(schema);
-  const required = new Set(list(form.required));
-  return Object.entries(record(form.properties)).map(([name, value]) =>
-    fieldOf(name, record(value), required.has(name)),
+  const form = recordOrEmpty(schema);
+  const required = new Set(listOrEmpty(form.required));
+  return Object.entries(recordOrEmpty(form.properties)).map(([name, value]) =>
+    fieldOf(name, recordOrEmpty(value), required.has(name)),
   );
 }
 
 function fieldOf(name: string, field: Record<string, unknown>, required: boolean): FormField {
   const many = field.type === "array";
-  const choices = choicesOf(many ? record(field.items) : field);
+  const choices = choicesOf(many ? recordOrEmpty(field.items) : field);
   const numeric = field.type === "number" || field.type === "integer";
   const type: FormField["type"] = choices.length
     ? many
@@ -48,7 +48,7 @@ function fieldOf(name: string, field: Record<string, unknown>, required: boolean
   let initial: Filled = start === undefined || start === null ? "" : String(start);
   if (type === "boolean") initial = start === true;
   else if (type === "choices")
-    initial = list(start)
+    initial = listOrEmpty(start)
       .map(place)
       .filter((at) => at >= 0)
       .map(String);
@@ -70,15 +70,15 @@ function fieldOf(name: string, field: Record<string, unknown>, required: boolean
 
 function choicesOf(field: Record<string, unknown>): FormField["choices"] {
   if (Array.isArray(field.enum)) {
-    const names = list(field.enumNames);
+    const names = listOrEmpty(field.enumNames);
     return field.enum.map((value, index) => ({
       value,
       label: markHidden(textOrEmpty(names[index]) || String(value)),
       hint: "",
     }));
   }
-  return list(field.oneOf ?? field.anyOf).flatMap((one) => {
-    const { const: value, title, description } = record(one);
+  return listOrEmpty(field.oneOf ?? field.anyOf).flatMap((one) => {
+    const { const: value, title, description } = recordOrEmpty(one);
     return value === undefined
       ? []
       : [

@@ -1,6 +1,6 @@
 /** The rows of a conversation: messages grouped by turn, questions and permission requests, and how each turn ended. Pure. */
 import type { Ask, Message, Turn } from "@/api/types";
-import { record, textOrEmpty } from "./message-parts";
+import { recordOrEmpty, textOrEmpty } from "./message-parts";
 import { isAllowedByPolicy } from "./policy-denials";
 
 export type Row =
@@ -28,7 +28,7 @@ export function rowsOf(
   const calls = new Set(messages.map(callOf).filter(Boolean));
   const allowed = new Map<string, Ask>();
   for (const ask of asks) {
-    const call = `${ask.turnId} ${textOrEmpty(record(ask.detail.toolCall).toolCallId)}`;
+    const call = `${ask.turnId} ${textOrEmpty(recordOrEmpty(ask.detail.toolCall).toolCallId)}`;
     if (calls.has(call) && isAllowedByPolicy(ask)) allowed.set(call, ask);
   }
   const told = new Set(allowed.values());
@@ -127,14 +127,14 @@ export interface TurnNumbers {
 
 /** Return token and cost numbers as counted by the platform, else as reported by the agent. */
 export function numbersOf(turn: Turn): TurnNumbers {
-  const models = record(turn.usage.models);
-  const agent = record(turn.usage.agent);
-  const context = record(turn.usage.context);
+  const models = recordOrEmpty(turn.usage.models);
+  const agent = recordOrEmpty(turn.usage.agent);
+  const context = recordOrEmpty(turn.usage.context);
   const sum = (usage: Record<string, unknown>, names: string[]) =>
     names.reduce((all, name) => all + (Number(usage[name]) || 0), 0);
   const counted = sum(models, ["inputTokens", "outputTokens"]);
   const said = Number(agent.totalTokens) || sum(agent, ["inputTokens", "outputTokens"]);
-  const price = record(context.cost);
+  const price = recordOrEmpty(context.cost);
   const cost =
     typeof models.costUsd === "number" && models.calls
       ? models.costUsd
@@ -148,7 +148,8 @@ const ADVICE: Record<string, string> = {
   agent_died: "Retry to start a new agent process. It gets the conversation so far.",
   sandbox_restarted: "The sandbox was restarted and its files were kept. Retry: the agent continues from them.",
   agent_silent: "Check on the Agents page that the agent's command supports ACP.",
-  agent_protocol: "The agent is too old or too new for this platform. Change its version on the Agents page.",
+  agent_protocol:
+    "The agent uses a version of ACP that this platform does not support. Change the agent's version on the Agents page.",
   agent_too_loud: "The agent produced more output than can be stored. Ask for less at a time.",
   agent_gave_up: "Tell the agent how to continue, or allow more in the project's settings.",
   agent_refused: "Rephrase the message, or try another model.",

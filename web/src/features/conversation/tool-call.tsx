@@ -23,7 +23,15 @@ import { Markdown } from "@/ui/markdown";
 import { VisibleText } from "@/ui/visible-text";
 import { FileChange } from "./file-change";
 import { Fold } from "./fold";
-import { commandOf, formatValue, record, shortPath, type ToolCall, textOrEmpty, toolCallOf } from "./message-parts";
+import {
+  commandOf,
+  formatValue,
+  recordOrEmpty,
+  shortPath,
+  type ToolCall,
+  textOrEmpty,
+  toolCallOf,
+} from "./message-parts";
 import { Output } from "./terminal-output";
 
 const ICONS: Record<string, LucideIcon> = {
@@ -48,7 +56,7 @@ export function ToolCallRow({
   live: boolean;
   allowed?: Ask | undefined;
 }) {
-  const call = toolCallOf(record(message.parts[0]));
+  const call = toolCallOf(recordOrEmpty(message.parts[0]));
   const Icon = ICONS[call.kind] ?? Wrench;
   const place = call.locations[0];
   const title = call.title || call.kind;
@@ -162,7 +170,7 @@ function Labelled({ label, children }: { label: string; children: React.ReactNod
 
 /** Return the input of a command without the command itself. */
 function withoutCommand(input: unknown): unknown {
-  const { command: _, ...others } = record(input);
+  const { command: _, ...others } = recordOrEmpty(input);
   return others;
 }
 

@@ -128,7 +128,7 @@ function Body({
   if (entry.size > limit) {
     return (
       <Empty title="Too large to show" action={download}>
-        The file has {formatBytes(entry.size)}. Files up to {formatBytes(limit)} can be shown.
+        The size of this file is {formatBytes(entry.size)}. Files up to {formatBytes(limit)} can be shown.
       </Empty>
     );
   }

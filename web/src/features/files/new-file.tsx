@@ -50,7 +50,7 @@ export function NewFileDialog({ sandboxId, folder, open, onOpenChange, onCreated
       >
         <Field
           label="Name"
-          hint={`In ${folder}. Missing folders are created, as in src/new.py.`}
+          hint={`In ${folder}. Missing folders are created, such as src for src/new.py.`}
           error={create.error ? errorMessage(create.error) : undefined}
         >
           {(control) => (

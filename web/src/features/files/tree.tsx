@@ -6,7 +6,8 @@ import type { FileEntry } from "@/api/types";
 import { Button } from "@/ui/button";
 import { errorMessage } from "@/ui/states";
 
-const AT_ONCE = 300;
+const FIRST_COUNT = 300;
+const MORE_COUNT = 1000;
 
 interface Props {
   sandboxId: string;
@@ -22,7 +23,7 @@ interface Props {
 /** The contents of a folder. Subfolders are read when they are expanded. */
 export function Tree(props: Props) {
   const { sandboxId, path, depth = 0 } = props;
-  const [most, setMost] = useState(AT_ONCE);
+  const [limit, setLimit] = useState(FIRST_COUNT);
   const entries = useFolder(sandboxId, path);
   const style = { paddingLeft: depth * 14 + 8 };
   if (entries.error && !entries.data) {
@@ -52,13 +53,13 @@ export function Tree(props: Props) {
   }
   return (
     <ul>
-      {items.slice(0, most).map((entry) => (
+      {items.slice(0, limit).map((entry) => (
         <Item key={entry.path} entry={entry} {...props} depth={depth} />
       ))}
-      {items.length > most ? (
+      {items.length > limit ? (
         <li style={style}>
-          <Button size="sm" look="ghost" onClick={() => setMost(most + 1000)}>
-            {items.length - most} more
+          <Button size="sm" look="ghost" onClick={() => setLimit(limit + MORE_COUNT)}>
+            {items.length - limit} more
           </Button>
         </li>
       ) : (

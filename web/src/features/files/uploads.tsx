@@ -12,7 +12,7 @@ export interface Upload {
   name: string;
   size: number;
   /** From 0 to 1. */
-  part: number;
+  progress: number;
   state: "waiting" | "sending" | "done" | "failed";
   error?: string;
 }
@@ -21,8 +21,8 @@ export interface Upload {
 export function useUploads(sandboxId: string) {
   const refreshFiles = useRefreshFiles(sandboxId);
   const [uploads, setUploads] = useState<Upload[]>([]);
-  const next = useRef(1);
-  const stops = useRef(new Map<number, AbortController>());
+  const nextId = useRef(1);
+  const controllers = useRef(new Map<number, AbortController>());
   const change = useCallback(
     (id: number, to: Partial<Upload>) =>
       setUploads((all) => all.map((one) => (one.id === id ? { ...one, ...to } : one))),
@@ -30,20 +30,26 @@ export function useUploads(sandboxId: string) {
   );
   const start = useCallback(
     async (folder: string, files: File[]) => {
-      const batch = files.map((file) => ({ file, id: next.current++ }));
-      for (const { id } of batch) stops.current.set(id, new AbortController());
+      const batch = files.map((file) => ({ file, id: nextId.current++ }));
+      for (const { id } of batch) controllers.current.set(id, new AbortController());
       setUploads((all) => [
         ...all.filter((one) => one.state !== "done"),
-        ...batch.map(({ file, id }) => ({ id, name: file.name, size: file.size, part: 0, state: "waiting" as const })),
+        ...batch.map(({ file, id }) => ({
+          id,
+          name: file.name,
+          size: file.size,
+          progress: 0,
+          state: "waiting" as const,
+        })),
       ]);
       for (const { file, id } of batch) {
-        const stop = stops.current.get(id);
+        const controller = controllers.current.get(id);
         const path = join(folder, file.name);
-        if (!stop || stop.signal.aborted || !path) continue;
+        if (!controller || controller.signal.aborted || !path) continue;
         change(id, { state: "sending" });
         try {
-          await uploadFile(sandboxId, path, file, (part) => change(id, { part }), stop.signal);
-          change(id, { state: "done", part: 1 });
+          await uploadFile(sandboxId, path, file, (progress) => change(id, { progress }), controller.signal);
+          change(id, { state: "done", progress: 1 });
         } catch (error) {
           change(id, { state: "failed", error: errorMessage(error) });
         }
@@ -53,8 +59,8 @@ export function useUploads(sandboxId: string) {
     [sandboxId, refreshFiles, change],
   );
   const dismiss = useCallback((id: number) => {
-    stops.current.get(id)?.abort();
-    stops.current.delete(id);
+    controllers.current.get(id)?.abort();
+    controllers.current.delete(id);
     setUploads((all) => all.filter((one) => one.id !== id));
   }, []);
   return { uploads, start, dismiss };
@@ -77,7 +83,7 @@ export function UploadList({ uploads, onDismiss }: { uploads: Upload[]; onDismis
             ) : (
               <progress
                 className="h-1 w-full accent-(--accent)"
-                value={one.part}
+                value={one.progress}
                 max={1}
                 aria-label={`Upload of ${one.name}`}
               />

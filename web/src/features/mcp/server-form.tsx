@@ -2,7 +2,7 @@ import { Plus, X } from "lucide-react";
 import { fieldError } from "@/api/errors";
 import { useSaveMcpServer } from "@/api/queries/mcp-servers";
 import type { McpServer } from "@/api/types";
-import { formatEnv, formatWord, parseEnv, parseWord } from "@/lib/env-lines";
+import { formatEnv, formatLine, parseEnv, parseLine } from "@/lib/env-lines";
 import { findingsOf } from "@/model/connection-test";
 import { Button, IconButton } from "@/ui/button";
 import { Field, Input, Select } from "@/ui/field";
@@ -31,7 +31,7 @@ export function ServerForm({
     url: server?.url ?? "",
     headers: headerRows(server),
     command: server?.command ?? "",
-    args: (server?.args ?? []).map(formatWord),
+    args: (server?.args ?? []).map(formatLine),
     env: formatEnv(server?.env ?? {}),
   });
   const env = parseEnv(form.env);
@@ -52,7 +52,7 @@ export function ServerForm({
     const details =
       form.type === "http"
         ? { url: form.url.trim(), headers: headersOf(form.headers) }
-        : { command: form.command.trim(), args: form.args.map(parseWord), env };
+        : { command: form.command.trim(), args: form.args.map(parseLine), env };
     save.mutate({ projectId, id: server?.id, body: { name: form.name.trim(), ...details, test } });
   };
   return (
@@ -74,7 +74,7 @@ export function ServerForm({
       <div className="grid gap-3 sm:grid-cols-2">
         <Field
           label="Name"
-          hint="Up to 40 letters, digits and dashes. Part of the names of its tools."
+          hint="Up to 40 letters, digits and hyphens. Used in the names of its tools."
           error={errorAt("name")}
         >
           {(control) => (

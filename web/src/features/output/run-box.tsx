@@ -94,7 +94,7 @@ export function RunBox({
       </div>
       <p className="truncate px-1 text-2xs text-faint">
         Working directory: <code className="font-mono">{folder.data ?? "~"}</code>
-        {status === "paused" && ". The sandbox is paused: running a command wakes it"}
+        {status === "paused" && ". The sandbox is paused: running a command resumes it"}
       </p>
     </form>
   );

@@ -117,7 +117,7 @@ function PreviewFrame({ preview: { sandboxId, port, path, title } }: { preview: 
       </form>
       {listening === false && (
         <Empty
-          title={`Nothing listens on port ${port}`}
+          title={`Nothing is listening on port ${port}`}
           icon={<PlugZap className="size-6" aria-hidden />}
           action={
             <Button busy={ports.isFetching} onClick={() => ports.refetch()}>

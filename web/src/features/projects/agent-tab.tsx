@@ -20,7 +20,7 @@ const MODES = [
 ];
 const STUCK = [
   { value: "show", label: "Show a warning" },
-  { value: "wake", label: "Wake it", detail: "Interrupt the agent and tell it to continue." },
+  { value: "wake", label: "Interrupt the agent and tell it to continue" },
   { value: "ask", label: "Ask a person" },
   { value: "stop", label: "Stop the turn" },
 ];

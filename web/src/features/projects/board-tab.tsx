@@ -96,7 +96,7 @@ export function BoardTab({ project }: { project: Project }) {
           </Field>
           <Field
             label="Automatic feedback rounds"
-            hint="How often failed checks are sent to the agent automatically."
+            hint="How many times failed checks are sent to the agent automatically."
             error={errorAt("tasks.feedbackRounds")}
           >
             {(control) => (

@@ -1,3 +1,4 @@
+import { Link } from "@tanstack/react-router";
 import type { Project } from "@/api/types";
 import { Field } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
@@ -12,7 +13,23 @@ export function PolicyTab({ project }: { project: Project }) {
     <Form {...form}>
       <Section
         title="Command policy"
-        description="Applies to commands that are run in sandboxes through the platform. Regular expressions (RE2), one per line, matched anywhere in the command."
+        description={
+          <>
+            Applies to commands that people run through Sandyard (Output tab,{" "}
+            <code className="font-mono">sandyard sandbox exec</code>, API, MCP) and to the setup and verify commands.
+            Does not apply to commands that agents run (see{" "}
+            <Link
+              to="/projects/$projectId"
+              params={{ projectId: project.id }}
+              search={{ tab: "agent" }}
+              className="text-accent underline underline-offset-2"
+            >
+              Agent permissions
+            </Link>
+            ), nor to terminals, SSH and editors. Regular expressions (RE2), one per line, matched anywhere in the
+            command.
+          </>
+        }
       >
         <Fields>
           <Field

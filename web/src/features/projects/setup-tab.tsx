@@ -1,4 +1,5 @@
 import type { Project } from "@/api/types";
+import { isolationLabel } from "@/model/isolation";
 import { Field, Input, Select, Textarea } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { NumberInput } from "@/ui/inputs";
@@ -9,8 +10,18 @@ import { useProjectForm } from "./project-form";
 const ENGINE = "engine";
 const ISOLATION_LEVELS = [
   { value: ENGINE, label: "Engine default" },
-  { value: "namespace", label: "Namespaces", detail: "Linux namespaces on the host's kernel. Fastest." },
-  { value: "gvisor", label: "gVisor", detail: "A kernel of its own. Stronger, and slower to start processes." },
+  { value: "namespace", label: isolationLabel("namespace"), detail: "Linux namespaces on the host's kernel. Fastest." },
+  {
+    value: "gvisor",
+    label: isolationLabel("gvisor"),
+    detail: "A separate kernel per sandbox. Stronger isolation; processes start more slowly.",
+  },
+];
+const TEMPLATE = "template";
+const CONTAINERS = [
+  { value: TEMPLATE, label: "As the template says" },
+  { value: "true", label: "Allowed", detail: "Docker works. More of the host's kernel is reachable." },
+  { value: "false", label: "Not allowed" },
 ];
 
 export function SetupTab({ project }: { project: Project }) {
@@ -68,7 +79,13 @@ export function SetupTab({ project }: { project: Project }) {
             </Field>
             <Field
               label="Isolation"
-              hint="Applies to new sandboxes. They are not created if the engine does not have the level."
+              hint={
+                <>
+                  Applies to new sandboxes. If the server does not have the level, they fail with an error instead of
+                  using another one. <code className="font-mono">sandyard doctor</code> on the server says whether
+                  gVisor is available.
+                </>
+              }
               error={errorAt("isolation")}
             >
               {(control) => (
@@ -84,6 +101,29 @@ export function SetupTab({ project }: { project: Project }) {
                     })
                   }
                   choices={ISOLATION_LEVELS}
+                />
+              )}
+            </Field>
+            <Field
+              label="Containers"
+              hint={
+                <>
+                  Whether new sandboxes may run Docker. The template <code className="font-mono">docker</code> has it
+                  installed, and allows it by itself.
+                </>
+              }
+              error={errorAt("containers")}
+            >
+              {(control) => (
+                <Select
+                  {...control}
+                  value={settings.containers === null ? TEMPLATE : String(settings.containers)}
+                  onChange={(choice) =>
+                    draft.set({
+                      settings: { ...settings, containers: choice === TEMPLATE ? null : choice === "true" },
+                    })
+                  }
+                  choices={CONTAINERS}
                 />
               )}
             </Field>
@@ -121,7 +161,7 @@ export function SetupTab({ project }: { project: Project }) {
             </Field>
             <Field
               label="Automatic fix attempts"
-              hint="How often a failure is sent back to the agent."
+              hint="How many times a failure is sent back to the agent."
               error={errorAt("verify.fixes")}
             >
               {(control) => (

@@ -7,6 +7,7 @@ import { type SandboxAction, useSandboxes } from "@/api/queries/sandboxes";
 import { useUsers } from "@/api/queries/users";
 import type { ListedSandbox, Sandbox } from "@/api/types";
 import { formatBytes } from "@/lib/format";
+import { isolationLabel } from "@/model/isolation";
 import { SANDBOXES } from "@/model/status-labels";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
@@ -120,6 +121,7 @@ function SandboxList({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
             <Status word={SANDBOXES[row.status]} />
             {row.projectName && <span className="max-w-40 truncate text-xs text-soft">{row.projectName}</span>}
             {!SNAPSHOT.test(row.template) && <span className="text-xs text-faint">{row.template}</span>}
+            {row.isolation && <span className="text-xs text-faint">{isolationLabel(row.isolation)}</span>}
             {row.taskId ? (
               <Link to="/tasks/$taskId" params={{ taskId: row.taskId }} className="text-xs text-accent hover:underline">
                 task

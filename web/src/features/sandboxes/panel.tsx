@@ -5,6 +5,7 @@ import { useSandbox } from "@/api/queries/sandboxes";
 import { useProvisionSandbox } from "@/api/queries/sessions";
 import type { Sandbox } from "@/api/types";
 import { formatPeriod } from "@/lib/format";
+import { isolationLabel } from "@/model/isolation";
 import { SANDBOXES } from "@/model/status-labels";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
@@ -72,6 +73,7 @@ function SandboxDetails({ row, sessionId }: { row: Sandbox; sessionId: string | 
       <Group title="Details">
         <dl className="grid grid-cols-[auto_1fr] gap-x-4 gap-y-1 text-[13px]">
           <Fact name="Template">{row.template}</Fact>
+          {row.isolation && <Fact name="Isolation">{isolationLabel(row.isolation)}</Fact>}
           <Fact name="Created">
             <Ago at={row.createdAt} />
           </Fact>

@@ -1,16 +1,24 @@
-import { Archive, Ellipsis, Pencil, Trash2 } from "lucide-react";
+import { useNavigate } from "@tanstack/react-router";
+import { Archive, Ellipsis, GitFork, ListPlus, Pencil, Trash2 } from "lucide-react";
 import { useState } from "react";
 import type { Session } from "@/api/types";
+import { isAllowed } from "@/features/sandboxes/actions";
+import { NewTaskDialog } from "@/features/tasks/new-task";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm, Dialog } from "@/ui/dialog";
 import { Field, Input } from "@/ui/field";
 import { Menu, MenuItem, MenuLine } from "@/ui/menu";
 import { useSessionActions } from "./use-session-actions";
 
-/** Actions for a session: rename, archive, delete. `onDeleted` is called after deletion. */
+/** Actions for a session: rename, fork, start a task from it, archive, delete. `onDeleted` is called after deletion. */
 export function SessionMenu({ session, onDeleted }: { session: Session; onDeleted?: () => void }) {
-  const [dialog, setDialog] = useState<"rename" | "delete" | null>(null);
-  const { archive, remove } = useSessionActions();
+  const [dialog, setDialog] = useState<"rename" | "task" | "delete" | null>(null);
+  const { fork, archive, remove } = useSessionActions();
+  const navigate = useNavigate();
+  const forkSession = () =>
+    fork.mutate(session.id, {
+      onSuccess: (copy) => navigate({ to: "/sessions/$sessionId", params: { sessionId: copy.id } }),
+    });
   const close = () => setDialog(null);
   return (
     <>
@@ -24,6 +32,16 @@ export function SessionMenu({ session, onDeleted }: { session: Session; onDelete
         <MenuItem onSelect={() => setDialog("rename")}>
           <Pencil className="size-3.5" aria-hidden /> Rename
         </MenuItem>
+        {session.sandbox && isAllowed("fork", session.sandbox.status) && (
+          <MenuItem disabled={fork.isPending} onSelect={forkSession}>
+            <GitFork className="size-3.5" aria-hidden /> Fork
+          </MenuItem>
+        )}
+        {session.projectId && session.sandbox && isAllowed("fork", session.sandbox.status) && (
+          <MenuItem onSelect={() => setDialog("task")}>
+            <ListPlus className="size-3.5" aria-hidden /> New task from here
+          </MenuItem>
+        )}
         {!session.archivedAt && (
           <MenuItem disabled={archive.isPending} onSelect={() => archive.mutate(session.id)}>
             <Archive className="size-3.5" aria-hidden /> Archive
@@ -34,6 +52,12 @@ export function SessionMenu({ session, onDeleted }: { session: Session; onDelete
           <Trash2 className="size-3.5" aria-hidden /> Delete
         </MenuItem>
       </Menu>
+      <NewTaskDialog
+        key={session.id}
+        open={dialog === "task"}
+        onOpenChange={(open) => !open && close()}
+        source={session}
+      />
       {dialog === "rename" && <RenameDialog session={session} onClose={close} />}
       <Confirm
         open={dialog === "delete"}

@@ -26,7 +26,8 @@ export function SettingsPage() {
   const { tab, from } = route.useSearch();
   const isAdmin = useIsAdmin();
   const tabs = TABS.filter((one) => !one.admin || isAdmin);
-  const shown = tabs.find((one) => one.id === tab)?.id ?? "profile";
+  const wanted = tab === "users" ? "people" : tab; // the API's word for them
+  const shown = tabs.find((one) => one.id === wanted)?.id ?? "profile";
   return (
     <Page title="Settings" actions={from === "welcome" && <BackToWelcome />}>
       <SideTabs tabs={tabs} value={shown} label="Settings">

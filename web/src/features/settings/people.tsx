@@ -107,7 +107,8 @@ function UserRow({ user, own }: { user: User; own: boolean }) {
               action="Disable"
               onConfirm={() => change.mutateAsync({ id: user.id, disabled: true })}
             >
-              Their API tokens are revoked and they are signed out, also if you enable them again. Their data is kept.
+              They are signed out and their API tokens are revoked. Enabling them again does not restore the tokens.
+              Their data is kept.
             </Confirm>
           )}
         </>
@@ -155,11 +156,16 @@ function PasswordForm({ user, onDone }: { user: User; onDone: () => void }) {
   );
 }
 
-function UserForm({ onDone }: { onDone: () => void }) {
+export function UserForm({ onDone }: { onDone: () => void }) {
   const [form, set] = useFormState({ name: "", role: "member" as User["role"], password: "" });
   const create = useCreateUser({
     onSuccess: (user) => {
-      toast.success(`${user.name} added`);
+      toast.success(
+        `${user.name} added`,
+        user.role === "member"
+          ? { description: "They see only projects they are added to, under Members in the project's settings." }
+          : {},
+      );
       onDone();
     },
   });
@@ -197,7 +203,7 @@ function UserForm({ onDone }: { onDone: () => void }) {
         )}
       </Field>
       <Field
-        label="Password"
+        label="Password (optional)"
         className="sm:col-span-2"
         hint={PASSWORD_RULE}
         error={fieldError(create.error, "password")}

@@ -5,12 +5,27 @@ import type { ReactNode } from "react";
 import { renderToStaticMarkup } from "react-dom/server";
 import { beforeEach, describe, expect, it, vi } from "vitest";
 
-vi.hoisted(() => vi.stubGlobal("location", { origin: "http://localhost" })); // read by the API client
+const stubs = vi.hoisted(() => {
+  vi.stubGlobal("location", { origin: "http://localhost" }); // read by the API client
+  return { created: (_: object) => undefined as unknown, success: [] as unknown[][] };
+});
+vi.mock("@/api/queries/users", async (original) => {
+  const real = await original<typeof import("@/api/queries/users")>();
+  const useCreateUser: typeof real.useCreateUser = (callbacks) => {
+    stubs.created = callbacks?.onSuccess as typeof stubs.created;
+    return real.useCreateUser(callbacks);
+  };
+  return { ...real, useCreateUser };
+});
+vi.mock("@/ui/toast", async (original) => ({
+  ...(await original<object>()),
+  toast: { success: (...shown: unknown[]) => stubs.success.push(shown) },
+}));
 
 import { keys } from "@/api/keys";
 import { McpServers } from "@/features/mcp/servers";
 import { SecretList } from "@/features/secrets/list";
-import { People } from "./people";
+import { People, UserForm } from "./people";
 import { Tokens } from "./tokens";
 
 const at = "2026-01-01T00:00:00Z";
@@ -66,6 +81,18 @@ describe("people", () => {
     expect(html).toContain("edit your account under Profile");
     expect(html).not.toContain('aria-label="Disable Ada"');
     expect(html).toMatch(/aria-label="Role of Bob".*aria-label="Enable Bob"/);
+  });
+});
+
+describe("a new person", () => {
+  it("needs no password, and is said to see only their projects if they are a member", () => {
+    expect(render(<UserForm onDone={() => undefined} />)).toContain("Password (optional)");
+    stubs.created({ name: "Bob", role: "member" });
+    stubs.created({ name: "Eve", role: "admin" });
+    expect(stubs.success).toEqual([
+      ["Bob added", { description: expect.stringContaining("see only projects they are added to") }],
+      ["Eve added", {}],
+    ]);
   });
 });
 

@@ -2,6 +2,7 @@ import { useNavigate, useSearch } from "@tanstack/react-router";
 import { type FormEvent, useEffect, useRef, useState } from "react";
 import { ApiError } from "@/api/client";
 import { useReadMe, useSignIn } from "@/api/queries/account";
+import { useStored } from "@/lib/stored";
 import { Button } from "@/ui/button";
 import { Field, Input } from "@/ui/field";
 import { useTitle } from "@/ui/page";
@@ -16,19 +17,26 @@ const REJECTED = {
 
 /**
  * The sign-in page. `#token=` (as printed by `sandyard up`) is removed from the address immediately. It signs in automatically only if
- * nobody is signed in: otherwise a link on any page could silently switch the user to another account.
+ * nobody is signed in: otherwise a link on any page could silently switch the user to another account. Without such a link, the method
+ * that was last used in this browser is offered first.
  */
 export function SignInPage() {
   useTitle("Sign in");
   const readMe = useReadMe();
   const navigate = useNavigate();
   const { next } = useSearch({ from: "/sign-in" });
-  const [method, setMethod] = useState<"token" | "password">("token");
+  const [lastMethod, setLastMethod] = useStored<"token" | "password">("sign-in", "password");
+  const [method, setMethod] = useState(lastMethod);
   const [token, setToken] = useState("");
   const [signedInAs, setSignedInAs] = useState<string>();
   const [name, setName] = useState("");
   const [password, setPassword] = useState("");
-  const signIn = useSignIn({ onSuccess: () => navigate({ href: localTarget(next) }) });
+  const signIn = useSignIn({
+    onSuccess: (_, credentials) => {
+      setLastMethod("token" in credentials ? "token" : "password");
+      void navigate({ href: localTarget(next) });
+    },
+  });
   const { mutate } = signIn;
   const tried = useRef(false);
   useEffect(() => {
@@ -36,6 +44,7 @@ export function SignInPage() {
     if (!linkToken || tried.current) return;
     tried.current = true;
     history.replaceState(history.state, "", location.pathname + location.search);
+    setMethod("token");
     setToken(linkToken);
     readMe().then(
       ({ user }) => setSignedInAs(user.name),

@@ -4,7 +4,7 @@ import type { Agent, Project } from "@/api/types";
 import { pickerTitle } from "@/model/agent-facts";
 import { Button, IconButton } from "@/ui/button";
 import { Field, Input, Select } from "@/ui/field";
-import { MOST_ATTEMPTS, type Row } from "./task-form";
+import { type AttemptChoice, MAX_ATTEMPTS } from "./task-form";
 
 const PROJECTS = "default";
 
@@ -16,13 +16,13 @@ export function AttemptRows({
   project,
   errors,
 }: {
-  rows: Row[];
-  onChange: (rows: Row[]) => void;
+  rows: AttemptChoice[];
+  onChange: (rows: AttemptChoice[]) => void;
   agents: Agent[];
   project: Project | undefined;
   errors: Record<string, string>;
 }) {
-  const set = (index: number, change: Partial<Row>) =>
+  const set = (index: number, change: Partial<AttemptChoice>) =>
     onChange(rows.map((row, at) => (at === index ? { ...row, ...change } : row)));
   const several = rows.length > 1;
   return (
@@ -43,8 +43,8 @@ export function AttemptRows({
       <div className="flex flex-wrap items-center gap-2">
         <Button
           size="sm"
-          disabled={rows.length >= MOST_ATTEMPTS}
-          onClick={() => onChange([...rows, { ...(rows.at(-1) as Row) }])}
+          disabled={rows.length >= MAX_ATTEMPTS}
+          onClick={() => onChange([...rows, { ...(rows.at(-1) as AttemptChoice) }])}
         >
           <Plus className="size-3.5" aria-hidden /> Add attempt
         </Button>
@@ -69,9 +69,9 @@ function AttemptRow({
   agentFault,
   modelFault,
 }: {
-  row: Row;
+  row: AttemptChoice;
   number: number | undefined;
-  onChange: (change: Partial<Row>) => void;
+  onChange: (change: Partial<AttemptChoice>) => void;
   onRemove: (() => void) | undefined;
   agents: Agent[];
   project: Project | undefined;

@@ -5,7 +5,7 @@ import { COLUMNS } from "@/model/status-labels";
 import { Badge } from "@/ui/badge";
 import { Checkbox, Input } from "@/ui/field";
 import { Loaded } from "@/ui/states";
-import { MOST_NEEDS } from "./task-form";
+import { MAX_NEEDS } from "./task-form";
 
 const SHOWN = 50;
 
@@ -55,7 +55,7 @@ export function NeedsPicker({
                       label={one.title}
                       checked={value.includes(one.id)}
                       onChange={(on) =>
-                        onChange(on ? [...value, one.id].slice(0, MOST_NEEDS) : value.filter((id) => id !== one.id))
+                        onChange(on ? [...value, one.id].slice(0, MAX_NEEDS) : value.filter((id) => id !== one.id))
                       }
                     />
                     <Badge className="ml-auto">{COLUMNS[one.status].text}</Badge>

@@ -1,5 +1,5 @@
 import { lazy, Suspense, useRef } from "react";
-import type { Task } from "@/api/types";
+import type { Session, Task } from "@/api/types";
 
 const TaskDialog = lazy(() => import("./task-dialog").then((module) => ({ default: module.TaskDialog })));
 
@@ -8,14 +8,19 @@ interface Shown {
   onOpenChange: (open: boolean) => void;
 }
 
-/** The dialog for a new task. A closed dialog keeps its draft until the task is created. */
-export function NewTaskDialog({ open, onOpenChange, projectId }: Shown & { projectId?: string | undefined }) {
+/** The dialog for a new task, which may start from a session. A closed dialog keeps its draft until the task is created. */
+export function NewTaskDialog({
+  open,
+  onOpenChange,
+  projectId,
+  source,
+}: Shown & { projectId?: string | undefined; source?: Session | undefined }) {
   const wanted = useRef(false);
   wanted.current ||= open;
   if (!wanted.current) return null;
   return (
     <Suspense>
-      <TaskDialog open={open} onOpenChange={onOpenChange} projectId={projectId} />
+      <TaskDialog open={open} onOpenChange={onOpenChange} projectId={projectId} source={source} />
     </Suspense>
   );
 }

@@ -3,7 +3,7 @@ import { type FormEvent, useId, useState } from "react";
 import { ApiError } from "@/api/client";
 import { useProjects } from "@/api/queries/projects";
 import { useSaveTask } from "@/api/queries/tasks";
-import type { Task } from "@/api/types";
+import type { Session, Task } from "@/api/types";
 import { useStored } from "@/lib/stored";
 import { Kbd } from "@/ui/badge";
 import { Button } from "@/ui/button";
@@ -26,11 +26,13 @@ interface Props {
   open: boolean;
   onOpenChange: (open: boolean) => void;
   projectId?: string | undefined;
+  /** The session that a new task starts from. */
+  source?: Session | undefined;
   /** The task to edit; undefined to create one. */
   task?: Task;
 }
 
-export function TaskDialog({ open, onOpenChange, projectId, task }: Props) {
+export function TaskDialog({ open, onOpenChange, projectId, source, task }: Props) {
   const form = useId();
   const navigate = useNavigate();
   const projects = useProjects();
@@ -39,8 +41,11 @@ export function TaskDialog({ open, onOpenChange, projectId, task }: Props) {
   const [edited, setEdited] = useState<Draft | null>(task ? draftOf(task) : null);
   const [errors, setErrors] = useState<Record<string, string>>({});
   const choices = projects.data?.filter((one) => !one.archivedAt) ?? [];
-  const suggested = [projectId, lastProject].find((id) => choices.some((one) => one.id === id)) ?? choices[0]?.id ?? "";
-  const draft = edited ?? emptyDraft(suggested, lastAgent);
+  const suggested =
+    [source?.projectId, projectId, lastProject].find((id) => choices.some((one) => one.id === id)) ??
+    choices[0]?.id ??
+    "";
+  const draft = edited ?? emptyDraft(suggested, source?.agent ?? lastAgent, source?.id);
   const set = (change: Partial<Draft>) => {
     setEdited({ ...draft, ...change });
     setErrors(remainingErrors(errors, change));
@@ -95,7 +100,7 @@ export function TaskDialog({ open, onOpenChange, projectId, task }: Props) {
     <Dialog
       open={open}
       onOpenChange={close}
-      title={task ? "Edit task" : "New task"}
+      title={task ? "Edit task" : source ? "New task from this session" : "New task"}
       footer={
         <>
           <span className="mr-auto hidden text-xs text-faint sm:block">

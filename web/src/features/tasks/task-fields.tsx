@@ -1,9 +1,11 @@
 import { useState } from "react";
 import { useAgents } from "@/api/queries/agents";
 import { useProjects } from "@/api/queries/projects";
+import { useSession } from "@/api/queries/sessions";
 import type { Task } from "@/api/types";
 import { KeyNote } from "@/features/models/provider-help";
 import { needsKey } from "@/model/agent-facts";
+import { Button } from "@/ui/button";
 import { Field, Input, Select, Switch, Textarea } from "@/ui/field";
 import { AttemptRows } from "./attempt-rows";
 import { DemoHelp } from "./demo-help";
@@ -77,7 +79,14 @@ export function TaskFields({
           }
         />
       )}
-      {!task && (
+      {draft.fromSessionId && (
+        <SourceSession
+          id={draft.fromSessionId}
+          error={errors.fromSessionId}
+          onRemove={task && (() => set({ fromSessionId: "" }))}
+        />
+      )}
+      {!task && !draft.fromSessionId && (
         <Field label="Project" error={errors.projectId}>
           {(control) => (
             <Select
@@ -110,14 +119,16 @@ export function TaskFields({
         </summary>
         <div className="flex flex-col gap-3 border-t px-2.5 py-2.5">
           <div className="grid gap-3 sm:grid-cols-2">
-            <Small
-              label="Base branch"
-              name="baseBranch"
-              placeholder={project?.baseBranch ?? "Project default"}
-              draft={draft}
-              set={set}
-              error={errors.baseBranch}
-            />
+            {!draft.fromSessionId && (
+              <Small
+                label="Base branch"
+                name="baseBranch"
+                placeholder={project?.baseBranch ?? "Project default"}
+                draft={draft}
+                set={set}
+                error={errors.baseBranch}
+              />
+            )}
             <Small
               label="Priority"
               name="priority"
@@ -169,6 +180,34 @@ export function TaskFields({
         </p>
       )}
     </>
+  );
+}
+
+/** The session that the attempts start from. `onRemove`: let them start from the base branch instead. */
+function SourceSession({
+  id,
+  error,
+  onRemove,
+}: {
+  id: string;
+  error: string | undefined;
+  onRemove: (() => void) | undefined;
+}) {
+  const session = useSession(id);
+  return (
+    <div className="rounded-md border px-2.5 py-1.5 text-[13px]">
+      <p>
+        Each attempt starts from a copy of the session “{session.data?.title ?? id}”, with its commits and uncommitted
+        files, on its own branch. In gVisor sandboxes, running processes continue in the copy.
+      </p>
+      {session.error && <p className="text-bad">The session was deleted, or you do not have access to it.</p>}
+      {error && <p className="text-bad">{error}</p>}
+      {onRemove && (
+        <Button size="sm" onClick={onRemove}>
+          Start from the base branch instead
+        </Button>
+      )}
+    </div>
   );
 }
 

@@ -4,7 +4,7 @@ import { changesOf, draftOf, emptyDraft, errorsOf, newTask, remainingErrors } fr
 
 const task = {
   id: "tsk_1", projectId: "prj_1", title: "Fix it", description: "", status: "backlog", agent: "demo", model: null, wanted: [],
-  baseBranch: null, priority: 0, budget: { usd: null, tokens: null }, needs: [], startWhenReady: false,
+  baseBranch: null, fromSessionId: null, priority: 0, budget: { usd: null, tokens: null }, needs: [], startWhenReady: false,
 } as unknown as Task; // biome-ignore format: a row
 
 it("sends one attempt as the task's agent, and several as a list of attempts", () => {
@@ -50,6 +50,14 @@ it("sends only changed fields", () => {
       { agent: "demo", model: null },
     ],
   });
+});
+
+it("starts a task from a session instead of a branch", () => {
+  const draft = { ...emptyDraft("prj_1", "demo", "ses_1"), title: "Go on", baseBranch: "dev" };
+  expect(newTask(draft)).toMatchObject({ projectId: "prj_1", fromSessionId: "ses_1", baseBranch: null });
+  const stored = { ...task, fromSessionId: "ses_1" };
+  expect(changesOf(stored, draftOf(stored))).toBeNull();
+  expect(changesOf(stored, { ...draftOf(stored), fromSessionId: "" })).toEqual({ fromSessionId: null });
 });
 
 it("validates before sending", () => {

@@ -2,8 +2,8 @@
 import type { Schemas } from "@/api/client";
 import type { Task } from "@/api/types";
 
-/** An empty string means the project's default. */
-export interface Row {
+/** The agent and model of an attempt. An empty string means the project's default. */
+export interface AttemptChoice {
   agent: string;
   model: string;
 }
@@ -13,22 +13,25 @@ export interface Draft {
   description: string;
   projectId: string;
   /** One row per attempt. */
-  rows: Row[];
+  rows: AttemptChoice[];
   baseBranch: string;
+  /** The session that its attempts start from copies of. An empty string means the base branch. */
+  fromSessionId: string;
   priority: string;
   usd: string;
   tokens: string;
+  /** Ids of the tasks that must be done first. */
   needs: string[];
   start: boolean;
 }
 
-export const MOST_ATTEMPTS = 8;
-export const MOST_NEEDS = 50;
+export const MAX_ATTEMPTS = 8;
+export const MAX_NEEDS = 50;
 
-export function emptyDraft(projectId: string, agent: string): Draft {
+export function emptyDraft(projectId: string, agent: string, fromSessionId = ""): Draft {
   return {
-    title: "", description: "", projectId, rows: [{ agent, model: "" }], baseBranch: "", priority: "", usd: "", tokens: "",
-    needs: [], start: true,
+    title: "", description: "", projectId, rows: [{ agent, model: "" }], baseBranch: "", fromSessionId, priority: "", usd: "",
+    tokens: "", needs: [], start: true,
   }; // biome-ignore format: all of it is empty
 }
 
@@ -40,6 +43,7 @@ export function draftOf(task: Task): Draft {
     projectId: task.projectId,
     rows: wanted.map((one) => ({ agent: one.agent ?? task.agent ?? "", model: one.model ?? task.model ?? "" })),
     baseBranch: task.baseBranch ?? "",
+    fromSessionId: task.fromSessionId ?? "",
     priority: task.priority ? String(task.priority) : "",
     usd: task.budget.usd ? String(task.budget.usd) : "",
     tokens: task.budget.tokens ? String(task.budget.tokens) : "",
@@ -68,14 +72,15 @@ type Fields = Omit<Schemas["NewTask"], "projectId" | "start">;
 
 function fieldsOf(draft: Draft): Fields {
   const rows = draft.rows.map((row) => ({ agent: row.agent || null, model: row.model.trim() || null }));
-  const one = rows.length === 1 ? rows[0] : undefined; // Several attempts each name their own agent and model.
+  const one = rows.length === 1 ? rows[0] : undefined; // several attempts are sent as `attempts` instead
   return {
     title: draft.title.trim(),
     description: draft.description,
     agent: one?.agent ?? null,
     model: one?.model ?? null,
     attempts: one ? [] : rows,
-    baseBranch: draft.baseBranch.trim() || null,
+    baseBranch: (!draft.fromSessionId && draft.baseBranch.trim()) || null, // the session's commit replaces it
+    fromSessionId: draft.fromSessionId || null,
     priority: Number(draft.priority) || 0,
     budget: { usd: Number(draft.usd) || null, tokens: Number(draft.tokens) || null },
     needs: draft.needs,
@@ -105,7 +110,8 @@ export function errorsByField(
   return Object.fromEntries((errors ?? []).map((one) => [one.field, one.message]));
 }
 
-const NAMES: Partial<Record<keyof Draft, RegExp>> = {
+/** The API fields of a draft field whose name is different. */
+const API_FIELDS: Partial<Record<keyof Draft, RegExp>> = {
   usd: /^budget/,
   tokens: /^budget/,
   rows: /^(attempts|agent|model)/,
@@ -113,6 +119,6 @@ const NAMES: Partial<Record<keyof Draft, RegExp>> = {
 
 /** Return the errors without those of the edited fields. */
 export function remainingErrors(errors: Record<string, string>, change: Partial<Draft>): Record<string, string> {
-  const names = (Object.keys(change) as (keyof Draft)[]).map((name) => NAMES[name] ?? new RegExp(`^${name}$`));
-  return Object.fromEntries(Object.entries(errors).filter(([field]) => !names.some((name) => name.test(field))));
+  const edited = (Object.keys(change) as (keyof Draft)[]).map((name) => API_FIELDS[name] ?? new RegExp(`^${name}$`));
+  return Object.fromEntries(Object.entries(errors).filter(([field]) => !edited.some((name) => name.test(field))));
 }

@@ -45,7 +45,7 @@ export class TerminalConnection {
     while (!this.over) {
       const result = await this.attempt();
       if (this.over) return;
-      if (result.kind !== "again") return this.listener.state(result);
+      if (result.kind !== "reconnect") return this.listener.state(result);
       this.listener.state({ kind: "interrupted" });
       await this.backoff.wait();
     }
@@ -69,7 +69,7 @@ export class TerminalConnection {
   private async attempt(): Promise<Outcome> {
     try {
       const ticket = await createTicket();
-      if (this.over) return { kind: "again" };
+      if (this.over) return { kind: "reconnect" };
       const closed = await this.connection(ticket);
       if (this.over || closed.ended !== undefined || !this.terminalId)
         return outcomeOf(closed, true, await this.isSandboxLost(closed));
@@ -78,7 +78,7 @@ export class TerminalConnection {
       if (error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429) {
         return { kind: "failed", reason: errorMessage(error) };
       }
-      return { kind: "again" };
+      return { kind: "reconnect" };
     }
   }
 

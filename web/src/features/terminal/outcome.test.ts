@@ -3,7 +3,8 @@ import { outcomeOf } from "./outcome";
 
 const broken = { code: 1006, reason: "" };
 
-it("reconnects while the shell still exists", () => expect(outcomeOf(broken, true, false)).toEqual({ kind: "again" }));
+it("reconnects while the shell still exists", () =>
+  expect(outcomeOf(broken, true, false)).toEqual({ kind: "reconnect" }));
 it("treats an unknown shell as ended", () =>
   expect(outcomeOf(broken, false, false)).toEqual({ kind: "ended", exitCode: null }));
 it("reports the exit code of a shell that has ended", () =>

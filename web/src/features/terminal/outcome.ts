@@ -7,17 +7,18 @@ export interface Closed {
 }
 
 export type Outcome =
-  | { kind: "again" }
+  | { kind: "reconnect" }
   | { kind: "ended"; exitCode: number | null }
   | { kind: "failed"; reason: string };
 
-const FINAL = [4400, 4401, 4403, 4404, 4409, 4410];
+/** Close codes after which reconnecting cannot help: 4000 plus the HTTP status of the error. */
+const FINAL_CODES = [4400, 4401, 4403, 4404, 4409, 4410];
 
-/** Decide what a closed connection means. `listed`: the shell still exists. `lost`: its sandbox failed or was destroyed. */
-export function outcomeOf(closed: Closed, listed: boolean, lost: boolean): Outcome {
+/** Decide what a closed connection means. */
+export function outcomeOf(closed: Closed, shellExists: boolean, sandboxIsGone: boolean): Outcome {
   if (closed.ended !== undefined) return { kind: "ended", exitCode: closed.ended };
-  if (lost) return { kind: "failed", reason: "The sandbox failed or was destroyed." };
-  if (FINAL.includes(closed.code))
+  if (sandboxIsGone) return { kind: "failed", reason: "The sandbox failed or was destroyed." };
+  if (FINAL_CODES.includes(closed.code))
     return { kind: "failed", reason: closed.reason || "The platform closed this shell." };
-  return listed ? { kind: "again" } : { kind: "ended", exitCode: null };
+  return shellExists ? { kind: "reconnect" } : { kind: "ended", exitCode: null };
 }

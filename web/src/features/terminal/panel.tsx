@@ -110,7 +110,7 @@ function Shells({ sandboxId, open }: { sandboxId: string; open: string[] }) {
           onClose={close}
         />
       )}
-      <StateLine state={state} onNew={() => choose(undefined)} onAgain={() => choose(current)} />
+      <StateLine state={state} onNew={() => choose(undefined)} onRetry={() => choose(current)} />
       <Suspense fallback={<Loading label="Loading the terminal" />}>
         <TerminalScreen
           key={chosen.screen}

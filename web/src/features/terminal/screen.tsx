@@ -1,9 +1,10 @@
 import { type Ref, useEffect, useImperativeHandle, useRef } from "react";
 import { useTheme } from "@/lib/theme";
+import { copyText } from "@/ui/copy-text";
 import { toast } from "@/ui/toast";
 import { type ConnectionState, TerminalConnection } from "./connection";
 import type { ArrowKey } from "./touch-keys";
-import { colours, MARKS, makeScreen, type Screen } from "./xterm";
+import { colours, makeScreen, type Screen, searchColours } from "./xterm";
 
 export interface ScreenHandle {
   find: (text: string, back: boolean) => void;
@@ -110,7 +111,7 @@ export default function TerminalScreen(props: Props) {
 
   useImperativeHandle(ref, () => ({
     find: (text, back) => {
-      const options = { decorations: MARKS(), incremental: false };
+      const options = { decorations: searchColours(), incremental: false };
       if (back) screen.current?.search.findPrevious(text, options);
       else screen.current?.search.findNext(text, options);
     },
@@ -150,11 +151,7 @@ function pressArrow(terminal: Terminal, key: ArrowKey): void {
 async function copy(terminal: Terminal): Promise<void> {
   const text = terminal.getSelection();
   if (!text) return void toast("No text is selected in the terminal.");
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    toast.error("The browser does not allow this page to copy.");
-  }
+  await copyText(text);
 }
 
 /** Paste from the clipboard. With bracketed paste, line breaks in the text run nothing. */

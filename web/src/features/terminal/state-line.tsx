@@ -1,15 +1,15 @@
 import { Button } from "@/ui/button";
 import type { ConnectionState } from "./connection";
 
-/** The state of the connection, if it is not simply open. */
+/** The state of the connection. Visible only if something is wrong or the shell has ended; screen readers get every change. */
 export function StateLine({
   state,
   onNew,
-  onAgain,
+  onRetry,
 }: {
   state: ConnectionState;
   onNew: () => void;
-  onAgain: () => void;
+  onRetry: () => void;
 }) {
   return (
     <div aria-live="polite" className="shrink-0">
@@ -31,7 +31,7 @@ export function StateLine({
       {state.kind === "failed" && (
         <div className="flex flex-wrap items-center gap-2 border-b bg-bad-soft px-3 py-1 text-xs text-bad">
           <span className="mr-auto">{state.reason}</span>
-          <Button size="sm" onClick={onAgain}>
+          <Button size="sm" onClick={onRetry}>
             Retry
           </Button>
         </div>

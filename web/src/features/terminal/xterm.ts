@@ -13,7 +13,7 @@ export interface Screen {
   search: SearchAddon;
 }
 
-function open(_event: MouseEvent, address: string): void {
+function openLink(_event: MouseEvent, address: string): void {
   const safe = safeHref(address);
   if (safe) window.open(safe, "_blank", "noopener,noreferrer");
 }
@@ -22,10 +22,10 @@ export function makeScreen(fontSize: number, screenReaderMode: boolean): Screen 
   const terminal = new Terminal({
     allowProposedApi: true, // needed to highlight search matches
     cursorBlink: true,
-    fontFamily: css("--font-mono") || "monospace",
+    fontFamily: readVariable("--font-mono") || "monospace",
     fontSize,
     lineHeight: 1.15,
-    linkHandler: { activate: open, allowNonHttpProtocols: false },
+    linkHandler: { activate: openLink, allowNonHttpProtocols: false },
     minimumContrastRatio: 4.5,
     rightClickSelectsWord: false,
     screenReaderMode,
@@ -36,47 +36,51 @@ export function makeScreen(fontSize: number, screenReaderMode: boolean): Screen 
   const search = new SearchAddon();
   terminal.loadAddon(fit);
   terminal.loadAddon(search);
-  terminal.loadAddon(new WebLinksAddon(open));
+  terminal.loadAddon(new WebLinksAddon(openLink));
   return { terminal, fit, search };
 }
 
-function css(name: string): string {
+/** Return the value of a CSS variable of the page. */
+function readVariable(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
 /** Return the page's current colours. */
 export function colours(): ITheme {
-  const named = (name: string) => css(`--log-${name}`);
+  const ansi = (name: string) => readVariable(`--log-${name}`);
   const dark = document.documentElement.dataset.theme === "dark";
-  const [black, white] = dark ? [css("--line-strong"), css("--text")] : [css("--text"), css("--line-strong")];
+  const [black, white] = dark
+    ? [readVariable("--line-strong"), readVariable("--text")]
+    : [readVariable("--text"), readVariable("--line-strong")];
   return {
-    background: css("--surface"),
-    foreground: css("--text"),
-    cursor: css("--accent"),
-    cursorAccent: css("--surface"),
-    selectionBackground: css("--info-soft"),
+    background: readVariable("--surface"),
+    foreground: readVariable("--text"),
+    cursor: readVariable("--accent"),
+    cursorAccent: readVariable("--surface"),
+    selectionBackground: readVariable("--info-soft"),
     black,
     white,
-    red: named("red"),
-    green: named("green"),
-    yellow: named("yellow"),
-    blue: named("blue"),
-    magenta: named("magenta"),
-    cyan: named("cyan"),
-    brightBlack: named("grey"),
-    brightRed: named("red"),
-    brightGreen: named("green"),
-    brightYellow: named("yellow"),
-    brightBlue: named("blue"),
-    brightMagenta: named("magenta"),
-    brightCyan: named("cyan"),
+    red: ansi("red"),
+    green: ansi("green"),
+    yellow: ansi("yellow"),
+    blue: ansi("blue"),
+    magenta: ansi("magenta"),
+    cyan: ansi("cyan"),
+    brightBlack: ansi("grey"),
+    brightRed: ansi("red"),
+    brightGreen: ansi("green"),
+    brightYellow: ansi("yellow"),
+    brightBlue: ansi("blue"),
+    brightMagenta: ansi("magenta"),
+    brightCyan: ansi("cyan"),
     brightWhite: white,
   };
 }
 
-export const MARKS = () => ({
-  matchBackground: css("--log-found"),
-  activeMatchBackground: css("--log-found-now"),
-  matchOverviewRuler: css("--log-found"),
-  activeMatchColorOverviewRuler: css("--log-found-now"),
+/** Return the colours of search matches. */
+export const searchColours = () => ({
+  matchBackground: readVariable("--log-found"),
+  activeMatchBackground: readVariable("--log-found-now"),
+  matchOverviewRuler: readVariable("--log-found"),
+  activeMatchColorOverviewRuler: readVariable("--log-found-now"),
 });

@@ -25,20 +25,21 @@ function dayName(day: string): string {
   });
 }
 
-/** A stacked bar for each day. One tab stop; arrow keys, Home and End move between days. */
+/** A stacked bar for each day. The bars are a single tab stop; arrow keys, Home and End move between days. */
 export function DayBars({ title, days, series, format }: ChartProps) {
-  const [at, setAt] = useState<number | null>(null);
+  const [selected, setSelected] = useState<number | null>(null);
   const bars = useRef<(HTMLButtonElement | null)[]>([]);
   const totals = days.map((_, day) => series.reduce((sum, one) => sum + (one.values[day] ?? 0), 0));
-  const totalOf = (day: number) =>
+  const formatTotal = (day: number) =>
     format(
       totals[day] ?? 0,
       series.some((one) => one.estimatedDays.has(day)),
     );
   const top = roundUp(Math.max(...totals));
-  const stop = at ?? days.length - 1;
+  /** The day that Tab reaches and whose values are shown. */
+  const current = selected ?? days.length - 1;
   const moveFocus = (event: KeyboardEvent) => {
-    const next = { ArrowLeft: stop - 1, ArrowRight: stop + 1, Home: 0, End: days.length - 1 }[event.key];
+    const next = { ArrowLeft: current - 1, ArrowRight: current + 1, Home: 0, End: days.length - 1 }[event.key];
     if (next === undefined) return;
     event.preventDefault();
     bars.current[Math.max(0, Math.min(days.length - 1, next))]?.focus();
@@ -85,15 +86,15 @@ export function DayBars({ title, days, series, format }: ChartProps) {
                 ref={(element) => {
                   bars.current[dayIndex] = element;
                 }}
-                aria-label={`${dayName(day)}: ${totalOf(dayIndex)}`}
-                title={`${dayName(day)}: ${totalOf(dayIndex)}`}
-                aria-pressed={dayIndex === stop}
-                tabIndex={dayIndex === stop ? 0 : -1}
+                aria-label={`${dayName(day)}: ${formatTotal(dayIndex)}`}
+                title={`${dayName(day)}: ${formatTotal(dayIndex)}`}
+                aria-pressed={dayIndex === current}
+                tabIndex={dayIndex === current ? 0 : -1}
                 onKeyDown={moveFocus}
-                onClick={() => setAt(dayIndex)}
-                onFocus={() => setAt(dayIndex)}
-                onPointerEnter={() => setAt(dayIndex)}
-                className={clsx("min-w-0 flex-1", dayIndex === at && "bg-text/8")}
+                onClick={() => setSelected(dayIndex)}
+                onFocus={() => setSelected(dayIndex)}
+                onPointerEnter={() => setSelected(dayIndex)}
+                className={clsx("min-w-0 flex-1", dayIndex === selected && "bg-text/8")}
               />
             ))}
           </fieldset>
@@ -103,7 +104,13 @@ export function DayBars({ title, days, series, format }: ChartProps) {
         <span>{dayName(days[0] ?? "")}</span>
         <span>{dayName(days.at(-1) ?? "")}</span>
       </div>
-      <Readout day={days[stop] ?? ""} dayIndex={stop} series={series} format={format} total={totalOf(stop)} />
+      <Readout
+        day={days[current] ?? ""}
+        dayIndex={current}
+        series={series}
+        format={format}
+        total={formatTotal(current)}
+      />
       <DayTable title={title} days={days} series={series} format={format} />
     </figure>
   );

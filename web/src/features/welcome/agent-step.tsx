@@ -25,7 +25,7 @@ export function AgentStep({
     <Loaded query={agents}>
       {(list) => {
         const chosen = list.find((one) => one.name === agent);
-        const missing = chosen !== undefined && needsKey(chosen, projectId);
+        const keyMissing = chosen !== undefined && needsKey(chosen, projectId);
         return (
           <div className="flex flex-col gap-4">
             <RadioGroup.Root
@@ -57,7 +57,7 @@ export function AgentStep({
                   </RadioGroup.Item>
                 ))}
             </RadioGroup.Root>
-            {chosen && missing && (
+            {chosen && keyMissing && (
               <section
                 key={chosen.name}
                 ref={(shown) => shown?.scrollIntoView({ block: "nearest" })}
@@ -69,7 +69,7 @@ export function AgentStep({
             )}
             <div className="flex gap-2">
               <Button onClick={onBack}>Back</Button>
-              <Button look={missing ? "plain" : "primary"} disabled={missing} onClick={onDone}>
+              <Button look={keyMissing ? "plain" : "primary"} disabled={keyMissing} onClick={onDone}>
                 Continue
               </Button>
             </div>

@@ -154,7 +154,7 @@ export function WelcomePage() {
           <TaskStep
             project={project}
             agent={agent}
-            title={chosen ? agentTitle(chosen) : agent}
+            agentName={chosen ? agentTitle(chosen) : agent}
             demo={chosen?.demo ?? agent === "demo"}
             suggestions={suggestions}
             onBack={() => setStep(1)}

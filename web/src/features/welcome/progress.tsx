@@ -27,7 +27,7 @@ export function Progress({ taskId, onRestart }: { taskId: string; onRestart: () 
 function TaskProgress({ task, onRestart }: { task: Task; onRestart: () => void }) {
   const attempt = task.attempts[0];
   const pull = task.pullRequest;
-  const over = attempt?.status === "failed" || attempt?.status === "cancelled";
+  const hasEnded = attempt?.status === "failed" || attempt?.status === "cancelled";
   const link = safeHref(pull?.url);
   const { retry } = useTaskActions();
   const asks = usePendingAsks().data?.filter((one) => one.sessionId === attempt?.sessionId) ?? [];
@@ -57,7 +57,7 @@ function TaskProgress({ task, onRestart }: { task: Task; onRestart: () => void }
             ? `The work is on the branch ${pull.headBranch}.`
             : `Pull request #${pull.number} is open.`}
         </p>
-      ) : over ? (
+      ) : hasEnded ? (
         <p className="text-bad">{attempt.error ?? task.error ?? "The attempt was stopped."}</p>
       ) : (
         <p className="text-soft">{attempt?.step ? describeActivity(attempt) : "Queued"}…</p>
@@ -87,7 +87,7 @@ function TaskProgress({ task, onRestart }: { task: Task; onRestart: () => void }
         >
           Go to the board
         </Link>
-        {over && (
+        {hasEnded && (
           <ProviderHelp
             code={attempt.errorCode}
             agent={attempt.agent}
@@ -95,7 +95,7 @@ function TaskProgress({ task, onRestart }: { task: Task; onRestart: () => void }
             onAdded={() => retry.mutate({ id: task.id })}
           />
         )}
-        {(pull || over) && <Button onClick={onRestart}>Create another task</Button>}
+        {(pull || hasEnded) && <Button onClick={onRestart}>Create another task</Button>}
       </div>
     </div>
   );

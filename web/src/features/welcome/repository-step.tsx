@@ -1,6 +1,7 @@
 import { FolderGit2, Sparkles } from "lucide-react";
 import { type FormEvent, useState } from "react";
 import { fieldError } from "@/api/errors";
+import { useIsAdmin } from "@/api/queries/account";
 import { useCreateProject, useCreateSampleProject, useProjects } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
 import { findingAt } from "@/model/connection-test";
@@ -11,6 +12,7 @@ import { showError } from "@/ui/toast";
 import type { Suggestion } from "./task-step";
 
 export function RepositoryStep({ onDone }: { onDone: (project: Project, suggestions: Suggestion[]) => void }) {
+  const isAdmin = useIsAdmin();
   const projects = useProjects();
   const [repository, setRepository] = useState("");
   const [token, setToken] = useState("");
@@ -27,10 +29,21 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
     (create.error && !tokenError ? errorMessage(create.error) : undefined);
   const submit = (event: FormEvent) => {
     event.preventDefault();
-    create.mutate({ name: nameOf(repository), repository: repository.trim(), token: token.trim() || null, test: true });
+    create.mutate({
+      name: suggestName(repository),
+      repository: repository.trim(),
+      token: token.trim() || null,
+      test: true,
+    });
   };
   return (
     <div className="grid gap-4 md:grid-cols-2">
+      {!isAdmin && projects.data?.length === 0 && (
+        <p role="note" className="rounded-md bg-info-soft px-2.5 py-1.5 text-[13px] md:col-span-2">
+          You are not a member of any project. To work on an existing one, ask its owner or an administrator to add you,
+          under Members in the project's settings. Or start with a project of your own:
+        </p>
+      )}
       <section className="flex flex-col gap-3 rounded-lg border bg-surface p-4">
         <h2 className="flex items-center gap-2 font-semibold">
           <Sparkles className="size-4 text-accent" aria-hidden /> Try the sample
@@ -47,7 +60,11 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
         <h2 className="flex items-center gap-2 font-semibold">
           <FolderGit2 className="size-4 text-accent" aria-hidden /> Add your own
         </h2>
-        <Field label="Repository" hint="https://…, ssh://…, or a path on this machine." error={repositoryError}>
+        <Field
+          label="Repository"
+          hint={isAdmin ? "https://…, ssh://…, or a path on this machine." : "https://… or ssh://…"}
+          error={repositoryError}
+        >
           {(control) => (
             <Input
               {...control}
@@ -93,8 +110,8 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
   );
 }
 
-/** Return `project` for `https://github.com/you/project.git`. */
-function nameOf(repository: string): string {
+/** Return the last part of the address: `project` for `https://github.com/you/project.git`. */
+function suggestName(repository: string): string {
   return (
     repository
       .trim()

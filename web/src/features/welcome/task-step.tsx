@@ -35,7 +35,7 @@ const EXAMPLES: Suggestion[] = [
 export function TaskStep({
   project,
   agent,
-  title: agentName,
+  agentName,
   demo,
   suggestions,
   onBack,
@@ -43,8 +43,7 @@ export function TaskStep({
 }: {
   project: Project;
   agent: string;
-  /** Display name of the agent. */
-  title: string;
+  agentName: string;
   demo: boolean;
   suggestions: Suggestion[];
   onBack: () => void;

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from sandyard.engine.contract import (
     AGENT_PORT,
     Capabilities,
     Condition,
-    Denied,
+    DeniedAttempt,
     Handle,
     Isolation,
     Layers,
@@ -57,11 +57,14 @@ class FakeDriver:
         self.capabilities = Capabilities(
             freeze=True,
             suspend=frozenset(),
+            memory_fork=frozenset(),
             live_copy="copy",
             limits=frozenset(),
             egress=True,
             isolation=frozenset({Isolation.NAMESPACE}),
+            containers=frozenset(),
             missing={
+                "containers.namespace": "fake sandboxes are plain processes of the host",
                 "isolation": "fake sandboxes are plain processes of the host",
                 "suspend": "fake sandboxes keep their memory in processes only",
                 "limits": "fake sandboxes have no limits",
@@ -118,7 +121,7 @@ class FakeDriver:
             return self._get_condition(handle.id)
 
     async def wait_for_exit(self, handle: Handle) -> str:
-        await self.faults.hit("exited", When.BEFORE)
+        await self.faults.hit("wait_for_exit", When.BEFORE)
         pid = self.agents.get(handle.id)
         if pid is not None:
             code = await processes.wait_for_exit(pid)
@@ -177,6 +180,9 @@ class FakeDriver:
             finally:
                 await delete_tree(copied)
 
+    async def fork_with_memory(self, handle: Handle, specs: Sequence[Spec]) -> Sequence[Handle | SandyardError]:
+        raise UnsupportedError("The fake driver cannot fork sandboxes with their memory.")
+
     async def kill(self, handle: Handle) -> None:
         async with self._wrap_operation("kill"):
             await self._remove_sandbox(handle.id)
@@ -202,7 +208,7 @@ class FakeDriver:
             spec = self.files.read_spec(handle.id)
             self.files.write_spec(replace(spec, network=policy))
 
-    async def take_denied(self, handle: Handle) -> Collection[Denied]:
+    async def take_denied(self, handle: Handle) -> Collection[DeniedAttempt]:
         """Return nothing, because nothing is blocked here."""
         return ()
 

@@ -22,7 +22,7 @@ from sandyard.engine.drivers.machine.mount_targets import OPEN_DIRECTORY, open_p
 from sandyard.engine.drivers.machine.net.nft import NftError
 
 CGROUP = "sandbox"
-ORIGINAL_SUDO = "/dev/.sudo"  # see guest.elevation
+ORIGINAL_SUDO = "/dev/.sandyard/original-sudo"  # a file of agent_files; see guest.elevation
 _CGROUPS = "/sys/fs/cgroup"
 _OWN_MOUNTS = ("proc", "sys", "dev")  # file systems of gVisor's kernel
 _CONTROLLERS = (
@@ -45,6 +45,7 @@ def main() -> NoReturn:
         purpose = "mount its own files"
         _keep_tmp(request["spec"], Path(request["root"]))
         _replace_sudo(request["spec"], Path(request["root"]), request["sudo"])
+        _protect_read_only_sources(request["spec"])
         Path(request["config"]).write_text(json.dumps(request["spec"]))
         purpose = "start gVisor"
         os.execv(request["command"][0], request["command"])  # noqa: S606 - made by the engine
@@ -61,9 +62,10 @@ def _report(message: str, code: int | None) -> None:
 
 
 def _enter(request: dict[str, Any]) -> None:
+    """Enter the cgroups and the namespaces of the sandbox, and mount its root file system."""
     for group in request["cgroups"]:
         Path(group, "cgroup.procs").write_text("0")
-    enter_new_namespace(request["regular_netns"])
+    enter_new_namespace(request["regular_netns"], containers=request["containers"])
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_SLAVE)
     # runsc takes a file that it finds there for a proof that it is in the host's network namespace. On Linux 6.18 and
@@ -108,7 +110,8 @@ def _resolve_target(spec: dict[str, Any], root: Path, target: str) -> None:
     path = Path(f"/proc/self/fd/{descriptor}").readlink()
     for number in (folder, descriptor):
         os.close(number)
-    if path.relative_to(root).parts[0] in _OWN_MOUNTS:
+    parts = path.relative_to(root).parts
+    if not parts or parts[0] in _OWN_MOUNTS:  # a link may also lead to the root itself
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
     mount = next(mount for mount in spec["mounts"] if mount["destination"] == target)
     mount["destination"] = f"/{path.relative_to(root)}"
@@ -116,20 +119,32 @@ def _resolve_target(spec: dict[str, Any], root: Path, target: str) -> None:
 
 def _keep_tmp(spec: dict[str, Any], root: Path) -> None:
     """Mount the image's /tmp on itself. Otherwise gVisor mounts an empty file system there."""
-    path = _find(root, "tmp", stat.S_ISDIR)
+    path = _find_in_root(root, "tmp", stat.S_ISDIR)
     if path is not None:
         spec["mounts"].append(_make_bind(str(path), f"/{path.relative_to(root)}", "rw"))
 
 
 def _replace_sudo(spec: dict[str, Any], root: Path, replacement: str) -> None:
-    """Mount another program over the image's sudo, and that one at another place. gVisor ignores its set-user-id bit."""
-    path = _find(root, "usr/bin/sudo", stat.S_ISREG)
+    """Mount `replacement` over the image's sudo, whose set-user-id bit gVisor ignores. The original stays available at
+    `ORIGINAL_SUDO`."""
+    path = _find_in_root(root, "usr/bin/sudo", stat.S_ISREG)
     if path is not None:
         spec["mounts"].append(_make_bind(str(path), ORIGINAL_SUDO, "ro"))
         spec["mounts"].append(_make_bind(replacement, f"/{path.relative_to(root)}", "ro"))
 
 
-def _find(root: Path, name: str, is_wanted: Callable[[int], bool]) -> Path | None:
+def _protect_read_only_sources(spec: dict[str, Any]) -> None:
+    """Make the sources of read-only mounts read-only on the host too. runsc lets the process that serves files mount all
+    sources writable, and in gVisor the root of a new user namespace may remount everything writable: without this, a
+    sandbox could change the agent of all others."""
+    flags = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+    for mount in spec["mounts"]:
+        if mount["type"] == "bind" and "ro" in mount["options"]:
+            kernel.bind(mount["source"], mount["source"])
+            kernel.mount("none", mount["source"], None, flags)
+
+
+def _find_in_root(root: Path, name: str, is_wanted: Callable[[int], bool]) -> Path | None:
     """Return the path of a file in `root`, or None if it is missing or of another kind. Symbolic links, which are not
     trusted, can only lead to files in `root`, and the result contains none: the source of a mount must never lead to a
     file of the host."""

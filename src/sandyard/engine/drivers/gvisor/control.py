@@ -7,6 +7,7 @@ version this was tested with.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import socket
 from typing import Any
@@ -22,7 +23,8 @@ class ControlError(SandyardError):
 
 
 async def call(path: str, method: str) -> Any:
-    """Send a request without an argument and return its result. Raises UnreachableError if there is no sandbox, and ControlError."""
+    """Send a request without an argument to the control socket `path` and return its result. Raises UnreachableError if
+    the sandbox does not respond, and ControlError if it refuses the request."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sock:
         try:
@@ -53,4 +55,4 @@ async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> dict
             continue
         if isinstance(answer, dict):
             return answer
-    raise ConnectionResetError(104, "it closed the connection")
+    raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")

@@ -42,9 +42,10 @@ class Runsc:
                 return cls(path, found[0].removeprefix("runsc version "))
         raise UnsupportedError(reason)
 
-    def make_command(self, root: Path, *arguments: str) -> list[str]:
+    def make_command(self, root: Path, *arguments: str, containers: bool = False) -> list[str]:
         """Return a command for the sandbox whose state is in `root`. All commands of a sandbox need the same options."""
+        options = ["--net-raw"] if containers else []
         return [
             str(self.path), f"--root={root}", "--platform=systrap", "--overlay2=none", "--network=sandbox",
-            "--net-disconnect-ok", *arguments,
+            "--net-disconnect-ok", *options, *arguments,
         ]  # fmt: skip

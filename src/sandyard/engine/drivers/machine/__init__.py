@@ -1,1 +1,1 @@
-"""What drivers that run sandboxes on this machine share: network, copy-on-write store, cgroups, slots and kernel calls."""
+"""The driver for sandboxes on this machine, and what its runtimes share: network, store, cgroups, slots, kernel calls."""

@@ -1,4 +1,4 @@
-"""Take over a host: find out which of the engine's sandboxes still exist, and remove everything else."""
+"""Take over the machine from an earlier engine: find out which sandboxes still exist, and remove everything else."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ async def take_over(
                 _adopt(machine, watcher, records[handle.id], life)
     kept = {handle.id for handle in keep}
     alive = {name: record for name, record in records.items() if name in kept and record.alive}
-    for name in set(records) - kept:  # from an earlier `open`; the sweep has ended them
+    for name in set(records) - kept:  # from an earlier `open`; the sweep below ends them
         records.pop(name).end_reason = "removed: the engine does not know it"
-    await machine.sweep_groups(alive)
+    await machine.sweep_groups({name: record.life.slot for name, record in alive.items() if record.life})
     for runtime in runtimes:
         runtime.sweep({record.life.pid for record in alive.values() if record.life})
     _sweep_run_directories(machine.run_dir, alive)
@@ -46,10 +46,10 @@ async def take_over(
     for runtime in runtimes:
         stopped = [name for name in kept - set(alive) if records[name].driver == runtime.isolation.value]
         suspended |= await runtime.images.take_over([name for name in stopped if machine.store.has(name)])
+    await _continue_processes(machine, runtimes, alive.values())
     conditions: dict[str, Condition] = {}
     for name in kept:
         if name in alive:
-            alive[name].frozen = pause.is_paused(machine, alive[name])
             conditions[name] = Condition.FROZEN if alive[name].frozen else Condition.RUNNING
         elif name in suspended:
             conditions[name] = Condition.SUSPENDED
@@ -62,8 +62,8 @@ async def take_over(
 
 
 def _adopt(machine: Machine, watcher: ExitWatcher, record: Record, life: Life) -> None:
-    """Adopt a running sandbox. It is the same process if it started at the same time, and belongs to this sandbox if it
-    is in its cgroup and has its files. Without cgroups its command line identifies it."""
+    """Watch the sandbox if it is still running. It is the same process if it started at the same time, and belongs to
+    this sandbox if it is in its cgroup and the sandbox has files. Without cgroups its command line identifies it."""
     pidfd = processes.open_pidfd(life.pid, life.start)
     if pidfd is None:
         return
@@ -78,6 +78,15 @@ def _adopt(machine: Machine, watcher: ExitWatcher, record: Record, life: Life) -
     with contextlib.suppress(OSError):  # without root its agent's descriptors are not accessible
         stderr_fd = os.open(f"/proc/{life.pid}/fd/2", os.O_RDONLY | os.O_CLOEXEC)
     watcher.watch(record, life, pidfd, stderr_fd, reports_exit=False)
+
+
+async def _continue_processes(machine: Machine, runtimes: Collection[Runtime], alive: Collection[Record]) -> None:
+    """Let processes continue that are paused, except those of sandboxes that are frozen."""
+    for record in alive:
+        record.frozen = pause.is_paused(machine, record)
+    for runtime in runtimes:
+        running = [record for record in alive if record.driver == runtime.isolation.value and not record.frozen]
+        await runtime.images.continue_processes(running)
 
 
 def _sweep_run_directories(run: Path, alive: Mapping[str, Record]) -> None:

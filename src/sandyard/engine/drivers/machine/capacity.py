@@ -34,5 +34,5 @@ class Memory:
             self._read_at = now
         if self._available < self.reserve:
             raise FullError(
-                f"The machine is full (memory): {self._available >> 20} MiB of {self._total >> 20} MiB are left."
+                f"The machine is full (memory): {self._available >> 20} MiB of {self._total >> 20} MiB are left. Kill or pause a sandbox."
             )

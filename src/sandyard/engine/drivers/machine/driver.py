@@ -13,25 +13,27 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sandyard.engine.contract import (
     Capabilities,
     Condition,
-    Denied,
+    DeniedAttempt,
     Hairpin,
     Handle,
+    Isolation,
     Layers,
     NetworkPolicy,
     Spec,
     Stats,
 )
-from sandyard.engine.drivers.machine import adoption, pause, policies, processes, starter
+from sandyard.engine.drivers.machine import adoption, fuse, pause, policies, processes, starter
 from sandyard.engine.drivers.machine.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.machine.machine import DriverOptions, Machine, PrivilegedFiles
 from sandyard.engine.drivers.machine.record import Record, parse_record
-from sandyard.engine.drivers.machine.runtime import MemoryImages, Runtime
+from sandyard.engine.drivers.machine.runtime import MemoryImages, Runtime, Starter
 from sandyard.engine.drivers.machine.store.base import VOLUMES
 from sandyard.kit.errors import (
     ConflictError,
@@ -41,10 +43,13 @@ from sandyard.kit.errors import (
     UnreachableError,
     UnsupportedError,
 )
+from sandyard.kit.logging import get_logger
 
 _ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _KILL_TIMEOUT_S = 15.0
+_FUSE_WAIT_S = 1.0
 
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -63,7 +68,7 @@ class MachineDriver:
         self._watcher: ExitWatcher
         self._records: dict[str, Record] = {}
 
-    # The machine -------------------------------------------------------------------------------------------------------------
+    # The machine ------------------------------------------------------------------------------------------------------
 
     async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
         for handle in keep:
@@ -147,15 +152,15 @@ class MachineDriver:
             raise SandyardError("The driver is not open.")
         return self._machine
 
-    # Creation ----------------------------------------------------------------------------------------------------------------
+    # Creation ---------------------------------------------------------------------------------------------------------
 
     async def create(self, spec: Spec) -> Handle:
-        self._check_new_sandbox(spec)
+        self._check_new_sandbox(spec, spec.isolation)
 
         async def prepare_files() -> None:
             await self.machine.store.create(spec.id, spec.limits.disk_mb)
 
-        record = Record(spec.id, spec.isolation.value, spec.layers, spec.limits, spec.mounts)
+        record = Record(spec.id, spec.isolation.value, spec.layers, spec.limits, spec.mounts, spec.containers)
         return await self._run_to_completion(self._create_sandbox(record, spec.network, prepare_files), self.kill)
 
     async def boot(self, handle: Handle, spec: Spec) -> Handle:
@@ -167,6 +172,7 @@ class MachineDriver:
         machine = self.machine
         if not machine.store.has(handle.id):
             raise NotFoundError(f"The file system of the sandbox {handle.id} no longer exists.")
+        self._check_containers(spec, Isolation(record.driver))
         self._check_volumes(spec)
         machine.memory.check()
 
@@ -174,7 +180,7 @@ class MachineDriver:
             await machine.store.renew(record.id, spec.limits.disk_mb)
 
         async def work() -> Handle:
-            new = Record(record.id, record.driver, record.layers, spec.limits, spec.mounts)
+            new = Record(record.id, record.driver, record.layers, spec.limits, spec.mounts, spec.containers)
             await self._start(new, spec.network, prepare_files)
             self._records[record.id] = new
             return new.make_handle()
@@ -183,25 +189,77 @@ class MachineDriver:
 
     async def fork(self, handle: Handle, spec: Spec) -> Handle:
         original = self._get_record(handle)
-        self._check_new_sandbox(spec)
+        self._check_new_sandbox(spec, Isolation(original.driver))
 
         async def prepare_files() -> None:
             async with self._freeze_during(original) as stopped:
                 await self.machine.store.copy(original.id, spec.id, spec.limits.disk_mb, stopped=stopped)
 
-        record = Record(spec.id, original.driver, original.layers, spec.limits, spec.mounts)
+        record = Record(spec.id, original.driver, original.layers, spec.limits, spec.mounts, spec.containers)
         return await self._run_to_completion(self._create_sandbox(record, spec.network, prepare_files), self.kill)
 
-    def _check_new_sandbox(self, spec: Spec) -> None:
+    async def fork_with_memory(self, handle: Handle, specs: Sequence[Spec]) -> Sequence[Handle | SandyardError]:
+        original = self._get_running(handle)
+        if self._get_runtime(handle).isolation not in self.capabilities.memory_fork:
+            raise UnsupportedError(
+                f"The sandbox {handle.id} has the isolation level {original.driver} and cannot be forked with its memory. "
+                f"Use {Isolation.GVISOR}, or fork only its files."
+            )
+        for spec in specs:
+            self._check_new_sandbox(spec, Isolation(original.driver))
+
+        return await self._run_to_completion(self._fork_with_memory(original, specs), self._kill_all)
+
+    async def _fork_with_memory(self, original: Record, specs: Sequence[Spec]) -> Sequence[Handle | SandyardError]:
+        store = self.machine.store
+
+        async def copy_files() -> None:
+            for spec in specs:
+                await store.copy(original.id, spec.id, spec.limits.disk_mb, stopped=False)
+
+        async def start(spec: Spec, memory_starter: Starter) -> Handle:
+            async def prepare_files() -> None:
+                """Do nothing: they were copied with the memory."""
+
+            record = replace(original.renew(), id=spec.id)
+            return await self._create_sandbox(record, spec.network, prepare_files, memory_starter)
+
+        try:
+            async with self._get_images(original).copy_memory(original, copy_files) as memory_starter:
+                started = (start(spec, memory_starter) for spec in specs)
+                # All of them must have ended before the copy of the memory is deleted, whatever one of them raises.
+                outcomes = await asyncio.gather(*started, return_exceptions=True)
+        except BaseException:
+            for spec in specs:
+                await self._remove_files(spec.id)
+            raise
+        results = [outcome for outcome in outcomes if isinstance(outcome, (Handle, SandyardError))]
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, SandyardError):
+                await self._kill_all(results)
+                raise outcome
+        return results
+
+    async def _kill_all(self, results: Sequence[Handle | SandyardError]) -> None:
+        """Kill the sandboxes among these results, all of them even if one cannot be killed."""
+        kills = (self.kill(result) for result in results if isinstance(result, Handle))
+        await asyncio.gather(*kills, return_exceptions=True)
+
+    def _check_new_sandbox(self, spec: Spec, isolation: Isolation) -> None:
         machine = self.machine
         self._check_rules(spec.network)
         if not _ID_PATTERN.fullmatch(spec.id):
             raise InvalidInputError(f"{spec.id!r} is not a valid sandbox id.")
         if spec.id in self._records:
             raise ConflictError(f"Sandbox {spec.id} already exists.")
+        self._check_containers(spec, isolation)
         self._check_volumes(spec)
         machine.memory.check()
         machine.store.check_room()
+
+    def _check_containers(self, spec: Spec, isolation: Isolation) -> None:
+        if spec.containers:
+            self.capabilities.check_containers(isolation)
 
     def _check_volumes(self, spec: Spec) -> None:
         for mount in spec.mounts:
@@ -231,31 +289,50 @@ class MachineDriver:
             raise
 
     async def _create_sandbox(
-        self, record: Record, policy: NetworkPolicy, prepare_files: Callable[[], Awaitable[None]]
+        self,
+        record: Record,
+        policy: NetworkPolicy,
+        prepare_files: Callable[[], Awaitable[None]],
+        memory_starter: Starter | None = None,
     ) -> Handle:
-        """Create a sandbox. Its record exists in the meantime, so that the id is taken; on failure nothing is left."""
+        """Create a sandbox. Its record exists from the beginning, so that the id is taken; on failure nothing is left.
+
+        `memory_starter` starts it with a copy of another sandbox's memory.
+        """
         self._records[record.id] = record
         try:
-            await self._start(record, policy, prepare_files)
+            await self._start(record, policy, prepare_files, memory_starter)
         except BaseException:
             self._records.pop(record.id, None)
             await self._remove_files(record.id)
             raise
         return record.make_handle()
 
-    async def _start(self, record: Record, policy: NetworkPolicy, prepare_files: Callable[[], Awaitable[None]]) -> None:
-        runtime = self.runtimes[record.driver]
-        await starter.start(self.machine, self._watcher, runtime, record, policy=policy, prepare_files=prepare_files)
+    async def _start(
+        self,
+        record: Record,
+        policy: NetworkPolicy,
+        prepare_files: Callable[[], Awaitable[None]],
+        memory_starter: Starter | None = None,
+    ) -> None:
+        await starter.start(
+            self.machine,
+            self._watcher,
+            memory_starter or self.runtimes[record.driver],
+            record,
+            policy=policy,
+            prepare_files=prepare_files,
+        )
 
     async def _remove_files(self, sandbox: str) -> None:
         remove_run_directory(self.machine.run_dir / sandbox)
         await self.machine.store.remove(sandbox)
 
-    # State ------------------------------------------------------------------------------------------------------------------
+    # State ------------------------------------------------------------------------------------------------------------
 
     def _get_record(self, handle: Handle) -> Record:
-        """Return the record. A handle that this driver object does not know is looked up on the machine, like in
-        `open`."""
+        """Return the record of a sandbox. If this driver object does not know it, return a new one, not running. Raises
+        NotFoundError if the sandbox has no files."""
         known = self._records.get(handle.id)
         if known is not None:
             return known
@@ -307,7 +384,7 @@ class MachineDriver:
             disk_total=record.limits.disk_mb << 20,
         )
 
-    # Pausing and copying --------------------------------------------------------------------------------------------------------
+    # Pausing and copying ----------------------------------------------------------------------------------------------
 
     def _get_running(self, handle: Handle) -> Record:
         record = self._get_record(handle)
@@ -319,14 +396,18 @@ class MachineDriver:
         await pause.freeze(self.machine, self._get_running(handle))
 
     async def thaw(self, handle: Handle) -> None:
-        pause.thaw(self.machine, self._get_running(handle))
+        record = self._get_running(handle)
+        pause.thaw(self.machine, record)
+        await self._get_images(record).continue_processes([record])
 
     @contextlib.asynccontextmanager
     async def _freeze_during(self, record: Record) -> AsyncIterator[bool]:
-        """Freeze the sandbox while the block runs, and restore its condition afterwards. Yields whether it is
-        stopped."""
+        """Freeze the sandbox while the block runs, and restore its condition afterwards.
+
+        Yields True if nothing can depend on its files: it is neither running nor suspended.
+        """
         if not record.alive:
-            yield not self._get_images(record).has(record.id)  # its memory depends on its files
+            yield not self._get_images(record).has(record.id)
         elif pause.is_paused(self.machine, record):
             yield False
         else:
@@ -382,7 +463,7 @@ class MachineDriver:
 
         return await self._run_to_completion(work(), undo)
 
-    # Stopping -----------------------------------------------------------------------------------------------------------------------
+    # Stopping ---------------------------------------------------------------------------------------------------------
 
     async def stop(self, handle: Handle) -> Handle:
         record = self._get_record(handle)
@@ -401,7 +482,7 @@ class MachineDriver:
         await self._remove_files(handle.id)
 
     async def _end_processes(self, record: Record, reason: str) -> None:
-        """End all processes and return when none is left. The slot's resources are freed in the background."""
+        """End all processes and return when none is left. Network and cgroup are freed in the background."""
         if not record.alive:
             return
         record.end_reason = record.end_reason or reason
@@ -411,11 +492,23 @@ class MachineDriver:
         self.machine.cgroups.kill(record.id)
         try:
             async with asyncio.timeout(_KILL_TIMEOUT_S):
-                await asyncio.shield(record.ended)
+                while not record.ended.done():
+                    await asyncio.wait({record.ended}, timeout=_FUSE_WAIT_S)
+                    self._abort_fuse_connections(record)
         except TimeoutError:
-            raise SandyardError(f"Could not end the processes of the sandbox {record.id}.") from None
+            raise SandyardError(
+                f"Could not end the processes of the sandbox {record.id}: some still exist after {_KILL_TIMEOUT_S:g} s. Try again."
+            ) from None
 
-    # Volumes ----------------------------------------------------------------------------------------------------------------------
+    def _abort_fuse_connections(self, record: Record) -> None:
+        """Let processes end that wait for a FUSE server and have not ended yet."""
+        if record.alive and record.containers and record.life is not None:
+            aborted = fuse.abort_connections(self.machine.instance.get_uids(record.life.slot))
+            if aborted:
+                reason = "processes did not end"
+                log.warning("fuse_connections_aborted", sandbox=record.id, count=aborted, reason=reason)
+
+    # Volumes ----------------------------------------------------------------------------------------------------------
 
     async def create_volume(self, volume_id: str, size_mb: int) -> None:
         self.machine.store.check_room()
@@ -427,6 +520,8 @@ class MachineDriver:
     def volume_path(self, volume_id: str) -> Path:
         return self.machine.store.path / VOLUMES / _check_volume_id(volume_id)
 
+    # Network ----------------------------------------------------------------------------------------------------------
+
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
         record, machine = self._get_running(handle), self.machine
         self._check_rules(policy)
@@ -434,7 +529,7 @@ class MachineDriver:
             await machine.network.set_policy(record.life.slot, policy)
         policies.save(machine.run_dir / record.id, policy)
 
-    async def take_denied(self, handle: Handle) -> Collection[Denied]:
+    async def take_denied(self, handle: Handle) -> Collection[DeniedAttempt]:
         record, network = self._get_running(handle), self.machine.network
         if network is None or record.life is None:
             return ()

@@ -40,4 +40,5 @@ def translate_child_error(response: dict[str, Any]) -> SandyardError:
 
 
 def translate_os_error(error: OSError, action: str) -> SandyardError:
+    """Translate an error of the kernel. `action` says what failed, such as "Could not start the sandbox x"."""
     return translate_errno(error.errno, f"{action}: {error.strerror or error}")

@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sandyard.engine.drivers.machine import processes
 from sandyard.engine.drivers.machine.machine import Machine
 from sandyard.engine.drivers.machine.record import Life, Record
 from sandyard.kit.logging import get_logger
@@ -18,7 +19,8 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-_STATUS_TIMEOUT_S = 2.0  # a runtime knows at once, but may be delayed on a busy machine
+_EXIT_REPORT_TIMEOUT_S = 30.0  # a runtime knows at once, but may be delayed on a busy machine
+_MAX_EARLY_REPORTS = 64
 _TAIL_BYTES = 4096
 
 
@@ -29,7 +31,8 @@ class ExitWatcher:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._by_pid: dict[int, Record] = {}
-        self._statuses: dict[int, asyncio.Event] = {}
+        self._exit_reports: dict[int, asyncio.Event] = {}  # by pid, of those whose exit will be reported
+        self._early_reports: dict[int, int] = {}  # pid → exit code, of processes that are not watched yet
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def watch(self, record: Record, life: Life, pidfd: int, stderr_fd: int, *, reports_exit: bool) -> None:
@@ -40,8 +43,11 @@ class ExitWatcher:
         record.frozen = False
         record.ended = asyncio.get_running_loop().create_future()
         self._by_pid[life.pid] = record
+        early_report = self._early_reports.pop(life.pid, None)
         if reports_exit:
-            self._statuses[life.pid] = asyncio.Event()
+            self._exit_reports[life.pid] = asyncio.Event()
+            if early_report is not None and processes.has_ended(pidfd):
+                self.on_exit(life.pid, early_report)
         asyncio.get_running_loop().add_reader(pidfd, self._on_process_end, record)
 
     def list_running(self, driver: str) -> list[Record]:
@@ -49,11 +55,21 @@ class ExitWatcher:
         return [record for record in self._by_pid.values() if record.driver == driver and record.alive]
 
     def on_exit(self, pid: int, code: int) -> None:
-        """Handle a runtime's report that a process has ended."""
+        """Handle a runtime's report that a process has ended. `code` is its exit code, or the negative number of the
+        signal that ended it."""
         if pid in self._by_pid:
             self._by_pid[pid].exit_code = code
-        if pid in self._statuses:
-            self._statuses[pid].set()
+        else:
+            self._early_reports[pid] = code
+            if len(self._early_reports) > _MAX_EARLY_REPORTS:
+                del self._early_reports[next(iter(self._early_reports))]
+        if pid in self._exit_reports:
+            self._exit_reports[pid].set()
+
+    def on_reports_lost(self) -> None:
+        """Handle that a runtime cannot report any more how the processes running now end."""
+        for report in self._exit_reports.values():
+            report.set()
 
     def track(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work that must run to completion, even if nobody waits for it."""
@@ -90,11 +106,12 @@ class ExitWatcher:
     async def _handle_end(self, record: Record, life: Life) -> None:
         """Handle the end of the first process, with which all others end. Record the reason, then free what only a
         running sandbox needs."""
-        event = self._statuses.pop(life.pid, None)
-        if event is not None and record.end_reason is None:
+        exit_reported = self._exit_reports.get(life.pid)
+        if exit_reported is not None and record.end_reason is None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_STATUS_TIMEOUT_S):
-                    await event.wait()
+                async with asyncio.timeout(_EXIT_REPORT_TIMEOUT_S):
+                    await exit_reported.wait()
+        self._exit_reports.pop(life.pid, None)
         reason = record.end_reason or self._find_reason(record)
         if record.end_reason is None:
             log.info("sandbox_ended", sandbox=record.id, reason=reason)
@@ -128,11 +145,18 @@ class ExitWatcher:
                 else "ended for an unknown reason"
             )
         if code < 0:
-            return f"its agent was ended by {signal.Signals(-code).name}"
+            return f"its agent was ended by {get_signal_name(-code)}"
         if code == 0:
             return "it was shut down"
         last_line = read_last_line(record.stderr_fd)
         return f"its agent failed with {code}" + (f": {last_line}" if last_line else "")
+
+
+def get_signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
 
 
 def _close_stderr(record: Record) -> None:

@@ -9,20 +9,24 @@ from pathlib import Path
 from sandyard.engine.drivers.machine import kernel
 
 
-def open_socket_inside(namespace: Path, family: socket.AddressFamily) -> socket.socket:
-    """Return a non-blocking stream socket in that network namespace. Needs root. Raises OSError.
+def open_socket_inside(
+    namespace: Path, family: socket.AddressFamily, kind: socket.SocketKind = socket.SOCK_STREAM
+) -> socket.socket:
+    """Return a non-blocking socket in the network namespace at this path. Needs root. Raises OSError.
 
     A socket belongs to the namespace its creator is in at that moment, so this thread enters the namespace and returns,
     without a pause in between.
     """
     there = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
-    here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        kernel.setns(there, kernel.CLONE_NEWNET)
+        here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            kernel.setns(there, kernel.CLONE_NEWNET)
+            try:
+                return socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            finally:
+                kernel.setns(here, kernel.CLONE_NEWNET)
         finally:
-            kernel.setns(here, kernel.CLONE_NEWNET)
+            os.close(here)
     finally:
         os.close(there)
-        os.close(here)

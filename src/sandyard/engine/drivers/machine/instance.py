@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import secrets
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -28,18 +30,29 @@ CLAIMS_DIR = Path("/run/sandyard/uids")
 
 @dataclass(frozen=True, slots=True)
 class Instance:
+    """The contents of `instance.json`."""
+
     name: str
     first_uid: int
     slots: int  # how many sandboxes fit into the range
     cgroups: dict[str, str] = field(default_factory=dict)  # hierarchy → directory, as of the last run
     directory: str = ""  # the directory it was created for: its device and inode
-    is_copy: bool = (
-        False  # copied from another instance and not yet taken over: its handles refer to the original's processes
-    )
+    # Copied from another instance and not yet taken over: its handles refer to the original's processes.
+    is_copy: bool = False
 
     def get_first_uid(self, slot: int) -> int:
         """Return the first id of a slot."""
         return self.first_uid + slot * UIDS_PER_SLOT
+
+    def get_uids(self, slot: int) -> range:
+        """Return the ids of a slot, which nobody else on the machine has."""
+        first = self.get_first_uid(slot)
+        return range(first, first + UIDS_PER_SLOT)
+
+    @property
+    def uids(self) -> range:
+        """The ids of all slots."""
+        return range(self.first_uid, self.get_first_uid(self.slots))
 
 
 def load(data_dir: Path, slots: int, claims: Path = CLAIMS_DIR) -> Instance:
@@ -58,15 +71,16 @@ def load(data_dir: Path, slots: int, claims: Path = CLAIMS_DIR) -> Instance:
     elif known is not None and known.directory != directory:
         known = replace(known, directory=directory)
         save(data_dir, known)
-    wanted = min(-(-slots // SLOTS_PER_BLOCK), BLOCKS)  # rounded up to whole blocks
-    if known is not None and known.slots >= wanted * SLOTS_PER_BLOCK and _claim(claims, known, data_dir):
+    wanted_blocks = min(-(-slots // SLOTS_PER_BLOCK), BLOCKS)  # rounded up
+    if known is not None and known.slots >= wanted_blocks * SLOTS_PER_BLOCK and _claim(claims, known, data_dir):
         return known
     name = known.name if known else secrets.token_hex(4)
-    for count in range(wanted, 0, -1):
+    for count in range(wanted_blocks, 0, -1):
         for block in range(BLOCKS - count + 1):
-            first = FIRST_UID + block * SLOTS_PER_BLOCK * UIDS_PER_SLOT
-            slots = count * SLOTS_PER_BLOCK
-            candidate = Instance(name, first, slots, known.cgroups if known else {}, directory, is_copy)
+            first_uid = FIRST_UID + block * SLOTS_PER_BLOCK * UIDS_PER_SLOT
+            candidate = Instance(
+                name, first_uid, count * SLOTS_PER_BLOCK, known.cgroups if known else {}, directory, is_copy
+            )
             try:
                 save(data_dir, candidate)  # before the claim, because a claim without a matching file is void
             except OSError as error:
@@ -88,6 +102,7 @@ def _identify_directory(data_dir: Path) -> str:
 
 
 def save(data_dir: Path, instance: Instance) -> None:
+    """Write `instance.json`, atomically."""
     file, text = data_dir / "instance.json", json.dumps(asdict(instance))
     with contextlib.suppress(FileNotFoundError):
         if file.read_text() == text:  # so that an engine can start on a full disk
@@ -106,37 +121,55 @@ def mark_adopted(data_dir: Path, instance: Instance) -> Instance:
 
 
 def set_cgroups(instance: Instance, folders: dict[str, str]) -> Instance:
+    """Return the instance with these directories. Saves nothing."""
     return replace(instance, cgroups=dict(folders))
 
 
 def release(instance: Instance, data_dir: Path, claims: Path = CLAIMS_DIR) -> None:
     """Release the range, because nothing of this instance is running. The next `load` claims it again, or another
     one."""
-    first = (instance.first_uid - FIRST_UID) // (SLOTS_PER_BLOCK * UIDS_PER_SLOT)
-    for block in range(first, first + instance.slots // SLOTS_PER_BLOCK):
+    for block in _list_blocks(instance):
         with contextlib.suppress(OSError):
             if _find_holder(claims / str(block)) == data_dir:
                 (claims / str(block)).unlink()
 
 
 def _claim(claims: Path, instance: Instance, data_dir: Path) -> bool:
-    """Claim every block of the range, or none."""
-    first = (instance.first_uid - FIRST_UID) // (SLOTS_PER_BLOCK * UIDS_PER_SLOT)
+    """Claim every block of the range, or none. Return whether they are claimed."""
     taken: list[Path] = []
     try:
         claims.mkdir(parents=True, exist_ok=True)
-        for block in range(first, first + instance.slots // SLOTS_PER_BLOCK):
-            if not _claim_block(claims / str(block), instance, data_dir):
-                for path in taken:
-                    path.unlink(missing_ok=True)
-                return False
-            taken.append(claims / str(block))
+        with _lock_claims(claims):
+            for block in _list_blocks(instance):
+                if not _claim_block(claims / str(block), instance, data_dir):
+                    for path in taken:
+                        path.unlink(missing_ok=True)
+                    return False
+                taken.append(claims / str(block))
     except PermissionError:  # without root there is one range, the user's own
         return True
     return True
 
 
+@contextlib.contextmanager
+def _lock_claims(claims: Path) -> Iterator[None]:
+    """Exclude other engines that start at the same time: a claim that is still being written looks void to them."""
+    fd = os.open(claims, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _list_blocks(instance: Instance) -> range:
+    """Return the numbers of the blocks that its range consists of."""
+    first = (instance.first_uid - FIRST_UID) // (SLOTS_PER_BLOCK * UIDS_PER_SLOT)
+    return range(first, first + instance.slots // SLOTS_PER_BLOCK)
+
+
 def _claim_block(claim: Path, instance: Instance, data_dir: Path) -> bool:
+    """Claim one block, if no other data directory holds it. Return whether it is claimed."""
     for _ in range(3):
         try:
             fd = os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -158,7 +191,6 @@ def _find_holder(claim: Path) -> Path | None:
         claimed = json.loads(claim.read_text())
         holder = Path(claimed["data_dir"])
         instance = Instance(**json.loads((holder / "instance.json").read_text()))
-        first = (instance.first_uid - FIRST_UID) // (SLOTS_PER_BLOCK * UIDS_PER_SLOT)
-        if instance.name == claimed["name"] and first <= int(claim.name) < first + instance.slots // SLOTS_PER_BLOCK:
+        if instance.name == claimed["name"] and int(claim.name) in _list_blocks(instance):
             return holder
     return None

@@ -28,8 +28,8 @@ MNT_DETACH = 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
 MOUNT_ATTR_IDMAP = 0x0010_0000
 
-# Newer than the unified table, so the numbers are the same on every architecture.
-SYS_OPEN_TREE, SYS_MOVE_MOUNT, _SYS_FSCONFIG, _SYS_FSPICK = 428, 429, 431, 433
+# These system calls have the same numbers on every architecture, unlike older ones.
+SYS_OPEN_TREE, SYS_MOVE_MOUNT, _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT, _SYS_FSPICK = 428, 429, 430, 431, 432, 433
 _SYS_CLONE3, SYS_CLOSE_RANGE, SYS_MOUNT_SETATTR = 435, 436, 442
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
 
@@ -37,7 +37,8 @@ AT_FDCWD = -100
 AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 OPEN_TREE_CLONE = 1
 MOVE_MOUNT_F_EMPTY_PATH = 4
-_FSCONFIG_SET_FLAG, _FSCONFIG_CMD_RECONFIGURE, _FSPICK_CLOEXEC = 0, 7, 1
+_FSCONFIG_SET_FLAG, _FSCONFIG_CMD_CREATE, _FSCONFIG_CMD_RECONFIGURE, _FSPICK_CLOEXEC = 0, 6, 7, 1
+_FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_CAPBSET_READ, PR_CAPBSET_DROP = 1, 4, 15, 23, 24
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_SET_THP_DISABLE = 22, 38, 41
@@ -52,6 +53,7 @@ _CAP_SYS_ADMIN = 1 << 21
 
 
 def _check(result: int, what: str) -> int:
+    """Return the result of a system call, or raise the OSError that it reported."""
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
@@ -186,6 +188,20 @@ def make_mount_attributes(attributes: int, userns_fd: int = -1) -> bytes:
     if userns_fd >= 0:
         attributes |= MOUNT_ATTR_IDMAP
     return struct.pack("4Q", attributes, 0, 0, max(userns_fd, 0))
+
+
+def open_filesystem(kind: str) -> int:
+    """Return a descriptor of the root of a new mount, which is attached nowhere and ends with the descriptor."""
+    context = _check(_libc.syscall(_SYS_FSOPEN, kind.encode(), _FSOPEN_CLOEXEC), f"open the file system {kind}")
+    try:
+        _check(_libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0), f"create {kind}")
+        mount_fd = _check(_libc.syscall(_SYS_FSMOUNT, context, _FSMOUNT_CLOEXEC, 0), f"mount {kind}")
+    finally:
+        os.close(context)
+    try:
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount_fd)
+    finally:
+        os.close(mount_fd)
 
 
 def set_filesystem_options(path: str, flags: list[str]) -> None:

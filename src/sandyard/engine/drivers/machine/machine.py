@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from sandyard.engine.contract import Capabilities, Denied, Hairpin, NetworkPolicy
+from sandyard.engine.contract import Capabilities, DeniedAttempt, Hairpin, NetworkPolicy
+from sandyard.engine.drivers.machine import fuse, kernel, processes
 from sandyard.engine.drivers.machine import instance as instances
-from sandyard.engine.drivers.machine import kernel, processes
 from sandyard.engine.drivers.machine.capacity import Memory
 from sandyard.engine.drivers.machine.cgroups import Cgroups, IoLimits, discover_hierarchies
 from sandyard.engine.drivers.machine.cgroups.io import find_disk
@@ -33,10 +33,11 @@ log = get_logger(__name__)
 
 _MAX_OPEN_FILES = 65_536
 _RELEASE_TIMEOUT_S = 60.0
+_SWEEP_TIMEOUT_S = 3.0
 
 
 class NetSlot(Protocol):
-    """A slot's network."""
+    """The network of one slot. `dns` is the address of its name server, None if the slot has only a loopback."""
 
     @property
     def netns_path(self) -> Path: ...
@@ -56,7 +57,7 @@ class Network(Protocol):
     async def acquire(self, slot: int) -> NetSlot: ...
     async def release(self, slot: int) -> None: ...
     async def set_policy(self, slot: int, policy: NetworkPolicy) -> None: ...
-    async def take_denied(self, slot: int) -> Collection[Denied]: ...
+    async def take_denied(self, slot: int) -> Collection[DeniedAttempt]: ...
 
 
 MakeNetwork = Callable[[str, Path], Network]  # instance name, directory for its state
@@ -66,7 +67,8 @@ class PrivilegedFiles(Protocol):
     """File operations that need a helper process."""
 
     async def change_files(self, operation: str, fields: dict[str, Any]) -> Any:
-        """Copy or remove a directory with ids that this process may not handle. Only the plain store needs it."""
+        """Copy or remove a directory whose files belong to ids that this process has no access to. Only the plain
+        store needs it."""
         ...
 
     def release_files(self) -> None:
@@ -76,7 +78,8 @@ class PrivilegedFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
-    """`layer_roots`: the folders of templates. `rootless` None: detected. `store` "plain" disables btrfs."""
+    """How the driver uses the machine. `layer_roots` are the folders of templates. `rootless` None: detected. `store`
+    "plain" disables btrfs."""
 
     data_dir: Path
     layer_roots: Sequence[Path] = ()
@@ -101,8 +104,9 @@ class Machine:
         self.store: Store
         self.network: Network | None = None
         self.slots: Slots
+        self.title: str  # the command line of the zygote and its agents, by which they are found
         self._missing: dict[str, str] = {}
-        self.run_fd = -1
+        self.run_fd = -1  # the directory run/
 
     async def open(self) -> None:
         data_dir = self.options.data_dir
@@ -120,7 +124,9 @@ class Machine:
         self.slots = Slots(min(self.options.max_slots, self.instance.slots))
         self.title = f"sandyard {known.name}"
         if not await self.cgroups.clear(ZYGOTE):
-            raise SandyardError("The zygote of an earlier engine does not end.")
+            raise SandyardError(
+                "Could not start the engine: the zygote of an earlier engine could not be killed. Try again, or restart the machine."
+            )
         self.store = await self._open_store(data_dir / "store")
         self.cgroups.limit_io(self.options.io, find_disk(self.store.path.resolve()))
         if self.options.network is not None and not self.rootless:
@@ -141,20 +147,28 @@ class Machine:
                 instances.release(self.instance, self.options.data_dir)
         os.close(self.run_fd)
 
-    async def sweep_groups(self, keep: Collection[str]) -> None:
-        """End all processes in the groups of this instance except those of the sandboxes in `keep`."""
+    async def sweep_groups(self, keep: Mapping[str, int]) -> None:
+        """Remove the cgroups of this instance with their processes, except those of the sandboxes in `keep`, by their
+        slots."""
         leftovers = self.cgroups.list_names() - set(keep) - {ZYGOTE}
         if leftovers:
             log.info("sandboxes_swept", count=len(leftovers))
-        cleared = await asyncio.gather(*(self.cgroups.clear(name) for name in leftovers))
+        cleared = await asyncio.gather(*(self.cgroups.clear(name, _SWEEP_TIMEOUT_S) for name in leftovers))
+        if not all(cleared) and not self.rootless:  # they may wait for a FUSE server
+            kept = [self.instance.get_uids(slot) for slot in keep.values()]
+            fuse.abort_connections(self.instance.uids, keep=kept)
+            cleared = await asyncio.gather(*(self.cgroups.clear(name) for name in leftovers))
         if not all(cleared):
-            raise SandyardError("Processes of removed sandboxes do not end.")
+            raise SandyardError(
+                "Could not start the engine: processes of removed sandboxes could not be killed. Try again, or restart the machine."
+            )
 
     def mark_adopted(self) -> None:
         """Mark the contents of the data directory as adopted or removed."""
         self.instance = instances.mark_adopted(self.options.data_dir, self.instance)
 
     def disable_network(self) -> None:
+        """Continue without the network, which does not work here; `missing` of the capabilities contains the reason."""
         if self.network is not None:
             self._missing |= self.network.missing
             self._missing.setdefault("egress", self._missing.get("network", "the network can't be used"))
@@ -243,7 +257,7 @@ class Machine:
         return net
 
     def get_capabilities(self) -> Capabilities:
-        """Return the capabilities that all runtimes share. Each runtime adds its own to `isolation` and `suspend`."""
+        """Return the capabilities that all runtimes share. Each runtime adds its own to those by level."""
         missing = {**self._missing, **self.store.missing}
         if not self.cgroups.can_freeze:
             missing["freezer"] = "no cgroup freezer: a pause stops processes by signals, which they can notice"
@@ -252,16 +266,17 @@ class Machine:
             missing |= self.network.missing
             egress = not {"network", "egress"} & set(self.network.missing)
         else:
-            missing["egress"] = (
-                "sandboxes have a loopback only: a network needs root" if self.rootless else "no network was configured"
-            )
+            reason = "a network needs root" if self.rootless else "no network was configured"
+            missing.setdefault("egress", f"sandboxes have a loopback only: {reason}")
         return Capabilities(
             freeze=True,
             suspend=frozenset(),
+            memory_fork=frozenset(),
             live_copy=self.store.live_copy,
             limits=self.cgroups.limits | self.store.limits,
             egress=egress,
             isolation=frozenset(),
+            containers=frozenset(),
             missing=missing,
         )
 

@@ -1,5 +1,5 @@
-"""Stored egress policies: of a running sandbox next to its socket, because it has to be applied again after a restart of
-the engine; of a suspended sandbox next to its memory."""
+"""Stored egress policies, which are applied again when the engine restarts or a suspended sandbox is restored. That of a
+running sandbox is next to its socket, that of a suspended one next to its memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SEAL = "policy.json"
 
 
 def create_directory(folder: Path, policy: NetworkPolicy) -> None:
-    """Create a sandbox's directory with its initial policy."""
+    """Create a sandbox's directory in run/ with its initial policy."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:  # from an earlier start
@@ -25,7 +25,7 @@ def create_directory(folder: Path, policy: NetworkPolicy) -> None:
 
 
 def save(folder: Path, policy: NetworkPolicy) -> None:
-    """Save the policy before it is applied. The default policy needs no file."""
+    """Save the policy of a running sandbox. The default policy needs no file."""
     if policy == NetworkPolicy():
         (folder / _FILE).unlink(missing_ok=True)
         return
@@ -35,7 +35,7 @@ def save(folder: Path, policy: NetworkPolicy) -> None:
 
 
 def load(folder: Path) -> NetworkPolicy:
-    """Load the policy. An unreadable one denies everything."""
+    """Return the policy of a running sandbox. An unreadable one denies everything."""
     try:
         return NetworkPolicy.from_dict(json.loads((folder / _FILE).read_text()))
     except FileNotFoundError:
@@ -45,7 +45,7 @@ def load(folder: Path) -> NetworkPolicy:
 
 
 def seal_memory(folder: Path, policy: NetworkPolicy) -> None:
-    """Write the policy of a suspended sandbox, durably. It is the last file next to its memory, which makes it valid."""
+    """Write the policy of a suspended sandbox, durably. Called last: with this file its memory is complete and valid."""
     partial = folder / f".{_SEAL}"
     with partial.open("w") as file:
         json.dump(policy.to_dict(), file)
@@ -60,6 +60,7 @@ def seal_memory(folder: Path, policy: NetworkPolicy) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
+    """Return whether the memory in this directory was written completely."""
     return (folder / _SEAL).exists()
 
 

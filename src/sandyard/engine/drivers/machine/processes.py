@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 from collections.abc import Iterator
 from functools import cache
@@ -49,8 +50,15 @@ def open_pidfd(pid: int, start: int) -> int | None:
     return None
 
 
+def has_ended(pidfd: int) -> bool:
+    """Tell whether the process of a pidfd has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def find_by_title(title: str) -> Iterator[int]:
-    """Yield all processes whose whole command line is this: a zygote and its agents."""
+    """Yield the pids of all processes whose whole command line is this: a zygote and its agents."""
     command_line = title.encode()
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -84,16 +92,16 @@ def measure_usage(root: int) -> tuple[float, int]:
     for pid in list_process_tree(root):
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(
-                int(field) for field in fields[11:15]
-            )  # user and system time, its own and of its dead children
+            # User and system time, its own and of its dead children.
+            ticks += sum(int(field) for field in fields[11:15])
             pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
 
 
 async def stop_all(root: int) -> None:
-    """Stop a sandbox with signals: its first process, then the others until none is running. A process that its own
-    user had stopped before is continued with the others, because signals cannot distinguish that."""
+    """Stop a sandbox with signals: its first process, then the others until none is running. Raises TimeoutError after
+    continuing all of them. A process that its own user had stopped before is later continued with the others, because
+    signals cannot distinguish that."""
     for _ in range(_MAX_ROUNDS):
         members = list_process_tree(root)
         # A process that waits in vfork() for a child that was stopped before its exec cannot be stopped, but does

@@ -24,6 +24,7 @@ class Life:
 
     @property
     def data(self) -> dict[str, Any]:
+        """The life as it is stored in a handle."""
         return {"boot": read_boot_id(), "pid": self.pid, "start": self.start, "slot": self.slot}
 
 
@@ -36,6 +37,7 @@ class Record:
     layers: Layers
     limits: Limits
     mounts: tuple[Mount, ...] = ()
+    containers: bool = False
     life: Life | None = None
     pidfd: int = -1
     stderr_fd: int = -1  # a descriptor of its agent's crash output
@@ -50,13 +52,16 @@ class Record:
 
     def renew(self) -> Record:
         """Return a record of the same sandbox for another start."""
-        return Record(self.id, self.driver, self.layers, self.limits, self.mounts)
+        return Record(self.id, self.driver, self.layers, self.limits, self.mounts, self.containers)
 
     def make_handle(self) -> Handle:
+        """Return the handle from which `parse_handle` and `parse_record` read this state."""
         limits = {name: getattr(self.limits, name) for name in _LIMITS}
         data: dict[str, Any] = {"layers": list(self.layers), "limits": limits}
         if self.mounts:
             data["mounts"] = [asdict(mount) for mount in self.mounts]
+        if self.containers:
+            data["containers"] = True
         if self.alive and self.life is not None:
             data["life"] = self.life.data
         return Handle(self.id, self.driver, data)
@@ -73,7 +78,7 @@ def parse_handle(handle: Handle) -> tuple[Layers, Limits, Life | None]:
         if stored is not None and stored["boot"] == read_boot_id():
             life = Life(int(stored["pid"]), int(stored["start"]), int(stored["slot"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidInputError(f"The handle of the sandbox {handle.id} is not complete: {error}.") from error
+        raise InvalidInputError(f"The handle of the sandbox {handle.id} is not valid: {error}.") from error
     return layers, limits, life
 
 
@@ -83,5 +88,5 @@ def parse_record(handle: Handle) -> Record:
     try:
         mounts = tuple(Mount(**mount) for mount in handle.data.get("mounts", ()))
     except TypeError as error:
-        raise InvalidInputError(f"The handle of the sandbox {handle.id} is not complete: {error}.") from error
-    return Record(handle.id, handle.driver, layers, limits, mounts)
+        raise InvalidInputError(f"The handle of the sandbox {handle.id} is not valid: {error}.") from error
+    return Record(handle.id, handle.driver, layers, limits, mounts, bool(handle.data.get("containers")))

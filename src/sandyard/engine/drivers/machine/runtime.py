@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,11 +31,12 @@ class StartPlan:
     limits: Limits
     net: NetSlot | None
     mounts: tuple[Mount, ...] = ()
+    containers: bool = False
     hold: bool = False  # only hold the namespaces, without an agent
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedProcess:
     """A first process whose agent accepts connections. `reports_exit`: the runtime will report how it ended."""
 
     life: Life
@@ -52,7 +54,8 @@ class StartResources:
         self.descriptors: DescriptorList = []
 
     def create(self) -> None:
-        """Create everything, in a few hundred microseconds. The run directory must exist."""
+        """Create everything, in a few hundred microseconds. The run directory must exist. After a failure, call
+        `remove`."""
         self.descriptors += self._machine.cgroups.create(self._sandbox, self._limits)
         # The location of the agent's socket.
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -67,7 +70,7 @@ class StartResources:
         return descriptor[1]
 
     async def remove(self) -> None:
-        """Close all descriptors and remove the cgroups with their processes."""
+        """Close all descriptors, and remove the agent's socket and the cgroups with their processes."""
         self.close()
         await self._machine.cgroups.clear(self._sandbox)
         (self._machine.run_dir / self._sandbox / "agent.sock").unlink(missing_ok=True)
@@ -85,7 +88,7 @@ class Starter(Protocol):
         """Return the limits of a sandbox's cgroups: its own limits, and what the runtime itself needs there."""
         ...
 
-    async def launch(self, plan: StartPlan, resources: StartResources) -> Started:
+    async def launch(self, plan: StartPlan, resources: StartResources) -> StartedProcess:
         """Start a first process. On failure no process is left."""
         ...
 
@@ -99,10 +102,17 @@ class MemoryImages(Protocol):
         ...
 
     @property
-    def has_any(self) -> bool: ...
+    def has_any(self) -> bool:
+        """Whether any sandbox has memory here."""
+        ...
 
     async def take_over(self, stopped: Collection[str]) -> frozenset[str]:
         """Return which of these sandboxes, which are not running, are suspended. Removes all other images."""
+        ...
+
+    async def continue_processes(self, running: Collection[Record]) -> None:
+        """Let the processes of these running sandboxes continue if they were paused to save or copy their memory, and
+        still are: because the engine was killed meanwhile, or the sandbox did not respond."""
         ...
 
     async def delete_images(self, sandbox: str) -> None:
@@ -110,11 +120,19 @@ class MemoryImages(Protocol):
         ...
 
     async def suspend(self, record: Record, end: EndProcesses) -> Handle:
-        """Suspend a frozen sandbox. A failure before its processes are ended leaves it frozen."""
+        """Suspend a frozen sandbox. `end` is called to end its processes; a failure before that leaves it frozen."""
         ...
 
     async def restore(self, record: Record) -> Handle:
         """Restore the sandbox into this record, running. A failure leaves only the images."""
+        ...
+
+    def copy_memory(
+        self, record: Record, copy_files: Callable[[], Awaitable[None]]
+    ) -> AbstractAsyncContextManager[Starter]:
+        """Copy the memory of a running or frozen sandbox, and call `copy_files`, while its processes are paused. The block
+        then gets a starter, whose sandboxes continue these processes. At its end the copy is deleted. Raises
+        UnsupportedError."""
         ...
 
 
@@ -125,7 +143,7 @@ class Runtime(Starter, Protocol):
 
     @property
     def images(self) -> MemoryImages:
-        """Available after `open`."""
+        """The memory of this runtime's suspended sandboxes. Available after `open`."""
         ...
 
     async def open(self, machine: Machine, watcher: ExitWatcher, on_change: Callable[[], None]) -> None:
@@ -133,7 +151,8 @@ class Runtime(Starter, Protocol):
         ...
 
     def start_background_work(self) -> None:
-        """Called after everything left by an earlier engine was adopted or removed. Idempotent."""
+        """Start what runs beside the sandboxes. Called when everything left by an earlier engine was adopted or
+        removed. Idempotent."""
         ...
 
     async def stop_background_work(self) -> None: ...
@@ -143,7 +162,7 @@ class Runtime(Starter, Protocol):
         ...
 
     def sweep(self, keep: Collection[int]) -> None:
-        """End all processes of this runtime except the sandboxes with these first processes."""
+        """End all processes of this runtime, except those of the sandboxes whose first processes have these pids."""
         ...
 
     def complete_capabilities(self, known: Capabilities) -> Capabilities:

@@ -1,4 +1,5 @@
-"""Slot numbers: the smallest free one is taken, so that what belongs to a slot (user namespace, network) is reused."""
+"""Numbered slots for running sandboxes. The smallest free one is taken, so that what belongs to it (user namespace,
+network) is reused."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ class Slots:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._next = 0
+        self._next = 0  # this slot and all above it have never been used
         self._free: list[int] = []  # below `_next`
         self._used: set[int] = set()
         self._kept: set[int] = set()
@@ -28,13 +29,14 @@ class Slots:
         self._used.add(slot)
 
     def take(self) -> int:
+        """Return a free slot, which is used from now on. Raises FullError."""
         if self._free:
             slot = heapq.heappop(self._free)
         elif self._next < self.count:
             slot = self._next
             self._next += 1
         else:
-            raise FullError(f"The machine is full (slots): {self.count} sandboxes are running.")
+            raise FullError(f"The machine is full (slots): {self.count} sandboxes are running. Kill one.")
         self._used.add(slot)
         return slot
 
@@ -53,7 +55,7 @@ class Slots:
         self._kept.add(slot)
 
     def reuse_kept(self, slot: int) -> None:
-        """Mark a kept slot as used again, because its sandbox was restored."""
+        """Stop keeping a slot whose sandbox was restored into it. Call `claim` first."""
         self._kept.discard(slot)
 
     def release_kept(self, slot: int) -> None:

@@ -1,5 +1,5 @@
-"""Start sandboxes: what one needs is created concurrently where possible, and either everything or nothing exists at
-the end."""
+"""Start a sandbox: create its network, files, cgroups and first process, concurrently where possible, and remove all of
+them if one fails."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def start(
             resources.create()
         finally:
             net, _ = await preparation
-        plan = StartPlan(record.id, slot, record.layers, record.limits, net, record.mounts)
+        plan = StartPlan(record.id, slot, record.layers, record.limits, net, record.mounts, record.containers)
         started = await starter.launch(plan, resources)
         watcher.watch(record, started.life, started.pidfd, resources.take("stderr"), reports_exit=started.reports_exit)
     except BaseException as error:

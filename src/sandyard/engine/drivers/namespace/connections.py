@@ -14,6 +14,7 @@ from sandyard.kit.errors import UnreachableError
 
 _TIMEOUT_S = 5.0
 _MAX_HEAD_BYTES = 8192
+_MAX_FDS = 4  # one is expected
 _LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
@@ -71,11 +72,10 @@ async def connect_port_through_agent(path: str, sandbox: str, port: int) -> sock
     verified before use."""
     loop = asyncio.get_running_loop()
     sock = await connect_agent(path, sandbox)
+    request = f"GET /_sandyard/dial?port={port} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n"
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            await loop.sock_sendall(
-                sock, f"GET /_sandyard/dial?port={port} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n".encode()
-            )
+            await loop.sock_sendall(sock, request.encode())
             head, fds = await _receive_reply(loop, sock)
     except TimeoutError:
         raise UnreachableError(f"The sandbox {sandbox} does not respond.") from None
@@ -93,22 +93,30 @@ async def connect_port_through_agent(path: str, sandbox: str, port: int) -> sock
 
 
 async def _receive_reply(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> tuple[bytes, list[int]]:
+    """Return the head of the agent's response and the descriptors that came with it, which the caller must close."""
     head, fds = b"", array.array("i")
     size = fds.itemsize
-    while b"\r\n\r\n" not in head and len(head) < _MAX_HEAD_BYTES:
-        readable = loop.create_future()
-        loop.add_reader(sock, lambda future=readable: future.done() or future.set_result(None))  # type: ignore[misc]
-        try:
-            await readable
-        finally:
-            loop.remove_reader(sock)
-        data, ancillary, _, _ = sock.recvmsg(_MAX_HEAD_BYTES, socket.CMSG_SPACE(4 * size), socket.MSG_CMSG_CLOEXEC)
-        for level, kind, raw in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds.frombytes(raw[: len(raw) - len(raw) % size])
-        if not data:
-            break
-        head += data
+    try:
+        while b"\r\n\r\n" not in head and len(head) < _MAX_HEAD_BYTES and len(fds) <= _MAX_FDS:
+            readable = loop.create_future()
+            loop.add_reader(sock, lambda future=readable: future.done() or future.set_result(None))  # type: ignore[misc]
+            try:
+                await readable
+            finally:
+                loop.remove_reader(sock)
+            data, ancillary, _, _ = sock.recvmsg(
+                _MAX_HEAD_BYTES, socket.CMSG_SPACE(_MAX_FDS * size), socket.MSG_CMSG_CLOEXEC
+            )
+            for level, kind, raw in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    fds.frombytes(raw[: len(raw) - len(raw) % size])
+            if not data:
+                break
+            head += data
+    except BaseException:  # such as a timeout: the agent may send descriptors and then nothing more
+        for fd in fds:
+            os.close(fd)
+        raise
     return head, list(fds)
 
 

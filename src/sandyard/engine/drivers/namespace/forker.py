@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import sandyard
 from sandyard.engine.drivers.machine.errors import translate_child_error
+from sandyard.engine.drivers.machine.exit_watcher import get_signal_name
 from sandyard.engine.drivers.namespace.zygote import bootstrap, protocol
 from sandyard.kit.errors import BusyError, SandyardError
 from sandyard.kit.logging import get_logger
@@ -35,7 +36,7 @@ class ZygoteDiedError(BusyError):
 
 
 @dataclass(frozen=True, slots=True)
-class StartedProcess:
+class ForkedProcess:
     pid: int
     pidfd: int  # the caller must close it
 
@@ -47,7 +48,7 @@ class _Pending:
 
     def __init__(self, future: asyncio.Future[protocol.Message]) -> None:
         self.future = future
-        self.started: StartedProcess | None = None
+        self.started: ForkedProcess | None = None
         self.ready: protocol.Message | None = None
 
     def complete(self, answer: protocol.Message) -> None:
@@ -65,13 +66,16 @@ class Forker:
         guest: str,
         set_up: Callable[[int, SendRequest], Awaitable[None]],
         on_exit: Callable[[int, int], None],
+        on_loss: Callable[[], None],
     ) -> None:
         """`set_up(pid, send_request)` is called with each new zygote to set it up before any other request.
-        `on_exit(pid, exit code)` is called for every process of this zygote that has ended; negative means a signal."""
+        `on_exit(pid, exit code)` is called for every process of this zygote that has ended; negative means a signal.
+        `on_loss()` is called when a zygote is gone: there will be no such call for the processes it started."""
         self._title = title
         self._guest = guest
         self._set_up = set_up
         self._on_exit = on_exit
+        self._on_loss = on_loss
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._pidfd = -1
@@ -81,7 +85,7 @@ class Forker:
         self._outbox: deque[tuple[protocol.Message, Sequence[int]]] = deque()
         self._starting = asyncio.Lock()
         self._closed = False
-        self._stderr: BinaryIO | None = None  # its stderr, for errors before it can report them properly
+        self._stderr: BinaryIO | None = None  # the zygote's, for errors before it can report them as a message
         self._fatal_message = ""
 
     @property
@@ -97,12 +101,13 @@ class Forker:
                 await self._spawn()
 
     async def restart(self) -> None:
-        """Replace the zygote, because its setup has changed."""
+        """Replace the zygote, because its setup has changed. Starts in progress raise ZygoteDiedError."""
         async with self._starting:
             self._discard_zygote()
             await self._spawn()
 
     async def close(self) -> None:
+        """End the zygote. Later requests raise ZygoteDiedError."""
         self._closed = True
         self._discard_zygote()
 
@@ -113,10 +118,12 @@ class Forker:
         *,
         timeout: float | None = _TIMEOUT_S,  # noqa: ASYNC109
     ) -> protocol.Message:
+        """Send a request and return its answer. Raises BusyError after the timeout, and the error that the answer
+        contains."""
         await self.ensure_running()
         return await self._send_request(op, fields, timeout)
 
-    async def start(self, fields: protocol.Message, fds: Sequence[int] = ()) -> StartedProcess:
+    async def start(self, fields: protocol.Message, fds: Sequence[int] = ()) -> ForkedProcess:
         """Start a process that is ready to serve. If this raises, no process is left."""
         await self.ensure_running()
         return await self._start_process("start", fields, fds)
@@ -176,7 +183,7 @@ class Forker:
             raise translate_child_error(answer)
         return answer
 
-    async def _start_process(self, op: str, fields: protocol.Message, fds: Sequence[int]) -> StartedProcess:
+    async def _start_process(self, op: str, fields: protocol.Message, fds: Sequence[int]) -> ForkedProcess:
         number, pending = self._enqueue(op, fields, fds)
         done = False
         try:
@@ -244,10 +251,10 @@ class Forker:
             self._handle_exit(message["gone"], os.waitstatus_to_exitcode(message["status"]))
         elif message["n"] not in self._pending:  # the caller was cancelled
             for fd in fds:
-                _kill_process(StartedProcess(message.get("pid", 0), fd))
+                _kill_process(ForkedProcess(message.get("pid", 0), fd))
         elif "pid" in message:
             pending = self._pending[message["n"]]
-            pending.started = StartedProcess(message["pid"], fds[0])
+            pending.started = ForkedProcess(message["pid"], fds[0])
             self._starts_by_pid[message["pid"]] = message["n"]
             if pending.ready is not None:
                 pending.complete(pending.ready)
@@ -259,11 +266,12 @@ class Forker:
     def _handle_exit(self, pid: int, code: int) -> None:
         number = self._starts_by_pid.pop(pid, None)
         if number in self._pending:
-            outcome = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            outcome = f"was ended by {get_signal_name(-code)}" if code < 0 else f"ended with {code}"
             self._pending[number].complete({"error": f"could not start: its first process {outcome}", "errno": None})
         self._on_exit(pid, code)
 
     def _handle_zygote_loss(self) -> None:
+        """Process what the zygote sent before it died, and fail the requests that are left."""
         if self._socket is not None:
             with contextlib.suppress(BlockingIOError):
                 while True:
@@ -289,6 +297,8 @@ class Forker:
             os.close(self._pidfd)
             self._socket.close()
             self._socket = None
+            self._on_loss()
+        self._fatal_message = ""
         if self._stderr is not None:
             self._stderr.close()
             self._stderr = None
@@ -306,7 +316,7 @@ class Forker:
                 pending.future.set_exception(error or ZygoteDiedError())
 
 
-def _kill_process(started: StartedProcess) -> None:
+def _kill_process(started: ForkedProcess) -> None:
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
     os.close(started.pidfd)

@@ -8,6 +8,11 @@ as well: every growth by the limit is followed by a check of all sandboxes.
 
 TCP has its own figures for the machine's buffers and orphans, in one more small file: sandboxes are checked while these
 exceed what one sandbox may hold.
+
+Sandboxes with containers can create network namespaces (`nested_networks`). What these hold is counted as well, except
+packets in queues, which the kernel does not report: if memory grows fast and nothing explains it, these sandboxes are
+ended one after the other, the most likely first. Packets that circulate in them use processors without any process, so
+the time that the machine spends on network interrupts is watched too.
 """
 
 from __future__ import annotations
@@ -19,14 +24,15 @@ import re
 import resource
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.drivers.machine import processes
 from sandyard.engine.drivers.machine.cgroups import MIN_SOCKET_MEMORY, SocketMemory
-from sandyard.engine.drivers.namespace import socket_memory
+from sandyard.engine.drivers.namespace import nested_networks, socket_memory
+from sandyard.engine.drivers.namespace.nested_networks import NestedNetworks
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
@@ -38,7 +44,15 @@ _ORPHANS_DIVISOR = 8  # the kernel resets some connections from a quarter of its
 _CHUNK_BYTES = 1 << 16
 _MAX_TABLE_BYTES = 16 << 20  # netlink sockets, in bytes: some 150,000 of them
 _NON_KERNEL_MEMORY = ("MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "SReclaimable", "Hugetlb")
-_NETLINK_SOCKET_BYTES = 2048  # bytes per socket, in addition to its buffer
+_FAST_S, _SLOW_S = 2.0, 600.0
+_SLOW_GROWTHS = 4
+_NESTED_SECONDS = 1.0  # of processor time, to find nested networks, and to measure each of them
+_QUEUES_FACTOR = 4  # the queues of a tunnel device of a container runtime can hold half a share
+_MAX_MEASURED = 256  # nested networks of one sandbox
+_SOFTIRQ_SHARE = 0.25  # of the processors
+_MAX_SOFTIRQ_PROCESSORS = 1.0
+_PACKETS_SECONDS = 0.25
+_TRAFFIC_PAUSE_S = 5.0  # between checks that find nothing
 _SOCKETS_SECONDS = 2.0
 _LOCKS_SECONDS = 3.0  # for every page of locks the kernel counts from the first lock again: 100,000 take a second
 _INCOMPLETE_DIVISOR = 10  # if the list of locks was not read completely, the share is divided by this
@@ -53,19 +67,23 @@ class KernelMemoryLimits:
     """The limits. `growth`: bytes by which the machine's kernel memory grows before sandboxes are checked; 0 means 2 %
     of the machine's memory, at least 256 MB. `netlink` and `sockets` (bytes) and `locks` are what each sandbox may then
     hold, for sockets in addition to what its cgroup is charged for and allowed. `orphans`: TCP connections per sandbox
-    that are closed with undelivered data; 0 means an eighth of the machine's limit."""
+    that are closed with undelivered data; 0 means an eighth of the machine's limit. `nested`: bytes in tables and
+    buffers of the network namespaces that a sandbox has created. `packets`: how many of them per second may be received
+    there while the machine is busy with packets."""
 
     growth: int = 0
     netlink: int = 64 << 20
     locks: int = 100_000
     sockets: int = 64 << 20
     orphans: int = 0
+    nested: int = 64 << 20
+    packets: int = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """Kernel memory that a sandbox holds beyond its share. `amount` is in bytes (netlink, sockets) or a count (locks,
-    orphans)."""
+    """What a sandbox holds beyond its share. `amount` is in bytes (netlink, sockets, nested) or a count (locks, orphans;
+    packets per second; of the kind "unexplained" its network namespaces)."""
 
     sandbox: str
     kind: str
@@ -90,23 +108,76 @@ class GrowthDetector:
         self._lowest = current
 
 
+class GrowthHistory:
+    """Decides whether memory has grown so much that sandboxes which may be the cause are ended without a proof."""
+
+    def __init__(self) -> None:
+        self._values: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, value: int) -> None:
+        self._values.append((now, value))
+        while self._values[0][0] < now - _SLOW_S:
+            self._values.popleft()
+
+    def is_excessive(self, limit: int) -> bool:
+        """Return whether memory has grown by the limit in two seconds, or by several times as much in ten minutes."""
+        now, current = self._values[-1]
+        recent = min(value for at, value in self._values if at >= now - _FAST_S)
+        return current - recent > limit or current - min(value for _, value in self._values) > _SLOW_GROWTHS * limit
+
+
+class SoftirqMeter:
+    """Measures how many processors the machine uses for packets."""
+
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
+        self._stat = stat
+        self._last: tuple[int, int] | None = None
+        self._was_busy = False
+
+    def is_busy(self) -> bool:
+        """Return whether it has been too many between the last three calls."""
+        fields = [int(word) for word in self._stat.read_text().partition("\n")[0].split()[1:9]]
+        softirq, total = fields[6], sum(fields)
+        last, self._last = self._last, (softirq, total)
+        if last is None or total <= last[1]:
+            return False
+        share = (softirq - last[0]) / (total - last[1])
+        limit = min(_SOFTIRQ_SHARE, _MAX_SOFTIRQ_PROCESSORS / (os.cpu_count() or 1))
+        was_busy, self._was_busy = self._was_busy, share > limit
+        return was_busy and self._was_busy
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSandboxes:
+    """Sandboxes that may run containers, by id with the pids of their first processes."""
+
+    running: Mapping[str, int]
+    paused: Mapping[str, int]
+
+
 class KernelMemoryWatcher:
-    """Ends processes of sandboxes that hold too much kernel memory. `sandboxes` returns the running ones with the pid
-    of their first process, which is never ended here: `end_sandbox` is called for a sandbox whose other processes
+    """Ends processes of sandboxes that hold too much kernel memory. `list_sandboxes` returns the running ones with the
+    pid of their first process, which is never ended here: `end_sandbox` is called for a sandbox whose other processes
     multiply faster than they can be ended. `read_charged` returns the socket buffers that a sandbox's cgroup is charged
-    for, or None."""
+    for, or None; `read_all_charged` the kernel memory that all cgroups are charged for."""
 
     def __init__(
         self,
         limits: KernelMemoryLimits,
-        sandboxes: Callable[[], Mapping[str, int]],
+        list_sandboxes: Callable[[], Mapping[str, int]],
         read_charged: Callable[[str], SocketMemory | None],
         end_sandbox: Callable[[str], None],
+        *,
+        list_with_containers: Callable[[], ContainerSandboxes] = lambda: ContainerSandboxes({}, {}),
+        read_all_charged: Callable[[], int] = lambda: 0,
     ) -> None:
         self._limits = limits
-        self._sandboxes = sandboxes
+        self._list_sandboxes = list_sandboxes
         self._read_charged = read_charged
         self._end_sandbox = end_sandbox
+        self._list_with_containers = list_with_containers
+        self._read_all_charged = read_all_charged
+        self._traffic_checked_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -122,30 +193,45 @@ class KernelMemoryWatcher:
                 await task
 
     async def _run(self) -> None:
-        growth = GrowthDetector()
+        growth, history, softirq = GrowthDetector(), GrowthHistory(), SoftirqMeter()
         failed = None
         while True:
             await asyncio.sleep(_INTERVAL_S)
             try:
-                await self.check_tcp(socket_memory.read_tcp())
+                if softirq.is_busy():
+                    await self.check_traffic()
+                tcp = socket_memory.read_tcp()
+                await self.check_tcp(tcp)
                 total, current = read_memory()
                 growth_limit = self._limits.growth or max(_MIN_GROWTH, total // _MEMORY_DIVISOR)
-                if growth.is_due(current, growth_limit) and not await self.check_memory(current):
+                history.add(time.monotonic(), current - tcp.memory - self._read_all_charged())
+                unexplained = history.is_excessive(max(growth_limit, _MIN_GROWTH))
+                if (unexplained or growth.is_due(current, growth_limit)) and not await self.check_memory(
+                    current, excessive=unexplained
+                ):
                     growth.accept(current)
                 failed = None
-            except (OSError, ValueError, LookupError) as error:  # the next round may succeed
+            except Exception as error:  # the next round may succeed, and nothing a sandbox does may end the watch
                 if failed != str(error):
                     failed = str(error)
                     log.warning("kernel_memory_check_failed", reason=failed)
 
-    async def check_memory(self, kernel_memory: int) -> bool:
-        """End the processes of sandboxes that hold too much. Return whether there were any."""
-        sandboxes = dict(self._sandboxes())
+    async def check_memory(self, kernel_memory: int, *, excessive: bool = False) -> bool:
+        """End the processes of sandboxes that hold too much. Return whether there were any. `excessive`: if there are
+        none, end those of the sandbox with containers that most likely causes the growth."""
+        sandboxes = dict(self._list_sandboxes())
         if not sandboxes:
             return False
         found = await asyncio.to_thread(find_netlink_excess, sandboxes, self._limits.netlink)
+        with_containers = self._list_with_containers().running
+        networks: dict[str, NestedNetworks] = {}
+        if not found and with_containers:
+            networks = await asyncio.to_thread(nested_networks.find_nested_networks, with_containers, _NESTED_SECONDS)
+            found = await asyncio.to_thread(find_nested_excess, networks, self._limits.nested)
         if not found:
             found = await asyncio.to_thread(find_sockets_excess, sandboxes, self._limits.sockets, self._read_charged)
+        if not found and excessive:  # locks never grow that fast, and reading them takes longer
+            found = find_suspect(networks)
         if not found:  # reading locks takes longer, so not while a known sandbox keeps taking memory
             found = await asyncio.to_thread(find_locks_excess, sandboxes, self._limits.locks)
         if not found:
@@ -153,10 +239,26 @@ class KernelMemoryWatcher:
         await self._end_processes_of_all(found, sandboxes, machine_kernel_memory=kernel_memory)
         return bool(found)
 
+    async def check_traffic(self) -> None:
+        """Stop the networks of sandboxes in which too many packets circulate, also of paused sandboxes, and end the
+        processes of those that are running."""
+        if time.monotonic() - self._traffic_checked_at < _TRAFFIC_PAUSE_S:
+            return
+        sandboxes = self._list_with_containers()
+        networks = await asyncio.to_thread(
+            nested_networks.find_nested_networks, {**sandboxes.paused, **sandboxes.running}, _NESTED_SECONDS
+        )
+        found = await asyncio.to_thread(find_traffic_excess, networks, self._limits.packets)
+        if not found:
+            self._traffic_checked_at = time.monotonic()
+        for excess in found:
+            await asyncio.to_thread(_stop_traffic, networks[excess.sandbox])
+        await self._end_processes_of_all(found, {**sandboxes.paused, **sandboxes.running})
+
     async def check_tcp(self, tcp: socket_memory.TcpUsage) -> None:
         """End the processes of sandboxes that hold too much TCP memory or too many orphans."""
         found: list[Excess] = []
-        sandboxes = dict(self._sandboxes())
+        sandboxes = dict(self._list_sandboxes())
         if tcp.memory > MIN_SOCKET_MEMORY + self._limits.sockets:
             found += await asyncio.to_thread(find_charged_excess, sandboxes, self._limits.sockets, self._read_charged)
         orphans = self._limits.orphans or socket_memory.read_max_orphans() // _ORPHANS_DIVISOR
@@ -183,7 +285,7 @@ class KernelMemoryWatcher:
         await asyncio.gather(*(self._end_processes(name, sandboxes[name], kinds[name]) for name in kinds))
 
     async def _end_processes(self, sandbox: str, pid: int, kinds: Collection[str]) -> None:
-        if self._sandboxes().get(sandbox) != pid:
+        if self._list_sandboxes().get(sandbox) != pid:
             return  # it has ended in the meantime, and its pid may be reused
         if not await asyncio.to_thread(end_descendants, pid):
             self._end_sandbox(sandbox)
@@ -192,15 +294,20 @@ class KernelMemoryWatcher:
                 await asyncio.to_thread(socket_memory.end_orphans, pid)
 
 
+def _stop_traffic(networks: NestedNetworks) -> None:
+    for path in networks.namespaces.values():
+        with contextlib.suppress(OSError):
+            nested_networks.stop_traffic(path)
+
+
 def read_memory(proc: Path = Path("/proc")) -> tuple[int, int]:
     """Return the machine's total memory, and the unreclaimable kernel memory, in bytes: everything that is neither free
     nor used by programs or files. `SUnreclaim` alone would miss what is not in slabs, such as most socket buffers."""
     lines = (proc / "meminfo").read_text().splitlines()
     table = {line.partition(":")[0]: int(line.split()[1]) << 10 for line in lines}
     pages = re.findall(r"^ +count: +(\d+)$", (proc / "zoneinfo").read_text(), re.MULTILINE)
-    per_cpu_free = (
-        sum(map(int, pages)) * resource.getpagesize()
-    )  # hundreds of megabytes that `MemFree` does not include
+    # Hundreds of megabytes that `MemFree` does not include.
+    per_cpu_free = sum(map(int, pages)) * resource.getpagesize()
     other_memory = sum(table.get(name, 0) for name in _NON_KERNEL_MEMORY)
     return table["MemTotal"], max(table["MemTotal"] - other_memory - per_cpu_free, 0)
 
@@ -211,9 +318,51 @@ def find_netlink_excess(sandboxes: Mapping[str, int], share: int) -> list[Excess
     found = []
     for sandbox, pid in sandboxes.items():
         with contextlib.suppress(OSError):  # it has just ended
-            used = sum_netlink_bytes(_read_lines(Path(f"/proc/{pid}/net/netlink"), _MAX_TABLE_BYTES))
+            used = nested_networks.sum_netlink_bytes(_read_lines(Path(f"/proc/{pid}/net/netlink"), _MAX_TABLE_BYTES))
             if used > share:
                 found.append(Excess(sandbox, "netlink", used))
+    return found
+
+
+def find_nested_excess(networks: Mapping[str, NestedNetworks], share: int) -> list[Excess]:
+    """Return the sandboxes whose nested networks hold more bytes than their share. Blocks for those that hold much."""
+    found = []
+    for sandbox, nested in networks.items():
+        used = queues = 0
+        for path in list(nested.namespaces.values())[:_MAX_MEASURED]:
+            with contextlib.suppress(OSError):  # it has just ended
+                used += nested_networks.measure_tables(path, share, _NESTED_SECONDS)
+                queues += nested_networks.measure_queues(path)
+            if used > share or queues > _QUEUES_FACTOR * share:
+                found.append(Excess(sandbox, "nested", max(used, queues)))
+                break
+    return found
+
+
+def find_suspect(networks: Mapping[str, NestedNetworks]) -> list[Excess]:
+    """Return the sandbox that most likely causes a growth of memory which nothing explains, if there is any."""
+    if not networks:
+        return []
+    sandbox = max(networks, key=lambda name: networks[name].suspicion)
+    return [Excess(sandbox, "unexplained", len(networks[sandbox].namespaces))]
+
+
+def find_traffic_excess(networks: Mapping[str, NestedNetworks], share: int) -> list[Excess]:
+    """Return the sandboxes in whose nested networks more packets per second are received than their share. Blocks for
+    the time of the measurement."""
+    before, started = _count_packets(networks), time.monotonic()
+    time.sleep(_PACKETS_SECONDS)
+    after, seconds = _count_packets(networks), time.monotonic() - started
+    rates = {sandbox: int((after[sandbox] - before[sandbox]) / seconds) for sandbox in networks}
+    return [Excess(sandbox, "packets", rate) for sandbox, rate in rates.items() if rate > share]
+
+
+def _count_packets(networks: Mapping[str, NestedNetworks]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for sandbox, nested in networks.items():
+        for path in nested.namespaces.values():
+            with contextlib.suppress(OSError):
+                found[sandbox] += nested_networks.count_packets(path)
     return found
 
 
@@ -224,9 +373,9 @@ def find_charged_excess(
     briefly."""
     found = []
     for sandbox in sandboxes:
-        counted = read_charged(sandbox)
-        if counted is not None and counted.used - counted.limit > share:
-            found.append(Excess(sandbox, "sockets", counted.used - counted.limit))
+        charged = read_charged(sandbox)
+        if charged is not None and charged.used - charged.limit > share:
+            found.append(Excess(sandbox, "sockets", charged.used - charged.limit))
     return found
 
 
@@ -248,13 +397,13 @@ def find_sockets_excess(
     allowed. Blocks for each one with many sockets."""
     found = []
     for sandbox, pid in sandboxes.items():
-        counted = read_charged(sandbox)
-        if counted is None:
+        charged = read_charged(sandbox)
+        if charged is None:
             continue  # its memory is unlimited, so nothing is an excess
         with contextlib.suppress(OSError):  # it has just ended
             used = _sum_until(time.monotonic() + _SOCKETS_SECONDS, socket_memory.measure_sockets(pid, share))
-            after = read_charged(sandbox) or counted  # buffers change while they are added up
-            excess = used - min(max(counted.used, after.used), counted.limit)
+            after = read_charged(sandbox) or charged  # buffers change while they are added up
+            excess = used - min(max(charged.used, after.used), charged.limit)
             if excess > share:
                 found.append(Excess(sandbox, "sockets", excess))
     return found
@@ -293,13 +442,6 @@ def _read_lines(path: Path, limit: int | None = None) -> Iterator[bytes]:
             yield from lines
     finally:
         os.close(fd)
-
-
-def sum_netlink_bytes(lines: Iterable[bytes]) -> int:
-    """Return the bytes of the sockets in a `/proc/PID/net/netlink`, including their receive buffers."""
-    table = iter(lines)
-    column = next(table, b"Rmem").split().index(b"Rmem")
-    return sum(int(line.split()[column]) + _NETLINK_SOCKET_BYTES for line in table if line)
 
 
 def count_locks(lines: Iterable[bytes], deadline: float) -> tuple[Counter[tuple[Device, int]], bool]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from sandyard.engine.drivers.machine.machine import NetSlot
 from sandyard.engine.drivers.machine.record import Life
 from sandyard.engine.drivers.machine.runtime import DescriptorList, StartPlan
 from sandyard.engine.drivers.machine.store.base import SANDBOXES, VOLUMES, Store
-from sandyard.engine.drivers.namespace.forker import Forker, SendRequest, StartedProcess, ZygoteDiedError
+from sandyard.engine.drivers.namespace.forker import ForkedProcess, Forker, SendRequest, ZygoteDiedError
 from sandyard.engine.drivers.namespace.rootless import Ids, map_ids
 from sandyard.kit.errors import NotFoundError, UnsupportedError
 
@@ -35,7 +35,8 @@ class Launcher:
         title: str,
         guest: str,
         rootless: bool,
-        on_exit: Any,
+        on_exit: Callable[[int, int], None],
+        on_loss: Callable[[], None],
     ) -> None:
         self._store = store
         self._store_prefix = f"{store}/"
@@ -48,7 +49,7 @@ class Launcher:
         self._rootless = rootless
         self._ready_slots: set[int] = set()
         self.ids = Ids(UIDS_PER_SLOT)
-        self.forker = Forker(title, guest, self._set_up_zygote, on_exit)
+        self.forker = Forker(title, guest, self._set_up_zygote, on_exit, on_loss)
 
     async def _set_up_zygote(self, pid: int, send_request: SendRequest) -> None:
         """Set up a new zygote: its cgroup, its ids and its root."""
@@ -75,11 +76,14 @@ class Launcher:
         return 0 if self._rootless else self._instance.get_first_uid(slot)
 
     def list_unprepared(self, slots: Sequence[int]) -> list[int]:
+        """Return which of these slots have no user namespace yet for sandboxes without containers."""
         return [slot for slot in slots if slot not in self._ready_slots]
 
     async def prepare(self, slot: int) -> None:
         """Create a slot's user namespace in advance."""
-        await self.forker.request("userns", {"slot": slot, "uid": self._get_uid(slot), "ids": self.ids.count})
+        await self.forker.request(
+            "userns", {"slot": slot, "containers": False, "uid": self._get_uid(slot), "ids": self.ids.count}
+        )
         self._ready_slots.add(slot)
 
     async def start(self, plan: StartPlan, descriptors: DescriptorList, store: Store) -> tuple[Life, int]:
@@ -94,6 +98,7 @@ class Launcher:
         layers.insert(next(outside, len(layers)), self._base_layers[dns])
         request = {
             "slot": plan.slot,
+            "containers": plan.containers,
             "hold": plan.hold,
             "uid": self._get_uid(plan.slot),
             "ids": self.ids.count,
@@ -117,10 +122,11 @@ class Launcher:
         if start is None:  # it was ready and has already ended
             os.close(started.pidfd)
             raise ZygoteDiedError("The sandbox ended immediately after it was started.")
-        self._ready_slots.add(plan.slot)
+        if not plan.containers:  # those have another user namespace
+            self._ready_slots.add(plan.slot)
         return Life(started.pid, start, plan.slot), started.pidfd
 
-    async def _fork(self, request: dict[str, Any], descriptors: DescriptorList, net: NetSlot | None) -> StartedProcess:
+    async def _fork(self, request: dict[str, Any], descriptors: DescriptorList, net: NetSlot | None) -> ForkedProcess:
         netns = os.open(net.netns_path, os.O_RDONLY | os.O_CLOEXEC) if net is not None else -1
         try:
             passed = [*descriptors, ("netns", netns)] if net is not None else descriptors
@@ -131,7 +137,8 @@ class Launcher:
                 os.close(netns)
 
     async def _find_layer(self, layer: str) -> str:
-        """Return where the zygote finds a layer."""
+        """Return the path of a layer in the zygote's root. Restarts the zygote if the layer is not in it. Raises
+        NotFoundError."""
         for _ in range(2):
             if layer in self._layer_paths:
                 return self._layer_paths[layer]

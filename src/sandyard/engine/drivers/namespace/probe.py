@@ -19,9 +19,9 @@ from sandyard.engine.drivers.machine.cgroups.discovery import parse_mounts
 from sandyard.engine.drivers.machine.kernel import is_root
 from sandyard.engine.drivers.machine.store import btrfs, image
 from sandyard.engine.drivers.namespace import seccomp
+from sandyard.engine.drivers.namespace.criu.checkpoint import INSTALL_HINT, MIN_VERSION, PRIVATE_CRIU
 
-OLDEST_ROOT, OLDEST_ROOTLESS = (5, 19), (5, 11)  # overlay on idmapped mounts; overlay in a user namespace
-OLDEST_CRIU = (4, 1)
+_MIN_KERNEL, _MIN_KERNEL_ROOTLESS = (5, 19), (5, 11)  # overlay on idmapped mounts; overlay in a user namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,10 @@ def _check_architecture() -> Finding:
 
 def _check_kernel() -> Finding:
     release = platform.release()
-    oldest = OLDEST_ROOT if is_root() else OLDEST_ROOTLESS
+    minimum = _MIN_KERNEL if is_root() else _MIN_KERNEL_ROOTLESS
     overlay = _supports_file_system("overlay")
-    needed = f"Linux {oldest[0]}.{oldest[1]} or newer with overlayfs"
-    ok = _parse_version(release) >= oldest and overlay
+    needed = f"Linux {minimum[0]}.{minimum[1]} or newer with overlayfs"
+    ok = _parse_version(release) >= minimum and overlay
     detail = f"Linux {release}" + ("" if overlay else " without overlayfs")
     return Finding("kernel", ok, detail, f"{needed} is needed", vital=True)
 
@@ -164,15 +164,14 @@ def _check_store(folder: Path) -> Finding:
 
 
 def _check_criu() -> Finding:
-    own = Path("/var/lib/sandyard/criu/criu")
-    path = str(own) if own.exists() else shutil.which("criu")
-    remedy = "install CRIU 4.1 or newer"
+    path = str(PRIVATE_CRIU) if PRIVATE_CRIU.exists() else shutil.which("criu")
+    remedy = INSTALL_HINT
     if path is None:
         return Finding("CRIU", False, "not installed: memory of paused sandboxes stays in RAM", remedy)
     output = subprocess.run([path, "--version"], check=False, capture_output=True, text=True).stdout
     found = re.search(r"Version:\s*([\d.]+)", output)
     version = found[1] if found else "unknown"
-    return Finding("CRIU", _parse_version(version) >= OLDEST_CRIU, f"{path}, version {version}", remedy)
+    return Finding("CRIU", _parse_version(version) >= MIN_VERSION, f"{path}, version {version}", remedy)
 
 
 def _check_disk(folder: Path) -> Finding:

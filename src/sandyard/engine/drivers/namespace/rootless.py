@@ -18,7 +18,7 @@ ID_COUNT = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """The number of ids that sandboxes have; `missing` says why not all."""
+    """The number of user ids that a sandbox has. `missing` says why it is not `ID_COUNT`."""
 
     count: int
     missing: str | None = None
@@ -69,6 +69,7 @@ async def map_ids(pid: int) -> Ids:
 
 
 async def _run_mapper(program: str, pid: int, own: int, first: int) -> str | None:
+    """Map 0 to the id `own`, and the others to those from `first` on. Return why it failed, or None."""
     arguments = [str(number) for number in (pid, 0, own, 1, 1, first, ID_COUNT - 1)]
     process = await asyncio.create_subprocess_exec(program, *arguments, stderr=asyncio.subprocess.PIPE)
     _, stderr = await process.communicate()

@@ -17,16 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from sandyard.engine.contract import AGENT_PORT, Capabilities, Isolation, Limits
-from sandyard.engine.drivers.machine import processes
+from sandyard.engine.drivers.machine import fuse, processes
 from sandyard.engine.drivers.machine.exit_watcher import ExitWatcher
 from sandyard.engine.drivers.machine.machine import Machine
 from sandyard.engine.drivers.machine.record import Record
-from sandyard.engine.drivers.machine.runtime import Started, StartPlan, StartResources
+from sandyard.engine.drivers.machine.runtime import StartedProcess, StartPlan, StartResources
 from sandyard.engine.drivers.namespace import connections
 from sandyard.engine.drivers.namespace.criu import probe
 from sandyard.engine.drivers.namespace.forker import ZygoteDiedError
-from sandyard.engine.drivers.namespace.kernel_memory import KernelMemoryLimits, KernelMemoryWatcher
+from sandyard.engine.drivers.namespace.kernel_memory import (
+    ContainerSandboxes,
+    KernelMemoryLimits,
+    KernelMemoryWatcher,
+)
 from sandyard.engine.drivers.namespace.launcher import Launcher
+from sandyard.engine.drivers.namespace.machine_limits import raise_machine_limits
 from sandyard.engine.drivers.namespace.suspender import Suspender
 from sandyard.kit.errors import SandyardError
 
@@ -34,7 +39,8 @@ _PREPARED_NAMESPACES = 128  # user namespaces created in advance, about 2 kB of 
 
 
 class NamespaceRuntime:
-    """Starts sandboxes and creates user namespaces for the next ones in advance. `guest` is the agent's package."""
+    """Starts sandboxes and creates user namespaces for the next ones in advance. See `machine.runtime.Runtime` for the
+    contract. `guest` is the agent's package."""
 
     isolation = Isolation.NAMESPACE
     images: Suspender
@@ -63,13 +69,18 @@ class NamespaceRuntime:
             guest=self._guest,
             rootless=machine.rootless,
             on_exit=watcher.on_exit,
+            on_loss=watcher.on_reports_lost,
         )
         self._kernel_memory = KernelMemoryWatcher(
             self._kernel_memory_limits,
             self._list_first_processes,
             machine.cgroups.read_socket_memory,
             self._kill_sandbox,
+            list_with_containers=self._list_with_containers,
+            read_all_charged=machine.cgroups.read_kernel_memory,
         )
+        if self._find_reason_against_containers() is None:
+            raise_machine_limits()
         self.images = Suspender(machine, watcher, self)
         self._kill_by_title(keep=None)
         await self.launcher.forker.ensure_running()
@@ -95,14 +106,27 @@ class NamespaceRuntime:
         reason = self.images.unsupported_reason
         if reason is not None:
             missing["suspend"] = reason
+        no_containers = self._find_reason_against_containers()
+        if no_containers is not None:
+            missing["containers.namespace"] = no_containers
         # Without the cgroup, the kernel counts processes per user.
         return replace(
             known,
             isolation=known.isolation | {Isolation.NAMESPACE},
             suspend=known.suspend | ({Isolation.NAMESPACE} if reason is None else set()),
+            containers=known.containers | ({Isolation.NAMESPACE} if no_containers is None else set()),
             limits=known.limits | {"pids"},
             missing=missing,
         )
+
+    def _find_reason_against_containers(self) -> str | None:
+        """Return why sandboxes cannot run containers here, with the remedy, or None."""
+        if self._machine.rootless:
+            return "they need an engine that runs as root"
+        for device, module in (("/dev/net/tun", "tun"), ("/dev/fuse", "fuse")):
+            if not Path(device).is_char_device():
+                return f"this machine has no {device}. Run `modprobe {module}`"
+        return None
 
     async def wait_for_capabilities(self) -> None:
         await self.images.wait_for_trial()
@@ -112,7 +136,7 @@ class NamespaceRuntime:
     def make_cgroup_limits(self, limits: Limits) -> Limits:
         return limits
 
-    async def launch(self, plan: StartPlan, resources: StartResources) -> Started:
+    async def launch(self, plan: StartPlan, resources: StartResources) -> StartedProcess:
         store = self._machine.store
         self._launching += 1
         try:
@@ -126,7 +150,7 @@ class NamespaceRuntime:
         finally:
             self._launching -= 1
         self._prepare_namespaces()
-        return Started(life, pidfd, reports_exit=True)
+        return StartedProcess(life, pidfd, reports_exit=True)
 
     async def connect(self, record: Record, port: int) -> socket.socket:
         assert record.life is not None
@@ -165,6 +189,12 @@ class NamespaceRuntime:
         running = (record for record in self._watcher.list_running(self.isolation.value) if not record.frozen)
         return {record.id: record.life.pid for record in running if record.life is not None}
 
+    def _list_with_containers(self) -> ContainerSandboxes:
+        records = [record for record in self._watcher.list_running(self.isolation.value) if record.containers]
+        running = {record.id: record.life.pid for record in records if record.life is not None and not record.frozen}
+        paused = {record.id: record.life.pid for record in records if record.life is not None and record.frozen}
+        return ContainerSandboxes(running, paused)
+
     def _kill_sandbox(self, sandbox: str) -> None:
         """End a sandbox whose processes could not be ended one by one, unless it was frozen in the meantime."""
         for record in self._watcher.list_running(self.isolation.value):
@@ -173,6 +203,8 @@ class NamespaceRuntime:
                 record.end_reason = record.end_reason or reason
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(record.pidfd, signal.SIGKILL)
+                if record.containers and record.life is not None:
+                    fuse.abort_connections(self._machine.instance.get_uids(record.life.slot))
 
     # Preparation --------------------------------------------------------------------------------------------------------
 

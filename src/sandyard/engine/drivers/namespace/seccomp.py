@@ -166,6 +166,17 @@ MAX_ATTRIBUTE_BYTES = 1024
 """Maximum bytes of an extended attribute. Linux allows 65,536, and for an access list this is memory that is not
 accounted for. The kernel keeps up to two of them for each file it caches, of which some 3 KiB are accounted for."""
 
+# With containers these are allowed: they affect only the namespaces that a program in the sandbox has created, because
+# those of the sandbox itself belong to the host.
+FOR_CONTAINERS = frozenset({"mount", "umount2", "pivot_root", "setns", "sethostname", "setdomainname"})
+# With containers these are missing instead of forbidden: container runtimes then work without.
+MISSING_FOR_CONTAINERS = frozenset(
+    {
+        *("open_tree", "move_mount", "fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr"),
+        *("add_key", "request_key", "keyctl"),
+    }
+)
+
 # Everything that a process needs to read and write its descriptors, and files below a directory (`make_files_program`).
 FILES: dict[str, Numbers] = {
     "read": (0, 63),
@@ -217,18 +228,18 @@ _PROT_EXEC = 4
 _DESCRIPTOR_COMMANDS = (1, 2, 3, 1030)  # F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
 _NEW_NAMESPACES = 0x7E02_0000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
 _NEW_TIME = 0x80
-_TERMINAL_REQUESTS = (
-    0x5412,
-    0x541C,
-    0x5423,
-)  # TIOCSTI, TIOCLINUX: type into another terminal; TIOCSETD: loads kernel modules
+# TIOCSTI, TIOCLINUX: type into another terminal; TIOCSETD: loads kernel modules
+_TERMINAL_REQUESTS = (0x5412, 0x541C, 0x5423)
 _CLONE_REQUESTS = (0x4004_9409, 0x4020_940D, 0xC018_9436)  # FICLONE, FICLONERANGE, FIDEDUPERANGE: not specific to btrfs
-_BTRFS_FAMILY = 0x9400  # all others of its family: otherwise subvolumes could be created in a volume, which its quota does not count
+# All other requests of btrfs: otherwise subvolumes could be created in a volume, which its quota does not count.
+_BTRFS_FAMILY = 0x9400
 # For all other families and protocols, the kernel would load a module.
 _AF_UNIX, _AF_INET, _AF_NETLINK, _AF_INET6 = 1, 2, 16, 10
 _STREAM_PROTOCOLS = (0, 6)  # TCP
 _DATAGRAM_PROTOCOLS = (0, 17, 1, 58)  # UDP; ICMP of both versions: ping
 _NETLINK_PROTOCOLS = (0, 4, 9, 15)  # route, sock_diag, audit (PAM asks for it), uevent
+_NETLINK_NETFILTER = 12  # addresses of containers are translated with it
+_RAW_PROTOCOLS = (1, 58)  # ICMP of both versions: ping
 _SOCKET_TYPE_MASK = 0xF  # bits of the second argument; the rest are flags
 _STREAM, _DATAGRAM, _RAW = 1, 2, 3
 _PERSONALITIES = 0x0006_0008  # any of UNAME26, ADDR_NO_RANDOMIZE (debuggers), PER_LINUX32
@@ -259,6 +270,7 @@ def _load_upper_half(index: int) -> Instruction:
 
 
 def _match_any(values: tuple[int, ...], then: Instruction) -> list[Instruction]:
+    """Return instructions that run `then`, a return, if the loaded word is one of these values."""
     return [step for value in values for step in ((_JEQ, 0, 1, value), then)]
 
 
@@ -267,8 +279,11 @@ def _match_value(value: int, block: list[Instruction]) -> list[Instruction]:
     return [(_JEQ, 0, len(block), value), *block]
 
 
-def _make_checks() -> dict[str, list[Instruction]]:
-    """Return the blocks; each ends in a return, whatever it decides."""
+def _make_checks(*, containers: bool) -> dict[str, list[Instruction]]:
+    """Return the instructions that check the arguments of each call in `CHECKED`. Each list ends in a return, whatever it
+    decides."""
+    namespaces = 0 if containers else _NEW_NAMESPACES
+    netlink_protocols = (*_NETLINK_PROTOCOLS, _NETLINK_NETFILTER) if containers else _NETLINK_PROTOCOLS
     deny = _return_error(errno.EPERM)
     no_protocol = _return_error(errno.EPROTONOSUPPORT)
     unknown = _return_error(errno.ENOPROTOOPT)
@@ -284,18 +299,19 @@ def _make_checks() -> dict[str, list[Instruction]]:
     ]
     stream = [_load_argument(2), *_match_any(_STREAM_PROTOCOLS, _PERMIT), no_protocol]
     datagram = [_load_argument(2), *_match_any(_DATAGRAM_PROTOCOLS, _PERMIT), no_protocol]
+    raw = [_load_argument(2), *_match_any(_RAW_PROTOCOLS, _PERMIT), deny]
     internet = [
         _load_argument(1),
         (_AND, 0, 0, _SOCKET_TYPE_MASK),
         *_match_value(_STREAM, stream),
         *_match_value(_DATAGRAM, datagram),
-        *_match_any((_RAW,), deny),
+        *(_match_value(_RAW, raw) if containers else _match_any((_RAW,), deny)),
         _return_error(errno.ESOCKTNOSUPPORT),
     ]
     socket = [
         _load_argument(0),
         *_match_any((_AF_UNIX,), _PERMIT),
-        *_match_value(_AF_NETLINK, [_load_argument(2), *_match_any(_NETLINK_PROTOCOLS, _PERMIT), no_protocol]),
+        *_match_value(_AF_NETLINK, [_load_argument(2), *_match_any(netlink_protocols, _PERMIT), no_protocol]),
         (_JEQ, 2, 0, _AF_INET),
         (_JEQ, 1, 0, _AF_INET6),
         _return_error(errno.EAFNOSUPPORT),
@@ -310,15 +326,14 @@ def _make_checks() -> dict[str, list[Instruction]]:
             *_match_any((_BTRFS_FAMILY,), _return_error(errno.ENOTTY)),  # as on any other file system
             _PERMIT,
         ],
-        "clone": [_load_argument(0), (_JSET, 0, 1, _NEW_NAMESPACES), deny, _PERMIT],
-        "unshare": [_load_argument(0), (_JSET, 0, 1, _NEW_NAMESPACES | _NEW_TIME), deny, _PERMIT],
+        "clone": [_load_argument(0), (_JSET, 0, 1, namespaces), deny, _PERMIT],
+        "unshare": [_load_argument(0), (_JSET, 0, 1, namespaces | _NEW_TIME), deny, _PERMIT],
         "socket": socket,
         "socketpair": [
             _load_argument(0),
             *_match_any((_AF_UNIX,), _PERMIT),
-            *_match_any(
-                (_AF_INET, _AF_INET6), _return_error(errno.EOPNOTSUPP)
-            ),  # like the kernel, but without loading modules
+            # like the kernel, but without loading modules
+            *_match_any((_AF_INET, _AF_INET6), _return_error(errno.EOPNOTSUPP)),
             _return_error(errno.EAFNOSUPPORT),
         ],
         "personality": [
@@ -352,8 +367,9 @@ def _make_checks() -> dict[str, list[Instruction]]:
     }
 
 
-def make_program(machine: str | None = None) -> bytes:
-    """Return the filter as `sock_filter` records. Raises KeyError for an architecture without a table here.
+def make_program(machine: str | None = None, *, containers: bool = False) -> bytes:
+    """Return the filter as `sock_filter` records. With `containers`, programs may create namespaces and mount in them.
+    Raises KeyError for an architecture without a table here.
 
     Uses binary search: the kernel runs a new filter once for every system call to find those it always allows, so a
     plain list of a hundred comparisons would cost every sandbox a tenth of a millisecond.
@@ -362,7 +378,11 @@ def make_program(machine: str | None = None) -> bytes:
     actions: dict[int, list[Instruction]] = {}
     for table, code in ((FORBIDDEN, errno.EPERM), (MISSING, errno.ENOSYS), (IGNORED, 0)):
         actions |= _map_to_numbers({name: [_return_error(code)] for name in table}, table, column)
-    actions |= _map_to_numbers(_make_checks(), CHECKED, column)
+    actions |= _map_to_numbers(_make_checks(containers=containers), CHECKED, column)
+    if containers:
+        changed = {name: [_PERMIT] for name in FOR_CONTAINERS}
+        changed |= {name: [_return_error(errno.ENOSYS)] for name in MISSING_FOR_CONTAINERS}
+        actions |= _map_to_numbers(changed, {name: FORBIDDEN[name] for name in changed}, column)
     return _assemble(arch, actions, [_PERMIT])
 
 
@@ -390,6 +410,8 @@ def _map_to_numbers(
 
 
 def _assemble(arch: int, actions: dict[int, list[Instruction]], otherwise: list[Instruction]) -> bytes:
+    """Return the program: kill callers of another architecture, then run the action of the call's number. Numbers without
+    an action get `otherwise`, newer ones ENOSYS."""
     ranges: list[tuple[int, list[Instruction]]] = []  # where each begins
     for number in range(NEWEST_NUMBER + 1):
         action = actions.get(number, otherwise)

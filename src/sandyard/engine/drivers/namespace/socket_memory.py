@@ -32,9 +32,8 @@ _SOCKET_ID = slice(4, 52)  # which socket, of an answer
 _BATCH_SIZE = 64  # answers to more of them may not fit into a socket's buffer
 _ANSWER = struct.Struct("=BBB65xI")  # family, state, timer, …, inode
 _MEMORY = struct.Struct("=8I")  # received, its limit, sent, its limit, reserved, queued to send, options, backlog
-_STATES_WITH_BUFFERS = 0xFFFF_FFFF & ~(
-    1 << 3 | 1 << 6 | 1 << 12
-)  # not SYN_RECV, TIME_WAIT, NEW_SYN_RECV, which have no buffers
+_STATES_WITHOUT_BUFFERS = 1 << 3 | 1 << 6 | 1 << 12  # SYN_RECV, TIME_WAIT, NEW_SYN_RECV
+_STATES_WITH_BUFFERS = 0xFFFF_FFFF & ~_STATES_WITHOUT_BUFFERS
 _ESTABLISHED, _CLOSE_WAIT = 1, 8
 _CLOSED_STATES = 1 << 4 | 1 << 5 | 1 << 9 | 1 << 11  # FIN_WAIT1, FIN_WAIT2, LAST_ACK, CLOSING
 _TIME_WAIT_TIMER = 3  # the rest of a connection in FIN_WAIT2, which is not an orphan

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +40,8 @@ _SETTLE_TIMEOUT_S = 5.0
 
 
 class Suspender:
-    """One per runtime, from its `open` to its `close`."""
+    """The memory of suspended sandboxes of the namespace runtime. See `runtime.MemoryImages` for the contract of each
+    operation. Lives from the `open` of its runtime to its `close`."""
 
     def __init__(self, machine: Machine, watcher: ExitWatcher, starter: Starter) -> None:
         self._machine = machine
@@ -79,7 +80,7 @@ class Suspender:
 
     @property
     def unsupported_reason(self) -> str | None:
-        """Why memory can't be moved to disk, as far as it is known by now. None if it can."""
+        """Return why memory can't be moved to disk, as far as it is known by now. None if it can."""
         return None if self._criu is not None else self._unsupported_reason
 
     async def _get_criu(self) -> Criu:
@@ -121,6 +122,9 @@ class Suspender:
         slot, rest = divmod(owner - self._machine.instance.first_uid, UIDS_PER_SLOT)
         return slot if not rest and 0 <= slot < self._machine.slots.count else None
 
+    async def continue_processes(self, running: Collection[Record]) -> None:
+        """Do nothing: they are paused only by freezing the sandbox."""
+
     async def delete_images(self, sandbox: str) -> None:
         """Remove its memory. Idempotent."""
         images = self._folder / sandbox
@@ -150,13 +154,16 @@ class Suspender:
         criu, life, machine = await self._get_criu(), record.life, self._machine
         if life is None or not record.alive or not pause.is_paused(machine, record):
             raise ConflictError(f"The sandbox {record.id} is not paused with its memory.")
+        if record.containers:
+            raise UnsupportedError(
+                f"The memory of the sandbox {record.id} stays in RAM: CRIU cannot save the namespaces of its containers."
+            )
         await self._settle(record, life)
         images = self._folder / record.id
         self._folder.mkdir(mode=0o700, exist_ok=True)
         owner = scan.read_root_uid(life.pid)
-        os.chown(
-            f"/proc/{life.pid}/fd/2", owner, owner
-        )  # an in-memory file that the host's root created cannot be restored
+        # Its stderr: an in-memory file that belongs to the host's root cannot be restored.
+        os.chown(f"/proc/{life.pid}/fd/2", owner, owner)
         volumes = tuple(mount.volume for mount in record.mounts)
         await criu.dump(Frozen(life.pid, self._freezer.root / record.id, volumes=volumes), images)
         try:
@@ -173,8 +180,9 @@ class Suspender:
         return replace(handle, data={**handle.data, "suspended": True})
 
     async def _settle(self, record: Record, life: Life) -> None:
-        """Freezing stops a sandbox at an arbitrary instant, and not every state can be saved. Let it run for short
-        moments until it reaches another one; nobody can connect in the meantime, because it still counts as paused."""
+        """Bring a frozen sandbox to a state that can be saved: let it run for short moments until it reaches one, because
+        freezing stops it at an arbitrary instant. Nobody can connect in the meantime, because it still counts as paused.
+        Raises BusyError after a few seconds."""
         machine, loop = self._machine, asyncio.get_running_loop()
         deadline, moment = loop.time() + _SETTLE_TIMEOUT_S, 0.002
         while (obstacle := self._find_obstacle(record, life)) is not None:
@@ -204,6 +212,12 @@ class Suspender:
             return await self._restore(record)
         except OSError as error:
             raise translate_os_error(error, f"Could not restore the memory of the sandbox {record.id}") from error
+
+    def copy_memory(
+        self, record: Record, copy_files: Callable[[], Awaitable[None]]
+    ) -> contextlib.AbstractAsyncContextManager[Starter]:
+        """Raise UnsupportedError: the memory contains the user ids of the sandbox's slot, which a copy cannot have."""
+        raise UnsupportedError(f"The memory of the sandbox {record.id} can't be copied at this isolation level.")
 
     async def _restore(self, record: Record) -> Handle:
         machine, images = self._machine, self._folder / record.id
@@ -255,7 +269,9 @@ class Suspender:
                 machine.acquire_network(slot, policy), machine.store.renew(record.id, record.limits.disk_mb)
             )
             resources.create()
-            plan = StartPlan(record.id, slot, record.layers, record.limits, net, record.mounts, hold=True)
+            plan = StartPlan(
+                record.id, slot, record.layers, record.limits, net, record.mounts, record.containers, hold=True
+            )
             started = await self._starter.launch(plan, resources)
             pidfd = started.pidfd
             yield started.life.pid

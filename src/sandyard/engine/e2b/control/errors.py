@@ -31,7 +31,7 @@ def make_validation_response(errors: Sequence[Any]) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Map each type of error once."""
+    """Register a handler for each type of error."""
 
     @app.exception_handler(SandyardError)
     async def sandyard(request: Request, error: SandyardError) -> JSONResponse:
@@ -48,7 +48,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
-        return make_error_response(500, FAILED)  # it is raised again afterwards, and the guard logs it
+        return make_error_response(500, FAILED)  # Starlette raises the error again, and the guard logs it
 
 
 def describe_validation_errors(errors: Sequence[Any]) -> str:

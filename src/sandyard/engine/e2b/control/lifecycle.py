@@ -80,7 +80,7 @@ def make_router(context: Context) -> APIRouter:
         _require_timeout(body.timeout)
         if body.count < 1:
             raise InvalidInputError("Count must be at least 1")
-        results = await service.fork(strip_client_id(sandbox_id), body.count, body.timeout)
+        results = await service.fork(strip_client_id(sandbox_id), body.count, body.timeout, body.memory)
         return JSONResponse([views.render_fork(result, context.domain) for result in results], 201)
 
     @router.post("/snapshots")

@@ -28,7 +28,7 @@ def make_router(context: Context) -> APIRouter:
         ids = [strip_client_id(name) for value in sandbox_ids for name in value.split(",") if name]
         if len(ids) > MAX_SANDBOXES:
             raise InvalidInputError(f"Too many sandboxes requested, maximum is {MAX_SANDBOXES}")
-        samples = await service.latest_metrics(ids)
+        samples = await service.get_latest_metrics(ids)
         return JSONResponse({"sandboxes": {key: views.render_metric(sample) for key, sample in samples.items()}})
 
     @router.get("/sandboxes/{sandbox_id}/metrics")
@@ -37,14 +37,14 @@ def make_router(context: Context) -> APIRouter:
             raise InvalidInputError("start is after end. Use the earlier time as start.")
         # include the whole last second, because times are given in whole seconds
         until = None if end is None else end + 1.0
-        samples = await service.metrics(strip_client_id(sandbox_id), start, until)
+        samples = await service.list_metrics(strip_client_id(sandbox_id), start, until)
         return JSONResponse([views.render_metric(sample) for sample in samples])
 
     @router.get("/sandboxes/{sandbox_id}/logs")
     async def logs_v1(sandbox_id: str, start: Timestamp = None, limit: LogLimit = 1000) -> JSONResponse:
         query = LogQuery(start=None if start is None else start / 1000, limit=limit)
         await service.log_denied(strip_client_id(sandbox_id))
-        entries = service.logs(strip_client_id(sandbox_id), query)
+        entries = service.list_logs(strip_client_id(sandbox_id), query)
         return JSONResponse(
             {
                 "logs": [views.render_log_line(entry) for entry in entries],
@@ -72,9 +72,9 @@ def make_router(context: Context) -> APIRouter:
             search=search or None,
         )
         await service.log_denied(strip_client_id(sandbox_id))
-        entries = service.logs(strip_client_id(sandbox_id), query)
+        entries = service.list_logs(strip_client_id(sandbox_id), query)
         # lets a client distinguish an engine that records nothing from a sandbox that tried nothing
-        headers = {DENIED_HEADER: "recorded"} if service.records_denied else None
+        headers = {DENIED_HEADER: "recorded"} if service.can_report_denied else None
         return JSONResponse({"logs": [views.render_log_entry(entry) for entry in entries]}, headers=headers)
 
     return router

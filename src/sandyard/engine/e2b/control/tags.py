@@ -58,7 +58,7 @@ def make_router(context: Context) -> APIRouter:
             histories = builds.tags(template).items()
             return JSONResponse([template_views.render_tag(tag, history[-1]) for tag, history in histories])
         plain = name.partition(":")[0].lower()
-        snapshots = context.sandboxes.snapshots(SnapshotQuery(name=plain)).items
+        snapshots = context.sandboxes.list_snapshots(SnapshotQuery(name=plain)).items
         if snapshots:
             return JSONResponse([views.render_tag(record.tag, record.id, record.created_at) for record in snapshots])
         return JSONResponse([views.render_tag("default", context.sandboxes.find_template(name).id, views.UNKNOWN_TIME)])

@@ -41,7 +41,9 @@ def make_router(context: Context) -> APIRouter:
         nextToken: str | None = None,  # noqa: N803
     ) -> JSONResponse:
         sandbox_id = strip_client_id(sandboxID) if sandboxID else None
-        page = service.snapshots(SnapshotQuery(sandbox_id, name or None, parse_page_limit(limit), nextToken or None))
+        page = service.list_snapshots(
+            SnapshotQuery(sandbox_id, name or None, parse_page_limit(limit), nextToken or None)
+        )
         headers = {"X-Next-Token": page.next_cursor} if page.next_cursor else None
         return JSONResponse([views.render_snapshot(record) for record in page.items], headers=headers)
 

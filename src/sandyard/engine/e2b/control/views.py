@@ -13,7 +13,7 @@ from sandyard.engine.sandboxes.model import ForkResult, LogEntry, Metric, PauseK
 ENVD_VERSION = "0.6.4"
 """The version of envd whose protocol the guest agent implements. Clients enable features based on it."""
 CLIENT_ID = "sandyard"
-"""Originally the name of a node. Old clients append it to a sandbox's id with a hyphen."""
+"""At E2B, the id of a node. Old clients append it to a sandbox's id with a hyphen."""
 
 _EPOCH = datetime(1970, 1, 1)  # UTC, without a zone, which would be printed
 
@@ -21,14 +21,15 @@ View = dict[str, Any]
 
 
 def find_alias(sandbox: Sandbox) -> str | None:
-    """Return the template's name that was used to request it."""
+    """Return the template's name with which the sandbox was requested, or its first name if that was its id."""
+    if not sandbox.alias:
+        return None
     requested = (sandbox.name or "").partition(":")[0]
-    return sandbox.alias and (requested if requested not in ("", sandbox.template_id) else sandbox.alias)
+    return sandbox.alias if requested in {"", sandbox.template_id} else requested
 
 
 def format_time(seconds: float) -> str:
-    """Format as RFC 3339 in UTC, rounded down to the microsecond, so that a query for items that began after it finds
-    the item."""
+    """Format as RFC 3339 in UTC. Rounded down, so that a query for items since this time finds the item itself."""
     time = _EPOCH + timedelta(microseconds=int(seconds * 1_000_000))
     return f"{time.isoformat(timespec='microseconds')}Z"
 
@@ -82,6 +83,7 @@ def render_detail(sandbox: Sandbox, domain: str | None) -> View:
     view = render_listed(sandbox)
     view["domain"] = domain
     view["isolation"] = sandbox.isolation.value  # not in E2B's own API
+    view["containers"] = sandbox.containers  # not in E2B's own API
     view["allowInternetAccess"] = sandbox.network.allow_internet
     view["lifecycle"] = {"autoResume": sandbox.auto_resume, "onTimeout": sandbox.on_timeout.value}
     if sandbox.network.config is not None:

@@ -115,6 +115,8 @@ class Refresh(Wire):
 class Fork(Wire):
     count: int = 1
     timeout: Seconds = 15
+    # An extension: True requires that the processes continue in the forks, False prevents it
+    memory: bool | None = None
 
 
 class NewSnapshot(Wire):

@@ -1,8 +1,9 @@
 """Requests from sandboxes to the engine's public names: forwarded to the gateway if the sandbox's own network policy
 allows it.
 
-The firewall has accepted the connection because of some name that the policy allows. Only here is it known which name a
-request is for, so a policy that allows one preview does not open all of them, or the API.
+All public names share one address. The firewall accepts connections to it if the policy allows at least one of the
+names, but only the request says which name it is for. Therefore the policy is checked again here: a policy that allows
+one preview must not open all of them, or the API.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sandyard.engine.e2b.dataplane.tunnel import Tunnel, TunnelConnection
 from sandyard.kit.errors import SandyardError
 
 RATE, BURST = 200, 1000
-"""Requests per second of one sandbox, and the burst size. Further ones wait."""
+"""Requests per second of one sandbox, and how many may be sent at once. Further ones wait."""
 MAX_WAIT_SECONDS = 5.0
 MAX_CLIENTS = 4096
 
@@ -72,17 +73,17 @@ class HairpinGateway:
             return [name]  # the gateway returns the error
         if target is not None:
             return [name, f"{target.port}-{target.sandbox_id}.{domain}".lower()]
-        return [name] if name == domain else [name, f"api.{domain}"]
+        return [name] if name == domain else [name, f"api.{domain}"]  # the gateway sends it to the API
 
 
 class ClientRateLimiter:
     """A rate limit per client: requests beyond RATE are delayed."""
 
     def __init__(self) -> None:
-        self._due: OrderedDict[str, float] = OrderedDict()
+        self._due: OrderedDict[str, float] = OrderedDict()  # when the next request of each client may be sent
 
     async def wait(self, client: str) -> bool:
-        """Wait for the client's turn. False if that would take longer than MAX_WAIT_SECONDS."""
+        """Wait until the client may send a request. Return False if that would take longer than MAX_WAIT_SECONDS."""
         at = now()
         due = max(self._due.pop(client, 0.0), at - BURST / RATE)
         if due > at + MAX_WAIT_SECONDS:

@@ -12,7 +12,7 @@ import httptools
 
 from sandyard.engine.e2b.dataplane.asgi import Headers
 
-SILENT_LIMIT = 64 * 1024
+OVERHEAD_LIMIT = 64 * 1024
 """How many bytes may arrive without any payload: a head, a trailer, a chunk's extension."""
 HEADERS_LIMIT = 256
 
@@ -38,7 +38,7 @@ class Head:
 
 
 class Reply:
-    """Call `feed` with data, and read `head` and `take`; `complete` means that all of it was fed."""
+    """A reply that is being received. Call `feed` with each piece of data, then read `head` and `take`. `complete` is set at the end."""
 
     def __init__(self, method: str) -> None:
         self.head: Head | None = None
@@ -53,12 +53,12 @@ class Reply:
         self._remaining: int | None = None
         self._until_close = False
         self._progress = False
-        self._silent = 0
+        self._overhead = 0  # bytes since the last payload
 
     @property
-    def is_cheap(self) -> bool:
-        """Whether the cost of parsing does not depend on how the data was sent: the end of the body is known without a
-        parser."""
+    def needs_no_parser(self) -> bool:
+        """Whether the rest of the body can be read without the parser, because its end is known. It is then cheap even if it
+        was sent in many small pieces."""
         return self._until_close or self._remaining is not None
 
     def feed(self, data: bytes) -> None:
@@ -120,7 +120,7 @@ class Reply:
         if self.head is not None and not self._until_close:
             self.complete = True
 
-    # inside
+    # parsing
 
     def _determine_framing(self, status: int) -> None:
         """Determine where the body ends, according to RFC 9112 section 6.3."""
@@ -150,8 +150,8 @@ class Reply:
             if isinstance(error.__context__, BadReplyError):
                 raise error.__context__ from None
             raise BadReplyError("The sandbox sent invalid HTTP.") from error
-        self._silent = 0 if self._progress else self._silent + len(data)
-        if self._silent > SILENT_LIMIT:
+        self._overhead = 0 if self._progress else self._overhead + len(data)
+        if self._overhead > OVERHEAD_LIMIT:
             raise BadReplyError("The sandbox sent headers that are too large.")
 
     def _feed_counted(self, data: bytes) -> None:

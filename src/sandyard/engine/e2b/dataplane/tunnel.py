@@ -20,7 +20,7 @@ from sandyard.engine.e2b.dataplane.asgi import Headers, Scope
 from sandyard.engine.e2b.dataplane.connection import open_connection
 from sandyard.engine.e2b.dataplane.pages import Page
 from sandyard.engine.e2b.dataplane.relay import filter_end_to_end
-from sandyard.engine.e2b.dataplane.reply import SILENT_LIMIT, BadReplyError, Reply, UpstreamError
+from sandyard.engine.e2b.dataplane.reply import OVERHEAD_LIMIT, BadReplyError, Reply, UpstreamError
 from sandyard.engine.e2b.dataplane.target import Target
 from sandyard.kit.connections import UnreadWatch
 from sandyard.kit.errors import SandyardError
@@ -237,7 +237,7 @@ class SandboxSide(asyncio.Protocol):
     def _handle_head(self, head: bytes) -> None:
         self._head = head
         if b"\r\n\r\n" not in head:
-            if len(head) > SILENT_LIMIT:
+            if len(head) > OVERHEAD_LIMIT:
                 self._client.refuse(pages.plain(502, "The sandbox sent headers that are too large."), [])
                 self.close()
             return
@@ -265,14 +265,16 @@ class SandboxSide(asyncio.Protocol):
             self._client.refuse(pages.plain(502, str(error)), [])
             self.close()
             return 0
-        if reply.complete or reply.waiting > SILENT_LIMIT:
+        if reply.complete or reply.waiting > OVERHEAD_LIMIT:
             self._forward_refusal(reply)
         return reply.parts - before
 
     def _forward_refusal(self, reply: Reply) -> None:
         self._head, self._refusal = None, None
         if reply.head is not None:
-            self._client.respond(reply.head.status, filter_end_to_end(reply.head.headers), reply.take()[:SILENT_LIMIT])
+            self._client.respond(
+                reply.head.status, filter_end_to_end(reply.head.headers), reply.take()[:OVERHEAD_LIMIT]
+            )
         self.close()
 
 

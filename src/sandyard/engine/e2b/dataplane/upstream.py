@@ -133,7 +133,7 @@ class Upstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._inflow is not None
-        if self._reply is not None and self._reply.is_cheap and not self._inflow.busy:
+        if self._reply is not None and self._reply.needs_no_parser and not self._inflow.busy:
             self._parse(data)
             if self._read_paused:
                 self._inflow.pause_reading()

@@ -34,11 +34,11 @@ class Gunzip:
     async def read_into(self, view: memoryview) -> int:
         while not self._finished:
             if self._inflate.eof:
-                self._waiting = self._inflate.unused_data  # which is also the rest of the input
+                self._waiting = self._inflate.unused_data  # what follows this gzip member
                 if not self._waiting and not await self._refill():
                     self._finished = True
                     break
-                self._inflate = zlib.decompressobj(_GZIP_WINDOW)  # another gzip member follows
+                self._inflate = zlib.decompressobj(_GZIP_WINDOW)  # for the next gzip member
             elif not self._waiting and not await self._refill():
                 raise HttpError(400, "error decompressing request body: unexpected end")
             try:
@@ -73,9 +73,9 @@ def decode_body(body: Body, headers: Mapping[str, str]) -> Source:
 
 def choose_encoding(headers: Mapping[str, str], *, whole: bool = True) -> str:
     """Return the encoding of a response: gzip only for a whole file, and only for a client that accepts nothing else or
-    prefers it to none. Others list it because their library supports it, and would only wait longer for their file.
+    prefers it to none. Other clients list gzip because their library supports it; compressing would only slow them down.
     Raises HttpError 406 if no encoding is acceptable."""
-    qualities = _qualities(headers.get("accept-encoding", ""))
+    qualities = _parse_qualities(headers.get("accept-encoding", ""))
     others = qualities.get("*")
     gzip = qualities.get(GZIP, others or 0.0)
     identity = qualities.get(IDENTITY, others)
@@ -86,7 +86,7 @@ def choose_encoding(headers: Mapping[str, str], *, whole: bool = True) -> str:
     return IDENTITY
 
 
-def _qualities(header: str) -> dict[str, float]:
+def _parse_qualities(header: str) -> dict[str, float]:
     qualities: dict[str, float] = {}
     for item in header.split(","):
         name, _, parameters = item.partition(";")

@@ -19,35 +19,35 @@ _DIRECTORY_SIZE = 4096  # used where the file system (btrfs) reports 0 for an em
 def describe(sandbox: Sandbox, path: str) -> dict[str, Any]:
     """Return the EntryInfo of an absolute path in the sandbox. Raises OSError if it does not exist."""
     sandbox.accounts.refresh()
-    return describe_status(sandbox, path, os.lstat(sandbox.host(path)))
+    return describe_status(sandbox, path, os.lstat(sandbox.to_host_path(path)))
 
 
 def describe_status(sandbox: Sandbox, path: str, status: os.stat_result) -> dict[str, Any]:
     """Return the EntryInfo for a known status. A symbolic link has the type and mode of its target, and its own other
     properties. User and group names are those of the last `accounts.refresh()`."""
-    host = sandbox.host(path)
+    host = sandbox.to_host_path(path)
     mode = status.st_mode
     is_link = stat.S_ISLNK(mode)
-    kind, bits = _kind(mode), mode & 0o777
+    kind, bits = _file_type(mode), mode & 0o777
     target: str | None = None
     if is_link:
-        target = _link_target(sandbox, path)
+        target = _resolve_link(sandbox, path)
         try:
             followed = os.stat(host).st_mode
         except OSError:
             kind, bits = _UNSPECIFIED, 0
         else:
-            kind, bits = _kind(followed), followed & 0o777
+            kind, bits = _file_type(followed), followed & 0o777
     entry: dict[str, Any] = {
         "name": protojson.make_printable(posixpath.basename(path.rstrip("/")) or "/"),
         "type": kind,
         "path": protojson.make_printable(path),
         "size": str(status.st_size or (_DIRECTORY_SIZE if kind == _DIRECTORY else 0)),
         "mode": bits,
-        "permissions": permissions(mode),
+        "permissions": format_permissions(mode),
         "owner": sandbox.accounts.user_name(status.st_uid),
         "group": sandbox.accounts.group_name(status.st_gid),
-        "modifiedTime": protojson.timestamp(status.st_mtime_ns),
+        "modifiedTime": protojson.format_timestamp(status.st_mtime_ns),
     }
     if target is not None:
         entry["symlinkTarget"] = protojson.make_printable(target)
@@ -59,22 +59,22 @@ def describe_status(sandbox: Sandbox, path: str, status: os.stat_result) -> dict
     return entry
 
 
-def _link_target(sandbox: Sandbox, path: str) -> str:
-    """Return the final target of a link, or the link itself if it has none."""
+def _resolve_link(sandbox: Sandbox, path: str) -> str:
+    """Return the final target of a link, or the link's own path if it is broken."""
     try:
-        return sandbox.guest(os.path.realpath(sandbox.host(path), strict=True))
+        return sandbox.to_sandbox_path(os.path.realpath(sandbox.to_host_path(path), strict=True))
     except OSError:
         return path
 
 
-def _kind(mode: int) -> str:
+def _file_type(mode: int) -> str:
     if stat.S_ISREG(mode):
         return _FILE
     return _DIRECTORY if stat.S_ISDIR(mode) else _UNSPECIFIED
 
 
 @functools.lru_cache(256)
-def permissions(mode: int) -> str:
+def format_permissions(mode: int) -> str:
     """Format like Go's FileMode.String: letters for special bits, then nine for rwx."""
     letters = ""
     if stat.S_ISDIR(mode):

@@ -20,16 +20,16 @@ _BY_START = (
 _BINARY = frozenset(range(32)) - frozenset(b"\t\n\x0c\r\x1b")
 
 
-def media_type(path: str, start: bytes | None) -> str:
-    """`start` are the file's first bytes, None if they were not read."""
+def guess_media_type(path: str, first_bytes: bytes | None) -> str:
+    """Return the media type for the path's extension, otherwise for the first bytes of the file (None if not read)."""
     dot = path.rfind(".")
     extension = path[dot + 1 :].lower() if dot > path.rfind("/") else ""
     known = _BY_EXTENSION.get(extension)
     if known is not None:
         return known
-    if start is None:
+    if first_bytes is None:
         return "application/octet-stream"
     for beginning, kind in _BY_START:
-        if start.startswith(beginning):
+        if first_bytes.startswith(beginning):
             return kind
-    return "application/octet-stream" if _BINARY.intersection(start) else "text/plain" + _TEXT
+    return "application/octet-stream" if _BINARY.intersection(first_bytes) else "text/plain" + _TEXT

@@ -13,9 +13,10 @@ _HEADER = "x-metadata-"
 _KEY_LIMIT = 255 - len(_PREFIX)  # the kernel's limit for an attribute's name
 _TOTAL_LIMIT = 4096
 _UNSUPPORTED = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+_UNSUPPORTED_MESSAGE = "the file system does not store metadata"
 
 
-def from_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def parse_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata in a request's headers. Raises HttpError 400 if it is not printable ASCII or too long."""
     metadata: dict[str, str] = {}
     total = 0
@@ -51,9 +52,18 @@ def read(path: str | int) -> dict[str, str]:
     return metadata
 
 
-def replace(fd: int, metadata: Mapping[str, str], *, fresh: bool) -> None:
-    """Set a file's metadata to exactly this. `fresh` means that the file is new and cannot have any yet."""
-    if not fresh:
+def check_support(fd: int) -> None:
+    """Raise HttpError 500 if the file system of an open file cannot store metadata."""
+    try:
+        os.getxattr(fd, f"{_PREFIX}any")
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            raise HttpError(500, _UNSUPPORTED_MESSAGE) from None
+
+
+def replace(fd: int, metadata: Mapping[str, str], *, is_new: bool) -> None:
+    """Set a file's metadata, and remove any other; a new file (`is_new`) has none to remove."""
+    if not is_new:
         for key in read(fd):
             if key not in metadata:
                 os.removexattr(fd, _PREFIX + key)
@@ -62,5 +72,5 @@ def replace(fd: int, metadata: Mapping[str, str], *, fresh: bool) -> None:
             os.setxattr(fd, _PREFIX + key, value.encode())
         except OSError as error:
             if error.errno in _UNSUPPORTED:
-                raise HttpError(500, "the file system does not store metadata") from None
+                raise HttpError(500, _UNSUPPORTED_MESSAGE) from None
             raise

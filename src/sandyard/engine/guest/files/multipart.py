@@ -1,4 +1,4 @@
-"""multipart/form-data, parsed in place: each byte is received into one buffer and written from there, whatever the size."""
+"""Parse multipart/form-data in one fixed buffer, from which data is written without a copy."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PARAMETER = re.compile(r';\s*([^\s=;]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;]*))')
 _ESCAPE = re.compile(r'\\([()<>@,;:\\"/\[\]?=])')
 
 
-def boundary_of(content_type: str) -> str | None:
-    return _parameters(content_type).get("boundary")
+def parse_boundary(content_type: str) -> str | None:
+    return _parse_parameters(content_type).get("boundary")
 
 
-def _parameters(header: str) -> dict[str, str]:
+def _parse_parameters(header: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for match in _PARAMETER.finditer(header):
         name, quoted, plain = match.groups()
@@ -39,7 +39,7 @@ class Part:
             key, _, value = line.partition(":")
             if key.strip().lower() == "content-disposition":
                 disposition = value.strip()
-        parameters = _parameters(";" + disposition.partition(";")[2]) if ";" in disposition else {}
+        parameters = _parse_parameters(";" + disposition.partition(";")[2]) if ";" in disposition else {}
         self.name = parameters.get("name", "")
         self.filename: str | None = None
         if "filename" in parameters:
@@ -66,7 +66,7 @@ class MultipartReader:
         """Return the next part's head, or None after the last."""
         if self._in_part:
             await self.read_part(_ignore)
-        await self._need(2)
+        await self._receive_at_least(2)
         if self._buffer[self._start : self._start + 2] == b"--":
             return None
         line = await self._take_until(b"\r\n")
@@ -79,11 +79,11 @@ class MultipartReader:
         return Part((await self._take_until(b"\r\n\r\n")).decode("latin-1"))
 
     async def read_part(self, sink: Callable[[memoryview], None]) -> None:
-        """Pass the rest of the part to `sink` in pieces. A piece is valid only during the call."""
+        """Pass the rest of the part to `sink` in pieces. A piece is valid only during the call of `sink`."""
         mark = self._mark
         while True:
             found = -1
-            # There is nearly always none, and searching from the end finds that out twice as fast.
+            # There is nearly always no boundary, and rfind determines that twice as fast as find.
             if self._buffer.rfind(mark, self._start, self._end) >= 0:
                 found = self._buffer.find(mark, self._start, self._end)
             if found >= 0:
@@ -107,7 +107,7 @@ class MultipartReader:
             raise HttpError(400, "error reading form: multipart: NextPart: EOF")
         self._end += count
 
-    async def _need(self, count: int) -> None:
+    async def _receive_at_least(self, count: int) -> None:
         while self._end - self._start < count:
             await self._receive()
 

@@ -1,4 +1,4 @@
-"""The content of an upload that replaces an existing file, kept aside until it is complete."""
+"""Temporary storage for an upload that replaces an existing file, until it is complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Spool:
-    """Up to MEMORY_BYTES are in memory, for small files on a full disk; more is in a file without a name in `directory` (a host path)."""
+    """Keeps up to MEMORY_BYTES in memory, so that small files work on a full disk, and the rest in a file without a name in
+    `directory` (a host path)."""
 
     def __init__(self, sandbox: Sandbox, directory: str) -> None:
         self._sandbox = sandbox
@@ -26,7 +27,7 @@ class Spool:
         self._fd: int | None = None
 
     def write(self, data: memoryview) -> None:
-        """Store data. Raises OSError; `size` then tells how much is stored."""
+        """Add data. Raises OSError if not all of it could be stored: compare `size` before and after."""
         if self._fd is None:
             if len(self._memory) + len(data) <= MEMORY_BYTES:
                 self._memory += data
@@ -40,18 +41,18 @@ class Spool:
         return len(self._memory) + (0 if self._fd is None else os.fstat(self._fd).st_size)
 
     def move(self, append: Callable[[memoryview], None], copy: Callable[[int, int], int]) -> Iterator[None]:
-        """Move everything to another file, in steps: `append` adds bytes to it, `copy` bytes of an open file.
+        """Move everything to another file, in steps. `append(data)` adds data to it; `copy(fd, count)` adds the next bytes of
+        an open file and returns their number.
 
-        Each step frees its space, so that it is not needed twice.
+        Each step frees what it has copied, so that the disk never needs space for both.
         """
         append(memoryview(bytes(self._memory)))
         self._memory.clear()
         if self._fd is not None:
             offset = os.lseek(self._fd, 0, os.SEEK_SET)
             while count := copy(self._fd, _STEP):
-                _libc.fallocate(
-                    self._fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(count)
-                )  # not supported everywhere
+                # Errors are ignored, because not every file system supports it.
+                _libc.fallocate(self._fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(count))
                 offset += count
                 yield
 

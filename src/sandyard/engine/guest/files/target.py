@@ -26,48 +26,52 @@ _BAD_PATH = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EIN
 
 class Target:
     """Use it as a context manager, and call `finish` at the end. Leaving it with an exception removes a new file, and
-    keeps an existing one. `announced` is the request's length, if known."""
+    keeps an existing one that was not yet changed. `body_length` is the length of the request's body, if known."""
 
     def __init__(
-        self, sandbox: Sandbox, path: str, user: User, stored: Mapping[str, str], announced: int | None
+        self, sandbox: Sandbox, path: str, user: User, file_metadata: Mapping[str, str], body_length: int | None
     ) -> None:
         self._sandbox = sandbox
         self._user = user
         self._path = path
-        self._host = sandbox.host(path)
-        self._stored = stored
-        self._announced = announced
-        self._fresh = False
+        self._host = sandbox.to_host_path(path)
+        self._metadata = file_metadata
+        self._body_length = body_length
+        self._is_new = False
         try:
             sandbox.ensure_directory(posixpath.dirname(self._host) or "/", user)
         except OSError as error:
-            raise self._failure(error, "error ensuring directories") from None
+            raise self._make_http_error(error, "error ensuring directories") from None
         self._spool: Spool | None = None
         self._fd = self._open(sandbox)
-        if self._fresh:
-            self._prepare()
+        if self._is_new:
+            try:
+                self._prepare()
+            except HttpError:
+                self._discard()
+                raise
         else:
             self._spool = Spool(sandbox, posixpath.dirname(os.path.realpath(self._host)))
 
     def _prepare(self) -> None:
-        """Empty the file and set its owner and metadata. From here on, a failure removes it."""
-        self._spool = None
+        """Empty the file and set its owner and metadata. From then on, a failure of the upload removes it."""
+        if self._metadata:
+            metadata.check_support(self._fd)
+        self._spool = None  # the existing content is about to be lost
         try:
-            if not self._fresh:
+            if not self._is_new:
                 os.ftruncate(self._fd, 0)  # before anything else, because watchers of envd see the write first
-            self._sandbox.give(self._fd, self._user)
-            metadata.replace(self._fd, self._stored, fresh=self._fresh)
+            self._sandbox.set_owner(self._fd, self._user)
+            metadata.replace(self._fd, self._metadata, is_new=self._is_new)
         except OSError as error:
-            if self._fresh:
-                self._discard()
-            raise self._failure(error, "error preparing file") from None
+            raise self._make_http_error(error, "error preparing file") from None
 
     def _open(self, sandbox: Sandbox) -> int:
         try:
             try:
                 return sandbox.open_file(self._host, os.O_WRONLY)
             except FileNotFoundError:
-                self._fresh = True
+                self._is_new = True
                 return sandbox.open_file(self._host, os.O_WRONLY | os.O_CREAT)
         except IsADirectoryError:
             raise HttpError(400, f"path is a directory: {self._path}") from None
@@ -76,7 +80,7 @@ class Target:
         except OSError as error:
             if error.errno in _FULL:
                 raise HttpError(507, f"not enough inodes available: {error.strerror}") from None
-            raise self._failure(error, "error opening file") from None
+            raise self._make_http_error(error, "error opening file") from None
 
     def write(self, data: memoryview) -> None:
         """Write all data. Raises HttpError 507 if the disk is full."""
@@ -86,18 +90,18 @@ class Target:
             while data:
                 data = data[os.write(self._fd, data) :]
         except OSError as error:
-            raise self._failure(error, "error writing file") from None
+            raise self._make_http_error(error, "error writing file") from None
 
     def _keep_aside(self, spool: Spool, data: memoryview) -> memoryview:
-        """Add data to the spool. If that is impossible, continue in place and return the rest of the data.
+        """Add data to the spool. If that fails, start to overwrite the file, and return the data still to be written there.
 
-        On a full disk only if the new content is not larger than the existing one, so that it will fit.
+        Raises OSError on a full disk if the new content may be larger than the existing one, because it would not fit.
         """
         size = spool.size
         try:
             spool.write(data)
         except OSError as error:
-            will_fit = self._announced is not None and self._announced <= os.fstat(self._fd).st_size
+            will_fit = self._body_length is not None and self._body_length <= os.fstat(self._fd).st_size
             if error.errno in _FULL and not will_fit:
                 raise
             stored = spool.size - size
@@ -120,7 +124,7 @@ class Target:
             spool.close()
 
     def copy_from(self, fd: int, count: int) -> int:
-        """Append the next bytes of an open file inside the kernel. Return 0 at its end."""
+        """Append up to `count` next bytes of an open file, inside the kernel if possible. Return their number, 0 at its end."""
         try:
             try:
                 return os.copy_file_range(fd, self._fd, count)
@@ -129,15 +133,15 @@ class Target:
                     raise
             data = os.read(fd, min(count, 1 << 20))
         except OSError as error:
-            raise self._failure(error, "error composing file") from None
+            raise self._make_http_error(error, "error composing file") from None
         self.write(memoryview(data))
         return len(data)
 
     def info(self) -> dict[str, Any]:
         """Return the description of the file for the client."""
         info: dict[str, Any] = {"path": self._path, "name": posixpath.basename(self._path), "type": "file"}
-        if self._stored:
-            info["metadata"] = dict(self._stored)
+        if self._metadata:
+            info["metadata"] = dict(self._metadata)
         return info
 
     def __enter__(self) -> Target:
@@ -152,24 +156,24 @@ class Target:
         try:
             os.close(self._fd)
         except OSError as error:
-            raise self._failure(error, "error writing file") from None
+            raise self._make_http_error(error, "error writing file") from None
 
     def _discard(self) -> None:
-        """Remove the partial file. A link stays in place, with an empty target file. An unchanged file is kept."""
+        """Keep a file that is unchanged; otherwise remove it. A link stays in place, and its target is emptied."""
         if self._spool is not None:
             self._spool.close()
             os.close(self._fd)
             return
         with contextlib.suppress(OSError):
-            ours, there = os.fstat(self._fd), os.lstat(self._host)
-            if (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino):
+            opened, named = os.fstat(self._fd), os.lstat(self._host)
+            if (opened.st_dev, opened.st_ino) == (named.st_dev, named.st_ino):
                 os.unlink(self._host)
             else:
                 os.ftruncate(self._fd, 0)
         os.close(self._fd)
 
-    def _failure(self, error: OSError, what: str) -> HttpError:
+    def _make_http_error(self, error: OSError, what: str) -> HttpError:
         if error.errno in _FULL:
-            announced = f"attempted to write {self._announced} bytes: " if self._announced else ""
-            return HttpError(507, f"{announced}not enough disk space available")
+            attempt = f"attempted to write {self._body_length} bytes: " if self._body_length else ""
+            return HttpError(507, f"{attempt}not enough disk space available")
         return HttpError(400 if error.errno in _BAD_PATH else 500, f"{what}: {error.strerror}: {self._path}")

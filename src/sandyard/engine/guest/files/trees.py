@@ -26,8 +26,8 @@ class Level:
 
 
 def remove(path: str) -> Iterator[None]:
-    """Remove a directory with its contents, or a file. Does nothing if it does not exist. Yields regularly, so that
-    other tasks get a turn. OSError contains the path that could not be removed."""
+    """Remove a directory with its contents, or a file. Does nothing if it does not exist. Yields before each entry, so that
+    the caller can let other tasks run. Raises OSError with the path that could not be removed."""
     path = path.rstrip("/") or "/"
     try:
         fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -66,8 +66,8 @@ def remove(path: str) -> Iterator[None]:
 
 
 def enter_parent(fd: int, expected: tuple[int, int]) -> int:
-    """Open the directory above `fd`, which is closed. Raises OSError if it is not the one that the walk came from, that
-    is, if it was moved."""
+    """Open the directory above `fd`, and close `fd`. Raises OSError if it is not the one that the walk came from, because
+    the directory was moved; `fd` then stays open."""
     parent = os.open("..", FOLDER, dir_fd=fd)
     if inode(parent) != expected:
         os.close(parent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sandyard.engine.guest import kernel
@@ -30,6 +30,7 @@ _TYPES = (
 _WITH_ENTRY = frozenset({"EVENT_TYPE_CREATE", "EVENT_TYPE_CHMOD", "EVENT_TYPE_WRITE"})
 
 _READ_SIZE = 64 << 10
+_GONE = (FileNotFoundError, NotADirectoryError, PermissionError)  # a directory that was just reported may be gone again
 
 Event = dict[str, Any]
 
@@ -59,13 +60,13 @@ class Watch:
         self._on_event = on_event
         self._on_error = on_error
         self._folders: dict[int, str] = {}  # watch descriptor to path below the watched directory, "" for itself
-        # Entries found by scanning. If they were created after the watch, their record is still to be read and must not
-        # be reported again.
-        self._told: set[str] = set()
-        self._told_before: set[str] = set()
+        # Entries that a scan has found and reported. If they were created after the watch began, the kernel has a record of
+        # it that is still to be read and must not be reported again.
+        self._reported: set[str] = set()
+        self._reported_before: set[str] = set()
         self._fd = kernel.inotify_init()
         try:
-            self._add("", tell=False)
+            self._add("", report_existing=False)
         except OSError:
             os.close(self._fd)
             raise
@@ -78,39 +79,44 @@ class Watch:
             os.close(self._fd)
             self._fd = -1
 
-    def _add(self, below: str, *, tell: bool) -> None:
-        """Watch a directory. With `tell`, report its existing entries as created, because they were created before the
-        watch."""
-        folder = f"{self._path}/{below}" if below else self._path or "/"
-        self._folders[kernel.inotify_add_watch(self._fd, self._sandbox.host(folder), _MASK)] = below
-        if not self._recursive:
-            return
-        try:
-            found = sorted(os.scandir(self._sandbox.host(folder)), key=lambda entry: entry.name)
-        except OSError:
-            return
-        for entry in found:
-            child = f"{below}/{entry.name}" if below else entry.name
-            if tell:
-                self._told.add(child)
-                self._tell(child, "EVENT_TYPE_CREATE")
+    def _add(self, below: str, *, report_existing: bool) -> None:
+        """Watch a directory. With `report_existing`, report its entries as created: for a new directory, in which they were
+        created before it was watched."""
+        levels = [self._add_folder(below)]  # without recursion, because a tree may be deeper than Python's stack
+        while levels:
+            child, entry = next(levels[-1], (None, None))
+            if child is None or entry is None:
+                levels.pop()
+                continue
+            if report_existing:
+                self._reported.add(child)
+                self._report(child, "EVENT_TYPE_CREATE")
             if entry.is_dir(follow_symlinks=False):
-                self._add_quietly(child, tell=tell)
-            elif tell and _has_content(entry):
-                self._tell(child, "EVENT_TYPE_WRITE")
+                with contextlib.suppress(*_GONE):
+                    levels.append(self._add_folder(child))
+            elif report_existing and _has_content(entry):
+                self._report(child, "EVENT_TYPE_WRITE")
 
-    def _add_quietly(self, below: str, *, tell: bool) -> None:
-        """Watch a directory that may already be gone again."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-            self._add(below, tell=tell)
+    def _add_folder(self, below: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Watch one directory. Return the paths and entries in it if the watch is recursive, otherwise nothing."""
+        folder = f"{self._path}/{below}" if below else self._path or "/"
+        self._folders[kernel.inotify_add_watch(self._fd, self._sandbox.to_host_path(folder), _MASK)] = below
+        if not self._recursive:
+            return iter(())
+        try:
+            found = sorted(os.scandir(self._sandbox.to_host_path(folder)), key=lambda entry: entry.name)
+        except OSError:
+            return iter(())
+        return ((f"{below}/{entry.name}" if below else entry.name, entry) for entry in found)
 
     def read_events(self) -> None:
+        """Report the events that the kernel has."""
         try:
             records = os.read(self._fd, _READ_SIZE)
         except BlockingIOError:
             return
         position = 0
-        self._told_before, self._told = self._told, set()
+        self._reported_before, self._reported = self._reported, set()
         try:
             while position < len(records):
                 watch, mask, _cookie, size = kernel.INOTIFY_EVENT.unpack_from(records, position)
@@ -124,8 +130,8 @@ class Watch:
             self._fail(f"watcher error: {error.strerror}")
             return
         if len(records) > _READ_SIZE // 2:
-            self._told |= self._told_before  # there may be more entries with the same timestamp
-        self._told_before = set()
+            self._reported |= self._reported_before  # more of their records may be waiting
+        self._reported_before = set()
 
     def _handle(self, watch: int, mask: int, name: str) -> None:
         if mask & kernel.IN_Q_OVERFLOW:
@@ -138,17 +144,18 @@ class Watch:
         if folder is None:
             return
         if not name and folder:
-            return  # a subdirectory reports its own end and attributes; its parent has already reported them
+            return  # a record of a subdirectory about itself; its parent has the same one
         path = f"{folder}/{name}" if folder and name else folder or name
-        if mask & kernel.IN_CREATE and path in self._told_before:
+        if mask & kernel.IN_CREATE and path in self._reported_before:
             mask &= ~kernel.IN_CREATE
-        self._told_before.discard(path)
+        self._reported_before.discard(path)
         for bits, kind in _TYPES:
             if mask & bits:
-                self._tell(path or ".", kind)
+                self._report(path or ".", kind)
         if self._recursive and mask & kernel.IN_ISDIR:
             if mask & (kernel.IN_CREATE | kernel.IN_MOVED_TO):
-                self._add_quietly(path, tell=True)
+                with contextlib.suppress(*_GONE):
+                    self._add(path, report_existing=True)
             elif mask & kernel.IN_MOVED_FROM:
                 self._forget(path)
 
@@ -160,7 +167,7 @@ class Watch:
                 with contextlib.suppress(OSError):
                     kernel.inotify_rm_watch(self._fd, watch)
 
-    def _tell(self, path: str, kind: str) -> None:
+    def _report(self, path: str, kind: str) -> None:
         event: Event = {"name": protojson.make_printable(path), "type": kind}
         if self._include_entry and kind in _WITH_ENTRY:
             full = self._path if path == "." else f"{self._path}/{path}"
@@ -174,7 +181,7 @@ class Watch:
 
 
 def _has_content(entry: os.DirEntry[str]) -> bool:
-    """Return whether a directory has contents. False if it is gone again, which a separate record reports."""
+    """Return whether this is a file that is not empty. False if it is already gone, which the kernel reports as well."""
     with contextlib.suppress(FileNotFoundError):
         return entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size > 0
     return False

@@ -1,4 +1,4 @@
-"""The watchers of the Connect service `filesystem.Filesystem`: as a stream, or created, polled and removed."""
+"""The watchers of the Connect service `filesystem.Filesystem`: streams, and watchers that clients poll."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Message = protojson.Message
 
 
 class _Collector:
-    """Events that wait to be fetched, with a limit: if a client never fetches them, its watcher fails and the sandbox
-    is not affected."""
+    """Events that a client has not fetched yet. If there are too many, the watcher fails, so that a client that never
+    fetches them does not use up the agent's memory."""
 
     def __init__(self) -> None:
         self.events: deque[Event] = deque()
@@ -56,7 +56,8 @@ class Watchers:
         self._watchers: dict[str, _Collector] = {}
 
     async def watch_dir(self, exchange: Exchange, message: Message) -> None:
-        limit = connect.timeout(exchange.request)
+        """Stream the events of a directory until the client disconnects or its deadline."""
+        limit = connect.parse_timeout(exchange.request)
         collector = self._open(exchange.request, message)
         stream = ServerStream(exchange, _KEEPALIVE, limit)
         collector.on_change = stream.wake
@@ -85,8 +86,7 @@ class Watchers:
     async def events(self, _request: Request, message: Message) -> Message:
         """Return the events since the last call."""
         collector = self._find(message)
-        # Include the events that the kernel already has.
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # lets the loop read the events that the kernel already has
         if collector.error is not None and not collector.events:
             raise RpcError("internal", collector.error)
         events = list(collector.events)
@@ -111,12 +111,12 @@ class Watchers:
             path = self._sandbox.resolve(protojson.text(message, "path"), user)
         except PathError as error:
             raise RpcError("invalid_argument", str(error)) from None
-        host = self._sandbox.host(path)
+        host = self._sandbox.to_host_path(path)
         collector = _Collector()
         try:
             if not is_directory(host):
                 raise RpcError("invalid_argument", f"path {path} not a directory")
-            if not protojson.flag(message, "allowNetworkMounts") and kernel.on_network_filesystem(host):
+            if not protojson.flag(message, "allowNetworkMounts") and kernel.is_on_network_filesystem(host):
                 raise RpcError("invalid_argument", f"cannot watch path on network filesystem: {path}")
             collector.watch = Watch(
                 self._loop,
@@ -131,7 +131,10 @@ class Watchers:
             raise RpcError("not_found", f"path {path} not found") from None
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOSPC):
-                raise RpcError("resource_exhausted", "the sandbox cannot have more watchers") from None
+                raise RpcError(
+                    "resource_exhausted",
+                    "the kernel's limit of watchers is reached: remove a watcher, or watch without recursive",
+                ) from None
             raise RpcError("internal", f"error adding path {path} to watcher: {error.strerror}") from None
         return collector
 

@@ -21,8 +21,8 @@ class InputFullError(Exception):
 
 
 class Input:
-    """The write end of a pipe, or a terminal's master, which it owns. Writes are kept in order and wait for the process
-    to read."""
+    """Owns the write end of a pipe, or the master of a terminal. Data is written in order, as fast as the process reads
+    it."""
 
     __slots__ = ("_loop", "_queue", "_queued", "fd")
 
@@ -38,7 +38,8 @@ class Input:
         return self.fd < 0
 
     async def write(self, data: bytes) -> None:
-        """Write data and return when the kernel has accepted all of it. Cancelling does not take the data back."""
+        """Write data and return when the kernel has accepted all of it. If this call is cancelled, the data is still written.
+        Raises InputClosedError or InputFullError."""
         if self.closed:
             raise InputClosedError
         view = memoryview(data)

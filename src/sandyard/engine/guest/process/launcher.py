@@ -37,12 +37,13 @@ class StartRequest:
 
     @classmethod
     def parse(cls, message: protojson.Message) -> StartRequest:
+        """Parse a message. Raises RpcError or FieldError if it is invalid. Without the field `stdin`, stdin is open."""
         process = protojson.nested_message(message, "process") or {}
         pty = protojson.nested_message(message, "pty")
         size = (protojson.nested_message(pty, "size") or {}) if pty is not None else None
         command = protojson.text(process, "cmd")
         if not command:
-            raise RpcError("invalid_argument", "the request has no command")
+            raise RpcError("invalid_argument", "the request has no command: set process.cmd")
         return cls(
             command=command,
             args=tuple(protojson.texts(process, "args")),
@@ -66,6 +67,8 @@ class StartRequest:
 
 
 class Launcher:
+    """Starts the processes that clients request."""
+
     def __init__(
         self, loop: Loop, sandbox: Sandbox, registry: Registry, waiter: Waiter, file_limits: FileLimits
     ) -> None:
@@ -73,20 +76,22 @@ class Launcher:
         self._sandbox = sandbox
         self._registry = registry
         self._waiter = waiter
-        self._spawner = Spawner(switch_user=sandbox.is_root, file_limits=file_limits)
+        self._spawner = Spawner(switch_user=sandbox.can_switch_user, file_limits=file_limits)
         self._budget = Budget()
 
     def start(self, request: StartRequest, user: User) -> Process:
-        """Start a process that is registered and waited for. Raises RpcError if it cannot be started."""
+        """Start a process and register it. Raises RpcError if it cannot be started."""
         try:
             cwd = self._sandbox.resolve(request.cwd, user)
         except PathError as error:
             raise RpcError("invalid_argument", str(error)) from None
-        program = Program((request.command, *request.args), self._environment(request, user), self._sandbox.host(cwd))
+        program = Program(
+            (request.command, *request.args), self._environment(request, user), self._sandbox.to_host_path(cwd)
+        )
         try:
             if request.terminal is None:
-                return self._with_pipes(request, program, user)
-            return self._with_terminal(request, program, user, request.terminal)
+                return self._start_with_pipes(request, program, user)
+            return self._start_on_terminal(request, program, user, request.terminal)
         except NoDirectoryError:
             raise RpcError("invalid_argument", f"cwd '{cwd}' does not exist") from None
         except SpawnError as error:
@@ -98,7 +103,7 @@ class Launcher:
         """Return the process's environment. It contains nothing of the agent's own."""
         env = {
             "PATH": DEFAULT_PATH,
-            "HOME": self._sandbox.host(user.home),
+            "HOME": self._sandbox.to_host_path(user.home),
             "USER": user.name,
             "LOGNAME": user.name,
             "SHELL": user.shell,
@@ -109,48 +114,48 @@ class Launcher:
         env.update(request.env)
         return env
 
-    def _with_pipes(self, request: StartRequest, program: Program, user: User) -> Process:
-        ours: list[int] = []
-        theirs: list[int] = []
+    def _start_with_pipes(self, request: StartRequest, program: Program, user: User) -> Process:
+        agent_ends: list[int] = []
+        process_ends: list[int] = []
         try:
-            stdin = 0  # the agent's own: /dev/null
+            stdin = 0  # the agent's own stdin, which is /dev/null
             for _ in ("stdout", "stderr"):
                 read, write = os.pipe2(os.O_CLOEXEC)
-                ours.append(read)
-                theirs.append(write)
+                agent_ends.append(read)
+                process_ends.append(write)
             if request.stdin:
                 stdin, write = os.pipe2(os.O_CLOEXEC)
-                ours.append(write)
-                theirs.append(stdin)
-            pid = self._spawner.spawn(program, user, (stdin, theirs[0], theirs[1]))
+                agent_ends.append(write)
+                process_ends.append(stdin)
+            pid = self._spawner.spawn(program, user, (stdin, process_ends[0], process_ends[1]))
         except BaseException:
-            _close_all(ours)
+            _close_all(agent_ends)
             raise
         finally:
-            _close_all(theirs)
+            _close_all(process_ends)
         process = self._register(pid, request)
-        process.pump(ours[0], "stdout")
-        process.pump(ours[1], "stderr")
+        process.read_output(agent_ends[0], "stdout")
+        process.read_output(agent_ends[1], "stderr")
         if request.stdin:
-            process.stdin = Input(self._loop, ours[2])
+            process.stdin = Input(self._loop, agent_ends[2])
         return process
 
-    def _with_terminal(self, request: StartRequest, program: Program, user: User, size: tuple[int, int]) -> Process:
+    def _start_on_terminal(self, request: StartRequest, program: Program, user: User, size: tuple[int, int]) -> Process:
         columns, rows = size
         master, slave = os.openpty()
-        ours = [master]
+        agent_ends = [master]
         try:
             fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows & 0xFFFF, columns & 0xFFFF, 0, 0))
-            ours.append(os.dup(master))
+            agent_ends.append(os.dup(master))
             pid = self._spawner.spawn_on_terminal(program, user, slave)
         except BaseException:
-            _close_all(ours)
+            _close_all(agent_ends)
             raise
         finally:
             os.close(slave)
         process = self._register(pid, request)
-        process.terminal = Input(self._loop, ours[1])
-        process.pump(master, "pty")
+        process.terminal = Input(self._loop, agent_ends[1])
+        process.read_output(master, "pty")
         return process
 
     def _register(self, pid: int, request: StartRequest) -> Process:

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+# Reading from a process pauses when a reader has HIGH_WATER bytes to take, and resumes at LOW_WATER.
 HIGH_WATER = 256 << 10
 LOW_WATER = 64 << 10
+# Bytes kept for the next reader, and while all processes together exceed their budget.
 BACKLOG_LIMIT = 1 << 20
 BACKLOG_TAIL = 64 << 10
-_OVERHEAD = 128  # overhead of a chunk in addition to its bytes, so that a million tiny ones count
-_MERGE_LIMIT = 4096
+_OVERHEAD = 128  # memory of a chunk in addition to its bytes, which matters if there are very many tiny ones
+_MERGE_LIMIT = 4096  # chunks up to this size are joined while they are kept
 
 Chunk = tuple[str, bytes]  # "stdout", "stderr" or "pty", and the data
 
@@ -84,12 +86,12 @@ class Reader:
 
     @property
     def end(self) -> End | None:
-        """Return the end, once everything before it has been taken."""
+        """The end of the process, or None while there is output to take or the process runs."""
         return None if self.chunks else self._output.end
 
 
 class Output:
-    """`on_room` is called when readers are no longer congested."""
+    """What a process has written and its readers have not yet taken. `on_room` is called when there is room for more."""
 
     __slots__ = ("_backlog", "_backlog_size", "_budget", "_on_room", "_readers", "end")
 
@@ -103,14 +105,11 @@ class Output:
 
     @property
     def congested(self) -> bool:
-        """Whether a reader has more than it can take for now; then nothing more should be read from the process."""
+        """Whether a reader has HIGH_WATER bytes to take, so that nothing more should be read from the process."""
         return any(reader.size >= HIGH_WATER for reader in self._readers)
 
-    @property
-    def attended(self) -> bool:
-        return bool(self._readers)
-
     def feed(self, kind: str, data: bytes) -> None:
+        """Add output for all readers, or keep it for the next one if there is none."""
         chunk = (kind, data)
         if not self._readers:
             self._keep(chunk)
@@ -118,13 +117,14 @@ class Output:
             reader.push(chunk)
 
     def finish(self, end: End) -> None:
-        """Mark the output as complete, and release its source."""
+        """Mark the output as complete. `on_room` is not called any more."""
         self.end = end
         self._on_room = _ignore
         for reader in self._readers:
             reader.wake()
 
     def attach(self, wake: Callable[[], None]) -> Reader:
+        """Add a reader. It gets the kept output, if it is the only one, and everything from now on."""
         reader = Reader(self, wake)
         if not self._readers:
             reader.chunks, self._backlog = self._backlog, reader.chunks
@@ -150,6 +150,7 @@ class Output:
         self._count(-self._backlog_size)
 
     def notify_room(self) -> None:
+        """Call `on_room` unless a reader is congested."""
         if not self.congested:
             self._on_room()
 

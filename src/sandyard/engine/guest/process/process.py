@@ -28,6 +28,8 @@ _DISCARD_PAUSE = 0.01
 
 
 class Process:
+    """A running process. `ended` is set, and `on_end` called, when it has exited and its output is complete."""
+
     def __init__(
         self,
         loop: Loop,
@@ -47,7 +49,7 @@ class Process:
         self.ended = asyncio.Event()
         self._loop = loop
         self._on_end = on_end
-        self._pumps: dict[int, str] = {}
+        self._output_fds: dict[int, str] = {}
         self._paused = False
         self._status: int | None = None
         self._read_since_exit = 0
@@ -55,25 +57,27 @@ class Process:
         self._deadline: Timer | None = None
         self._linger: Timer | None = None
 
-    # set up by whoever started it ------------------------------------------------------------------------------------
+    # for the launcher -------------------------------------------------------------------------------------
 
-    def pump(self, fd: int, kind: str) -> None:
-        """Read the process's output from `fd`, which from now on belongs to this object."""
+    def read_output(self, fd: int, kind: str) -> None:
+        """Read the output of this kind from `fd` as it arrives. This object closes `fd`."""
         os.set_blocking(fd, False)
-        self._pumps[fd] = kind
+        self._output_fds[fd] = kind
         self._loop.add_reader(fd, partial(self._read, fd, kind))
 
     def expire_after(self, seconds: float) -> None:
         """Kill the process and its group if it is still running after that time, whether or not a client is attached.
-        Time while the sandbox was paused does not count: its length is unknown here, but because the deadline is
-        counted in parts, at most one part can pass during a pause."""
+
+        The time is counted in parts, each with its own timer, because the agent does not know how long the sandbox was
+        paused: a pause then counts as one part at most.
+        """
         part = min(seconds, max(SHORTEST_PART, min(LONGEST_PART, seconds / PARTS)))
         self._deadline = self._loop.call_later(part, self._count_down, seconds - part)
 
-    # verbs -----------------------------------------------------------------------------------------------------------
+    # operations -------------------------------------------------------------------------------------------------------
 
     def send_signal(self, number: int, *, group: bool = False) -> None:
-        """Send a signal. Raises ProcessLookupError if it has ended."""
+        """Send a signal to the process, or to its group. Raises ProcessLookupError if the process has ended."""
         if self._status is not None:
             raise ProcessLookupError
         if group:
@@ -96,13 +100,13 @@ class Process:
             fcntl.ioctl(self.terminal.fd, termios.TIOCSWINSZ, size)
 
     def set_exit_status(self, status: int) -> None:
-        """Set the wait status. Call it when the process has been waited for."""
+        """Record the wait status of the ended process."""
         self._status = status
         if self._deadline is not None:
             self._deadline.cancel()
-        self._settle()
+        self._finish_if_complete()
 
-    # output ----------------------------------------------------------------------------------------------------------
+    # output -----------------------------------------------------------------------------------------------------------
 
     def _read(self, fd: int, kind: str) -> None:
         try:
@@ -112,8 +116,8 @@ class Process:
         except OSError:
             data = b""  # EIO: nobody has the terminal open any more
         if not data:
-            self._close_pump(fd)
-            self._settle()
+            self._close_output_fd(fd)
+            self._finish_if_complete()
             return
         self._read_since_exit += len(data)
         self.output.feed(kind, data)
@@ -122,20 +126,20 @@ class Process:
 
     def _pause(self) -> None:
         self._paused = True
-        for fd in self._pumps:
+        for fd in self._output_fds:
             self._loop.remove_reader(fd)
 
     def _resume(self) -> None:
         if not self._paused:
             return
         self._paused = False
-        for fd, kind in self._pumps.items():
+        for fd, kind in self._output_fds.items():
             self._loop.add_reader(fd, partial(self._read, fd, kind))
-        self._settle()
+        self._finish_if_complete()
 
-    def _close_pump(self, fd: int) -> None:
+    def _close_output_fd(self, fd: int) -> None:
         self._loop.remove_reader(fd)
-        del self._pumps[fd]
+        del self._output_fds[fd]
         os.close(fd)
 
     def _count_down(self, left: float) -> None:
@@ -145,13 +149,14 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             self.send_signal(signal.SIGKILL, group=True)
 
-    # the end ---------------------------------------------------------------------------------------------------------
+    # the end ----------------------------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Report the end if the process has ended and its output is complete."""
+    def _finish_if_complete(self) -> None:
+        """Finish if the process has ended and its output is complete. If its children keep the output open, finish later; if
+        a client has terminated it, do not wait for them."""
         if self._status is None or self.output.end is not None or self._paused:
             return
-        if not self._pumps:
+        if not self._output_fds:
             self._finish(self._status)
         elif self._terminated:
             self._drain()
@@ -161,6 +166,7 @@ class Process:
             self._linger = self._loop.call_later(LINGER_QUIET, self._check_lingering, self._status, 0, LINGER_QUIET)
 
     def _check_lingering(self, status: int, seen: int, elapsed: float) -> None:
+        """Finish if nothing was read since the last check, when `seen` bytes had been, or after LINGER_LONGEST."""
         if self.output.end is not None:
             return
         quiet = self._read_since_exit == seen and not self._paused
@@ -171,8 +177,8 @@ class Process:
         self._linger = self._loop.call_later(LINGER_QUIET, self._check_lingering, *args)
 
     def _drain(self) -> None:
-        """Read what the ended process itself has written: at most what a pipe holds."""
-        for fd, kind in list(self._pumps.items()):
+        """Read what the ended process itself can have left: at most what a pipe holds."""
+        for fd, kind in list(self._output_fds.items()):
             left = _PIPE_CAPACITY
             while left > 0:
                 try:
@@ -180,30 +186,30 @@ class Process:
                 except OSError:
                     break
                 if not data:
-                    self._close_pump(fd)
+                    self._close_output_fd(fd)
                     break
                 left -= len(data)
                 self.output.feed(kind, data)
 
     def _finish(self, status: int) -> None:
-        for fd in list(self._pumps):
+        for fd in list(self._output_fds):
             self._loop.remove_reader(fd)
             if self.terminal is None:
-                _Discard(self._loop, fd)
+                _Discarder(self._loop, fd)
             else:
                 os.close(fd)
-        self._pumps.clear()
+        self._output_fds.clear()
         for channel in (self.stdin, self.terminal):
             if channel is not None:
                 channel.close()
         if self._linger is not None:
             self._linger.cancel()
-        self.output.finish(describe(status))
+        self.output.finish(describe_exit(status))
         self.ended.set()
         self._on_end(self)
 
 
-class _Discard:
+class _Discarder:
     """Discards the output of an ended process's remaining children, so that they neither block nor fail."""
 
     def __init__(self, loop: Loop, fd: int) -> None:
@@ -229,8 +235,8 @@ class _Discard:
         self._loop.call_later(_DISCARD_PAUSE, self._listen)
 
 
-def describe(status: int) -> End:
-    """Describe a wait status in Go's words."""
+def describe_exit(status: int) -> End:
+    """Describe a wait status in the words of Go's os.ProcessState."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         words = f"signal: {(signal.strsignal(number) or f'signal {number}').lower()}"

@@ -1,4 +1,4 @@
-"""The processes that clients started: running ones and, for a while, ended ones whose end no client has seen."""
+"""The processes that clients started: running ones and, for a while, ended ones, so that clients can fetch their end."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from sandyard.engine.guest.process.process import Process
 from sandyard.engine.guest.wire import protojson
 from sandyard.engine.guest.wire.connect import RpcError
 
+# How long an ended process is kept, in seconds, before and after a client has received its end.
 KEEP_UNSEEN = 600.0
 KEEP_SEEN = 30.0
 KEEP_AT_MOST = 128
 
 
-class Ended:
-    """The rest of an ended process: its end, and its unread output."""
+class EndedProcess:
+    """What is kept of an ended process: its end, and its unread output."""
 
     __slots__ = ("expiry", "output", "pid", "tag")
 
@@ -31,15 +32,15 @@ class Registry:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._live: dict[int, Process] = {}
-        self._ended: dict[int, Ended] = {}
-        self._sweeping = False
+        self._ended: dict[int, EndedProcess] = {}
+        self._removal_scheduled = False
 
     def add(self, process: Process) -> None:
         """Add a process. It replaces ended processes with the same pid or tag."""
-        self._forget(process.pid)
+        self._remove(process.pid)
         if process.tag is not None:
             for pid in [ended.pid for ended in self._ended.values() if ended.tag == process.tag]:
-                self._forget(pid)
+                self._remove(pid)
         self._live[process.pid] = process
 
     def record_end(self, process: Process) -> None:
@@ -48,14 +49,14 @@ class Registry:
             return
         del self._live[process.pid]
         while len(self._ended) >= KEEP_AT_MOST:
-            self._forget(next(iter(self._ended)))
-        self._ended[process.pid] = Ended(process, self._loop.time() + KEEP_UNSEEN)
-        if not self._sweeping:
-            self._sweeping = True
-            self._loop.call_later(KEEP_SEEN, self._sweep)
+            self._remove(next(iter(self._ended)))
+        self._ended[process.pid] = EndedProcess(process, self._loop.time() + KEEP_UNSEEN)
+        if not self._removal_scheduled:
+            self._removal_scheduled = True
+            self._loop.call_later(KEEP_SEEN, self._remove_expired)
 
     def mark_seen(self, pid: int, output: Output) -> None:
-        """Remove an end that a client has received."""
+        """Drop the output of an ended process whose end a client has received, and keep the end only for KEEP_SEEN."""
         ended = self._ended.get(pid)
         if ended is not None and ended.output is output:
             ended.expiry = self._loop.time() + KEEP_SEEN
@@ -65,7 +66,7 @@ class Registry:
         return iter(list(self._live.values()))
 
     def find(self, message: protojson.Message) -> Process:
-        """Return the running process that a request selects by pid or tag."""
+        """Return the running process that a request selects by pid or tag. Raises RpcError not_found."""
         selector = protojson.nested_message(message, "process") or {}
         if protojson.value(selector, "pid") is not None:
             pid = protojson.uint32(selector, "pid")
@@ -81,8 +82,8 @@ class Registry:
             raise RpcError("not_found", f"process with {what} not found")
         return process
 
-    def find_followable(self, message: protojson.Message) -> Process | Ended:
-        """Return the running process, or the rest of an ended one."""
+    def find_followable(self, message: protojson.Message) -> Process | EndedProcess:
+        """Return the selected process, also if it has ended and is still kept. Raises RpcError not_found."""
         try:
             return self.find(message)
         except RpcError as error:
@@ -93,15 +94,15 @@ class Registry:
                     return ended
             raise error from None
 
-    def _forget(self, pid: int) -> None:
+    def _remove(self, pid: int) -> None:
         ended = self._ended.pop(pid, None)
         if ended is not None:
             ended.output.drop()
 
-    def _sweep(self) -> None:
+    def _remove_expired(self) -> None:
         now = self._loop.time()
         for pid in [ended.pid for ended in self._ended.values() if ended.expiry <= now]:
-            self._forget(pid)
-        self._sweeping = bool(self._ended)
-        if self._sweeping:
-            self._loop.call_later(KEEP_SEEN, self._sweep)
+            self._remove(pid)
+        self._removal_scheduled = bool(self._ended)
+        if self._removal_scheduled:
+            self._loop.call_later(KEEP_SEEN, self._remove_expired)

@@ -13,7 +13,7 @@ from sandyard.engine.guest.process.input import InputClosedError, InputFullError
 from sandyard.engine.guest.process.launcher import Launcher, StartRequest
 from sandyard.engine.guest.process.output import Chunk, Reader
 from sandyard.engine.guest.process.process import Process
-from sandyard.engine.guest.process.registry import Ended, Registry
+from sandyard.engine.guest.process.registry import EndedProcess, Registry
 from sandyard.engine.guest.sandbox import Sandbox
 from sandyard.engine.guest.wire import connect, protojson
 from sandyard.engine.guest.wire.connect import RpcError, ServerStream, envelope
@@ -21,12 +21,12 @@ from sandyard.engine.guest.wire.connection import PeerGoneError
 from sandyard.engine.guest.wire.http1 import Exchange, Request
 
 _KEEPALIVE = b'{"event":{"keepalive":{}}}'
-_BATCH = 256 << 10
-_CHUNK_HEADER = 8  # approximate size of the HTTP chunk header before the events
-_KILL_PATIENCE = 1.0
-_KILL_LOOK = 0.001
+_BATCH_BYTES = 256 << 10
+_CHUNK_HEADER_BYTES = 8  # approximate size of the HTTP chunk header before the events
+_KILL_TIMEOUT = 1.0
+_KILL_POLL_INTERVAL = 0.001
 # Sending the start event at once would wake all programs up to the client while a short command needs the same cores.
-_START_PATIENCE = 0.003
+_START_DELAY = 0.003
 _SIGNALS = {"SIGNAL_SIGKILL": signal.SIGKILL, "SIGNAL_SIGTERM": signal.SIGTERM, 9: signal.SIGKILL, 15: signal.SIGTERM}
 
 Message = protojson.Message
@@ -43,7 +43,7 @@ class ProcessService:
     async def start(self, exchange: Exchange, message: Message) -> None:
         """Start a process and follow it. It is killed at the call's deadline, not when the client disconnects."""
         user = self._sandbox.rpc_user(exchange.request)
-        limit = connect.timeout(exchange.request)
+        limit = connect.parse_timeout(exchange.request)
         process = self._launcher.start(StartRequest.parse(message), user)
         if limit is not None:
             process.expire_after(limit)
@@ -51,27 +51,27 @@ class ProcessService:
 
     async def connect(self, exchange: Exchange, message: Message) -> None:
         """Follow a process, from the first event that was not certainly delivered to a client."""
-        limit = connect.timeout(exchange.request)
+        limit = connect.parse_timeout(exchange.request)
         await self._follow(exchange, self._registry.find_followable(message), limit)
 
-    async def _follow(self, exchange: Exchange, process: Process | Ended, limit: float | None) -> None:
+    async def _follow(self, exchange: Exchange, process: Process | EndedProcess, limit: float | None) -> None:
+        """Send the process's output and end. What was not certainly delivered is kept for the next client."""
         pid, output = process.pid, process.output
-        del process
+        del process  # so that it is freed when it has ended, although a client may still read its output
         stream = ServerStream(exchange, _KEEPALIVE, limit)
         reader = output.attach(stream.wake)
-        unconfirmed: deque[tuple[int, Chunk]] = (
-            deque()
-        )  # with the number of bytes sent up to the chunk, if there are receipts
+        # With receipts: the chunks that were sent, and the number of bytes sent up to the end of each.
+        unconfirmed: deque[tuple[int, Chunk]] = deque()
         try:
-            await stream.begin(b'{"event":{"start":{"pid":%d}}}' % pid, _START_PATIENCE)
+            await stream.begin(b'{"event":{"start":{"pid":%d}}}' % pid, _START_DELAY)
             while True:
                 stream.check()
-                _confirm(exchange, unconfirmed)
-                chunks = _take(reader)
-                events = [_render(chunk) for chunk in chunks]
+                _drop_confirmed(exchange, unconfirmed)
+                chunks = _take_batch(reader)
+                events = [_encode_event(chunk) for chunk in chunks]
                 end = reader.end
-                if exchange.receipts:
-                    offset = exchange.sent + stream.opening
+                if exchange.uses_receipts:
+                    offset = exchange.sent + stream.opening_size
                     for chunk, event in zip(chunks, events, strict=True):
                         offset += len(event)
                         unconfirmed.append((offset, chunk))
@@ -84,14 +84,14 @@ class ProcessService:
                     if events:
                         await stream.send(b"".join(events))
                 except PeerGoneError as gone:
-                    if not exchange.receipts:
+                    if not exchange.uses_receipts:
                         reader.give_back(_list_undelivered(chunks, events, gone.sent))
                     raise
                 if not events:
                     await stream.wait()
         finally:
             exchange.take_last_receipts()
-            _confirm(exchange, unconfirmed)
+            _drop_confirmed(exchange, unconfirmed)
             reader.give_back([chunk for _, chunk in unconfirmed])
             output.detach(reader)
             stream.release()
@@ -120,10 +120,12 @@ class ProcessService:
     async def send_input(self, request: Request, message: Message) -> Message:
         process = self._registry.find(message)
         try:
-            async with asyncio.timeout(connect.timeout(request)):
-                await _write(process, protojson.nested_message(message, "input") or {})
+            async with asyncio.timeout(connect.parse_timeout(request)):
+                await _write_input(process, protojson.nested_message(message, "input") or {})
         except TimeoutError:
-            raise RpcError("deadline_exceeded", "the process has not read its input in time") from None
+            raise RpcError(
+                "deadline_exceeded", "the process did not read its input before the deadline of the request"
+            ) from None
         return {}
 
     async def send_signal(self, _request: Request, message: Message) -> Message:
@@ -133,7 +135,7 @@ class ProcessService:
         if number is None:
             raise RpcError("unimplemented", f"invalid signal: {wanted}")
         try:
-            # Killing a shell also kills its children, because they could not be found by its pid afterwards.
+            # Killing a shell also kills its children, because clients could not select them afterwards.
             group = number == signal.SIGKILL or protojson.flag(message, "descendants")
             process.send_signal(number, group=group)
         except ProcessLookupError:
@@ -141,10 +143,10 @@ class ProcessService:
         if number == signal.SIGKILL:
             # A client that kills a process and then lists processes should find neither it nor its children.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_KILL_PATIENCE):
+                async with asyncio.timeout(_KILL_TIMEOUT):
                     await process.ended.wait()
-                    while process.has_group():  # noqa: ASYNC110 - nobody is told of the end of a child that is not ours
-                        await asyncio.sleep(_KILL_LOOK)
+                    while process.has_group():  # noqa: ASYNC110 - there is no event for the end of another process's child
+                        await asyncio.sleep(_KILL_POLL_INTERVAL)
         return {}
 
     async def close_stdin(self, _request: Request, message: Message) -> Message:
@@ -161,15 +163,17 @@ class ProcessService:
         """Receive input in order: first the process, then its data, until the client ends the stream."""
         process: Process | None = None
         try:
-            async with asyncio.timeout(connect.timeout(exchange.request)):
-                async for message in connect.messages(exchange.request):
+            async with asyncio.timeout(connect.parse_timeout(exchange.request)):
+                async for message in connect.read_messages(exchange.request):
                     start, data = protojson.nested_message(message, "start"), protojson.nested_message(message, "data")
                     if start is not None:
                         process = self._registry.find(start)
                     elif data is not None:
                         if process is None:
-                            raise RpcError("invalid_argument", "input arrived before its process was selected")
-                        await _write(process, protojson.nested_message(data, "input") or {})
+                            raise RpcError(
+                                "invalid_argument", "input arrived before a start event selected its process"
+                            )
+                        await _write_input(process, protojson.nested_message(data, "input") or {})
                     elif protojson.nested_message(message, "keepalive") is None:
                         raise RpcError("unimplemented", "invalid event type")
         except TimeoutError:
@@ -177,17 +181,17 @@ class ProcessService:
         await connect.reply_client_stream(exchange, {})
 
 
-def _confirm(exchange: Exchange, unconfirmed: deque[tuple[int, Chunk]]) -> None:
-    """Drop the chunks that have been delivered."""
+def _drop_confirmed(exchange: Exchange, unconfirmed: deque[tuple[int, Chunk]]) -> None:
+    """Remove the chunks that the peer has confirmed."""
     while unconfirmed and unconfirmed[0][0] <= exchange.confirmed:
         unconfirmed.popleft()
 
 
-def _take(reader: Reader) -> list[Chunk]:
-    """Return what a reader has waiting, up to a limit."""
+def _take_batch(reader: Reader) -> list[Chunk]:
+    """Take the chunks that are ready, up to a limit of bytes."""
     chunks: list[Chunk] = []
     size = 0
-    while size < _BATCH:
+    while size < _BATCH_BYTES:
         chunk = reader.take()
         if chunk is None:
             break
@@ -196,14 +200,14 @@ def _take(reader: Reader) -> list[Chunk]:
     return chunks
 
 
-def _render(chunk: Chunk) -> bytes:
+def _encode_event(chunk: Chunk) -> bytes:
     kind, data = chunk
     return envelope(b'{"event":{"data":{"%b":"%b"}}}' % (kind.encode(), binascii.b2a_base64(data, newline=False)))
 
 
 def _list_undelivered(chunks: list[Chunk], events: list[bytes], sent: int) -> list[Chunk]:
     """Return the chunks whose events were not completely accepted by the kernel."""
-    end = _CHUNK_HEADER
+    end = _CHUNK_HEADER_BYTES
     for index, _chunk in enumerate(chunks):
         end += len(events[index])
         if end > sent:
@@ -211,7 +215,7 @@ def _list_undelivered(chunks: list[Chunk], events: list[bytes], sent: int) -> li
     return []
 
 
-async def _write(process: Process, message: Message) -> None:
+async def _write_input(process: Process, message: Message) -> None:
     if protojson.value(message, "pty") is not None:
         what, data, channel = "tty", protojson.octets(message, "pty"), process.terminal
         if channel is None:

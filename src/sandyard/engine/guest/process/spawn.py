@@ -1,4 +1,4 @@
-"""Start a program as a user of the sandbox, fast.
+"""Start a program as a user of the sandbox, without a fork.
 
 The agent itself switches to the user for an instant, lets `posix_spawn` (a vfork) start the program, and switches back:
 this needs no copy of the agent's page tables, 0.13 ms instead of 1.2 ms for fork + setuid + exec of an interpreter. It
@@ -24,7 +24,7 @@ from sandyard.engine.guest.users import User
 _EXHAUSTED = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC})
 _NOT_A_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 _SHELL, _BASH = "/bin/sh", "/bin/bash"
-_AGENT_FILES = 1 << 16
+_AGENT_FILE_LIMIT = 1 << 16
 
 
 class SpawnError(Exception):
@@ -47,15 +47,16 @@ def raise_file_limit() -> FileLimits:
     """Allow the agent more open files than the programs it starts, because it needs some for each of them."""
     inherited = resource.getrlimit(resource.RLIMIT_NOFILE)
     hard = inherited[1]
-    wanted = _AGENT_FILES if hard == resource.RLIM_INFINITY else min(hard, _AGENT_FILES)
+    wanted = _AGENT_FILE_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _AGENT_FILE_LIMIT)
     own = (max(wanted, inherited[0]), hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, own)
     return inherited, own
 
 
-def same_file_limit() -> FileLimits:
-    now = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return now, now
+def keep_file_limit() -> FileLimits:
+    """Return the current limit for both, and change nothing."""
+    current = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return current, current
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +67,30 @@ class Program:
 
 
 class Spawner:
-    """`switch_user` says whether programs run as the requested user, or as the agent's user."""
+    """Starts programs: with `switch_user` as the requested user, otherwise as the agent's own."""
 
     def __init__(self, *, switch_user: bool, file_limits: FileLimits) -> None:
         self._switch_user = switch_user
         self._own_groups = os.getgroups()
-        self._ignored = _ignored_signals()
+        self._ignored = _list_ignored_signals()
         self._inherited_limit, self._own_limit = file_limits
         self._oom_score: bytes | None = None
-        if _own_oom_score() < 0:
+        if _read_own_oom_score() < 0:
             self._oom_score = b"0"  # the agent is protected; its programs must not be
         elif os.getpid() == 1:
             self._oom_score = b"500"  # if the agent cannot be protected, its programs are killed first
 
     def spawn(self, program: Program, user: User, stdio: Sequence[int]) -> int:
-        """Start `program` in a new session, with `stdio` as 0, 1 and 2. Return its pid."""
+        """Start `program` in a new session, with `stdio` as descriptors 0, 1 and 2. Return its pid. Raises SpawnError or
+        NoDirectoryError."""
         actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(stdio) if fd != target]
         return self._start(program, user, actions)
 
     def spawn_on_terminal(self, program: Program, user: User, slave: int) -> int:
-        """Start `program` in a session whose controlling terminal is `slave`."""
+        """Start `program` in a new session whose controlling terminal is `slave`. Return its pid. Raises like `spawn`."""
         if self._switch_user:
             os.fchown(slave, user.uid, -1)
-        # A session leader without a terminal gets the one it opens first.
+        # The first terminal that a session leader opens becomes its controlling terminal.
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0),
             (os.POSIX_SPAWN_DUP2, 0, 1),
@@ -101,8 +103,8 @@ class Spawner:
         try:
             if switched:
                 self._become_user(user)
-            _enter(program.cwd)
-            pid = self._exec(program, actions)
+            _change_directory(program.cwd)
+            pid = self._spawn(program, actions)
         except OSError as error:
             reason = f"error starting process '{' '.join(program.argv)}': {error.strerror or error}"
             raise SpawnError(reason, exhausted=error.errno in _EXHAUSTED) from None
@@ -110,7 +112,7 @@ class Spawner:
             raise SpawnError(f"error starting process: {error}") from None
         finally:
             if switched:
-                self._return()
+                self._become_root()
             os.chdir("/")
         if self._oom_score is not None:
             with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
@@ -122,17 +124,17 @@ class Spawner:
         os.setresgid(user.gid, user.gid, 0)
         os.setresuid(user.uid, user.uid, 0)
 
-    def _return(self) -> None:
+    def _become_root(self) -> None:
         os.setresuid(0, 0, 0)
         os.setresgid(0, 0, 0)
         os.setgroups(self._own_groups)
 
-    def _exec(self, program: Program, actions: Sequence[tuple[int | str, ...]]) -> int:
+    def _spawn(self, program: Program, actions: Sequence[tuple[int | str, ...]]) -> int:
         limited = self._inherited_limit != self._own_limit
         if limited:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._inherited_limit)
         try:
-            for path in _candidates(program):
+            for path in _find_candidates(program):
                 try:
                     return self._posix_spawn(path, program.argv, program.env, actions)
                 except OSError as error:
@@ -157,8 +159,8 @@ class Spawner:
         )
 
 
-def _enter(path: str) -> None:
-    """Change to a directory, with the rights of the current user."""
+def _change_directory(path: str) -> None:
+    """Change the current directory, with the permissions of the current user. Raises NoDirectoryError if it is missing."""
     try:
         fd = open_no_magic(path, os.O_PATH | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -169,8 +171,8 @@ def _enter(path: str) -> None:
         os.close(fd)
 
 
-def _candidates(program: Program) -> Iterator[str]:
-    """Yield the files that `program` may refer to, relative to its directory, which is the current one."""
+def _find_candidates(program: Program) -> Iterator[str]:
+    """Yield the files that the command may name, in the order of PATH. The current directory must be the program's."""
     command = program.argv[0]
     if "/" in command:
         yield command
@@ -182,8 +184,8 @@ def _candidates(program: Program) -> Iterator[str]:
                 yield path
 
 
-def _ignored_signals() -> list[int]:
-    """Return the signals to reset to their defaults for a program. Two belong to the C library and cannot be changed."""
+def _list_ignored_signals() -> list[int]:
+    """Return the signals that the agent ignores, and programs must not. Two belong to the C library and stay as they are."""
     field = _read_own_file("status").partition(b"SigIgn:")[2].split()
     if not field:  # gVisor does not report it
         return [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN]
@@ -191,7 +193,7 @@ def _ignored_signals() -> list[int]:
     return [number for number in range(1, 65) if mask >> (number - 1) & 1 and number not in (32, 33)]
 
 
-def _own_oom_score() -> int:
+def _read_own_oom_score() -> int:
     return int(_read_own_file("oom_score_adj"))
 
 

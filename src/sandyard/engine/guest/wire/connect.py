@@ -46,7 +46,7 @@ def envelope(payload: bytes, flags: int = 0) -> bytes:
     return _ENVELOPE.pack(flags, len(payload)) + payload
 
 
-def timeout(request: Request) -> float | None:
+def parse_timeout(request: Request) -> float | None:
     """Return the client's timeout for this call in seconds, or None for no limit."""
     header = request.headers.get("connect-timeout-ms", "")
     if not header:
@@ -60,8 +60,8 @@ def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def accepts(exchange: Exchange, media_type: str) -> bool:
-    """Return whether the request is a POST of that type; if not, it has been answered."""
+async def check_method_and_type(exchange: Exchange, media_type: str) -> bool:
+    """Return whether the request is a POST of that type. If not, send the error response."""
     if exchange.request.method != "POST":
         await exchange.reply(405, headers={"Allow": "POST"})
     elif _media_type(exchange.request) != media_type:
@@ -71,7 +71,8 @@ async def accepts(exchange: Exchange, media_type: str) -> bool:
     return False
 
 
-async def unary_message(request: Request) -> protojson.Message:
+async def read_unary_message(request: Request) -> protojson.Message:
+    """Return the message of a unary call. Raises RpcError if it is invalid."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise RpcError("unimplemented", "compressed messages are not supported")
     try:
@@ -82,7 +83,7 @@ async def unary_message(request: Request) -> protojson.Message:
         raise RpcError("invalid_argument", str(error)) from None
 
 
-async def messages(request: Request) -> AsyncGenerator[protojson.Message, None]:
+async def read_messages(request: Request) -> AsyncGenerator[protojson.Message, None]:
     """Yield the messages of a client's stream as they arrive. A server stream's request is a stream of one message."""
     body = request.body
     try:
@@ -107,16 +108,19 @@ async def messages(request: Request) -> AsyncGenerator[protojson.Message, None]:
         raise RpcError("invalid_argument", str(error)) from None
 
 
-async def only_message(request: Request) -> protojson.Message:
+async def read_single_message(request: Request) -> protojson.Message:
     """Return the single message of a server stream's request."""
     if request.body.length is not None:
         # Fast path for what nearly every client sends, because every command starts with it.
-        data = await request.body.read_all(MESSAGE_LIMIT)
+        try:
+            data = await request.body.read_all(MESSAGE_LIMIT)
+        except HttpError as error:
+            raise RpcError("resource_exhausted", error.message) from None
         if len(data) >= 5 and data[0] == 0 and _ENVELOPE.unpack_from(data)[1] == len(data) - 5:
             return protojson.parse(data[5:])
         raise RpcError("invalid_argument", "protocol error: the request is not one uncompressed message")
     only: protojson.Message | None = None
-    async with contextlib.aclosing(messages(request)) as stream:
+    async with contextlib.aclosing(read_messages(request)) as stream:
         async for message in stream:  # to the end of the body, so that what follows is known to be the next request
             if only is not None:
                 raise RpcError("invalid_argument", "protocol error: the request has more than one message")
@@ -126,7 +130,7 @@ async def only_message(request: Request) -> protojson.Message:
     raise RpcError("invalid_argument", "protocol error: the request has no message")
 
 
-async def fail(exchange: Exchange, error: RpcError, *, stream: bool) -> None:
+async def reply_error(exchange: Exchange, error: RpcError, *, stream: bool) -> None:
     """Respond to a call with an error, also in the middle of a stream."""
     if not stream:
         await exchange.reply_json(STATUS.get(error.code, 500), error.render())
@@ -146,12 +150,12 @@ async def reply_client_stream(exchange: Exchange, message: dict[str, Any]) -> No
 class ServerStream:
     """A stream to one client: it sends keepalives when nothing else is sent, and ends at the client's deadline.
 
-    `wake` may be called from any callback; the one coroutine that owns the stream sleeps in `wait` in the meantime.
+    One coroutine owns the stream, sends on it, and sleeps in `wait` until a callback calls `wake`.
     """
 
     __slots__ = (
-        "_deadline", "_due", "_exchange", "_expired", "_gone", "_interval", "_keepalive", "_last_sent", "_loop",
-        "_opening", "_patient_until", "_timer", "_waiter", "_woken",
+        "_deadline", "_exchange", "_expired", "_gone", "_interval", "_keepalive", "_keepalive_due", "_last_sent", "_loop",
+        "_opening", "_opening_due", "_timer", "_waiter", "_woken",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, keepalive: bytes, limit: float | None) -> None:
@@ -161,21 +165,21 @@ class ServerStream:
         self._interval = _keepalive_interval(exchange.request)
         self._waiter: asyncio.Future[None] | None = None
         self._opening = b""
-        self._patient_until = 0.0
-        self._woken = self._gone = self._expired = self._due = False
+        self._opening_due = 0.0
+        self._woken = self._gone = self._expired = self._keepalive_due = False
         self._last_sent = self._loop.time()
         self._deadline = None if limit is None else self._last_sent + limit
         self._timer = self._loop.call_at(self._next_tick(), self._tick)
 
-    async def begin(self, first: bytes, patience: float = 0.0) -> None:
-        """Open the stream with its first message. With `patience`, wait that long for more data, so that it can be sent
-        together."""
+    async def begin(self, first: bytes, delay: float = 0.0) -> None:
+        """Open the stream with its first message. With `delay` (in seconds), the message is sent together with the next
+        one, or alone after that time."""
         self._exchange.conn.watch(self._hang_up, self._exchange.take_receipts)
         self._opening = envelope(first)
-        if patience:
-            # use the same time for both: a timer that fires slightly early would not fire again
-            self._patient_until = self._loop.time() + patience
-            self._loop.call_at(self._patient_until, self._wake)
+        if delay:
+            # The timer and `wait` compare with the same time: a timer that fires slightly early would not fire again.
+            self._opening_due = self._loop.time() + delay
+            self._loop.call_at(self._opening_due, self._wake)
         else:
             await self.send(b"")
 
@@ -203,11 +207,12 @@ class ServerStream:
         self._timer.cancel()
 
     @property
-    def opening(self) -> int:
-        """Return the number of bytes sent before what is sent next."""
+    def opening_size(self) -> int:
+        """Return the size of the first message while it is delayed, because it is sent before the next one; otherwise 0."""
         return len(self._opening)
 
     def wake(self) -> None:
+        """Make `wait` return, now or when it is called next."""
         self._woken = True
         self._wake()
 
@@ -222,10 +227,10 @@ class ServerStream:
         """Sleep until `wake`, or until `check` has something to raise."""
         while True:
             self.check()
-            if self._opening and self._loop.time() >= self._patient_until:
+            if self._opening and self._loop.time() >= self._opening_due:
                 await self.send(b"")
-            if self._due:
-                self._due = False
+            if self._keepalive_due:
+                self._keepalive_due = False
                 await self.send(self._keepalive)
             if self._woken:
                 self._woken = False
@@ -245,14 +250,14 @@ class ServerStream:
         return keepalive if self._deadline is None else min(keepalive, self._deadline)
 
     def _tick(self) -> None:
-        """Handle the stream's single timer: its deadline has come, or it may have been quiet for too long."""
-        now = self._loop.time() + 0.005
+        """Handle the stream's single timer: its deadline has come, or a keepalive may be due."""
+        now = self._loop.time() + 0.005  # timers may fire slightly early
         if self._deadline is not None and now >= self._deadline:
             self._expired = True
             self._wake()
             return
         if now >= self._last_sent + self._interval:
-            self._due = True
+            self._keepalive_due = True
             self._last_sent = now
             self._wake()
         self._timer = self._loop.call_at(self._next_tick(), self._tick)

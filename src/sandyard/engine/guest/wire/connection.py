@@ -16,14 +16,14 @@ from collections.abc import Callable
 
 from sandyard.engine.guest.loop import Loop
 
-_FAIR_SHARE = 2 << 20
+_FAIR_SHARE = 2 << 20  # bytes moved before other tasks get a turn
 _READ_AHEAD = 64 << 10
 _READ_MORE = 256 << 10
 
 
 class PeerGoneError(Exception):
-    """The peer closed the connection, or sent nothing for too long in the middle of a request. `sent` is how much of
-    the data being sent the kernel had accepted."""
+    """The peer closed the connection, or sent nothing for too long. If it happened while sending, `sent` is the number
+    of bytes that the kernel had accepted."""
 
     def __init__(self, sent: int = 0) -> None:
         super().__init__()
@@ -31,7 +31,9 @@ class PeerGoneError(Exception):
 
 
 class Connection:
-    __slots__ = ("_buffer", "_filled", "_position", "_share", "_sock", "_watching", "fd", "loop")
+    """Owns a socket. Every method that waits raises PeerGoneError if the peer is gone, or after its timeout in seconds."""
+
+    __slots__ = ("_buffer", "_expects_more", "_position", "_share", "_sock", "_watching", "fd", "loop")
 
     def __init__(self, loop: Loop, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -41,7 +43,7 @@ class Connection:
         self._buffer = b""  # received and not yet consumed, from _position on
         self._position = 0
         self._share = 0
-        self._filled = False
+        self._expects_more = False
         self._watching = False
 
     def close(self) -> None:
@@ -79,15 +81,15 @@ class Connection:
         """Receive more data into the buffer. Return False at the end of the stream."""
         while True:
             try:
-                data = self._sock.recv(_READ_MORE if self._filled else _READ_AHEAD)
+                data = self._sock.recv(_READ_MORE if self._expects_more else _READ_AHEAD)
             except BlockingIOError:
-                await self._ready(read=True, timeout=timeout)
+                await self._wait_until_ready(read=True, timeout=timeout)
                 continue
             except OSError as error:
                 raise PeerGoneError from error
             self._buffer = self._buffer[self._position :] + data if self.buffered else data
             self._position = 0
-            self._filled = len(data) >= _READ_AHEAD  # more is probably coming, in large pieces
+            self._expects_more = len(data) >= _READ_AHEAD  # more is probably coming, in large pieces
             await self._yield_fairly(len(data))
             return bool(data)
 
@@ -114,7 +116,7 @@ class Connection:
             try:
                 count = self._sock.recv_into(view)
             except BlockingIOError:
-                await self._ready(read=True, timeout=timeout)
+                await self._wait_until_ready(read=True, timeout=timeout)
                 continue
             except OSError as error:
                 raise PeerGoneError from error
@@ -122,8 +124,8 @@ class Connection:
             return count
 
     def watch(self, on_gone: Callable[[], None], on_data: Callable[[], None] | None = None) -> None:
-        """Call `on_gone` when the peer disconnects, until `unwatch`. Data it sends in the meantime is kept for the next
-        request, or for `on_data`."""
+        """Call `on_gone` when the peer disconnects, until `unwatch`. Data that it sends in the meantime is buffered, and
+        `on_data` is called."""
 
         def readable() -> None:
             try:
@@ -135,7 +137,7 @@ class Connection:
             self._buffer += data
             if on_data is not None:
                 on_data()
-            if not data or len(self._buffer) > _READ_AHEAD:
+            if not data or len(self._buffer) > _READ_AHEAD:  # do not buffer without limit
                 self.unwatch()
             if not data:
                 on_gone()
@@ -143,7 +145,7 @@ class Connection:
         self._watching = True
         self.loop.add_reader(self.fd, readable)
 
-    def read_what_came(self) -> None:
+    def read_available(self) -> None:
         """Read what the peer has already sent into the buffer, even if it has disconnected since."""
         try:
             while data := self._sock.recv(_READ_AHEAD):
@@ -160,20 +162,21 @@ class Connection:
     # writing ---------------------------------------------------------------------------------------------------------
 
     async def send(self, data: bytes | memoryview) -> None:
+        """Send all data; return when the kernel has accepted it."""
         size = len(data)
         sent = 0
         while True:
             try:
                 sent += self._sock.send(data if not sent else memoryview(data)[sent:])
             except BlockingIOError:
-                await self._ready(read=False)
+                await self._wait_until_ready(read=False)
             except OSError as error:
                 raise PeerGoneError(sent) from error
             if sent >= size:
                 break
         await self._yield_fairly(size)
 
-    def end(self) -> None:
+    def end_sending(self) -> None:
         """Tell the peer that nothing more will be sent."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
@@ -185,7 +188,7 @@ class Connection:
             try:
                 sent = os.sendfile(self.fd, fd, offset, min(left, _FAIR_SHARE))
             except BlockingIOError:
-                await self._ready(read=False)
+                await self._wait_until_ready(read=False)
                 continue
             except (BrokenPipeError, ConnectionError) as error:
                 raise PeerGoneError from error
@@ -208,11 +211,12 @@ class Connection:
 
     @property
     def passes_fds(self) -> bool:
+        """Whether `send_with_fd` works."""
         return self._sock.family == socket.AF_UNIX
 
     # waiting ---------------------------------------------------------------------------------------------------------
 
-    async def _ready(self, *, read: bool, timeout: float | None = None) -> None:
+    async def _wait_until_ready(self, *, read: bool, timeout: float | None = None) -> None:
         loop = self.loop
         future: asyncio.Future[None] = loop.create_future()
 

@@ -14,8 +14,8 @@ from sandyard.engine.guest.wire.connection import Connection, PeerGoneError
 HEAD_LIMIT = 64 << 10
 IDLE_TIMEOUT = 640.0  # longer than any proxy in front keeps an idle connection; same as envd
 BODY_TIMEOUT = 300.0
-SETTLE_TIMEOUT = 3600.0  # for a slow client to receive the end of a response
-RECEIPTS = "x-delivery-receipts"
+CONFIRM_TIMEOUT = 3600.0  # for a slow client to receive the end of a response
+RECEIPTS_HEADER = "x-delivery-receipts"
 _RECEIPT = struct.Struct(">Q")
 _DRAIN_LIMIT = 1 << 30
 
@@ -45,25 +45,26 @@ class BodyError(Exception):
 
 
 class Body:
-    """A request's body, to be read once. `read_into` returns 0 when it is complete, and raises if it cannot be
-    completed."""
+    """A request's body, to be read once. `length` is None for a chunked one. Reading raises BodyError or PeerGoneError if
+    the body ends too early."""
 
-    __slots__ = ("_chunked", "_conn", "_expect", "_first", "_left", "complete", "length")
+    __slots__ = ("_at_first_chunk", "_chunked", "_conn", "_expects_continue", "_left", "complete", "length")
 
-    def __init__(self, conn: Connection, length: int | None, *, expect: bool) -> None:
+    def __init__(self, conn: Connection, length: int | None, *, expects_continue: bool) -> None:
         self._conn = conn
         self._chunked = length is None
         self._left = length or 0
-        self._first = True
-        self._expect = expect
+        self._at_first_chunk = True
+        self._expects_continue = expects_continue
         self.length = length
         self.complete = length == 0
 
     async def read_into(self, view: memoryview) -> int:
+        """Read some bytes into `view` and return their number, 0 at the end of the body."""
         if self.complete:
             return 0
-        if self._expect:
-            self._expect = False
+        if self._expects_continue:
+            self._expects_continue = False
             await self._conn.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         if self._chunked:
             return await self._read_chunks(view)
@@ -75,14 +76,14 @@ class Body:
         return count
 
     async def _read_chunks(self, view: memoryview) -> int:
-        """Read the chunks received so far, but at least something."""
+        """Read from the chunks received so far, or wait for the next one."""
         conn = self._conn
         done = 0
         while done < len(view):
             if not self._left:
                 if done and not conn.buffered:
                     break
-                self._left = await self._next_chunk()
+                self._left = await self._read_chunk_size()
                 if not self._left:
                     self.complete = True
                     break
@@ -130,7 +131,7 @@ class Body:
         requested from the client."""
         if self.complete:
             return True
-        if self._expect or self._left > _DRAIN_LIMIT:
+        if self._expects_continue or self._left > _DRAIN_LIMIT:
             return False
         scratch = memoryview(bytearray(256 << 10))
         drained = 0
@@ -143,20 +144,20 @@ class Body:
             return False
         return True
 
-    async def _next_chunk(self) -> int:
-        if not self._first and await self._line():
-            raise BodyError("malformed chunk")  # it is longer than announced
-        self._first = False
-        size = (await self._line()).split(b";", 1)[0].strip()
+    async def _read_chunk_size(self) -> int:
+        if not self._at_first_chunk and await self._read_line():
+            raise BodyError("malformed chunk")  # no line break at the announced end
+        self._at_first_chunk = False
+        size = (await self._read_line()).split(b";", 1)[0].strip()
         if not size or len(size) > 15 or size.translate(None, b"0123456789abcdefABCDEF"):
             raise BodyError("malformed chunk size")
         count = int(size, 16)
         if not count:
-            while await self._line():  # trailers
+            while await self._read_line():  # trailers
                 pass
         return count
 
-    async def _line(self) -> bytes:
+    async def _read_line(self) -> bytes:
         line = await self._conn.take_until(b"\r\n", 4096, BODY_TIMEOUT)
         if line is None:
             raise BodyError("malformed chunk")
@@ -199,7 +200,7 @@ async def read_request(conn: Connection) -> Request | None:
         raise HttpError(400, "malformed request line")
     method, target, version = words
     if version not in ("HTTP/1.1", "HTTP/1.0"):
-        raise HttpError(505, "this is an HTTP/1.1 server")
+        raise HttpError(505, f"unsupported version {version[:20]}: use HTTP/1.1")
     headers: dict[str, str] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(":")
@@ -207,12 +208,14 @@ async def read_request(conn: Connection) -> Request | None:
             raise HttpError(400, "malformed header")
         name = name.lower()
         if name == "content-length" and headers.get(name, value.strip()) != value.strip():
-            raise HttpError(400, "contradicting Content-Length")
+            raise HttpError(400, "several different Content-Length headers")
         headers.setdefault(name, value.strip())
     connection = headers.get("connection", "").lower()
     close = "close" in connection or (version == "HTTP/1.0" and "keep-alive" not in connection)
-    expect = headers.get("expect", "").lower() == "100-continue"
-    return Request(method, target, headers, Body(conn, _body_length(headers), expect=expect), close=close)
+    expects_continue = headers.get("expect", "").lower() == "100-continue"
+    return Request(
+        method, target, headers, Body(conn, _body_length(headers), expects_continue=expects_continue), close=close
+    )
 
 
 def _body_length(headers: Mapping[str, str]) -> int | None:
@@ -232,17 +235,17 @@ def _body_length(headers: Mapping[str, str]) -> int | None:
 class Exchange:
     """A request and its response. Exactly one of `reply`, `reply_json`, `reply_head` or `start` begins the response.
 
-    A peer that forwards the response may offer receipts. It then reports, on the same connection, how many bytes of the
-    body that `start` began it has forwarded so far (`confirmed`, of `sent`), so that it is known what is lost with it.
+    A peer that forwards the response may offer receipts. It then reports on the same connection how many bytes of a body
+    begun with `start` it has forwarded (`confirmed`, of `sent`), so that it is known what is lost if the peer is gone.
     """
 
-    __slots__ = ("_offered", "confirmed", "conn", "keep_alive", "request", "sent", "started")
+    __slots__ = ("_receipts_offered", "confirmed", "conn", "keep_alive", "request", "sent", "started")
 
     def __init__(self, conn: Connection, request: Request) -> None:
         self.conn = conn
         self.request = request
         self.started = False
-        self._offered = RECEIPTS in request.headers
+        self._receipts_offered = RECEIPTS_HEADER in request.headers
         self.sent = self.confirmed = 0
         self.keep_alive = not request.close
 
@@ -262,10 +265,10 @@ class Exchange:
 
     async def reply(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
         self.started = True
-        every = dict(headers or {})
+        all_headers = dict(headers or {})
         if status not in (204, 304):
-            every["Content-Length"] = str(len(body))
-        await self.conn.send(self.head(status, every) + (b"" if self.request.method == "HEAD" else body))
+            all_headers["Content-Length"] = str(len(body))
+        await self.conn.send(self.head(status, all_headers) + (b"" if self.request.method == "HEAD" else body))
 
     async def reply_json(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
         body = json.dumps(value, separators=(",", ":")).encode()
@@ -277,40 +280,40 @@ class Exchange:
         await self.conn.send(self.head(status, headers))
 
     async def start(self, status: int, headers: Mapping[str, str], first: bytes = b"", *, last: bool = False) -> None:
-        """Start a response of unknown length, with its first piece, which with `last` is all of it."""
+        """Begin a response of unknown length and send its first piece; with `last`, there are no others."""
         self.started = True
         self.sent = len(first)
-        more = {RECEIPTS: "1"} if self.receipts else {}
+        more = {RECEIPTS_HEADER: "1"} if self.uses_receipts else {}
         head = self.head(status, {**headers, **more, "Transfer-Encoding": "chunked"})
         await self.conn.send(head + _encode_chunk(first, last=last))
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Send one more piece, and with `last` the end."""
+        """Send one more piece; with `last`, end the response."""
         self.sent += len(data)
         await self.conn.send(_encode_chunk(data, last=last))
 
     @property
-    def receipts(self) -> bool:
-        """Whether receipts are used. Not possible if the request's body was not read to its end, because anything could
-        follow."""
-        return self._offered and self.request.body.complete
+    def uses_receipts(self) -> bool:
+        """Whether the peer sends receipts. It cannot before the request's body was read to its end, because the receipts
+        would be taken for a part of the body."""
+        return self._receipts_offered and self.request.body.complete
 
     def take_receipts(self) -> None:
-        """Process received receipts. There are never more than for what was sent, so the next request is not affected."""
-        while self.receipts and self.confirmed < self.sent and self.conn.buffered >= _RECEIPT.size:
+        """Process received receipts. Stops when everything sent is confirmed: what follows is the next request."""
+        while self.uses_receipts and self.confirmed < self.sent and self.conn.buffered >= _RECEIPT.size:
             (self.confirmed,) = _RECEIPT.unpack(self.conn.take(_RECEIPT.size))
 
     def take_last_receipts(self) -> None:
         """Process the remaining receipts when the peer is gone, or nothing more is sent to it."""
-        if self.receipts:
-            self.conn.read_what_came()
+        if self.uses_receipts:
+            self.conn.read_available()
             self.take_receipts()
 
     async def wait_until_confirmed(self) -> None:
         """Return when everything sent is confirmed. Raises PeerGoneError if it cannot be."""
-        while self.receipts and self.confirmed < self.sent:
+        while self.uses_receipts and self.confirmed < self.sent:
             self.take_receipts()
-            if self.confirmed < self.sent and not await self.conn.fill(SETTLE_TIMEOUT):
+            if self.confirmed < self.sent and not await self.conn.fill(CONFIRM_TIMEOUT):
                 raise PeerGoneError
 
 

@@ -13,10 +13,11 @@ Message = dict[str, Any]
 
 
 class FieldError(ValueError):
-    """A field's value has the wrong type."""
+    """A message is not valid JSON, or a field has the wrong type."""
 
 
 _HUMPS = re.compile(r"[A-Z]")
+_LONE_SURROGATES = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # without those that stand for bytes of a file name
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
@@ -105,7 +106,7 @@ def text_map(message: Message, name: str) -> dict[str, str]:
 
 
 def octets(message: Message, name: str) -> bytes:
-    """Decode base64 of either alphabet, padded or not."""
+    """Return a `bytes` field: base64 of either alphabet, padded or not."""
     encoded = text(message, name).encode("ascii", "replace").translate(_URL_SAFE).rstrip(b"=")
     try:
         return binascii.a2b_base64(encoded + b"=" * (-len(encoded) % 4), strict_mode=True) if encoded else b""
@@ -114,14 +115,14 @@ def octets(message: Message, name: str) -> bytes:
 
 
 @functools.lru_cache(256)
-def _date(seconds: int) -> str:
+def _format_seconds(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
-def timestamp(nanoseconds: int) -> str:
+def format_timestamp(nanoseconds: int) -> str:
     """Format a google.protobuf.Timestamp: RFC 3339 with as many digits as needed."""
     seconds, nanos = divmod(nanoseconds, 1_000_000_000)
-    whole = _date(seconds)
+    whole = _format_seconds(seconds)
     if not nanos:
         return whole + "Z"
     digits = f"{nanos:09d}"
@@ -132,9 +133,10 @@ def timestamp(nanoseconds: int) -> str:
 
 
 def make_printable(name: str) -> str:
-    """Return a file name that JSON can contain: bytes that are not UTF-8 become U+FFFD."""
+    """Return a file name that JSON can contain: bytes that are not UTF-8, and lone surrogates, become U+FFFD."""
     try:
         name.encode()
     except UnicodeEncodeError:
+        name = _LONE_SURROGATES.sub("\ufffd", name)
         return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return name

@@ -14,7 +14,7 @@ from sandyard.platform.domain.agents.model import AskKind, AskStatus
 from sandyard.platform.domain.paging import PageRequest
 
 tools = Toolbox()
-TITLE_LIMIT, FORM_LIMIT = 4_000, 16_000
+MAX_TITLE_LENGTH, MAX_FORM_LENGTH = 4_000, 16_000
 MAX_PENDING = 20
 
 
@@ -74,7 +74,9 @@ class AskState(Model):
     status: AskStatus
     title: str
     options: list[Option]
-    form: Any = Field(default=None, description="For a question: the JSON schema of its answer.")
+    form: Any = Field(
+        default=None, description="For a question: the JSON schema of its answer. Null if it is too large to show here."
+    )
     answer: dict[str, Any] | None
     created_at: Instant
     expires_at: Instant | None = Field(description="When it is denied automatically if nobody answers.")
@@ -88,9 +90,9 @@ class AskState(Model):
             turn_id=row.turn_id,
             kind=AskKind(row.kind),
             status=AskStatus(row.status),
-            title=row.title[:TITLE_LIMIT],
+            title=row.title[:MAX_TITLE_LENGTH],
             options=[Option.model_validate(one) for one in row.detail.get("options") or []],
-            form=form if form is None or len(str(form)) <= FORM_LIMIT else None,
+            form=form if form is None or len(str(form)) <= MAX_FORM_LENGTH else None,
             answer=row.answer,
             created_at=row.created_at,
             expires_at=row.expires_at,
@@ -130,6 +132,7 @@ async def answer_ask(call: Call, arguments: AnswerAsk) -> AskState:
 
 
 async def list_pending(call: Call, *, task_id: str | None = None, session_id: str | None = None) -> list[AskState]:
+    """Return the newest pending requests of a task or session, for the results of other tools."""
     found = await call.services.asks.list(
         call.caller, PageRequest(MAX_PENDING), task_id=task_id, session_id=session_id, status=AskStatus.PENDING
     )

@@ -14,7 +14,7 @@ _MAX_CHARACTER_BYTES = 4  # bytes of the longest UTF-8 character
 class Output(Model):
     model_config = example(text="ok\n", offset=0, end=3, total=3)
 
-    text: str = Field(description="Bytes that are not UTF-8 are replaced.")
+    text: str = Field(description="The output. Bytes that are not valid UTF-8 are replaced.")
     offset: int = Field(description="The byte of the stream at which the text starts.")
     end: int = Field(description="The offset of the next piece.")
     total: int = Field(description="Number of bytes written so far.")
@@ -47,7 +47,8 @@ def _count_incomplete_bytes(data: bytes) -> int:
         byte = data[-back]
         if byte & 0xC0 == 0xC0:
             length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return back if length > back and back < len(data) else 0
+            is_all = back == len(data)  # then it is returned, or a reader with a small limit would never get further
+            return back if length > back and not is_all else 0
         if byte < 0x80:
             return 0
     return 0

@@ -9,7 +9,7 @@ from pydantic import Field
 from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.platform.api.git_views import DiffView
 from sandyard.platform.api.mcp import git, transcript
-from sandyard.platform.api.mcp.arguments import Paged, ProjectId, TaskId, wait_field
+from sandyard.platform.api.mcp.arguments import Paged, ProjectId, SessionId, TaskId, wait_field
 from sandyard.platform.api.mcp.asks import list_pending
 from sandyard.platform.api.mcp.event_wait import wait_for_events
 from sandyard.platform.api.mcp.task_states import (
@@ -71,6 +71,10 @@ class CreateTask(Input):
     )
     base_branch: Branch | None = Field(
         default=None, description="The branch to start from. Default: the project's base branch."
+    )
+    from_session_id: SessionId | None = Field(
+        default=None,
+        description="A session in the same project to continue from: each agent gets a copy of its sandbox. Default: the base branch.",
     )
     priority: Priority = 0
     needs: list[TaskId] = Field(
@@ -159,7 +163,12 @@ async def create_task(call: Call, arguments: CreateTask) -> TaskMoved:
         priority=arguments.priority,
     )
     row = await call.services.tasks.create(
-        call.caller, arguments.project_id, fields, needs=arguments.needs, start=arguments.start
+        call.caller,
+        arguments.project_id,
+        fields,
+        from_session_id=arguments.from_session_id,
+        needs=arguments.needs,
+        start=arguments.start,
     )
     call.add_audit_detail(target=row.id)
     return await _make_moved(call, row)

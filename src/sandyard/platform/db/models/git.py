@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import Boolean, Index, Integer, LargeBinary, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sandyard.platform.db.base import Base, Id, ShortText, belongs_to, may_refer_to
+from sandyard.platform.db.models.git_details import (
+    OperationArguments,
+    OperationDetail,
+    PullRequestDetail,
+    ReportedNews,
+)
 from sandyard.platform.db.types import Json
 
 Commit = String(64)
@@ -62,8 +67,8 @@ class GitOperation(Base):
     user_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
     kind: Mapped[ShortText]
     status: Mapped[ShortText]  # queued, running, completed, failed
-    arguments: Mapped[dict[str, Any]] = mapped_column(Json)
-    detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # its result
+    arguments: Mapped[OperationArguments] = mapped_column(Json)
+    detail: Mapped[OperationDetail] = mapped_column(Json, default=dict)
     attempts: Mapped[int] = mapped_column(Integer)
     error: Mapped[str | None] = mapped_column(Text)
     error_code: Mapped[str | None] = mapped_column(String(40))
@@ -118,8 +123,8 @@ class PullRequest(Base):
     mergeable: Mapped[bool | None] = mapped_column(Boolean)
     review: Mapped[ShortText]  # none, commented, approved, changes_requested
     checks: Mapped[ShortText]  # none, pending, passing, failing
-    detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # runs, remarks, labels
-    told: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what has been emitted as events already
+    detail: Mapped[PullRequestDetail] = mapped_column(Json, default=dict)
+    told: Mapped[ReportedNews] = mapped_column(Json, default=dict)
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
     looked_at: Mapped[datetime | None]  # when the forge was last queried

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TypedDict
 
 from sqlalchemy import Boolean, Float, Index, Integer, LargeBinary, String, Text, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sandyard.platform.db.base import Base, Id, LongText, ShortText, belongs_to, may_refer_to
 from sandyard.platform.db.types import BigInt, Json
+
+
+class UsageSample(TypedDict):
+    """`Sandbox.usage`: an `sandboxes.e2b.Usage`."""
+
+    cpu_percent: float
+    cpu_count: int
+    memory_bytes: int
+    memory_total_bytes: int
+    disk_bytes: int
+    disk_total_bytes: int
+    at: str
 
 
 class Sandbox(Base):
@@ -37,9 +49,10 @@ class Sandbox(Base):
     command_count: Mapped[int] = mapped_column(Integer, default=0)
     pause_count: Mapped[int] = mapped_column(Integer, default=0)
     envs: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted, in case it has to be created again
-    usage: Mapped[dict[str, Any] | None] = mapped_column(Json)  # the last sample
+    usage: Mapped[UsageSample | None] = mapped_column(Json)  # the last sample
     # what it may connect to, as set on the engine; None: everything
     network: Mapped[list[str] | None] = mapped_column(Json)
+    isolation: Mapped[str | None] = mapped_column(String(40))  # as reported by the engine; None: not reported
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     used_at: Mapped[datetime | None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from sqlalchemy import Index, Integer, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
@@ -33,6 +33,17 @@ class Session(Base):
     archived_at: Mapped[datetime | None]
 
 
+class TurnUsage(TypedDict, total=False):
+    """`Turn.usage`."""
+
+    models: dict[str, Any]
+    """Counted by the platform: `models.model.Spent`."""
+    agent: dict[str, Any] | str
+    """Reported by the agent at the end of the turn, as JSON text if it is too long."""
+    context: dict[str, Any]
+    """Reported by the agent during the turn: how much of its context is used, and the cost so far."""
+
+
 class Turn(Base):
     """One prompt and everything that followed."""
 
@@ -57,7 +68,7 @@ class Turn(Base):
     stop_reason: Mapped[str | None] = mapped_column(String(100))
     error: Mapped[str | None] = mapped_column(Text)
     error_code: Mapped[str | None] = mapped_column(String(40))
-    usage: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
+    usage: Mapped[TurnUsage] = mapped_column(Json, default=dict)
     queued_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     active_at: Mapped[datetime | None]  # last observed activity of the agent

@@ -1,11 +1,41 @@
-"""Types of the JSON columns of attempts and their steps. Keys and values are as they are stored; the API shows most of them."""
+"""Types of the JSON columns of tasks, their attempts, steps and preparations.
+
+Keys and values are as they are stored; the API shows most of them.
+"""
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 
-class Said(TypedDict):
+class RequestedAttempt(TypedDict, total=False):
+    """One of `Task.attempts`: a `tasks.fields.WantedAttempt`. None means the default of the task or the project."""
+
+    agent: str | None
+    model: str | None
+
+
+class TaskBudget(TypedDict, total=False):
+    """`Task.budget`: a `projects.model.BudgetSettings` without limits that are None."""
+
+    usd: float
+    tokens: int
+
+
+class TaskSource(TypedDict, total=False):
+    """`Task.source`: what created the task."""
+
+    kind: Literal["person", "issue", "schedule"]
+    number: int  # issue
+    url: str | None
+    author: str
+    scheduleId: str  # schedule
+    name: str
+    startsFor: str
+    """The user for whom it starts as soon as it can. The API does not show it."""
+
+
+class MessageToAgent(TypedDict):
     """A message for the agent. `automatic`: no person wrote it."""
 
     words: str
@@ -20,7 +50,7 @@ class RoundInput(TypedDict, total=False):
     """The task has one attempt. The default is True."""
     place: int | None
     """The place of the attempt in the task's list of agents."""
-    said: list[Said]
+    said: list[MessageToAgent]
     ended: str | None
     """The error that ended the round which is retried."""
 
@@ -63,7 +93,7 @@ class AttemptDetail(TypedDict, total=False):
     branch: str
     head: str | None
     pullRequestId: str
-    pending: list[Said]
+    pending: list[MessageToAgent]
     """Messages that wait for the end of the current round."""
     automatic: int
     """How many rounds the forge has started because checks failed."""
@@ -81,6 +111,7 @@ class StepDetail(TypedDict, total=False):
     """`Step.detail`: what a step saved for a retry after a crash, and the part of its result that people see."""
 
     preparationId: str  # setup
+    sourceSessionId: str
     sessionId: str  # provision
     sandboxId: str
     branch: str  # checkout, push
@@ -102,3 +133,35 @@ class StepDetail(TypedDict, total=False):
     pullRequestId: str  # pull_request
     number: int | None
     url: str | None
+
+
+class SetupCommand(TypedDict):
+    """A command of a project's setup. `exitCode` is None while it runs."""
+
+    source: str
+    command: str
+    commandId: str
+    exitCode: int | None
+    seconds: float
+
+
+class PreparationDetail(TypedDict, total=False):
+    """`Preparation.detail`: what ran, and what sessions that start from it need to know."""
+
+    step: str
+    sources: list[str]
+    """Where the commands come from."""
+    commands: list[SetupCommand]
+    warnings: list[str]
+    agentsMd: bool
+    """Whether the repository has an AGENTS.md."""
+    envs: dict[str, str]
+    engineId: str | None
+    """The engine's id of the sandbox that the snapshot was taken of."""
+    shallow: list[str]
+    """The commits where the history of the checkout ends."""
+    lacks: list[str]
+    """What the checkout lacks, one sentence each."""
+    seconds: float
+    failure: dict[str, Any]
+    """The extra fields of the error."""

@@ -10,7 +10,15 @@ from sqlalchemy import Boolean, Index, Integer, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sandyard.platform.db.base import Base, Id, LongText, Name, ShortText, belongs_to, may_refer_to
-from sandyard.platform.db.models.task_details import AttemptDetail, RoundWork, StepDetail
+from sandyard.platform.db.models.task_details import (
+    AttemptDetail,
+    PreparationDetail,
+    RequestedAttempt,
+    RoundWork,
+    StepDetail,
+    TaskBudget,
+    TaskSource,
+)
 from sandyard.platform.db.types import Json
 
 
@@ -29,12 +37,13 @@ class Task(Base):
     position: Mapped[int] = mapped_column(Integer)  # within its column
     priority: Mapped[int] = mapped_column(Integer)
     base_branch: Mapped[str | None] = mapped_column(String(250))
+    # attempts start from copies of its sandbox; it may have been deleted
+    from_session_id: Mapped[str | None] = mapped_column(String(40))
     agent: Mapped[str | None] = mapped_column(String(100))
     model: Mapped[str | None] = mapped_column(String(200))
-    # agent and model of each requested attempt
-    attempts: Mapped[list[dict[str, Any]]] = mapped_column(Json, default=list)
-    budget: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # usd, tokens
-    source: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # origin: a person, an issue or a schedule
+    attempts: Mapped[list[RequestedAttempt]] = mapped_column(Json, default=list)
+    budget: Mapped[TaskBudget] = mapped_column(Json, default=dict)
+    source: Mapped[TaskSource] = mapped_column(Json, default=dict)
     # makes sure that the source creates only one task
     source_key: Mapped[str | None] = mapped_column(String(200), unique=True)
     error: Mapped[str | None] = mapped_column(Text)
@@ -124,7 +133,7 @@ class Preparation(Base):
     status: Mapped[ShortText]  # a PreparationStatus
     sandbox_id: Mapped[str | None] = mapped_column(String(40))  # where it is being prepared
     snapshot: Mapped[str | None] = mapped_column(String(256))
-    detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what ran: commands, sources, shallow, warnings
+    detail: Mapped[PreparationDetail] = mapped_column(Json, default=dict)
     error: Mapped[str | None] = mapped_column(Text)
     error_code: Mapped[str | None] = mapped_column(String(40))
     created_at: Mapped[datetime]
@@ -160,7 +169,8 @@ class Schedule(Base):
     name: Mapped[Name]
     cron: Mapped[str] = mapped_column(String(100))
     timezone: Mapped[str] = mapped_column(String(60))
-    task: Mapped[dict[str, Any]] = mapped_column(Json)  # title, description, agent …
+    # only `tasks.schedules.ScheduledTask`, a pydantic model, writes and reads its keys
+    task: Mapped[dict[str, Any]] = mapped_column(Json)
     enabled: Mapped[bool] = mapped_column(Boolean)
     next_at: Mapped[datetime | None]
     last_at: Mapped[datetime | None]

@@ -50,10 +50,10 @@ class Login(Base):
 
 
 class Ticket(Base):
-    """Opens one stream or terminal, once, within seconds.
+    """A short-lived credential that opens one stream or terminal and can be used once.
 
-    `means` is the credential that its holder signed in with. When that becomes invalid, the stream or terminal is
-    closed.
+    `means` is the credential of the user who requested it, such as `token:tok_…`. When that becomes invalid, the stream
+    or terminal is closed.
     """
 
     __tablename__ = "tickets"

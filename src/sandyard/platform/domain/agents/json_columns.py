@@ -1,5 +1,4 @@
-"""Types of the JSON columns of agents: options and capabilities of runs, usage of turns, details and answers of
-asks.
+"""Types of the JSON columns of agents: options and capabilities of runs, details and answers of asks.
 
 Keys and values are as they are stored. Those that the API shows are part of it.
 """
@@ -70,17 +69,6 @@ class RunCapabilities(TypedDict, total=False):
     agent: Any
     """`agentCapabilities`, an object unless it was too long."""
     info: Any
-
-
-class TurnUsage(TypedDict, total=False):
-    """`Turn.usage`."""
-
-    models: dict[str, Any]
-    """Counted by the platform: `models.model.Spent`."""
-    agent: dict[str, Any] | str
-    """Reported by the agent at the end of the turn, as JSON text if it is too long."""
-    context: dict[str, Any]
-    """Reported by the agent during the turn: how much of its context is used, and the cost so far."""
 
 
 class AskOption(TypedDict):

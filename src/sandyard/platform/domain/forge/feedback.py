@@ -12,6 +12,7 @@ from typing import Any
 
 from sandyard.kit.text import storable
 from sandyard.kit.times import rfc3339
+from sandyard.platform.db.models.git_details import ReportedNews
 from sandyard.platform.db.models.message_parts import FeedbackPart, RemarkFields
 from sandyard.platform.domain.forge.markdown import truncate
 from sandyard.platform.domain.forge.model import Checks, Pull, PullState, Remark, Review
@@ -35,15 +36,15 @@ class News:
     until now, including this.
     """
 
-    reported: dict[str, Any]
+    reported: ReportedNews
     events: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     parts: list[FeedbackPart] = field(default_factory=list)
 
 
-def find_news(reported: Mapping[str, Any], state: str, review: str, pull: Pull) -> News:
+def find_news(reported: ReportedNews, state: str, review: str, pull: Pull) -> News:
     """Compare with what was reported. `state` and `review` are the previous values."""
-    news = News(dict(reported))
-    known: list[str] = list(reported.get("remarks", []))
+    news = News({**reported})
+    known = list(reported.get("remarks", []))
     seen, new = set(known), []
     for remark in sorted(pull.remarks, key=lambda remark: (remark.at, remark.kind, remark.id)):
         key = f"{remark.kind}:{remark.id}"

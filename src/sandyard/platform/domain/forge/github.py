@@ -51,6 +51,8 @@ from sandyard.platform.domain.forge.model import (
 )
 
 _PAGE_SIZE, _MAX_PAGES = 100, 10
+_MAX_LIST_BYTES = 32 << 20
+"""A page of a hundred pull requests with long descriptions has 3 MB."""
 MAX_AUTHORS = 20
 """Maximum number of authors of new remarks whose access is checked per poll."""
 _ASSOCIATED = ("OWNER", "MEMBER", "COLLABORATOR")
@@ -97,7 +99,7 @@ class RepositoryRequests:
         """
         found: list[JsonObject] = []
         page: int | None = 1
-        read = 0
+        read, size = 0, 0
         while page is not None and read < _MAX_PAGES:
             query = {**params, "per_page": str(_PAGE_SIZE), "page": str(page)}
             response = await self.connection.request(
@@ -105,6 +107,9 @@ class RepositoryRequests:
             )
             found += as_objects(response.json if key is None else as_object(response.json).get(key))
             read += 1
+            size += response.size
+            if size > _MAX_LIST_BYTES:
+                raise ForgeUnreachableError("The forge's list is too large to be one of GitHub's.")
             page = response.next
             if read == 1 and response.last is not None and response.last > _MAX_PAGES:
                 page = response.last - _MAX_PAGES + 2

@@ -19,7 +19,7 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.paced_http import limit_responses
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
-from sandyard.platform.domain.forge.errors import ForgeForbiddenError, ForgeUnreachableError
+from sandyard.platform.domain.forge.errors import ForgeForbiddenError, ForgeRefusedError, ForgeUnreachableError
 from sandyard.platform.domain.forge.github_errors import extract_message, translate_error
 from sandyard.platform.domain.forge.rate_limit import CORE, RateLimit, parse_retry_after
 
@@ -32,6 +32,8 @@ _MAX_LINK_LENGTH = 4096
 _MAX_RESPONSE_BYTES, _MAX_RESPONSE_VALUES = 16 << 20, 200_000
 """A page of a hundred pull requests, the largest response, has a fifth of these values."""
 _TIMEOUT = httpx.Timeout(30, connect=10)
+REQUEST_SECONDS = 60.0
+"""How long a request may take in total, with its redirects. `_TIMEOUT` alone would let a server send its response byte by byte."""
 _IDEMPOTENT_METHODS = ("GET", "PUT", "PATCH", "DELETE")
 _MAX_CONCURRENT_REQUESTS = 100
 """Maximum number of requests at once that GitHub allows."""
@@ -93,6 +95,8 @@ class ApiResponse:
     next: int | None = None
     """The next page."""
     last: int | None = None
+    size: int = 0
+    """Bytes of its JSON."""
 
 
 class GitHubConnection:
@@ -220,10 +224,12 @@ class GitHubConnection:
             headers["If-None-Match"] = cached.etag
         try:
             return await self._client.send(method, url, body, headers)
-        except httpx.TimeoutException:
+        except (httpx.TimeoutException, TimeoutError):
             raise ForgeUnreachableError(f"{self.host} did not respond in time. Nothing was lost; try again.") from None
         except PrivateAddressError as error:
             raise ForgeForbiddenError(error.message) from None
+        except ForgeRefusedError:
+            raise
         except Exception as error:  # of the transport, the TLS library or the parser
             raise self._make_unreachable_error(error) from None
 
@@ -256,7 +262,7 @@ class _Client:
     ) -> httpx.Response:
         """Send a request and return the response, whatever its status."""
         self._client = client = self._client or self._create_client()
-        async with self._slots:
+        async with self._slots, asyncio.timeout(REQUEST_SECONDS):
             return await client.request(method, url, json=body, headers=headers)
 
     async def close(self) -> None:
@@ -275,9 +281,21 @@ class _Client:
             timeout=_TIMEOUT,
             follow_redirects=True,
             transport=self._transport,
-            event_hooks={"response": [_limit_size]},
+            event_hooks={"request": [self._check_origin], "response": [_limit_size]},
         )
         return limit_responses(client)
+
+    async def _check_origin(self, request: httpx.Request) -> None:
+        """Raise ForgeRefusedError for a redirect to another origin, which could be any host that the platform can reach.
+
+        Redirects within the origin are followed: GitHub sends them for renamed repositories.
+        """
+        own, target = _get_origin(self.base_url), _get_origin(request.url)
+        if target != own:
+            raise ForgeRefusedError(
+                f"{own} redirects to {target}, which is not followed because it is another server. If the forge has moved, change the "
+                "project's forge.apiUrl."
+            )
 
 
 async def _limit_size(response: httpx.Response) -> None:
@@ -305,6 +323,10 @@ class _LimitedStream(httpx.AsyncByteStream):
         await self._stream.aclose()
 
 
+def _get_origin(url: httpx.URL) -> str:
+    return f"{url.scheme}://{url.netloc.decode()}"
+
+
 def _derive_web_url(api: httpx.URL) -> str:
     """Return the URL of the forge's web pages: a GHES has them on its API host, github.com next to api.github.com."""
     host = api.host.removeprefix("api.")
@@ -323,7 +345,7 @@ def parse_response(cached: CachedResponse) -> ApiResponse:
             "The forge did not respond like GitHub. Check that the project's forge.apiUrl is the URL of a GitHub API."
         ) from None
     pages = _parse_linked_pages(cached.link)
-    return ApiResponse(body, pages.get("next"), pages.get("last"))
+    return ApiResponse(body, pages.get("next"), pages.get("last"), len(cached.content))
 
 
 def _parse_linked_pages(link: str) -> dict[str, int]:

@@ -2,32 +2,36 @@
 
 Each open pull request is polled every `forge_poll_s`, or every ten minutes while webhooks of its project arrive. Polls are spread over that
 time. For each project that turns issues into tasks, the open issues with its label are polled as often; an unchanged response costs nothing.
-An issue counts once, even if a webhook reported it too, and even if its task was deleted. A project whose forge fails, rejects requests or
-is low on its rate limit is paused for a while; the others continue.
+An issue counts once, even if a webhook reported it too, and even if its task was deleted. A project whose forge fails, rejects requests, is
+slow or is low on its rate limit is paused for a while; the others continue.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import groupby
 
 from sqlalchemy import Select, and_, func, or_, select
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import load_only
 
 from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.owner_tasks import OwnerTasks
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Delivery, Project, PullRequest
 from sandyard.platform.domain.forge.access import ForgeAccess
 from sandyard.platform.domain.forge.deliveries import LabelledIssue, parse_labelled_issue
-from sandyard.platform.domain.forge.errors import ForgeRateLimitedError
+from sandyard.platform.domain.forge.errors import ForgeRateLimitedError, ForgeUnreachableError
 from sandyard.platform.domain.forge.model import ForgeKind, PullState
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.forge.webhooks import DELIVERY_RETENTION, IssueTrigger, make_issue_key
@@ -44,7 +48,9 @@ POLLED = "polled"
 """The event name of records that were found by polling instead of a webhook."""
 RECENT = timedelta(days=1)
 """How long after a merge deleting the branch is retried, and a closed pull request is still polled."""
-MAX_CONCURRENT_PROJECTS = 4
+MAX_CONCURRENT_PROJECTS, MAX_CONCURRENT_PROJECTS_PER_OWNER = 16, 2
+PROJECT_SECONDS = 120.0
+"""How long polling one project may take. After half of it, no further pull request is started; the next round continues."""
 _POLLED_COLUMNS = (
     PullRequest.id,
     PullRequest.project_id,
@@ -64,6 +70,33 @@ class _Pause:
     seconds: float
 
 
+def _make_project_tasks(tasks: TaskSet) -> OwnerTasks:
+    """Return the tasks that poll one project each. Rounds do not wait for slow projects, and these delay only others of the same owner."""
+    return OwnerTasks(tasks, MAX_CONCURRENT_PROJECTS, MAX_CONCURRENT_PROJECTS_PER_OWNER)
+
+
+async def _cancel_deleted(tasks: OwnerTasks, session: AsyncSession) -> None:
+    """Cancel the tasks of projects that were deleted or archived meanwhile."""
+    if not tasks.running:
+        return
+    query = select(Project.id).where(Project.id.in_(list(tasks.running)), Project.archived_at.is_(None))
+    existing = set(await session.scalars(query))
+    for project_id, task in tasks.running.items():
+        if project_id not in existing:
+            task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _limit_time() -> AsyncIterator[None]:
+    """Raise ForgeUnreachableError if the block takes longer than PROJECT_SECONDS."""
+    try:
+        async with asyncio.timeout(PROJECT_SECONDS):
+            yield
+    except TimeoutError:
+        message = f"The forge is too slow: polling the project was stopped after {PROJECT_SECONDS:g} s."
+        raise ForgeUnreachableError(message) from None
+
+
 class PullRequestPoller:
     """Polls open pull requests, and for a day those that were closed or whose merged branch is not deleted yet."""
 
@@ -76,7 +109,7 @@ class PullRequestPoller:
         self._poll_s = settings.forge_poll_s
         self._clock = clock
         self._tasks = TaskSet("pull-request-poller")
-        self._slots = asyncio.Semaphore(MAX_CONCURRENT_PROJECTS)
+        self._projects = _make_project_tasks(self._tasks)
         self._pauses: dict[str, _Pause] = {}
         self._polled_at: dict[str, datetime] = {}
 
@@ -97,7 +130,7 @@ class PullRequestPoller:
             await self._clock.sleep(self._poll_s / ROUNDS)
 
     async def poll(self) -> None:
-        """Poll what is due now, or a part of it if there is much."""
+        """Start polling what is due now, or a part of it if there is much. Skips projects that are still being polled."""
         now = get_time(self._clock)
         async with self._database.reading() as session:
             rows = list(await session.scalars(_select_polled(now)))
@@ -106,40 +139,43 @@ class PullRequestPoller:
             with_webhooks = {project_id for project_id, _ in (await session.execute(webhook_query)).all()}
             ids = {row.project_id for row in rows}
             projects = {row.id: row for row in await session.scalars(select(Project).where(Project.id.in_(ids)))}
+            await _cancel_deleted(self._projects, session)
         known = {row.id for row in rows}
         self._polled_at = {pull_id: at for pull_id, at in self._polled_at.items() if pull_id in known}
-        await asyncio.gather(
-            *(
-                self._poll_project(projects[project_id], list(group), has_webhooks=project_id in with_webhooks, now=now)
-                for project_id, group in groupby(rows, key=lambda row: row.project_id)
-                if project_id in projects
-            )
-        )
+        for project_id, group in groupby(rows, key=lambda row: row.project_id):
+            if project_id in projects and project_id not in self._projects.running:
+                self._start_project(projects[project_id], list(group), project_id in with_webhooks, now)
 
-    async def _poll_project(
-        self, project: Project, rows: Sequence[PullRequest], *, has_webhooks: bool, now: datetime
-    ) -> None:
+    async def wait(self) -> None:
+        """Wait until nothing is being polled."""
+        await self._projects.wait()
+
+    def _start_project(self, project: Project, rows: Sequence[PullRequest], has_webhooks: bool, now: datetime) -> None:
         pause = self._pauses.get(project.id)
         if pause is not None and pause.until > now:
             return
         interval = max(self._poll_s, WEBHOOK_POLL_S) if has_webhooks else self._poll_s
-        due = self._select_due(rows, interval, now)
-        if not due:
-            return
-        async with self._slots:
-            try:
-                if await self._pause_if_budget_low(project, now):
+        if due := self._select_due(rows, interval, now):
+            self._projects.start(project.id, project.owner_id, partial(self._poll_project, project, due))
+
+    async def _poll_project(self, project: Project, due: Sequence[PullRequest]) -> None:
+        try:
+            async with _limit_time():
+                started = self._clock.now()
+                if await self._pause_if_budget_low(project, get_time(self._clock)):
                     return
                 for row in due:
-                    self._polled_at[row.id] = now
+                    if self._clock.now() - started > PROJECT_SECONDS / 2:
+                        break
+                    self._polled_at[row.id] = get_time(self._clock)
                     await self._poll_pull_request(row.id)
-            except SandyardError as error:
-                self._pause(project, error, now)
-            except Exception as error:
-                log.error("follow_crashed", project=project.id, exc=error)  # noqa: TRY400
-                self._pause(project, SandyardError(str(error)), now)
-            else:
-                self._pauses.pop(project.id, None)
+        except SandyardError as error:
+            self._pause(project, error)
+        except Exception as error:
+            log.error("follow_crashed", project=project.id, exc=error)  # noqa: TRY400
+            self._pause(project, SandyardError(str(error)))
+        else:
+            self._pauses.pop(project.id, None)
 
     def _select_due(self, rows: Sequence[PullRequest], interval: float, now: datetime) -> list[PullRequest]:
         """Return marked rows, then a part of the others, starting with the one polled longest ago."""
@@ -170,10 +206,10 @@ class PullRequestPoller:
         log.warning("forge_budget_low", project=project.id, remaining=budget.remaining, resets_at=budget.resets_at)
         return True
 
-    def _pause(self, project: Project, error: SandyardError, now: datetime) -> None:
+    def _pause(self, project: Project, error: SandyardError) -> None:
         before = self._pauses.get(project.id)
         seconds = min(MAX_PAUSE_S, before.seconds * 2 if before else self._poll_s)
-        until = now + timedelta(seconds=seconds)
+        until = get_time(self._clock) + timedelta(seconds=seconds)
         if isinstance(error, ForgeRateLimitedError) and error.until is not None:
             until = max(until, error.until)
         self._pauses[project.id] = _Pause(until, seconds)
@@ -217,7 +253,7 @@ class IssuePoller:
         self._clock = clock
         self._on_issue = on_issue
         self._tasks = TaskSet("issue-poller")
-        self._slots = asyncio.Semaphore(MAX_CONCURRENT_PROJECTS)
+        self._projects = _make_project_tasks(self._tasks)
         self._due_at: dict[str, datetime] = {}
         self._pause_s: dict[str, float] = {}
 
@@ -238,7 +274,7 @@ class IssuePoller:
             await self._clock.sleep(self._poll_s)
 
     async def poll(self) -> None:
-        """Poll all projects that are due."""
+        """Start polling all projects that are due. Skips projects that are still being polled."""
         now = get_time(self._clock)
         projects = await self._list_projects()
         async with self._database.reading() as session:
@@ -246,8 +282,16 @@ class IssuePoller:
                 Delivery.received_at > now - WEBHOOK_WINDOW, Delivery.event != POLLED
             )
             with_webhooks = set(await session.scalars(webhook_query.distinct()))
-        due = [row for row in projects if self._due_at.get(row.id, now) <= now]
-        await asyncio.gather(*(self._poll_project(row, has_webhooks=row.id in with_webhooks, now=now) for row in due))
+            await _cancel_deleted(self._projects, session)
+        for row in projects:
+            if self._due_at.get(row.id, now) <= now and row.id not in self._projects.running:
+                interval = max(self._poll_s, WEBHOOK_POLL_S) if row.id in with_webhooks else self._poll_s
+                self._due_at[row.id] = now + timedelta(seconds=interval - 1)
+                self._projects.start(row.id, row.owner_id, partial(self._poll_project, row))
+
+    async def wait(self) -> None:
+        """Wait until nothing is being polled."""
+        await self._projects.wait()
 
     async def _list_projects(self) -> list[Project]:
         """Return the projects whose issues become tasks."""
@@ -271,23 +315,22 @@ class IssuePoller:
         except SandyardError:
             return False
 
-    async def _poll_project(self, project: Project, *, has_webhooks: bool, now: datetime) -> None:
-        interval = max(self._poll_s, WEBHOOK_POLL_S) if has_webhooks else self._poll_s
-        self._due_at[project.id] = now + timedelta(seconds=interval - 1)
-        async with self._slots:
-            try:
+    async def _poll_project(self, project: Project) -> None:
+        try:
+            async with _limit_time():
+                now = get_time(self._clock)
                 budget = await self._access.get_budget(project)
                 if budget is not None and budget.low and budget.resets_at > now:
                     self._due_at[project.id] = budget.resets_at
                     return
                 for issue in await self._list_new_issues(project, now):
                     await self._record_issue(project, issue, now)
-                self._pause_s.pop(project.id, None)
-            except SandyardError as error:
-                self._pause(project, error, now)
-            except Exception as error:
-                log.error("issues_crashed", project=project.id, exc=error)  # noqa: TRY400
-                self._pause(project, SandyardError(str(error)), now)
+            self._pause_s.pop(project.id, None)
+        except SandyardError as error:
+            self._pause(project, error)
+        except Exception as error:
+            log.error("issues_crashed", project=project.id, exc=error)  # noqa: TRY400
+            self._pause(project, SandyardError(str(error)))
 
     async def _list_new_issues(self, project: Project, now: datetime) -> list[LabelledIssue]:
         """Return issues that are not known yet, and record that the known ones still exist."""
@@ -318,10 +361,10 @@ class IssuePoller:
             return
         log.info("issue_taken", project=project.id, number=issue.number)
 
-    def _pause(self, project: Project, error: SandyardError, now: datetime) -> None:
+    def _pause(self, project: Project, error: SandyardError) -> None:
         """Pause the project, twice as long after each failure."""
         seconds = min(MAX_PAUSE_S, self._pause_s.get(project.id, self._poll_s / 2) * 2)
-        until = now + timedelta(seconds=seconds)
+        until = get_time(self._clock) + timedelta(seconds=seconds)
         if isinstance(error, ForgeRateLimitedError) and error.until is not None:
             until = max(until, error.until)
         self._pause_s[project.id], self._due_at[project.id] = seconds, until

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -17,10 +17,11 @@ from sandyard.kit.text import storable
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Message, Project, PullRequest, Session
+from sandyard.platform.db.models.git_details import CheckRunFields, StoredRemark
 from sandyard.platform.db.models.message_parts import FeedbackPart
 from sandyard.platform.domain.forge.feedback import MAX_TEXT, find_news
 from sandyard.platform.domain.forge.markdown import truncate
-from sandyard.platform.domain.forge.model import ForgeKind, Pull, PullState
+from sandyard.platform.domain.forge.model import CheckRun, ForgeKind, Pull, PullState, Remark
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.users.model import Principal
@@ -227,7 +228,7 @@ def _set_description(row: PullRequest, pull: Pull) -> None:
     row.draft, row.base_branch, row.head_commit = pull.draft, pull.base, pull.head_commit
     row.mergeable = pull.mergeable
     row.review, row.checks = row.review or pull.review, row.checks or pull.checks
-    warnings = [truncate(storable(warning), MAX_TEXT) for warning in pull.warnings]
+    warnings = [_limit(warning) for warning in pull.warnings]
     row.detail = {**row.detail, "labels": [storable(label) for label in pull.labels], "warnings": warnings}
 
 
@@ -238,22 +239,44 @@ def _set_status(row: PullRequest, pull: Pull, now: datetime) -> None:
     remarks = sorted(pull.remarks, key=lambda remark: remark.at)[-MAX_SHOWN:]
     row.detail = {
         **row.detail,
-        "runs": [_to_json(asdict(run)) for run in pull.runs[:MAX_SHOWN]],
-        "remarks": [_to_json(asdict(remark)) for remark in remarks],
+        "runs": [_make_run_fields(run) for run in pull.runs[:MAX_SHOWN]],
+        "remarks": [_make_stored_remark(remark) for remark in remarks],
     }
 
 
-def _to_json(fields: dict[str, Any]) -> dict[str, Any]:
-    """Convert the values to JSON types."""
-    converted: dict[str, Any] = {}
-    for name, value in fields.items():
-        if isinstance(value, datetime):
-            converted[name] = rfc3339(value)
-        elif isinstance(value, str):
-            converted[name] = truncate(storable(value), MAX_TEXT)
-        else:
-            converted[name] = value
-    return converted
+def _make_run_fields(run: CheckRun) -> CheckRunFields:
+    return {
+        "name": _limit(run.name),
+        "status": _limit(run.status),
+        "conclusion": _limit_optional(run.conclusion),
+        "url": _limit_optional(run.url),
+        "summary": _limit_optional(run.summary),
+    }
+
+
+def _make_stored_remark(remark: Remark) -> StoredRemark:
+    return {
+        "kind": _limit(remark.kind),
+        "id": _limit(remark.id),
+        "author": _limit(remark.author),
+        "text": _limit(remark.text),
+        "at": rfc3339(remark.at),
+        "state": _limit_optional(remark.state),
+        "path": _limit_optional(remark.path),
+        "line": remark.line,
+        "url": _limit_optional(remark.url),
+        "association": _limit_optional(remark.association),
+        "may_write": remark.may_write,
+    }
+
+
+def _limit(text: str) -> str:
+    """Return the text as it is stored."""
+    return truncate(storable(text), MAX_TEXT)
+
+
+def _limit_optional(text: str | None) -> str | None:
+    return None if text is None else _limit(text)
 
 
 async def _find_session(tx: Transaction, row: PullRequest) -> Session | None:

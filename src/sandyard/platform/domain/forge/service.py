@@ -280,8 +280,8 @@ class PullRequests:
             except BranchCheckedOutError:
                 command = shlex.join(["git", "-C", project.repository or ".", "merge", row.head_branch])
                 raise BranchCheckedOutError(
-                    f"{row.base_branch} is checked out in {project.repository}, and pushed trees on the host are not changed "
-                    f"from here. Merge it there, then refresh: {command}"
+                    f"{row.base_branch} is checked out in {project.repository}, and the platform does not change work "
+                    f"trees on the host. Merge it there, then refresh: {command}"
                 ) from None
             return await self._record_merge(row)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sandyard.platform.db.models.git_details import PreparedCheckoutFields
 from sandyard.platform.domain.repositories.model import Identity
 
 CHECKOUT_FOLDER = "/home/user/workspace"
@@ -62,8 +63,11 @@ class PreparedCheckout:
 
     base: str
     commit: str
-    shallow: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    shallow: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+    def to_json(self) -> PreparedCheckoutFields:
+        return {"base": self.base, "commit": self.commit, "shallow": self.shallow, "warnings": self.warnings}
 
 
 @dataclass(frozen=True, slots=True)

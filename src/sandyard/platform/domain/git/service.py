@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from sqlalchemy import and_, select
 
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Project, Sandbox
+from sandyard.platform.db.models.git_details import OperationArguments
 from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.branch_merge import BranchMerges
 from sandyard.platform.domain.git.context import GitContext
@@ -35,6 +35,7 @@ from sandyard.platform.domain.git.sandbox_commits import (
     is_own_commit,
     list_own_refs,
     make_checkpoint_ref,
+    make_copied_ref,
     make_head_ref,
 )
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
@@ -140,12 +141,23 @@ class GitService:
         `prepared` describes the checkout that the sandbox has from its snapshot.
         """
         kind = OperationKind.CLONE if checkpoint is None else OperationKind.RESTORE
-        arguments: dict[str, Any] = {} if checkpoint is None else {"checkpointId": checkpoint.id}
+        arguments: OperationArguments = {} if checkpoint is None else {"checkpointId": checkpoint.id}
         if base_branch is not None:
             arguments["baseBranch"] = base_branch
         if prepared is not None:
-            arguments["prepared"] = asdict(prepared)
+            arguments["prepared"] = prepared.to_json()
         return self.operations.draft(tx, kind, sandbox, project_id=project.id, user_id=user_id, arguments=arguments)
+
+    def draft_branch_of_copy(self, tx: Transaction, sandbox: Sandbox, original: Checkout, user_id: str) -> GitOperation:
+        """Draft a new branch for the checkout of a sandbox that is a copy. Call `operations.begin` after the commit."""
+        return self.operations.draft(
+            tx,
+            OperationKind.BRANCH,
+            sandbox,
+            project_id=original.project_id,
+            user_id=user_id,
+            arguments={"copyOf": original.sandbox_id},
+        )
 
     async def create_branch(
         self, caller: Principal, sandbox_id: str, *, name: str, start: str | None = None
@@ -199,7 +211,9 @@ class GitService:
     async def checkpoint(self, caller: Principal, sandbox_id: str, reason: Reason = Reason.ASKED) -> GitOperation:
         return await self._submit(caller, sandbox_id, OperationKind.CHECKPOINT, reason=reason)
 
-    async def _submit(self, caller: Principal, sandbox_id: str, kind: OperationKind, **arguments: Any) -> GitOperation:
+    async def _submit(
+        self, caller: Principal, sandbox_id: str, kind: OperationKind, **arguments: Unpack[OperationArguments]
+    ) -> GitOperation:
         checkout, row = await self._get_checkout_and_sandbox(caller, sandbox_id, check_use=True)
         # the checkout may be older than the rule that the sandbox must belong to the project
         if kind in _REMOTE_OPERATIONS:
@@ -430,7 +444,8 @@ class GitService:
             used = {
                 make_checkpoint_ref(checkpoint_id) for checkpoint_id in await session.scalars(select(Checkpoint.id))
             }
-            used |= {make_head_ref(sandbox_id) for sandbox_id in await session.scalars(select(Checkout.sandbox_id))}
+            for sandbox_id in await session.scalars(select(Checkout.sandbox_id)):
+                used |= {make_head_ref(sandbox_id), make_copied_ref(sandbox_id)}
         await asyncio.to_thread(self._context.delete_transfer_files)
         for project_id in self._context.mirrors.list_project_ids():
             mirror = self._context.mirrors.get(project_id)

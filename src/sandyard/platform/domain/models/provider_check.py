@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -21,6 +22,8 @@ from sandyard.platform.domain.models.presets import find_preset
 from sandyard.platform.domain.models.redaction import Redactor
 
 TIMEOUT = httpx.Timeout(60, connect=15)
+TOTAL_SECONDS = 60.0
+"""`TIMEOUT` alone would let a server send its response byte by byte."""
 MAX_LISTED = 100
 _MAX_BYTES, _MAX_VALUES = 1 << 20, 50_000
 _MAX_DETAIL_LENGTH = 600
@@ -39,13 +42,16 @@ async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key
     started, listed = time.monotonic(), list[str]()
     fault: Fault | None = None
     try:
-        async with client.stream(
-            "POST" if body else "GET",
-            apis.build_url(provider.base_url, request),
-            headers=headers,
-            json=body,
-            timeout=TIMEOUT,
-        ) as response:
+        async with (
+            asyncio.timeout(TOTAL_SECONDS),
+            client.stream(
+                "POST" if body else "GET",
+                apis.build_url(provider.base_url, request),
+                headers=headers,
+                json=body,
+                timeout=TIMEOUT,
+            ) as response,
+        ):
             beginning = await _read_beginning(response)
             if not response.is_success:
                 text = beginning.decode(errors="replace")
@@ -58,8 +64,8 @@ async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key
                 )
             elif model is None:
                 listed = parse_models(beginning)
-    except (httpx.HTTPError, httpx.InvalidURL, PrivateAddressError) as error:
-        late = isinstance(error, httpx.TimeoutException)
+    except (httpx.HTTPError, httpx.InvalidURL, PrivateAddressError, TimeoutError) as error:
+        late = isinstance(error, (httpx.TimeoutException, TimeoutError))
         fault = classify_error(label, provider.base_url, error, late=late)
     duration_ms = round((time.monotonic() - started) * 1000)
     if fault is not None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Protocol, Unpack
 
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command as CommandRow
 from sandyard.platform.db.models import Project, Sandbox
+from sandyard.platform.db.models.task_details import PreparationDetail, SetupCommand
 from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.agents.installation import put_files
 from sandyard.platform.domain.agents.profiles.model import LaunchRequest, Profile
@@ -35,8 +36,11 @@ ENVS = {"CI": "true", "DEBIAN_FRONTEND": "noninteractive"}
 """Setup runs without a person to answer prompts."""
 Install = Callable[[SandboxEngine, str, Profile, PlatformSettings, Callable[[str], None]], Awaitable[bool]]
 """Ensures that an agent is installed in a sandbox. Returns False if it already was."""
-ReportProgress = Callable[..., Awaitable[None]]
-"""Called with a description of the current work, and with facts to store about the preparation."""
+
+
+class ReportProgress(Protocol):
+    async def __call__(self, what: str, **facts: Unpack[PreparationDetail]) -> None:
+        """Report the current work, and store facts about the preparation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +80,20 @@ class Builder:
             launch = spec.profile.launch(LaunchRequest(HOME, CHECKOUT_FOLDER))
             async with self.lifecycle.using(sandbox) as engine_id:
                 await put_files(self.lifecycle.engine, engine_id, launch)
-        entries: list[dict[str, Any]] = []
+        entries: list[SetupCommand] = []
         for command in recipe.commands:
             new = NewCommand(
                 command.command, timeout_s=spec.timeout_s, cwd=CHECKOUT_FOLDER, envs={**ENVS, **recipe.envs}
             )
             started = await self._start(caller, sandbox, command, new)
-            entry = {
+            entry: SetupCommand = {
                 "source": command.source,
                 "command": storable(command.command[:MAX_SHOWN]),
                 "commandId": started.id,
+                "exitCode": None,
+                "seconds": 0,
             }
-            await report(f"running {command.source}", commands=[*entries, {**entry, "exitCode": None, "seconds": 0}])
+            await report(f"running {command.source}", commands=[*entries, entry])
             finished = await retry_while_database_unavailable(partial(self.commands.wait, started.id), "preparation")
             entries.append({**entry, "exitCode": finished.exit_code, "seconds": round(finished.duration_s or 0.0, 3)})
             await report(f"ran {command.source}", commands=entries)
@@ -111,7 +117,7 @@ class Builder:
                 {"source": command.source, "command": storable(command.command[:MAX_SHOWN])},
             ) from None
 
-    async def _require_success(self, row: CommandRow, entry: Mapping[str, Any]) -> None:
+    async def _require_success(self, row: CommandRow, entry: SetupCommand) -> None:
         if row.status == CommandStatus.EXITED and row.exit_code == 0:
             return
         tail = await self._read_tail(row)

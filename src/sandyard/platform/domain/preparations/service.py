@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Unpack
 from weakref import WeakValueDictionary
 
 from sqlalchemy import select, update
@@ -23,6 +23,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable, storable_json
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Preparation, PreparationStatus, Project, Sandbox
+from sandyard.platform.db.models.task_details import PreparationDetail
 from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.agents.installation import AgentInstallError
 from sandyard.platform.domain.agents.profiles.model import Profile
@@ -204,7 +205,7 @@ class Preparations:
         recipe: Recipe,
         old_sandbox_id: str | None,
     ) -> Preparation:
-        async def report(what: str, **facts: Any) -> None:
+        async def report(what: str, **facts: Unpack[PreparationDetail]) -> None:
             await retry_while_database_unavailable(lambda: self._record_progress(row.id, what, facts), "preparation")
 
         async def installing(snapshot_build: SnapshotBuild) -> None:
@@ -247,7 +248,7 @@ class Preparations:
         except SandyardError as error:  # `tidy` tries again
             log.warning("preparation_not_cleared", preparation=preparation_id, reason=error.message)
 
-    async def _record_progress(self, preparation_id: str, what: str, facts: dict[str, Any]) -> None:
+    async def _record_progress(self, preparation_id: str, what: str, facts: PreparationDetail) -> None:
         async with self._database.transaction() as tx:
             row = await tx.session.get(Preparation, preparation_id)
             if row is None:
@@ -348,8 +349,8 @@ class Preparations:
         await self._cleanup.remove_leftovers(self.builds.keys(), building)
 
 
-def _make_detail(recipe: Recipe) -> dict[str, Any]:
-    detail: dict[str, Any] = {
+def _make_detail(recipe: Recipe) -> PreparationDetail:
+    detail: PreparationDetail = {
         "step": "waiting for a sandbox",
         "sources": list(recipe.sources),
         "commands": [],
@@ -357,7 +358,8 @@ def _make_detail(recipe: Recipe) -> dict[str, Any]:
         "agentsMd": recipe.agents_md,
         "envs": dict(recipe.envs),
     }
-    return dict(storable_json(detail))
+    stored: PreparationDetail = storable_json(detail)
+    return stored
 
 
 def _just_failed(row: Preparation) -> bool:

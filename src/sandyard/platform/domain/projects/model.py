@@ -27,7 +27,7 @@ class _SettingsModel(BaseModel):
 
 
 class CommandPolicySettings(_SettingsModel):
-    """Regular expressions (RE2 syntax), matched anywhere in the command. `deny` takes precedence. With `allow`, all else is denied."""
+    """Regular expressions (RE2 syntax), matched anywhere in the command. `deny` takes precedence. If `allow` is set, all else is denied."""
 
     allow: Patterns = Field(default_factory=list, examples=[["^git ", "^npm (ci|test)$"]])
     deny: Patterns = Field(default_factory=list, examples=[["\\bsudo\\b"]])
@@ -177,7 +177,7 @@ class TaskSettings(_SettingsModel):
         description="A pull request comment with this word is sent to the agent.",
     )
     feedback_rounds: int = Field(
-        default=5, ge=0, le=100, description="How often failed checks may restart the agent automatically."
+        default=5, ge=0, le=100, description="How many times failed checks may restart the agent automatically."
     )
     max_rounds: int = Field(
         default=20,
@@ -252,8 +252,13 @@ class ProjectSettings(_SettingsModel):
     tasks: TaskSettings = Field(default_factory=TaskSettings)
     isolation: Literal["namespace", "gvisor"] | None = Field(
         default=None,
-        description="Isolation level of new sandboxes. namespace: Linux namespaces on the host's kernel. gvisor: a kernel of their own. "
-        "Null: the engine's default. Sandboxes are not created if the engine does not have the level.",
+        description="Isolation level of new sandboxes. namespace: Linux namespaces on the host's kernel. gvisor: a separate kernel per "
+        "sandbox. Null: the engine's default. Sandboxes are not created if the engine does not have the level.",
+    )
+    containers: bool | None = Field(
+        default=None,
+        description="Whether programs in new sandboxes may run containers (Docker), which makes more of the host's kernel reachable. Null: "
+        "as their template says. Sandboxes are not created if it is true and the engine does not support it.",
     )
     template: str | None = Field(
         default=None, min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", examples=["base"]

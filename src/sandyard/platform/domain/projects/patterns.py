@@ -1,7 +1,7 @@
 """Regular expressions written by users, run by RE2.
 
-RE2 never backtracks, but its time grows with the length of the text times the size of the compiled pattern. Both are limited together, and
-nothing here runs on the event loop: call it with `run_in_thread`. Callers must not allow what could not be checked, or a command could be
+RE2 never backtracks, but its time grows with the length of the text times the size of the compiled pattern. This product is limited. Do not
+call the functions on the event loop, but with `run_in_thread`. Callers must not allow what could not be checked, or a command could be
 padded to get past a pattern.
 """
 
@@ -25,7 +25,8 @@ MAX_TOTAL_LENGTH = 10_000
 MAX_PROGRAM_SIZE = 2000
 """Maximum instructions of one compiled pattern. Typical ones have 10 to 200."""
 MAX_WORK = 4_000_000
-"""Maximum instructions times bytes of text in one search: about 50 ms in the worst case. 40 instructions: 100 kB of text."""
+"""Maximum instructions times bytes of text in one search: about 50 ms in the worst case. A pattern of 40 instructions
+can search 100 kB."""
 MAX_SEARCH_S = 0.15
 """CPU time after which no further search is started. 100 patterns like `\\bsudo\\b` need 60 ms for 256 KiB of text."""
 _OPTIONS = re2.Options()
@@ -33,7 +34,7 @@ _OPTIONS.log_errors = False
 _OPTIONS.never_capture = True
 _OPTIONS.max_mem = 256 << 10
 _TOO_COMPLEX = "it is too complex. Simplify it: use fewer or smaller repetitions and fewer Unicode classes"
-_TOO_LARGE = "pattern too large"
+_RE2_TOO_LARGE = "pattern too large"  # how the message of RE2 begins
 _TOO_MANY = f"the project's patterns have more than {MAX_TOTAL_LENGTH:,} characters in total. Remove or shorten some"
 _TOO_LONG = "a text of more than {:,} bytes takes too long with it. Shorten the text or simplify the pattern"
 _TOO_SLOW = "the project's patterns take too long with this text. Shorten the text or simplify the patterns"
@@ -71,6 +72,7 @@ class Unchecked:
     reason: str
 
     def __str__(self) -> str:
+        """Return the end of a sentence, for example after "The command was denied: "."""
         return f"it could not be checked against {self.pattern[:60]!r}: {self.reason}."
 
 
@@ -100,13 +102,13 @@ def compile_pattern(pattern: str) -> Pattern:
 
 @lru_cache(maxsize=512)
 def try_compile(pattern: str) -> Pattern | str:
-    """Return the compiled pattern, or what is wrong with it."""
+    """Return the compiled pattern, or what is wrong with it. Does not raise, because exceptions are not cached."""
     try:
         compiled = cast("Pattern", re2.compile(pattern, _OPTIONS))
     except re2.error as error:
         message = error.args[0] if error.args else "it cannot be parsed"
         message = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
-        return _TOO_COMPLEX if message.startswith(_TOO_LARGE) else message
+        return _TOO_COMPLEX if message.startswith(_RE2_TOO_LARGE) else message
     return compiled if compiled.programsize <= MAX_PROGRAM_SIZE else _TOO_COMPLEX
 
 
@@ -146,12 +148,9 @@ def search_patterns(patterns: Sequence[str], texts: Sequence[str]) -> SearchResu
     for pattern in patterns:
         remaining -= len(pattern)
         started = time.thread_time()
-        try:
-            if remaining < 0:
-                raise PatternError(_TOO_MANY)  # noqa: TRY301
-            regex = compile_pattern(pattern)
-        except PatternError as error:
-            unchecked = unchecked or Unchecked(pattern, str(error))
+        regex = try_compile(pattern) if remaining >= 0 else _TOO_MANY
+        if isinstance(regex, str):
+            unchecked = unchecked or Unchecked(pattern, regex)
             continue
         deadline += time.thread_time() - started  # compiling happens once and has its own limits
         max_bytes = MAX_WORK // regex.programsize

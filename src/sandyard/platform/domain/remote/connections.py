@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
@@ -108,14 +108,11 @@ class SshConnections:
     async def open(self, caller: Principal, sandbox_id: str, public_key: str) -> AsyncIterator[SshConnection]:
         """Start an sshd that accepts only this key, resuming the sandbox if needed. It ends with this context.
 
-        Raises NotFoundError, InvalidInputError for an invalid key, NoSshdError and TooManyConnectionsError.
+        Raises NotFoundError, InvalidInputError for an invalid key, NoSshdError, TooManyConnectionsError and TooManyOperationsError.
         """
         row = await self._lifecycle.repository.get_for(caller, sandbox_id)
         key = check_public_key(public_key)
-        if self.open_connections[row.id] >= MAX_CONNECTIONS:
-            raise TooManyConnectionsError
-        self.open_connections[row.id] += 1
-        try:
+        with self._count(row.id), self._lifecycle.connections.hold(caller.user_id):
             stream = await self._lifecycle.call(row, self._open_stream)
             channel = SshChannel(stream, key)
             running = asyncio.get_running_loop().create_task(channel.run())
@@ -131,10 +128,18 @@ class SshConnections:
                 await end_tasks(running)
                 await stream.close()
                 log.info("ssh_closed", sandbox=row.id, user=caller.user_id)
+
+    @contextlib.contextmanager
+    def _count(self, sandbox_id: str) -> Iterator[None]:
+        if self.open_connections[sandbox_id] >= MAX_CONNECTIONS:
+            raise TooManyConnectionsError
+        self.open_connections[sandbox_id] += 1
+        try:
+            yield
         finally:
-            self.open_connections[row.id] -= 1
-            if not self.open_connections[row.id]:
-                del self.open_connections[row.id]
+            self.open_connections[sandbox_id] -= 1
+            if not self.open_connections[sandbox_id]:
+                del self.open_connections[sandbox_id]
 
     async def _open_stream(self, engine_id: str) -> LineStream:
         name = hashlib.sha256(engine_id.encode()).hexdigest()[:16]

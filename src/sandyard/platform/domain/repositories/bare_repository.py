@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -23,6 +24,8 @@ READ_MEMORY_BYTES = 1 << 30
 """Memory of one git process that reads. A few bytes of trees can expand to any number of paths, which git keeps in memory."""
 REFS_LIMIT = 16 << 20
 """Maximum size of the list of a remote's branches and tags, which is enough for about 200,000 of them."""
+_REFS_TIMEOUT_S, _REFS_MEMORY_BYTES = 120.0, 512 << 20
+"""Limits of the process that reads this list: the remote decides how long it takes and how much it sends."""
 READ_TIMEOUT_S = 120.0
 MAX_PROCESSES = 4
 """Maximum number of concurrent git processes in all repositories of one user, so that others can run theirs."""
@@ -222,10 +225,18 @@ class BareRepository:
         async with self.writing():
             await self.run("update-ref", "-d", name)
 
-    async def set_refs(self, refs: dict[str, str]) -> None:
+    async def set_refs(self, refs: Mapping[str, str]) -> None:
         """Set all of these refs or none. The caller must be in `writing`."""
-        lines = "".join(f"update {name} {commit}\n" for name, commit in refs.items())
-        await self.run("update-ref", "--stdin", stdin=f"start\n{lines}prepare\ncommit\n".encode())
+        await self._update_refs([f"update {name} {commit}" for name, commit in refs.items()])
+
+    async def delete_refs(self, names: Iterable[str]) -> None:
+        """Delete all of these refs or none. Idempotent. The caller must be in `writing`."""
+        await self._update_refs([f"delete {name}" for name in names])
+
+    async def _update_refs(self, commands: Sequence[str]) -> None:
+        if commands:
+            lines = "\n".join(("start", *commands, "prepare", "commit", ""))
+            await self.run("update-ref", "--stdin", stdin=lines.encode())
 
     async def is_ancestor(self, a: str, b: str) -> bool:
         """Return whether `a` is an ancestor of `b` or the same commit. False if one of them does not exist here."""
@@ -244,6 +255,11 @@ class BareRepository:
         result = await self.run("for-each-ref", f"--contains={commit}", "--format=%(refname)", *sorted(names))
         # git treats a name as a pattern, which also matches refs below it
         return not names.isdisjoint(result.stdout.decode(errors="replace").splitlines())
+
+    async def list_refs_containing(self, commit: str) -> list[str]:
+        """Return the full names of all refs that contain `commit`, which must exist, in their history."""
+        result = await self.run("for-each-ref", f"--contains={commit}", "--format=%(refname)")
+        return result.stdout.decode(errors="replace").split("\n")[:-1]
 
     async def find_merge_base(self, a: str, b: str) -> str | None:
         """Return the best common ancestor of two commits; None if they have none."""
@@ -282,6 +298,15 @@ class BareRepository:
                 size += pack.stat().st_size
         return size
 
+    def get_objects_size(self) -> int:
+        """Return the size of all files of the object store: packs with their indexes, loose objects, temporary files."""
+        size = 0
+        for folder, _, names in os.walk(self.objects):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    size += Path(folder, name).lstat().st_size
+        return size
+
 
 def parse_refs(listing: bytes) -> Iterator[tuple[str, str]]:
     """Parse lines of a value, a tab and a ref name. Skips names that are not UTF-8, because they cannot be stored or shown.
@@ -305,7 +330,7 @@ async def list_remote_refs(
     options = ("--symref",) if symref else ()
     result = await git.run(
         *("ls-remote", *options, "--", remote.url, *patterns),
-        cwd=None, remote=remote, credential=credential, limit=REFS_LIMIT,
+        cwd=None, remote=remote, credential=credential, limit=REFS_LIMIT, timeout_s=_REFS_TIMEOUT_S, memory=_REFS_MEMORY_BYTES,
     )  # fmt: skip
     if result.truncated:
         raise TooMuchError(

@@ -2,7 +2,7 @@
 
 The pack is indexed in a quarantine beside the mirror's objects, and each object is checked as a server checks a push
 from an untrusted client. Every object that the new refs need must exist, and no commit may have more files than git can
-handle. Only then do the pack and the refs become part of the mirror.
+handle. A commit that the mirror already has must not be another sandbox's. Only then do the pack and the refs become part of the mirror.
 
 `git fetch` of a bundle is not an option: git 2.39 skips these checks for bundles.
 """
@@ -10,7 +10,7 @@ handle. Only then do the pack and the refs become part of the mirror.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -27,6 +27,10 @@ from sandyard.platform.domain.repositories.errors import (
 from sandyard.platform.domain.repositories.git_environment import HARMLESS_DEFECTS
 from sandyard.platform.domain.repositories.tree_paths import check_paths
 
+FOREIGN_COMMIT = (
+    "The sandbox sent a commit of another sandbox, which was rejected. If the sandbox was created from a copy of the other one, "
+    "add a commit and try again."
+)
 _SANDBOX_REFS = "refs/sandyard/"
 _MAX_ALLOCATION = 200 << 20
 """Maximum size of one allocation by git. A few bytes of deltas can expand to any size, and again for each delta on top of them."""
@@ -49,11 +53,18 @@ class _Header:
 
 
 async def import_bundle(
-    repository: BareRepository, path: Path, refs: Mapping[str, str], *, limit: int
+    repository: BareRepository,
+    path: Path,
+    refs: Mapping[str, str],
+    *,
+    own_refs: Collection[str],
+    shared_prefixes: tuple[str, ...],
+    limit: int,
 ) -> dict[str, str]:
     """Import the commits of the bundle at `path`, with ref names translated by `refs`. The caller must be in `writing`.
 
-    Returns the refs in the mirror and the commits they name (for a tag, the tagged commit). Raises UnsafeBundleError,
+    Besides new commits, the bundle may name those that are reachable from `own_refs` or from refs with one of the
+    `shared_prefixes`. Returns the refs in the mirror and the commits they name (for a tag, the tagged commit). Raises UnsafeBundleError,
     and TooMuchError for more than `limit` bytes; the mirror is then unchanged. Idempotent.
     """
     if any(not name.startswith(_SANDBOX_REFS) for name in refs.values()):
@@ -75,6 +86,7 @@ async def import_bundle(
             raise
         except SandyardError as error:
             raise UnsafeBundleError(f"The data from the sandbox was rejected. {error.message}") from error
+        await _check_not_foreign(repository, commits.values(), {*own_refs, *refs.values()}, shared_prefixes)
         _move_pack(objects / "pack", repository.objects / "pack")
         await repository.set_refs({refs[name]: tip for name, tip in header.refs.items()})
         return {refs[name]: commits[tip] for name, tip in header.refs.items()}
@@ -167,6 +179,21 @@ async def _check_connected(repository: BareRepository, header: _Header, objects:
         timeout_s=TIMEOUT_S,
     )
     return {tip: commit for tip, (commit, _, _) in zip(tips, found, strict=True)}
+
+
+async def _check_not_foreign(
+    repository: BareRepository, commits: Collection[str], own_refs: Collection[str], shared_prefixes: tuple[str, ...]
+) -> None:
+    """Check that none of the commits is in the mirror only for another sandbox.
+
+    Must come after the check for missing objects, so that no commit that the bundle lacks can arrive in between. A bundle
+    proves nothing, because it may lack a commit that the mirror has, or contain it as a delta of itself. A commit without a
+    ref was imported before a crash, or was replaced since.
+    """
+    for commit in await repository.filter_known(list(dict.fromkeys(commits))):
+        names = await repository.list_refs_containing(commit)
+        if names and not any(name in own_refs or name.startswith(shared_prefixes) for name in names):
+            raise UnsafeBundleError(FOREIGN_COMMIT)
 
 
 def _move_pack(source: Path, packs: Path) -> None:

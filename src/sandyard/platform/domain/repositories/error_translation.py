@@ -17,6 +17,7 @@ from sandyard.platform.domain.repositories.errors import (
     RemoteRefusedError,
     RemoteRejectedError,
     RemoteUnreachableError,
+    RepositoryInvalidError,
     TooMuchError,
 )
 from sandyard.platform.domain.repositories.model import Credential
@@ -39,6 +40,7 @@ _HOST_CHANGED = (
     "The remote's host key has changed. If that is expected, remove its line from `known_hosts` in the platform's git folder; "
     "if not, the connection may be intercepted."
 )
+_DUMB_HTTP = "The remote offers only the dumb HTTP protocol, which is not supported. Use a Git server with the smart HTTP protocol, or SSH."
 HOST_NOT_FOUND = "The remote's host was not found: its name is wrong, or there is no network."
 _SERVER_ERROR = "The remote failed internally. Nothing was lost; try again."
 _UNTRUSTED = "The remote's certificate is not trusted by this machine."
@@ -55,6 +57,7 @@ _RULE_TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
         TooMuchError,
         _TOO_MUCH_MEMORY,
     ),
+    (r"(?m)^fatal: dumb http transport does not support", RepositoryInvalidError, _DUMB_HTTP),
     # rejected by the server; before the network errors, which git reports afterwards
     (r"\(non-fast-forward\)|\(fetch first\)|\(needs force\)|\(stale info\)", BranchMovedError, None),
     (r"pre-receive hook declined|protected branch|\[remote rejected\]|GH\d{3}: ", RemoteRejectedError, ""),

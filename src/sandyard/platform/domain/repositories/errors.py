@@ -58,7 +58,7 @@ class BranchMovedError(ConflictError):
 
 
 class BranchCheckedOutError(ConflictError):
-    """The branch is checked out in the repository's work tree, which is not changed from here. Merge it there."""
+    """The branch is checked out in the repository's work tree, which the platform does not change. Merge it there."""
 
     code = "branch_checked_out"
 

@@ -9,7 +9,7 @@ import asyncio
 import re
 import secrets
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 from sandyard.platform.domain.repositories import push
@@ -25,7 +25,11 @@ from sandyard.platform.domain.repositories.bare_repository import (
 from sandyard.platform.domain.repositories.bundle_import import import_bundle
 from sandyard.platform.domain.repositories.bundles import BundleStore
 from sandyard.platform.domain.repositories.error_translation import TOO_LARGE
-from sandyard.platform.domain.repositories.errors import RemoteMissingError, TooMuchError
+from sandyard.platform.domain.repositories.errors import (
+    RemoteMissingError,
+    RepositoryInvalidError,
+    TooMuchError,
+)
 from sandyard.platform.domain.repositories.git_process import DEFAULT_MEMORY_BYTES, Git
 from sandyard.platform.domain.repositories.model import Credential, Progress, no_progress
 from sandyard.platform.domain.repositories.push import RemoteConnection, RetryPolicy
@@ -37,8 +41,11 @@ OWN_TAGS = "refs/sandyard/tags/"
 _MAX_PACKS = 20
 _MAX_CONCURRENT_IMPORTS = 4
 """Limit across all mirrors: data from a sandbox may use all the time and memory it is allowed."""
+_INFINITE_DEPTH = 2**31 - 1
+"""Git's value for the whole history."""
 _PROJECT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SUBMODULES = "The repository has submodules, which are not checked out: their folders are empty."
+_SHALLOW = "The repository on the remote is a shallow clone: its history is incomplete. Fetch its whole history there, then try again."
 _LFS = "The repository uses Git LFS: large files are not fetched, only their pointer files."
 
 
@@ -143,8 +150,9 @@ class Mirror(BareRepository):
         Branches and tags that were deleted on the remote are deleted here. If nothing has changed, this takes one
         request. Retries on connection errors. Ignores branches and tags whose names are not UTF-8.
 
-        Raises RemoteMissingError if the repository has no branches yet, TooMuchError if it is larger than
-        `git_repository_limit`, and the errors of remotes that Git.run raises.
+        Raises RemoteMissingError if the repository has no branches yet, RepositoryInvalidError if it is shallow or its server
+        speaks only the dumb HTTP protocol, TooMuchError if it is larger than `git_repository_limit`, and the errors of
+        remotes that Git.run raises.
         """
 
         async def attempt() -> None:
@@ -164,21 +172,62 @@ class Mirror(BareRepository):
             # an earlier fetch was interrupted before the mirror was complete, so nothing of value is stored in it
             await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
             await self.git.run("init", "--quiet", "--bare", "--template=", str(self.folder), cwd=None)
-        if not self.exists or await self.list_refs(ORIGIN) | await self.list_refs(TAGS) != refs:
-            await self.git.run(
-                f"--git-dir={self.folder}",
-                *("fetch", "--prune", "--no-tags", "--no-write-fetch-head", "--progress", "--", remote.url),
-                *(f"+{HEADS}*:{ORIGIN}*", f"+{TAGS}*:{TAGS}*"),
-                cwd=self.folder, remote=remote, credential=credential, progress=progress,
-                max_allocation=OBJECT_LIMIT, max_file_size=await self._get_remaining_space(),
-            )  # fmt: skip
+        known = await self.list_refs(ORIGIN) | await self.list_refs(TAGS)
+        stored = await self._filter_stored({name: refs[name] for name in refs if refs[name] != known.get(name)})
+        await self.delete_refs(known.keys() - refs.keys())
+        await self.set_refs(stored)
+        known = {name: known[name] for name in known.keys() & refs.keys()} | stored
+        if not self.exists or known != refs:
+            await self._fetch(remote, credential, progress, known)
         self.own_folder.mkdir(exist_ok=True)
         (self.own_folder / "default-branch").write_text(default or "", encoding="utf-8")
         self._complete.touch()
 
+    async def _filter_stored(self, refs: Mapping[str, str]) -> dict[str, str]:
+        """Return those of the refs whose objects the mirror has already, such as a renamed branch."""
+        ids = "".join(f"{object_id}\n" for object_id in refs.values()).encode()
+        listing = await self.run("cat-file", "--batch-check=%(objectname) %(objecttype)", stdin=ids)
+        found = {line.split()[0] for line in listing.stdout.decode().splitlines() if not line.endswith(" missing")}
+        stored = {name: object_id for name, object_id in refs.items() if object_id in found}
+        if stored:
+            tips = "".join(f"{object_id}\n" for object_id in set(stored.values())).encode()
+            check = ("rev-list", "--objects", "--quiet", "--stdin", "--not", "--all")
+            complete = await self.run(*check, stdin=tips, ok=(0, 1, 128), memory=DEFAULT_MEMORY_BYTES)
+            return stored if complete.code == 0 else {}
+        return {}
+
+    async def _fetch(
+        self, remote: Remote, credential: Credential | None, progress: Progress, known: Mapping[str, str]
+    ) -> None:
+        """Fetch all branches and tags. `known` are those that the mirror has.
+
+        With the dumb HTTP protocol, git would download any number of files and skip the checks of their objects. Git refuses it
+        if a depth is given. An infinite one changes nothing else, except that git would accept an incomplete history, and would
+        fetch stored objects again if no ref has changed or a ref was renamed: `_refresh` handles these.
+        """
+        depth = (f"--depth={_INFINITE_DEPTH}",) if remote.kind == "http" else ()
+        await self.git.run(
+            f"--git-dir={self.folder}",
+            *("fetch", "--prune", "--no-tags", "--no-write-fetch-head", "--progress", *depth, "--", remote.url),
+            *(f"+{HEADS}*:{ORIGIN}*", f"+{TAGS}*:{TAGS}*"),
+            cwd=self.folder, remote=remote, credential=credential, progress=progress,
+            max_allocation=OBJECT_LIMIT, max_file_size=await self._get_remaining_space(),
+        )  # fmt: skip
+        boundary = self.folder / "shallow"
+        if boundary.exists():
+            fetched = await self.list_refs(ORIGIN) | await self.list_refs(TAGS)
+            await self.delete_refs(fetched.keys() - known.keys())
+            await self.set_refs(known)
+            boundary.unlink()
+            raise RepositoryInvalidError(_SHALLOW)
+        await self._get_remaining_space()
+
     async def _get_remaining_space(self) -> int:
-        """Return how many bytes may be fetched. A fetch writes one pack, so this is also the file size limit."""
-        remaining = self._settings.git_repository_limit - await asyncio.to_thread(self.get_packs_size)
+        """Return how many bytes may be fetched. A fetch writes one pack, so this is also the file size limit.
+
+        Raises TooMuchError if there are none.
+        """
+        remaining = self._settings.git_repository_limit - await asyncio.to_thread(self.get_objects_size)
         if remaining <= 0:
             raise TooMuchError(TOO_LARGE)
         return remaining
@@ -273,14 +322,23 @@ class Mirror(BareRepository):
 
     # transfer to and from sandboxes -----------------------------------------------------------------------------------
 
-    async def import_bundle(self, path: Path, refs: Mapping[str, str]) -> dict[str, str]:
+    async def import_bundle(
+        self, path: Path, refs: Mapping[str, str], *, own_refs: Collection[str] = ()
+    ) -> dict[str, str]:
         """Import commits from a bundle. See `bundle_import.import_bundle`.
 
-        `refs` maps refs in the bundle to refs below refs/sandyard/ in the mirror. Returns the latter with their new
-        commits.
+        `refs` maps refs in the bundle to refs below refs/sandyard/ in the mirror. `own_refs` are the mirror's refs of the same
+        sandbox. Returns the refs in the mirror with their new commits.
         """
         async with self.writing(), (await self.get_limits()).imports, self._importing:
-            return await import_bundle(self, path, refs, limit=self._settings.git_transfer_limit)
+            return await import_bundle(
+                self,
+                path,
+                refs,
+                own_refs=own_refs,
+                shared_prefixes=(ORIGIN, TAGS),
+                limit=self._settings.git_transfer_limit,
+            )
 
     async def tidy(self) -> None:
         """Repack if there are many packs, and delete bundles that were not used for a day.

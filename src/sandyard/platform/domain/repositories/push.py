@@ -31,6 +31,8 @@ _REJECTION = re.compile(r"^!\t[^\t]*\t\[(?P<by>[^\]]+)\](?: \((?P<why>.*)\))?$",
 _RACE_REASONS = ("failed to update ref", "cannot lock ref", "reference already exists", "failed to lock")
 _PAUSES = (1.0, 4.0)
 _MAX_REASON_LENGTH = 500
+_MAX_FILE_BYTES = 1 << 20
+"""Maximum size of a file that git writes during a push. A server that speaks the smart HTTP protocol needs none."""
 T = TypeVar("T")
 
 
@@ -71,22 +73,28 @@ class RemoteConnection:
         return (await self.list_refs(ref)).get(ref)
 
     async def push_once(self, refspec: str, ref: str, progress: Progress, *options: str) -> None:
-        """Push once. Raises BranchMovedError, RemoteRejectedError, and the errors of Git.run."""
-        result = await self.repository.git.run(
-            f"--git-dir={self.repository.folder}",
-            "push",
-            "--porcelain",
-            "--progress",
-            *options,
-            "--",
-            self.remote.url,
-            refspec,
-            cwd=self.repository.folder,
-            remote=self.remote,
-            credential=self.credential,
-            progress=progress,
-            ok=(0, 1),
-        )
+        """Push once. Raises BranchMovedError, RemoteRejectedError, and the errors of Git.run.
+
+        A server that speaks only the dumb HTTP protocol can make git download objects during a push. They are discarded.
+        """
+        with self.repository.create_quarantine() as objects:
+            result = await self.repository.git.run(
+                f"--git-dir={self.repository.folder}",
+                "push",
+                "--porcelain",
+                "--progress",
+                *options,
+                "--",
+                self.remote.url,
+                refspec,
+                cwd=self.repository.folder,
+                remote=self.remote,
+                credential=self.credential,
+                progress=progress,
+                ok=(0, 1),
+                objects=objects,
+                max_file_size=_MAX_FILE_BYTES if self.remote.kind == "http" else None,
+            )
         if result.code == 0:
             return
         rejected = _REJECTION.search(result.stdout.decode(errors="replace"))

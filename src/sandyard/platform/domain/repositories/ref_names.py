@@ -9,7 +9,7 @@ from sandyard.kit.errors import InvalidInputError
 
 MAX_NAME_LENGTH = 250
 _MAX_PART_BYTES = 240
-"""In bytes: git stores each part as a file name, and appends `.lock` while it writes."""
+"""Maximum size of a part between slashes: git stores it as a file name, and appends `.lock` while it writes."""
 _MAX_SLUG_LENGTH, _MAX_SLUG_BYTES = 40, 120
 COMMIT_ID = re.compile(r"[0-9a-f]{4,64}")
 """A commit id or a prefix of one."""
@@ -31,7 +31,7 @@ _RULES = tuple(
 
 
 def find_name_error(name: str) -> str | None:
-    """Return what is wrong with the name of a branch or tag, as the end of a sentence. None if it is valid."""
+    """Return what is wrong with the name of a branch or tag, as the end of a sentence that starts with the name. None if it is valid."""
     if not 0 < len(name) <= MAX_NAME_LENGTH:
         return f"must have 1 to {MAX_NAME_LENGTH} characters"
     for rule, message in _RULES:
@@ -53,27 +53,30 @@ def slugify(title: str) -> str:
     Accents of Latin letters are dropped; other scripts stay as they are. Empty if the title has neither letters nor
     digits.
     """
-    letters = []
-    for letter in unicodedata.normalize("NFKC", title).casefold():
-        decomposed = unicodedata.normalize("NFKD", letter)
-        letters.append(
-            "".join(part for part in decomposed if not unicodedata.combining(part))
-            if decomposed[0].isascii()
-            else letter
-        )
-    spaced = (
-        letter if unicodedata.category(letter)[0] in "LMN" else "" if letter in "'\u2019" else " "
-        for letter in "".join(letters)
-    )
+    plain = "".join(_drop_accents(letter) for letter in unicodedata.normalize("NFKC", title).casefold())
+    words = "".join(_replace_punctuation(letter) for letter in plain).split()
     slug = ""
-    for word in "".join(spaced).split():
+    for word in words:
         longer = f"{slug}-{word}" if slug else word
         if len(longer) > _MAX_SLUG_LENGTH or len(longer.encode()) > _MAX_SLUG_BYTES:
-            break
+            # only the first word is cut; later ones are left out
+            return slug or word[:_MAX_SLUG_LENGTH].encode()[:_MAX_SLUG_BYTES].decode(errors="ignore")
         slug = longer
-    else:
-        return slug
-    return slug or word[:_MAX_SLUG_LENGTH].encode()[:_MAX_SLUG_BYTES].decode(errors="ignore")
+    return slug
+
+
+def _drop_accents(letter: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", letter)
+    if not decomposed[0].isascii():
+        return letter
+    return "".join(part for part in decomposed if not unicodedata.combining(part))
+
+
+def _replace_punctuation(letter: str) -> str:
+    """Return letters, marks and digits as they are, nothing for an apostrophe, and a space for all else."""
+    if unicodedata.category(letter)[0] in "LMN":
+        return letter
+    return "" if letter in "'\u2019" else " "
 
 
 def check_name(name: str, kind: str = "branch") -> str:

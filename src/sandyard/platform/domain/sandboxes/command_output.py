@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -29,12 +30,13 @@ log = get_logger(__name__)
 
 STDOUT, STDERR = "stdout", "stderr"
 STREAMS = (STDOUT, STDERR)
-_VECTOR = 256  # the kernel accepts 1024 at once
-_OPEN = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+_MAX_PIECES_PER_WRITE = 256  # the kernel accepts 1024
+_OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 FLUSH_S = 0.05
 FLUSH_BYTES = 2 << 20
-WAITING_BYTES = 8 << 20
-"""Maximum bytes to buffer during a write; more waits in the sandbox. Each write costs a transaction, whatever its size."""
+"""Received bytes after which a flush starts immediately, without waiting for FLUSH_S. Each flush costs a transaction."""
+MAX_PENDING_BYTES = 8 << 20
+"""Bytes of a stream to keep in memory during a flush. `add` then waits, and further output stays in the sandbox."""
 MERGED_BYTES = 64 * 1024
 """Smaller pieces are merged."""
 INLINE_BYTES = 8 * 1024
@@ -42,6 +44,8 @@ INLINE_BYTES = 8 * 1024
 
 
 class OutputFiles:
+    """Reads and writes the files. All methods except `get_path` run in threads."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
@@ -58,7 +62,7 @@ class OutputFiles:
         for stream in STREAMS:
             path = self.get_path(command_id, stream)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            fd = os.open(path, _OPEN, 0o600)
+            fd = os.open(path, _OPEN_FLAGS, 0o600)
             try:
                 if os.fstat(fd).st_size > sizes.get(stream, 0):
                     os.ftruncate(fd, sizes.get(stream, 0))
@@ -73,11 +77,11 @@ class OutputFiles:
         await asyncio.to_thread(self._write, command_id, stream, offset, pieces)
 
     def _write(self, command_id: str, stream: str, offset: int, pieces: Sequence[bytes | bytearray]) -> None:
-        fd = os.open(self.get_path(command_id, stream), _OPEN, 0o600)
+        fd = os.open(self.get_path(command_id, stream), _OPEN_FLAGS, 0o600)
         try:
             views = [memoryview(piece) for piece in pieces]
             while views:
-                written = os.pwritev(fd, views[:_VECTOR], offset)
+                written = os.pwritev(fd, views[:_MAX_PIECES_PER_WRITE], offset)
                 offset += written
                 while views and written >= len(views[0]):
                     written -= len(views.pop(0))
@@ -87,7 +91,7 @@ class OutputFiles:
             os.close(fd)
 
     async def read(self, command_id: str, stream: str, offset: int, limit: int) -> bytes:
-        """Return at most `limit` bytes from the offset, or fewer at the end."""
+        """Return at most `limit` bytes from the offset; fewer at the end, and none if there is no file."""
         return await asyncio.to_thread(self._read, command_id, stream, offset, limit)
 
     def _read(self, command_id: str, stream: str, offset: int, limit: int) -> bytes:
@@ -112,6 +116,7 @@ class OutputFiles:
         return await asyncio.to_thread(lambda: [path.name for path in self._folder.glob(f"??/{prefix}*")])
 
     async def remove(self, command_id: str) -> None:
+        """Delete the files of a command. Idempotent."""
         folder = self.get_path(command_id, STDOUT).parent
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
@@ -133,7 +138,8 @@ class _Pending:
         else:
             self.pieces.append(bytearray(data))
 
-    def put_back(self, earlier: _Pending) -> None:
+    def prepend(self, earlier: _Pending) -> None:
+        """Put output that could not be stored before the output that has arrived since."""
         # as bytes: a thread may still be writing these, so nothing may be appended to them
         self.pieces[:0] = [bytes(piece) for piece in earlier.pieces]
         self.size += earlier.size
@@ -143,25 +149,27 @@ class OutputRecorder:
     """Records one command. Call `add` as output arrives and `finish` at the end."""
 
     def __init__(
-        self, database: Database, files: OutputFiles, sandbox: Sandbox, command: Command, *, most: int = 1 << 30
+        self, database: Database, files: OutputFiles, sandbox: Sandbox, command: Command, *, max_bytes: int = 1 << 30
     ) -> None:
-        """`most` is the maximum number of bytes to store per stream."""
-        self._most = most
-        self._cut: set[str] = set()
+        """`max_bytes` is the maximum number of bytes to store per stream."""
+        self._max_bytes = max_bytes
+        self._truncated_streams: set[str] = set()
         self._database = database
         self._files = files
-        self._about = get_sandbox_event_fields(sandbox)
+        self._event_fields = get_sandbox_event_fields(sandbox)
         self.command_id = command.id
-        self.begun = False  # it is known to run, or to have run
+        self.begun = False
+        """Whether the command is known to run or to have run."""
         self._stored = {STDOUT: command.stdout_bytes, STDERR: command.stderr_bytes}
         self._received = dict(self._stored)
-        self._waiting = {STDOUT: _Pending(), STDERR: _Pending()}
+        self._pending = {STDOUT: _Pending(), STDERR: _Pending()}
         self._flushing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._flush: asyncio.Task[None] | None = None
         self._waiters: set[asyncio.Future[None]] = set()
 
     async def begin(self) -> None:
+        """Prepare the files. Bytes that a crashed process wrote but did not record are truncated."""
         await self._files.begin(self.command_id, self._stored)
 
     @property
@@ -170,24 +178,25 @@ class OutputRecorder:
         return self._received[STDOUT], self._received[STDERR]
 
     async def add(self, stream: str, offset: int, data: bytes) -> None:
-        known, waiting = self._received[stream], self._waiting[stream]
-        if stream in self._cut:
+        """Add output that starts at `offset`. What was already received is ignored."""
+        received, pending = self._received[stream], self._pending[stream]
+        if stream in self._truncated_streams:
             return
-        if offset < known:
-            data = data[known - offset :]  # already received
-        if known + len(data) > self._most:
-            self._cut.add(stream)
-            data = data[: self._most - known]
+        if offset < received:
+            data = data[received - offset :]
+        if received + len(data) > self._max_bytes:
+            self._truncated_streams.add(stream)
+            data = data[: self._max_bytes - received]
         if not data:
             return
         self._received[stream] += len(data)
-        waiting.add(data)
-        if waiting.size >= WAITING_BYTES:
+        pending.add(data)
+        if pending.size >= MAX_PENDING_BYTES:
             await self.flush()
-        elif waiting.size >= FLUSH_BYTES and not self._flushing.locked():
-            self.flush_now()
+        elif pending.size >= FLUSH_BYTES and not self._flushing.locked():
+            self.start_flush()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush_now)
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.start_flush)
 
     def watch(self) -> asyncio.Future[None]:
         """Return a future that completes when more output has been stored."""
@@ -201,63 +210,64 @@ class OutputRecorder:
         """Whether no flush is running or scheduled."""
         return self._timer is None and (self._flush is None or self._flush.done())
 
-    def flush_now(self) -> None:
-        """Start to flush, unless a flush is running."""
+    def start_flush(self) -> None:
+        """Start a flush in the background, unless one is running."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._flush is None or self._flush.done():
-            self._flush = asyncio.get_running_loop().create_task(self._flush_quietly())
+            self._flush = asyncio.get_running_loop().create_task(self._flush_in_background())
 
-    async def _flush_quietly(self) -> None:
-        """Flush and only log failures. Unwritten output is kept, and the next flush reports the error to its caller."""
+    async def _flush_in_background(self) -> None:
+        """Flush and only log failures. Unwritten output is kept; if the next flush fails too, its caller gets the error."""
         try:
             await self.flush()
         except SandyardError as error:
             log.warning("output_not_kept", command=self.command_id, reason=error.message)
             return
-        if (
-            any(waiting.size for waiting in self._waiting.values()) and self._timer is None
-        ):  # arrived during the flush, and has no timer
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush_now)
+        has_new_output = any(pending.size for pending in self._pending.values())
+        if has_new_output and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.start_flush)
 
     async def flush(self, **end: Any) -> None:
         """Store the output received so far. `end` holds fields of the row to set with it when the command has ended."""
         async with self._flushing:
-            news = {stream: waiting for stream, waiting in self._waiting.items() if waiting.size}
-            if not news and not end:
+            batch = {stream: pending for stream, pending in self._pending.items() if pending.size}
+            if not batch and not end:
                 return
-            self._waiting |= {stream: _Pending() for stream in news}
+            self._pending |= {stream: _Pending() for stream in batch}
             try:
-                await self._store(news, end)
+                await self._store(batch, end)
             except BaseException:
-                for stream, waiting in news.items():
-                    self._waiting[stream].put_back(waiting)
+                for stream, pending in batch.items():
+                    self._pending[stream].prepend(pending)
                 raise
-            for stream, waiting in news.items():
-                self._stored[stream] += waiting.size
+            for stream, pending in batch.items():
+                self._stored[stream] += pending.size
             for waiter in list(self._waiters):
                 if not waiter.done():
                     waiter.set_result(None)
 
-    async def _store(self, news: Mapping[str, _Pending], end: Mapping[str, Any]) -> None:
+    async def _store(self, batch: Mapping[str, _Pending], end: Mapping[str, Any]) -> None:
         """Write to the files, then to the database."""
-        for stream, waiting in news.items():
+        for stream, pending in batch.items():
             try:
-                await self._files.write(self.command_id, stream, self._stored[stream], *waiting.pieces)
+                await self._files.write(self.command_id, stream, self._stored[stream], *pending.pieces)
             except OSError as error:
-                raise NoSpaceError(f"The output could not be written: {error.strerror}.") from error
-        sizes = {f"{stream}_bytes": self._stored[stream] + waiting.size for stream, waiting in news.items()}
+                is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+                message = f"The command's output could not be stored on the platform: {error.strerror}."
+                raise (NoSpaceError if is_full else SandyardError)(message) from error
+        sizes = {f"{stream}_bytes": self._stored[stream] + pending.size for stream, pending in batch.items()}
         async with self._database.transaction() as tx:
             await tx.session.execute(update(Command).where(Command.id == self.command_id).values(**sizes, **end))
-            if news:
-                pieces = [self._describe_output(stream, waiting) for stream, waiting in news.items()]
-                tx.emit("command.output", **self._about, commandId=self.command_id, output=pieces)
+            if batch:
+                pieces = [self._describe_output(stream, pending) for stream, pending in batch.items()]
+                tx.emit("command.output", **self._event_fields, commandId=self.command_id, output=pieces)
             if end:
                 totals = {f"{stream}_bytes": size for stream, size in self._stored.items()} | sizes
                 tx.emit(
                     "command.finished",
-                    **self._about,
+                    **self._event_fields,
                     commandId=self.command_id,
                     status=end["status"],
                     exitCode=end.get("exit_code"),
@@ -267,11 +277,12 @@ class OutputRecorder:
                     stderrBytes=totals[f"{STDERR}_bytes"],
                 )
 
-    def _describe_output(self, stream: str, waiting: _Pending) -> dict[str, Any]:
+    def _describe_output(self, stream: str, pending: _Pending) -> dict[str, Any]:
+        """Return one entry of an event's `output`."""
         start = self._stored[stream]
-        piece: dict[str, Any] = {"stream": stream, "offset": start, "end": start + waiting.size}
-        if waiting.size <= INLINE_BYTES:
-            data = b"".join(waiting.pieces)
+        piece: dict[str, Any] = {"stream": stream, "offset": start, "end": start + pending.size}
+        if pending.size <= INLINE_BYTES:
+            data = b"".join(pending.pieces)
             try:
                 piece["text"] = data.decode()
             except UnicodeDecodeError:
@@ -295,11 +306,14 @@ class OutputRecorder:
         error: str | None = None,
         duration_s: float | None = None,
     ) -> None:
+        """Store the rest of the output and the end of the command in one transaction."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._cut:
-            cut = f"Only the first {self._most:,} bytes of {' and '.join(sorted(self._cut))} were stored."
-            error = f"{error} {cut}" if error else cut
+            self._timer = None
+        if self._truncated_streams:
+            streams = " and ".join(sorted(self._truncated_streams))
+            note = f"Only the first {self._max_bytes:,} bytes of {streams} were stored."
+            error = f"{error} {note}" if error else note
         await self.flush(
             status=status,
             exit_code=exit_code,

@@ -57,9 +57,9 @@ class CommandRunner:
         self._finished: dict[str, list[str]] = {}  # by sandbox: finished commands whose journals still exist
         self._awake: dict[str, asyncio.Event] = {}  # by sandbox: set when it runs again
 
-    def start(self, row: Sandbox, command: Command, new: NewCommand) -> None:
-        """Start the command in the background. Its row must exist."""
-        self.spawn(row, command, self._run(row, command, new))
+    def start(self, row: Sandbox, command: Command, new: NewCommand, held: contextlib.ExitStack) -> None:
+        """Start the command in the background. Its row must exist. `held` is closed when the command has ended."""
+        self.spawn(row, command, self._run(row, command, new), held)
 
     async def _run(self, row: Sandbox, command: Command, new: NewCommand) -> None:
         recorder = await self.create_recorder(row, command)
@@ -214,14 +214,17 @@ class CommandRunner:
             query = select(Command, Sandbox).join(Sandbox, Sandbox.id == Command.sandbox_id)
             rows = (await session.execute(query.where(Command.status.in_(OPEN)))).all()
         for command, row in rows:
-            self.spawn(row, command, self._resume_following(row, command))
+            held = contextlib.ExitStack()
+            if command.user_id is not None and not row.internal:
+                held.enter_context(self._lifecycle.connections.hold_unlimited(command.user_id))
+            self.spawn(row, command, self._resume_following(row, command), held)
         return len(rows)
 
     async def _resume_following(self, row: Sandbox, command: Command) -> None:
         await self._follow(row, command.id, await self.create_recorder(row, command))
 
     async def create_recorder(self, row: Sandbox, command: Command) -> OutputRecorder:
-        recorder = OutputRecorder(self._database, self._files, row, command, most=self.output_kept)
+        recorder = OutputRecorder(self._database, self._files, row, command, max_bytes=self.output_kept)
         self.recorders[command.id] = recorder
         await recorder.begin()
         return recorder
@@ -239,8 +242,11 @@ class CommandRunner:
         if event := self._awake.pop(row.id, None):
             event.set()
 
-    def spawn(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(
+        self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None], held: contextlib.ExitStack
+    ) -> None:
         def done(_: asyncio.Task[None]) -> None:
+            held.close()
             self.running.pop(command.id, None)
             self.recorders.pop(command.id, None)
 

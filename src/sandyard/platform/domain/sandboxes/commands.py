@@ -66,8 +66,10 @@ class Commands:
     async def execute(
         self, principal: Principal, sandbox_id: str, new: NewCommand, *, internal: bool = False
     ) -> Command:
-        """Start a command, which then runs on its own; use `wait` for its result. `internal`: a command of the platform
-        itself."""
+        """Start a command, which then runs on its own; use `wait` for its result.
+
+        Raises TooManyOperationsError if too many run for the caller. `internal`: a command of the platform itself, which is not counted.
+        """
         row = await self._lifecycle.repository.get_for(principal, sandbox_id, internal=internal)
         check_usable(row)
         self._check(new)
@@ -87,17 +89,20 @@ class Commands:
             stderr_bytes=0,
             started_at=utc_now(),
         )
-        try:
-            await self._insert(row, command, principal.name)
-        except DatabaseUnavailableError:
-            # It is unknown whether an interrupted commit took effect, and a command that nobody starts would stay open
-            # forever; with a full disk it did not take effect.
-            await retry_while_database_unavailable(
-                lambda: self._insert(row, command, principal.name),
-                "command",
-                errors=(DatabaseUnavailableError, DatabaseBusyError),
-            )
-        self.runner.start(row, command, new)
+        with contextlib.ExitStack() as stack:
+            if not internal:
+                stack.enter_context(self._lifecycle.connections.hold(principal.user_id))
+            try:
+                await self._insert(row, command, principal.name)
+            except DatabaseUnavailableError:
+                # It is unknown whether an interrupted commit took effect, and a command that nobody starts would stay open
+                # forever; with a full disk it did not take effect.
+                await retry_while_database_unavailable(
+                    lambda: self._insert(row, command, principal.name),
+                    "command",
+                    errors=(DatabaseUnavailableError, DatabaseBusyError),
+                )
+            self.runner.start(row, command, new, stack.pop_all())
         return command
 
     async def _insert(self, row: Sandbox, command: Command, by: str) -> None:

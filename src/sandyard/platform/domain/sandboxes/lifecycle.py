@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
@@ -20,9 +21,10 @@ from sqlalchemy import select
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.owner_tasks import OwnerSlots
 from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
-from sandyard.platform.db.database import Database
+from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Project, Sandbox
 from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.projects.egress import Allowed, get_allowed
@@ -30,8 +32,10 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.remotes import is_trusted
 from sandyard.platform.domain.projects.service import owner_has_access
 from sandyard.platform.domain.sandboxes.activity import Activity
+from sandyard.platform.domain.sandboxes.connections import UserConnections
 from sandyard.platform.domain.sandboxes.e2b import (
     EngineError,
+    EngineSandbox,
     EngineState,
     SandboxEngine,
     SandboxNotFoundError,
@@ -50,20 +54,26 @@ from sandyard.platform.domain.sandboxes.repository import SandboxRepository, bui
 
 log = get_logger(__name__)
 T = TypeVar("T")
+RecordFork = Callable[[Transaction, Sandbox], Awaitable[None]]
+"""Stores the row of a copied sandbox, and what belongs to it, in a transaction."""
 
+SLOTS, SLOTS_PER_OWNER = 64, 8
+"""How many sandboxes the platform changes at once on its own, in total and of one owner: a sandbox can delay calls to it."""
 ENVS = "sandbox envs"
+"""First part of the `place` of sealed environment variables."""
 INSTANCE, ROW = "sandyard", "sandyard-sandbox"
 """Metadata of every sandbox that we create: the installation that owns it, and its row."""
 
 
 class Sealer(Protocol):
-    """Encrypts values for the database. `place` must be the same when a value is opened again."""
+    """Encrypts values for the database. `place` says what the value is and in which row; it opens only with the same place."""
 
     def seal(self, value: Secret, *place: str) -> bytes: ...
     def open(self, stored: bytes, *place: str) -> Secret: ...
 
 
 Hook = Callable[[Sandbox], Awaitable[None]]
+ForkHook = Callable[[Sandbox, datetime, Sandbox], Awaitable[None]]
 
 
 class Lifecycle:
@@ -71,7 +81,7 @@ class Lifecycle:
 
     The hooks `before_pause` run while the sandbox is still running, `before_destroy` while it still exists, `after_resume`
     when it runs again, and `after_end` when it is gone or has failed. A hook must not use the life cycle of the same
-    sandbox.
+    sandbox. The hooks `after_fork` run before a copy is used, with the original, a time before the fork, and the copy.
     """
 
     def __init__(
@@ -88,8 +98,8 @@ class Lifecycle:
     ) -> None:
         """Create the life cycle.
 
-        `allowed`: what sandboxes may connect to if their project does not say. `destinations`: which private networks
-        projects may open although no administrator owns them. None: all.
+        `allowed`: what sandboxes may connect to if their project does not say. `destinations`: the private networks that
+        sandboxes may connect to if their project's owner is not an administrator. None: all.
         """
         self._database = database
         self.repository = SandboxRepository(database)
@@ -101,6 +111,8 @@ class Lifecycle:
         self._default_allowed = allowed
         self._destinations = destinations
         self.tasks = TaskSet("sandboxes")
+        self.connections = UserConnections()
+        self._network_slots = OwnerSlots(SLOTS, SLOTS_PER_OWNER)
         self._provisioning: dict[str, asyncio.Task[Sandbox]] = {}
         self.locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # run in this order; `wiring.py` registers all of them
@@ -108,6 +120,7 @@ class Lifecycle:
         self.before_destroy: list[Hook] = []
         self.after_resume: list[Hook] = []
         self.after_end: list[Hook] = []
+        self.after_fork: list[ForkHook] = []
 
     async def close(self) -> None:
         """Stop all background tasks. Sandboxes and their processes continue."""
@@ -165,39 +178,35 @@ class Lifecycle:
         return row
 
     async def _provision(self, sandbox_id: str) -> Sandbox:
-        row = await retry_while_database_unavailable(
-            lambda: self.repository.get(sandbox_id), "provisioning", sandbox=sandbox_id
-        )
+        async def retry(operation: Callable[[], Awaitable[T]]) -> T:
+            return await retry_while_database_unavailable(operation, "provisioning", sandbox=sandbox_id)
+
+        row = await retry(lambda: self.repository.get(sandbox_id))
         if row.status != Status.PROVISIONING or row.destroy_requested_at is not None:
             return row
         envs = json.loads(self.sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
-        allowed = await retry_while_database_unavailable(
-            lambda: self.load_allowed(row.project_id), "provisioning", sandbox=sandbox_id
-        )
-        isolation = await retry_while_database_unavailable(
-            lambda: self._load_isolation(row.project_id), "provisioning", sandbox=sandbox_id
-        )
+        allowed = await retry(lambda: self.load_allowed(row.project_id))
+        settings = await retry(lambda: self._load_settings(row.project_id))
         try:
-            made = await self.engine.create(
+            created = await self.engine.create(
                 template=row.template,
                 timeout_s=row.idle_seconds + self._idle_margin_s,
                 metadata={INSTANCE: self.instance, ROW: row.id},
                 envs=envs,
                 idempotency_key=row.idempotency_key,
                 allowed=allowed,
-                isolation=isolation,
+                isolation=settings.isolation,
+                containers=settings.containers,
             )
         except SandyardError as error:
             log.warning("sandbox_not_provisioned", sandbox=row.id, code=error.code, reason=error.message)
-            fail = partial(self._fail, row.id, error.message, error.code, [Status.PROVISIONING])
-            await retry_while_database_unavailable(fail, "provisioning", sandbox=sandbox_id)
+            await retry(partial(self._fail, row.id, error.message, error.code, [Status.PROVISIONING]))
             raise
-        return await retry_while_database_unavailable(
-            lambda: self._adopt(row.id, made.id, allowed), "provisioning", sandbox=sandbox_id
-        )
+        return await retry(lambda: self._record_created(row.id, created, allowed))
 
-    async def _adopt(self, sandbox_id: str, engine_id: str, allowed: Allowed) -> Sandbox:
-        now = utc_now()
+    async def _record_created(self, sandbox_id: str, created: EngineSandbox, allowed: Allowed) -> Sandbox:
+        """Mark the row as running. Ends the created sandbox if the row does not need it any more."""
+        now, engine_id = utc_now(), created.id
         try:
             row = await self.repository.change(
                 sandbox_id,
@@ -206,6 +215,7 @@ class Lifecycle:
                 status=Status.RUNNING,
                 engine_id=engine_id,
                 network=allowed,
+                isolation=created.isolation,
                 started_at=now,
                 used_at=now,
                 seen_at=now,
@@ -214,34 +224,71 @@ class Lifecycle:
             row = await self.repository.get(sandbox_id)
             if row.engine_id != engine_id or row.status not in LIVE:  # it has been deleted or has failed meanwhile
                 await self.engine.kill(engine_id)
-            return row  # or another platform process was faster: the same key is the same sandbox
+            return row  # otherwise another platform process has created the same sandbox with the same key
         self.activity.touch(sandbox_id)
         log.info("sandbox_provisioned", sandbox=sandbox_id, engine_id=engine_id)
         if row.destroy_requested_at is not None:
             await self.carry_out_destroy(row)
         return row
 
-    async def fork(self, owner_id: str, parent: Sandbox, wanted: NewSandbox) -> Sandbox:
-        """Copy a sandbox's files to a new sandbox.
+    async def fork(
+        self, owner_id: str, parent: Sandbox, wanted: NewSandbox, record: RecordFork | None = None
+    ) -> Sandbox:
+        """Copy a sandbox. See `fork_all`. Raises the error of the copy."""
+        (copy,) = await self.fork_all(owner_id, parent, [wanted], record)
+        if isinstance(copy, SandyardError):
+            raise copy
+        return copy
 
-        If the process dies before the copy is recorded, the copy has no row and is ended like any other orphan.
+    async def fork_all(
+        self, owner_id: str, parent: Sandbox, wanted: Sequence[NewSandbox], record: RecordFork | None = None
+    ) -> list[Sandbox | SandyardError]:
+        """Copy a sandbox's files, and at some isolation levels its processes, to new sandboxes, all from one instant.
+
+        Each copy succeeds or fails independently. `record` adds a copy, and what belongs to it, to the transaction in which
+        it is stored. A copy fails with ConflictError if the project's settings do not allow its isolation level or
+        containers, which are those of the original. If the process dies before a copy is recorded, the copy has no row and
+        is ended like any other orphan.
         """
-        row = self.draft(owner_id, wanted)
-        made = await self.call(
-            parent, lambda engine_id: self.engine.fork(engine_id, row.idle_seconds + self._idle_margin_s)
+        rows = [self.draft(owner_id, one) for one in wanted]
+        timeout_s, begun = max(row.idle_seconds for row in rows) + self._idle_margin_s, utc_now()
+        copies = await self.call(parent, lambda engine_id: self.engine.fork(engine_id, timeout_s, len(rows)))
+        return list(
+            await asyncio.gather(
+                *(self._adopt_copy(parent, row, copy, begun, record) for row, copy in zip(rows, copies, strict=True))
+            )
         )
+
+    async def _adopt_copy(
+        self,
+        parent: Sandbox,
+        row: Sandbox,
+        copy: EngineSandbox | SandyardError,
+        begun: datetime,
+        record: RecordFork | None,
+    ) -> Sandbox | SandyardError:
+        """Record a copy of `parent` in its row. Deletes the copy if that fails."""
+        if isinstance(copy, SandyardError):
+            return copy
         now = utc_now()
-        row.status, row.engine_id = Status.RUNNING, made.id
+        row.status, row.engine_id, row.isolation = Status.RUNNING, copy.id, copy.isolation
         row.started_at = row.used_at = row.seen_at = now
         try:
+            await self._check_settings(row.project_id, copy)
             row.network = await self.load_allowed(row.project_id)
             if row.network is not None or parent.network is not None:
-                await self.engine.set_network(made.id, row.network)
+                await self.engine.set_network(copy.id, row.network)
+            await _run_hooks([partial(hook, parent, begun) for hook in self.after_fork], row)
             async with self._database.transaction() as tx:
-                tx.add(row)
+                if record is not None:
+                    await record(tx, row)
+                else:
+                    tx.add(row)
                 tx.emit("sandbox.running", **get_sandbox_event_fields(row), forkedFrom=parent.id)
-        except BaseException:
-            await self.engine.kill(made.id)
+        except BaseException as error:
+            await self.engine.kill(copy.id)
+            if isinstance(error, SandyardError):
+                return error
             raise
         self.activity.touch(row.id)
         return row
@@ -254,14 +301,14 @@ class Lifecycle:
         with self.activity.using(row.id):
             yield await self.ensure_running(row)
 
-    async def call(self, row: Sandbox, verb: Callable[[str], Awaitable[T]]) -> T:
-        """Run an action in the sandbox. Retries once if the engine had paused the sandbox without our doing."""
+    async def call(self, row: Sandbox, action: Callable[[str], Awaitable[T]]) -> T:
+        """Run an action with the engine's id of the sandbox. Retries once if the engine had paused the sandbox on its own."""
         async with self.using(row) as engine_id:
             try:
-                return await verb(engine_id)
+                return await action(engine_id)
             except SandboxNotRunningError:
                 await self.resume(await self.record_pause(row.id))
-                return await verb(engine_id)
+                return await action(engine_id)
             except SandboxNotFoundError:
                 await self.mark_lost(row.id)
                 raise
@@ -294,7 +341,8 @@ class Lifecycle:
     async def resume(self, row: Sandbox, *, to_reconcile: bool = False) -> Sandbox:
         """Resume the sandbox. Idempotent. Its processes continue where they were.
 
-        Raises OwnerWithoutAccessError, except `to_reconcile` the row with an engine that runs the sandbox already.
+        Raises OwnerWithoutAccessError. `to_reconcile` skips that check: the engine runs the sandbox already, and only the row is
+        outdated.
         """
         async with self._lock(row.id):
             row = await self.repository.get(row.id)
@@ -340,11 +388,27 @@ class Lifecycle:
             destinations = None if await is_trusted(session, project) else self._destinations
         return get_allowed(project, self._default_allowed, destinations)
 
-    async def _load_isolation(self, project_id: str | None) -> str | None:
-        """Return the isolation level that the project requires for its sandboxes."""
+    async def _load_settings(self, project_id: str | None) -> ProjectSettings:
+        """Return the settings of the sandboxes' project, or the defaults for sandboxes without one."""
         async with self._database.reading() as session:
             project = await session.get(Project, project_id) if project_id is not None else None
-        return None if project is None else ProjectSettings.of(project).isolation
+        return ProjectSettings() if project is None else ProjectSettings.of(project)
+
+    async def _check_settings(self, project_id: str | None, copy: EngineSandbox) -> None:
+        """Raise ConflictError if the copy of a sandbox does not have the isolation level that the project requires, or may run
+        containers although the project forbids it.
+        """
+        settings = await self._load_settings(project_id)
+        if settings.isolation is not None and copy.isolation != settings.isolation:
+            raise ConflictError(
+                f"The sandbox cannot be forked: its isolation level is {copy.isolation or 'unknown'}, but the project now requires "
+                f"{settings.isolation}. Create a new sandbox instead."
+            )
+        if settings.containers is False and copy.containers:
+            raise ConflictError(
+                "The sandbox cannot be forked: a copy could run containers too, but its project does not allow that any more. Create a "
+                "new sandbox instead."
+            )
 
     async def _update_network(self, row: Sandbox) -> Allowed:
         """Apply network settings that changed while the sandbox was paused. If that fails, pause it again."""
@@ -360,17 +424,27 @@ class Lifecycle:
 
     async def apply_network(self, project_id: str) -> None:
         """Apply the project's settings to its running sandboxes. `SandboxMaintenance` retries those that cannot be reached now."""
+
+        async def update(row: Sandbox) -> None:
+            async with self._network_slots.slot(row.owner_id):
+                await self.update_network(row.id)
+
+        await asyncio.gather(*(update(row) for row in await self.list_with_outdated_network(project_id)))
+
+    async def list_with_outdated_network(self, project_id: str) -> list[Sandbox]:
+        """List the project's running sandboxes to which its current settings are not applied yet."""
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.project_id == project_id, Sandbox.status == Status.RUNNING)
             rows = list((await session.execute(query)).scalars())
         allowed = await self.load_allowed(project_id) if rows else None
-        for row in rows:
-            if row.network == allowed:
-                continue
-            try:
-                await self._apply_network(row.id)
-            except SandyardError as error:
-                log.warning("sandbox_network_not_set", sandbox=row.id, reason=error.message)
+        return [row for row in rows if row.network != allowed]
+
+    async def update_network(self, sandbox_id: str) -> None:
+        """Apply the project's settings to the sandbox if it is running. A failure is only logged."""
+        try:
+            await self._apply_network(sandbox_id)
+        except SandyardError as error:
+            log.warning("sandbox_network_not_set", sandbox=sandbox_id, reason=error.message)
 
     async def _apply_network(self, sandbox_id: str) -> None:
         """Read the settings under the sandbox's lock, so that the newest settings are applied last."""
@@ -383,8 +457,13 @@ class Lifecycle:
             await self.repository.change(row.id, None, when=[Status.RUNNING], network=allowed)
         log.info("sandbox_network_set", sandbox=row.id, hosts=None if allowed is None else len(allowed))
 
+    # pause ------------------------------------------------------------------------------------------------------------
+
     async def pause(self, row: Sandbox, *, only_if_idle_s: float | None = None) -> Sandbox:
-        """Pause the sandbox: all processes stop where they are and memory is kept. Idempotent."""
+        """Pause the sandbox: all processes stop where they are and memory is kept. Idempotent.
+
+        `only_if_idle_s`: do nothing if the sandbox was used within this time.
+        """
         if row.status == Status.PROVISIONING:
             row = await self.wait_until_provisioned(row.id)
         async with self._lock(row.id):
@@ -411,7 +490,7 @@ class Lifecycle:
     async def record_pause(self, sandbox_id: str) -> Sandbox:
         """Record that the sandbox is paused, if the engine still says so.
 
-        Somebody may have resumed it since, and an outdated row would make others wait for that.
+        What the caller knows may be outdated: a sandbox that was resumed since must not be recorded as paused.
         """
         while True:
             row = await self.repository.get(sandbox_id)
@@ -464,6 +543,7 @@ class Lifecycle:
         await self.carry_out_destroy(row, keep_work=keep_work)
 
     async def carry_out_destroy(self, row: Sandbox, *, keep_work: bool = True) -> None:
+        """Delete a sandbox whose deletion is recorded in its row (`destroy_requested_at`). Idempotent."""
         if row.engine_id is not None:
             if keep_work and row.status in (Status.RUNNING, Status.PAUSED):
                 await _run_hooks(self.before_destroy, row)
@@ -506,7 +586,7 @@ class Lifecycle:
         return lock
 
 
-async def _run_hooks(hooks: list[Hook], row: Sandbox) -> None:
+async def _run_hooks(hooks: Iterable[Hook], row: Sandbox) -> None:
     """Run the hooks. A failing hook is only logged: it must not prevent a sandbox from pausing, resuming or ending."""
     for hook in hooks:
         try:

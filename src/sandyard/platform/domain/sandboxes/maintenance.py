@@ -2,31 +2,34 @@
 
 The database holds the desired state, the engine the actual state. Differences are resolved here in both directions, at
 start and every half minute. While the engine is unavailable, nothing is concluded from missing responses.
+
+Each round starts the work of each sandbox in the background, in its owner's share, and does not wait for it. If the last
+round's work of the same kind has not ended for a sandbox, a round skips that sandbox.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 
 from sqlalchemy import select
 
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.owner_tasks import OwnerSlots, OwnerTasks
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Sandbox, Session
 from sandyard.platform.domain.projects.service import has_lost_access
 from sandyard.platform.domain.sandboxes.e2b import EngineSandbox, EngineState, SandboxNotFoundError
-from sandyard.platform.domain.sandboxes.lifecycle import INSTANCE, ROW, Lifecycle
-from sandyard.platform.domain.sandboxes.model import LIVE, Status, utc_now
+from sandyard.platform.domain.sandboxes.lifecycle import INSTANCE, ROW, SLOTS, SLOTS_PER_OWNER, Lifecycle
+from sandyard.platform.domain.sandboxes.model import LIVE, Status, make_usage_sample, utc_now
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
 
-PAUSED_AT_ONCE = 16
 ACCESS_EVERY_S = 5.0
 
 
@@ -47,9 +50,13 @@ class SandboxMaintenance:
         self._clock = clock
         self._stop_agent = stop_agent
         self._orphans: set[str] = set()
-        self._pausing = asyncio.Semaphore(PAUSED_AT_ONCE)
+        self._cleanup_slots = OwnerSlots(SLOTS, SLOTS_PER_OWNER)
+        # separate limits, so that slow work of one kind does not delay another
+        self._reconciling, self._checking, self._pausing, self._stopping = (
+            OwnerTasks(lifecycle.tasks, SLOTS, SLOTS_PER_OWNER) for _ in range(4)
+        )
         self.reconciled = asyncio.Event()
-        """Set after the first comparison with the engine."""
+        """Set after the first comparison with the engine. What follows from it may still be in progress: see `wait`."""
 
     def start(self) -> None:
         spawn, settings = self._lifecycle.tasks.spawn, self._settings
@@ -69,32 +76,47 @@ class SandboxMaintenance:
                 log.error("upkeep_crashed", work=work.__name__, exc=error)  # noqa: TRY400
             await self._clock.sleep(seconds)
 
+    async def wait(self) -> None:
+        """Wait until the work that rounds have started has ended."""
+        for tasks in (self._reconciling, self._checking, self._pausing, self._stopping):
+            await tasks.wait()
+
     # reconciliation ---------------------------------------------------------------------------------------------------
 
     async def reconcile(self) -> None:
-        lifecycle = self._lifecycle
-        rows = {row.id: row for row in await lifecycle.repository.list_with_status(*LIVE)}
+        """Compare all sandboxes with the engine's list, and start what follows from it."""
+        lifecycle, start = self._lifecycle, self._reconciling.start
+        rows = await lifecycle.repository.list_with_status(*LIVE)
         there = {box.id: box for box in await lifecycle.engine.list({INSTANCE: lifecycle.instance})}
-        for row in rows.values():
+        outdated = set[str]()
+        for project_id in {row.project_id for row in rows if row.project_id and row.status == Status.RUNNING}:
+            outdated |= {row.id for row in await lifecycle.list_with_outdated_network(project_id)}
+        for row in rows:
             lifecycle.activity.load(row.id, row.used_at)
-            try:
-                await self._reconcile_row(row, there.get(row.engine_id) if row.engine_id else None)
-            except SandyardError as error:
-                log.warning("sandbox_not_settled", sandbox=row.id, reason=error.message)
-        for project_id in {row.project_id for row in rows.values() if row.project_id and row.status == Status.RUNNING}:
-            await lifecycle.apply_network(project_id)
+            if row.destroy_requested_at is None:
+                box = there.get(row.engine_id) if row.engine_id else None
+                start(row.id, row.owner_id, partial(self._reconcile_sandbox, row, box, row.id in outdated))
         await self._finish_requested_destroys()
-        known = {row.engine_id for row in rows.values()}
+        known = {row.engine_id for row in rows}
         orphans = {box.id for box in there.values() if box.id not in known}
         for engine_id in orphans & self._orphans:  # only the second time, because a new one may not be in its row yet
-            await self._reconcile_orphan(there[engine_id])
+            box = there[engine_id]
+            async with self._database.reading() as session:
+                asked = await session.get(Sandbox, box.metadata.get(ROW, ""))
+            start(engine_id, asked.owner_id if asked is not None else "", partial(self._reconcile_orphan, box))
         self._orphans = orphans
         self.reconciled.set()
 
+    async def _reconcile_sandbox(self, row: Sandbox, box: EngineSandbox | None, is_network_outdated: bool) -> None:
+        try:
+            await self._reconcile_row(row, box)
+        except SandyardError as error:
+            log.warning("sandbox_not_settled", sandbox=row.id, reason=error.message)
+        if is_network_outdated:
+            await self._lifecycle.update_network(row.id)
+
     async def _reconcile_row(self, row: Sandbox, box: EngineSandbox | None) -> None:
         lifecycle = self._lifecycle
-        if row.destroy_requested_at is not None:
-            return  # see _finish_requested_destroys
         if row.status == Status.PROVISIONING:
             lifecycle.provision(row.id)
         elif box is None:
@@ -131,7 +153,10 @@ class SandboxMaintenance:
             query = select(Sandbox).where(Sandbox.destroy_requested_at.is_not(None), Sandbox.status != Status.DESTROYED)
             requested = list((await session.execute(query)).scalars())
         for row in requested:
-            await self._destroy(row)
+            self._reconciling.start(row.id, row.owner_id, partial(self._finish_destroy, row.id))
+
+    async def _finish_destroy(self, sandbox_id: str) -> None:
+        await self._destroy(await self._lifecycle.repository.get(sandbox_id))  # it may have ended while this waited
 
     async def _destroy(self, row: Sandbox) -> bool:
         """Delete a sandbox. Failures are only logged, so that the others are still deleted."""
@@ -163,15 +188,18 @@ class SandboxMaintenance:
     # health and idleness ----------------------------------------------------------------------------------------------
 
     async def check_health(self) -> None:
-        """Check each running sandbox and extend the engine's timeout of those in use. Resumes nothing."""
+        """Start checking each running sandbox and extending the engine's timeout of those in use. Resumes nothing."""
         lifecycle = self._lifecycle
         await lifecycle.repository.note_uses(lifecycle.activity.take_unwritten())
         for row in await lifecycle.repository.list_with_status(Status.RUNNING):
             if row.engine_id is not None and row.destroy_requested_at is None:
-                try:
-                    await self._check(row, row.engine_id)
-                except SandyardError as error:
-                    log.warning("sandbox_not_checked", sandbox=row.id, reason=error.message)
+                self._checking.start(row.id, row.owner_id, partial(self._check_one, row, row.engine_id))
+
+    async def _check_one(self, row: Sandbox, engine_id: str) -> None:
+        try:
+            await self._check(row, engine_id)
+        except SandyardError as error:
+            log.warning("sandbox_not_checked", sandbox=row.id, reason=error.message)
 
     async def _check(self, row: Sandbox, engine_id: str) -> None:
         lifecycle = self._lifecycle
@@ -184,44 +212,41 @@ class SandboxMaintenance:
         except ConflictError:
             await lifecycle.record_pause(row.id)
         else:
-            sample = None if usage is None else {**asdict(usage), "at": usage.at.isoformat()}
+            sample = None if usage is None else make_usage_sample(usage)
             await lifecycle.repository.note(row.id, seen_at=utc_now(), **({"usage": sample} if sample else {}))
 
     async def pause_idle(self) -> None:
-        """Pause idle sandboxes concurrently, so that a slow one does not delay the others."""
+        """Start pausing idle sandboxes."""
         lifecycle = self._lifecycle
-        idle = []
         for row in await lifecycle.repository.list_with_status(Status.RUNNING):
             lifecycle.activity.load(row.id, row.used_at)
             if row.destroy_requested_at is None and lifecycle.activity.idle_for(row.id) >= row.idle_seconds:
-                idle.append(row)
-        await asyncio.gather(*(self._pause_one(row) for row in idle))
+                self._pausing.start(row.id, row.owner_id, partial(self._pause_one, row))
 
     async def _pause_one(self, row: Sandbox) -> None:
-        async with self._pausing:
-            try:
-                await self._lifecycle.pause(row, only_if_idle_s=row.idle_seconds)
-            except SandyardError as error:
-                log.warning("sandbox_not_paused", sandbox=row.id, reason=error.message)
+        try:
+            await self._lifecycle.pause(row, only_if_idle_s=row.idle_seconds)
+        except SandyardError as error:
+            log.warning("sandbox_not_paused", sandbox=row.id, reason=error.message)
 
     async def stop_without_access(self) -> None:
-        """Stop agents and pause sandboxes whose owner was disabled or removed from the project."""
+        """Start stopping agents and pausing sandboxes whose owner was disabled or removed from the project."""
         lost = has_lost_access(Sandbox.owner_id, Sandbox.project_id)
         query = select(Sandbox).where(Sandbox.status == Status.RUNNING, Sandbox.internal.is_(False), lost)
         async with self._database.reading() as session:
             rows = list(await session.scalars(query))
-        await asyncio.gather(*(self._stop_one(row) for row in rows))
+        for row in rows:
+            self._stopping.start(row.id, row.owner_id, partial(self._stop_one, row))
 
     async def _stop_one(self, row: Sandbox) -> None:
-        async with self._pausing:
-            try:
-                if row.session_id is not None:
-                    await self._stop_agent(row.session_id)
-                await self._lifecycle.pause(row)
-            except SandyardError as error:
-                log.warning("sandbox_not_paused", sandbox=row.id, reason=error.message)
-            else:
-                log.info("sandbox_without_access_paused", sandbox=row.id, owner=row.owner_id)
+        try:
+            if row.session_id is not None:
+                await self._stop_agent(row.session_id)
+            await self._lifecycle.pause(row)
+        except SandyardError as error:
+            log.warning("sandbox_not_paused", sandbox=row.id, reason=error.message)
+        else:
+            log.info("sandbox_without_access_paused", sandbox=row.id, owner=row.owner_id)
 
     async def cleanup_stale(self) -> int:
         """Delete sandboxes that were not used for long: without a session, of an archived session, or failed. Returns
@@ -238,9 +263,12 @@ class SandboxMaintenance:
                 Sandbox.session_id.is_(None) | Sandbox.session_id.not_in(living) | (Sandbox.status == Status.ERROR)
             )
             stale = list((await session.execute(query)).scalars())
-        destroyed = 0
-        for row in stale:
-            if self._lifecycle.activity.idle_for(row.id) >= self._settings.stale_after_s or row.status == Status.ERROR:
-                log.info("sandbox_stale", sandbox=row.id, used_at=row.used_at)
-                destroyed += await self._destroy(row)
-        return destroyed
+        return sum(await asyncio.gather(*(self._destroy_stale(row) for row in stale)))
+
+    async def _destroy_stale(self, row: Sandbox) -> bool:
+        async with self._cleanup_slots.slot(row.owner_id):
+            idle_s = self._lifecycle.activity.idle_for(row.id)
+            if idle_s < self._settings.stale_after_s and row.status != Status.ERROR:
+                return False
+            log.info("sandbox_stale", sandbox=row.id, used_at=row.used_at)
+            return await self._destroy(row)

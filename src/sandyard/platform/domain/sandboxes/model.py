@@ -9,6 +9,8 @@ from enum import StrEnum
 
 from sandyard.kit.errors import ConflictError, ForbiddenError, SandyardError
 from sandyard.platform.db.models import Sandbox
+from sandyard.platform.db.models.sandboxes import UsageSample
+from sandyard.platform.domain.sandboxes.e2b import Usage
 
 
 class Status(StrEnum):
@@ -95,6 +97,19 @@ def check_usable(row: Sandbox) -> None:
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
+
+
+def make_usage_sample(usage: Usage) -> UsageSample:
+    """Return the usage as it is stored."""
+    return {
+        "cpu_percent": usage.cpu_percent,
+        "cpu_count": usage.cpu_count,
+        "memory_bytes": usage.memory_bytes,
+        "memory_total_bytes": usage.memory_total_bytes,
+        "disk_bytes": usage.disk_bytes,
+        "disk_total_bytes": usage.disk_total_bytes,
+        "at": usage.at.isoformat(),
+    }
 
 
 def get_sandbox_event_fields(row: Sandbox) -> dict[str, str | None]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from sqlalchemy import ColumnElement, func, not_, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
@@ -15,6 +15,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import AgentSnapshot, Preparation, Project, Sandbox, Session, Task
+from sandyard.platform.db.models.sandboxes import UsageSample
 from sandyard.platform.domain.paging import Listing, PageRequest
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.projects.service import Projects
@@ -25,11 +26,18 @@ from sandyard.platform.domain.sandboxes.e2b import (
     SandboxNotRunningError,
 )
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, check_usable, get_sandbox_event_fields
+from sandyard.platform.domain.sandboxes.model import (
+    NewSandbox,
+    Status,
+    check_usable,
+    get_sandbox_event_fields,
+    make_usage_sample,
+)
 from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
+T = TypeVar("T")
 FIRST_FILES = PageRequest(limit=1000)
 _TEMPLATE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/:@+-]*")
 
@@ -151,7 +159,7 @@ class Sandboxes:
         )
         return await self._lifecycle.fork(principal.user_id, row, wanted)
 
-    async def usage(self, principal: Principal, sandbox_id: str) -> dict[str, Any] | None:
+    async def usage(self, principal: Principal, sandbox_id: str) -> UsageSample | None:
         """Return the current usage of a running sandbox, or the last sample of any other. Never resumes it."""
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         if row.status != Status.RUNNING or row.engine_id is None:
@@ -160,7 +168,7 @@ class Sandboxes:
             usage = await self._lifecycle.engine.get_usage(row.engine_id)
         except SandyardError:
             return row.usage
-        return row.usage if usage is None else {**asdict(usage), "at": usage.at.isoformat()}
+        return row.usage if usage is None else make_usage_sample(usage)
 
     async def list_denied_connections(self, principal: Principal, sandbox_id: str) -> Sequence[DeniedConnection] | None:
         """Return connections that the network settings have denied. None if the engine does not report them. Never
@@ -174,6 +182,11 @@ class Sandboxes:
             return []
 
     # files ------------------------------------------------------------------------------------------------------------
+
+    async def _call(self, principal: Principal, row: Sandbox, action: Callable[[str], Awaitable[T]]) -> T:
+        """Call into the sandbox like `Lifecycle.call`. Raises TooManyOperationsError if the caller has too much in progress."""
+        with self._lifecycle.connections.hold(principal.user_id):
+            return await self._lifecycle.call(row, action)
 
     async def upload_file(
         self, principal: Principal, sandbox_id: str, path: str, chunks: AsyncIterator[bytes], announced: int | None
@@ -193,7 +206,7 @@ class Sandboxes:
                 raise SandboxNotRunningError("The sandbox was paused and has been resumed. Send the file again.")
             return await self._lifecycle.engine.files.write(engine_id, path, body.bounded())
 
-        size = await self._lifecycle.call(row, write)
+        size = await self._call(principal, row, write)
         async with self._database.transaction() as tx:
             tx.emit("file.uploaded", **get_sandbox_event_fields(row), path=path[:1000], size=size, by=principal.name)
         return size
@@ -203,15 +216,26 @@ class Sandboxes:
     ) -> tuple[int | None, AsyncIterator[bytes]]:
         """Return the file's size, if known, and its bytes."""
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)
-        size, chunks = await self._lifecycle.call(
-            row, lambda engine_id: self._lifecycle.engine.files.read(engine_id, path)
-        )
-        return size, self._stream_in_use(row, chunks)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._lifecycle.connections.hold(principal.user_id))
+            size, chunks = await self._lifecycle.call(
+                row, lambda engine_id: self._lifecycle.engine.files.read(engine_id, path)
+            )
+            content = self._stream_in_use(row, chunks, stack.pop_all())
+        await anext(content)  # a generator that has not begun would not be closed when it is dropped
+        return size, content
 
-    async def _stream_in_use(self, row: Sandbox, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        with self._lifecycle.activity.using(row.id):
-            async for chunk in chunks:
-                yield chunk
+    async def _stream_in_use(
+        self, row: Sandbox, chunks: AsyncGenerator[bytes, None], held: contextlib.ExitStack
+    ) -> AsyncIterator[bytes]:
+        """Yield nothing (b"") when the first chunk has arrived, then all chunks. Closes `held` at the end."""
+        with held, self._lifecycle.activity.using(row.id):
+            async with contextlib.aclosing(chunks):
+                first = await anext(chunks, b"")
+                yield b""
+                yield first
+                async for chunk in chunks:
+                    yield chunk
 
     async def list_files(
         self, principal: Principal, sandbox_id: str, path: str, depth: int, page: PageRequest = FIRST_FILES
@@ -219,7 +243,8 @@ class Sandboxes:
         """List entries ordered by path. The cursor is the number of entries before the page."""
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         first = int(page.cursor or 0)
-        found = await self._lifecycle.call(
+        found = await self._call(
+            principal,
             row,
             lambda engine_id: self._lifecycle.engine.files.list(engine_id, path, depth, first=first, limit=page.limit),
         )
@@ -227,11 +252,11 @@ class Sandboxes:
 
     async def file_info(self, principal: Principal, sandbox_id: str, path: str) -> FileEntry:
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)
-        return await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.files.stat(engine_id, path))
+        return await self._call(principal, row, lambda engine_id: self._lifecycle.engine.files.stat(engine_id, path))
 
     async def remove_file(self, principal: Principal, sandbox_id: str, path: str) -> None:
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)
-        await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.files.remove(engine_id, path))
+        await self._call(principal, row, lambda engine_id: self._lifecycle.engine.files.remove(engine_id, path))
         async with self._database.transaction() as tx:
             tx.emit("file.removed", **get_sandbox_event_fields(row), path=path[:1000], by=principal.name)
 

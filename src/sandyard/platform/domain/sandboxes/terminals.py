@@ -7,6 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from sqlalchemy import select
 
@@ -80,26 +81,36 @@ class Terminals:
         self.shells: dict[str, Shell] = {}
         self._recent: dict[str, RecentOutput] = {}
         """Recent output of open shells. A pause of the sandbox ends the reading, but not the shell."""
-        self._opening = asyncio.Lock()
+        self._attaching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def open(
         self, principal: Principal, sandbox_id: str, cols: int, rows: int, cwd: str | None = None
     ) -> Terminal:
-        """Open a login shell. Without `cwd` it starts in the sandbox's checkout, if there is one."""
+        """Open a login shell. Without `cwd` it starts in the sandbox's checkout, if there is one.
+
+        Raises TooManyOperationsError if the caller has too many.
+        """
         box = await self._lifecycle.repository.get_for(principal, sandbox_id)
-        if cwd is not None or (folder := await self._checkout(box.id)) is None:
-            handle = await self._start(box, cols, rows, cwd)
-        else:
-            try:
-                handle = await self._start(box, cols, rows, folder)
-            except (InvalidInputError, NotFoundError):  # the folder was removed
-                handle = await self._start(box, cols, rows, None)
-        row = Terminal(
-            id=ordered_id("trm_"), sandbox_id=box.id, user_id=principal.user_id, pid=handle.pid, created_at=utc_now()
-        )
-        async with self._database.transaction() as tx:
-            tx.add(row)
-        self._start_reading(row, handle, box)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(self._lifecycle.connections.hold(principal.user_id))
+            if cwd is not None or (folder := await self._checkout(box.id)) is None:
+                handle = await self._start(box, cols, rows, cwd)
+            else:
+                try:
+                    handle = await self._start(box, cols, rows, folder)
+                except (InvalidInputError, NotFoundError):  # the folder was removed
+                    handle = await self._start(box, cols, rows, None)
+            stack.push_async_callback(handle.detach)
+            row = Terminal(
+                id=ordered_id("trm_"),
+                sandbox_id=box.id,
+                user_id=principal.user_id,
+                pid=handle.pid,
+                created_at=utc_now(),
+            )
+            async with self._database.transaction() as tx:
+                tx.add(row)
+            self._start_reading(row, handle, box, stack.pop_all())
         return row
 
     async def _start(self, box: Sandbox, cols: int, rows: int, cwd: str | None) -> e2b.Terminal:
@@ -125,7 +136,9 @@ class Terminals:
         """View a shell: recent output first, then new output. Keeps the sandbox running meanwhile."""
         box = await self._lifecycle.repository.get_for(principal, sandbox_id)
         with self._lifecycle.activity.using(box.id):
-            shell = await self._lifecycle.call(box, lambda engine_id: self._get_shell(box, engine_id, terminal_id))
+            shell = await self._lifecycle.call(
+                box, lambda engine_id: self._get_shell(principal, box, engine_id, terminal_id)
+            )
             viewer = Viewer()
             if shell.recent.pieces:
                 viewer.send(b"".join(shell.recent.pieces))
@@ -154,30 +167,35 @@ class Terminals:
             )
             await self._mark_closed(row.id)
 
-    async def _get_shell(self, box: Sandbox, engine_id: str, terminal_id: str) -> Shell:
-        async with self._opening:
+    async def _get_shell(self, principal: Principal, box: Sandbox, engine_id: str, terminal_id: str) -> Shell:
+        lock = self._attaching.setdefault(terminal_id, asyncio.Lock())
+        async with lock, contextlib.AsyncExitStack() as stack:
             row = await self._get_row(box, terminal_id)
             shell = self.shells.get(terminal_id)
             if shell is not None:
                 return shell
             if row.closed_at is not None:
                 raise NotFoundError(f"Terminal {terminal_id} has ended.")
+            stack.enter_context(self._lifecycle.connections.hold(principal.user_id))
             try:  # an earlier process opened it, and the shell is still running
                 handle = await self._lifecycle.engine.terminals.attach(engine_id, row.pid)
             except e2b.TerminalNotFoundError:
                 await self._mark_closed(row.id)
                 raise NotFoundError(f"Terminal {terminal_id} has ended.") from None
-            return self._start_reading(row, handle, box)
+            stack.push_async_callback(handle.detach)
+            return self._start_reading(row, handle, box, stack.pop_all())
 
-    def _start_reading(self, row: Terminal, handle: e2b.Terminal, box: Sandbox) -> Shell:
+    def _start_reading(
+        self, row: Terminal, handle: e2b.Terminal, box: Sandbox, held: contextlib.AsyncExitStack
+    ) -> Shell:
         shell = Shell(row, handle, self._recent.setdefault(row.id, RecentOutput()))
         self.shells[row.id] = shell
-        shell.reader = self._lifecycle.tasks.spawn(self._pump(shell, box))
+        shell.reader = self._lifecycle.tasks.spawn(self._pump(shell, box, held))
         return shell
 
-    async def _pump(self, shell: Shell, box: Sandbox) -> None:
-        """Read output until the shell ends. If only the connection broke, disconnect the viewers; they attach again on
-        return."""
+    async def _pump(self, shell: Shell, box: Sandbox, held: contextlib.AsyncExitStack) -> None:
+        """Read output until the shell ends, then close `held`. If only the connection broke, disconnect the viewers; they
+        attach again on return."""
         try:
             async for piece in shell.handle.output():
                 shell.add_output(piece)
@@ -189,7 +207,7 @@ class Terminals:
             self.shells.pop(shell.row.id, None)
             for viewer in list(shell.viewers):
                 viewer.send(None)
-            await shell.handle.detach()
+            await held.aclose()
 
     async def _get_row(self, box: Sandbox, terminal_id: str) -> Terminal:
         async with self._database.reading() as session:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import Select, select
 
 from sandyard.platform.db.models import (
@@ -16,6 +14,7 @@ from sandyard.platform.db.models import (
     Sandbox,
     Session,
 )
+from sandyard.platform.db.models.git_details import OperationArguments
 from sandyard.platform.domain.git.model import OperationKind, PreparedCheckout
 from sandyard.platform.domain.sandboxes.model import utc_now
 
@@ -42,7 +41,7 @@ def select_preparation(row: Session, project: Project) -> Select[Preparation]:
     return query.where(Preparation.status == PreparationStatus.READY).limit(1)
 
 
-def select_first_checkout(row: Session) -> Select[dict[str, Any]]:
+def select_first_checkout(row: Session) -> Select[OperationArguments]:
     """Return a query of the arguments of the session's first clone."""
     query = select(GitOperation.arguments).where(
         GitOperation.session_id == row.id, GitOperation.kind == OperationKind.CLONE
@@ -50,7 +49,18 @@ def select_first_checkout(row: Session) -> Select[dict[str, Any]]:
     return query.order_by(GitOperation.id).limit(1)
 
 
-def move_checkout(checkout: Checkout, sandbox_id: str) -> Checkout:
-    """Return a copy of the checkout for a new sandbox that was created from a snapshot of its sandbox."""
+def copy_checkout(checkout: Checkout, sandbox: Sandbox) -> Checkout:
+    """Return the checkout for a new sandbox that has the files of the checkout's sandbox."""
     columns = {column.key: getattr(checkout, column.key) for column in Checkout.__table__.columns}
-    return Checkout(**{**columns, "sandbox_id": sandbox_id, "updated_at": utc_now()})
+    own = {"sandbox_id": sandbox.id, "session_id": sandbox.session_id, "updated_at": utc_now()}
+    return Checkout(**{**columns, **own})
+
+
+def fork_checkout(checkout: Checkout, sandbox: Sandbox) -> Checkout:
+    """Return the checkout for a copy of the checkout's sandbox, which continues to exist.
+
+    Its branch does not exist until the copy gets one of its own. If that fails, nothing is pushed to the original's branch.
+    """
+    copy = copy_checkout(checkout, sandbox)
+    copy.branch, copy.pushed = f"session/{sandbox.session_id}", None
+    return copy

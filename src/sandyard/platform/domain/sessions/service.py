@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import select, update
@@ -12,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
-from sandyard.platform.db.database import Database
+from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import (
     Checkout,
     Checkpoint,
@@ -42,9 +43,10 @@ from sandyard.platform.domain.sandboxes.model import (
 from sandyard.platform.domain.sandboxes.repository import require_project_access, sessions_visible_to
 from sandyard.platform.domain.sandboxes.service import check_envs, check_template
 from sandyard.platform.domain.sessions.origins import (
+    copy_checkout,
+    fork_checkout,
     get_prepared_checkout,
     is_newer,
-    move_checkout,
     select_first_checkout,
     select_preparation,
 )
@@ -55,6 +57,16 @@ from sandyard.platform.settings import PlatformSettings
 log = get_logger(__name__)
 FindAgentSnapshot = Callable[[str, str, str], Awaitable[str]]
 CheckAgent = Callable[[str, str], Awaitable[object]]
+_MAX_TITLE_LENGTH = 300
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCopy:
+    """The id, agent and model of the session of an attempt that continues from another session."""
+
+    session_id: str
+    agent: str
+    model: str | None
 
 
 class Sessions:
@@ -174,6 +186,81 @@ class Sessions:
         if checkout is not None:
             self._git.operations.begin(checkout)
         return row, sandbox
+
+    async def fork(self, principal: Principal, session_id: str, *, title: str | None = None) -> tuple[Session, Sandbox]:
+        """Create a session of the caller's own with a copy of this one's sandbox, whose checkout gets a branch of its own.
+
+        Messages are not copied. Raises ConflictError if the session has no sandbox.
+        """
+        row, parent = await self._get_with_parent(principal, session_id)
+        if row.agent is not None and self._check_agent is not None:
+            await self._check_agent(principal.user_id, row.agent)
+        copy = _copy_session(row, principal, title=title or f"Fork of {row.title}"[:_MAX_TITLE_LENGTH])
+        (sandbox,) = await self._fork(principal, parent, [copy], forked_from=row.id)
+        if isinstance(sandbox, SandyardError):
+            raise sandbox
+        return copy, sandbox
+
+    async def fork_for_task(
+        self, principal: Principal, session_id: str, task: Task, copies: Sequence[TaskCopy]
+    ) -> dict[str, Session | SandyardError]:
+        """Fork a session for attempts at a task of its project, all from one instant. Returns the new sessions or errors by id.
+
+        Raises NotFoundError if the caller may not see the session, NotInProjectError, and ConflictError if the session has no
+        sandbox or no checkout.
+        """
+        row, parent = await self._get_with_parent(principal, session_id)
+        if row.project_id != task.project_id:
+            raise NotInProjectError("The session that the task starts from is not in the task's project.")
+        await self._git.get_checkout(principal, parent.id)
+        sessions = [
+            _copy_session(
+                row, principal, title=task.title, task_id=task.id, id_=one.session_id, agent=one.agent, model=one.model
+            )
+            for one in copies
+        ]
+        results = await self._fork(principal, parent, sessions, forked_from=row.id)
+        return {
+            copy.id: result if isinstance(result, SandyardError) else copy
+            for copy, result in zip(sessions, results, strict=True)
+        }
+
+    async def _get_with_parent(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox]:
+        """Return a session that the caller may fork, and its sandbox."""
+        row, parent = await self.get_with_sandbox(principal, session_id)
+        if parent is None:
+            raise ConflictError("The session has no sandbox that can be copied. Create a new sandbox for it first.")
+        parent = await self._lifecycle.repository.get_for(principal, parent.id)
+        if row.project_id is not None:
+            await self._projects.get(principal, row.project_id)
+        return row, parent
+
+    async def _fork(
+        self, principal: Principal, parent: Sandbox, copies: Sequence[Session], *, forked_from: str
+    ) -> list[Sandbox | SandyardError]:
+        """Copy the sandbox for these new sessions."""
+        sessions = {copy.id: copy for copy in copies}
+        operations: list[GitOperation] = []
+
+        async def record(tx: Transaction, sandbox: Sandbox) -> None:
+            copy = sessions[sandbox.session_id or ""]
+            copy.sandbox_id, sandbox.envs = sandbox.id, self._lifecycle.carry_envs(parent, sandbox)
+            tx.add(copy)
+            await tx.session.flush()
+            tx.add(sandbox)
+            await tx.session.flush()
+            fields = get_session_event_fields(copy)
+            tx.emit("session.created", **fields, title=copy.title, sandboxId=sandbox.id, forkedFrom=forked_from)
+            checkout = await tx.session.get(Checkout, parent.id)
+            if checkout is not None:
+                tx.add(fork_checkout(checkout, sandbox))
+                operations.append(self._git.draft_branch_of_copy(tx, sandbox, checkout, principal.user_id))
+
+        requests = [self._make_sandbox_request(copy, parent.template, {}, parent.idle_seconds) for copy in copies]
+        results = await self._lifecycle.fork_all(principal.user_id, parent, requests, record)
+        for operation in operations:
+            self._git.operations.begin(operation)
+        return results
 
     async def _find_template(self, row: Session) -> str:
         """Return the session's template, or a snapshot of it with the session's agent installed."""
@@ -387,7 +474,7 @@ class Sessions:
                 old_checkout = await tx.session.get(Checkout, old.id) if old is not None else None
                 has_work = snapshot is not None and old_checkout is not None
                 if has_work and old_checkout is not None:
-                    tx.add(move_checkout(old_checkout, sandbox.id))
+                    tx.add(copy_checkout(old_checkout, sandbox))
                 if (checkpoint is not None or may_clone) and (not has_work or is_newer(checkpoint, known)):
                     checkout = self._git.draft_checkout(
                         tx,
@@ -455,6 +542,36 @@ class Sessions:
             row.updated_at = utc_now()
             tx.emit(event, **get_session_event_fields(row), title=row.title)
         return row
+
+
+def _copy_session(
+    row: Session,
+    principal: Principal,
+    *,
+    title: str,
+    id_: str | None = None,
+    task_id: str | None = None,
+    agent: str | None = None,
+    model: str | None = None,
+) -> Session:
+    """Return a new session of the caller's own for a copy of the session's sandbox.
+
+    `agent`: replaces the session's agent, together with its model and mode.
+    """
+    now = utc_now()
+    return Session(
+        id=id_ or ordered_id("ses_"),
+        owner_id=principal.user_id,
+        project_id=row.project_id,
+        task_id=task_id,
+        title=title,
+        agent=agent or row.agent,
+        model=row.model if agent is None else model,
+        mode=row.mode if agent is None else None,
+        template=row.template,
+        created_at=now,
+        updated_at=now,
+    )
 
 
 async def _check_owner_access(database_session: AsyncSession, row: Session) -> None:

@@ -22,7 +22,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Session, Step, Task
-from sandyard.platform.db.models.task_details import RoundInput, Said
+from sandyard.platform.db.models.task_details import MessageToAgent, RoundInput
 from sandyard.platform.domain.agents.catalogue import find_default_agent
 from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettings
 from sandyard.platform.domain.projects.service import Projects, visible_to
@@ -150,7 +150,7 @@ class Attempts:
         is retried with them. If the task now asks for another agent, that agent continues.
         """
         log.info("attempt_sent_back", task=task.id, attempt=attempt.number, automatic=automatic)
-        said: Said = {"words": storable(words)[:MAX_PENDING_CHARACTERS], "by": by, "automatic": automatic}
+        said: MessageToAgent = {"words": storable(words)[:MAX_PENDING_CHARACTERS], "by": by, "automatic": automatic}
         if about is not None:
             said["about"] = storable(about)[:MAX_ABOUT_CHARACTERS]
         if attempt.status in ACTIVE_ATTEMPTS:
@@ -205,7 +205,7 @@ class Attempts:
         self.nudge()
 
     async def retry(
-        self, tx: Transaction, task: Task, *, only: str | None = None, said: Said | None = None
+        self, tx: Transaction, task: Task, *, only: str | None = None, said: MessageToAgent | None = None
     ) -> list[Attempt]:
         """Retry failed and cancelled attempts from their existing work. Call `nudge` afterwards.
 
@@ -463,9 +463,9 @@ class Attempts:
         self._tasks.spawn(self._sandbox_release.release(session_id, project_id, archive=archive))
 
 
-def _keep_newest(said: Sequence[Said]) -> list[Said]:
+def _keep_newest(said: Sequence[MessageToAgent]) -> list[MessageToAgent]:
     """Return the newest messages for one round: at most MAX_PENDING_MESSAGES, with MAX_PENDING_CHARACTERS in total."""
-    kept: list[Said] = []
+    kept: list[MessageToAgent] = []
     left = MAX_PENDING_CHARACTERS
     for one in reversed(said[-MAX_PENDING_MESSAGES:]):
         left -= len(one["words"])

@@ -22,7 +22,7 @@ from sandyard.kit.ids import ordered_id
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Task
-from sandyard.platform.db.models.task_details import Said
+from sandyard.platform.db.models.task_details import MessageToAgent, TaskSource
 from sandyard.platform.domain.agents.runner.turns import write_allowance
 from sandyard.platform.domain.paging import Listing, PageRequest, read_rows
 from sandyard.platform.domain.projects.service import Projects, has_lost_access, visible_to
@@ -35,6 +35,7 @@ from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.moves import Agents, BoardAttempts, WaitingTaskStarter, lock_board
 from sandyard.platform.domain.tasks.positions import choose_position, get_index, is_failed
+from sandyard.platform.domain.tasks.source_sessions import check_source_session
 from sandyard.platform.domain.users.model import Principal
 
 _ACTIVE_COLUMNS = (Column.IN_PROGRESS, Column.IN_REVIEW)
@@ -70,23 +71,34 @@ class Tasks:
     # creating ----------------------------------------------------------------------------------------------------------
 
     async def create(
-        self, caller: Principal, project_id: str, fields: TaskFields, *, needs: Sequence[str] = (), start: bool = False
+        self,
+        caller: Principal,
+        project_id: str,
+        fields: TaskFields,
+        *,
+        from_session_id: str | None = None,
+        needs: Sequence[str] = (),
+        start: bool = False,
     ) -> Task:
         """Create a task. With `start`, it starts immediately or as soon as all its needs are done and there is space.
 
-        Raises ColumnFullError if the backlog is full.
+        With `from_session_id`, its attempts start from copies of this session's sandbox. Raises ColumnFullError if the backlog is
+        full, and like `check_source_session`.
         """
         await self._projects.get(caller, project_id)
         await self.check_agents(caller.user_id, fields)
         async with self._database.transaction() as tx:
             project = await lock_board(tx, project_id)
             await self._moves.require_room(tx, project, Column.BACKLOG)
+            if from_session_id is not None:
+                await check_source_session(tx.session, caller, project_id, from_session_id, fields.base_branch)
             return await self.add(
                 tx,
                 project,
                 fields,
                 created_by=caller.user_id,
                 source={"kind": "person"},
+                from_session_id=from_session_id,
                 needs=needs,
                 start_for=caller.user_id if start else None,
             )
@@ -98,8 +110,9 @@ class Tasks:
         fields: TaskFields,
         *,
         created_by: str,
-        source: dict[str, Any],
+        source: TaskSource,
         source_key: str | None = None,
+        from_session_id: str | None = None,
         needs: Sequence[str] = (),
         start_for: str | None = None,
     ) -> Task:
@@ -121,6 +134,7 @@ class Tasks:
             status=Column.BACKLOG,
             source=source,
             source_key=source_key,
+            from_session_id=from_session_id,
             created_at=now,
             updated_at=now,
             **fields.to_columns(),
@@ -229,19 +243,23 @@ class Tasks:
         needs: Sequence[str] | None = None,
         start: bool | None = None,
     ) -> Task:
-        """Change a task. `changes` are fields of TaskFields by name.
+        """Change a task. `changes` are fields of TaskFields by name, and `from_session_id`. Raises like `create`.
 
         Attempts that have started are not affected until they are retried or sent back. `start`: whether a task in the backlog starts as
         soon as possible.
         """
         before = await self.get(caller, task_id)
-        fields = TaskFields.model_validate({**_get_fields(before), **changes})
+        field_changes = {name: value for name, value in changes.items() if name != "from_session_id"}
+        fields = TaskFields.model_validate({**_get_fields(before), **field_changes})
         if changes.keys() & {"agent", "attempts"}:
             await self.check_agents(caller.user_id, fields)
         async with self._database.transaction() as tx:
             project, task = await self._lock_task(tx, caller, task_id)
-            for name, value in TaskFields.model_validate({**_get_fields(task), **changes}).to_columns().items():
+            for name, value in TaskFields.model_validate({**_get_fields(task), **field_changes}).to_columns().items():
                 setattr(task, name, value)
+            task.from_session_id = changes.get("from_session_id", task.from_session_id)
+            if task.from_session_id is not None and changes.keys() & {"from_session_id", "base_branch"}:
+                await check_source_session(tx.session, caller, project.id, task.from_session_id, task.base_branch)
             if needs is not None:
                 await replace_needs(tx.session, task, needs)
             task.updated_at = get_time(self._clock)
@@ -324,7 +342,9 @@ class Tasks:
         starts. `message` is sent to the agents; `attempt_id` selects one attempt. Raises ConflictError if no attempt can continue with them.
         If all attempts belong to a user who was disabled or left the project, the task starts over for the caller.
         """
-        said: Said | None = {"words": message, "by": caller.name, "automatic": False} if message is not None else None
+        said: MessageToAgent | None = (
+            {"words": message, "by": caller.name, "automatic": False} if message is not None else None
+        )
         async with self._database.transaction() as tx:
             project, task = await self._lock_task(tx, caller, task_id)
             over = Attempt.status.in_((AttemptStatus.FAILED, AttemptStatus.CANCELLED))
@@ -364,13 +384,13 @@ class Tasks:
             project, task = await self._lock_task(tx, caller, attempt.task_id)
             await tx.session.refresh(attempt)  # it may have been retried before the board was locked
             if task.status in _ACTIVE_COLUMNS and attempt.status == AttemptStatus.FAILED:
-                said: Said = {"words": write_allowance(titles), "by": caller.name, "automatic": False}
+                said: MessageToAgent = {"words": write_allowance(titles), "by": caller.name, "automatic": False}
                 await self._continue_attempts(tx, project, task, attempt.id, said)
         self._attempts.nudge()
         return True
 
     async def _continue_attempts(
-        self, tx: Transaction, project: Project, task: Task, attempt_id: str | None, said: Said | None
+        self, tx: Transaction, project: Project, task: Task, attempt_id: str | None, said: MessageToAgent | None
     ) -> None:
         """Continue attempts that failed or were stopped. Raises like `move`."""
         moves.require_unarchived(project)

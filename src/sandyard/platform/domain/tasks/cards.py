@@ -32,7 +32,7 @@ class AttemptCard:
     """An attempt as shown on the board.
 
     `queue_position`: 1 is next. `seconds`: working time, without waiting before and between rounds. `working_since`: while it is working,
-    the start time of a clock that shows `seconds`. `steps`: None if they were not requested.
+    a time that is `seconds` ago, to show a running clock. `steps`: None if they were not requested.
     """
 
     attempt: Attempt

@@ -49,7 +49,7 @@ class Show(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BoardFilter:
-    """All given conditions must hold. `words`: see `match_words`. `agent`: works, worked or would work on it."""
+    """All given conditions must hold. `words`: see `match_words`. `agent`: has worked, works or will work on it."""
 
     words: str = ""
     agent: str | None = None
@@ -335,7 +335,7 @@ async def _load_facts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[
     for rows in (await session.execute(query)).partitions(_ROWS):
         await take_turn()
         for id_, project, status, agent, wanted, error in rows:
-            agents = {one["agent"] for one in wanted or [] if one.get("agent")}
+            agents = {name for one in wanted or [] if (name := one.get("agent"))}
             found[id_] = _TaskFacts(Column(status), agents, bool(error))
             takes_default = not wanted or any(not one.get("agent") for one in wanted)
             if takes_default and (default := agent or defaults.get(project)):

@@ -15,7 +15,7 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Event, Project, ProjectMember, Task, TaskNeed, User
-from sandyard.platform.db.models.task_details import Said
+from sandyard.platform.db.models.task_details import MessageToAgent
 from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.projects.model import ProjectSettings
@@ -57,7 +57,7 @@ class BoardAttempts(Protocol):
     def nudge(self) -> None: ...
     async def cancel(self, task_id: str) -> None: ...
     async def retry(
-        self, tx: Transaction, task: Task, *, only: str | None = None, said: Said | None = None
+        self, tx: Transaction, task: Task, *, only: str | None = None, said: MessageToAgent | None = None
     ) -> list[Attempt]: ...
     async def get_queue_positions(self) -> dict[str, int]: ...
 
@@ -82,8 +82,11 @@ def make_event_ids(task: Task, project: Project) -> dict[str, Any]:
 
 def set_automatic_start(task: Task, user_id: str | None) -> None:
     """Set the user for whom a task in the backlog starts automatically. None means that it does not."""
-    source = {key: value for key, value in task.source.items() if key != "startsFor"}
-    task.source = source if user_id is None else {**source, "startsFor": user_id}
+    source = task.source.copy()
+    source.pop("startsFor", None)
+    if user_id is not None:
+        source["startsFor"] = user_id
+    task.source = source
 
 
 async def require_stopped(tx: Transaction, task: Task) -> None:

@@ -8,12 +8,12 @@ from typing import Literal
 
 from sandyard.platform.db.models import Project, Task
 from sandyard.platform.db.models.message_parts import TextPart
-from sandyard.platform.db.models.task_details import Said
+from sandyard.platform.db.models.task_details import MessageToAgent
 from sandyard.platform.domain.agents.model import PLATFORM
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 MAX_OUTPUT = 12_000
-"""Maximum characters of a failed command's output sent to an agent: its end."""
+"""How many characters of a failed command's output an agent gets at most. The end is kept."""
 HANDED_OVER = (
     "Another agent has worked on this task before you. Look at the existing work, and do what was asked since:"
 )
@@ -24,7 +24,7 @@ def format_message(text: str) -> TextPart:
 
 
 def format_notice(text: str, about: Literal["task", "failure"] = "task") -> TextPart:
-    """Return text that no person wrote. Agents that follow instructions literally are told so; see `agents/acp/client.py`."""
+    """Return text from the platform, marked as such for agents that must not follow it literally (`agents/acp/client.py`)."""
     return {"type": "text", "text": text, "source": PLATFORM, "about": about}
 
 
@@ -37,6 +37,11 @@ def format_task(task: Task, project: Project, branch: str, *, agents_md: bool) -
         "Change only what the task needs. Leave your work in the work tree or commit it; do not push and do not open a pull "
         "request: that is done for you when you are finished.",
     ]
+    if task.from_session_id is not None:
+        lines.append(
+            "The checkout is a copy of another session's: it may have commits and uncommitted changes of others. Continue from "
+            "them; they become part of your branch."
+        )
     if settings.git.commit_messages == "conventional":
         lines.append(
             "Commit messages follow Conventional Commits, as in “fix(login): keep the session after a reload”."
@@ -48,10 +53,11 @@ def format_task(task: Task, project: Project, branch: str, *, agents_md: bool) -
     return [format_message(words), format_notice("\n".join(lines))]
 
 
-def format_feedback(said: Sequence[Said]) -> list[TextPart]:
+def format_feedback(messages: Sequence[MessageToAgent]) -> list[TextPart]:
     """Return people's messages and failures reported by the forge."""
     return [
-        format_notice(one["words"], "failure") if one.get("automatic") else format_message(one["words"]) for one in said
+        format_notice(one["words"], "failure") if one.get("automatic") else format_message(one["words"])
+        for one in messages
     ]
 
 
@@ -67,10 +73,10 @@ def fence(text: str) -> str:
     return f"{mark}\n{text.rstrip()}\n{mark}"
 
 
-def format_refusal(sentence: str) -> str:
-    return f"Your commits could not be published. {sentence} Please fix that in this checkout."
+def format_refusal(reason: str) -> str:
+    return f"Your commits could not be published. {reason} Please fix that in this checkout."
 
 
-def format_retry(ended: str | None) -> str:
-    why = f" It ended with: {ended.rstrip().rstrip('.')}." if ended else ""
+def format_retry(error: str | None) -> str:
+    why = f" It ended with: {error.rstrip().rstrip('.')}." if error else ""
     return f"The work on this task was interrupted.{why} Look at the existing work, and finish the task."

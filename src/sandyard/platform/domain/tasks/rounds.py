@@ -43,7 +43,12 @@ _CANCELLED: StepResult = {"failed": {"code": "cancelled", "message": "The task w
 
 
 class RoundPlan(TypedDict):
-    """What a round does, recorded at its beginning."""
+    """What a round does, recorded at its beginning.
+
+    `kind` is a RoundKind. `solo`: the task has one attempt, which is published without being picked. `fresh`: the attempt has no session
+    yet, or only a copy that the setup of another attempt has made for it. `fixes`: how many times the agent may fix a failed check or
+    rejected commits.
+    """
 
     kind: str
     solo: bool
@@ -61,7 +66,7 @@ class Rounds:
     # the workflow ----------------------------------------------------------------------------------------------------------
 
     async def run_round(self, run_dbos_step: StepRunner, attempt_id: str, number: int) -> None:
-        """Run the round. Every failure is returned as a result, so that it is recorded like one."""
+        """Run the round. Steps return failures as results, so that failures are recorded too."""
         count = 0
 
         async def run_durably(name: str, function: Callable[..., Awaitable[R]], *arguments: Any) -> R:
@@ -139,7 +144,7 @@ class Rounds:
         function: StepFunction,
         arguments: Mapping[str, Any],
     ) -> StepResult:
-        """Run a step and record its progress for people."""
+        """Run a step and record its progress, which users see."""
         step_key = (attempt_id, number, count)
         try:
             started = await self.record_step_started(step_key, name)
@@ -156,7 +161,7 @@ class Rounds:
         except CancelledStep:
             result = _CANCELLED
         except TEMPORARY_ERRORS:
-            raise  # its result could not be recorded either: it is started again
+            raise  # the result could not be recorded either: the step is repeated
         except SandyardError as error:
             log.info("step_failed", attempt=attempt_id, step=name, code=error.code, reason=error.message)
             result = {"failed": {"code": error.code, "message": error.message}}
@@ -167,7 +172,7 @@ class Rounds:
         return result
 
     async def record_step_started(self, step_key: StepKey, name: StepName) -> tuple[StepContext, StepDetail] | None:
-        """Record that the step started. Returns its context and saved details, or None if it was merged or the round is over."""
+        """Record that the step started. Returns its context and saved details, or None if the attempt is no longer in this round."""
         async with self._database.transaction() as tx:
             context, row = await self._load(tx, step_key)
             attempt = context.attempt
@@ -191,7 +196,7 @@ class Rounds:
     async def _record_step_finished(self, step_key: StepKey, result: StepResult) -> None:
         failure = result.get("failed")
         async with self._database.transaction() as tx:
-            found = (await tx.session.execute(_STEP, _make_step_parameters(step_key))).first()
+            found = (await tx.session.execute(_SELECT_STEP, _make_step_parameters(step_key))).first()
             if found is None:
                 return
             row, attempt = found
@@ -205,7 +210,7 @@ class Rounds:
 
     async def _load(self, tx: Transaction, step_key: StepKey) -> tuple[StepContext, Step | None]:
         """Load the attempt and lock it until the transaction ends."""
-        found = (await tx.session.execute(_WORK, _make_step_parameters(step_key))).first()
+        found = (await tx.session.execute(_SELECT_CONTEXT, _make_step_parameters(step_key))).first()
         if found is None:
             raise NotFoundError("The task no longer exists.")
         attempt, task, project, user, step = found
@@ -221,11 +226,12 @@ class Rounds:
             project = await session.get(Project, attempt.project_id) if attempt is not None else None
             existing = await session.get(Session, attempt.session_id) if attempt is not None else None
         if attempt is None or project is None:
+            # any plan will do: its first step fails because the task no longer exists
             return {"kind": RoundKind.PUBLISH, "solo": True, "fresh": False, "fixes": 0}
         return {
             "kind": attempt.work["kind"],
             "solo": attempt.work.get("solo", True),
-            "fresh": existing is None,
+            "fresh": existing is None or attempt.round == 1,
             "fixes": ProjectSettings.of(project).verify.fixes,
         }
 
@@ -239,8 +245,8 @@ class Rounds:
                 return {}
             task, row = found
             is_cancelled = row.cancel_at is not None
-            is_continued = is_cancelled or await self._attempts.finish_round(tx, task, row, status)
-            if task.status == Column.IN_PROGRESS and not is_continued:
+            has_next_round = not is_cancelled and await self._attempts.finish_round(tx, task, row, status)
+            if task.status == Column.IN_PROGRESS and not is_cancelled and not has_next_round:
                 others = select(Attempt.id).where(
                     Attempt.task_id == row.task_id,
                     Attempt.id != row.id,
@@ -260,15 +266,17 @@ class Rounds:
 
 
 def _make_step_parameters(step_key: StepKey) -> dict[str, str | int]:
-    """Return the parameters of the statements below."""
+    """Return the parameters of `_SELECT_STEP` and `_SELECT_CONTEXT`."""
     return dict(zip(("attempt", "round", "number"), step_key, strict=True))
 
 
 _THIS_STEP = and_(
     Step.attempt_id == bindparam("attempt"), Step.round == bindparam("round"), Step.number == bindparam("number")
 )
-_STEP = select(Step, Attempt).join(Attempt, Attempt.id == Step.attempt_id).where(_THIS_STEP).with_for_update(of=Step)
-_WORK = (
+_SELECT_STEP = (
+    select(Step, Attempt).join(Attempt, Attempt.id == Step.attempt_id).where(_THIS_STEP).with_for_update(of=Step)
+)
+_SELECT_CONTEXT = (
     select(Attempt, Task, Project, User, Step)
     .join(Task, Task.id == Attempt.task_id)
     .join(Project, Project.id == Attempt.project_id)

@@ -1,7 +1,8 @@
 """Schedules: tasks created repeatedly at cron times.
 
 Each time creates one task, even with several platforms and crashes: whoever advances `next_at` creates the task in the same transaction.
-Times missed while no platform was running are made up for by a single task.
+Times missed while no platform was running, or because there was too much to do, are made up for by a single task. The event of its run
+says how many there were (`missed`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import Field, ValidationError
-from sqlalchemy import func, select, update
+from sqlalchemy import case, func, select, update
 
 from sandyard.kit.clock import Clock, get_time
-from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError, SandyardError
+from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
@@ -28,9 +29,13 @@ from sandyard.platform.domain.tasks.cron import get_next_time
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.moves import lock_board
 from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
 CHECK_INTERVAL_S = 5.0
+MAX_RUNS, MAX_RUNS_PER_OWNER = 100, 10
+"""How many schedules one tick runs. The next one follows at once if some are left, and begins again with each owner's first."""
+MAX_MISSED_COUNTED = 100
 RETRY_AFTER = timedelta(hours=1)
 """When a schedule whose next time cannot be computed is checked again, because its time zone is missing on this machine."""
 _OUTCOMES = ("schedule.fired", "schedule.failed")
@@ -58,11 +63,15 @@ class Schedules:
     project's owner and administrators may disable and delete it.
     """
 
-    def __init__(self, database: Database, projects: Projects, tasks: Tasks, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, projects: Projects, tasks: Tasks, settings: PlatformSettings, clock: Clock
+    ) -> None:
         self._database = database
         self._projects = projects
         self._board = tasks
+        self._max_own = settings.schedules_per_user
         self._clock = clock
+        self._failed: set[str] = set()  # in the last tick, through no fault of their own
         self._tasks = TaskSet("schedules")
 
     def start(self) -> None:
@@ -82,7 +91,8 @@ class Schedules:
         task: ScheduledTask,
         enabled: bool = True,
     ) -> Schedule:
-        """Create a schedule. Raises InvalidInputError for times that never match and for unknown agents."""
+        """Create a schedule. Raises InvalidInputError for times that never match and for unknown agents, and ConflictError
+        if the caller has as many schedules as a user may have."""
         project = await self._projects.get(caller, project_id)
         await self._board.check_agents(caller.user_id, task)
         now = get_time(self._clock)
@@ -102,6 +112,7 @@ class Schedules:
         if not enabled:
             row.next_at = None
         async with self._database.transaction() as tx:
+            await self._check_limit(tx, caller.user_id)
             tx.add(row)
             _emit_event(tx, "schedule.created", row, project)
         return row
@@ -175,7 +186,18 @@ class Schedules:
         task_fields = _parse_task(row)
         await self._board.check_agents(caller.user_id, task_fields)
         async with self._database.transaction() as tx:
-            return await self._create_task(tx, row, task_fields, caller.user_id, None)
+            return await self._create_task(tx, row, task_fields, caller.user_id)
+
+    async def _check_limit(self, tx: Transaction, owner_id: str) -> None:
+        """Raise ConflictError if the user has the maximum number of schedules. Locks the user's row, so that concurrent
+        calls cannot exceed it."""
+        await tx.session.execute(select(User.id).where(User.id == owner_id).with_for_update(key_share=True))
+        count = await tx.session.scalar(select(func.count()).where(Schedule.owner_id == owner_id)) or 0
+        if count >= self._max_own:
+            raise ConflictError(
+                f"You have {count} schedules; the limit is {self._max_own}. Delete one that you no longer need, or ask an "
+                "administrator to raise SANDYARD_SCHEDULES_PER_USER."
+            )
 
     async def _require_control(self, caller: Principal, schedule_id: str) -> Schedule:
         row = await self.get(caller, schedule_id)
@@ -190,46 +212,74 @@ class Schedules:
 
     async def _run(self) -> None:
         while True:
+            more = False
             try:
-                await self.tick()
+                more = await self.tick()
             except SandyardError as error:
                 log.warning("schedules_failed", reason=error.message)
             except Exception as error:
                 log.error("schedules_crashed", exc=error)  # noqa: TRY400
-            await self._clock.sleep(CHECK_INTERVAL_S)
+            if not more:
+                await self._clock.sleep(CHECK_INTERVAL_S)
 
-    async def tick(self) -> None:
-        """Create the tasks of all schedules that are due."""
+    async def tick(self) -> bool:
+        """Create the tasks of schedules that are due, owners in turn, at most MAX_RUNS and MAX_RUNS_PER_OWNER.
+
+        Returns True if more are due and the next tick should follow at once.
+        """
         now = get_time(self._clock)
-        async with self._database.reading() as session:
-            query = select(Schedule).where(Schedule.enabled, Schedule.next_at <= now).order_by(Schedule.next_at)
-            due = list(await session.scalars(query))
+        due, left = await self._list_due(now)
+        failed: set[str] = set()
         for row in due:
             try:
                 await self._fire(row, now)
             except SandyardError as error:
+                failed.add(row.id)
                 log.warning("schedule_failed", schedule=row.id, reason=error.message)
             except Exception as error:
+                failed.add(row.id)
                 log.error("schedule_crashed", schedule=row.id, exc=error)  # noqa: TRY400
+        self._failed = failed
+        return left > 0 and not failed
+
+    async def _list_due(self, now: datetime) -> tuple[Sequence[Schedule], int]:
+        """Return the schedules to run now, each owner's first ones first, and how many others are due."""
+        is_due = (Schedule.enabled, Schedule.next_at <= now)
+        failed_last = case((Schedule.id.in_(self._failed), 1), else_=0)
+        turn = func.row_number().over(
+            partition_by=Schedule.owner_id, order_by=(failed_last, Schedule.next_at, Schedule.id)
+        )
+        turns = select(Schedule.id, turn.label("turn")).where(*is_due).subquery()
+        query = select(Schedule).join(turns, turns.c.id == Schedule.id).where(turns.c.turn <= MAX_RUNS_PER_OWNER)
+        query = query.order_by(turns.c.turn, failed_last, Schedule.next_at, Schedule.id).limit(MAX_RUNS)
+        async with self._database.reading() as session:
+            rows = list(await session.scalars(query))
+            count = await session.scalar(select(func.count()).select_from(Schedule).where(*is_due)) or 0
+        return rows, count - len(rows)
 
     async def _fire(self, row: Schedule, now: datetime) -> None:
         assert row.next_at is not None
-        next_at = now + RETRY_AFTER
+        next_at, missed = now + RETRY_AFTER, 0
         try:
             next_at = get_next_time(row.cron, row.timezone, now)
+            missed = _count_missed(row, now)
             task_fields = await self._require_valid_task(row)
             async with self._database.transaction() as tx:
                 await lock_board(tx, row.project_id)
                 if await self._claim(tx, row, next_at, now):
-                    await self._create_task(tx, row, task_fields, row.owner_id, row.next_at)
+                    await self._create_task(tx, row, task_fields, row.owner_id, scheduled_at=row.next_at, missed=missed)
         except SandyardError as error:
             if error.status >= 500:  # not the schedule's fault: retry at the next tick
                 raise
             async with self._database.transaction() as tx:
                 project = await tx.session.get(Project, row.project_id)
                 if project is not None and await self._claim(tx, row, next_at, now):
-                    _emit_event(tx, "schedule.failed", row, project, error=error.message[:1000], code=error.code)
+                    _emit_event(
+                        tx, "schedule.failed", row, project, error=error.message[:1000], code=error.code, missed=missed
+                    )
             log.warning("schedule_failed", schedule=row.id, reason=error.message)
+        if missed:
+            log.warning("schedule_times_missed", schedule=row.id, missed=missed)
 
     async def _require_valid_task(self, row: Schedule) -> ScheduledTask:
         """Return the schedule's task if it is still valid. Raises InvalidInputError or NotFoundError."""
@@ -249,7 +299,14 @@ class Schedules:
         return moved.first() is not None
 
     async def _create_task(
-        self, tx: Transaction, row: Schedule, task_fields: ScheduledTask, user_id: str, scheduled_at: datetime | None
+        self,
+        tx: Transaction,
+        row: Schedule,
+        task_fields: ScheduledTask,
+        user_id: str,
+        *,
+        scheduled_at: datetime | None = None,
+        missed: int = 0,
     ) -> Task:
         project = await lock_board(tx, row.project_id)
         task = await self._board.add(
@@ -262,7 +319,7 @@ class Schedules:
             start_for=user_id if task_fields.start else None,
         )
         await tx.session.execute(update(Schedule).where(Schedule.id == row.id).values(last_task_id=task.id))
-        _emit_event(tx, "schedule.fired", row, project, taskId=task.id)
+        _emit_event(tx, "schedule.fired", row, project, taskId=task.id, missed=missed)
         return task
 
 
@@ -271,6 +328,15 @@ def _parse_task(row: Schedule) -> ScheduledTask:
         return ScheduledTask.model_validate(row.task)
     except ValidationError:
         raise InvalidInputError("The task of this schedule is no longer valid. Edit the schedule.") from None
+
+
+def _count_missed(row: Schedule, now: datetime) -> int:
+    """Return how many of the schedule's times since the one it waits for have passed, at most MAX_MISSED_COUNTED."""
+    assert row.next_at is not None
+    count, time = 0, row.next_at
+    while count < MAX_MISSED_COUNTED and (time := get_next_time(row.cron, row.timezone, time)) <= now:
+        count += 1
+    return count
 
 
 def _emit_event(tx: Transaction, kind: str, row: Schedule, project: Project, **data: Any) -> None:

@@ -12,10 +12,11 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
+from weakref import WeakValueDictionary
 
 from sqlalchemy import select
 
-from sandyard.kit.errors import ConflictError, SandyardError
+from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
 from sandyard.kit.text import storable_json
@@ -25,10 +26,14 @@ from sandyard.platform.db.models import (
     AgentRun,
     Ask,
     Attempt,
+    Checkpoint,
     Command,
+    GitOperation,
     Preparation,
     PreparationStatus,
     Project,
+    Sandbox,
+    Session,
     Step,
     Task,
     Turn,
@@ -44,7 +49,7 @@ from sandyard.platform.domain.agents.runner.turns import AgentTurns
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.errors import CommitMessageError
-from sandyard.platform.domain.git.model import CHECKOUT_FOLDER, OperationKind, OperationStatus, UndoneChanges
+from sandyard.platform.domain.git.model import CHECKOUT_FOLDER, OperationKind, OperationStatus, Reason, UndoneChanges
 from sandyard.platform.domain.git.operations.runner import OPEN_STATUSES
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.models.service import Models
@@ -56,11 +61,13 @@ from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import EngineError, EngineQuotaError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand, Status, utc_now
-from sandyard.platform.domain.sessions.service import Sessions
+from sandyard.platform.domain.sessions.service import Sessions, TaskCopy
 from sandyard.platform.domain.sessions.snapshots import TEMPLATE_MISSING_CODES
 from sandyard.platform.domain.tasks import prompts
 from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event
 from sandyard.platform.domain.tasks.model import AttemptStatus, RoundKind
+from sandyard.platform.domain.tasks.moves import ACTIVE_ATTEMPTS
+from sandyard.platform.domain.tasks.source_sessions import SourceSessionError
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
@@ -144,22 +151,29 @@ class Steps:
         self._preparations = preparations
         self._git = git
         self._pulls = pull_requests
+        self._fork_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def setup(self, context: StepContext, step_key: StepKey, saved_detail: StepDetail) -> StepResult:
-        """Prepare a checkout in which the project's setup has run, saved as a snapshot."""
+        """Prepare a checkout in which the project's setup has run, saved as a snapshot. Or fork the session that the task starts from."""
         if context.project.repository is None:
             raise ConflictError(
                 f"Project {context.project.name!r} has no repository. Add one in the project's settings."
             )
-        profile = await self._agents.profile(context.attempt.owner_id, context.attempt.agent)
-        await self._models.require_model(
-            context.project.id, profile, context.attempt.model
-        )  # fail early instead of after minutes of setup
+        if context.task.from_session_id is not None:
+            await self._ensure_fork(context, context.task.from_session_id)
+            return {"shown": {"sourceSessionId": context.task.from_session_id}}
+        profile = await self._require_model(context)
         prepared = await self._wait_unless_cancelled(
             context.attempt.id,
             self._retry_while_engine_unavailable(lambda: self._prepare(context, profile)),
         )
         return {"preparation": prepared.id, "shown": {"preparationId": prepared.id}}
+
+    async def _require_model(self, context: StepContext) -> Profile:
+        """Return the agent's profile. Raises the error of a missing model early instead of after minutes of preparation."""
+        profile = await self._agents.profile(context.attempt.owner_id, context.attempt.agent)
+        await self._models.require_model(context.project.id, profile, context.attempt.model)
+        return profile
 
     async def _prepare(self, context: StepContext, profile: Profile) -> Preparation:
         """Prepare the project and report progress."""
@@ -188,6 +202,54 @@ class Steps:
                 emit_attempt_event(
                     tx, row, "attempt.progress", round=row.round, step=row.step, what=progress.step[:200]
                 )
+
+    async def _ensure_fork(self, context: StepContext, source_id: str) -> None:
+        """Fork the source session for this attempt, unless it has a session.
+
+        Other attempts of the same start that have no session yet are forked in the same request, so that all continue from the same
+        instant. Those that cannot be forked now are forked by their own step later.
+        """
+        attempt = context.attempt
+        lock = self._fork_locks.get(context.task.id)
+        if lock is None:
+            lock = self._fork_locks[context.task.id] = asyncio.Lock()
+        async with lock:
+            copies = await self._list_missing_sessions(context)
+            if attempt.session_id not in copies:
+                return
+            await self._require_model(context)
+            await self._report_progress(attempt, Progress("forking the session", None))
+            try:
+                source = await self._sessions.get_sandbox(context.caller, source_id)
+                await self._wait_for_git_operations(context, source.id)
+                await self._wait_unless_cancelled(
+                    attempt.id, self._retry_while_engine_unavailable(lambda: self._fork(context, source_id))
+                )
+            except (ConflictError, NotFoundError) as error:
+                raise SourceSessionError(source_id, error.message) from None
+
+    async def _fork(self, context: StepContext, source_id: str) -> None:
+        copies = await self._list_missing_sessions(context)
+        if context.attempt.session_id not in copies:
+            raise CancelledStep
+        results = await self._sessions.fork_for_task(context.caller, source_id, context.task, list(copies.values()))
+        result = results[context.attempt.session_id]
+        if isinstance(result, SandyardError):
+            raise result
+
+    async def _list_missing_sessions(self, context: StepContext) -> dict[str, TaskCopy]:
+        """Return what to fork for the attempts that wait or run on behalf of the same user and have no session yet, by session id."""
+        query = select(Attempt).outerjoin(Session, Session.id == Attempt.session_id).order_by(Attempt.number)
+        query = query.where(
+            Attempt.task_id == context.task.id,
+            Attempt.owner_id == context.attempt.owner_id,
+            Attempt.status.in_(ACTIVE_ATTEMPTS),
+            Attempt.cancel_at.is_(None),
+            Session.id.is_(None),
+        )
+        async with self._database.reading() as session:
+            rows = list(await session.scalars(query))
+        return {row.session_id: TaskCopy(row.session_id, row.agent, row.model) for row in rows}
 
     async def provision(
         self, context: StepContext, step_key: StepKey, saved_detail: StepDetail, *, preparation: str | None
@@ -237,9 +299,54 @@ class Steps:
         for operation in page.items:
             if operation.kind in (OperationKind.CLONE, OperationKind.RESTORE):
                 self._git.operations.raise_failure(operation)
+                if operation.kind == OperationKind.CLONE and await self._is_copy(context.attempt.session_id):
+                    raise ConflictError(
+                        "The copy of the session that the task starts from was lost before its files were saved. Move the task to the "
+                        "backlog and start it again."
+                    )
+                break
+            if operation.kind == OperationKind.BRANCH and "copyOf" in operation.arguments:
+                retried = operation.status == OperationStatus.FAILED and context.attempt.work["kind"] == RoundKind.RETRY
+                self._git.operations.raise_failure(
+                    await self._repeat_branch_of_copy(context, sandbox, operation) if retried else operation
+                )
+                await self._save_copied_work(context, sandbox)
                 break
         row = await self._git.get_checkout(context.caller, sandbox.id)
         return {"shown": {"branch": row.branch, "baseBranch": row.base_branch, "commit": row.base_commit}}
+
+    async def _is_copy(self, session_id: str) -> bool:
+        """Return whether the session's first sandbox was a copy of another session's."""
+        copied = GitOperation.arguments["copyOf"].as_string().is_not(None)
+        query = select(GitOperation.id).where(
+            GitOperation.session_id == session_id, GitOperation.kind == OperationKind.BRANCH, copied
+        )
+        async with self._database.reading() as session:
+            return await session.scalar(query.limit(1)) is not None
+
+    async def _save_copied_work(self, context: StepContext, sandbox: Sandbox) -> None:
+        """Save the copied work tree, so that the session can continue from it in another sandbox if this one is lost."""
+        async with self._database.reading() as session:
+            query = select(Checkpoint.id).where(Checkpoint.session_id == context.attempt.session_id)
+            if await session.scalar(query.limit(1)) is not None:
+                return
+        saved = await self._git.checkpoint(context.caller, sandbox.id, Reason.TURN)
+        self._git.operations.raise_failure(
+            await self._wait_unless_cancelled(context.attempt.id, self._git.operations.wait(saved.id))
+        )
+
+    async def _repeat_branch_of_copy(
+        self, context: StepContext, sandbox: Sandbox, operation: GitOperation
+    ) -> GitOperation:
+        """Create the branch of a copied checkout again, after a person has retried the task."""
+        again = await self._git.operations.submit(
+            OperationKind.BRANCH,
+            sandbox,
+            project_id=operation.project_id,
+            user_id=context.caller.user_id,
+            **operation.arguments,
+        )
+        return await self._wait_unless_cancelled(context.attempt.id, self._git.operations.wait(again.id))
 
     async def agent(
         self, context: StepContext, step_key: StepKey, saved_detail: StepDetail, *, turn: str, prompt: str | None
@@ -366,7 +473,7 @@ class Steps:
             if command_id is None:
                 command_id = (
                     await self._retry_while_engine_unavailable(
-                        lambda: self._commands.execute(context.caller, sandbox.id, new)
+                        lambda: self._commands.execute(context.caller, sandbox.id, new, internal=True)
                     )
                 ).id
                 await self._save_detail(step_key, {"commandId": command_id})

@@ -10,7 +10,7 @@ import asyncio
 import hmac
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import NamedTuple
 
 from sqlalchemy import delete, or_, select, update
 
@@ -32,8 +32,12 @@ RECORD_USE_EVERY = timedelta(minutes=1)
 CACHE_SECONDS = 1.0
 _MAX_CACHED = 10_000
 _MAX_HASHING = 4
-_CachedLookup = tuple[float, datetime | None, Principal]
-"""When it was looked up, when it expires, and the user."""
+
+
+class _CachedLookup(NamedTuple):
+    cached_at: float
+    expires_at: datetime | None
+    principal: Principal
 
 
 class Authentication:
@@ -63,23 +67,34 @@ class Authentication:
         query = query.where(ApiToken.hash == hashed, ApiToken.revoked_at.is_(None), User.disabled_at.is_(None))
         async with self._database.reading() as session:
             row = (await session.execute(query)).first()
-        if row is None or not hmac.compare_digest(row[1], hashed) or (row[2] is not None and row[2] <= now):
+        if row is None:
             return None
-        if (row[3] is None or now - row[3] >= RECORD_USE_EVERY) and row[0] not in self._recording_use:
-            self._recording_use.add(row[0])
-            self.tasks.spawn(self._record_use(row[0]))
-        return _add_to_cache(
-            cache, hashed, (self._clock.now(), row[2], Principal(row[4], row[5], row[6], f"token:{row[0]}"))
-        )
+        token_id, stored_hash, expires_at, last_used_at, user_id, name, role = row
+        if not hmac.compare_digest(stored_hash, hashed) or (expires_at is not None and expires_at <= now):
+            return None
+        if (last_used_at is None or now - last_used_at >= RECORD_USE_EVERY) and token_id not in self._recording_use:
+            self._recording_use.add(token_id)
+            self.tasks.spawn(self._record_use(token_id))
+        principal = Principal(user_id, name, role, f"token:{token_id}")
+        return _add_to_cache(cache, hashed, _CachedLookup(self._clock.now(), expires_at, principal))
 
     async def authenticate_cookie(self, value: str) -> Principal | None:
-        hashed = digest(value)
+        """Return the user of the cookie's login."""
+        hashed, cache = digest(value), self._cache
         cached = self._find_cached(hashed)
         if cached is not None:
             return cached
         query = select(Login.id, Login.hash, User.id, User.name, User.role).join_from(Login, User)
         query = query.where(Login.hash == hashed, Login.expires_at > get_time(self._clock), User.disabled_at.is_(None))
-        return await self._find_principal(query, hashed, "cookie")
+        async with self._database.reading() as session:
+            row = (await session.execute(query)).first()
+        if row is None:
+            return None
+        login_id, stored_hash, user_id, name, role = row
+        if not hmac.compare_digest(stored_hash, hashed):
+            return None
+        principal = Principal(user_id, name, role, f"cookie:{login_id}")
+        return _add_to_cache(cache, hashed, _CachedLookup(self._clock.now(), None, principal))
 
     async def authenticate_ticket(self, value: str) -> Principal | None:
         """Return the ticket's user and consume the ticket. Of two concurrent uses, one succeeds.
@@ -88,32 +103,32 @@ class Authentication:
         """
         hashed = digest(value)
         async with self._database.transaction() as tx:
-            taken = await tx.session.execute(
+            deleted = await tx.session.execute(
                 delete(Ticket).where(Ticket.hash == hashed).returning(Ticket.user_id, Ticket.expires_at, Ticket.means)
             )
-            row = taken.first()
-            if row is None or row[1] <= get_time(self._clock):
+            ticket = deleted.first()
+            if ticket is None or ticket.expires_at <= get_time(self._clock):
                 return None
-            user = await tx.session.get(User, row[0])
+            user = await tx.session.get(User, ticket.user_id)
         if user is None:
             return None
-        principal = Principal(user.id, user.name, user.role, row[2])
+        principal = Principal(user.id, user.name, user.role, ticket.means)
         return principal if await is_still_valid(self._database, self._clock, principal) else None
 
     async def login(
         self, *, name: str | None = None, password: str | None = None, token: str | None = None
     ) -> IssuedSecret:
-        """Create a cookie for a name and password, or for a token. It ends with the token.
+        """Create a cookie for a name and password, or for a token. A cookie for a token ends with the token.
 
-        WrongLoginError does not reveal which was wrong, neither by its message nor by its timing.
+        Raises WrongLoginError, which reveals what was wrong neither by its message nor by its timing.
         """
-        hashed = token_id = None
+        password_hash = token_id = None
         if token is not None:
             principal = await self.authenticate_token(token)
             user_id = principal.user_id if principal else None
             token_id = principal.means.partition(":")[2] if principal else None
         else:
-            user_id, hashed = await self._check_name_and_password(name or "", password or "")
+            user_id, password_hash = await self._check_name_and_password(name or "", password or "")
         if user_id is None:
             raise WrongLoginError
         now, value = get_time(self._clock), make_value()
@@ -126,7 +141,11 @@ class Authentication:
                 expires = min(expires, used.expires_at or expires)
             # a password changed meanwhile has already ended all logins
             user = await tx.session.get(User, user_id, with_for_update={"key_share": True})
-            if user is None or user.disabled_at is not None or (hashed is not None and user.password != hashed):
+            if (
+                user is None
+                or user.disabled_at is not None
+                or (password_hash is not None and user.password != password_hash)
+            ):
                 raise WrongLoginError
             login = Login(
                 id=ordered_id("lgn_"),
@@ -147,6 +166,7 @@ class Authentication:
         self._cache = {}
 
     async def create_ticket(self, caller: Principal) -> IssuedSecret:
+        """Create a ticket that is valid once, for TICKET_SECONDS, and only as long as the caller's token or login."""
         value = make_value()
         expires = get_time(self._clock) + timedelta(seconds=TICKET_SECONDS)
         async with self._database.transaction() as tx:
@@ -166,22 +186,13 @@ class Authentication:
         await self.tasks.wait(5)
         await self.tasks.cancel()
 
-    async def _find_principal(self, query: Any, hashed: str, means: str) -> Principal | None:
-        cache = self._cache
-        async with self._database.reading() as session:
-            row = (await session.execute(query)).first()
-        if row is None or not hmac.compare_digest(row[1], hashed):
-            return None
-        return _add_to_cache(
-            cache, hashed, (self._clock.now(), None, Principal(row[2], row[3], row[4], f"{means}:{row[0]}"))
-        )
-
     def _find_cached(self, hashed: str) -> Principal | None:
         """Return the cached user, if the lookup is recent and nothing has changed since."""
         lookup = self._cache.get(hashed)
-        if lookup is None or not 0 <= self._clock.now() - lookup[0] < CACHE_SECONDS:
+        if lookup is None or not 0 <= self._clock.now() - lookup.cached_at < CACHE_SECONDS:
             return None
-        return None if lookup[1] is not None and lookup[1] <= get_time(self._clock) else lookup[2]
+        is_expired = lookup.expires_at is not None and lookup.expires_at <= get_time(self._clock)
+        return None if is_expired else lookup.principal
 
     def _clear_cache_after_change(self, events: Sequence[Event]) -> None:
         if any(event.kind.startswith(("user.", "token.")) for event in events):
@@ -218,7 +229,7 @@ def _add_to_cache(cache: dict[str, _CachedLookup], hashed: str, lookup: _CachedL
     if len(cache) >= _MAX_CACHED:
         cache.clear()
     cache[hashed] = lookup
-    return lookup[2]
+    return lookup.principal
 
 
 async def is_still_valid(database: Database, clock: Clock, principal: Principal) -> bool:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.clock import get_time
-from sandyard.kit.errors import InvalidInputError, NotFoundError, UnauthenticatedError
+from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError, UnauthenticatedError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Transaction
@@ -131,10 +131,15 @@ class Users(Authentication):
     async def change_own_password(self, caller: Principal, current: str | None, new: str) -> None:
         """Change the caller's password. `current` must be correct, unless no password is set. Raises WrongPasswordError.
 
-        Ends all logins except the caller's own; tokens stay valid.
+        Ends all logins except the caller's own; tokens stay valid. Raises ForbiddenError for a first password that would outlive the
+        token that the caller uses.
         """
         async with self._database.reading() as session:
             stored = (await _load(session, caller.user_id)).password
+            if stored is None and await _get_token_expiry(session, caller) is not None:
+                raise ForbiddenError(
+                    "Your token expires, and a password does not. Use a token without an expiry, or ask an administrator to set a password."
+                )
         if stored is not None and not await self._check_password(current or "", stored):
             raise WrongPasswordError
         hashed = await _hash(new)
@@ -154,7 +159,10 @@ class Users(Authentication):
         await self.update(caller, user_id, disabled=True)
 
     async def create_token(self, caller: Principal, name: str, expires_at: datetime | None = None) -> IssuedSecret:
-        """Create a token for the caller. The value is shown only once."""
+        """Create a token for the caller. The value is shown only once.
+
+        A caller that uses an expiring token, or a login made with one, gets a token that expires with it or earlier.
+        """
         if expires_at is not None and expires_at <= get_time(self._clock):
             raise InvalidInputError("expiresAt is in the past.")
         async with self._database.transaction() as tx:
@@ -162,7 +170,13 @@ class Users(Authentication):
             user = await tx.session.get(User, caller.user_id, with_for_update={"key_share": True})
             if user is not None and user.disabled_at is not None:
                 raise UnauthenticatedError("Your account is disabled.")
-            return self._add_token(tx, caller.user_id, name, expires_at)
+            latest = await _get_token_expiry(tx.session, caller)
+            if latest is not None and expires_at is not None and expires_at > latest:
+                raise InvalidInputError(
+                    f"expiresAt is later than {latest:%Y-%m-%dT%H:%M:%SZ}, when the token expires that you use now. Set an earlier time, "
+                    "or sign in with your password."
+                )
+            return self._add_token(tx, caller.user_id, name, expires_at or latest)
 
     async def list_tokens(self, caller: Principal, page: PageRequest) -> Listing[ApiToken]:
         """List the caller's valid and expired tokens, without revoked ones."""
@@ -244,6 +258,18 @@ async def _load_token(session: AsyncSession, caller: Principal, token_id: str) -
     if token is None or token.revoked_at is not None or not (caller.is_admin or token.user_id == caller.user_id):
         raise NotFoundError(f"There is no token {token_id[:60]}.")
     return token
+
+
+async def _get_token_expiry(session: AsyncSession, caller: Principal) -> datetime | None:
+    """Return when the token expires that the caller uses or has signed in with; None if it does not expire or there is none."""
+    means, _, token_id = caller.means.partition(":")
+    if means == "cookie":
+        login = await session.get(Login, token_id)
+        if login is None:
+            raise UnauthenticatedError("Your session has expired. Sign in again.")
+        token_id = login.token_id or ""
+    token = await session.get(ApiToken, token_id)
+    return None if token is None else token.expires_at
 
 
 async def _withdraw_approvals(tx: Transaction, user_id: str) -> None:

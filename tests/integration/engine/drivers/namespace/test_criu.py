@@ -260,7 +260,7 @@ async def test_find_returns_the_first_criu_that_is_new_enough(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("echo 'Version: 3.17.1'", "is version 3.17.1, but 4.1 is required"),
+        ("echo 'Version: 3.17.1'", "is version 3.17.1, but 4.1 or later is required"),
         ("echo no library >&2; exit 127", "does not start"),
         (None, "CRIU is not installed on this machine"),
     ],

@@ -32,12 +32,12 @@ async def poller(desk: Desk) -> AsyncIterator[PullRequestPoller]:
 
 
 async def test_open_pull_requests_are_polled_at_intervals(desk: Desk, poller: PullRequestPoller) -> None:
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 0
     for polls in (1, 2):
         await desk.world.clock.advance(POLL)
         for _ in range(2):
-            await poller.poll()
+            await poll(poller)
         assert desk.hub.asked == polls
     assert desk.doors.waits[-1] == 0  # polling never waits for the forge's rate limits
 
@@ -47,11 +47,11 @@ async def test_remarks_are_loaded_only_for_due_pull_requests(desk: Desk, poller:
     reads = desk.world.database.read_engine
     assert reads is not None
     event.listen(reads.sync_engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 0 and any("pull_requests" in statement for statement in statements)
     assert not [statement for statement in statements if "detail" in statement or "told" in statement]
     await desk.world.clock.advance(POLL)
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 1 and any("pull_requests.told" in statement for statement in statements)
 
 
@@ -76,29 +76,29 @@ async def test_the_poller_runs_in_the_background_and_survives_errors(
 async def test_a_reopened_pull_request_is_noticed(desk: Desk, poller: PullRequestPoller) -> None:
     desk.hub.say(1, state=PullState.CLOSED)
     await desk.world.clock.advance(POLL)
-    await poller.poll()
+    await poll(poller)
     desk.hub.say(1, state=PullState.OPEN)
     await desk.world.clock.advance(POLL)
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 2 and (await desk.kinds())[-1] == "reopened"
 
 
 async def test_long_closed_pull_requests_are_polled_only_if_marked(desk: Desk, poller: PullRequestPoller) -> None:
     desk.hub.say(1, state=PullState.CLOSED)
     await desk.world.clock.advance(POLL)
-    await poller.poll()
+    await poll(poller)
     await desk.world.clock.advance(RECENT.total_seconds() + POLL)
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 1
     await mark_due(desk)
     desk.hub.say(1, state=PullState.OPEN)
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 2 and (await desk.kinds())[-1] == "reopened"
 
 
 async def test_a_marked_pull_request_is_polled_immediately(desk: Desk, poller: PullRequestPoller) -> None:
     await mark_due(desk)
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 1
 
 
@@ -107,15 +107,15 @@ async def test_projects_with_webhooks_are_polled_rarely(desk: Desk, poller: Pull
         now = get_time(desk.world.clock)
         tx.add(Delivery(project_id=desk.project.id, delivery="d", event="ping", received_at=now))
     await desk.world.clock.advance(WEBHOOK_POLL_S - 1)
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 0
     await desk.world.clock.advance(1)
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 1
     await desk.world.clock.advance(3600)  # no delivery for an hour
-    await poller.poll()
+    await poll(poller)
     await desk.world.clock.advance(POLL)
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 3
 
 
@@ -134,14 +134,14 @@ async def test_a_failing_project_is_backed_off_and_delays_no_other(desk: Desk, p
     desk.doors.get_github_repository = get_github_repository  # type: ignore[assignment]
     for _ in range(12):  # twelve minutes
         await desk.world.clock.advance(POLL)
-        await poller.poll()
+        await poll(poller)
     assert desk.hub.asked == 12
     assert len(refused) == 4  # after 1, 2, 4 and 8 minutes
     desk.doors.get_github_repository = original  # type: ignore[method-assign]
     await desk.world.clock.advance(8 * POLL)
-    await poller.poll()
+    await poll(poller)
     await desk.world.clock.advance(POLL)
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 16  # both are polled again each time
 
 
@@ -149,13 +149,13 @@ async def test_polling_waits_for_the_rate_limit_to_reset(desk: Desk, poller: Pul
     reset = get_time(desk.world.clock) + timedelta(seconds=1800)
     desk.doors.refused = ForgeRateLimitedError(until=reset)
     await desk.world.clock.advance(POLL)
-    await poller.poll()
+    await poll(poller)
     desk.doors.refused = None
     await desk.world.clock.advance(1700)
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 0
     await desk.world.clock.advance(100)
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 1
 
 
@@ -163,12 +163,12 @@ async def test_the_last_requests_of_the_budget_are_left_to_people(desk: Desk, po
     reset = get_time(desk.world.clock) + timedelta(seconds=600)
     desk.hub.left = Budget(5000, 99, reset)
     await desk.world.clock.advance(POLL)
-    await poller.poll()
+    await poll(poller)
     await desk.world.clock.advance(400)
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 0
     await desk.world.clock.advance(200)
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 1
 
 
@@ -179,7 +179,7 @@ async def test_many_pull_requests_are_spread_over_the_interval(desk: Desk, polle
     polls = []
     for _ in range(6):
         before = desk.hub.asked
-        await poller.poll()
+        await poll(poller)
         polls.append(desk.hub.asked - before)
         await desk.world.clock.advance(POLL / 6)
     assert polls == [5] * 6
@@ -193,7 +193,7 @@ async def test_a_pull_request_that_always_fails_does_not_delay_the_others(
     del desk.hub.pulls[2]  # GitHub no longer has it
     for _ in range(20):
         await desk.world.clock.advance(POLL)
-        await poller.poll()
+        await poll(poller)
     seen = {row.number: row.looked_at for row in await desk.rows()}
     assert seen[1] is not None and get_time(desk.world.clock) - seen[1] <= timedelta(seconds=4 * POLL)
 
@@ -205,7 +205,7 @@ async def test_the_branch_of_a_merge_before_a_crash_is_deleted(desk: Desk, polle
         assert stored is not None
         stored.state, stored.merged_at = PullState.MERGED, get_time(desk.world.clock)
     await desk.world.clock.advance(POLL)
-    await poller.poll()
+    await poll(poller)
     assert "task-1" not in desk.branches() and (await desk.kinds())[-1] == "branch_deleted"
     assert desk.hub.asked == 0
 
@@ -213,8 +213,14 @@ async def test_the_branch_of_a_merge_before_a_crash_is_deleted(desk: Desk, polle
 async def test_archived_projects_are_not_polled(desk: Desk, poller: PullRequestPoller) -> None:
     await desk.world.projects.update(desk.owner, desk.project.id, archived=True)
     await desk.world.clock.advance(POLL)
-    await poller.poll()
+    await poll(poller)
     assert desk.hub.asked == 0
+
+
+async def poll(poller: PullRequestPoller) -> None:
+    """Poll what is due now, to the end."""
+    await poller.poll()
+    await poller.wait()
 
 
 async def mark_due(desk: Desk) -> None:

@@ -12,7 +12,7 @@ from sandyard.platform.domain.git.model import PREPARED_BRANCH
 from sandyard.platform.domain.repositories.errors import GitFailedError
 from sandyard.platform.domain.repositories.model import Bundle
 from tests.integration.platform.domain.git.test_sandbox_git import (  # noqa: F401 - fixtures
-    ODD,
+    ODD_NAMES,
     SandboxCheckout,
     bundle,
     config,

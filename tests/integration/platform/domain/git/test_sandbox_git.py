@@ -40,7 +40,7 @@ from tests.integration.platform.domain.sandboxes.e2b.conftest import (  # noqa: 
     sandbox,
 )
 
-ODD = [
+ODD_NAMES = [
     b"with space",
     b"tab\there",
     b"new\nline",
@@ -88,7 +88,7 @@ def upstream(tmp_path: Path) -> Repository:
     repository.write("run.sh", "echo hi\n", 0o755)
     (repository.path / "link").symlink_to("a.txt")
     repository.write(".gitignore", "ignored\n*.log\n")
-    for name in ODD:
+    for name in ODD_NAMES:
         repository.write(b"odd/" + name, name)
     repository.commit("feat: begin", **{"a.txt": TEXT, "b.txt": TEXT, "c.txt": TEXT})
     return repository
@@ -155,7 +155,7 @@ async def test_a_checkout_equals_a_clone(guest: SandboxCheckout, upstream: Repos
     assert f"refs/remotes/origin/main {upstream.head}" in output
     assert f"refs/heads/task/1 {upstream.head}" in output
     assert "sandyard-begun" not in output
-    for name in ODD:
+    for name in ODD_NAMES:
         assert await guest.sh('cat -- "$1"', os.fsdecode(b"odd/" + name)) == os.fsdecode(name)
     assert await guest.list_leftovers() == ""
 
@@ -381,14 +381,14 @@ async def test_commits_are_received_and_branches_tracked(
 
 async def test_changes_are_listed_staged_and_committed(guest: SandboxCheckout, upstream: Repository) -> None:
     await guest.write("a.txt", "changed")
-    for name in ODD:
+    for name in ODD_NAMES:
         await guest.write(b"more/" + name, "new")
     await guest.sh(
         "git config status.showUntrackedFiles no; git config core.quotePath false; git config status.renames false"
     )
     status = await guest.get_status()
     assert StatusEntry("a.txt", worktree=Change.MODIFIED) in status.entries
-    names = {os.fsdecode(b"more/" + name) for name in ODD}
+    names = {os.fsdecode(b"more/" + name) for name in ODD_NAMES}
     assert {e.path for e in status.entries if e.worktree is Change.UNTRACKED} == {
         os.fsencode(name).decode(errors="replace") for name in names
     }
@@ -656,7 +656,7 @@ async def test_changes_made_by_a_program_are_undone(guest: SandboxCheckout) -> N
     await guest.sh("git add a.txt; rm b.txt; truncate -s 101M large.bin")
     state, before = await guest.describe_state(), (await guest.save_work_tree()).commit
     assert await guest.undo_changes(before) == UndoneChanges(before, 0)
-    for name in ODD:
+    for name in ODD_NAMES:
         await guest.write(b"mine/cache/" + name)
     await guest.sh(
         "echo check >>mine/new.txt; echo check >a.txt; rm c.txt run.sh; mkdir run.sh; echo >run.sh/inside; echo >b.txt; echo >out.txt; "
@@ -666,7 +666,7 @@ async def test_changes_made_by_a_program_are_undone(guest: SandboxCheckout) -> N
     )
     undone = await guest.undo_changes(before)
     assert undone is not None
-    assert (undone.count, len(undone.paths)) == (len(ODD) + 9, len(ODD) + 9)
+    assert (undone.count, len(undone.paths)) == (len(ODD_NAMES) + 9, len(ODD_NAMES) + 9)
     assert {"mine/cache/with space", "mine/new.txt", "out.txt", "nested", "c.txt"} < set(undone.paths)
     assert await guest.sh("rm ignored; git show $1:out.txt | wc -l", undone.commit) == "1\n", "nothing is lost"
     assert await guest.describe_state() == state
@@ -734,7 +734,9 @@ async def test_saving_a_work_tree_changes_nothing_and_it_can_be_restored_elsewhe
         await other.restore_work_tree(tree.commit)
         after = await other.describe_state()
         assert after == before
-    assert (await other.save_work_tree()).commit == tree.commit
+    saved = await other.save_work_tree()
+    assert saved.commit != tree.commit, "another sandbox, another commit"
+    await other.sh(f"git diff --exit-code {tree.commit} {saved.commit}")
 
 
 async def test_a_work_tree_is_restored_over_any_state(
@@ -823,6 +825,7 @@ class HostileProgramRunner(ProgramRunner):
     """A sandbox whose git prints arbitrary output."""
 
     def __init__(self, output: bytes) -> None:
+        self.engine_id = "hostile"
         self.output = output
 
     async def run(self, *_: object, **__: object) -> ProgramResult:  # type: ignore[override]

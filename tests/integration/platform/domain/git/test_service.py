@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -154,6 +156,67 @@ async def test_a_session_becomes_a_branch_on_the_remote(harness: GitHarness) -> 
     assert [one.id for one in await git.list_commits(harness.owner, sandbox.id)] == [commit]
     commits, compared = await git.compare(harness.owner, harness.project_id, "main", checkout.branch)
     assert [one.id for one in commits] == [commit] and len(compared.files) == 2
+
+
+async def test_a_fork_of_a_session_continues_its_work_on_a_branch_of_its_own(harness: GitHarness) -> None:
+    services = harness.yard.services
+    row, sandbox = await harness.create_session()
+    first = await harness.commit(sandbox, "feat: begin", begun="begun\\n")
+    await harness.complete(await services.git.checkpoint(harness.owner, sandbox.id))
+    await harness.run(sandbox, "echo half > unfinished.txt")
+
+    copy, copied = await services.sessions.fork(harness.owner, row.id)
+    assert (copy.title, copy.project_id, copied.session_id) == ("Fork of Untitled session", row.project_id, copy.id)
+    page = await services.git.list_operations(harness.owner, PageRequest(), sandbox_id=copied.id)
+    branch = (await harness.complete(page.items[0]))["branch"]
+    assert branch == f"session/fork-of-untitled-session-{copy.id[-4:]}"
+    assert (
+        await harness.run(copied, "cat begun.txt unfinished.txt; git branch --show-current")
+        == f"begun\nhalf\n{branch}\n"
+    )
+
+    assert (await harness.push(copied))["commit"] == first, "the commits of the original are the copy's, too"
+    second = await harness.commit(copied, "feat: go on")
+    await services.sessions.delete(harness.owner, row.id)
+    assert (await harness.push(copied))["commit"] == second
+    assert harness.origin.branches[branch] == second
+    assert harness.origin.git("log", "--format=%s", "main.." + branch).splitlines() == ["feat: go on", "feat: begin"]
+
+
+async def test_forks_of_a_session_whose_commits_were_never_sent_all_continue_its_work(harness: GitHarness) -> None:
+    services = harness.yard.services
+    row, sandbox = await harness.create_session()
+    first = await harness.commit(sandbox, "feat: begin", begun="begun\\n")
+    forks = [await services.sessions.fork(harness.owner, row.id) for _ in range(2)]
+    for _, copied in forks:
+        page = await services.git.list_operations(harness.owner, PageRequest(), sandbox_id=copied.id)
+        await harness.complete(page.items[0])
+    await services.git.recover()  # keeps their commits
+    await services.sessions.delete(harness.owner, row.id)
+    for _, copied in forks:
+        assert (await harness.push(copied))["commit"] == first
+
+
+async def test_a_fork_without_a_branch_of_its_own_cannot_push_to_its_originals(harness: GitHarness) -> None:
+    """A program in the sandbox can make git fail at that moment and repair it afterwards."""
+    services = harness.yard.services
+    row, sandbox = await harness.create_session()
+    first = await harness.commit(sandbox, "feat: begin", begun="begun\\n")
+    original = (await harness.push(sandbox))["branch"]
+    await harness.run(sandbox, "cp .git/config /tmp/config && echo '[broken' >> .git/config")
+    _, copied = await services.sessions.fork(harness.owner, row.id)
+    page = await services.git.list_operations(harness.owner, PageRequest(), sandbox_id=copied.id)
+    with pytest.raises(OperationFailedError):
+        await harness.complete(page.items[0])
+    await harness.run(copied, "cp /tmp/config .git/config")
+    second = await harness.commit(copied, "feat: go on", more="more")
+    with pytest.raises(OperationFailedError):
+        await harness.push(copied)
+    assert harness.origin.branches[original] == first
+
+    await harness.complete(await services.git.create_branch(harness.owner, copied.id, name="own"))
+    assert (await harness.push(copied))["commit"] == second
+    assert (harness.origin.branches["own"], harness.origin.branches[original]) == (second, first)
 
 
 async def test_a_taken_branch_name_is_avoided(harness: GitHarness) -> None:
@@ -498,6 +561,38 @@ exec /usr/bin/git "$@"
     assert list(harness.origin.branches) == ["main"]
     await harness.run(sandbox, "rm ~/bin/git")
     assert (await harness.push(sandbox))["commit"] == mine
+
+
+async def test_a_sandbox_cannot_send_the_commit_of_another_in_an_empty_bundle(harness: GitHarness) -> None:
+    services = harness.yard.services
+    _, secret = await harness.create_session()
+    theirs = await harness.commit(secret, secret="s3cret")
+    await harness.complete(await services.git.checkpoint(harness.owner, secret.id))
+    _, sandbox = await harness.create_session()
+    await harness.commit(sandbox, a="x")
+    pack = b"PACK\0\0\0\2\0\0\0\0"
+    pack += hashlib.sha1(pack).digest()
+    bundle = base64.b64encode(f"# v2 git bundle\n{theirs} refs/sandyard/sent\n\n".encode() + pack).decode()
+    fake_git = f"""#!/bin/bash
+if [[ " $* " == *" bundle create "* ]]; then echo {bundle} | base64 -d; exit; fi
+exec /usr/bin/git "$@"
+"""
+    await harness.run(sandbox, f"mkdir -p ~/bin && cat > ~/bin/git <<'E'\n{fake_git}\nE\nchmod +x ~/bin/git")
+    await harness.run(
+        sandbox, "echo 'PATH=$HOME/bin:$PATH' >> ~/.profile; echo 'PATH=$HOME/bin:$PATH' >> ~/.bash_profile"
+    )
+    with pytest.raises(OperationFailedError, match="another sandbox") as error:
+        await harness.complete(await services.git.checkpoint(harness.owner, sandbox.id))
+    assert error.value.code == "unsafe_commits"
+
+
+async def test_equal_work_trees_of_two_sandboxes_are_saved(harness: GitHarness) -> None:
+    for _ in range(2):
+        _, sandbox = await harness.create_session()
+        await harness.run(sandbox, "git checkout -q main && echo loose > l.txt")
+        for _ in range(2):
+            saved = await harness.complete(await harness.yard.services.git.checkpoint(harness.owner, sandbox.id))
+            assert saved["changed"] == 1
 
 
 async def test_a_paused_sandbox_is_not_compared_with_commits_of_others(harness: GitHarness) -> None:

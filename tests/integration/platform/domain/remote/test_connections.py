@@ -84,12 +84,12 @@ async def test_only_traffic_keeps_the_sandbox_awake(yard: Yard) -> None:
         await read_banner(connection)
         yard.clock.advance(100)
         await connection.send(b"SSH-2.0-Test\r\n")
-        await yard.services.maintenance.pause_idle()
+        await yard.finish_round(yard.services.maintenance.pause_idle())
         assert (await yard.reload(row)).status == "running"
         while len(await connection.receive() or b"") < 100:  # the reply of sshd
             pass
         yard.clock.advance(100)
-        await yard.services.maintenance.pause_idle()
+        await yard.finish_round(yard.services.maintenance.pause_idle())
         assert (await yard.reload(row)).status == "paused"
         await connection.check(yard.owner)
         with pytest.raises(SshSandboxPausedError):

@@ -200,6 +200,38 @@ async def test_commits_on_unknown_parents_are_refused(refreshed: MirrorHarness) 
     await expect_refused(refreshed, refreshed.create_bundle("HEAD", "--not", "HEAD~1"), match="never seen")
 
 
+async def test_a_commit_of_another_sandbox_is_refused(refreshed: MirrorHarness) -> None:
+    """The bundle lacks the commit, which is found because the mirror has it for another sandbox."""
+    mirror, other = refreshed.mirror, "refs/sandyard/sandboxes/s2/head"
+    theirs = refreshed.commit_in_guest({"secret": "s3cret"})
+    await mirror.import_bundle(refreshed.create_bundle("HEAD", "--not", "origin/main"), {"HEAD": other})
+    tag = f"object {theirs}\ntype commit\ntag v1\ntagger ".encode() + PERSON + b"\n\nx\n"
+    by_name = write_bundle(refreshed, theirs, build_pack())
+    with pytest.raises(UnsafeBundleError, match="another sandbox"):
+        await mirror.import_bundle(by_name, {"HEAD": REF})
+    # a delta of the commit that copies all of it, so that the pack contains the commit
+    content = git("cat-file", "commit", theirs, cwd=refreshed.clone_guest())
+    size = bytes([len(content) & 127 | 128, len(content) >> 7])
+    copy = size + size + b"\xb0" + struct.pack("<H", len(content))
+    by_delta = write_bundle(refreshed, theirs, build_pack((DELTA, copy), base=theirs))
+    with pytest.raises(UnsafeBundleError):
+        await mirror.import_bundle(by_delta, {"HEAD": REF})
+    by_tag = write_bundle(refreshed, hash_object(TAG, tag), build_pack((TAG, tag)))
+    with pytest.raises(UnsafeBundleError, match="another sandbox"):
+        await mirror.import_bundle(by_tag, {"HEAD": "refs/sandyard/tags/v1"})
+    assert await mirror.list_refs("refs/sandyard") == {other: theirs}
+
+    by_name = write_bundle(refreshed, theirs, build_pack())
+    assert await mirror.import_bundle(by_name, {"HEAD": REF}, own_refs=[other]) == {REF: theirs}
+    for ref in (other, REF):
+        await mirror.delete_ref(ref)  # like a crash before the refs were set
+    assert await mirror.import_bundle(by_name, {"HEAD": REF}) == {REF: theirs}
+    main = refreshed.site.head("main")
+    assert main is not None
+    by_name = write_bundle(refreshed, main, build_pack())
+    assert await mirror.import_bundle(by_name, {"HEAD": "refs/sandyard/sandboxes/s3/head"})
+
+
 async def test_malformed_commits_are_refused(refreshed: MirrorHarness) -> None:
     tree = encode_entry(b"100644", b"a", HELLO_ID)
     for who in (b"A <a@b> 99999999999999999999 +0000", b"no address", b"A <a@b>\nauthor B <b@c> 1 +0000"):
@@ -325,7 +357,7 @@ async def test_concurrent_imports_are_limited_per_user_and_in_total(
 ) -> None:
     running, highest, limit_reached, proceed = 0, 0, asyncio.Event(), asyncio.Event()
 
-    async def import_held(bare: BareRepository, path: Path, refs: Mapping[str, str], *, limit: int) -> dict[str, str]:
+    async def import_held(bare: BareRepository, path: Path, refs: Mapping[str, str], **_: object) -> dict[str, str]:
         nonlocal running, highest
         running += 1
         highest = max(highest, running)

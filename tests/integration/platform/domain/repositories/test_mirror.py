@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
 import os
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,11 +18,12 @@ from sandyard.platform.domain.repositories.errors import (
     RemoteMissingError,
     RemoteRefusedError,
     RemoteUnreachableError,
+    RepositoryInvalidError,
     TooMuchError,
 )
 from sandyard.platform.domain.repositories.merge_tree import find_conflicts
 from sandyard.platform.domain.repositories.model import Bundle, Conflicts
-from sandyard.platform.domain.repositories.remote import parse_remote
+from sandyard.platform.domain.repositories.remote import Remote, parse_remote
 from tests.forge.repositories import git
 from tests.integration.platform.domain.repositories.mirrored import MirrorHarness
 
@@ -145,6 +151,96 @@ async def test_a_repository_larger_than_the_limit_is_not_fetched(harness: Mirror
     harness.restart(git_repository_limit=8 << 20)
     await harness.refresh()
     assert await harness.mirror.list_branches() == harness.site.branches()
+
+
+async def test_loose_objects_count_towards_the_limit(harness: MirrorHarness) -> None:
+    harness.restart(git_repository_limit=4 << 20)
+    await harness.refresh()
+    (harness.mirror.objects / "aa").mkdir(exist_ok=True)
+    (harness.mirror.objects / "aa" / ("b" * 38)).write_bytes(bytes(4 << 20))
+    harness.site.commit({"more": "x"})
+    with pytest.raises(TooMuchError, match="git_repository_limit"):
+        await harness.refresh()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serve_dumb(folder: Path) -> Iterator[Remote]:
+    """Serve a repository as plain files, which is git's dumb HTTP protocol."""
+    handler = partial(QuietHandler, directory=str(folder.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield parse_remote(f"http://127.0.0.1:{server.server_port}/{folder.name}")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+async def test_a_dumb_http_remote_is_refused(harness: MirrorHarness) -> None:
+    """Git applies neither the size limit nor fsck to what it downloads from one."""
+    harness.restart(git_repository_limit=2 << 20)
+    site = harness.site
+    for number in range(3):
+        site.commit({f"big{number}": os.urandom(1 << 20)})
+        site.git("repack", "-q", "-d")
+    site.git("update-server-info")
+    with serve_dumb(site.path) as dumb:
+        with pytest.raises(RepositoryInvalidError, match="dumb HTTP protocol"):
+            await harness.mirror.refresh(dumb, None)
+        assert not harness.mirror.exists
+        assert harness.mirror.get_objects_size() == 0
+        harness.restart(git_repository_limit=8 << 20)
+        await harness.refresh()
+        before, size = await harness.mirror.list_branches(), harness.mirror.get_objects_size()
+        site.commit({"more": "x"})
+        site.git("update-server-info")
+        with pytest.raises(RepositoryInvalidError, match="dumb HTTP protocol"):
+            await harness.mirror.refresh(dumb, None)
+        assert (await harness.mirror.list_branches(), harness.mirror.get_objects_size()) == (before, size)
+    assert harness.sleeps == []
+
+
+async def test_known_commits_are_not_fetched_again(harness: MirrorHarness) -> None:
+    site = harness.site
+    for number in range(40):
+        site.commit({"file": os.urandom(10_000)}, branch=f"b{number}")
+    site.commit({"big": os.urandom(1 << 20)}, branch="old")
+    await harness.refresh()
+    size, before = harness.mirror.get_objects_size(), len(harness.server.requests)
+    site.delete_branch("b0")
+    await harness.refresh()
+    site.git("branch", "-m", "old", "new")
+    site.git("branch", "copy", "b1")
+    site.git("tag", "v1", "b2")
+    await harness.refresh()
+    assert await harness.mirror.list_branches() == site.branches()
+    assert {request.what for request in harness.server.requests[before:]} == {"refs"}
+    site.commit({"more": "x"})
+    await harness.refresh()
+    assert await harness.mirror.list_branches() == site.branches()
+    assert harness.mirror.get_objects_size() < size + 10_000
+
+
+async def test_a_shallow_remote_is_refused(harness: MirrorHarness) -> None:
+    await harness.refresh()
+    before = await harness.mirror.list_branches()
+    boundary = harness.site.commit({"b": "b"})
+    harness.site.commit({"c": "c"})
+    harness.site.commit({"d": "d"}, branch="other")
+    (harness.site.path / "shallow").write_text(f"{boundary}\n")
+    with pytest.raises(RepositoryInvalidError, match="shallow"):
+        await harness.refresh()
+    assert await harness.mirror.list_branches() == before
+    (harness.site.path / "shallow").unlink()
+    await harness.refresh()
+    assert await harness.mirror.list_branches() == harness.site.branches()
+    git("fsck", "--connectivity-only", cwd=harness.mirror.folder)
 
 
 async def test_ref_names_that_are_not_utf_8_are_left_out(harness: MirrorHarness) -> None:

@@ -161,7 +161,9 @@ async def test_a_tag_is_pushed_once_and_never_moved(refreshed: MirrorHarness) ->
     await refreshed.import_commit({"a": "a"})
     git("tag", "-a", "v1", "-m", "one", cwd=refreshed.clone_guest())
     path = refreshed.create_bundle("refs/tags/v1", "--not", "origin/main")
-    await refreshed.mirror.import_bundle(path, {"refs/tags/v1": "refs/sandyard/tags/v1"})
+    await refreshed.mirror.import_bundle(
+        path, {"refs/tags/v1": "refs/sandyard/tags/v1"}, own_refs=["refs/sandyard/guest"]
+    )
     for _ in range(2):
         await refreshed.mirror.push_tag(refreshed.remote, refreshed.credential, "v1")
     tag = refreshed.site.tags()["v1"]

@@ -127,7 +127,7 @@ async def test_a_sandbox_can_be_destroyed_by_another_process_while_it_is_provisi
 async def test_a_sandbox_created_before_a_crash_is_adopted(yard: Yard) -> None:
     row = await add_row(yard)
     engine_id = await create_in_engine(yard, row)
-    await yard.services.maintenance.reconcile()
+    await yard.finish_round(yard.services.maintenance.reconcile())
     found = await yard.services.lifecycle.wait_until_provisioned(row.id)
     assert (found.status, found.engine_id) == ("running", engine_id)
     assert await yard.list_engine_ids() == {engine_id}
@@ -180,7 +180,7 @@ async def test_a_fork_is_an_independent_copy(yard: Yard) -> None:
     assert await yard.run(copy, "cat /tmp/file") == "one\ntwo\n"
     assert await yard.run(parent, "cat /tmp/file") == "one\n"
     for _ in range(2):
-        await yard.services.maintenance.reconcile()
+        await yard.finish_round(yard.services.maintenance.reconcile())
     assert await yard.get_engine_state(copy) == "running", "it has the metadata of its parent, but its own row"
     await yard.services.sandboxes.destroy_sandbox(yard.owner, parent.id)
     assert await yard.get_engine_state(copy) == "running"
@@ -351,7 +351,7 @@ async def test_destroy_is_completed_when_the_engine_is_back(yard: Yard) -> None:
         await yard.start(row, "true")
     await yard.reconnect_engine()
     assert await yard.get_engine_state(row) == "running"
-    await yard.services.maintenance.reconcile()
+    await yard.finish_round(yard.services.maintenance.reconcile())
     assert (await yard.reload(row)).status == "destroyed"
     assert await yard.get_engine_state(row) == "gone"
 
@@ -383,7 +383,7 @@ async def has_output(yard: Yard, command_id: str) -> bool:
 async def test_usage_of_a_paused_sandbox_is_its_last_sample(yard: Yard) -> None:
     row, sandboxes = await yard.create_sandbox(), yard.services.sandboxes
     await until(lambda: sandboxes.usage(yard.owner, row.id), "a sample")
-    await yard.services.maintenance.check_health()
+    await yard.finish_round(yard.services.maintenance.check_health())
     kept = (await yard.reload(row)).usage
     assert kept and kept["memory_bytes"] > 0
     await sandboxes.pause(yard.owner, row.id)

@@ -52,18 +52,18 @@ async def test_only_sandboxes_that_are_not_in_use_are_paused(yard: Yard) -> None
     for command in (foreground, background):
         await until(lambda command=command: is_running(yard, command.id), "the command runs")  # type: ignore[misc]
     yard.clock.advance(50)
-    await maintenance.pause_idle()
+    await yard.finish_round(maintenance.pause_idle())
     for row in (used, silent, unused):
         assert (await yard.reload(row)).status == "running", "it has not been idle long enough"
     yard.clock.advance(15)
-    await maintenance.pause_idle()
+    await yard.finish_round(maintenance.pause_idle())
     assert [(await yard.reload(row)).status for row in (used, silent, unused)] == ["running", "paused", "paused"]
     assert [await yard.get_engine_state(row) for row in (used, silent, unused)] == ["running", "paused", "paused"]
     await yard.services.commands.kill(yard.owner, foreground.id)
-    await maintenance.pause_idle()
+    await yard.finish_round(maintenance.pause_idle())
     assert (await yard.reload(used)).status == "running", "it was in use until now"
     yard.clock.advance(65)
-    await maintenance.pause_idle()
+    await yard.finish_round(maintenance.pause_idle())
     assert (await yard.reload(used)).status == "paused"
 
 
@@ -79,7 +79,7 @@ async def test_output_of_a_background_command_keeps_its_sandbox_awake(yard: Yard
     await yard.run(row, "touch /tmp/go", background=True)
     await yard.wait(command)
     yard.clock.advance(55)
-    await yard.services.maintenance.pause_idle()
+    await yard.finish_round(yard.services.maintenance.pause_idle())
     assert (await yard.reload(row)).status == "running"
 
 
@@ -93,14 +93,14 @@ async def test_the_last_use_survives_a_restart(
     clock = MovableClock()
     async with open_yard(tmp_path, engine_process, monkeypatch, clock) as yard:
         early, late = [await yard.create_sandbox(idle_seconds=100) for _ in range(2)]
-        await yard.services.maintenance.check_health()
+        await yard.finish_round(yard.services.maintenance.check_health())
         clock.advance(60)
         await yard.run(late, "true")
-        await yard.services.maintenance.check_health()
+        await yard.finish_round(yard.services.maintenance.check_health())
         assert (await yard.reload(late)).used_at > (await yard.reload(early)).used_at  # type: ignore[operator]
     clock.advance(60)
     async with open_yard(tmp_path, engine_process, monkeypatch, clock) as yard:
-        await yard.services.maintenance.pause_idle()
+        await yard.finish_round(yard.services.maintenance.pause_idle())
         assert (await yard.reload(early)).status == "paused"
         assert (await yard.reload(late)).status == "running"
         await kill_sandboxes(yard)
@@ -115,7 +115,7 @@ async def test_a_sandbox_lost_by_the_engine_fails_with_its_commands(yard: Yard) 
     await until(lambda: has_output(yard, command.id, 5), "there is output")
     assert row.engine_id
     await yard.services.engine.kill(row.engine_id)
-    await yard.services.maintenance.reconcile()
+    await yard.finish_round(yard.services.maintenance.reconcile())
     found = await yard.reload(row)
     assert (found.status, found.error_code) == ("error", "sandbox_lost")
     done = await yard.wait(command)
@@ -130,7 +130,7 @@ async def test_pauses_and_resumes_by_the_engine_are_recorded(yard: Yard) -> None
     await yard.services.engine.pause(paused.engine_id)
     await yard.services.sandboxes.pause(yard.owner, woken.id)
     await yard.services.engine.resume(woken.engine_id, 600)
-    await yard.services.maintenance.reconcile()
+    await yard.finish_round(yard.services.maintenance.reconcile())
     assert [(await yard.reload(row)).status for row in (paused, woken)] == ["paused", "running"]
     assert [await yard.get_engine_state(row) for row in (paused, woken)] == ["paused", "running"]
 
@@ -147,7 +147,7 @@ async def test_a_list_from_before_a_resume_does_not_undo_it(yard: Yard, monkeypa
         return found
 
     monkeypatch.setattr(yard.services.engine, "list", list_and_resume)
-    await yard.services.maintenance.reconcile()
+    await yard.finish_round(yard.services.maintenance.reconcile())
     assert ((await yard.reload(row)).status, await yard.get_engine_state(row)) == ("running", "running")
     assert (await yard.list_event_kinds(row))[2:] == ["sandbox.paused", "sandbox.resumed"]
 
@@ -157,7 +157,7 @@ async def test_the_health_check_notices_paused_and_lost_sandboxes(yard: Yard) ->
     assert paused.engine_id and gone.engine_id
     await yard.services.engine.pause(paused.engine_id)
     await yard.services.engine.kill(gone.engine_id)
-    await yard.services.maintenance.check_health()
+    await yard.finish_round(yard.services.maintenance.check_health())
     assert [(await yard.reload(row)).status for row in (paused, gone, fine)] == ["paused", "error", "running"]
     assert (await yard.reload(fine)).seen_at > fine.seen_at  # type: ignore[operator]
     assert await yard.get_engine_state(paused) == "paused"
@@ -170,12 +170,12 @@ async def test_a_sandbox_that_cannot_be_checked_does_not_block_the_others(
     requested = await yard.create_sandbox()
     fail_for(yard, monkeypatch, "get_usage", broken)
     fail_for(yard, monkeypatch, "kill", broken)
-    await yard.services.maintenance.check_health()
+    await yard.finish_round(yard.services.maintenance.check_health())
     assert (await yard.reload(fine)).seen_at > fine.seen_at  # type: ignore[operator]
     for row in (broken, requested):
         await yard.services.lifecycle.repository.note(row.id, destroy_requested_at=utc_now())
     yard.services.maintenance.reconciled.clear()
-    await yard.services.maintenance.reconcile()
+    await yard.finish_round(yard.services.maintenance.reconcile())
     assert yard.services.maintenance.reconciled.is_set()
     assert [(await yard.reload(row)).status for row in (broken, requested)] == ["running", "destroyed"]
     monkeypatch.undo()
@@ -202,11 +202,11 @@ async def test_untracked_sandboxes_are_killed_at_the_second_check_and_those_of_o
     failed = await yard.create_sandbox()
     assert failed.engine_id
     await yard.services.lifecycle.mark_lost(failed.id)
-    await yard.services.maintenance.reconcile()
+    await yard.finish_round(yard.services.maintenance.reconcile())
     assert {unknown, failed.engine_id, ours.engine_id} == await yard.list_engine_ids(), "its row may not be updated yet"
-    await yard.services.maintenance.reconcile()
+    await yard.finish_round(yard.services.maintenance.reconcile())
     assert await yard.list_engine_ids() == {ours.engine_id}
-    await yard.services.maintenance.reconcile()
+    await yard.finish_round(yard.services.maintenance.reconcile())
     assert (await yard.services.engine.get_info(others)).state == "running"
     assert (await yard.reload(ours)).status == "running"
     await yard.services.engine.kill(others)
@@ -221,10 +221,10 @@ async def test_a_sandbox_whose_row_is_still_provisioning_is_not_killed(
     engine_id = await create_untracked_sandbox(yard, yard.services.lifecycle.instance, row.id)
     monkeypatch.setattr(yard.services.lifecycle, "provision", lambda _: None)  # it is being provisioned elsewhere
     for _ in range(3):
-        await yard.services.maintenance.reconcile()
+        await yard.finish_round(yard.services.maintenance.reconcile())
     assert await yard.list_engine_ids() == {engine_id}
     await yard.create_second_lifecycle().destroy(row)
-    await yard.services.maintenance.reconcile()
+    await yard.finish_round(yard.services.maintenance.reconcile())
     assert await yard.list_engine_ids() == set()
 
 
@@ -234,16 +234,16 @@ async def test_an_engine_outage_changes_no_state(yard: Yard) -> None:
     before = await yard.list_event_kinds()
     await yard.engine_proxy.stop()
     with pytest.raises(EngineUnreachableError):
-        await yard.services.maintenance.reconcile()
-    await yard.services.maintenance.check_health()
+        await yard.finish_round(yard.services.maintenance.reconcile())
+    await yard.finish_round(yard.services.maintenance.check_health())
     yard.clock.advance(1000)
-    await yard.services.maintenance.pause_idle()
+    await yard.finish_round(yard.services.maintenance.pause_idle())
     assert [(await yard.reload(row)).status for row in (running, paused)] == ["running", "paused"]
     assert await yard.list_event_kinds() == before
     await yard.reconnect_engine()
-    await yard.services.maintenance.reconcile()
+    await yard.finish_round(yard.services.maintenance.reconcile())
     assert await yard.list_event_kinds() == before
-    await yard.services.maintenance.pause_idle()
+    await yard.finish_round(yard.services.maintenance.pause_idle())
     assert (await yard.reload(running)).status == "paused"
 
 
@@ -296,9 +296,9 @@ async def test_a_sandbox_paused_while_the_platform_was_down_is_kept(
     await engine.pause(row.engine_id)
     await engine.close()
     async with open_yard(tmp_path, engine_process, monkeypatch) as yard:
-        await yard.services.maintenance.check_health()
+        await yard.finish_round(yard.services.maintenance.check_health())
         for _ in range(3):
-            await yard.services.maintenance.reconcile()
+            await yard.finish_round(yard.services.maintenance.reconcile())
         assert ((await yard.reload(row)).status, await yard.get_engine_state(row)) == ("paused", "paused")
         assert await yard.run(row, "cat /tmp/file") == "kept\n"
         await kill_sandboxes(yard)
@@ -320,11 +320,11 @@ async def test_agent_is_stopped_and_sandbox_paused_when_the_owner_loses_access(y
         sandboxes[name] = await yard.services.lifecycle.wait_until_provisioned(sandbox.id)
         words = [{"type": "text", "text": "run: sleep 1000"}]
         await yard.services.turns.prompt(owner, row.id, words)
-    await yard.services.maintenance.stop_without_access()
+    await yard.finish_round(yard.services.maintenance.stop_without_access())
     assert {(await yard.services.lifecycle.repository.get(row.id)).status for row in sandboxes.values()} == {"running"}
     await yard.services.users.update(ROOT, disabled.user_id, disabled=True)
     await yard.services.projects.remove_member(yard.owner, project_id, removed.user_id)
-    await yard.services.maintenance.stop_without_access()
+    await yard.finish_round(yard.services.maintenance.stop_without_access())
     states = {name: (await yard.services.lifecycle.repository.get(row.id)).status for name, row in sandboxes.items()}
     assert states == {"disabled": "paused", "removed": "paused", "member": "running"}
     async with yard.services.database.reading() as session:
@@ -339,10 +339,10 @@ async def test_a_sandbox_of_a_removed_owner_that_the_engine_resumed_is_paused_ag
     row = await yard.services.sandboxes.create_sandbox(removed, project_id=project_id)
     assert row.engine_id
     await yard.services.projects.remove_member(yard.owner, project_id, removed.user_id)
-    await yard.services.maintenance.stop_without_access()
+    await yard.finish_round(yard.services.maintenance.stop_without_access())
     await yard.services.engine.resume(row.engine_id, 600)
-    await yard.services.maintenance.reconcile()
-    await yard.services.maintenance.stop_without_access()
+    await yard.finish_round(yard.services.maintenance.reconcile())
+    await yard.finish_round(yard.services.maintenance.stop_without_access())
     assert ((await yard.reload(row)).status, await yard.get_engine_state(row)) == ("paused", "paused")
     with pytest.raises(OwnerWithoutAccessError):
         await yard.services.commands.execute(removed, row.id, NewCommand(command="true", timeout_s=10))

@@ -73,7 +73,7 @@ async def test_a_policy_change_during_an_engine_outage_is_applied_later(yard: Ya
     await yard.services.lifecycle.apply_network(project)
     assert (await yard.reload(row)).network is None
     await yard.reconnect_engine()
-    await yard.services.maintenance.reconcile()
+    await yard.finish_round(yard.services.maintenance.reconcile())
     assert ((await yard.reload(row)).network, (await get_policy(yard, row))[0]) == ([], False)
 
 

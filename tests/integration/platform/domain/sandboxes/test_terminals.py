@@ -53,10 +53,10 @@ async def test_a_viewer_keeps_its_sandbox_awake(yard: Yard) -> None:
     shell_row = await terminals.open(yard.owner, row.id, 80, 24)
     async with terminals.view(yard.owner, row.id, shell_row.id):
         yard.clock.advance(100)
-        await yard.services.maintenance.pause_idle()
+        await yard.finish_round(yard.services.maintenance.pause_idle())
         assert (await yard.reload(row)).status == "running"
     yard.clock.advance(100)
-    await yard.services.maintenance.pause_idle()
+    await yard.finish_round(yard.services.maintenance.pause_idle())
     assert (await yard.reload(row)).status == "paused"
 
 

@@ -145,6 +145,11 @@ class Yard:
             found = await session.scalars(query if row is None else query.where(Event.sandbox_id == row.id))
             return [event.kind for event in found]
 
+    async def finish_round(self, starting: Awaitable[None]) -> None:
+        """Wait until all has ended that a round of the maintenance starts."""
+        await starting
+        await self.services.maintenance.wait()
+
     # the engine --------------------------------------------------------------------------------------------------------
 
     async def get_engine_state(self, row: Sandbox) -> str:
@@ -209,6 +214,7 @@ async def open_yard(
         async with wiring.opened(configured) as services:
             async with asyncio.timeout(DEADLINE):
                 await services.maintenance.reconciled.wait()
+                await services.maintenance.wait()
             yard = Yard(services, clock, engine_proxy, ROOT)
             users = (await services.users.list(ROOT, PageRequest())).items
             owner = next((user for user in users if user.name == "owner"), None)

@@ -115,7 +115,7 @@ async def test_a_lost_sandbox_is_replaced_from_the_last_checkpoint(yard: Yard) -
     await yard.run(row, "echo later > /home/user/file")
     assert row.engine_id
     await yard.services.engine.kill(row.engine_id)
-    await yard.services.maintenance.reconcile()
+    await yard.finish_round(yard.services.maintenance.reconcile())
     await sessions.archive(yard.owner, session.id)
     found, fresh = await sessions.provision(yard.owner, session.id)
     assert found.sandbox_id == fresh.id != row.id and found.archived_at is None

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +31,26 @@ def test_instances_do_not_share_ids(tmp_path: Path) -> None:
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ranges))
     assert all(end <= 2**31 for _, end in ranges)
     assert len({one.name for one in loaded}) == 5
+
+
+def test_instances_that_start_at_the_same_time_do_not_share_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one starts while the first has created its claim and not written it yet."""
+    second: list[instances.Instance] = []
+    other_engine = threading.Thread(target=lambda: second.append(_load(tmp_path, "two")))
+    write = json.dump
+
+    def start_other_engine(*arguments: Any) -> None:
+        if other_engine.ident is None:
+            other_engine.start()
+            other_engine.join(timeout=0.2)  # it has to wait for the first
+        write(*arguments)
+
+    monkeypatch.setattr(json, "dump", start_other_engine)
+    first = _load(tmp_path, "one")
+    other_engine.join()
+    assert first.first_uid != second[0].first_uid
 
 
 def test_the_range_of_a_deleted_data_directory_is_reused(tmp_path: Path) -> None:

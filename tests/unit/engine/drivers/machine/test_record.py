@@ -15,7 +15,7 @@ from sandyard.kit.errors import InvalidInputError
 
 
 async def test_a_record_can_be_restored_from_its_handle() -> None:
-    record = Record("one", "namespace", ("/a", "/b"), Limits(memory_mb=64))
+    record = Record("one", "namespace", ("/a", "/b"), Limits(memory_mb=64), containers=True)
     record.life = Life(10, 20, 30)
     handle = Handle(**json.loads(json.dumps(asdict(record.make_handle()))))
     assert parse_handle(handle) == (("/a", "/b"), Limits(memory_mb=64), Life(10, 20, 30))

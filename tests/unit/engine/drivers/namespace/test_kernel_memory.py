@@ -10,14 +10,18 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.drivers.machine.cgroups import MIN_SOCKET_MEMORY, SocketMemory
-from sandyard.engine.drivers.namespace import kernel_memory, socket_memory
+from sandyard.engine.drivers.namespace import kernel_memory, nested_networks, socket_memory
 from sandyard.engine.drivers.namespace.kernel_memory import (
     Ancestors,
+    ContainerSandboxes,
     Excess,
     GrowthDetector,
+    GrowthHistory,
     KernelMemoryLimits,
     KernelMemoryWatcher,
+    SoftirqMeter,
 )
+from sandyard.engine.drivers.namespace.nested_networks import NestedNetworks
 from sandyard.engine.drivers.namespace.socket_memory import TcpUsage
 
 NEVER = float("inf")
@@ -69,8 +73,8 @@ def test_memory_that_no_other_counter_claims_is_kernel_memory(tmp_path: Path) ->
 
 
 def test_netlink_sockets_are_counted_with_their_buffers() -> None:
-    assert kernel_memory.sum_netlink_bytes(NETLINK.splitlines()) == 8388352 + 768 + 3 * 2048
-    assert kernel_memory.sum_netlink_bytes([]) == 0
+    assert nested_networks.sum_netlink_bytes(NETLINK.splitlines()) == 8388352 + 768 + 3 * 2048
+    assert nested_networks.sum_netlink_bytes([]) == 0
 
 
 def test_sockets_that_hold_more_than_is_charged_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,3 +223,104 @@ async def test_sandboxes_are_checked_when_the_machine_holds_more_tcp_memory_than
     await guard.check_tcp(tcp)
     assert sorted(pid for action, pid in actions if action == "orphans") == orphans
     assert sorted(pid for action, pid in actions if action == "end") == ended
+
+
+def test_only_fast_growth_or_a_lot_of_it_is_excessive() -> None:
+    history = GrowthHistory()
+    for second, value in enumerate([1000, 1090, 1180, 1270, 1360]):
+        history.add(second, value)
+        assert not history.is_excessive(200), "90 per second"
+    history.add(5, 1410)
+    assert history.is_excessive(100), "four times the limit since the first value"
+    history.add(700, 1450)
+    assert not history.is_excessive(100), "ten minutes later"
+    history.add(701, 1551)
+    assert history.is_excessive(100)
+
+
+def test_a_machine_that_is_busy_with_packets_twice_in_a_row_is_busy(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    meter = SoftirqMeter(stat)
+    readings = []
+    for idle, softirq in [(0, 0), (100, 0), (110, 90), (120, 180), (220, 180)]:
+        stat.write_text(f"cpu  0 0 0 {idle} 0 0 {softirq} 0 0 0\ncpu0 1 2 3\n")
+        readings.append(meter.is_busy())
+    assert readings == [False, False, False, True, False]
+
+
+def test_nested_networks_that_hold_more_than_a_share_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {"a": 60, "b": 60, "c": 10, "d": 90}
+    queues = {"c": 401}
+
+    def measure(path: str, *_: object) -> int:
+        if path == "gone":
+            raise FileNotFoundError
+        return tables[path]
+
+    monkeypatch.setattr(nested_networks, "measure_tables", measure)
+    monkeypatch.setattr(nested_networks, "measure_queues", lambda path: queues.get(path, 0))
+    networks = {
+        "together": NestedNetworks({1: "a", 2: "gone", 3: "b"}),
+        "queues": NestedNetworks({4: "c"}),
+        "within": NestedNetworks({5: "d"}),
+    }
+    assert kernel_memory.find_nested_excess(networks, 100) == [
+        Excess("together", "nested", 120),
+        Excess("queues", "nested", 401),
+    ]
+
+
+def test_a_sandbox_with_a_tunnel_and_then_one_with_many_networks_is_suspected_first() -> None:
+    networks = {"many": NestedNetworks({1: "a", 2: "b"}), "none": NestedNetworks({})}
+    assert kernel_memory.find_suspect(networks) == [Excess("many", "unexplained", 2)]
+    networks["tunnel"] = NestedNetworks({3: "c"}, has_tunnel=True)
+    assert kernel_memory.find_suspect(networks) == [Excess("tunnel", "unexplained", 1)]
+    assert kernel_memory.find_suspect({}) == []
+
+
+@pytest.mark.parametrize("excessive", [False, True])
+async def test_without_an_explanation_a_sandbox_with_containers_is_ended_only_if_growth_is_excessive(
+    monkeypatch: pytest.MonkeyPatch, excessive: bool
+) -> None:
+    ended: list[int] = []
+    for name in ("find_netlink_excess", "find_sockets_excess", "find_locks_excess", "find_nested_excess"):
+        monkeypatch.setattr(kernel_memory, name, lambda *_: [])
+    monkeypatch.setattr(kernel_memory, "end_descendants", lambda pid: ended.append(pid) or True)
+    monkeypatch.setattr(
+        nested_networks, "find_nested_networks", lambda found, _: dict.fromkeys(found, NestedNetworks({}))
+    )
+    watcher = KernelMemoryWatcher(
+        KernelMemoryLimits(),
+        lambda: {"plain": 10, "with containers": 20},
+        lambda _: None,
+        lambda _: None,
+        list_with_containers=lambda: ContainerSandboxes({"with containers": 20}, {}),
+    )
+    assert await watcher.check_memory(1, excessive=excessive) is excessive
+    assert ended == ([20] if excessive else [])
+
+
+async def test_traffic_of_paused_sandboxes_is_stopped_and_processes_of_running_ones_are_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[int] = []
+    stopped: list[str] = []
+    received = {"running": iter([0, 10_000_000]), "paused": iter([5, 10_000_000]), "calm": iter([7, 8])}
+    monkeypatch.setattr(kernel_memory, "end_descendants", lambda pid: ended.append(pid) or True)
+    monkeypatch.setattr(kernel_memory, "_PACKETS_SECONDS", 0.001)
+    monkeypatch.setattr(
+        nested_networks, "find_nested_networks", lambda found, _: {name: NestedNetworks({1: name}) for name in found}
+    )
+    monkeypatch.setattr(nested_networks, "count_packets", lambda path: next(received[path]))
+    monkeypatch.setattr(nested_networks, "stop_traffic", stopped.append)
+    running = {"running": 20, "calm": 30}
+    watcher = KernelMemoryWatcher(
+        KernelMemoryLimits(),
+        lambda: running,
+        lambda _: None,
+        lambda _: None,
+        list_with_containers=lambda: ContainerSandboxes(running, {"paused": 40}),
+    )
+    await watcher.check_traffic()
+    assert sorted(stopped) == ["paused", "running"]
+    assert ended == [20]

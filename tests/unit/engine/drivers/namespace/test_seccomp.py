@@ -119,6 +119,33 @@ def test_creating_namespaces_is_forbidden(machine: str) -> None:
 
 
 @Machine
+def test_with_containers_only_namespaces_mounts_and_their_networks_are_allowed_in_addition(machine: str) -> None:
+    program = seccomp.make_program(machine, containers=True)
+    column = seccomp.MACHINES[machine][1]
+    for name, numbers in seccomp.FORBIDDEN.items():
+        if (number := numbers[column]) is not None:
+            expected = ALLOW if name in seccomp.FOR_CONTAINERS else EPERM
+            expected = ENOSYS if name in seccomp.MISSING_FOR_CONTAINERS else expected
+            assert run_filter(machine, number, program=program) == expected, name
+    for number in (numbers[column] for numbers in seccomp.MISSING.values()):
+        assert number is None or run_filter(machine, number, program=program) == ENOSYS
+    clone, unshare = syscall_number(machine, "clone"), syscall_number(machine, "unshare")
+    for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
+        assert run_filter(machine, clone, flag | 17, program=program) == ALLOW
+        assert run_filter(machine, unshare, flag, program=program) == ALLOW
+    assert run_filter(machine, unshare, 0x80, program=program) == EPERM  # CLONE_NEWTIME
+    socket = syscall_number(machine, "socket")
+    plain = {protocol for protocol in range(32) if run_filter(machine, socket, 16, 3, protocol) == ALLOW}
+    allowed = {
+        protocol for protocol in range(32) if run_filter(machine, socket, 16, 3, protocol, program=program) == ALLOW
+    }
+    assert allowed - plain == {12}  # NETLINK_NETFILTER
+    raw = {protocol for protocol in range(256) if run_filter(machine, socket, 2, 3, protocol, program=program) == ALLOW}
+    assert raw == {1, 58}
+    assert run_filter(machine, socket, 17, 3, program=program) != ALLOW  # AF_PACKET
+
+
+@Machine
 def test_terminal_injection_and_line_discipline_ioctls_are_forbidden(machine: str) -> None:
     ioctl = syscall_number(machine, "ioctl")
     for request in (0x5412, 0x541C, 0x5412 | 1 << 32, 0x5423):  # the kernel looks at the low half only

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -12,6 +13,7 @@ import pytest
 from sandyard.kit import dns_lookup
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.secret import Secret
+from sandyard.platform.domain.forge import github_connection
 from sandyard.platform.domain.forge.app_tokens import FixedToken
 from sandyard.platform.domain.forge.errors import (
     ForgeError,
@@ -110,6 +112,65 @@ class TestWhere:
             with pytest.raises(ForgeForbiddenError) as refused:
                 await get(line)
             assert ("internal words" in refused.value.message) is api.is_github
+
+
+class TestRedirects:
+    async def test_follows_renamed_repository(self, line: GitHubConnection, api: Scripted) -> None:
+        api.answer(301, Location="/api/v3/repositories/7")
+        api.answer(307, Location=f"{api.url}/repositories/8")
+        api.answer(body={"id": 8})
+        assert await get(line) == {"id": 8}
+        assert [one.path for one in api.asked] == ["/v3/repos/acme/site", "/v3/repositories/7", "/v3/repositories/8"]
+
+    @pytest.mark.parametrize("method", ["GET", "POST"])
+    async def test_never_follows_to_another_origin(
+        self, line: GitHubConnection, api: Scripted, clock: HurriedClock, method: str
+    ) -> None:
+        with Scripted(clock) as other:
+            api.answer(307, Location=f"{other.url}/admin")
+            with pytest.raises(ForgeRefusedError) as refused:
+                await line.request(method, "/repos/acme/site", max_wait_s=0)
+            assert other.asked == []
+            for one in (api, other):
+                assert one.url.removesuffix("/api/v3") in refused.value.message
+        assert len(api.asked) == 1
+
+    @pytest.mark.parametrize("target", ["https://127.0.0.1:{port}/", "http://localhost:{port}/", "//127.0.0.1/"])
+    async def test_origin_is_scheme_host_and_port(self, line: GitHubConnection, api: Scripted, target: str) -> None:
+        api.answer(302, Location=target.format(port=api.url.split(":")[2].partition("/")[0]))
+        with pytest.raises(ForgeRefusedError, match="is not followed"):
+            await get(line)
+
+
+async def test_response_that_never_ends_is_a_timeout(clock: HurriedClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(github_connection, "REQUEST_SECONDS", 0.05)
+    asked = 0
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            while not writer.is_closing():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.005)
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        line = GitHubConnection(url, FixedToken(None), clock, ResponseCache(), "one")
+        with pytest.raises(ForgeUnreachableError, match="did not respond in time"):
+            async with asyncio.timeout(30):
+                await get(line)
+        await line.close()
+        async with asyncio.timeout(30):
+            while (
+                asked < github_connection.MAX_ATTEMPTS
+            ):  # on a busy machine, the server accepts the last connection after its request has ended
+                await asyncio.sleep(0.01)
+    assert asked == github_connection.MAX_ATTEMPTS
+    assert line.active_requests == 0
 
 
 class TestLimits:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -13,6 +15,7 @@ from sandyard.kit.dns_lookup import Address
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import ModelProvider
+from sandyard.platform.domain.models import provider_check
 from sandyard.platform.domain.models.apis import ModelRequest, build_url, filter_request_headers, parse_request
 from sandyard.platform.domain.models.clients import ServerClients
 from sandyard.platform.domain.models.model import ModelApi, NoModelError, Price
@@ -266,6 +269,22 @@ async def test_address_set_by_member_is_checked_at_every_request(
     await providers.update(owner, own.id, base_url=f"{url}/v2")
     assert await client_for_own() is clients.get_client(url, named_by_admin=False)
     await clients.close()
+
+
+async def test_a_test_ends_although_the_server_sends_one_byte_after_another(
+    world: World, providers: Providers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def drip() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await asyncio.sleep(0.001)
+
+    row = await providers.create(ROOT, name="slow", project_id=None, base_url="https://models.example.org", **CHAT)
+    monkeypatch.setattr(provider_check, "TOTAL_SECONDS", 0.05)
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=drip()))
+    async with httpx.AsyncClient(transport=transport) as client:
+        verdict = await check_provider(client, row, None)
+    assert not verdict.ok and "did not respond in time" in verdict.detail
 
 
 async def test_addresses_of_a_former_administrator_are_checked(

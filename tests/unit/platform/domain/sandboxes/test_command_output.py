@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import random
 from pathlib import Path
@@ -195,7 +196,7 @@ async def test_ending_during_flush_writes_nothing_twice(
         piece = f"{number:04}".encode()
         await recorder.add(STDOUT, len(expected), piece)
         expected += piece
-        recorder.flush_now()  # as the timer does at any moment
+        recorder.start_flush()  # as the timer does at any moment
         await asyncio.sleep(0)
     await recorder.finish(CommandStatus.EXITED, exit_code=0)
     assert await files.read(command.id, STDOUT, 0, 1000) == expected
@@ -219,7 +220,7 @@ async def test_writes_nothing_after_release(database: Database, rows: tuple[Sand
         await asyncio.Event().wait()
 
     runner.wait_until_overdue = never  # type: ignore[method-assign]
-    runner.spawn(sandbox, command, speak())
+    runner.spawn(sandbox, command, speak(), contextlib.ExitStack())
     await said.wait()
     recorder = runner.recorders[command.id]
     await lifecycle.tasks.cancel()

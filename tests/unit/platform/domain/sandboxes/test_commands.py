@@ -1,4 +1,4 @@
-"""Starting a command while the platform's database fails."""
+"""Starting a command while the platform's database fails, or while the caller has too many."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from sandyard.platform.db.database import (
 from sandyard.platform.db.models import Command, Sandbox, User
 from sandyard.platform.domain.sandboxes.command_output import OutputFiles
 from sandyard.platform.domain.sandboxes.commands import Commands
+from sandyard.platform.domain.sandboxes.connections import TooManyOperationsError, UserConnections
 from sandyard.platform.domain.sandboxes.model import NewCommand, utc_now
 from sandyard.platform.domain.sandboxes.repository import SandboxRepository
 from sandyard.platform.domain.users.model import Principal
@@ -40,10 +41,16 @@ class Shelf:
         self._real = database.transaction
         monkeypatch.setattr(database, "transaction", self._transaction)
         monkeypatch.setattr("sandyard.platform.db.retry.RETRY_S", 0)
-        lifecycle: Any = SimpleNamespace(repository=SandboxRepository(database))
+        self.connections = UserConnections()
+        lifecycle: Any = SimpleNamespace(repository=SandboxRepository(database), connections=self.connections)
         files = OutputFiles(folder)
         self.commands = Commands(database, lifecycle, files, max_timeout_s=100, output_kept=1 << 20)
-        monkeypatch.setattr(self.commands.runner, "start", lambda row, command, new: self.begun.append(command.id))
+        self.held: list[contextlib.ExitStack] = []
+        monkeypatch.setattr(self.commands.runner, "start", self._start)
+
+    def _start(self, row: Sandbox, command: Command, new: NewCommand, held: contextlib.ExitStack) -> None:
+        self.begun.append(command.id)
+        self.held.append(held)
 
     @contextlib.asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Transaction]:
@@ -54,8 +61,8 @@ class Shelf:
         if self.after:
             raise self.after.pop(0)
 
-    async def execute(self) -> Command:
-        return await self.commands.execute(ANN, "b", NewCommand(command="ls", timeout_s=10))
+    async def execute(self, *, internal: bool = False) -> Command:
+        return await self.commands.execute(ANN, "b", NewCommand(command="ls", timeout_s=10), internal=internal)
 
 
 @pytest.fixture
@@ -101,3 +108,25 @@ async def test_waits_for_unavailable_database(shelf: Shelf) -> None:
     shelf.errors = [DatabaseUnavailableError(), DatabaseUnavailableError(), DatabaseBusyError()]
     command = await shelf.execute()
     assert shelf.begun == [command.id]
+
+
+async def test_running_commands_are_limited(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the platform itself are not, and a command that has ended makes room for another."""
+    monkeypatch.setattr("sandyard.platform.domain.sandboxes.connections.MAX_CONNECTIONS_PER_USER", 2)
+    for _ in range(2):
+        await shelf.execute()
+    with pytest.raises(TooManyOperationsError, match="Kill a command"):
+        await shelf.execute()
+    await shelf.execute(internal=True)
+    assert len(shelf.begun) == 3
+    shelf.held[0].close()
+    await shelf.execute()
+    with pytest.raises(TooManyOperationsError):
+        await shelf.execute()
+
+
+async def test_command_that_could_not_be_stored_does_not_count(shelf: Shelf) -> None:
+    shelf.errors = [DatabaseFullError()]
+    with pytest.raises(DatabaseFullError):
+        await shelf.execute()
+    assert not shelf.connections.open_connections

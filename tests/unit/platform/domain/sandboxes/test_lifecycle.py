@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import pytest
 
 from sandyard.kit.clock import SystemClock
+from sandyard.kit.errors import ConflictError
+from sandyard.platform.api.sandboxes import SandboxView
 from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import Sandbox
 from sandyard.platform.domain.projects.egress import Allowed
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.activity import Activity
+from sandyard.platform.domain.sandboxes.e2b import EngineQuotaError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import NewSandbox, OwnerWithoutAccessError
+from sandyard.platform.domain.sandboxes.model import NewSandbox, OwnerWithoutAccessError, utc_now
 from tests.unit.platform.world import Person, World
+
+MAX_COPIES = 2
+"""How many copies the engine can make at once."""
 
 
 class Engine:
@@ -28,7 +35,7 @@ class Engine:
 
     async def create(self, *, allowed: Allowed, **_: Any) -> Any:
         self.allowed.append(allowed)
-        return SimpleNamespace(id="eng_1")
+        return SimpleNamespace(id="eng_1", isolation="gvisor")
 
     async def set_network(self, engine_id: str, allowed: Allowed) -> None:
         self.allowed.append(allowed)
@@ -42,9 +49,11 @@ class Engine:
     async def kill(self, engine_id: str) -> None:
         self.calls.append("kill")
 
-    async def fork(self, engine_id: str, timeout_s: int) -> Any:
+    async def fork(self, engine_id: str, timeout_s: int, count: int) -> list[Any]:
         self.calls.append("fork")
-        return SimpleNamespace(id="eng_2")
+        numbers = range(2, count + 2)
+        made = [SimpleNamespace(id=f"eng_{one}", isolation="namespace", containers=True) for one in numbers]
+        return [*made[:MAX_COPIES], *(EngineQuotaError() for _ in made[MAX_COPIES:])]
 
 
 class Place:
@@ -70,6 +79,13 @@ async def place(world: World) -> Place:
     owner = await world.person("ann")
     project = await world.projects.create(owner.principal, "site")
     return Place(world, owner, project.id)
+
+
+async def test_isolation_level_of_sandbox_and_of_its_fork_is_recorded(place: Place) -> None:
+    sandbox = await place.sandbox()
+    wanted = NewSandbox(template="base", idle_seconds=300, project_id=place.project_id)
+    fork = await place.lifecycle.fork(place.owner.principal.user_id, sandbox, wanted)
+    assert [SandboxView.of(row).isolation for row in (sandbox, fork)] == ["gvisor", "namespace"]
 
 
 async def test_short_database_outage_does_not_fail_sandbox(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +168,41 @@ async def test_nobody_uses_sandbox_of_removed_owner(place: Place, status: str) -
     assert await lifecycle.ensure_running(row) == "eng_1"
 
 
+async def test_sandbox_below_its_projects_isolation_is_not_forked(place: Place) -> None:
+    row = await place.sandbox()
+    wanted = NewSandbox(template="base", idle_seconds=300, project_id=place.project_id)
+
+    async def fork(required: str) -> Sandbox:
+        settings = ProjectSettings.model_validate({"isolation": required})
+        await place.world.projects.update(place.owner.principal, place.project_id, settings=settings)
+        place.engine.calls.clear()
+        return await place.lifecycle.fork(place.owner.principal.user_id, row, wanted)
+
+    with pytest.raises(
+        ConflictError, match=r"level is namespace, but the project now requires gvisor. Create a new sandbox"
+    ):
+        await fork("gvisor")
+    assert place.engine.calls == ["fork", "kill"]
+    assert (await fork("namespace")).status == "running"
+    assert place.engine.calls == ["fork"]
+
+
+async def test_sandbox_with_containers_is_not_forked_if_its_project_forbids_them(place: Place) -> None:
+    row = await place.sandbox()
+    wanted = NewSandbox(template="base", idle_seconds=300, project_id=place.project_id)
+
+    async def fork(containers: bool | None) -> Sandbox:
+        settings = ProjectSettings.model_validate({"containers": containers})
+        await place.world.projects.update(place.owner.principal, place.project_id, settings=settings)
+        place.engine.calls.clear()
+        return await place.lifecycle.fork(place.owner.principal.user_id, row, wanted)
+
+    with pytest.raises(ConflictError, match="its project does not allow that any more"):
+        await fork(containers=False)
+    assert place.engine.calls == ["fork", "kill"]
+    assert (await fork(containers=None)).status == "running"
+
+
 async def test_sandbox_of_removed_owner_is_saved_paused_and_destroyed(place: Place) -> None:
     lifecycle, ann = place.lifecycle, place.owner.principal
     bob = await place.world.person("bob")
@@ -174,3 +225,20 @@ async def test_sandbox_of_removed_owner_is_saved_paused_and_destroyed(place: Pla
 async def test_platform_uses_its_own_sandbox_of_removed_owner(place: Place) -> None:
     row = await place.sandbox(await place.world.person("bob"), internal=True)
     assert await place.lifecycle.ensure_running(row) == "eng_1"
+
+
+async def test_copies_of_one_instant_succeed_or_fail_independently(place: Place) -> None:
+    row = await place.sandbox()
+    prepared: list[tuple[str, str | None]] = []
+
+    async def prepare(parent: Sandbox, begun: datetime, copy: Sandbox) -> None:
+        assert begun < utc_now()
+        prepared.append((parent.id, copy.engine_id))
+
+    place.lifecycle.after_fork.append(prepare)
+    wanted = NewSandbox(template="base", idle_seconds=300, project_id=place.project_id)
+    first, second, third = await place.lifecycle.fork_all(place.owner.principal.user_id, row, [wanted] * 3)
+    assert isinstance(first, Sandbox) and isinstance(second, Sandbox) and isinstance(third, EngineQuotaError)
+    assert place.engine.calls == ["fork"]
+    assert prepared == [(row.id, "eng_2"), (row.id, "eng_3")]
+    assert {(await place.lifecycle.repository.get(copy.id)).status for copy in (first, second)} == {"running"}

@@ -14,7 +14,7 @@ from sandyard.kit.clock import get_time
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Transaction
-from sandyard.platform.db.models import Attempt, Event, Project, Task
+from sandyard.platform.db.models import Attempt, Event, Project, Sandbox, Session, Task
 from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
@@ -118,6 +118,22 @@ class Desk:
     async def card(self, title: str = "Fix the login", *, needs: list[Task] | None = None, start: bool = False) -> Task:
         needed = [task.id for task in needs or []]
         return await self.tasks.create(self.me, self.project.id, TaskFields(title=title), needs=needed, start=start)
+
+    async def session(self, status: str, *, project_id: str | None = None) -> str:
+        """Create a session of the owner's whose sandbox has this status, and return its id."""
+        common = {
+            "owner_id": self.me.user_id,
+            "project_id": project_id or self.project.id,
+            "template": "base",
+            "created_at": get_time(self.world.clock),
+        }
+        session_id, sandbox_id = ordered_id("ses_"), ordered_id("sbx_")
+        async with self.world.database.transaction() as tx:
+            tx.add(Session(id=session_id, title="x", sandbox_id=sandbox_id, updated_at=common["created_at"], **common))
+            await tx.session.flush()
+            box = {"session_id": session_id, "idempotency_key": sandbox_id, "status": status, "idle_seconds": 1}
+            tx.add(Sandbox(id=sandbox_id, **common, **box))
+        return session_id
 
     async def configure(self, **tasks: Any) -> None:
         settings = ProjectSettings.model_validate({"tasks": tasks})

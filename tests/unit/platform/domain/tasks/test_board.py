@@ -26,6 +26,7 @@ from sandyard.platform.domain.tasks.errors import (
 )
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+from sandyard.platform.domain.users.model import Principal
 from tests.unit.platform.domain.tasks.desk import Desk
 
 pytestmark = pytest.mark.both_databases
@@ -439,3 +440,42 @@ async def test_card_is_consistent_snapshot(desk: Desk) -> None:
     assert (card.task.status, card.attempts[0].attempt.status) == (IN_REVIEW, AttemptStatus.IN_REVIEW)
     await desk.tasks.delete(desk.me, task.id)
     assert (await desk.tasks.cards.get_card(task)).attempts == []
+
+
+@pytest.mark.parametrize("status", ["running", "paused"])
+async def test_task_from_session(desk: Desk, status: str) -> None:
+    source = await desk.session(status)
+    mo, fields = desk.member.principal, TaskFields(title="x")
+    task = await desk.tasks.create(mo, desk.project.id, fields, from_session_id=source)
+    assert task.from_session_id == source
+    with pytest.raises(InvalidInputError, match="baseBranch"):
+        await desk.tasks.update(mo, task.id, {"base_branch": "dev"})
+    assert (await desk.tasks.update(mo, task.id, {"priority": 3})).from_session_id == source
+    changed = await desk.tasks.update(mo, task.id, {"from_session_id": None, "base_branch": "dev"})
+    assert (changed.from_session_id, changed.base_branch) == (None, "dev")
+    assert [event.data["changed"] for event in await desk.told("task.updated")][-1] == [
+        "base_branch",
+        "from_session_id",
+    ]
+
+
+async def test_only_usable_sessions_of_the_project_are_sources_of_tasks(desk: Desk) -> None:
+    other = await desk.world.projects.create(desk.me, "shop")  # the member does not see it
+    source, foreign = await desk.session("running"), await desk.session("running", project_id=other.id)
+
+    async def create(caller: Principal, session_id: str, **fields: Any) -> None:
+        wanted = TaskFields(title="x", **fields)
+        await desk.tasks.create(caller, desk.project.id, wanted, from_session_id=session_id)
+
+    with pytest.raises(InvalidInputError, match="there is no session"):
+        await create(desk.me, "ses_none")
+    with pytest.raises(InvalidInputError, match="there is no session"):
+        await create(desk.member.principal, foreign)
+    with pytest.raises(InvalidInputError, match="is not in the task's project"):
+        await create(desk.me, foreign)
+    with pytest.raises(InvalidInputError, match="baseBranch"):
+        await create(desk.me, source, base_branch="dev")
+    for status in ("error", "destroyed"):
+        with pytest.raises(ConflictError, match="Create a new sandbox for it first"):
+            await create(desk.me, await desk.session(status))
+    assert (await desk.tasks.list(desk.me, PageRequest())).items == []

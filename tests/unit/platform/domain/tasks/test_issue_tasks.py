@@ -155,7 +155,11 @@ class Polled(Hub):
         await self.desk.world.clock.advance(seconds)
         said = [{"number": number, "state": "open", "title": f"Issue {number}", "body": "x"} for number in numbers]
         self.api.answer(status, [*said, {"number": 99, "pull_request": {}, "title": "a pull request"}])
+        await self.poll()
+
+    async def poll(self) -> None:
         await self.follower.poll()
+        await self.follower.wait()
 
 
 @pytest.fixture
@@ -172,6 +176,7 @@ async def polled(desk_anywhere: Desk) -> AsyncIterator[Polled]:
         await desk.world.credentials.put(desk.me, desk.project.id, token=Secret("ghp_1234567890"))
         made = Polled(desk, api)
         yield made
+        await made.follower.close()
         await made.access.close()
 
 
@@ -191,7 +196,7 @@ async def test_polls_issues_without_webhook(polled: Polled, monkeypatch: pytest.
     assert [task.source["number"] for task in await polled.tasks()] == [2, 3]
     await polled.look(4, status=404)
     asked_so_far = len(polled.api.asked)
-    await polled.follower.poll()  # it is not asked again
+    await polled.poll()  # it is not asked again
     assert len(polled.api.asked) == asked_so_far
     await polled.look(4, seconds=600)
     assert [task.source["number"] for task in await polled.tasks()] == [2, 3, 4]

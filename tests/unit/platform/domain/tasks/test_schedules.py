@@ -11,12 +11,16 @@ import pytest
 from sqlalchemy import update
 
 from sandyard.kit.clock import get_time
-from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
-from sandyard.platform.db.models import Schedule
+from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.platform.db.database import Transaction
+from sandyard.platform.db.models import Project, Schedule, Task
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.tasks.cron import get_next_time
+from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import Column
-from sandyard.platform.domain.tasks.schedules import ScheduledTask, Schedules
+from sandyard.platform.domain.tasks.schedules import MAX_MISSED_COUNTED, ScheduledTask, Schedules
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.settings import PlatformSettings
 from tests.unit.platform.domain.tasks.desk import Desk
 
 
@@ -26,12 +30,20 @@ class Times:
         self.schedules, self.other = self.platform(), self.platform()
 
     def platform(self) -> Schedules:
-        return Schedules(self.desk.world.database, self.desk.world.projects, self.desk.tasks, self.desk.world.clock)
+        world = self.desk.world
+        settings = PlatformSettings.load({}, schedules_per_user=6)
+        return Schedules(world.database, world.projects, self.desk.tasks, settings, world.clock)
 
     async def hourly(self, **task: Any) -> Schedule:
         wanted = ScheduledTask.model_validate({"title": "Tidy up", **task})
         return await self.schedules.create(
             self.desk.me, self.desk.project.id, name="hourly", cron="0 * * * *", timezone="UTC", task=wanted
+        )
+
+    async def every_minute(self, caller: Principal, name: str) -> Schedule:
+        task = ScheduledTask(title=name, start=False)
+        return await self.schedules.create(
+            caller, self.desk.project.id, name=name, cron="* * * * *", timezone="UTC", task=task
         )
 
     async def made(self) -> int:
@@ -78,6 +90,71 @@ async def test_missed_times_create_one_task(times: Times) -> None:
     await times.schedules.tick()
     assert await times.made() == 1
     assert (await times.again(row)).next_at == get_next_time("0 * * * *", "UTC", get_time(times.desk.world.clock))
+
+
+async def test_reports_how_many_times_were_missed(times: Times) -> None:
+    row = await times.hourly()
+    await times.pass_(hours=1)
+    await times.schedules.tick()
+    await times.pass_(hours=3)
+    await times.schedules.tick()
+    fired = await times.desk.told("schedule.fired")
+    assert [event.data["missed"] for event in fired] == [0, 2]
+    assert {event.data["scheduleId"] for event in fired} == {row.id}
+    await times.pass_(days=400)
+    await times.schedules.tick()
+    assert (await times.desk.told("schedule.fired"))[-1].data["missed"] == MAX_MISSED_COUNTED
+
+
+async def test_limits_schedules_per_user(times_anywhere: Times) -> None:
+    times, mo = times_anywhere, times_anywhere.desk.member.principal
+    rows = [await times.every_minute(mo, str(number)) for number in range(5)]
+    results = await asyncio.gather(*(times.every_minute(mo, "more") for _ in range(3)), return_exceptions=True)
+    refused = [result for result in results if isinstance(result, ConflictError)]
+    assert len(refused) == 2
+    assert "the limit is 6" in refused[0].message
+    await times.every_minute(times.desk.me, "of another user")
+    await times.schedules.delete(mo, rows[0].id)
+    await times.every_minute(mo, "again")
+
+
+async def test_owners_take_turns(times_anywhere: Times, monkeypatch: pytest.MonkeyPatch) -> None:
+    times, mo = times_anywhere, times_anywhere.desk.member.principal
+    monkeypatch.setattr("sandyard.platform.domain.tasks.schedules.MAX_RUNS", 4)
+    monkeypatch.setattr("sandyard.platform.domain.tasks.schedules.MAX_RUNS_PER_OWNER", 3)
+    for number in range(6):
+        await times.every_minute(mo, f"mo {number}")
+    await times.pass_(seconds=30)
+    await times.every_minute(times.desk.me, "mine")
+    await times.pass_(seconds=30)
+    assert await times.schedules.tick()
+    names = [event.data["name"] for event in await times.desk.told("schedule.fired")]
+    assert len(names) == 4
+    assert "mine" in names[:2]
+    assert not await times.schedules.tick()
+    names = [event.data["name"] for event in await times.desk.told("schedule.fired")]
+    assert sorted(names) == ["mine", *(f"mo {number}" for number in range(6))]
+
+
+async def test_crashing_schedules_do_not_block_others_of_their_owner(
+    times: Times, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandyard.platform.domain.tasks.schedules.MAX_RUNS_PER_OWNER", 1)
+    await times.every_minute(times.desk.me, "crashes")
+    await times.every_minute(times.desk.me, "works")
+    add = times.desk.tasks.add
+
+    async def crash(tx: Transaction, project: Project, fields: TaskFields, **options: Any) -> Task:
+        if fields.title == "crashes":
+            raise RuntimeError("a bug")
+        return await add(tx, project, fields, **options)
+
+    monkeypatch.setattr(times.desk.tasks, "add", crash)
+    await times.pass_(minutes=1)
+    assert not await times.schedules.tick()  # the next one follows after a pause
+    assert await times.made() == 0
+    await times.schedules.tick()
+    assert await times.made() == 1
 
 
 async def test_crash_before_commit_loses_nothing(times: Times, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.platform.db.models import AgentRun, Attempt, Project, Sandbox, Session, Task, Turn
 from sandyard.platform.domain.agents.model import PLATFORM, Origin, TurnStatus
+from sandyard.platform.domain.sandboxes.e2b import EngineQuotaError
 from sandyard.platform.domain.sandboxes.model import utc_now
+from sandyard.platform.domain.sessions.service import TaskCopy
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
-from sandyard.platform.domain.tasks.steps import StepContext, Steps
+from sandyard.platform.domain.tasks.source_sessions import SourceSessionError
+from sandyard.platform.domain.tasks.steps import CancelledStep, StepContext, Steps
 from tests.unit.platform.domain.tasks.yard import Board
 
 
@@ -156,3 +161,94 @@ async def test_commit_of_feedback_is_named_after_it(board: Board) -> None:
     await board.attempts.fail(attempt.id, "turn_failed", "The agent failed.")
     await board.tasks.retry(board.owner, task.id)
     assert await committed(board, task) == "fix: fix the door"
+
+
+class Forks(Sandboxes):
+    """A source session that is forked into rows, except those whose number is in `full`."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__()
+        self._board = board
+        self.full: set[int] = set()
+        self.calls: list[list[str]] = []
+        self.error: SandyardError | None = None
+        self.working = asyncio.Event()
+        self.working.set()
+
+    async def require_model(self, *_: Any) -> None:
+        pass
+
+    async def fork_for_task(self, caller: Any, source: str, task: Task, copies: list[TaskCopy]) -> dict[str, Any]:
+        self.calls.append([copy.session_id for copy in copies])
+        await self.working.wait()
+        if self.error is not None:
+            raise self.error
+        made = {}
+        async with self._board.database.transaction() as tx:
+            for number, copy in enumerate(copies, 1):
+                if number in self.full:
+                    made[copy.session_id] = EngineQuotaError()
+                    continue
+                frame = {"owner_id": caller.user_id, "template": "base", "created_at": utc_now()}
+                row = made[copy.session_id] = Session(id=copy.session_id, title="x", updated_at=utc_now(), **frame)
+                tx.add(row)
+        return made
+
+
+async def started_from_session(board: Board) -> tuple[Forks, Steps, list[StepContext]]:
+    """Start a task with two attempts from a session."""
+    project = await board.projects.update(board.owner, board.project.id, repository="https://example.org/x.git")
+    task = await board.task(attempts=[{"agent": "demo"}] * 2)
+    async with board.database.transaction() as tx:
+        row = await tx.session.get(Task, task.id)
+        assert row is not None
+        row.from_session_id = "ses_source"
+        attempts = (await board.attempts.list_for_tasks([task.id]))[task.id]
+        for attempt in attempts:
+            attempt.status = AttemptStatus.RUNNING
+            await tx.session.merge(attempt)
+    forks = Forks(board)
+    parts: Any = [board.database, forks, forks, None, forks, forks, forks, None, forks, None]
+    return forks, Steps(*parts), [StepContext(attempt, row, project, board.owner) for attempt in attempts]
+
+
+async def set_up(steps: Steps, context: StepContext) -> dict[str, Any]:
+    return dict(await steps.setup(context, (context.attempt.id, 1, 1), {}))
+
+
+async def test_attempts_from_a_session_are_forked_in_one_request(board: Board) -> None:
+    forks, steps, (first, second) = await started_from_session(board)
+    results = await asyncio.gather(set_up(steps, first), set_up(steps, second))
+    assert results == [{"shown": {"sourceSessionId": "ses_source"}}] * 2
+    assert forks.calls == [[first.attempt.session_id, second.attempt.session_id]]
+    await set_up(steps, first)  # repeated after a crash
+    assert len(forks.calls) == 1
+
+
+async def test_attempt_that_could_not_be_forked_with_the_others_is_forked_by_its_own_step(board: Board) -> None:
+    forks, steps, (first, second) = await started_from_session(board)
+    forks.full = {2}
+    await set_up(steps, first)
+    await set_up(steps, second)
+    assert forks.calls == [[first.attempt.session_id, second.attempt.session_id], [second.attempt.session_id]]
+
+
+async def test_source_session_that_cannot_be_forked_fails_the_step_with_advice(board: Board) -> None:
+    forks, steps, (first, _) = await started_from_session(board)
+    forks.error = NotFoundError("There is no session 'ses_source'.")
+    with pytest.raises(SourceSessionError, match=r"ses_source.*There is no session.*fromSessionId.*retry"):
+        await set_up(steps, first)
+
+
+async def test_stopped_while_its_source_session_is_forked(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandyard.platform.domain.tasks.steps.CANCEL_CHECK_S", 0.01)
+    forks, steps, (first, second) = await started_from_session(board)
+    forks.working.clear()
+    step = asyncio.create_task(set_up(steps, first))
+    await board.until(lambda: bool(forks.calls))
+    await board.attempts.cancel(first.task.id)
+    with pytest.raises(CancelledStep):
+        await step
+    forks.working.set()
+    assert await set_up(steps, second), "a stopped attempt is not forked"
+    assert len(forks.calls) == 1

@@ -114,6 +114,33 @@ async def test_disabled_user_creates_no_token(world: World) -> None:
         await world.users.create_token(maria.principal, "late")
 
 
+@pytest.mark.parametrize("by_cookie", [False, True])
+async def test_expiring_token_creates_no_token_that_outlives_it(world: World, by_cookie: bool) -> None:
+    maria = await world.person("maria", password=PASSWORD)
+    expires = get_time(world.clock) + timedelta(hours=1)
+    value = (await world.users.create_token(maria.principal, "short", expires)).value.reveal()
+    if by_cookie:
+        cookie = (await world.users.login(token=value)).value.reveal()
+        caller = await world.users.authenticate_cookie(cookie)
+    else:
+        caller = await world.users.authenticate_token(value)
+    assert caller is not None
+    earlier = expires - timedelta(minutes=1)
+    for wanted, granted in ((None, expires), (expires, expires), (earlier, earlier)):
+        made = await world.users.create_token(caller, "next", wanted)
+        assert made.expires_at == (await world.users.get_token(caller, made.id)).expires_at == granted
+    with pytest.raises(InvalidInputError, match="expiresAt is later than"):
+        await world.users.create_token(caller, "next", expires + timedelta(seconds=1))
+
+
+async def test_login_with_password_creates_token_that_never_expires(world: World) -> None:
+    await world.person("maria", password=PASSWORD)
+    cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
+    caller = await world.users.authenticate_cookie(cookie)
+    assert caller is not None
+    assert (await world.users.create_token(caller, "laptop")).expires_at is None
+
+
 async def test_login_ends_with_the_token_it_was_made_with(world: World) -> None:
     maria = await world.person("maria", password=PASSWORD)
     kept = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()

@@ -1,4 +1,5 @@
-"""The groups of this engine's sandboxes. All methods are fast and idempotent, and ignore groups that do not exist."""
+"""The groups of this engine's sandboxes. Methods are idempotent and ignore groups that do not exist, except `create` and
+`freeze`. They return at once, except the coroutines."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ TCP_MEMORY_FILE = Path("/proc/sys/net/ipv4/tcp_mem")
 _TCP_DIVISOR = 16
 """No sandbox may hold more than 1/_TCP_DIVISOR of the TCP buffers at which the whole machine comes under pressure."""
 _TCP_DIVISOR_V2 = 2
-"""The same with cgroup v2, where the kernel does not make senders wait at the limit: processes above it are ended."""
+"""The same with cgroup v2, where the kernel has no such limit: the engine kills the processes of a sandbox far above it."""
 _OPTIONAL_FILES = frozenset({"memory.swap.max", _MEMORY_AND_SWAP_LIMIT, _SOCKET_LIMIT})
 
 
@@ -154,11 +155,12 @@ class Cgroups:
     # Contents ----------------------------------------------------------------------------------------------------------
 
     def list_groups(self, name: str) -> Iterator[Path]:
+        """Yield the directories of one sandbox, whether they exist or not."""
         for hierarchy in self.hierarchies:
             yield hierarchy.root / name
 
     def list_names(self) -> set[str]:
-        """Return every group in every hierarchy, including the zygote's."""
+        """Return the names of all groups in all hierarchies, including the zygote's."""
         return {path.name for h in self.hierarchies for path in h.root.iterdir() if path.is_dir()}
 
     def list_pids(self, name: str) -> set[int]:
@@ -220,7 +222,8 @@ class Cgroups:
     # Freezing ---------------------------------------------------------------------------------------------------------------
 
     async def freeze(self, name: str) -> None:
-        """Return when every process has stopped. Raises TimeoutError after thawing the group again."""
+        """Freeze the group, and return when every process has stopped. Raises TimeoutError after thawing it again, and
+        OSError if it does not exist."""
         try:
             async with asyncio.timeout(_FREEZE_TIMEOUT_S):
                 if self._unified is not None:
@@ -275,6 +278,16 @@ class Cgroups:
             )
             kills = _read_table(group / "memory.oom_control").get("oom_kill", 0)
         return Usage(cpu, max(memory - cache, 0), cache, kills)
+
+    def read_kernel_memory(self) -> int:
+        """Return the bytes of kernel memory that all sandboxes together are charged for, 0 if unknown."""
+        hierarchy = self._find_by_controller("memory")
+        if hierarchy is None:
+            return 0
+        if hierarchy.version == 2:
+            table = _read_table(hierarchy.root / "memory.stat")
+            return table.get("kernel", 0) + table.get("sock", 0)
+        return _read_number(hierarchy.root / "memory.kmem.usage_in_bytes")
 
     def read_socket_memory(self, name: str) -> SocketMemory | None:
         """Return the socket memory, or None if memory is not accounted for."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from itertools import islice
 
-from sandyard.engine.contract import Denied
+from sandyard.engine.contract import DeniedAttempt
 from sandyard.engine.drivers.machine.net import ranges
 from sandyard.engine.drivers.machine.net.kernel_sets import KernelSets, WrittenPolicy
 from sandyard.engine.drivers.machine.net.nft import Nft, NftError
@@ -26,14 +26,15 @@ from sandyard.engine.drivers.machine.net.ruleset import Layout, make_replace_com
 log = logging.getLogger(__name__)
 
 _CLOSED_VERDICT, _LISTED_VERDICT = "goto closed", "jump listed"
-_MIN_SECONDS, _MAX_SECONDS = 600, 86400  # seconds a resolved address may be used, whatever its TTL
+# A resolved address is open for twice its TTL, but at least for the first and at most for twice the second.
+_MIN_SECONDS, _MAX_SECONDS = 600, 86400
 _MAX_RESOLVED = 4096  # addresses resolved for one sandbox
 _MAX_DENIED = 256  # maximum number of blocked addresses returned at once
 _PLAIN_NAME = re.compile(r"[a-z0-9_.-]{1,253}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Resolved:
+class _OpenAddress:
     """An address that is open because one of these names resolves to it."""
 
     names: frozenset[str]
@@ -41,6 +42,8 @@ class _Resolved:
 
 
 class Firewall:
+    """The rules of one instance and the policies of its sandboxes, each known by its address."""
+
     def __init__(self, nft: Nft, layout: Layout) -> None:
         self._nft = nft
         self._layout = layout
@@ -49,7 +52,7 @@ class Firewall:
         self._crowded = False
         self._written: dict[IPv4Address, WrittenPolicy] = {}
         self._egress: dict[IPv4Address, Egress] = {}
-        self._resolved: dict[IPv4Address, dict[int, _Resolved]] = {}
+        self._resolved: dict[IPv4Address, dict[int, _OpenAddress]] = {}
 
     def open(self, keep: Collection[IPv4Address], private: Ranges) -> None:
         """Update the rules and remove every sandbox except these, whose policies stay in force. Idempotent."""
@@ -68,7 +71,7 @@ class Firewall:
         self._written = self._sets.read_policies()
         self._resolved = {}
         for pair in self._sets.read_resolved("names"):
-            resolved = _Resolved(frozenset({pair.comment}), now + pair.expires)
+            resolved = _OpenAddress(frozenset({pair.comment}), now + pair.expires)
             self._resolved.setdefault(pair.owner, {})[int(pair.to)] = resolved
         self._private = None
         self.set_private(private)
@@ -84,7 +87,7 @@ class Firewall:
             make_transaction(self._layout),
             *make_replace_commands(self._layout.names, "private", self._private or ()),
         ]
-        lines += self._write_crowded_set()
+        lines += self._make_crowded_commands()
         for address, written in self._written.items():
             lines += self._sets.make_change_commands(address, WrittenPolicy(), written)
         now = time.monotonic()
@@ -114,9 +117,9 @@ class Firewall:
         """Set whether the host's connection table is crowded. While it is, no sandbox can open a connection; existing
         ones continue."""
         self._crowded = crowded
-        self._run(self._write_crowded_set())
+        self._run(self._make_crowded_commands())
 
-    def _write_crowded_set(self) -> list[str]:
+    def _make_crowded_commands(self) -> list[str]:
         subnet = self._layout.subnet
         whole_subnet = ((int(subnet.network_address), int(subnet.broadcast_address)),)
         return make_replace_commands(self._layout.names, "crowded", whole_subnet if self._crowded else ())
@@ -126,7 +129,7 @@ class Firewall:
         before, after = self._written.get(address, WrittenPolicy()), self._translate_policy(egress)
         lines = self._sets.make_change_commands(address, before, after)
         known = self._resolved.get(address, {})
-        if before.mark != after.mark:
+        if before.names_hash != after.names_hash:
             stay = {to: answer for to, answer in known.items() if any(map(egress.domains.match, answer.names))}
             used = {int(pair.to) for pair in self._sets.read_resolved("lively") if pair.owner == address}
             for to in sorted((used | set(known)) - set(stay)):
@@ -152,7 +155,7 @@ class Firewall:
             return
         known = self._resolved.setdefault(address, {})
         now = time.monotonic()
-        admitted: dict[int, _Resolved] = {}
+        admitted: dict[int, _OpenAddress] = {}
         lines: list[str] = []
         for answer, ttl in answers.items():
             to, before = int(answer), known.get(int(answer))
@@ -161,12 +164,13 @@ class Firewall:
             if not is_gateway and ranges.contains((*(self._private or ()), *NEVER), to):
                 continue
             names = (before.names if before else frozenset()) | {name}
+            # Open for long enough already.
             if before is not None and before.until - now > max(min(ttl, _MAX_SECONDS), _MIN_SECONDS / 2):
-                admitted[to] = _Resolved(names, before.until)
+                admitted[to] = _OpenAddress(names, before.until)
                 continue
             seconds = min(max(2 * ttl, _MIN_SECONDS), 2 * _MAX_SECONDS)
             lines += self._sets.make_open_commands(address, answer, seconds, name)
-            admitted[to] = _Resolved(names, now + seconds)
+            admitted[to] = _OpenAddress(names, now + seconds)
         if len(known) + len(admitted) > _MAX_RESOLVED:
             known = self._resolved[address] = {to: answer for to, answer in known.items() if answer.until > now}
         if len(known) + len(admitted) > _MAX_RESOLVED:
@@ -175,11 +179,11 @@ class Firewall:
             self._run(lines)
             known.update(admitted)
 
-    def take_denied(self, address: IPv4Address) -> list[Denied]:
+    def take_denied(self, address: IPv4Address) -> list[DeniedAttempt]:
         """Return the connections of the sandbox that were blocked since the last call. Raises NftError."""
         found = list(islice(self._sets.read_denied(address), _MAX_DENIED))
         self._run(self._sets.make_discard_commands(address, found))
-        return [Denied(str(to), protocol, port) for to, protocol, port in found]
+        return [DeniedAttempt(str(to), protocol, port) for to, protocol, port in found]
 
     def _run(self, lines: list[str]) -> None:
         if not lines:
@@ -193,16 +197,16 @@ class Firewall:
 
     def _translate_policy(self, egress: Egress) -> WrittenPolicy:
         private = self._private or ()
-        allow, ruled = egress.list_allowed_ranges(private), bool(egress.rules)
+        allow, uses_proxy = egress.list_allowed_ranges(private), bool(egress.rules)
         if egress.closed:
-            return WrittenPolicy(_CLOSED_VERDICT, _hash_domains(egress.domains), allow, ruled=ruled)
+            return WrittenPolicy(_CLOSED_VERDICT, _hash_domains(egress.domains), allow, uses_proxy=uses_proxy)
         if egress.deny or any(ranges.subtract((item,), private) != (item,) for item in allow):
-            return WrittenPolicy(_LISTED_VERDICT, "", allow, egress.deny, ruled)
-        return WrittenPolicy(ruled=ruled)
+            return WrittenPolicy(_LISTED_VERDICT, "", allow, egress.deny, uses_proxy)
+        return WrittenPolicy(uses_proxy=uses_proxy)
 
 
 def _hash_domains(domains: Domains) -> str:
-    """Return a mark from which a later engine sees whether the names of a policy, and so the opened addresses, have
+    """Return a hash from which a later engine sees whether the names of a policy, and so the opened addresses, have
     changed."""
     if not domains:
         return ""

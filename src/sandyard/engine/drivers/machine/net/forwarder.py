@@ -48,17 +48,18 @@ class _Client:
     address: IPv4Address
     resolves_names: bool
     domains: Domains
-    questions: int = 0
-    streams: int = 0
+    open_queries: int = 0
+    open_streams: int = 0
     refused: dict[str, None] = field(default_factory=dict)  # names, in order
 
     def may_ask(self, name: str) -> bool:
+        """Return whether the policy allows this name, in lower case without the final dot."""
         return self.resolves_names and (not self.domains or self.domains.match(name))
 
 
 class Forwarder(asyncio.DatagramProtocol):
-    """Answers the DNS queries of sandboxes in one event loop. `admit` is awaited with the addresses of a name that a
-    policy allows."""
+    """Answers the DNS queries of sandboxes in one event loop. `admit` is awaited with the sandbox's address, a name that
+    its policy lists, and the addresses of the name with their TTLs."""
 
     def __init__(self, upstream: Upstream, admit: Admit, gateway_names: GatewayNames | None = None) -> None:
         self._upstream = upstream
@@ -115,7 +116,7 @@ class Forwarder(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
         client = self._clients.get(addr[0])
-        if client is None or client.questions >= _MAX_QUERIES:
+        if client is None or client.open_queries >= _MAX_QUERIES:
             return
         self._start_task(self._answer_datagram(client, data, addr))
 
@@ -135,12 +136,12 @@ class Forwarder(asyncio.DatagramProtocol):
     async def _serve_stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = self._clients.get(writer.get_extra_info("peername")[0])
         task = asyncio.current_task()
-        if client is None or client.streams >= _MAX_STREAMS or task is None:
+        if client is None or client.open_streams >= _MAX_STREAMS or task is None:
             writer.transport.abort()
             return
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        client.streams += 1
+        client.open_streams += 1
         try:
             with suppress(OSError, asyncio.IncompleteReadError):
                 for _ in range(_MAX_STREAM_QUERIES):
@@ -154,7 +155,7 @@ class Forwarder(asyncio.DatagramProtocol):
                     async with asyncio.timeout(_STREAM_IDLE_S):
                         await writer.drain()
         finally:
-            client.streams -= 1
+            client.open_streams -= 1
             writer.close()
 
     async def _answer(self, client: _Client, message: bytes, stream: bool) -> bytes | None:
@@ -165,9 +166,9 @@ class Forwarder(asyncio.DatagramProtocol):
             if len(client.refused) < _MAX_REFUSED:
                 client.refused[question.name] = None
             return question.make_empty_reply(REFUSED)
-        if client.questions >= _MAX_QUERIES:
+        if client.open_queries >= _MAX_QUERIES:
             return question.make_empty_reply(SERVFAIL)
-        client.questions += 1
+        client.open_queries += 1
         try:
             if self._gateway_names is not None and self._gateway_names.names.include(question.name):
                 answer: bytes | None = question.make_answer(self._gateway_names.address, TTL)
@@ -179,7 +180,7 @@ class Forwarder(asyncio.DatagramProtocol):
             log.exception("dns_answer_failed address=%s", client.address)
             answer = None
         finally:
-            client.questions -= 1
+            client.open_queries -= 1
         if not client.may_ask(question.name):  # the policy changed while the query was in progress
             return question.make_empty_reply(REFUSED)
         return answer or question.make_empty_reply(SERVFAIL)

@@ -65,7 +65,7 @@ def allow_in_docker_chain(nft: Nft, names: Names) -> None:
     Uses only simple rules like those that the `iptables` command writes, so that it can still read its table. Our own
     table ensures that only replies come back.
     """
-    if _find_docker_chain(nft) is None:
+    if not _has_docker_chain(nft):
         return
     present = {key for key, _ in _list_docker_rules(nft, names)}
     for key in ("iifname", "oifname"):
@@ -75,8 +75,8 @@ def allow_in_docker_chain(nft: Nft, names: Names) -> None:
 
 
 def remove_docker_rules(nft: Nft, names: Names) -> None:
-    """Remove these rules again. Idempotent."""
-    if _find_docker_chain(nft) is None:
+    """Remove the rules of `allow_in_docker_chain`. Idempotent."""
+    if not _has_docker_chain(nft):
         return
     for _, handle in _list_docker_rules(nft, names):
         nft.run(f"delete rule {_DOCKER_CHAIN} handle {handle}")
@@ -124,11 +124,9 @@ def _get_full_name(chain: dict[str, Any]) -> str:
     return f"{chain['family']} {chain['table']} {chain['name']}"
 
 
-def _find_docker_chain(nft: Nft) -> dict[str, Any] | None:
-    for item in nft.query("list chains ip"):
-        if "chain" in item and _get_full_name(item["chain"]) == _DOCKER_CHAIN:
-            return dict(item["chain"])
-    return None
+def _has_docker_chain(nft: Nft) -> bool:
+    items = nft.query("list chains ip")
+    return any("chain" in item and _get_full_name(item["chain"]) == _DOCKER_CHAIN for item in items)
 
 
 def _list_docker_rules(nft: Nft, names: Names) -> list[tuple[str, int]]:

@@ -1,4 +1,7 @@
-"""The contents of the kernel's sets for each sandbox, read back and written as nftables commands."""
+"""The contents of the nftables sets and maps for each sandbox: read from the kernel, and changed with nft commands.
+
+`ruleset.py` declares the sets and says what each of them holds.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ _PROTOCOLS: dict[str | int, str] = {6: "tcp", 17: "udp"}
 
 @dataclass(frozen=True, slots=True)
 class WrittenPolicy:
-    """One sandbox's policy as the kernel has it. `mark` represents its names; the default policy writes nothing."""
+    """One sandbox's policy as the kernel has it. Nothing is written for the default policy."""
 
     verdict: str = ""
-    mark: str = ""
+    names_hash: str = ""  # of the names that it allows; stored as a comment
     allow: Ranges = ()
     deny: Ranges = ()
-    ruled: bool = False  # its web connections go through the proxy
+    uses_proxy: bool = False  # its web connections go through the proxy; the set is called `ruled`
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +69,15 @@ class KernelSets:
                             name, ", ".join(f"{address} . {ranges.format_range(item)}" for item in sorted(items))
                         )
                     )
-        if (before.verdict, before.mark) != (after.verdict, after.mark):
+        if (before.verdict, before.names_hash) != (after.verdict, after.names_hash):
             if before.verdict:
                 lines.append(self.make_delete_command("verdicts", str(address)))
             if after.verdict:
-                comment = f' comment "{after.mark}"' if after.mark else ""
+                comment = f' comment "{after.names_hash}"' if after.names_hash else ""
                 lines.append(self.make_add_command("verdicts", f"{address}{comment} : {after.verdict}"))
-        if before.ruled != after.ruled:
-            lines.append((self.make_add_command if after.ruled else self.make_delete_command)("ruled", str(address)))
+        if before.uses_proxy != after.uses_proxy:
+            make_command = self.make_add_command if after.uses_proxy else self.make_delete_command
+            lines.append(make_command("ruled", str(address)))
         return lines
 
     def make_open_commands(self, address: IPv4Address, to: IPv4Address, seconds: int, name: str) -> list[str]:
@@ -95,47 +99,47 @@ class KernelSets:
         return lines
 
     def read_policies(self) -> dict[IPv4Address, WrittenPolicy]:
+        """Return the policies that differ from the default, by the sandbox's address."""
         verdicts: dict[IPv4Address, tuple[str, str]] = {}
         for key, verdict in self._read_elements("map", "verdicts"):
-            element = key["elem"] if isinstance(key, dict) else {"val": key}
+            value, attributes = _split_element(key)
             kind, target = next(iter(verdict.items()))
-            verdicts[IPv4Address(element["val"])] = (f"{kind} {target['target']}", element.get("comment", ""))
+            verdicts[IPv4Address(value)] = (f"{kind} {target['target']}", attributes.get("comment", ""))
         allow, deny = (self._read_ranges(name) for name in ("allow", "deny"))
-        ruled = {IPv4Address(item) for item in self._read_elements("set", "ruled")}
+        proxied = {IPv4Address(item) for item in self._read_elements("set", "ruled")}
         return {
             address: WrittenPolicy(
                 *verdicts.get(address, ("", "")),
                 allow=tuple(sorted(allow.get(address, ()))),
                 deny=tuple(sorted(deny.get(address, ()))),
-                ruled=address in ruled,
+                uses_proxy=address in proxied,
             )
-            for address in {*verdicts, *allow, *deny, *ruled}
+            for address in {*verdicts, *allow, *deny, *proxied}
         }
 
     def read_resolved(self, name: str) -> Iterator[ResolvedAddress]:
+        """Yield the elements of a set: of `names`, all addresses; of `lively`, those with open connections."""
         for item in self._read_elements("set", name):
-            element = item.get("elem", item)
-            owner, to = element.get("val", element)["concat"]
-            yield ResolvedAddress(
-                IPv4Address(owner), IPv4Address(to), str(element.get("comment", "")), float(element.get("expires", 0))
-            )
+            value, attributes = _split_element(item)
+            owner, to = value["concat"]
+            comment, expires = str(attributes.get("comment", "")), float(attributes.get("expires", 0))
+            yield ResolvedAddress(IPv4Address(owner), IPv4Address(to), comment, expires)
 
     def read_denied(self, address: IPv4Address) -> Iterator[tuple[IPv4Address, str, int]]:
         """Yield the blocked connections of one sandbox: address, protocol and port."""
         for item in self._read_elements("set", "denied"):
-            element = item.get("elem", item)
-            owner, to, protocol, port = element.get("val", element)["concat"]
+            value, _ = _split_element(item)
+            owner, to, protocol, port = value["concat"]
             if owner == str(address):
                 yield IPv4Address(to), _PROTOCOLS.get(protocol, str(protocol)), int(port)
 
     def make_discard_commands(self, address: IPv4Address, found: Iterable[tuple[IPv4Address, str, int]]) -> list[str]:
+        """Return the commands that remove these blocked connections of one sandbox."""
         lines = []
         for to, protocol, port in found:
             attempt = f"{address} . {to} . {protocol} . {port}"
-            lines += [
-                self.make_add_command("denied", attempt),
-                self.make_delete_command("denied", attempt),
-            ]  # it may have expired
+            # It may have expired; adding it first lets the deletion succeed in any case.
+            lines += [self.make_add_command("denied", attempt), self.make_delete_command("denied", attempt)]
         return lines
 
     def _read_ranges(self, name: str) -> dict[IPv4Address, list[Range]]:
@@ -150,6 +154,13 @@ class KernelSets:
         for item in self._nft.query(f"list {kind} {self._table} {name}"):
             found += item.get(kind, {}).get("elem", ())
         return found
+
+
+def _split_element(item: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the value and the attributes of an element. nft wraps the value only if the element has attributes."""
+    if isinstance(item, dict) and "elem" in item:
+        return item["elem"]["val"], item["elem"]
+    return item, {}
 
 
 def _parse_interval(target: Any) -> Range:

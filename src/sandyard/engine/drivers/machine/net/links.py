@@ -33,8 +33,8 @@ _NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
 _NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
 _NEWNEIGH = 28
 
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINKINFO = 1, 3, 4, 18
-_IFLA_AF_SPEC, _IFLA_GROUP, _IFLA_NET_NS_FD = 26, 27, 28
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_TXQLEN, _IFLA_LINKINFO, _IFLA_NUM_TX_QUEUES = 1, 3, 4, 13, 18, 31
+_IFLA_AF_SPEC, _IFLA_GROUP, _IFLA_NET_NS_FD, _IFLA_GSO_MAX_SEGS = 26, 27, 28, 40
 _INET6_ADDR_GEN_MODE, _GENERATE_NONE = 8, 1
 _INFO_KIND, _INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_LABEL = 1, 2, 3
@@ -112,6 +112,10 @@ def bring_up(index: int) -> Message:
     return Message(_NEWLINK, _LINK.pack(0, 0, index, _UP, _UP))
 
 
+def take_down(index: int) -> Message:
+    return Message(_SETLINK, _LINK.pack(0, 0, index, 0, _UP))
+
+
 def wait_until_ready(index: int) -> Message:
     """Wait until the interface can send. The kernel (6.8 or later) ensures that before it answers this; otherwise it
     happens shortly after both ends of a veth pair are up, and earlier packets are lost."""
@@ -124,6 +128,11 @@ def disable_ipv6(index: int) -> Message:
     return Message(
         _SETLINK, _LINK.pack(0, 0, index, 0, 0) + pack_nested(_IFLA_AF_SPEC, pack_nested(socket.AF_INET6, mode))
     )
+
+
+def disable_segmentation_offload(index: int) -> Message:
+    """Let the kernel split data into packets of the MTU before it sends them, for a receiver that forwards them."""
+    return Message(_SETLINK, _LINK.pack(0, 0, index, 0, 0) + pack_u32(_IFLA_GSO_MAX_SEGS, 1))
 
 
 def set_group(index: int, group: int) -> Message:
@@ -221,6 +230,21 @@ def list_links(netlink: Netlink) -> list[Link]:
         mtu = struct.unpack("=I", found[_IFLA_MTU])[0] if _IFLA_MTU in found else 0
         links.append(Link(index=_LINK.unpack_from(payload)[2], name=name, mtu=mtu))
     return links
+
+
+def list_queue_sizes(netlink: Netlink, kind: str) -> list[int]:
+    """Return how many bytes the queues of each interface of this kind can hold."""
+    sizes = []
+    for payload in netlink.dump(Message(_GETLINK, _LINK.pack(0, 0, 0, 0, 0))):
+        found = parse_attributes(payload[_LINK.size :])
+        info = parse_attributes(found.get(_IFLA_LINKINFO, b""))
+        if info.get(_INFO_KIND, b"").rstrip(b"\0") == kind.encode():
+            length, mtu, queues = (
+                struct.unpack("=I", found.get(name, bytes(4)))[0]
+                for name in (_IFLA_TXQLEN, _IFLA_MTU, _IFLA_NUM_TX_QUEUES)
+            )
+            sizes.append(length * mtu * queues)
+    return sizes
 
 
 def list_addresses(netlink: Netlink) -> list[Address]:

@@ -161,7 +161,7 @@ class Namespaces:
         self._get_label_path(slot).unlink(missing_ok=True)
 
     def list_labels(self) -> dict[int, int]:
-        """Return the index of every slot that was ever labelled."""
+        """Return the index of the namespace of each slot that has a label."""
         found = {}
         for path in self.pins.glob("slot-*"):
             with suppress(OSError, ValueError):
@@ -210,12 +210,15 @@ class Namespaces:
         return found
 
     def _delete_links(self, indexes: list[int]) -> None:
-        removed = self._names.group ^ 1
+        """Delete these interfaces all at once, by moving them into a group of their own."""
+        removal_group = self._names.group ^ 1
         for start in range(0, len(indexes), 256):
             with suppress(NetlinkError):  # some may have disappeared in the meantime
-                self._netlink.request(*(links.set_group(index, removed) for index in indexes[start : start + 256]))
+                self._netlink.request(
+                    *(links.set_group(index, removal_group) for index in indexes[start : start + 256])
+                )
         try:
-            self._netlink.request(links.delete_group(removed))
+            self._netlink.request(links.delete_group(removal_group))
         except NetlinkError as error:
             if error.errno != errno.ENODEV:
                 raise

@@ -60,7 +60,7 @@ def pack_text(kind: int, value: str) -> bytes:
 
 
 def parse_attributes(data: bytes) -> dict[int, bytes]:
-    """Return attributes by type; the last one if a type is repeated."""
+    """Return the attributes by their types; of a repeated type only the last one."""
     found: dict[int, bytes] = {}
     position = 0
     while position + 4 <= len(data):
@@ -153,6 +153,7 @@ class Netlink:
 
 
 def split_messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield type, flags and payload of each message in a datagram."""
     position = 0
     while position + _HEADER.size <= len(data):
         length, kind, flags, _, _ = _HEADER.unpack_from(data, position)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from sandyard.engine.contract import Denied, Hairpin, NetworkPolicy, Outbound
+from sandyard.engine.contract import DeniedAttempt, Hairpin, NetworkPolicy, Outbound
 from sandyard.engine.drivers.machine.net.names import Names
 from sandyard.engine.drivers.machine.net.namespaces import Namespaces, VethConfig
 from sandyard.engine.drivers.machine.net.nft import NftError
@@ -40,7 +40,7 @@ class NetSlot:
 
 @dataclass(slots=True)
 class _SlotState:
-    index: int
+    index: int  # of its namespace
     net: NetSlot
 
 
@@ -86,7 +86,7 @@ class Network:
 
     @property
     def pins(self) -> Path:
-        """The mount point of all pins. A process that creates many mount namespaces should detach it from its own."""
+        """The mount point of all pins (see `namespaces`). A process that creates many mount namespaces should detach it from its own."""
         return self._namespaces.pins
 
     async def open(self, keep_slots: Collection[int]) -> None:
@@ -119,6 +119,8 @@ class Network:
         self._next = max(kept.values(), default=-1) + 1
         self._pool = Pool(self._settings.pool, self._create_namespace)
         await self._test_dns()
+        for feature, reason in self.missing.items():
+            log.warning("network_feature_missing feature=%s reason=%s", feature, reason)
         self._pool.fill()
 
     async def close(self, remove: bool = False) -> None:
@@ -150,7 +152,8 @@ class Network:
         if state is not None:
             return state.net
         if self._pool is None or self._uplink is None:
-            raise UnsupportedError(self._missing.get("network", "the network is not open"))
+            reason = self._missing.get("network", "it is not open")
+            raise UnsupportedError(f"The network of sandboxes cannot be used: {reason}.")
         index = await self._pool.take()
         self._namespaces.add_label(index, slot)
         state = self._slots[slot] = _SlotState(index, self._make_net_slot(slot, index, self._uplink.subnet is not None))
@@ -177,16 +180,16 @@ class Network:
         nothing."""
         egress = parse_policy(policy)
         if egress.rules and self._outbound is None:
-            raise UnsupportedError("network rules are not supported by this engine")
+            raise UnsupportedError("This engine does not support network rules. Leave out network.rules.")
         state = self._slots.get(slot)
         if state is None or self._uplink is None:
-            raise NotFoundError(f"network slot {slot} not found")
+            raise NotFoundError(f"The network slot {slot} does not exist.")
         try:
             await self._uplink.apply(state.index, egress)
         except NftError as error:
-            raise SandyardError(f"could not set the network policy: {error}") from error
+            raise SandyardError(f"Could not set the network policy: {error}") from error
 
-    async def take_denied(self, slot: int) -> list[Denied]:
+    async def take_denied(self, slot: int) -> list[DeniedAttempt]:
         """Return what the slot's policy has blocked since the last call."""
         state = self._slots.get(slot)
         if state is None or self._uplink is None:
@@ -194,7 +197,7 @@ class Network:
         try:
             return await self._uplink.take_denied(state.index)
         except NftError as error:
-            raise SandyardError(f"could not read the blocked connections: {error}") from error
+            raise SandyardError(f"Could not read the blocked connections: {error}") from error
 
     async def _run_in_thread(self, work: Callable[..., _T], *arguments: object) -> _T:
         assert self._executor is not None
@@ -206,7 +209,7 @@ class Network:
         if self._uplink is not None and self._uplink.subnet is not None:
             capacity = self._uplink.subnet.capacity
         if len(self._used) >= capacity:
-            raise FullError(f"all {capacity} network slots of this engine are in use")
+            raise FullError(f"The machine is full (network): all {capacity} networks of this engine are in use.")
         while self._next % capacity in self._used:
             self._next += 1
         index = self._next % capacity
@@ -219,7 +222,7 @@ class Network:
             await self._run_in_thread(self._namespaces.create, index, veth)
         except OSError as error:
             self._used.discard(index)
-            raise SandyardError(f"could not create a network namespace: {error}") from error
+            raise SandyardError(f"Could not create a network namespace: {error}") from error
         return index
 
     async def _test_dns(self) -> None:
@@ -243,7 +246,7 @@ class Network:
         return NetSlot(slot, self._namespaces.get_pin_path(index), address, gateway, gateway)
 
     def _find_existing(self, slots: Collection[int]) -> dict[int, int]:
-        """Return the index of each slot that still exists."""
+        """Return the index of the namespace of each slot that still has one."""
         labelled = self._namespaces.list_labels()
         return {
             slot: labelled[slot] for slot in slots if slot in labelled and self._namespaces.is_alive(labelled[slot])

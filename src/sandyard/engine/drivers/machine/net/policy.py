@@ -113,7 +113,7 @@ class Egress:
 def parse_policy(policy: NetworkPolicy) -> Egress:
     """Parse a policy. Raises InvalidInputError, which names the wrong entry."""
     if max(len(policy.allow_out), len(policy.deny_out)) > _MAX_ENTRIES:
-        raise InvalidInputError(f"a network policy has at most {_MAX_ENTRIES} entries in each list")
+        raise InvalidInputError(f"A network policy has at most {_MAX_ENTRIES} entries in each list.")
     deny = []
     for entry in policy.deny_out:
         network = _parse_network(entry)
@@ -132,9 +132,9 @@ def parse_policy(policy: NetworkPolicy) -> Egress:
         elif network is None and entry.strip() == "*":
             everything = True
         elif network is None and entry.strip().startswith("*."):
-            below.add(_parse_domain(entry.strip()[2:], entry))
+            below.add(_parse_domain(entry.strip()[2:], f"invalid allowed address {entry}"))
         elif network is None:
-            exact.add(_parse_domain(entry.strip(), entry))
+            exact.add(_parse_domain(entry.strip(), f"invalid allowed address {entry}"))
     domains = Domains(frozenset(exact), frozenset(below), everything)
     if domains and not closed:
         raise InvalidInputError(NAMES_NEED_DENY_ALL)
@@ -143,14 +143,15 @@ def parse_policy(policy: NetworkPolicy) -> Egress:
 
 def _parse_rules(policy: NetworkPolicy) -> tuple[HostRule, ...]:
     if len(policy.rules) > _MAX_RULES:
-        raise InvalidInputError(f"a network policy has rules for at most {_MAX_RULES} hosts")
-    read = []
+        raise InvalidInputError(f"A network policy has rules for at most {_MAX_RULES} hosts.")
+    parsed = []
     for rule in policy.rules:
-        star, dot, name = rule.host.rpartition("*.")
-        if star:
-            raise InvalidInputError(f"invalid host {rule.host} in network rules")
-        read.append(HostRule(f"{dot}{_parse_domain(name, rule.host)}", rule.headers))
-    return tuple(read)
+        problem = f"invalid host {rule.host} in network rules"
+        before, wildcard, name = rule.host.rpartition("*.")
+        if before:
+            raise InvalidInputError(problem)
+        parsed.append(HostRule(f"{wildcard}{_parse_domain(name, problem)}", rule.headers))
+    return tuple(parsed)
 
 
 def _parse_network(entry: str) -> IPv4Network | IPv6Network | None:
@@ -160,13 +161,14 @@ def _parse_network(entry: str) -> IPv4Network | IPv6Network | None:
         return None
 
 
-def _parse_domain(name: str, entry: str) -> str:
+def _parse_domain(name: str, problem: str) -> str:
+    """Return the name in lower case, in ASCII, without the final dot. Raises InvalidInputError with this problem."""
     try:
         # The IDNA 2003 codec maps upper case and accepts plain names; others would need another dependency.
         plain = dns.name.from_text(name, idna_codec=dns.name.IDNA_2003).to_text(omit_final_dot=True).lower()
     except (dns.exception.DNSException, UnicodeError) as error:
-        raise InvalidInputError(f"invalid allowed address {entry}") from error
+        raise InvalidInputError(problem) from error
     labels = plain.split(".")
     if not all(_LABEL.fullmatch(label) for label in labels) or labels[-1].isdigit():
-        raise InvalidInputError(f"invalid allowed address {entry}")
+        raise InvalidInputError(problem)
     return plain

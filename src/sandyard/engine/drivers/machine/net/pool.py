@@ -79,7 +79,7 @@ class Pool:
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
-                future.set_exception(BusyError("the engine is closing"))
+                future.set_exception(BusyError("The engine is stopping."))
         ready = list(self._ready)
         self._ready.clear()
         return ready

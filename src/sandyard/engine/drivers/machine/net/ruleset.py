@@ -29,9 +29,8 @@ from sandyard.engine.drivers.machine.net.ranges import Ranges
 
 _LIVELY_SECONDS = 600  # seconds a connection may be idle after its resolved address has expired
 
-_QUERIES_PER_SECOND = (
-    500  # DNS packets per second from one sandbox; more are dropped before they cost the engine anything
-)
+# DNS packets per second from one sandbox; more are dropped before they cost the engine anything.
+_QUERIES_PER_SECOND = 500
 
 _CONNECTIONS_PER_SECOND = 1000  # connections per second that one sandbox may open, of any kind
 
@@ -43,17 +42,18 @@ handshake."""
 
 _SOURCE_AND_DESTINATION = "ct original ip saddr . ct original ip daddr"
 
+# A pair of addresses is a sandbox and a destination; a single one is a sandbox, except in `never` and `private`.
 _SETS = {
     "never": "type ipv4_addr; flags interval;",
     "private": "type ipv4_addr; flags interval;",
     "allow": "type ipv4_addr . ipv4_addr; flags interval;",
     "deny": "type ipv4_addr . ipv4_addr; flags interval;",
-    "names": "type ipv4_addr . ipv4_addr; flags timeout; size 262144;",
-    "lively": "type ipv4_addr . ipv4_addr; flags dynamic, timeout; size 262144;",
-    "connections": "type ipv4_addr; flags dynamic; size 65536;",
-    "begun": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
-    "crowded": "type ipv4_addr; flags interval;",
-    "ruled": "type ipv4_addr;",
+    "names": "type ipv4_addr . ipv4_addr; flags timeout; size 262144;",  # addresses of allowed names
+    "lively": "type ipv4_addr . ipv4_addr; flags dynamic, timeout; size 262144;",  # those in use
+    "connections": "type ipv4_addr; flags dynamic; size 65536;",  # how many are open
+    "begun": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",  # how many are opened per second
+    "crowded": "type ipv4_addr; flags interval;",  # all sandboxes while the host's connection table is nearly full
+    "ruled": "type ipv4_addr;",  # those with rules for their requests
     "denied": "type ipv4_addr . ipv4_addr . inet_proto . inet_service; flags dynamic, timeout; timeout 1h; size 16384;",
     "dials": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
     "hairpins": "type ipv4_addr; flags dynamic; size 65536;",
@@ -62,13 +62,13 @@ _SETS = {
 }
 _CHAINS = {
     "refuse": "",
-    "note": "",
-    "closed": "",
-    "listed": "",
+    "note": "",  # remember a blocked connection, for users
+    "closed": "",  # only what the policy allows
+    "listed": "",  # everything except what the policy denies
     "guard": "",
     "out": "",
     "back": "",
-    "asking": "",
+    "asking": "",  # packets to the name server
     "proxied": "",
     "hairpin": "",
     "early": "type filter hook prerouting priority raw; policy accept;",
@@ -151,7 +151,8 @@ def _list_rules(layout: Layout) -> Iterable[tuple[str, str]]:
         yield "incoming", f"iifname {ours} ct status dnat tcp dport {layout.proxy_port} goto proxied"
         yield from _list_proxied_rules(layout)
     yield "incoming", f"iifname {ours} goto asking"
-    yield "incoming", f'ip daddr {gateway} iifname != "lo" drop'
+    # Not for interfaces of other instances: after a reset of the routes, one of them may have taken over the subnet.
+    yield "incoming", f'ip daddr {gateway} iifname != "lo" iifname != "{INTERFACE_PREFIX}*" drop'
     yield (
         "asking",
         f"update @questions {{ ip saddr limit rate over {_QUERIES_PER_SECOND}/second burst {_QUERIES_PER_SECOND} packets }} drop",

@@ -46,7 +46,7 @@ class Subnet:
 
     @property
     def capacity(self) -> int:
-        """Return how many sandboxes fit. Indexes are below it."""
+        """How many sandboxes fit. Their indexes are below this number."""
         return self.network.num_addresses - 3
 
     def get_address(self, index: int) -> IPv4Address:
@@ -87,6 +87,7 @@ def find_reserved(netlink: Netlink, names: Names) -> Subnet | None:
 
 
 def _find_gateways(netlink: Netlink, names: Names, routes: list[Route]) -> set[IPv4Address]:
+    """Return the gateways that this instance has reserved, in the current way or that of earlier versions."""
     labelled = {item.address for item in links.list_addresses(netlink) if item.label == names.label}
     return labelled | {route.network[0] for route in routes if route.local and route.priority == names.group}
 
@@ -128,6 +129,7 @@ def _parse_subnet(text: str) -> Subnet:
 
 
 def _list_candidates(choice: Subnet | None, file: Path, names: Names) -> Iterator[Subnet]:
+    """Yield only the operator's choice if there is one, otherwise the remembered subnet and then all others."""
     if choice:
         yield choice
         return
@@ -137,19 +139,20 @@ def _list_candidates(choice: Subnet | None, file: Path, names: Names) -> Iterato
         count = 1 << (_PREFIX - pool.prefixlen)
         # Each instance starts at a different position, so that after a reboot a new one rarely takes what an old one
         # remembers.
-        start = int.from_bytes(names.tag.encode(), "big") % count
+        start = names.group // 2 % count
         for number in range(count):
             base = int(pool.network_address) + (((start + number) % count) << (32 - _PREFIX))
             yield Subnet(IPv4Network((base, _PREFIX)))
 
 
 def _claim(netlink: Netlink, names: Names, candidates: Iterator[Subnet]) -> Subnet:
+    """Reserve the first free candidate and return it. Raises NoSubnetError."""
     all_links = links.list_links(netlink)
     routes = links.list_routes(netlink)
-    own = {link.index for link in all_links if link.name.startswith(names.prefix)}
+    own_links = {link.index for link in all_links if link.name.startswith(names.prefix)}
     reason = "every candidate overlaps with a route of this host"
     for subnet in candidates:
-        if _is_taken(subnet.network, routes, own, all_links):
+        if _is_taken(subnet.network, routes, own_links, all_links):
             continue
         try:
             netlink.request(links.add_blackhole(subnet.network))
@@ -165,13 +168,14 @@ def _claim(netlink: Netlink, names: Names, candidates: Iterator[Subnet]) -> Subn
     raise NoSubnetError(f"no free subnet for the sandboxes: {reason}. Set one in the setting `subnet`")
 
 
-def _is_taken(network: IPv4Network, routes: list[Route], own: Collection[int], all_links: list[Link]) -> bool:
+def _is_taken(network: IPv4Network, routes: list[Route], own_links: Collection[int], all_links: list[Link]) -> bool:
     # Tailscale's firewall rules drop everything from this space that is not its own.
     if network.overlaps(_SHARED_SPACE) and any(link.name.startswith("tailscale") for link in all_links):
         return True
     # A default route, even if split in halves by a VPN, covers everything and is ignored.
     return any(
-        route.network.prefixlen > 1 and route.index not in own and route.network.overlaps(network) for route in routes
+        route.network.prefixlen > 1 and route.index not in own_links and route.network.overlaps(network)
+        for route in routes
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,8 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TypeVar
 
-from sandyard.engine.contract import Denied, Hairpin, Outbound
+from sandyard.engine.contract import DeniedAttempt, Hairpin, Outbound
+from sandyard.engine.drivers.machine.inside_sockets import open_socket_inside
 from sandyard.engine.drivers.machine.net import hairpin, host_firewall, links, ranges
 from sandyard.engine.drivers.machine.net import subnet as subnets
 from sandyard.engine.drivers.machine.net.conntrack import Conntrack, is_crowded
@@ -35,7 +35,6 @@ from sandyard.engine.drivers.machine.net.ranges import Ranges
 from sandyard.engine.drivers.machine.net.ruleset import HairpinPorts, Layout
 from sandyard.engine.drivers.machine.net.settings import NetworkSettings
 from sandyard.engine.drivers.machine.net.subnet import NoSubnetError, Subnet
-from sandyard.engine.drivers.machine.net.syscalls import enter_network_namespace
 from sandyard.engine.drivers.machine.net.upstream import Upstream
 from sandyard.engine.drivers.machine.net.watch import ADDRESS_CHANGED, RULES_CHANGED, Watch
 
@@ -84,7 +83,7 @@ class Uplink:
         self._forwarder: Forwarder | None = None
         self._proxy: ProxyThread | None = None
         self._watches: list[Watch] = []
-        self._crowding: asyncio.Task[None] | None = None
+        self._crowding_task: asyncio.Task[None] | None = None
         self.hairpin: Hairpin | None = None
         self.subnet: Subnet | None = None
         self.mtu = 1500
@@ -97,7 +96,6 @@ class Uplink:
             await self._open(keep)
             await self._run_in_worker(self._delete_connections, swept)
         except (NftUnavailableError, NoSubnetError, _NoForwardingError, NftError, OSError) as error:
-            log.warning("network_egress_missing error=%s", error)
             self.missing["egress"] = f"sandboxes have only a loopback and no network: {error}"
             if self._netlink is not None and not keep:
                 await self._run_in_worker(subnets.release, self._netlink, self._names)
@@ -133,7 +131,7 @@ class Uplink:
         await self._run_in_worker(host_firewall.allow_in_docker_chain, self._nft, self._names)
         self.missing.update(await self._run_in_worker(host_firewall.list_problems, self._nft))
         self._watches = [Watch(ADDRESS_CHANGED, self._update_private_ranges), Watch(RULES_CHANGED, self.restore_rules)]
-        self._crowding = asyncio.get_running_loop().create_task(self._watch_crowding(self._firewall))
+        self._crowding_task = asyncio.get_running_loop().create_task(self._watch_crowding(self._firewall))
         self.subnet = subnet
 
     @property
@@ -148,7 +146,7 @@ class Uplink:
             return 0
 
         async def open_socket(index: int) -> socket.socket:
-            return await self._run_in_worker(_open_socket_in, self._get_pin_path(index), socket.SOCK_STREAM)
+            return await self._run_in_worker(open_socket_inside, self._get_pin_path(index), socket.AF_INET)
 
         def make_proxy() -> Proxy:
             dialler = Dialler(open_socket, Upstream(settings.resolv_conf), self._admit, settings.egress_ca_file)
@@ -167,6 +165,7 @@ class Uplink:
         return HairpinPorts(public.port, listener.getsockname()[1])
 
     async def close(self, remove: bool) -> None:
+        """Stop serving. With `remove`, also remove everything of this instance from the host."""
         if remove and self.subnet is not None:
             assert self._firewall is not None
             await self._end_watches()
@@ -184,6 +183,7 @@ class Uplink:
             self._forwarder.serve(self.subnet.get_address(index), egress)
 
     async def apply(self, index: int, egress: Egress) -> None:
+        """Replace the policy of this namespace, also for existing connections. Raises NftError."""
         if self._firewall is None or self.subnet is None:
             return  # without an uplink there is nothing to filter
         address = self.subnet.get_address(index)
@@ -192,15 +192,16 @@ class Uplink:
         await self._run_in_worker(self._firewall.apply, address, egress)
         self.serve(index, egress)
 
-    async def take_denied(self, index: int) -> list[Denied]:
+    async def take_denied(self, index: int) -> list[DeniedAttempt]:
         """Return what was blocked for this namespace since the last call."""
         if self._firewall is None or self._forwarder is None or self.subnet is None:
             return []
         address = self.subnet.get_address(index)
-        names = [Denied(name, "dns") for name in self._forwarder.take_refused(address)]
+        names = [DeniedAttempt(name, "dns") for name in self._forwarder.take_refused(address)]
         return names + await self._run_in_worker(self._firewall.take_denied, address)
 
     async def remove_namespace(self, index: int) -> None:
+        """Remove everything that belongs to a namespace that is about to end, except the namespace. Raises NftError."""
         if self._firewall is None or self._forwarder is None or self.subnet is None:
             return
         address = self.subnet.get_address(index)
@@ -215,7 +216,7 @@ class Uplink:
         if self._forwarder is None or self.subnet is None:
             return
         self.serve(index, Egress(closed=True))
-        client = await self._run_in_worker(_open_socket_in, pin, socket.SOCK_DGRAM)
+        client = await self._run_in_worker(open_socket_inside, pin, socket.AF_INET, socket.SOCK_DGRAM)
         loop = asyncio.get_running_loop()
         try:
             client.connect((str(self.subnet.gateway), 53))
@@ -282,11 +283,11 @@ class Uplink:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
 
     async def _end_watches(self) -> None:
-        if self._crowding is not None:
-            self._crowding.cancel()
+        if self._crowding_task is not None:
+            self._crowding_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._crowding
-            self._crowding = None
+                await self._crowding_task
+            self._crowding_task = None
         while self._watches:
             await self._watches.pop().close()
 
@@ -347,18 +348,3 @@ async def _query_until_answered(loop: asyncio.AbstractEventLoop, client: socket.
                 raise
         else:
             return
-
-
-def _open_socket_in(pin: Path, kind: socket.SocketKind) -> socket.socket:
-    """Return a socket of the network namespace that is mounted at `pin`."""
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    there = os.open(pin, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        enter_network_namespace(there)
-        try:
-            return socket.socket(socket.AF_INET, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        finally:
-            enter_network_namespace(home)
-    finally:
-        os.close(there)
-        os.close(home)

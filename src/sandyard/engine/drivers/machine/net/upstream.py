@@ -28,7 +28,8 @@ class Upstream:
         self._checked_at = float("-inf")
 
     async def query(self, message: bytes, question: Question, stream: bool) -> bytes | None:
-        """Return the first valid response, with the query's own number, or None if no server answered in time."""
+        """Return the first valid response, with the id of the query, or None if no server answered in time. `stream`:
+        over TCP."""
         for _ in range(_ROUNDS):
             for family, address in self.list_servers():
                 number = int.from_bytes(os.urandom(2), "big")
@@ -43,6 +44,7 @@ class Upstream:
         return None
 
     def list_servers(self) -> list[_Server]:
+        """Return the servers; this machine itself if the file lists none."""
         now = time.monotonic()
         if now - self._checked_at >= _REREAD_INTERVAL_S:
             self._checked_at = now
@@ -73,7 +75,7 @@ def _parse_servers(content: str) -> list[_Server]:
 async def _query_over_udp(
     family: socket.AddressFamily, address: tuple[Any, ...], message: bytes, number: int, question: Question
 ) -> bytes:
-    """Query from a separate port each time, which together with the number is hard to guess."""
+    """Query from a different port each time, which together with the id is hard to guess."""
     loop = asyncio.get_running_loop()
     with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as client:
         client.connect(address)

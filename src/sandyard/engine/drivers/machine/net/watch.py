@@ -31,7 +31,7 @@ RULES_CHANGED = Subscription(12, 7, frozenset({10 << 8 | 2, 10 << 8 | 3}), 0)  #
 
 
 class Watch:
-    """Calls `on_change` shortly after a change: once for a burst, and never twice at a time."""
+    """Calls `on_change` shortly after a change: once for a burst, and never while it is still running."""
 
     def __init__(self, subscription: Subscription, on_change: Callable[[], Awaitable[None]]) -> None:
         self._subscription = subscription

@@ -15,8 +15,8 @@ VOLUME_OWNER, VOLUME_MODE = 1000, 0o777  # owned by the default user, and writab
 
 
 class Store(Protocol):
-    """Methods that access the disk don't block the loop. They raise only `sandyard.kit.errors`. Crash-safe: a directory
-    that is not passed to `sweep` is a leftover, complete or not."""
+    """Stores the directories of sandboxes, snapshots and volumes. Coroutines do not block the loop for long. Crash-safe:
+    a directory that is not passed to `sweep` is a leftover, complete or not."""
 
     path: Path
     live_copy: str  # "cow" or "copy"
@@ -25,7 +25,9 @@ class Store(Protocol):
     @property
     def missing(self) -> Mapping[str, str]: ...
 
-    async def close(self, *, unmount: bool) -> None: ...
+    async def close(self, *, unmount: bool) -> None:
+        """Stop all background work and, with `unmount`, unmount the store if nothing uses it. May be called twice."""
+        ...
 
     def has(self, sandbox: str) -> bool: ...
 
@@ -34,7 +36,7 @@ class Store(Protocol):
         ...
 
     async def sweep(self, sandboxes: Collection[str], snapshots: Collection[str]) -> None:
-        """Remove all others."""
+        """Remove all sandboxes and snapshots except these."""
         ...
 
     def check_room(self) -> None:
@@ -46,11 +48,13 @@ class Store(Protocol):
         ...
 
     def list_shared_layers(self, sandbox: str) -> Layers:
-        """Return the layers between a sandbox's own directory and those it was created from, which result from sharing
-        a stopped one."""
+        """Return the layers between a sandbox's own directory and those it was created from. They were its own directory
+        until it was copied while stopped."""
         ...
 
-    async def create(self, sandbox: str, disk_mb: int) -> None: ...
+    async def create(self, sandbox: str, disk_mb: int) -> None:
+        """Create a new sandbox's directory, with this limit."""
+        ...
 
     async def copy(self, sandbox: str, new: str, disk_mb: int, *, stopped: bool) -> None:
         """Copy a sandbox's directory. Unless `stopped`, the sandbox must be frozen, otherwise the copy is not of one
@@ -82,7 +86,7 @@ class Store(Protocol):
     async def remove_volume(self, volume: str) -> None: ...
 
     async def measure_usage(self, sandbox: str) -> int:
-        """Return the used bytes."""
+        """Return the bytes that a sandbox uses; 0 if it does not exist or the store cannot tell."""
         ...
 
 

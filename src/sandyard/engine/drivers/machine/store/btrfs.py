@@ -27,9 +27,8 @@ _FIRST_OBJECT = 256
 _QUOTA_TREE, _ROOT_TREE = 8, 1
 _QGROUP_STATUS_KEY, _QGROUP_INFO_KEY, _ROOT_ITEM_KEY = 240, 242, 132
 _LIMIT_REFERENCED = 1
-_SEARCH = struct.Struct(
-    "7Q4I4Q"
-)  # tree, min/max objectid, min/max offset, min/max transid, min/max type, items, 4 unused
+# tree, min/max objectid, min/max offset, min/max transid, min/max type, items, 4 unused
+_SEARCH = struct.Struct("7Q4I4Q")
 _HEADER = struct.Struct("3Q2I")  # transid, objectid, offset, type, len
 _MAX = 2**64 - 1
 
@@ -75,7 +74,7 @@ def create(path: Path, group: int | None) -> int:
 
 
 def snapshot(source: Path, path: Path, group: int | None, *, read_only: bool) -> int:
-    """Copy a subvolume as it is now, including dirty pages."""
+    """Copy a subvolume as it is now, including dirty pages, as a member of that quota group. Return the copy's id."""
     with _open_directory(source) as fd:
         _create_subvolume(_SNAP_CREATE_V2, path, fd, _READ_ONLY if read_only else 0, group)
     return get_subvolume_id(path)

@@ -69,8 +69,8 @@ class CowStore:
         return kind
 
     def _repair_image(self, image: Path) -> None:
-        """Finish what a crash interrupted. An image of an earlier version is as large as the disk and has no allocated
-        blocks: it is converted to one that has them all."""
+        """Finish a change of the image's size that a crash interrupted. An image of an earlier version is as large as the
+        disk and has no allocated blocks: it is converted to one that has them all."""
         if images.count_unreserved_bytes(image):
             space = guard.measure_space(self.path, image)
             # the used space and 2 GiB more, rounded up to whole GiB

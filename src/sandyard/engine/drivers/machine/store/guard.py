@@ -28,10 +28,8 @@ _INTERVAL_S = 0.5
 _MIN_CHANGE = 64 << 20  # smaller changes of the limit are not worth a transaction
 _MIN_ROOM = 256 << 20  # free space required for a new sandbox
 _BTRFS_RESERVE = 512 << 20  # of the store, for btrfs itself
-_MIN_AHEAD, _MAX_AHEAD = (
-    1 << 30,
-    10 << 30,
-)  # reserved space ahead of sandboxes: a part of what the store could grow by
+# Reserved space ahead of sandboxes: a part of what the store could grow by.
+_MIN_AHEAD, _MAX_AHEAD = 1 << 30, 10 << 30
 _AHEAD_DIVISOR = 32
 _STEP = 1 << 30
 _SURPLUS = 4 * _STEP  # more than this beyond the space ahead is given back
@@ -68,7 +66,8 @@ class Space:
 
 
 def measure_room(store: Path, image: Path | None) -> Room:
-    """Measure a store without quotas, or one that shares its file system with the machine."""
+    """Return the room in a store. `image` is the file that contains it; None if it is a directory of the machine's file
+    system."""
     if image is not None:
         return _get_room(measure_space(store, image), store, image)
     stat = os.statvfs(store)
@@ -148,6 +147,7 @@ class SpaceGuard:
             await asyncio.sleep(_INTERVAL_S)
 
     def adjust(self) -> None:
+        """Measure the store, then adjust its size and its limit. Blocks. Raises OSError."""
         if self._image is None:
             self._room = measure_room(self._store, None)
             if self._group is not None:
@@ -164,6 +164,7 @@ class SpaceGuard:
         self._set_limit(space.used + space.free - _BTRFS_RESERVE, space.ahead)
 
     def _set_limit(self, limit: int, left: int) -> None:
+        """Set the limit of the quota group, if it has changed enough; the less space is `left`, the more exactly."""
         if self._group is None:
             return
         limit = max(limit, 1 << 20)
@@ -183,16 +184,15 @@ class SpaceGuard:
                 self._grown_at = now
             return amount > 0
         surplus = space.ahead - space.wanted
-        wanted = _STEP if space.growth < 0 else _SURPLUS
+        kept_surplus = _STEP if space.growth < 0 else _SURPLUS
         if (
-            surplus < wanted + _STEP
+            surplus < kept_surplus + _STEP
             or now < self._grown_at + _SHRINK_DELAY_S
             or images.get_size(image) <= images.MIN_SIZE
         ):
             return False
-        self._set_limit(
-            space.used + space.free - _BTRFS_RESERVE - _STEP, 0
-        )  # nobody may use what is about to be removed
+        # Nobody may use what is about to be removed.
+        self._set_limit(space.used + space.free - _BTRFS_RESERVE - _STEP, 0)
         try:
             images.shrink(image, self._store, images.get_size(image) - _STEP)
         except OSError:

@@ -30,7 +30,7 @@ _AUTOCLEAR, _DIRECT_IO = 4, 16
 _INFO_SIZE, _CONFIG_SIZE, _FLAGS_OFFSET = 232, 304, 8 + 52
 _GET_FLAGS, _SET_FLAGS, _NO_COW = 0x8008_6601, 0x4008_6602, 0x0080_0000
 
-MIN_SIZE = 2 << 30  # size of an empty one; without this much space none is created
+MIN_SIZE = 2 << 30  # the size of a new image; without this much space none is created
 _OPTIONS = "nodiscard,commit=15"
 _FALLBACK_OPTIONS = ("rescue=usebackuproot",)  # tried in turn if a plain mount fails, such as after a power failure
 
@@ -65,13 +65,23 @@ def get_reserve(folder: Path) -> int:
 
 
 def create(image: Path, label: str) -> None:
-    """Create an image of the smallest size. Blocks for about 0.1 s."""
+    """Create an image of the smallest size, or nothing. Blocks for about 0.1 s. Raises ImageError or OSError."""
     stat = os.statvfs(image.parent)
     if stat.f_bavail * stat.f_frsize - get_reserve(image.parent) < MIN_SIZE:
         raise ImageError(f"{image.parent} has no room for a store of at least {MIN_SIZE >> 30} GiB beside its reserve")
     partial = image.with_suffix(".partial")
     partial.unlink(missing_ok=True)
-    fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        _format(partial, label)
+        partial.rename(image)
+    except BaseException:
+        partial.unlink(missing_ok=True)  # its blocks are reserved
+        raise
+
+
+def _format(file: Path, label: str) -> None:
+    """Create a file of the smallest size, with all its blocks and a btrfs. A failure may leave the file."""
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with contextlib.suppress(OSError):  # on a copy-on-write file system: one such layer is enough
             flags = struct.unpack("=l", fcntl.ioctl(fd, _GET_FLAGS, struct.pack("=l", 0)))[0]
@@ -80,11 +90,10 @@ def create(image: Path, label: str) -> None:
         _allocate_blocks(fd, 0, MIN_SIZE)
     finally:
         os.close(fd)
-    command = ["mkfs.btrfs", "--quiet", "--nodiscard", "--metadata", "single", "--label", label, str(partial)]
+    command = ["mkfs.btrfs", "--quiet", "--nodiscard", "--metadata", "single", "--label", label, str(file)]
     result = subprocess.run(command, check=False, capture_output=True, text=True)
     if result.returncode:
         raise ImageError(f"mkfs.btrfs failed: {result.stderr.strip()}")
-    partial.rename(image)
 
 
 def renew_uuid(image: Path) -> None:
@@ -194,10 +203,8 @@ def _allocate_blocks(fd: int, offset: int, length: int) -> None:
     try:
         kernel.fallocate(fd, offset, length)
     except OSError as error:
-        if error.errno not in {
-            errno.EOPNOTSUPP,
-            errno.ENOSYS,
-        }:  # then it has holes, and only the guard's reserve protects it
+        # Without support for it the file has holes, and only the guard's reserve protects it.
+        if error.errno not in {errno.EOPNOTSUPP, errno.ENOSYS}:
             raise
 
 
@@ -252,7 +259,8 @@ def _attach(image: Path) -> tuple[str, int]:
 
 
 def _configure_device(loop: int, image: int) -> None:
-    """Use direct I/O if the file system supports it, which avoids a second copy of every page in memory."""
+    """Attach the image to the loop device, with direct I/O if the file system supports it, which avoids a second copy of
+    every page in memory."""
     for flags in (_AUTOCLEAR | _DIRECT_IO, _AUTOCLEAR):
         config = bytearray(_CONFIG_SIZE)
         struct.pack_into("=II", config, 0, image, 4096)

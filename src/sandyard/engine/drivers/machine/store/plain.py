@@ -36,6 +36,8 @@ SendRequest = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 class PlainStore:
+    """Keeps sandboxes, snapshots and volumes as plain directories."""
+
     live_copy = "copy"
     limits: frozenset[str] = frozenset()
 
@@ -78,7 +80,7 @@ class PlainStore:
                 (self.path / SANDBOXES / name / UPPER).mkdir(mode=0o755)
         for name in [entry.name for entry in os.scandir(self.path / TRASH)]:
             self._schedule_removal(name)
-        self._discard_unused_layers()
+        self._remove_unused_layers()
 
     def check_room(self) -> None:
         room = measure_room(self.path, None)
@@ -94,6 +96,7 @@ class PlainStore:
         return tuple(str(self.path / SHARED / name / UPPER) for name in self._read_stack(SANDBOXES, sandbox))
 
     def _read_stack(self, folder: str, name: str) -> list[str]:
+        """Return the names of the shared layers, topmost first."""
         with contextlib.suppress(FileNotFoundError):
             return list(json.loads((self.path / folder / name / _STACK_FILE).read_text()))
         return []
@@ -168,11 +171,11 @@ class PlainStore:
 
     async def remove(self, sandbox: str) -> None:
         self._move_to_trash(SANDBOXES, sandbox)
-        self._discard_unused_layers()
+        self._remove_unused_layers()
 
     async def remove_snapshot(self, snapshot: str) -> None:
         self._move_to_trash(SNAPSHOTS, snapshot)
-        self._discard_unused_layers()
+        self._remove_unused_layers()
 
     async def create_volume(self, volume: str, size_mb: int) -> None:
         path = self.path / VOLUMES / volume
@@ -186,6 +189,7 @@ class PlainStore:
         self._move_to_trash(VOLUMES, volume)
 
     def _move_to_trash(self, folder: str, name: str) -> None:
+        """Remove a directory at once, and its contents in the background. Does nothing if it does not exist."""
         trash = f"{name}-{uuid.uuid4().hex[:8]}"
         with contextlib.suppress(FileNotFoundError):
             (self.path / folder / name).rename(self.path / TRASH / trash)
@@ -200,8 +204,8 @@ class PlainStore:
         self._removals.add(task)
         task.add_done_callback(self._removals.discard)
 
-    def _discard_unused_layers(self) -> None:
-        """Discard shared layers that are no longer used."""
+    def _remove_unused_layers(self) -> None:
+        """Remove shared layers that no sandbox or snapshot uses any more."""
         shared = {entry.name for entry in os.scandir(self.path / SHARED)}
         if shared:
             for folder in (SANDBOXES, SNAPSHOTS):

@@ -71,6 +71,8 @@ class RestoreTarget:
 
 @dataclass(frozen=True, slots=True)
 class Criu:
+    """The program CRIU."""
+
     command: tuple[str, ...]
     version: tuple[int, ...]
 
@@ -85,19 +87,21 @@ class Criu:
             raise UnsupportedError("moving memory to disk requires an engine that runs as root")
         if candidates is None:
             candidates = [PRIVATE_CRIU, *(Path(found) for found in [shutil.which("criu")] if found)]
-        too_old = ""
+        reason = "CRIU is not installed on this machine"
         for candidate in candidates:
             if not candidate.exists():
                 continue
             code, output, _ = await _run([str(candidate), "--version"])
             found = re.search(r"^Version:\s*(\d+(?:\.\d+)*)", output, re.MULTILINE)
             if code or not found:
-                too_old = f"{candidate} does not start"
+                reason = f"{candidate} does not start"
             elif (version := tuple(int(part) for part in found[1].split("."))) < MIN_VERSION:
-                too_old = f"{candidate} is version {found[1]}, but 4.1 is required"
+                reason = (
+                    f"{candidate} is version {found[1]}, but {MIN_VERSION[0]}.{MIN_VERSION[1]} or later is required"
+                )
             else:
                 return cls((str(candidate),), version)
-        raise UnsupportedError(f"{too_old or 'CRIU is not installed on this machine'}; {INSTALL_HINT}")
+        raise UnsupportedError(f"{reason}; {INSTALL_HINT}")
 
     async def dump(self, sandbox: Frozen, images: Path) -> None:
         """Write the memory of a frozen sandbox to the directory `images`: completely and safely on disk, or not at all.
@@ -199,6 +203,7 @@ def _sync_to_disk(path: Path) -> None:
 
 
 def explain_failure(log: str, what: str) -> SandyardError:
+    """Return an error that says why the memory of a sandbox can't `what`, from CRIU's log."""
     errors = [
         line for line in log.splitlines() if "Error" in line and not any(word in line for word in _HARMLESS_ERRORS)
     ]

@@ -211,9 +211,8 @@ def restore(request: dict[str, Any]) -> NoReturn:
         Path(folder, "cgroup.procs").write_text("0")
     namespaces = {kind: _open_namespace(f"/proc/{request['holder']}/ns/{kind}") for kind in _CLONE_FLAGS}
     kernel.setns(namespaces["net"], _CLONE_FLAGS["net"])
-    inherited[_listen(request["socket"])] = (
-        f"socket:[{facts['socket']}]"  # a unix socket belongs to a network namespace
-    )
+    # Only now, because a unix socket belongs to the network namespace it was created in.
+    inherited[_listen(request["socket"])] = f"socket:[{facts['socket']}]"
     for kind in ("uts", "ipc", "cgroup"):
         kernel.setns(namespaces[kind], _CLONE_FLAGS[kind])
     _make_mounts_private()

@@ -46,9 +46,8 @@ class Mounts:
     """Mount points that CRIU does not create. It creates proc, devpts and writable tmpfs, with their contents."""
 
     prepared: tuple[str, ...]  # the driver creates them again, as for a boot
-    blank: dict[
-        str, str
-    ]  # on proc, to hide what is below: "text:" and a file's contents, "folder" (empty) or "device" (null)
+    # On proc, to hide what is below: "text:" and a file's contents, "folder" (empty) or "device" (null)
+    blank: dict[str, str]
 
 
 def list_pids(freezer: Path) -> list[int]:

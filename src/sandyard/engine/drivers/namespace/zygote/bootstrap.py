@@ -7,12 +7,12 @@ packages that are missing here, and would use memory in every sandbox.
 import sys
 import types
 
-_PASSED_THROUGH = ("sandyard", "sandyard.engine", "sandyard.engine.drivers", "sandyard.engine.drivers.namespace")
+_PARENT_PACKAGES = ("sandyard", "sandyard.engine", "sandyard.engine.drivers", "sandyard.engine.drivers.namespace")
 
 
 def bootstrap(root: str, guest: str, title: str) -> None:
     sys.path.insert(0, root)
-    for name in _PASSED_THROUGH:
+    for name in _PARENT_PACKAGES:
         package = types.ModuleType(name)
         package.__path__ = [f"{root}/{name.replace('.', '/')}"]
         sys.modules[name] = package

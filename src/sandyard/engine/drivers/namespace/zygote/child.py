@@ -33,11 +33,14 @@ _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 class ChildFactory:
     """Prepares the steps of each sandbox's first process. One instance serves all sandboxes."""
 
-    def __init__(self, root: rootfs.RootFs, program: kernel.SeccompProgram) -> None:
+    def __init__(
+        self, root: rootfs.RootFs, program: kernel.SeccompProgram, containers_program: kernel.SeccompProgram
+    ) -> None:
         self.root = root
-        self._program = program  # its arguments point into it
+        # Kept, because the arguments of `_confine_steps` point into them.
+        self._programs = (program, containers_program)
         self._enter_steps = rootfs.make_enter_steps()
-        self._confine_steps = confine.make_drop_steps(program)
+        self._confine_steps = [confine.make_drop_steps(program) for program in self._programs]
         self._cached_steps: dict[tuple[Any, ...], list[script.Step]] = {}
 
     def make_child(self, request: dict[str, Any], fds: dict[str, list[int]], userns_fd: int) -> Child:
@@ -62,8 +65,10 @@ class ChildFactory:
         """Return the steps that are the same for all sandboxes that use this user namespace one after the other, as
         long as they are alike."""
         hostname, processes, shows = request["hostname"], request["processes"], request["show_cgroup"]
+        containers: bool = request["containers"]
         key = (
             userns_fd,
+            containers,
             request["slot"],
             request["uid"],
             request["ids"],
@@ -81,6 +86,7 @@ class ChildFactory:
             name = hostname.encode()
             steps = self._cached_steps[key] = [
                 *self.root.make_steps(request["layers"], request["uid"], userns_fd, request["shm"]),
+                *(rootfs.make_container_steps() if containers else []),
                 *rootfs.make_boot_id_steps(request["slot"]),
                 (libc.unshare, (kernel.CLONE_NEWCGROUP,), "hide its place in the cgroups"),
                 *([rootfs.make_cgroup_step()] if shows else []),
@@ -92,7 +98,7 @@ class ChildFactory:
                 (libc.sethostname, (name, len(name)), "set its host name"),
                 *([confine.make_process_limit_step(processes)] if processes else []),
                 *confine.make_userns_steps(userns_fd, request["ids"]),
-                *self._confine_steps,
+                *self._confine_steps[containers],
             ]
         return steps
 

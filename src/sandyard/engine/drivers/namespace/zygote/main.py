@@ -88,17 +88,19 @@ def _set_title(title: str) -> None:
 
 
 class Zygote:
+    """Handles the requests on `control`. `guest` is the agent's package, loaded once for all sandboxes."""
+
     def __init__(self, control: socket.socket, guest: Any) -> None:
         self._control = control
         self._guest = guest
         self._child_factory: ChildFactory | None = None
-        self._userns: dict[int, int] = {}  # slot → descriptor
+        self._userns: dict[tuple[int, bool], int] = {}  # slot, and whether it allows containers → descriptor
         self._children: dict[int, int] = {}  # pidfd → pid
         self._helpers: dict[int, int] = {}  # pid → number of the request it has to answer
         self._epoll = select.epoll()
         self._operations: dict[str, Callable[[protocol.Message, list[int]], protocol.Message | None]] = {
             "unshare": self._unshare,
-            "home": self._enter_home,
+            "home": self._enter_root,
             "userns": self._make_userns,
             "start": self._start,
             "copy": self._copy,
@@ -149,14 +151,20 @@ class Zygote:
         kernel.unshare(kernel.CLONE_NEWUSER)
         return {}
 
-    def _enter_home(self, request: protocol.Message, _fds: list[int]) -> protocol.Message:
+    def _enter_root(self, request: protocol.Message, _fds: list[int]) -> protocol.Message:
+        """Enter the zygote's own root file system. The answer's `problem` says why this kernel cannot mount the root
+        of a sandbox there, or is None."""
         if request["rootless"]:
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
         confine.limit_self()
         root, problem = find_working_root(zygote_root.enter_root(request))
         if root is not None:
-            self._child_factory = ChildFactory(root, kernel.SeccompProgram(seccomp.make_program()))
+            self._child_factory = ChildFactory(
+                root,
+                kernel.SeccompProgram(seccomp.make_program()),
+                kernel.SeccompProgram(seccomp.make_program(containers=True)),
+            )
         return {"problem": problem}
 
     def _make_userns(self, request: protocol.Message, _fds: list[int]) -> protocol.Message:
@@ -165,10 +173,10 @@ class Zygote:
         return {}
 
     def _get_or_create_userns(self, request: protocol.Message) -> int:
-        slot = request["slot"]
-        if slot not in self._userns:
-            self._userns[slot] = userns.create(request["uid"], request["ids"])
-        return self._userns[slot]
+        key = (request["slot"], request["containers"])
+        if key not in self._userns:
+            self._userns[key] = userns.create(request["uid"], request["ids"], containers=request["containers"])
+        return self._userns[key]
 
     def _start(self, request: protocol.Message, fds: list[int]) -> None:
         assert self._child_factory is not None

@@ -14,14 +14,14 @@ _TEST_FOLDER = "/store/probe"
 _ANY_UID = 0x7000_0000
 
 
-def find_working_root(home: ZygoteRoot) -> tuple[RootFs | None, str | None]:
+def find_working_root(zygote_root: ZygoteRoot) -> tuple[RootFs | None, str | None]:
     """Return a `RootFs` that works here, or the reason why there is none. Mounts in a separate namespace, and leaves
     nothing."""
     problem = None
-    uid, ids = (0, 1) if home.rootless else (_ANY_UID, 65_536)
+    uid, ids = (0, 1) if zygote_root.rootless else (_ANY_UID, 65_536)
     userns_fd = userns.create(uid, ids)
     for attach in (False, True):
-        root = RootFs(home, attach=attach)
+        root = RootFs(zygote_root, attach=attach)
         reader, writer = os.pipe2(os.O_CLOEXEC)
         pid, pidfd = kernel.clone(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
         if pid == 0:

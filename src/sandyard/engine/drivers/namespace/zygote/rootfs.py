@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from sandyard.engine.drivers.machine import kernel
 from sandyard.engine.drivers.machine.kernel import libc
 from sandyard.engine.drivers.namespace.zygote.script import Step
-from sandyard.engine.drivers.namespace.zygote.zygote_root import DEVICES, ZygoteRoot
+from sandyard.engine.drivers.namespace.zygote.zygote_root import CONTAINER_DEVICES, DEVICES, ZygoteRoot
 
 ROOT = b"/root"
 FIRST_LAYER_FD, MAX_LAYERS = 4, 120  # descriptors that the zygote keeps free for its children
@@ -42,9 +42,8 @@ CLOSE_LAYERS: Step = (libc.syscall, (kernel.SYS_CLOSE_RANGE, FIRST_LAYER_FD, _LA
 # not wait for the disk and, more importantly, the end of one sandbox does not wait until everything that all others
 # wrote is on disk. Data survives every crash except that of the machine, which may lose the last seconds.
 _OPTIONS = "redirect_dir=on,metacopy=off,index=off,xino=off,volatile"
-_OPTIONS_ROOTLESS = (
-    "userxattr,index=off,xino=off,volatile"  # no redirects: renaming a directory of the image fails with EXDEV
-)
+# No redirects without root: renaming a directory of the image fails with EXDEV.
+_OPTIONS_ROOTLESS = "userxattr,index=off,xino=off,volatile"
 
 
 class RootFs:
@@ -54,12 +53,12 @@ class RootFs:
     layers, which is faster.
     """
 
-    def __init__(self, home: ZygoteRoot, *, attach: bool) -> None:
-        self.rootless = home.rootless
-        self._attach = attach and not home.rootless
+    def __init__(self, zygote_root: ZygoteRoot, *, attach: bool) -> None:
+        self.rootless = zygote_root.rootless
+        self._attach = attach and not zygote_root.rootless
         self.capabilities = kernel.make_capset_arguments(kernel.get_effective_capabilities())
-        self._device_steps = [*_make_device_steps(home)]
-        self._system_steps = [*_make_system_steps(home)]
+        self._device_steps = [*_make_device_steps(zygote_root)]
+        self._system_steps = [*_make_system_steps(zygote_root)]
 
     def make_open_steps(self, path: str) -> list[Step]:
         """Return the first steps, the only ones that differ between sandboxes: `path` contains `upper` and `work`."""
@@ -119,7 +118,7 @@ def _make_mount_step(source: bytes, below: bytes, kind: bytes | None, flags: int
     return libc.mount, (source, ROOT + below, kind, flags, data), _SYSTEM_PURPOSE
 
 
-def _make_device_steps(home: ZygoteRoot) -> list[Step]:
+def _make_device_steps(zygote_root: ZygoteRoot) -> list[Step]:
     """Return the steps for /dev, all of it owned by its creator."""
     steps: list[Step] = [
         _make_mount_step(b"tmpfs", b"/dev", b"tmpfs", kernel.MS_NOSUID, b"mode=755,size=64k,nr_inodes=64")
@@ -127,7 +126,7 @@ def _make_device_steps(home: ZygoteRoot) -> list[Step]:
     steps.append((libc.umask, (0,), _DEVICES_PURPOSE))
     for name, numbers in DEVICES.items():
         path = ROOT + b"/dev/" + name.encode()
-        if home.rootless:
+        if zygote_root.rootless:
             steps.append((libc.mknod, (path, stat.S_IFREG | 0o666, 0), _DEVICES_PURPOSE))
             steps.append((libc.mount, (b"/dev/" + name.encode(), path, None, kernel.MS_BIND, None), _DEVICES_PURPOSE))
         else:
@@ -140,17 +139,43 @@ def _make_device_steps(home: ZygoteRoot) -> list[Step]:
     return [*steps, *((libc.mkdir, (ROOT + folder, 0o755), _DEVICES_PURPOSE) for folder in (b"/dev/pts", b"/dev/shm"))]
 
 
-def _make_system_steps(home: ZygoteRoot) -> list[Step]:
+def _make_system_steps(zygote_root: ZygoteRoot) -> list[Step]:
     """Return the steps for /proc with sensitive parts covered, and /sys."""
     return [
         _make_mount_step(b"proc", b"/proc", b"proc", _SAFE_FLAGS),
         *(
             _make_mount_step(cover.encode(), b"/proc/" + name.encode(), None, kernel.MS_BIND)
-            for name, cover in home.hidden
+            for name, cover in zygote_root.hidden
         ),
         _make_mount_step(ROOT + b"/proc/sys", b"/proc/sys", None, kernel.MS_BIND),
         _make_mount_step(b"none", b"/proc/sys", None, _READ_ONLY),
         _make_mount_step(b"/sys", b"/sys", None, kernel.MS_BIND | kernel.MS_REC),
+    ]
+
+
+def make_container_steps() -> list[Step]:
+    """Return the steps for what a container engine needs: the devices of its network and of its file systems, and a /proc
+    and a /sys without covers.
+
+    The kernel lets a user namespace mount its own /proc and /sys only if there already is one that shows everything.
+    These are not reachable by any path: a directory is mounted over them.
+    """
+    purpose, hidden = "prepare it for containers", ROOT + b"/dev/mounts"
+    steps: list[Step] = [(libc.umask, (0,), purpose), (libc.mkdir, (ROOT + b"/dev/net", 0o755), purpose)]
+    for name, numbers in CONTAINER_DEVICES.items():
+        path = ROOT + b"/dev/" + name.encode()
+        steps.append((libc.mknod, (path, stat.S_IFCHR | 0o666, os.makedev(*numbers)), purpose))
+    cover = (b"none", hidden, b"tmpfs", _SAFE_FLAGS | kernel.MS_RDONLY, b"mode=0,size=4k,nr_inodes=8")
+    return [
+        *steps,
+        (libc.umask, (0o022,), purpose),
+        (libc.mkdir, (hidden, 0o700), purpose),
+        (libc.mount, (b"none", hidden, b"tmpfs", _SAFE_FLAGS, b"mode=700,size=4k,nr_inodes=8"), purpose),
+        (libc.mkdir, (hidden + b"/proc", 0o700), purpose),
+        (libc.mkdir, (hidden + b"/sys", 0o700), purpose),
+        (libc.mount, (b"proc", hidden + b"/proc", b"proc", _SAFE_FLAGS, None), purpose),
+        (libc.mount, (b"sysfs", hidden + b"/sys", b"sysfs", _SAFE_FLAGS, None), purpose),
+        (libc.mount, cover, purpose),
     ]
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from sandyard.engine.drivers.machine import kernel
 
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+CONTAINER_DEVICES = {"net/tun": (10, 200), "fuse": (10, 229)}
 
 # Files of procfs that reveal or change something of the machine: Docker's list and more. Root in a sandbox owns none of them, so
 # only those that everybody can read need to be covered.
@@ -71,9 +72,8 @@ _HIDDEN_PROC_NAMES = (
         "vmallocinfo",
     ),
 )
-_VISIBLE_SYS_PATHS = (
-    "devices/system/cpu",
-)  # glibc and libuv count processors there; all of it is in /proc/cpuinfo as well
+# glibc and libuv count processors there; all of it is in /proc/cpuinfo as well.
+_VISIBLE_SYS_PATHS = ("devices/system/cpu",)
 _STACK_SIZE = 128
 
 

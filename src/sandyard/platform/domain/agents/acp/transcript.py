@@ -22,7 +22,8 @@ from sandyard.platform.db.models.message_parts import (
     ToolCallFields,
     ToolCallPart,
 )
-from sandyard.platform.domain.agents.json_columns import RunOptions, SlashCommand, TurnUsage
+from sandyard.platform.db.models.sessions import TurnUsage
+from sandyard.platform.domain.agents.json_columns import RunOptions, SlashCommand
 
 PART_LIMIT = 256 << 10
 """Characters of a text. Longer texts continue in a new message."""

@@ -21,6 +21,7 @@ from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentRun, Ask, Message, Session, Turn
 from sandyard.platform.db.models.message_parts import MessagePart
+from sandyard.platform.db.models.sessions import TurnUsage
 from sandyard.platform.domain.agents.acp import client, mcp, wire
 from sandyard.platform.domain.agents.acp.limits import MessageCounter
 from sandyard.platform.domain.agents.acp.outbox import (
@@ -38,7 +39,7 @@ from sandyard.platform.domain.agents.acp.transcript import (
     truncate,
 )
 from sandyard.platform.domain.agents.errors import AgentFailedError, RunBrokenError, RunGoneError
-from sandyard.platform.domain.agents.json_columns import TurnUsage, change_options, options_of
+from sandyard.platform.domain.agents.json_columns import change_options, options_of
 from sandyard.platform.domain.agents.model import RunStatus, TurnStatus
 from sandyard.platform.domain.agents.questions import asks
 from sandyard.platform.domain.agents.questions.policy import UndecidedError, Verdicts

@@ -8,10 +8,10 @@ from sandyard.kit.text import storable
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentRun, Ask, Message, Session, Turn
 from sandyard.platform.db.models.message_parts import NoticePart
+from sandyard.platform.db.models.sessions import TurnUsage
 from sandyard.platform.domain.agents.acp.client import WAKING
 from sandyard.platform.domain.agents.acp.transcript import OPEN_CALLS, next_message_id, to_event_part, truncate
 from sandyard.platform.domain.agents.errors import AgentDiedError, AgentFailedError, PermissionRefusedError
-from sandyard.platform.domain.agents.json_columns import TurnUsage
 from sandyard.platform.domain.agents.model import RunStatus, TurnStatus
 from sandyard.platform.domain.agents.questions.asks import (
     cancel_pending,

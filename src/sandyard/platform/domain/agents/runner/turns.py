@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, or_, select
 
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
@@ -433,6 +433,17 @@ class AgentTurns:
     def _check_sandbox(self, sandbox: Sandbox) -> None:
         if sandbox.session_id is not None and (known := self.runners.get(sandbox.session_id)) is not None:
             known.check_sandbox()
+
+    async def after_fork(self, parent: Sandbox, begun: datetime, copy: Sandbox) -> None:
+        """End the copies of the original's agents, whose turns nobody follows in the copy."""
+        query = select(AgentRun.id).where(
+            AgentRun.sandbox_id == parent.id, or_(AgentRun.ended_at.is_(None), AgentRun.ended_at >= begun)
+        )
+        async with self._database.reading() as session:
+            found = list(await session.scalars(query))
+        for run_id in found:
+            assert copy.engine_id is not None
+            await self._lifecycle.engine.commands.kill(copy.engine_id, run_id)
 
     async def before_pause(self, sandbox: Sandbox) -> None:
         """Tell the session's runner that the platform pauses the sandbox, and nobody else."""

@@ -51,12 +51,7 @@ _MAX_STATE_LENGTH = 20
 _COUNT = re.compile("[0-9]{1,9}")
 _SEND_FOLDER = re.compile(r"/tmp/\.sandyard-send-[A-Za-z0-9]{16}")  # noqa: S108 - in the sandbox
 _NO_BRANCHES: Mapping[str, str] = MappingProxyType({})
-# a fixed identity and date make the same work tree the same commit, so that it is sent only once
-_WORK_TREE_VARIABLES = {
-    **make_identity_variables(Identity("Sandyard", "sandyard@localhost")),
-    "GIT_AUTHOR_DATE": "1700000000 +0000",
-    "GIT_COMMITTER_DATE": "1700000000 +0000",
-}
+_WORK_TREE_DATE = "1700000000 +0000"
 
 _BEGIN_CHECKOUT = load_program("begin_checkout")
 _CREATE_CHECKOUT = load_program("create_checkout")
@@ -366,8 +361,17 @@ class SandboxGit:
         gives the same commit, which has the shape of a git-stash commit. If there is no commit yet, `head` is an empty
         one.
         """
-        result = await self._runner.run(_SAVE_WORK_TREE, envs=_WORK_TREE_VARIABLES, timeout_s=_WORK_TREE_TIMEOUT_S)
+        result = await self._runner.run(_SAVE_WORK_TREE, envs=self._work_tree_variables, timeout_s=_WORK_TREE_TIMEOUT_S)
         return await parse_output(result.stdout, _parse_work_tree)
+
+    @property
+    def _work_tree_variables(self) -> dict[str, str]:
+        """A fixed date makes the same work tree the same commit, so that it is sent only once. The sandbox's id makes it differ
+        from the commits of other sandboxes, which the mirror does not accept from this one.
+        """
+        identity = Identity("Sandyard", f"{self._runner.engine_id}@localhost")
+        dates = {"GIT_AUTHOR_DATE": _WORK_TREE_DATE, "GIT_COMMITTER_DATE": _WORK_TREE_DATE}
+        return make_identity_variables(identity) | dates
 
     async def restore_work_tree(self, commit: str) -> None:
         """Restore HEAD, its branch, the index and the files.
@@ -389,7 +393,7 @@ class SandboxGit:
         result = await self._runner.run(
             _UNDO_CHANGES,
             before,
-            envs=_WORK_TREE_VARIABLES,
+            envs=self._work_tree_variables,
             ok=(0, _NOT_A_WORK_TREE),
             timeout_s=_WORK_TREE_TIMEOUT_S,
         )
@@ -400,7 +404,7 @@ class SandboxGit:
             return undone
         # files that the program's own ignore rules had hidden are visible now
         result = await self._runner.run(
-            _UNDO_CHANGES, before, envs=_WORK_TREE_VARIABLES, timeout_s=_WORK_TREE_TIMEOUT_S
+            _UNDO_CHANGES, before, envs=self._work_tree_variables, timeout_s=_WORK_TREE_TIMEOUT_S
         )
         rest, _ = await parse_output(result.stdout, _parse_undone)
         return UndoneChanges(

@@ -46,7 +46,7 @@ async def download(runner: ProgramRunner, path: str, into: Path, limit: int) -> 
         await asyncio.to_thread(into.unlink, missing_ok=True)
         raise
     finally:
-        await chunks.aclose()  # type: ignore[attr-defined] # it is a generator
+        await chunks.aclose()
 
 
 async def remove_in_sandbox(runner: ProgramRunner, path: str) -> None:

@@ -22,13 +22,20 @@ from sandyard.platform.db.models import (
     Session,
     Task,
 )
+from sandyard.platform.db.models.git_details import OperationDetail
 from sandyard.platform.domain.git.context import GitContext, get_author, get_public_url
 from sandyard.platform.domain.git.errors import NotInProjectError
 from sandyard.platform.domain.git.model import CHECKOUT_FOLDER, OperationKind, PreparedCheckout, Reason
 from sandyard.platform.domain.git.operations.checkpoints import Checkpoints
-from sandyard.platform.domain.git.operations.runner import OPEN_STATUSES, Detail, Job
+from sandyard.platform.domain.git.operations.runner import OPEN_STATUSES, Job
 from sandyard.platform.domain.git.prepared_checkouts import resolve_base
-from sandyard.platform.domain.git.sandbox_commits import make_checkpoint_ref, make_head_ref
+from sandyard.platform.domain.git.sandbox_commits import (
+    import_commits,
+    list_refs_of_original,
+    make_checkpoint_ref,
+    make_copied_ref,
+    make_head_ref,
+)
 from sandyard.platform.domain.repositories import ref_names
 from sandyard.platform.domain.repositories.errors import GitFailedError
 from sandyard.platform.domain.repositories.mirror import Mirror
@@ -50,7 +57,7 @@ class CheckoutHandlers:
         self._checkpoints = checkpoints
         self._branch_lock = asyncio.Lock()
 
-    async def clone(self, job: Job) -> Detail:
+    async def clone(self, job: Job) -> OperationDetail:
         """Check out the newest commit of the base branch on a new branch."""
         require_in_project(job.sandbox, job.operation.project_id)
         if "prepared" in job.arguments:
@@ -64,7 +71,7 @@ class CheckoutHandlers:
                 await context.refresh(project, repository, job.progress, since=started)
                 base, commit = await resolve_base(repository.mirror, project, job.arguments.get("baseBranch"))
                 await self._record_choice(job, repository.mirror, base, commit)
-        branch, base, commit = (str(job.arguments[name]) for name in ("chosen", "base", "commit"))
+        branch, base, commit = job.arguments["chosen"], job.arguments["base"], job.arguments["commit"]
         # the ref keeps the commit, whatever happens to the remote's branch
         await repository.mirror.set_ref(make_head_ref(job.sandbox.id), commit)
         warnings = await repository.mirror.list_limitations(commit)
@@ -96,7 +103,7 @@ class CheckoutHandlers:
             "warnings": warnings,
         }
 
-    async def _adopt_prepared(self, job: Job, prepared: PreparedCheckout) -> Detail:
+    async def _adopt_prepared(self, job: Job, prepared: PreparedCheckout) -> OperationDetail:
         """Adopt the checkout from the sandbox's snapshot on a new branch, with the newer commits that the mirror has.
 
         Does not contact the remote, because preparing the snapshot has just done so.
@@ -109,7 +116,7 @@ class CheckoutHandlers:
             newest = (await mirror.list_branches()).get(prepared.base, prepared.commit)
             newer = newest != prepared.commit and await mirror.is_ancestor(prepared.commit, newest)
             await self._record_choice(job, mirror, prepared.base, newest if newer else prepared.commit)
-        branch, base, commit = (str(job.arguments[name]) for name in ("chosen", "base", "commit"))
+        branch, base, commit = job.arguments["chosen"], job.arguments["base"], job.arguments["commit"]
         await mirror.set_ref(make_head_ref(job.sandbox.id), commit)
         bundle = None
         if commit != prepared.commit:
@@ -143,7 +150,7 @@ class CheckoutHandlers:
             "prepared": prepared.commit,
         }
 
-    async def restore(self, job: Job) -> Detail:
+    async def restore(self, job: Job) -> OperationDetail:
         """Restore the branch, index and files of a checkpoint. Needs no remote."""
         require_in_project(job.sandbox, job.operation.project_id)
         context = self._context
@@ -228,9 +235,11 @@ class CheckoutHandlers:
             return existing.shallow
         return [*(prepared.shallow if prepared is not None else bundle.shallow)]
 
-    async def create_branch(self, job: Job) -> Detail:
+    async def create_branch(self, job: Job) -> OperationDetail:
         """Create a branch in the checkout. From then on it is the branch that is pushed."""
-        context, name = self._context, str(job.arguments["name"])
+        if "copyOf" in job.arguments:
+            return await self._create_branch_of_copy(job)
+        context, name = self._context, job.arguments["name"]
         row = await context.get_checkout(job.sandbox.id)
         if name == row.base_branch:
             raise InvalidInputError(f"{name!r} is the base branch. Work on another branch.")
@@ -243,6 +252,28 @@ class CheckoutHandlers:
             known = await tx.session.get(Checkout, row.sandbox_id)
             if known is not None and known.branch != name:
                 known.branch, known.pushed, known.updated_at = name, None, utc_now()
+        return {"branch": name}
+
+    async def _create_branch_of_copy(self, job: Job) -> OperationDetail:
+        """Give the checkout of a copied sandbox a branch and a ref in the mirror of its own: those of the original may be changed
+        or deleted.
+        """
+        context = self._context
+        row = await context.get_checkout(job.sandbox.id)
+        if "chosen" not in job.arguments:
+            async with self._branch_lock:
+                await job.store(chosen=await self._choose_branch(job, context.mirrors.get(row.project_id)))
+        name = job.arguments["chosen"]
+        refs_of_original = await list_refs_of_original(context, job.arguments["copyOf"])
+        async with context.open_git(job.sandbox, row.folder) as git:
+            await git.create_branch(name)
+            ref, into = f"refs/heads/{name}", make_copied_ref(row.sandbox_id)
+            head = await import_commits(context, row, git, ref=ref, into=into, also_own=refs_of_original)
+        await context.mirrors.get(row.project_id).set_ref(make_head_ref(row.sandbox_id), head)
+        async with context.database.transaction() as tx:
+            known = await tx.session.get(Checkout, row.sandbox_id)
+            if known is not None:
+                known.branch, known.head, known.pushed, known.updated_at = name, head, None, utc_now()
         return {"branch": name}
 
     # helpers -------------------------------------------------------------------------------------------------------------
@@ -265,7 +296,7 @@ class CheckoutHandlers:
         if requested is not None:
             if requested in taken:
                 raise ConflictError(f"The branch {requested!r} already exists. Choose another name.")
-            return str(requested)
+            return requested
         return next(name for name in await self._iterate_candidate_names(job.sandbox, taken) if name not in taken)
 
     async def _iterate_candidate_names(self, sandbox: Sandbox, taken: Collection[str]) -> Iterator[str]:
@@ -300,7 +331,7 @@ class CheckoutHandlers:
             rows = select(Checkout.branch).where(Checkout.project_id == job.operation.project_id)
             chosen = select(GitOperation.arguments).where(
                 GitOperation.project_id == job.operation.project_id,
-                GitOperation.kind == OperationKind.CLONE,
+                GitOperation.kind.in_((OperationKind.CLONE, OperationKind.BRANCH)),
                 GitOperation.status.in_(OPEN_STATUSES),
                 GitOperation.id != job.operation.id,
             )

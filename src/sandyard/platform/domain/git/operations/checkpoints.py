@@ -12,11 +12,17 @@ from sqlalchemy import delete, select
 
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.models import Checkout, Checkpoint, Sandbox
+from sandyard.platform.db.models.git_details import OperationDetail
 from sandyard.platform.domain.git.checkout.sandbox_git import SandboxGit
 from sandyard.platform.domain.git.context import GitContext
 from sandyard.platform.domain.git.model import Reason
-from sandyard.platform.domain.git.operations.runner import Detail, Job
-from sandyard.platform.domain.git.sandbox_commits import import_commits, make_checkpoint_ref, make_head_ref
+from sandyard.platform.domain.git.operations.runner import Job
+from sandyard.platform.domain.git.sandbox_commits import (
+    import_commits,
+    make_checkpoint_ref,
+    make_copied_ref,
+    make_head_ref,
+)
 from sandyard.platform.domain.repositories.errors import UnsafeBundleError
 from sandyard.platform.domain.sandboxes.model import Status, get_sandbox_event_fields, utc_now
 
@@ -48,7 +54,7 @@ class Checkpoints:
     def __init__(self, context: GitContext) -> None:
         self._context = context
 
-    async def handle_checkpoint(self, job: Job) -> Detail:
+    async def handle_checkpoint(self, job: Job) -> OperationDetail:
         """Handle a checkpoint operation. Before a pause or deletion it uses the sandbox as it is; otherwise it resumes it."""
         reason = Reason(job.arguments["reason"])
         row = await self._context.get_checkout(job.sandbox.id)
@@ -127,7 +133,8 @@ class Checkpoints:
             await tx.session.execute(delete(Checkout).where(Checkout.session_id == session_id))
         await self._delete(checkpoints)
         for row in checkouts:
-            await self._context.mirrors.get(row.project_id).delete_ref(make_head_ref(row.sandbox_id))
+            for ref in (make_head_ref(row.sandbox_id), make_copied_ref(row.sandbox_id)):
+                await self._context.mirrors.get(row.project_id).delete_ref(ref)
 
     async def _delete_oldest(self, sandbox: Sandbox, project_id: str) -> None:
         """Delete the oldest checkpoints of a session, or of a sandbox without one, beyond the configured number."""

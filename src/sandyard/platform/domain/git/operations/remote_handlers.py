@@ -14,14 +14,15 @@ from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.models import Checkout, Message, Project
+from sandyard.platform.db.models.git_details import OperationDetail
 from sandyard.platform.db.models.message_parts import ConflictingFile
 from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.checkout.sandbox_git import SandboxGit
 from sandyard.platform.domain.git.context import GitContext, Repository, get_author, get_committer, make_compare_url
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.operations.checkpoints import Checkpoints
-from sandyard.platform.domain.git.operations.runner import Detail, Job
-from sandyard.platform.domain.git.sandbox_commits import import_commits, make_head_ref
+from sandyard.platform.domain.git.operations.runner import Job
+from sandyard.platform.domain.git.sandbox_commits import import_commits, list_own_refs, make_head_ref
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.errors import ConflictsError, UnsafeBundleError
 from sandyard.platform.domain.repositories.history import read_history
@@ -75,7 +76,7 @@ class RemoteHandlers:
         async with self._context.open_git(job.sandbox, row.folder) as git:
             yield _CheckoutContext(row, project, repository, git)
 
-    async def push(self, job: Job) -> Detail:
+    async def push(self, job: Job) -> OperationDetail:
         async with self._open_checkout(job) as checkout:
             row, repository = checkout.row, checkout.repository
             mirror = repository.mirror
@@ -153,7 +154,7 @@ class RemoteHandlers:
 
     # update ------------------------------------------------------------------------------------------------------------
 
-    async def update(self, job: Job) -> Detail:
+    async def update(self, job: Job) -> OperationDetail:
         """Merge or rebase new commits of the base branch, or of the remote's version of the branch itself."""
         how, started = job.arguments["how"], time.monotonic()
         async with self._open_checkout(job) as checkout:
@@ -180,7 +181,7 @@ class RemoteHandlers:
                 raise ConflictError(f"The remote has no branch {source!r}.")
             mirror = repository.mirror
             conflicts = await find_conflicts(mirror, ours, theirs)
-            found: Detail = {
+            found: OperationDetail = {
                 "source": source,
                 "commit": theirs,
                 "behind": await mirror.count_commits(f"{ours}..{theirs}"),
@@ -276,9 +277,9 @@ class RemoteHandlers:
 
     # tags --------------------------------------------------------------------------------------------------------------
 
-    async def create_tag(self, job: Job) -> Detail:
+    async def create_tag(self, job: Job) -> OperationDetail:
         """Tag the checkout's newest commit and, if requested, push the tag once the commit is on the remote."""
-        name = str(job.arguments["name"])
+        name = job.arguments["name"]
         async with self._open_checkout(job) as checkout:
             row, repository, mirror = checkout.row, checkout.repository, checkout.repository.mirror
             push = job.arguments["push"]
@@ -292,7 +293,8 @@ class RemoteHandlers:
                 sent = await checkout.git.send(path, ref=f"refs/tags/{name}", have=[row.head])
                 async with job.wait_turn(repository.remote.key):  # another sandbox may also have a tag of that name
                     if path.exists():
-                        tagged_commit = (await mirror.import_bundle(path, {sent.ref: into}))[into]
+                        own_refs = await list_own_refs(self._context, row)
+                        tagged_commit = (await mirror.import_bundle(path, {sent.ref: into}, own_refs=own_refs))[into]
                     else:
                         tagged_commit = sent.commit
                         await mirror.set_ref(into, tagged_commit)

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 from weakref import WeakValueDictionary
 
 from sqlalchemy import delete, select
@@ -25,6 +25,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable, storable_json
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import GitOperation, Sandbox
+from sandyard.platform.db.models.git_details import OperationArguments, OperationDetail
 from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus
 from sandyard.platform.domain.git.repository_queue import RepositoryQueue
@@ -41,8 +42,7 @@ RETRY_PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 ABANDONED_AFTER = timedelta(seconds=5)
 """An operation that has been open this long without anyone executing it is started by whoever waits for it."""
 REPORT_INTERVAL_S, MAX_IMMEDIATE_REPORTS = 1.0, 50
-Detail = dict[str, Any]
-Handler = Callable[["Job"], Awaitable[Detail]]
+Handler = Callable[["Job"], Awaitable[OperationDetail]]
 
 
 class OperationFailedError(SandyardError):
@@ -70,7 +70,7 @@ class Job:
     _operations: OperationRunner
 
     @property
-    def arguments(self) -> Mapping[str, Any]:
+    def arguments(self) -> OperationArguments:
         return self.operation.arguments
 
     @contextlib.asynccontextmanager
@@ -79,7 +79,7 @@ class Job:
         async with self._operations.wait_turn(self, repository):
             yield
 
-    async def store(self, **arguments: Any) -> None:
+    async def store(self, **arguments: Unpack[OperationArguments]) -> None:
         """Store arguments for a run after a crash. Call it before acting on them."""
         self.operation = await self._operations.store_arguments(self.operation.id, arguments)
 
@@ -111,7 +111,7 @@ class OperationRunner:
         *,
         project_id: str | None,
         user_id: str | None,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: OperationArguments | None = None,
         status: OperationStatus = OperationStatus.QUEUED,
     ) -> GitOperation:
         """Add an operation in the caller's transaction. Then call `begin`, or `execute` if its status is `running`."""
@@ -141,7 +141,7 @@ class OperationRunner:
         *,
         project_id: str | None,
         user_id: str | None,
-        **arguments: Any,
+        **arguments: Unpack[OperationArguments],
     ) -> GitOperation:
         """Store an operation and start it.
 
@@ -280,14 +280,14 @@ class OperationRunner:
         finally:
             self._executing.discard(row.id)
 
-    async def _handle(self, job: Job, pauses: Sequence[float]) -> Detail:
+    async def _handle(self, job: Job, pauses: Sequence[float]) -> OperationDetail:
         if job.operation.attempts > MAX_ATTEMPTS:
             raise SandyardError(
                 f"The operation was started {MAX_ATTEMPTS} times, and each time the platform stopped before it finished."
             )
         handle = self._handlers[OperationKind(job.operation.kind)]
 
-        async def handle_with_retries(job: Job) -> Detail:
+        async def handle_with_retries(job: Job) -> OperationDetail:
             return await retry_while_database_unavailable(
                 lambda: handle(job), "git operation", operation=job.operation.id
             )
@@ -307,7 +307,12 @@ class OperationRunner:
         return await handle_with_retries(job)
 
     async def finish(
-        self, job: Job, status: OperationStatus, *, detail: Detail | None = None, error: SandyardError | None = None
+        self,
+        job: Job,
+        status: OperationStatus,
+        *,
+        detail: OperationDetail | None = None,
+        error: SandyardError | None = None,
     ) -> None:
         """Store the result. If that fails, store a failure, so that the operation always ends."""
         write = partial(retry_while_database_unavailable, what="git operation", operation=job.operation.id)
@@ -323,7 +328,7 @@ class OperationRunner:
             await write(lambda: self._write_result(job, OperationStatus.FAILED, {}, failure))
 
     async def _write_result(
-        self, job: Job, status: OperationStatus, detail: Detail, error: SandyardError | None
+        self, job: Job, status: OperationStatus, detail: OperationDetail, error: SandyardError | None
     ) -> None:
         async with self._database.transaction() as tx:
             row = await tx.session.get(GitOperation, job.operation.id)
@@ -362,7 +367,7 @@ class OperationRunner:
                 row.status = status
                 tx.emit(event, **_make_event_fields(row, job.sandbox), **data)
 
-    async def store_arguments(self, operation_id: str, arguments: Mapping[str, Any]) -> GitOperation:
+    async def store_arguments(self, operation_id: str, arguments: OperationArguments) -> GitOperation:
         async with self._database.transaction() as tx:
             row = await tx.session.get(GitOperation, operation_id)
             if row is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
@@ -31,9 +32,9 @@ from e2b.api.client.models import (
 from tenacity.wait import wait_base
 
 from sandyard.kit.clock import Clock, SystemClock
-from sandyard.kit.errors import InvalidInputError, UnsupportedError
+from sandyard.kit.errors import InvalidInputError, SandyardError, UnsupportedError
 from sandyard.platform.domain.sandboxes.e2b.commands import Commands
-from sandyard.platform.domain.sandboxes.e2b.errors import SandboxNotFoundError
+from sandyard.platform.domain.sandboxes.e2b.errors import EngineBusyError, SandboxNotFoundError
 from sandyard.platform.domain.sandboxes.e2b.files import Files
 from sandyard.platform.domain.sandboxes.e2b.ports import Ports
 from sandyard.platform.domain.sandboxes.e2b.programs import Programs
@@ -48,13 +49,22 @@ from sandyard.platform.domain.sandboxes.e2b.transport import (
 )
 
 PAGE = 100
-DENIED, DENIED_SHOWN, DENIED_HEADER = "Blocked by the network policy:", 300, "x-sandyard-egress-denied"
-"""Prefix of log entries about denied connections, and the header with which an endpoint announces that it has such
-entries."""
-ISOLATION = "sandyard.isolation"
-"""Metadata with which an engine is asked for an isolation level."""
+DENIED_PREFIX = "Blocked by the network policy:"
+"""Prefix of log entries about denied connections."""
+DENIED_HEADER = "x-sandyard-egress-denied"
+"""Response header of endpoints that log denied connections."""
+MAX_DENIED = 300
+"""How many denied connections to read at most."""
+ISOLATION_KEY = "sandyard.isolation"
+"""Metadata key that requests an isolation level from the engine."""
+CONTAINERS_KEY = "sandyard.containers"
+"""Metadata key that requests containers in the sandbox from the engine."""
+FORK_TIMEOUT_S = 120.0
+"""A copy's start command has 60 s to become ready. The engine then says so, which is better than a timeout."""
+MAX_FORKS = 8
+"""How many calls that fork one sandbox may be in progress. Its tenant can make each take until the timeout."""
 SAMPLES_S = 120
-"""How far back to ask for usage samples. The newest one counts."""
+"""How far back to ask for usage samples. Only the newest one is used."""
 
 
 class EngineState(StrEnum):
@@ -64,7 +74,11 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineSandbox:
-    """A sandbox as the engine reports it. `template` is its name if it has one, else its id. Times are in UTC."""
+    """A sandbox as the engine reports it. `template` is its name if it has one, else its id. Times are in UTC.
+
+    `isolation` is its isolation level, and `containers` whether it may run containers. None in `list`, and if the endpoint
+    does not report it, such as E2B Cloud.
+    """
 
     id: str
     state: EngineState
@@ -72,6 +86,8 @@ class EngineSandbox:
     started_at: datetime
     ends_at: datetime
     metadata: Mapping[str, str] = field(default_factory=dict)
+    isolation: str | None = None
+    containers: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +105,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class DeniedConnection:
-    """A connection of a sandbox that was denied. `protocol` dns: the name was not resolved."""
+    """A denied connection of a sandbox. If `protocol` is "dns", the lookup of the name was denied."""
 
     host: str
     protocol: str
@@ -116,6 +132,7 @@ class SandboxEngine:
         self.config = config
         self.breaker = breaker or CircuitBreaker(clock)
         self.transport = EngineTransport(config, self.breaker, clock, backoff)
+        self._forks = Counter[str]()  # in progress, by the engine's id of their original
         self.files = Files(self.transport)
         self.programs = Programs(self.transport)
         self.commands = Commands(self.transport, self.files)
@@ -140,16 +157,20 @@ class SandboxEngine:
         idempotency_key: str,
         allowed: Sequence[str] | None = None,
         isolation: str | None = None,
+        containers: bool | None = None,
     ) -> EngineSandbox:
         """Create a sandbox and return it when it is running, within `create_timeout_s` including retries.
 
-        The same key returns the same sandbox. When its time is over it is paused with its memory, and only `resume`
+        The same key returns the same sandbox. When its timeout expires, it is paused with its memory, and only `resume`
         resumes it. If the endpoint supports it, its ports require the traffic token, because the platform decides who
         has access. `allowed` lists the only names and addresses it may connect to. None: all. `isolation` is the level it
-        must have. None: the endpoint's default. Raises UnsupportedError if the endpoint does not have that level.
+        must have. None: the endpoint's default. `containers`: whether it may run containers. None: as its template says.
+        Raises UnsupportedError if the endpoint does not support one of them.
         """
         if isolation is not None:
-            metadata = {**metadata, ISOLATION: isolation}
+            metadata = {**metadata, ISOLATION_KEY: isolation}
+        if containers is not None:
+            metadata = {**metadata, CONTAINERS_KEY: "true" if containers else "false"}
         key = _normalize_key(idempotency_key)
         network: SandboxNetworkOpts = {"allow_public_traffic": False}
         if allowed:
@@ -168,20 +189,26 @@ class SandboxEngine:
                 **self.config.options,
             )
             self.transport.remember(sandbox)
-            detail = await self.transport.get_detail(sandbox.sandbox_id)
+            created = await self.get_info(sandbox.sandbox_id)
             # E2B Cloud and other endpoints ignore metadata that they do not know.
-            if isolation is not None and detail.additional_properties.get("isolation") != isolation:
+            if isolation is not None and created.isolation != isolation:
                 await AsyncSandbox.kill(sandbox.sandbox_id, **self.config.options)
                 raise UnsupportedError(
                     f"The sandbox endpoint does not have the isolation level {isolation}. Change the project's isolation, or use a "
                     "Sandyard engine."
                 )
-            return _from_detail(detail)
+            if containers and not created.containers:
+                await AsyncSandbox.kill(sandbox.sandbox_id, **self.config.options)
+                raise UnsupportedError(
+                    "The sandbox endpoint cannot run containers in sandboxes. Change the project's setting, or use a Sandyard engine."
+                )
+            return created
 
         limit = self.config.create_timeout_s
         return await self.transport.call_api(
             "create",
             create,
+            per_sandbox=True,
             within_s=limit,
             too_slow=f"The sandbox was not created within {limit:g} s. Try again; if it keeps failing, check whether the engine "
             "is overloaded.",
@@ -211,7 +238,7 @@ class SandboxEngine:
         require_id(engine_id)
         self.transport.drop(engine_id)
         await self.transport.call_api(
-            "pause", lambda: AsyncSandbox.pause(engine_id, mode="full", **self.config.options)
+            "pause", lambda: AsyncSandbox.pause(engine_id, mode="full", **self.config.options), per_sandbox=True
         )
         self.transport.drop(engine_id)
 
@@ -220,7 +247,9 @@ class SandboxEngine:
         require_id(engine_id)
         timeout = max(1, round(timeout_s))
         sandbox = await self.transport.call_api(
-            "wake", lambda: AsyncSandbox.connect(engine_id, timeout=timeout, **self.config.options)
+            "wake",
+            lambda: AsyncSandbox.connect(engine_id, timeout=timeout, **self.config.options),
+            per_sandbox=True,
         )
         self.transport.remember(sandbox)
 
@@ -229,7 +258,9 @@ class SandboxEngine:
         require_id(engine_id)
         timeout = max(1, round(timeout_s))
         await self.transport.call_api(
-            "extend", lambda: AsyncSandbox.set_timeout(engine_id, timeout=timeout, **self.config.options)
+            "extend",
+            lambda: AsyncSandbox.set_timeout(engine_id, timeout=timeout, **self.config.options),
+            per_sandbox=True,
         )
 
     async def set_network(self, engine_id: str, allowed: Sequence[str] | None) -> None:
@@ -239,20 +270,22 @@ class SandboxEngine:
         if allowed:
             update |= {"allow_out": list(allowed), "deny_out": [ALL_TRAFFIC]}
         await self.transport.call_api(
-            "set_network", lambda: AsyncSandbox.update_network(engine_id, network=update, **self.config.options)
+            "set_network",
+            lambda: AsyncSandbox.update_network(engine_id, network=update, **self.config.options),
+            per_sandbox=True,
         )
 
     async def list_denied_connections(self, engine_id: str) -> Sequence[DeniedConnection] | None:
         """Return the connections that the sandbox's network settings have denied, oldest first.
 
-        None if the endpoint does not report them, as E2B Cloud. Never resumes the sandbox.
+        None if the endpoint does not report them, such as E2B Cloud. Never resumes the sandbox.
         """
         require_id(engine_id)
 
         async def read() -> Sequence[DeniedConnection] | None:
             client = client_async.get_api_client(ConnectionConfig(**self.config.options))
             answer = await get_v_2_sandboxes_sandbox_id_logs.asyncio_detailed(
-                engine_id, client=client, search=DENIED, limit=DENIED_SHOWN
+                engine_id, client=client, search=DENIED_PREFIX, limit=MAX_DENIED
             )
             if answer.status_code == 404:
                 raise SandboxNotFoundError
@@ -260,28 +293,32 @@ class SandboxEngine:
                 raise handle_api_exception(answer)
             if answer.headers.get(DENIED_HEADER) is None:
                 return None
-            return [_to_denied(entry) for entry in answer.parsed.logs if entry.fields.to_dict().get("host")]
+            return [_parse_denied(entry) for entry in answer.parsed.logs if entry.fields.to_dict().get("host")]
 
-        return await self.transport.call_api("denied", read)
+        return await self.transport.call_api("denied", read, per_sandbox=True)
 
     async def kill(self, engine_id: str) -> bool:
         """Delete the sandbox, paused or not. Returns False if it was gone already. Idempotent."""
         self.transport.drop(engine_id)
         try:
             require_id(engine_id)
-            return await self.transport.call_api("kill", lambda: AsyncSandbox.kill(engine_id, **self.config.options))
+            return await self.transport.call_api(
+                "kill", lambda: AsyncSandbox.kill(engine_id, **self.config.options), per_sandbox=True
+            )
         except SandboxNotFoundError:
             return False
         finally:
             self.transport.drop(engine_id)
 
     async def get_usage(self, engine_id: str) -> Usage | None:
-        """Return the usage. None if there is no sample of the last two minutes, as for a paused sandbox. Never resumes
-        it."""
+        """Return the usage, or None if there is no sample of the last two minutes, for example because the sandbox is
+        paused. Never resumes it."""
         require_id(engine_id)
         since = datetime.fromtimestamp(self.transport.clock.now(), UTC) - timedelta(seconds=SAMPLES_S)
         samples = await self.transport.call_api(
-            "usage", lambda: AsyncSandbox.get_metrics(engine_id, start=since, **self.config.options)
+            "usage",
+            lambda: AsyncSandbox.get_metrics(engine_id, start=since, **self.config.options),
+            per_sandbox=True,
         )
         if not samples:
             return None
@@ -305,6 +342,7 @@ class SandboxEngine:
             "snapshot",
             lambda: AsyncSandbox.create_snapshot(engine_id, name=name, **self.config.options),
             idempotent=False,
+            per_sandbox=True,
         )
         return made.snapshot_id
 
@@ -324,7 +362,7 @@ class SandboxEngine:
     async def find_template_build(self, template: str) -> str | None:
         """Return the id of the build that new sandboxes of this template use.
 
-        None if the endpoint does not say, as E2B Cloud for templates of others.
+        None if the endpoint does not say, such as E2B Cloud for templates of other users.
         """
 
         async def read() -> str | None:
@@ -342,28 +380,49 @@ class SandboxEngine:
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Delete a snapshot. Idempotent."""
         await self.transport.call_api(
-            "delete_snapshot", lambda: AsyncSandbox.delete_snapshot(snapshot_id, **self.config.options)
+            "delete_snapshot",
+            lambda: AsyncSandbox.delete_snapshot(snapshot_id, **self.config.options),
+            per_sandbox=True,
         )
 
-    async def fork(self, engine_id: str, timeout_s: float) -> EngineSandbox:
-        """Create a running copy.
+    async def fork(self, engine_id: str, timeout_s: float, count: int = 1) -> Sequence[EngineSandbox | SandyardError]:
+        """Create running copies from one instant. Each of them succeeds or fails independently.
 
-        Not idempotent, and the protocol has no key for it: if the response is lost, a copy is left behind, which `list`
-        shows.
+        Not idempotent, and the protocol has no key for it: if the response is lost, copies are left behind, which `list`
+        shows. If all copies have failed, raises the error of the first. Raises EngineBusyError if MAX_FORKS calls for this
+        sandbox are in progress.
         """
         require_id(engine_id)
+        options = self.config.options
+        options["request_timeout"] = max(FORK_TIMEOUT_S, self.config.request_timeout_s)
 
-        async def fork() -> AsyncSandbox:
-            copies = await AsyncSandbox.fork(
-                engine_id, timeout=max(1, round(timeout_s)), count=1, **self.config.options
-            )
-            if isinstance(copies[0], Exception):
-                raise copies[0]
-            return copies[0]
+        async def fork() -> Sequence[AsyncSandbox | Exception]:
+            copies = await AsyncSandbox.fork(engine_id, timeout=max(1, round(timeout_s)), count=count, **options)
+            errors = [copy for copy in copies if isinstance(copy, Exception)]
+            if len(errors) == len(copies):
+                raise errors[0]
+            return copies
 
-        sandbox = await self.transport.call_api("fork", fork, idempotent=False)
-        self.transport.remember(sandbox)
-        return await self.get_info(sandbox.sandbox_id)
+        if self._forks[engine_id] >= MAX_FORKS:
+            raise EngineBusyError(f"{MAX_FORKS} forks of this sandbox are in progress. Try again when one is done.")
+        self._forks[engine_id] += 1
+        try:
+            copies = await self.transport.call_api("fork", fork, idempotent=False, per_sandbox=True)
+        finally:
+            self._forks[engine_id] -= 1
+            if not self._forks[engine_id]:
+                del self._forks[engine_id]
+        return [await self._describe_copy(copy) for copy in copies]
+
+    async def _describe_copy(self, copy: AsyncSandbox | Exception) -> EngineSandbox | SandyardError:
+        try:
+            if isinstance(copy, Exception):
+                with self.transport.translate_errors():
+                    raise copy
+            self.transport.remember(copy)
+            return await self.get_info(copy.sandbox_id)
+        except SandyardError as error:
+            return error
 
     async def close(self) -> None:
         """Close streams and handles. Sandboxes and their processes continue."""
@@ -371,7 +430,7 @@ class SandboxEngine:
         self.transport.drop_all()
 
 
-def _to_denied(entry: SandboxLogEntry) -> DeniedConnection:
+def _parse_denied(entry: SandboxLogEntry) -> DeniedConnection:
     fields = entry.fields.to_dict()
     port = str(fields.get("port", ""))
     return DeniedConnection(
@@ -402,4 +461,10 @@ def _from_info(info: SandboxInfo) -> EngineSandbox:
 
 
 def _from_detail(detail: SandboxDetail) -> EngineSandbox:
-    return _from_info(SandboxInfo._from_sandbox_detail(detail))
+    isolation = detail.additional_properties.get("isolation")
+    containers = detail.additional_properties.get("containers")
+    return replace(
+        _from_info(SandboxInfo._from_sandbox_detail(detail)),
+        isolation=isolation[:40] if isinstance(isolation, str) else None,
+        containers=containers if isinstance(containers, bool) else None,
+    )

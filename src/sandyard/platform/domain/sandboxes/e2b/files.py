@@ -46,7 +46,7 @@ class Files:
         self._transport = transport
         self._listings = asyncio.Semaphore(LISTINGS_AT_ONCE)
 
-    async def read(self, engine_id: str, path: str) -> tuple[int | None, AsyncIterator[bytes]]:
+    async def read(self, engine_id: str, path: str) -> tuple[int | None, AsyncGenerator[bytes, None]]:
         """Return the size, if the engine reports it in advance, and the bytes.
 
         Read the iterator to its end or close it (`aclose`): until then it holds a connection.
@@ -58,7 +58,7 @@ class Files:
         length = headers.get("content-length", "")
         size = int(length) if length.isdigit() and "content-encoding" not in headers else None
 
-        async def chunks() -> AsyncIterator[bytes]:
+        async def chunks() -> AsyncGenerator[bytes, None]:
             try:
                 with self._transport.translate_errors():
                     async for chunk in reader:

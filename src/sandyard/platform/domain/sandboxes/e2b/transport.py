@@ -47,7 +47,8 @@ client_async.connection_retries = 0  # type: ignore[attr-defined]
 """Retries are ours: those of the SDK (E2B_CONNECTION_RETRIES) would delay every error of an unavailable engine by 2.5 s."""
 client_async.max_connections = max(4096, client_async.max_connections)  # type: ignore[attr-defined]
 """Over plain HTTP every running command, terminal and transfer has its own connection; with the SDK's limit of 200
-(E2B_MAX_CONNECTIONS) the next call, such as a pause, would wait until one of them has ended."""
+(E2B_MAX_CONNECTIONS) the next call, such as a pause, would wait until one of them has ended. `UserConnections` limits how many
+one user may hold."""
 
 HANDLES_KEPT = 512
 ATTEMPTS = 3
@@ -85,7 +86,7 @@ class EngineConfig:
     sandbox_url: str | None = None
     domain: str | None = None
     request_timeout_s: float = 30.0
-    create_timeout_s: float = 5.0
+    create_timeout_s: float = 30.0
 
     @property
     def options(self) -> ApiOptions:
@@ -112,7 +113,8 @@ class CircuitBreaker:
     """Opens after `threshold` transient failures without a success in between.
 
     While it is open, every call fails at once with CircuitOpenError; after `cooldown_s` one call is let through as a
-    probe. Any response of the engine, even an error, counts as a success, because the engine is reachable.
+    probe. Any response of the engine, even an error, counts as a success, because the engine is reachable. Only calls
+    that no tenant can delay count fully: otherwise one tenant could close the engine to all.
     """
 
     def __init__(self, clock: Clock | None = None, *, threshold: int = 5, cooldown_s: float = 10.0) -> None:
@@ -134,16 +136,19 @@ class CircuitBreaker:
         return CircuitState.OPEN
 
     @contextlib.asynccontextmanager
-    async def guard(self, *, counts: bool = True) -> AsyncIterator[None]:
-        """Wrap one attempt. `counts` False: its outcome says nothing about the engine as a whole, so it cannot be a
-        probe."""
-        probe = self._admit(counts)
+    async def guard(self, *, counts: bool = True, per_sandbox: bool = False) -> AsyncIterator[None]:
+        """Wrap one attempt.
+
+        `counts` False: its outcome says nothing about the engine as a whole, so it cannot be a probe. `per_sandbox`: its
+        duration depends on one sandbox, so it cannot be a probe either, and of its failures only those to connect count.
+        """
+        probe = self._admit(counts and not per_sandbox)
         try:
             yield
         except EngineError as error:
             if counts and (not error.transient or isinstance(error, EngineBusyError)):
                 self._record_success()
-            elif counts:
+            elif counts and _says_engine_failed(error, per_sandbox):
                 self._record_failure(error)
             raise
         else:
@@ -180,6 +185,13 @@ class CircuitBreaker:
             if self.opened_at is None:
                 log.warning("breaker_opened", failures=self._failures, reason=error.message)
             self.opened_at = self._clock.now()
+
+
+def _says_engine_failed(error: EngineError, per_sandbox: bool) -> bool:
+    """Return whether a transient error is one of the engine, and not of a single sandbox."""
+    if isinstance(error, SandboxUnreachableError | CircuitOpenError):
+        return False
+    return error.unsent or not per_sandbox
 
 
 async def retry_transient_errors(
@@ -250,11 +262,14 @@ class EngineTransport:
         call: Callable[[], Awaitable[T]],
         *,
         idempotent: bool = True,
+        per_sandbox: bool = False,
         within_s: float | None = None,
         too_slow: str | None = None,
     ) -> T:
         """Call the control API.
 
+        `per_sandbox`: the engine does something with one sandbox, or waits for it, so that its tenant can influence how
+        long the call takes. The circuit breaker ignores its timeouts and lost responses.
         If all attempts together take longer than `within_s`, raises the error of the last one, or EngineTimeoutError
         with the message `too_slow` if none has failed.
         """
@@ -263,7 +278,9 @@ class EngineTransport:
         async def attempt() -> T:
             nonlocal last
             try:
-                async with self._breaker.guard():
+                if per_sandbox and self._breaker.state is CircuitState.HALF_OPEN:
+                    await self._probe()
+                async with self._breaker.guard(per_sandbox=per_sandbox):
                     return await self._call(call)
             except EngineError as error:
                 last = error
@@ -345,7 +362,9 @@ class EngineTransport:
         async with handle.token_lock:  # a page requests a hundred files at once
             if handle.token_due:
                 handle.sandbox = await self.call_api(
-                    "token", lambda: AsyncSandbox.connect(engine_id, timeout=1, **self.config.options)
+                    "token",
+                    lambda: AsyncSandbox.connect(engine_id, timeout=1, **self.config.options),
+                    per_sandbox=True,
                 )
                 handle.token_due = False
         return handle.sandbox
@@ -376,6 +395,11 @@ class EngineTransport:
             raise handle_api_exception(answer)
 
         return await self.call_api("info", read)
+
+    async def _probe(self) -> None:
+        """Make the cheapest call that every endpoint has, to close the breaker or to open it again."""
+        async with self._breaker.guard():
+            await self._call(AsyncSandbox.list(limit=1, **self.config.options).next_items)
 
     async def _explain_missing(self, engine_id: str) -> EngineError:
         """Return the reason why the sandbox's own address reported that it does not exist."""

@@ -239,3 +239,21 @@ def test_interface_names_fit_and_are_unique() -> None:
     assert len({item.tag for item in names}) == len({item.group for item in names}) == 500
     assert all(item.group % 2 == 0 and 0 < item.group < 2**31 for item in names)
     assert all(len(item.make_interface_name(99999, 25)) == 15 for item in names)
+
+
+async def test_rules_of_another_engine_for_the_same_subnet_do_no_harm(topology: Topology) -> None:
+    """Something on the host removed the first engine's routes while it was not running, so its subnet looks free."""
+    first = make_network(topology, "first", subnet="10.88.0.0/24")
+    await first.open(())
+    await first.close()
+    with Netlink() as netlink:
+        subnet.release(netlink, Names.for_instance("first"))
+    second = make_network(topology, "second", subnet="10.88.0.0/24")
+    await second.open(())
+    try:
+        assert dict(second.missing) == {}
+        assert await reaches_the_web(second)
+    finally:
+        await second.close(remove=True)
+        await first.open(())
+        await first.close(remove=True)

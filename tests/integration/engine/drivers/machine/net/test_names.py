@@ -10,7 +10,7 @@ from pathlib import Path
 import dns.rcode
 import pytest
 
-from sandyard.engine.contract import Denied, NetworkPolicy
+from sandyard.engine.contract import DeniedAttempt, NetworkPolicy
 from sandyard.engine.drivers.machine.net import NetSlot, Network, NetworkSettings
 from sandyard.engine.drivers.machine.net.forwarder import Forwarder
 from sandyard.engine.drivers.machine.net.nft import Nft
@@ -255,12 +255,12 @@ async def test_denied_traffic_is_reported_once(network: Network) -> None:
     assert await look_up(slot, "mirror.test") == "REFUSED"
     assert await tcp(slot, MIRROR) == REFUSED
     assert await tcp(other, MIRROR) == "ok"
-    assert await network.take_denied(0) == [Denied("mirror.test", "dns"), Denied(MIRROR, "tcp", 80)]
+    assert await network.take_denied(0) == [DeniedAttempt("mirror.test", "dns"), DeniedAttempt(MIRROR, "tcp", 80)]
     assert await network.take_denied(0) == []
     assert await network.take_denied(1) == []
     await network.set_policy(0, NetworkPolicy(deny_out=(f"{MIRROR}/32",)))
     assert await tcp(slot, MIRROR) == REFUSED
-    assert await network.take_denied(0) == [Denied(MIRROR, "tcp", 80)]
+    assert await network.take_denied(0) == [DeniedAttempt(MIRROR, "tcp", 80)]
 
 
 async def test_an_address_of_two_names_stays_open_while_one_is_allowed(network: Network) -> None:

@@ -184,7 +184,8 @@ async def test_a_snapshot_is_a_template_until_it_is_deleted(
 
 async def test_a_fork_is_an_independent_copy(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     await run(engine, sandbox.id, "echo both > ~/note")
-    copy = await engine.fork(sandbox.id, 120)
+    (copy,) = await engine.fork(sandbox.id, 120)
+    assert isinstance(copy, EngineSandbox)
     try:
         assert copy.id != sandbox.id
         assert copy.state is EngineState.RUNNING
@@ -238,7 +239,8 @@ async def test_ports_require_the_traffic_token_of_the_sandbox(
         assert (await client.get("/", headers=dict(route.headers))).json()["port"] == 8000, (
             "access is granted, to a closed port"
         )
-        copy = await engine.fork(sandbox.id, 600)
+        (copy,) = await engine.fork(sandbox.id, 600)
+        assert isinstance(copy, EngineSandbox)
         try:
             other = await engine.ports.get_route(copy.id, 8000)
             assert other.headers["e2b-traffic-access-token"] != route.headers["e2b-traffic-access-token"]
@@ -285,11 +287,30 @@ async def test_sandboxes_without_a_traffic_token_stay_reachable(
         await engine.kill(open_to_all.sandbox_id)
 
 
+async def test_a_sandbox_without_the_requested_containers_is_removed(
+    engine: SandboxEngine, new_sandbox: NewSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = await new_sandbox(containers=False)
+    assert (sandbox.metadata["sandyard.containers"], sandbox.containers) == ("false", False)
+    get_detail = engine.transport.get_detail
+
+    async def get_detail_of_another_endpoint(engine_id: str) -> SandboxDetail:
+        detail = await get_detail(engine_id)
+        detail.additional_properties.pop("containers")
+        return detail
+
+    monkeypatch.setattr(engine.transport, "get_detail", get_detail_of_another_endpoint)
+    before = {listed.id for listed in await engine.list()}
+    with pytest.raises(UnsupportedError, match=r"[Cc]ontainers"):  # also by an engine that does not support it
+        await new_sandbox(containers=True)
+    assert {listed.id for listed in await engine.list()} == before
+
+
 async def test_a_sandbox_with_less_isolation_than_requested_is_removed(
     engine: SandboxEngine, new_sandbox: NewSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox = await new_sandbox(isolation="namespace")
-    assert sandbox.metadata["sandyard.isolation"] == "namespace"
+    assert sandbox.metadata["sandyard.isolation"] == sandbox.isolation == "namespace"
     get_detail = engine.transport.get_detail
 
     async def get_detail_of_another_endpoint(engine_id: str) -> SandboxDetail:

@@ -4,7 +4,7 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from sandyard.engine.contract import NetworkPolicy
+from sandyard.engine.contract import HostRule, NetworkPolicy
 from sandyard.engine.drivers.machine.net import ranges
 from sandyard.engine.drivers.machine.net.policy import (
     NAMES_NEED_DENY_ALL,
@@ -88,6 +88,10 @@ def test_ipv6_entries_are_accepted_and_have_no_effect() -> None:
             )
         ),
         (NetworkPolicy(deny_out=("10.0.0.1",) * 1001), "at most 1000"),
+        *(
+            (NetworkPolicy(rules=(HostRule(host, ()),)), f"invalid host {host} in network rules")
+            for host in ("a b", "*.*.example.com", "*")
+        ),
     ],
 )
 def test_invalid_entries_are_named_in_the_error(policy: NetworkPolicy, part: str) -> None:

@@ -12,7 +12,9 @@ from sandyard.platform.domain.sandboxes.e2b import (
     EngineBusyError,
     EngineError,
     EngineInvalidError,
+    EngineTimeoutError,
     EngineUnreachableError,
+    SandboxUnreachableError,
 )
 
 
@@ -116,3 +118,31 @@ async def test_unreachable_sandbox_does_not_open_breaker() -> None:
     breaker = CircuitBreaker(ManualClock())
     await fail(breaker, 10, counts=False)
     assert breaker.state is CircuitState.CLOSED
+
+
+async def test_only_failed_connections_of_calls_that_tenants_can_delay_count() -> None:
+    breaker = CircuitBreaker(ManualClock())
+
+    async def fail_per_sandbox(error: EngineError) -> None:
+        with pytest.raises(EngineError):
+            async with breaker.guard(per_sandbox=True):
+                raise error
+
+    for error in (EngineTimeoutError(), EngineUnreachableError(), SandboxUnreachableError(unsent=True)):
+        for _ in range(10):
+            await fail_per_sandbox(error)
+    assert breaker.state is CircuitState.CLOSED
+    for _ in range(5):
+        await fail_per_sandbox(EngineUnreachableError(unsent=True))
+    assert breaker.state is CircuitState.OPEN
+
+
+async def test_calls_that_tenants_can_delay_are_no_probes() -> None:
+    clock = ManualClock()
+    breaker = CircuitBreaker(clock)
+    await fail(breaker, 5)
+    await clock.advance(10)
+    with pytest.raises(CircuitOpenError):
+        async with breaker.guard(per_sandbox=True):
+            pass
+    assert breaker.state is CircuitState.HALF_OPEN

@@ -1,4 +1,4 @@
-"""The lines between the platform and the relay."""
+"""The protocol between the platform and the relay, and the source of the relay."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Journal:
             data = data[os.write(self.stream.child_end, data[: output.PIPE_SIZE // 4]) :]
             self.stream.read()
 
-    def lines(self, now: float) -> Iterator[Frame]:
+    def frames(self, now: float) -> Iterator[Frame]:
         while (line := self.stream.next_line(now)) is not None:
             frame = Frame.parse(line)
             assert frame is not None
@@ -89,41 +89,41 @@ LIMIT, INTERVAL = output.LIVE_LIMIT, output.LIVE_INTERVAL
 def test_sends_small_output_inline(journal: Journal) -> None:
     for now in (1.0, 1.0, 1.001):
         journal.write(b"little\n")
-        (frame,) = journal.lines(now)
+        (frame,) = journal.frames(now)
         assert frame.chunk == (len(journal.written) - 7, b"little\n")
 
 
 def test_announces_large_output(journal: Journal) -> None:
     journal.write(b"begin")
-    (frame,) = journal.lines(1.0)
+    (frame,) = journal.frames(1.0)
     journal.write(b"x" * 3 * LIMIT)
-    live = list(journal.lines(1.0))
+    live = list(journal.frames(1.0))
     assert {frame.kind for frame in live} == {"1"}
     assert sum(len(frame.chunk[1]) for frame in live) < LIMIT + output.CHUNK
     assert journal.stream.is_held(1.0)
-    (frame,) = journal.lines(1.0 + INTERVAL)
+    (frame,) = journal.frames(1.0 + INTERVAL)
     assert frame.grown == ("1", len(journal.written), 1)
     journal.write(b"end")
-    assert not list(journal.lines(1.0 + INTERVAL)), "readers are not notified more often"
-    (frame,) = journal.lines(1.0 + 2 * INTERVAL)
+    assert not list(journal.frames(1.0 + INTERVAL)), "readers are not notified more often"
+    (frame,) = journal.frames(1.0 + 2 * INTERVAL)
     assert frame.chunk == (len(journal.written) - 3, b"end")
     journal.write(b"y" * 2 * LIMIT)
-    assert [frame.kind for frame in journal.lines(math.inf)] == ["b"], "nothing is delayed at the end"
+    assert [frame.kind for frame in journal.frames(math.inf)] == ["b"], "nothing is delayed at the end"
 
 
 def test_sends_output_inline_if_journal_was_removed(journal: Journal) -> None:
     journal.write(b"x" * 2 * LIMIT)
     journal.path.unlink()
     journal.path.write_bytes(b"not ours")
-    told = [frame.chunk for frame in journal.lines(math.inf)]
-    assert b"".join(data for _, data in told) == journal.written
+    chunks = [frame.chunk for frame in journal.frames(math.inf)]
+    assert b"".join(data for _, data in chunks) == journal.written
 
 
 def test_sends_output_beyond_disk_limit_after_journal(tmp_path: Path) -> None:
     journal = Journal(tmp_path, limit=2 * LIMIT)
     journal.write(b"x" * 2 * LIMIT)
     journal.write(b"y" * 100)
-    first, second = journal.lines(1.0)
+    first, second = journal.frames(1.0)
     assert first.grown == ("1", 2 * LIMIT, 1)
     assert second.chunk == (2 * LIMIT, b"y" * 100)
 
@@ -161,11 +161,11 @@ def test_relay_modules_can_be_joined() -> None:
         for node in files[name].body:
             if isinstance(node, ast.ImportFrom):
                 assert node.module is not None
-                assert node.module.rpartition(".")[2] in loaded, "its own modules, in this order"
+                assert node.module.rpartition(".")[2] in loaded, "a module may import only earlier modules of the relay"
                 assert all(alias.asname is None for alias in node.names)
         loaded.add(name)
     defined = [name for tree in files.values() for name in definitions(tree)]
-    assert len(defined) == len({*defined}), "names are unique in all modules"
+    assert len(defined) == len({*defined}), "a name may be defined only once in all modules"
 
 
 def definitions(tree: ast.Module) -> Iterator[str]:

@@ -43,7 +43,7 @@ class _Side:
     http: h11.Connection
 
     async def read_event(self) -> object:
-        """Return the next event; `PAUSED` if nothing more is expected now. Raises PeerClosedError if the peer violates the
+        """Return the next event; `h11.PAUSED` if nothing more is expected now. Raises PeerClosedError if the peer violates the
         protocol."""
         while True:
             try:
@@ -206,7 +206,7 @@ class Exchange:
                 raise PeerClosedError("the server has gone")
 
     async def _forward_raw(self, server: _Side) -> None:
-        """After a protocol switch: forward bytes unparsed until either side ends."""
+        """Forward bytes unparsed until either side ends, after a protocol switch."""
         tasks = [
             asyncio.ensure_future(_copy_stream(one.http.trailing_data[0], one.reader, other.writer))
             for one, other in ((self._client, server), (server, self._client))

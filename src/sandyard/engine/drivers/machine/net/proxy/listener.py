@@ -52,6 +52,8 @@ class _Client:
 
 @dataclass(slots=True, eq=False)
 class _Link:
+    """A redirected connection, with the sockets of both sides."""
+
     sockets: list[socket.socket]
     task: asyncio.Task[None] | None = None
     transport: asyncio.WriteTransport | None = None  # the client's side, if its requests are rewritten

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class ProxyThread:
-    """The methods of a Proxy, for the engine's loop."""
+    """Runs a Proxy in a separate thread. Its methods are called from the engine's loop and do what those of Proxy do."""
 
     def __init__(self, make: Callable[[], Proxy]) -> None:
         """`make` is called in the thread."""

@@ -76,7 +76,7 @@ class Session:
 
 
 @dataclass
-class Work:
+class ForgeProject:
     """A project on the platform and its repository on the forge."""
 
     platform: Platform
@@ -112,7 +112,9 @@ class Work:
         return dict(ok(self.client.post(f"/github/pull-requests/{number}/{verb}", json={"projectId": self.id, **body})))
 
 
-def work(platform: Platform, github: GitHub, *, files: Files = FILES, text: str | None = None, **forge: Any) -> Work:
+def create_forge_project(
+    platform: Platform, github: GitHub, *, files: Files = FILES, text: str | None = None, **forge: Any
+) -> ForgeProject:
     """Create a project with its own repository and a token for it. `forge` are further forge settings of the project."""
     slug = f"acme/site-{len(github.repositories)}"
     repository = github.repository(slug, files=files)
@@ -120,7 +122,7 @@ def work(platform: Platform, github: GitHub, *, files: Files = FILES, text: str 
     settings = {"forge": {"apiUrl": github.api_url, **forge}}
     body = {"name": slug, "repository": repository.url, "token": token.text, "settings": settings}
     created = ok(platform.client.post("/projects", json=body), 201)
-    return Work(platform, github, repository, token, created["id"])
+    return ForgeProject(platform, github, repository, token, created["id"])
 
 
 def problem(response: httpx.Response) -> dict[str, Any]:

@@ -1,0 +1,42 @@
+"""The docker template, which is built on the first request. Nothing is built here; `tests/protocol/test_docker.py` uses a real one."""
+
+from __future__ import annotations
+
+from sandyard.engine.sandboxes.model import TemplateStatus
+from sandyard.engine.templates import desktop, docker
+from sandyard.engine.templates.catalogue import Catalogue
+from sandyard.engine.templates.folder import ROOTFS, TemplateFolder
+from tests.integration.engine.templates.test_catalogue import fake_machine, layers, publish, templates
+
+__all__ = ["fake_machine", "templates"]  # fixtures
+
+
+def test_its_sandboxes_may_run_containers_and_start_docker(folder: TemplateFolder, templates: Catalogue) -> None:
+    base_version = publish(folder, "base", "b1")
+    with folder.open_build_directory(docker.NAME) as work:
+        (work / ROOTFS).mkdir()
+        details = {"base": base_version.version}
+        version = folder.publish(work, folder.make_version(docker.NAME, "d1", "a test", details))
+    templates.open()
+    found = templates.resolve("docker")
+    assert found is not None
+    assert found.ready
+    assert found.containers is True
+    assert found.start == docker.START
+    assert found.can_be_overridden, "the name was free in earlier releases"
+    assert layers(templates, "docker")[-2:] == (str(version.rootfs), str(base_version.rootfs))
+    assert all(one.containers is None for one in templates.list() if one is not found)
+
+
+async def test_templates_that_are_built_on_first_use_do_not_depend_on_each_other(folder: TemplateFolder) -> None:
+    publish(folder, "base", "b1")
+    catalogue = Catalogue(folder.directory, carry_host_trust=False, build_docker=False)
+    catalogue.open()
+    found = catalogue.resolve("docker")
+    assert found is not None
+    assert (found.status, found.containers) == (TemplateStatus.WAITING, True)
+    message = catalogue.make_ready(found)
+    assert message == "is not built. Run `sandyard template build docker` on the engine's machine to build it."
+    other = catalogue.resolve(desktop.NAME)
+    assert other is not None
+    assert other.status is TemplateStatus.WAITING

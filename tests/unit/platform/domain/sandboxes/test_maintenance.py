@@ -1,0 +1,205 @@
+"""Sandboxes of one owner whose calls never return do not delay the maintenance of others' sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sandyard.kit.clock import ManualClock, SystemClock
+from sandyard.platform.db.models import Sandbox
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.sandboxes.activity import Activity
+from sandyard.platform.domain.sandboxes.e2b import EngineState
+from sandyard.platform.domain.sandboxes.lifecycle import INSTANCE, ROW, SLOTS_PER_OWNER, Lifecycle
+from sandyard.platform.domain.sandboxes.maintenance import SandboxMaintenance
+from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, utc_now
+from tests.unit.platform.world import ROOT, Person, World
+
+MANY = 2 * SLOTS_PER_OWNER
+IDLE_S = 100
+PATIENCE_S = 20.0
+
+
+class Engine:
+    """Calls of the `stuck` sandboxes never return."""
+
+    def __init__(self) -> None:
+        self.boxes: dict[str, Any] = {}
+        self.stuck: set[str] = set()
+        self.calls: list[tuple[str, str]] = []
+
+    async def _call(self, verb: str, engine_id: str) -> None:
+        self.calls.append((verb, engine_id))
+        if engine_id in self.stuck:
+            await asyncio.Event().wait()
+
+    async def create(self, *, metadata: dict[str, str], **_: Any) -> Any:
+        engine_id = f"eng_{len(self.boxes)}"
+        box = SimpleNamespace(id=engine_id, isolation=None, metadata=metadata, state=EngineState.RUNNING)
+        self.boxes[engine_id] = box
+        return box
+
+    async def list(self, _: dict[str, str]) -> list[Any]:
+        return list(self.boxes.values())
+
+    async def get_info(self, engine_id: str) -> Any:
+        await self._call("get_info", engine_id)
+        return self.boxes[engine_id]
+
+    async def pause(self, engine_id: str) -> None:
+        await self._call("pause", engine_id)
+
+    async def kill(self, engine_id: str) -> None:
+        await self._call("kill", engine_id)
+        self.boxes.pop(engine_id, None)
+
+    async def set_network(self, engine_id: str, _: Any) -> None:
+        await self._call("set_network", engine_id)
+
+    async def extend(self, engine_id: str, _: float) -> None:
+        await self._call("extend", engine_id)
+
+    async def get_usage(self, engine_id: str) -> None:
+        await self._call("get_usage", engine_id)
+
+
+class Place:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.engine = Engine()
+        self.clock = ManualClock()
+        self.lifecycle = Lifecycle(
+            world.database, cast(Any, self.engine), cast(Any, None), Activity(self.clock), instance="x", idle_margin_s=1
+        )  # fmt: skip
+        self.maintenance = SandboxMaintenance(
+            world.database, self.lifecycle, world.settings, SystemClock(), stop_agent=self._stop_agent
+        )
+
+    async def _stop_agent(self, _: str) -> None:
+        raise AssertionError
+
+    async def sandbox(self, owner: Person, project_id: str | None = None, *, stuck: bool = False) -> Sandbox:
+        wanted = NewSandbox(template="base", idle_seconds=IDLE_S, project_id=project_id)
+        row = await self.lifecycle.create(owner.principal.user_id, wanted)
+        row = await self.lifecycle.wait_until_provisioned(row.id)
+        if stuck:
+            self.engine.stuck.add(row.engine_id or "")
+        return row
+
+    async def wait_for_status(self, row: Sandbox, status: Status) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while (await self.lifecycle.repository.get(row.id)).status != status:
+                await asyncio.sleep(0.01)
+
+    async def wait_for_call(self, verb: str, row: Sandbox) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while (verb, row.engine_id) not in self.engine.calls:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def place(world: World) -> AsyncIterator[Place]:
+    made = Place(world)
+    yield made
+    await made.lifecycle.close()
+
+
+async def test_idle_pausing(place: Place) -> None:
+    """The next round finds sandboxes of others too, and pauses no sandbox twice."""
+    ann, bob = await place.world.person("ann"), await place.world.person("bob")
+    stuck = [await place.sandbox(ann, stuck=True) for _ in range(MANY)]
+    for _ in range(2):
+        row = await place.sandbox(bob)
+        await place.clock.advance(IDLE_S + 1)
+        async with asyncio.timeout(PATIENCE_S):
+            await place.maintenance.pause_idle()
+        await place.wait_for_status(row, Status.PAUSED)
+    pauses = [
+        engine_id for verb, engine_id in place.engine.calls if verb == "pause" and engine_id in place.engine.stuck
+    ]
+    assert len(pauses) == len(set(pauses)) == SLOTS_PER_OWNER < len(stuck)
+
+
+async def test_requested_deletion(place: Place) -> None:
+    ann, bob = await place.world.person("ann"), await place.world.person("bob")
+    rows = [await place.sandbox(ann, stuck=True) for _ in range(MANY)]
+    rows.append(await place.sandbox(bob))
+    for row in rows:
+        await place.lifecycle.repository.note(row.id, destroy_requested_at=utc_now())
+    async with asyncio.timeout(PATIENCE_S):
+        await place.maintenance.reconcile()
+    await place.wait_for_status(rows[-1], Status.DESTROYED)
+
+
+async def test_reconciliation(place: Place) -> None:
+    ann, bob = await place.world.person("ann"), await place.world.person("bob")
+    rows = [await place.sandbox(ann, stuck=True) for _ in range(MANY)]
+    rows.append(await place.sandbox(bob))
+    for row in rows:
+        place.engine.boxes[row.engine_id or ""].state = EngineState.PAUSED
+    for _ in range(2):
+        async with asyncio.timeout(PATIENCE_S):
+            await place.maintenance.reconcile()
+    assert place.maintenance.reconciled.is_set()
+    await place.wait_for_status(rows[-1], Status.PAUSED)
+    looks = [engine_id for verb, engine_id in place.engine.calls if verb == "get_info"]
+    assert all(looks.count(engine_id) <= 1 for engine_id in place.engine.stuck), "one reconciliation of each at a time"
+
+
+async def test_orphans(place: Place) -> None:
+    ann = await place.world.person("ann")
+    lost = [await place.sandbox(ann, stuck=True) for _ in range(MANY)]
+    for row in lost:
+        await place.lifecycle.mark_lost(row.id)
+    orphan = await place.engine.create(metadata={INSTANCE: "x", ROW: "sbx_nobody"})
+    for _ in range(2):
+        async with asyncio.timeout(PATIENCE_S):
+            await place.maintenance.reconcile()
+    async with asyncio.timeout(PATIENCE_S):
+        while orphan.id in place.engine.boxes:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("by_maintenance", [True, False])
+async def test_network_settings(place: Place, by_maintenance: bool) -> None:
+    """Also within a project."""
+    projects, ann, bob = place.world.projects, await place.world.person("ann"), await place.world.person("bob")
+    project = await projects.create(ann.principal, "site")
+    await projects.add_member(ann.principal, project.id, bob.principal.user_id)
+    for _ in range(MANY):
+        await place.sandbox(ann, project.id, stuck=True)
+    row = await place.sandbox(bob, project.id)
+    settings = ProjectSettings.model_validate({"network": {"mode": "listed", "allow": ["one.example.org"]}})
+    await projects.update(ann.principal, project.id, settings=settings)
+    if by_maintenance:
+        async with asyncio.timeout(PATIENCE_S):
+            await place.maintenance.reconcile()
+    else:
+        place.lifecycle.tasks.spawn(place.lifecycle.apply_network(project.id))
+    await place.wait_for_call("set_network", row)
+
+
+async def test_health_check(place: Place) -> None:
+    ann, bob = await place.world.person("ann"), await place.world.person("bob")
+    for _ in range(MANY):
+        await place.sandbox(ann, stuck=True)
+    row = await place.sandbox(bob)
+    async with asyncio.timeout(PATIENCE_S):
+        await place.maintenance.check_health()
+    await place.wait_for_call("get_usage", row)
+
+
+async def test_pausing_after_lost_access(place: Place) -> None:
+    ann, bob = await place.world.person("ann"), await place.world.person("bob")
+    for _ in range(MANY):
+        await place.sandbox(ann, stuck=True)
+    row = await place.sandbox(bob)
+    for person in (ann, bob):
+        await place.world.users.update(ROOT, person.principal.user_id, disabled=True)
+    async with asyncio.timeout(PATIENCE_S):
+        await place.maintenance.stop_without_access()
+    await place.wait_for_status(row, Status.PAUSED)
