@@ -25,6 +25,7 @@ def shared_engine() -> Iterator[Engine]:
         "DEFAULT_DISK_MB": DISK_MB,
         "DEFAULT_MEMORY_MB": MEMORY_MB,
         "DEFAULT_PIDS": PIDS,
+        "ALLOW_CONTAINERS": "true",
         "IO_WRITE_MBPS": IO_MBPS,
         "KERNEL_MEMORY_GROWTH_MB": 16,  # keep the memory that the tests take from the machine small
         "NETLINK_BUFFERS_MB": 16,

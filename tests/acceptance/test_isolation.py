@@ -123,7 +123,7 @@ def connected_benches(canary: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """Benches of an engine with a fake internet."""
     internet = FakeInternet(tmp_path_factory.mktemp("internet"))
     try:
-        with started(**internet.settings, POOL_SIZE="0", DEFAULT_MEMORY_MB="512") as engine:
+        with started(**internet.settings, POOL_SIZE="0", DEFAULT_MEMORY_MB="512", ALLOW_CONTAINERS="true") as engine:
             created = Benches(engine, canary, DOMAIN, internet)
             yield created
             created.close()

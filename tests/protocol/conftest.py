@@ -26,7 +26,7 @@ pytest_configure = configure
 @pytest.fixture(scope="session", autouse=True)
 def engine() -> Iterator[Engine]:
     """The engine that all tests use. The SDKs find it through environment variables, as for a user."""
-    engine = Engine({"IMAGES_REGISTRIES": "127.0.0.1"})
+    engine = Engine({"IMAGES_REGISTRIES": "127.0.0.1", "ALLOW_CONTAINERS": "true"})
     engine.settings["IMAGES_DIRS"] = str(engine.layouts)
     engine.start()
     before = {name: os.environ.get(name) for name in ("E2B_DOMAIN", "E2B_DEBUG", *engine.environment)}

@@ -98,7 +98,9 @@ class EngineSettings(Settings):
     # Plain HTTP that redirects to HTTPS; 0: off; None: 80 if tls_port is 443
     redirect_port: int | None = Field(default=None, ge=0, le=65535)
     driver: str = "auto"  # auto, namespace or fake
-    allow_containers: bool | Literal["gvisor"] = True  # sandboxes may ask for containers; gvisor: only at that level
+    allow_containers: bool | Literal["gvisor"] = (
+        "gvisor"  # sandboxes may ask for containers; gvisor: only at that level
+    )
     min_isolation: Isolation = Isolation.NAMESPACE  # the weakest isolation that sandboxes may have
     runsc_path: Path | None = None  # gVisor's program; None: the installed one
     api_keys: tuple[Secret, ...] = ()  # valid in addition to the stored keys

@@ -1,7 +1,8 @@
 """Whether programs in a new sandbox may create containers (Docker): chosen by its client or its template.
 
-It is off unless somebody asks for it, because it makes more of the kernel reachable. If it is asked for and not
-available, the sandbox is refused.
+It is off unless somebody asks for it, because it makes more of the kernel reachable: of gVisor's kernel, or, at the level
+namespace, of the host's. Unless the operator allows the latter, a sandbox that asks for containers and for no level gets
+gVisor. If containers are asked for and not available, the sandbox is refused.
 """
 
 from __future__ import annotations
@@ -32,11 +33,21 @@ def choose_containers(
     """Return whether a new sandbox may run containers. `allowed` is the operator's setting. Raises InvalidInputError if a
     value is not a boolean, and UnsupportedError, with the reason and the remedy, if a sandbox asks for containers that
     are not allowed or not available at its isolation level."""
-    wanted = _find_requested(metadata, template)
+    wanted = is_requested(metadata, template)
     check_allowed(wanted, isolation, allowed=allowed)
     if wanted:
         capabilities.check_containers(isolation)
     return wanted
+
+
+def check_gvisor_containers(capabilities: Capabilities) -> None:
+    """Raise UnsupportedError, with the reason and the remedy, if no sandbox can run containers with gVisor."""
+    if Isolation.GVISOR not in capabilities.containers:
+        reason = capabilities.missing.get(f"containers.{Isolation.GVISOR.value}", "this engine does not support it")
+        raise UnsupportedError(
+            f"Containers in sandboxes need gVisor, which is not available: {reason}. If you trust the code in your sandboxes, "
+            "the engine's operator can allow them without gVisor: SANDYARD_ALLOW_CONTAINERS=true."
+        )
 
 
 def check_allowed(containers: bool, isolation: Isolation, *, allowed: Allowed) -> None:
@@ -45,13 +56,15 @@ def check_allowed(containers: bool, isolation: Isolation, *, allowed: Allowed) -
         return
     if allowed:
         raise UnsupportedError(
-            f"The operator of this engine allows containers only at the isolation level {allowed}. Request it with the metadata "
-            "sandyard.isolation."
+            f"This engine allows containers only at the isolation level {allowed}. Request that level, or ask the engine's "
+            "operator to set SANDYARD_ALLOW_CONTAINERS=true."
         )
     raise UnsupportedError("Containers in sandboxes are not allowed by the operator of this engine.")
 
 
-def _find_requested(metadata: Mapping[str, str], template: Template) -> bool:
+def is_requested(metadata: Mapping[str, str], template: Template) -> bool:
+    """Return whether the client or the template asks for containers. Raises InvalidInputError if a value is not a
+    boolean."""
     if METADATA_KEY in metadata:
         return _parse(metadata[METADATA_KEY], f"The metadata {METADATA_KEY}")
     if template.containers is not None:

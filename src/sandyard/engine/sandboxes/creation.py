@@ -15,8 +15,8 @@ from sandyard.engine.contract import Handle, Isolation, Layers, Limits, Mount, N
 from sandyard.engine.sandboxes.agent import send_identity
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
-from sandyard.engine.sandboxes.containers import check_allowed, choose_containers
-from sandyard.engine.sandboxes.isolation import check_minimum, choose_isolation
+from sandyard.engine.sandboxes.containers import check_allowed, check_gvisor_containers, choose_containers, is_requested
+from sandyard.engine.sandboxes.isolation import check_minimum, choose_isolation, find_requested_level
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.lifecycle import Lifecycle
 from sandyard.engine.sandboxes.model import CreateSandbox, ForkResult, Sandbox, Snapshot, State, Template, make_mounts
@@ -91,7 +91,14 @@ class Creation:
 
     def choose_isolation(self, template: Template, metadata: Mapping[str, str] = _NO_METADATA) -> Isolation:
         """Return the isolation level of a new sandbox. Raises InvalidInputError and UnsupportedError."""
-        return choose_isolation(metadata, template, self._settings.min_isolation, self._calls.driver.capabilities)
+        capabilities, minimum = self._calls.driver.capabilities, self._settings.min_isolation
+        if find_requested_level(metadata, template) is None and self._needs_gvisor(template, metadata):
+            check_gvisor_containers(capabilities)
+            return Isolation.GVISOR
+        return choose_isolation(metadata, template, minimum, capabilities)
+
+    def _needs_gvisor(self, template: Template, metadata: Mapping[str, str]) -> bool:
+        return self._settings.allow_containers == Isolation.GVISOR and is_requested(metadata, template)
 
     def choose_containers(
         self, template: Template, isolation: Isolation, metadata: Mapping[str, str] = _NO_METADATA

@@ -22,7 +22,7 @@ def choose_isolation(
 ) -> Isolation:
     """Return the level of a new sandbox. Raises InvalidInputError if a level does not exist or is below the minimum, and
     UnsupportedError, with the reason and the remedy, if this machine does not have it."""
-    level = _find_requested(metadata, template) or minimum
+    level = find_requested_level(metadata, template) or minimum
     check_minimum(level, minimum)
     if level not in capabilities.isolation:
         reason = capabilities.missing.get(level.value, "this engine does not have it")
@@ -38,7 +38,8 @@ def check_minimum(level: Isolation, minimum: Isolation) -> None:
         )
 
 
-def _find_requested(metadata: Mapping[str, str], template: Template) -> Isolation | None:
+def find_requested_level(metadata: Mapping[str, str], template: Template) -> Isolation | None:
+    """Return the level that the client or the template asks for, or None. Raises InvalidInputError if it does not exist."""
     if METADATA_KEY in metadata:
         return _parse(metadata[METADATA_KEY], f"The metadata {METADATA_KEY}")
     if template.isolation is not None:

@@ -76,7 +76,13 @@ class DoubleDriver:
     name = "double"
 
     def __init__(
-        self, host: Host, *, freeze: bool = True, suspend: bool = False, gvisor: bool = False, containers: bool = False
+        self,
+        host: Host,
+        *,
+        freeze: bool = True,
+        suspend: bool = False,
+        gvisor: bool = False,
+        containers: Collection[Isolation] = (),
     ) -> None:
         self.host = host
         self.capabilities = Capabilities(
@@ -87,8 +93,8 @@ class DoubleDriver:
             limits=frozenset(),
             egress=True,
             isolation=frozenset(Isolation if gvisor else {Isolation.NAMESPACE}),
-            containers=frozenset({Isolation.NAMESPACE} if containers else ()),
-            missing={"containers.namespace": "the kernel is too old"}
+            containers=frozenset(containers),
+            missing={"containers.namespace": "the kernel is too old", "containers.gvisor": "it is not installed"}
             | {"gvisor": "it is not installed"}
             | ({} if freeze else {"freeze": "no freezer"}),
         )

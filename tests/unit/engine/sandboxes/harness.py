@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from sandyard.engine.contract import Condition
+from sandyard.engine.contract import Condition, Isolation
 from sandyard.engine.sandboxes.model import CreateSandbox, LogQuery, PauseKind, Sandbox, State, Template
 from sandyard.engine.sandboxes.service import Sandboxes
 from sandyard.engine.settings import EngineSettings
@@ -43,7 +43,7 @@ class SandboxesHarness:
         freeze: bool = True,
         suspend: bool = False,
         gvisor: bool = False,
-        containers: bool = False,
+        containers: Collection[Isolation] = (),
         **settings: Any,
     ) -> None:
         self.path = path

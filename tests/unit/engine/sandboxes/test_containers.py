@@ -12,6 +12,7 @@ from sandyard.engine.sandboxes.containers import METADATA_KEY, TEMPLATE_VARIABLE
 from sandyard.kit.errors import InvalidInputError, UnsupportedError
 from tests.unit.engine.sandboxes.harness import BASE, SandboxesHarness
 
+LEVEL = (Isolation.NAMESPACE,)
 WANTED = {METADATA_KEY: "true"}
 NOT_WANTED = {METADATA_KEY: "false"}
 BUILT = replace(BASE, id="built", aliases=(), env={TEMPLATE_VARIABLE: "true"})
@@ -20,7 +21,7 @@ BUILT_IN = replace(BASE, id="built-in", aliases=(), containers=True)
 
 @pytest.fixture
 async def harness(tmp_path: Path):
-    harness = SandboxesHarness(tmp_path, containers=True, gvisor=True, suspend=True)
+    harness = SandboxesHarness(tmp_path, containers=Isolation, gvisor=True, suspend=True, allow_containers=True)
     harness.templates.templates += [BUILT, BUILT_IN]
     await harness.start()
     yield harness
@@ -50,21 +51,21 @@ async def test_metadata_wins_over_the_template_and_nobody_gets_it_without_asking
 async def test_a_request_that_cannot_be_met_is_refused_with_the_reason(
     tmp_path: Path, harness: SandboxesHarness
 ) -> None:
-    with pytest.raises(UnsupportedError, match="isolation level gvisor are not available: this engine does not"):
-        await harness.create(metadata={**WANTED, "sandyard.isolation": "gvisor"})
     (tmp_path / "old").mkdir()
-    old = SandboxesHarness(tmp_path / "old")
+    old = SandboxesHarness(tmp_path / "old", gvisor=True, allow_containers=True)
     old.templates.templates += [BUILT, BUILT_IN]
     await old.start()
     for template, metadata in (("base", WANTED), ("built", {}), ("built-in", {})):
         with pytest.raises(UnsupportedError, match="level namespace are not available: the kernel is too old"):
             await old.create(template=template, metadata=metadata)
+    with pytest.raises(UnsupportedError, match="level gvisor are not available: it is not installed"):
+        await old.create(metadata={**WANTED, "sandyard.isolation": "gvisor"})
     assert not (await old.create(template="built", metadata=NOT_WANTED)).containers
     await old.stop()
 
 
 async def test_the_operator_can_forbid_containers(tmp_path: Path) -> None:
-    harness = SandboxesHarness(tmp_path, containers=True, allow_containers=False)
+    harness = SandboxesHarness(tmp_path, containers=LEVEL, allow_containers=False)
     await harness.start()
     with pytest.raises(UnsupportedError, match="not allowed by the operator"):
         await harness.create(metadata=WANTED)
@@ -73,7 +74,7 @@ async def test_the_operator_can_forbid_containers(tmp_path: Path) -> None:
 
 
 async def test_a_sandbox_from_before_the_operator_forbade_containers_is_not_forked(tmp_path: Path) -> None:
-    harness = SandboxesHarness(tmp_path, containers=True)
+    harness = SandboxesHarness(tmp_path, containers=LEVEL, allow_containers=True)
     await harness.start()
     sandbox = await harness.create(metadata=WANTED)
     harness.settings = harness.settings.model_copy(update={"allow_containers": False})
@@ -86,7 +87,7 @@ async def test_a_sandbox_from_before_the_operator_forbade_containers_is_not_fork
 
 
 async def test_the_memory_of_a_sandbox_with_containers_is_not_moved_to_disk(tmp_path: Path) -> None:
-    harness = SandboxesHarness(tmp_path, containers=True, suspend=True, suspend_after_s=100)
+    harness = SandboxesHarness(tmp_path, containers=LEVEL, suspend=True, suspend_after_s=100, allow_containers=True)
     await harness.start()
     for metadata in (WANTED, NOT_WANTED):
         sandbox = await harness.create(metadata=metadata)
@@ -96,13 +97,26 @@ async def test_the_memory_of_a_sandbox_with_containers_is_not_moved_to_disk(tmp_
     await harness.stop()
 
 
-async def test_the_operator_can_allow_containers_only_with_gvisor(tmp_path: Path) -> None:
-    harness = SandboxesHarness(tmp_path, containers=True, gvisor=True, allow_containers="gvisor")
+async def test_containers_need_gvisor_by_default(tmp_path: Path) -> None:
+    harness = SandboxesHarness(tmp_path, containers=Isolation, gvisor=True)
+    harness.templates.templates += [BUILT, BUILT_IN]
     await harness.start()
-    with pytest.raises(UnsupportedError, match=r"only at the isolation level gvisor\. Request it with the metadata"):
+    for template, metadata in (("base", WANTED), ("built", {}), ("built-in", {})):
+        sandbox = await harness.create(template=template, metadata=metadata)
+        assert sandbox.containers and sandbox.isolation is Isolation.GVISOR
+    assert (await harness.create(template="built", metadata=NOT_WANTED)).isolation is Isolation.NAMESPACE
+    with pytest.raises(UnsupportedError, match=r"only at the isolation level gvisor\. Request that level"):
+        await harness.create(metadata={**WANTED, "sandyard.isolation": "namespace"})
+    await harness.stop()
+
+
+async def test_without_gvisor_a_request_for_containers_is_refused_with_both_remedies(tmp_path: Path) -> None:
+    harness = SandboxesHarness(tmp_path, containers=LEVEL)
+    await harness.start()
+    with pytest.raises(
+        UnsupportedError, match=r"need gVisor, .*: it is not installed\. .* SANDYARD_ALLOW_CONTAINERS=true"
+    ):
         await harness.create(metadata=WANTED)
-    with pytest.raises(UnsupportedError, match="level gvisor are not available: this engine does not"):
-        await harness.create(metadata={**WANTED, "sandyard.isolation": "gvisor"})
     await harness.stop()
 
 
@@ -131,7 +145,7 @@ async def test_copies_and_later_starts_of_a_sandbox_keep_it(harness: SandboxesHa
 
 
 async def test_pooled_sandboxes_serve_only_the_same_request(tmp_path: Path) -> None:
-    harness = SandboxesHarness(tmp_path, containers=True, pool_size=2)
+    harness = SandboxesHarness(tmp_path, containers=LEVEL, pool_size=2, allow_containers=True)
     await harness.start()
     await harness.settle()
     ready = set(harness.host.machines)

@@ -54,6 +54,7 @@ class NamespaceRuntime:
         self.launcher: Launcher
         self._on_change: Callable[[], None]
         self._launching = 0
+        self._machine_limits_raised = False
         self._preparing: asyncio.Task[None] | None = None
         self._kernel_memory_limits = kernel_memory or KernelMemoryLimits()
         self._kernel_memory: KernelMemoryWatcher
@@ -79,8 +80,6 @@ class NamespaceRuntime:
             list_with_containers=self._list_with_containers,
             read_all_charged=machine.cgroups.read_kernel_memory,
         )
-        if self._find_reason_against_containers() is None:
-            raise_machine_limits()
         self.images = Suspender(machine, watcher, self)
         self._kill_by_title(keep=None)
         await self.launcher.forker.ensure_running()
@@ -138,6 +137,9 @@ class NamespaceRuntime:
 
     async def launch(self, plan: StartPlan, resources: StartResources) -> StartedProcess:
         store = self._machine.store
+        if plan.containers and not self._machine_limits_raised:
+            raise_machine_limits()
+            self._machine_limits_raised = True
         self._launching += 1
         try:
             try:

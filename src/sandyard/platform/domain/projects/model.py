@@ -257,8 +257,9 @@ class ProjectSettings(_SettingsModel):
     )
     containers: bool | None = Field(
         default=None,
-        description="Whether programs in new sandboxes may run containers (Docker), which makes more of the host's kernel reachable. Null: "
-        "as their template says. Sandboxes are not created if it is true and the engine does not support it.",
+        description="Whether programs in new sandboxes may run containers (Docker). By default, engines allow them only at the "
+        "isolation level gvisor, which such sandboxes then get. Null: as their template says. Sandboxes are not created if it is true and "
+        "the engine does not support or allow it.",
     )
     template: str | None = Field(
         default=None, min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", examples=["base"]
