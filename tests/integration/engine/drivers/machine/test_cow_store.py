@@ -103,6 +103,22 @@ async def test_an_image_of_an_earlier_version_becomes_fully_allocated(tmp_path: 
         await second.close(unmount=True)
 
 
+async def test_growth_that_a_crash_interrupted_is_undone_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data written to space without blocks would be lost, and the btrfs would become read-only."""
+    file = tmp_path / "store.img"
+    first = await _open(tmp_path)
+    await first.close(unmount=True)
+    size = file.stat().st_size
+    os.truncate(file, size + (512 << 20))
+    monkeypatch.setattr(image, "get_reserve", lambda _: 1 << 60)
+    second = await _open(tmp_path)
+    assert _size(tmp_path / "store") == file.stat().st_size == size
+    assert not image.count_unreserved_bytes(file)
+    await second.close(unmount=True)
+
+
 async def test_a_sparse_image_does_not_take_the_reserve_of_the_disk(
     store: CowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,9 +69,10 @@ class CowStore:
         return kind
 
     def _repair_image(self, image: Path) -> None:
-        """Finish a change of the image's size that a crash interrupted. An image of an earlier version is as large as the
-        disk and has no allocated blocks: it is converted to one that has them all."""
+        """Finish or undo a change of the image's size that a crash interrupted. An image of an earlier version is as large
+        as the disk and has no allocated blocks: it is converted to one that has them all."""
         if images.count_unreserved_bytes(image):
+            images.undo_growth(image, self.path)
             space = guard.measure_space(self.path, image)
             # the used space and 2 GiB more, rounded up to whole GiB
             small = -(-(space.used + (2 << 30)) // (1 << 30)) << 30

@@ -175,6 +175,16 @@ def grow(image: Path, target: Path, amount: int) -> None:
     resize_to_file(image, target)
 
 
+def undo_growth(image: Path, target: Path) -> None:
+    """Remove a last part of the mounted image that the btrfs does not use yet: a crash during `grow` leaves one without
+    blocks. Raises OSError."""
+    stat = os.statvfs(target)
+    used = stat.f_blocks * stat.f_frsize
+    if used < get_size(image):
+        os.truncate(image, used)
+        _update_device_size(image)
+
+
 def shrink(image: Path, target: Path, size: int) -> None:
     """Shrink the mounted image to this size, or leave it unchanged. Moves the data in its last part. Raises OSError."""
     btrfs.resize(target, size)
