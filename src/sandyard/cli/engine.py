@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandyard import __version__
-from sandyard.cli.output import echo
+from sandyard.cli.output import try_echo
 from sandyard.cli.up import lifeline
 from sandyard.engine.settings import EngineSettings
 
@@ -109,9 +109,9 @@ def announce(ready: Ready, settings: EngineSettings) -> None:
     if ready.authority is not None:
         command = f"sandyard ca --data-dir {shlex.quote(str(settings.data_dir))} --domain {ready.authority.parent.name}"
         lines.append(f"Its certificates are issued by {ready.authority}. To see how to trust it: `{command}`.")
-    echo("\n".join(lines))
+    try_echo("\n".join(lines))
     if ready.exposed:
-        echo(
+        try_echo(
             f"Warning: {settings.host} is reachable from other machines, and keys are sent unencrypted. "
             "Listen on 127.0.0.1 and use --tls-port and --tls-host for other machines, or put a TLS proxy in front.",
             err=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -79,6 +80,12 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
             for part in COLOURS.split(text)
         )
     click.echo(text, err=err, nl=nl)
+
+
+def try_echo(text: str, *, err: bool = False) -> None:
+    """Print a line of a server, which keeps running if nobody can read the line, such as when the disk of its log is full."""
+    with contextlib.suppress(OSError):
+        echo(text, err=err)
 
 
 def print_json(data: Json, *, compact: bool = False) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from sandyard.cli.output import echo
+from sandyard.cli.output import try_echo
 from sandyard.cli.up import lifeline
 
 if TYPE_CHECKING:
@@ -29,17 +28,15 @@ def platform() -> None:
 
 
 def report_standby(reason: str) -> None:
-    echo(f"{lifeline.STANDBY} {reason}")
-    sys.stdout.flush()
+    try_echo(f"{lifeline.STANDBY} {reason}")
 
 
 def announce(ready: Ready) -> None:
     """Print on standard output what users must know. `sandyard up` reads it."""
     if ready.admin_token is not None:
-        echo(f"admin token: {ready.admin_token.reveal()}")
-        echo("Save this new token: it is not shown again. To create more: `sandyard api-key create NAME`.")
+        try_echo(f"admin token: {ready.admin_token.reveal()}")
+        try_echo("Save this new token: it is not shown again. To create more: `sandyard api-key create NAME`.")
     for warning in ready.warnings:
-        echo(f"Warning: {warning}")
+        try_echo(f"Warning: {warning}")
     if ready.exposed:
-        echo(f"Warning: {ready.url} is reachable from other machines, and tokens are sent unencrypted.")
-    sys.stdout.flush()
+        try_echo(f"Warning: {ready.url} is reachable from other machines, and tokens are sent unencrypted.")

@@ -44,9 +44,13 @@ class OwnedFolder:
         except BaseException:
             os.close(fd)
             raise
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
+        try:
+            os.pwrite(
+                fd, f"{os.getpid():<10}\n".encode(), 0
+            )  # as long as the one before, so that it needs no new block
+        except OSError:  # the disk is full; the number is only for messages
+            os.ftruncate(fd, 0)
 
     def _acquire_lock(self, fd: int) -> None:
         deadline = time.monotonic() + LOCK_TIMEOUT_S

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
+import sys
 from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
 
 from sandyard.cli.main import cli
-from sandyard.cli.output import echo, escape, escape_line, format_age, has_hidden_characters
+from sandyard.cli.output import echo, escape, escape_line, format_age, has_hidden_characters, try_echo
 from tests.unit.cli.server import Reply, Server
 
 NOW = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
@@ -123,3 +127,16 @@ def test_only_a_terminal_gets_truncated_tables(server: Server, monkeypatch: pyte
     monkeypatch.setattr("sandyard.cli.output.is_terminal", lambda: True)
     printed = CliRunner().invoke(cli, ["agent", "list", "-o", "table"], env=env).stdout
     assert max(len(line) for line in printed.splitlines()) <= 60
+
+
+class FullDisk(io.StringIO):
+    def write(self, _: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("err", [False, True])
+def test_a_server_continues_if_the_disk_of_its_log_is_full(err: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr" if err else "stdout", FullDisk())
+    try_echo("started", err=err)
+    with pytest.raises(OSError, match="No space left"):
+        echo("a result", err=err)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import click
 
 from sandyard.cli.errors import CommandError
-from sandyard.cli.output import echo
+from sandyard.cli.output import echo, try_echo
 from sandyard.cli.up import account, lifeline
 from sandyard.cli.up.child import Child
 from sandyard.cli.up.data_directory import DataDirectory, get_default_data_dir
@@ -180,7 +179,7 @@ def make_children(plan: Plan, data: DataDirectory) -> list[Child]:
         engine = {"SANDYARD_DEFAULT_MEMORY_MB": AGENT_MEMORY_MB, **common}
         engine |= {"SANDYARD_API_KEYS": f"{keys},{key}" if keys else key}
         started.append(
-            Child("engine", command, engine, f"{url}/health", 204, data.lock_fd, _print_line, _print_tls_output())
+            Child("engine", command, engine, f"{url}/health", 204, data.lock_fd, try_echo, _print_tls_output())
         )
     # without sandboxes the platform never becomes ready, but it still serves its health
     health_path = "/ready" if platform.get("E2B_API_KEY") else "/health"
@@ -190,17 +189,17 @@ def make_children(plan: Plan, data: DataDirectory) -> list[Child]:
     if plan.user is not None:
         command = account.make_stepdown_command(plan.user, command, platform, data.platform)
     started.append(
-        Child("platform", command, platform, ready, 200, data.lock_fd, _print_line, print_output, starts_early=True)
+        Child("platform", command, platform, ready, 200, data.lock_fd, try_echo, print_output, starts_early=True)
     )
     return started
 
 
 def _announce(plan: Plan, data: DataDirectory) -> None:
     url = make_url(plan.host, plan.port)
-    _print_line(f"Sandyard is at {url}; its data is in {data.path}.")
-    _print_line(f"To use it from the command line: sandyard login {url}")
+    try_echo(f"Sandyard is at {url}; its data is in {data.path}.")
+    try_echo(f"To use it from the command line: sandyard login {url}")
     if plan.engine:
-        _print_line(
+        try_echo(
             f"E2B clients: E2B_API_URL, E2B_SANDBOX_URL and E2B_VOLUME_API_URL={make_url(LOOPBACK, plan.engine_port)}, "
             f"API key in {data.path / 'engine.key'}."
         )
@@ -213,7 +212,7 @@ def _print_platform_output(url: str) -> Callable[[str], None]:
     def print_output(line: str) -> None:
         if line.startswith(TOKEN_LINE):
             line += f"\nsign in at:  {url.rstrip('/')}/sign-in#token={line.removeprefix(TOKEN_LINE).strip()}"
-        _print_line(line)
+        try_echo(line)
 
     return print_output
 
@@ -226,14 +225,9 @@ def _print_tls_output() -> Callable[[str], None]:
         nonlocal started
         started = started or line.startswith(TLS_LINE)
         if started:
-            _print_line(line)
+            try_echo(line)
 
     return print_output
-
-
-def _print_line(line: str) -> None:
-    echo(line)
-    sys.stdout.flush()
 
 
 def _warn(embedded: bool, user: pwd.struct_passwd | None) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sqlite3
 import subprocess
@@ -43,6 +44,20 @@ def test_two_engines_cannot_open_one_directory(tmp_path: Path) -> None:
     second.lock()
     second.unlock()
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_can_be_locked_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    first, second = DataDir(tmp_path), DataDir(tmp_path)
+    first.lock()
+    first.unlock()
+    monkeypatch.setattr(os, "pwrite", fail)
+    first.lock()
+    with pytest.raises(ConflictError, match=r"\(process unknown\)"):
+        second.lock()
+    first.unlock()
 
 
 def test_a_lock_held_by_another_process_is_free_when_it_dies(tmp_path: Path) -> None:

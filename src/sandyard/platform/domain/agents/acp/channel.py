@@ -37,6 +37,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
     SandboxNotFoundError,
     Stream,
 )
+from sandyard.platform.domain.sandboxes.e2b.guest.relay.journal import journal_folders
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 
 log = get_logger(__name__)
@@ -59,6 +60,7 @@ STRAY_BYTES, STRAY_SHOWN = 64 << 10, 500
 _WRITE = """set -o pipefail; umask 077
 have=$(stat -c %s -- "$1" 2>/dev/null || echo 0)
 [ "$have" -ge "$2" ] || exit 3
+[ "$have" -gt "$2" ] || stat -c '%n %s' -- "$4"/out "$4"/err "$5"/out "$5"/err 2>/dev/null
 printf %s "$3" | dd of="$1" bs=1M iflag=fullblock oflag=seek_bytes seek="$2" conv=notrunc status=none"""
 _EXIT_GAP = 3
 
@@ -83,7 +85,8 @@ def build_command(run_id: str, argv: Sequence[str], first: str) -> str:
 class InputWriter:
     """Deliver the queued input of an agent in order. Call `nudge` when there is more.
 
-    `offsets` returns how many bytes of standard output and standard error have been read so far.
+    `offsets` returns how many bytes of standard output and standard error have been read so far. There may be more of both
+    in the agent's journal, which is checked before each write.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class InputWriter:
         self._has_more.set()
 
     def output_before(self, position: int) -> tuple[int, int] | None:
-        """Return how much output had been read before the agent could read the input at this position.
+        """Return how much output the agent had written before it could read the input at this position.
 
         Returns None if the agent cannot read it yet.
         """
@@ -157,16 +160,32 @@ class InputWriter:
         while self.delivered < end:
             at = max(self.delivered, start)
             piece = text[at - start : at - start + WRITE_BYTES]
-            words = ["/bin/bash", "-c", _WRITE, "sandyard", path, str(at), piece]
-            if len(self._writes) < REMEMBERED_WRITES:
-                self._writes.append((at + len(piece), self._offsets()))
+            words = ["/bin/bash", "-c", _WRITE, "sandyard", path, str(at), piece, *journal_folders(self._run_id)]
+            read = self._offsets()
+            if remember := len(self._writes) < REMEMBERED_WRITES:
+                self._writes.append((at + len(piece), read))
             ran = await engine.programs.run(engine_id, words, idempotent=True)
+            if remember:
+                sizes = ran.stdout.decode(errors="replace")
+                self._writes[-1] = (at + len(piece), _parse_sizes(sizes, read))
             if ran.exit_code == _EXIT_GAP:
                 self.delivered = None
                 raise EngineError("The agent's earlier input is no longer in the sandbox.")
             if ran.exit_code != 0:
                 raise EngineError(f"The sandbox could not store the agent's input: {ran.stderr[-300:]}")
             self.delivered = at + len(piece)
+
+
+def _parse_sizes(text: str, read: tuple[int, int]) -> tuple[int, int]:
+    """Return how much standard output and standard error the agent had written before the input: at least what was
+    `read`, and what its journal contained, of which `text` lists the files."""
+    sizes = {"out": read[0], "err": read[1]}
+    for line in text.splitlines():
+        path, _, size = line.rpartition(" ")
+        name = path.rpartition("/")[2]
+        if name in sizes and size.isdigit():
+            sizes[name] = max(sizes[name], int(size))
+    return sizes["out"], sizes["err"]
 
 
 class OutputReader:
