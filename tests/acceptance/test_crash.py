@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 import pytest
 from e2b import Sandbox, SandboxQuery
 
+from sandyard.engine.drivers.gvisor.runsc import Runsc
+from sandyard.kit.errors import UnsupportedError
 from tests.harness.engine import Engine
 
 FEW, CRASHES = 2, int(os.environ.get("SANDYARD_CRASHES", "10"))
@@ -186,11 +188,25 @@ def assert_still_running(expected: ExpectedSandbox) -> None:
         assert time.monotonic() < deadline, "the command exists but does not continue"
 
 
-@pytest.mark.timeout(60 + 15 * CRASHES)
-@pytest.mark.parametrize("crashes", [FEW, pytest.param(CRASHES, marks=pytest.mark.slow)])
-def test_engine_crashes_lose_no_sandbox_and_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, crashes: int) -> None:
+@pytest.mark.timeout(120 + 30 * CRASHES)
+@pytest.mark.parametrize(
+    ("isolation", "crashes"),
+    [
+        ("namespace", FEW),
+        pytest.param("namespace", CRASHES, marks=pytest.mark.slow),
+        pytest.param("gvisor", CRASHES, marks=pytest.mark.slow),
+    ],
+)
+def test_engine_crashes_lose_no_sandbox_and_leave_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, isolation: str, crashes: int
+) -> None:
+    if isolation == "gvisor":
+        try:
+            Runsc.find()
+        except UnsupportedError as error:
+            pytest.skip(error.message)
     # restarts take most of the time, and each crash leaves the whole pool to clean up
-    engine = Engine({"POOL_SIZE": "8"})
+    engine = Engine({"POOL_SIZE": "8", "MIN_ISOLATION": isolation})
     for name, value in {**engine.environment, "E2B_CONNECTION_RETRIES": "0"}.items():
         monkeypatch.setenv(name, value)
     rng = random.Random(SEED)

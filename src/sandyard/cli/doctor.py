@@ -98,11 +98,11 @@ def _check_sandboxes() -> Iterator[Finding]:
         capabilities.missing.get("gvisor", "sandboxes can run on a kernel of their own (isolation level gvisor)"),
     )
     for level in sorted(capabilities.isolation):
-        yield Finding(
-            f"containers ({level})",
-            level in capabilities.containers,
-            capabilities.missing.get(f"containers.{level}", "sandboxes that ask for it can run Docker"),
-        )
+        usable = "sandboxes that ask for it can run Docker"
+        if level is Isolation.NAMESPACE:
+            usable += ", if SANDYARD_ALLOW_CONTAINERS=true"
+        reason = capabilities.missing.get(f"containers.{level}", usable)
+        yield Finding(f"containers ({level})", level in capabilities.containers, reason)
     copies = {"cow": "copy-on-write: a fork takes milliseconds", "copy": "changed files are copied"}
     detail = capabilities.missing.get("live_copy") or capabilities.missing.get("cow") or copies[capabilities.live_copy]
     yield Finding("copies", capabilities.live_copy == "cow", detail)
