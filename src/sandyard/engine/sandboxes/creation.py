@@ -98,7 +98,7 @@ class Creation:
         return choose_isolation(metadata, template, minimum, capabilities)
 
     def _needs_gvisor(self, template: Template, metadata: Mapping[str, str]) -> bool:
-        return self._settings.allow_containers == Isolation.GVISOR and is_requested(metadata, template)
+        return self._settings.allow_containers == "gvisor" and is_requested(metadata, template)
 
     def choose_containers(
         self, template: Template, isolation: Isolation, metadata: Mapping[str, str] = _NO_METADATA

@@ -13,10 +13,9 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
-from itertools import islice
 
-from sandyard.engine.contract import DeniedAttempt
 from sandyard.engine.drivers.machine.net import ranges
+from sandyard.engine.drivers.machine.net.denied_reader import DeniedConnection
 from sandyard.engine.drivers.machine.net.kernel_sets import KernelSets, WrittenPolicy
 from sandyard.engine.drivers.machine.net.nft import Nft, NftError
 from sandyard.engine.drivers.machine.net.policy import NEVER, Domains, Egress
@@ -29,7 +28,6 @@ _CLOSED_VERDICT, _LISTED_VERDICT = "goto closed", "jump listed"
 # A resolved address is open for twice its TTL, but at least for the first and at most for twice the second.
 _MIN_SECONDS, _MAX_SECONDS = 600, 86400
 _MAX_RESOLVED = 4096  # addresses resolved for one sandbox
-_MAX_DENIED = 256  # maximum number of blocked addresses returned at once
 _PLAIN_NAME = re.compile(r"[a-z0-9_.-]{1,253}")
 
 
@@ -38,7 +36,7 @@ class _OpenAddress:
     """An address that is open because one of these names resolves to it."""
 
     names: frozenset[str]
-    until: float  # monotonic
+    until: float  # monotonic; connections opened by then may continue
 
 
 class Firewall:
@@ -52,6 +50,7 @@ class Firewall:
         self._crowded = False
         self._written: dict[IPv4Address, WrittenPolicy] = {}
         self._egress: dict[IPv4Address, Egress] = {}
+        # Every element of `names` and `lively`, and some that have expired.
         self._resolved: dict[IPv4Address, dict[int, _OpenAddress]] = {}
 
     def open(self, keep: Collection[IPv4Address], private: Ranges) -> None:
@@ -70,7 +69,9 @@ class Firewall:
         now = time.monotonic()
         self._written = self._sets.read_policies()
         self._resolved = {}
-        for pair in self._sets.read_resolved("names"):
+        for owner, to in self._sets.read_lively():
+            self._resolved.setdefault(owner, {})[int(to)] = _OpenAddress(frozenset(), now)
+        for pair in self._sets.read_resolved():
             resolved = _OpenAddress(frozenset({pair.comment}), now + pair.expires)
             self._resolved.setdefault(pair.owner, {})[int(pair.to)] = resolved
         self._private = None
@@ -131,9 +132,7 @@ class Firewall:
         known = self._resolved.get(address, {})
         if before.names_hash != after.names_hash:
             stay = {to: answer for to, answer in known.items() if any(map(egress.domains.match, answer.names))}
-            used = {int(pair.to) for pair in self._sets.read_resolved("lively") if pair.owner == address}
-            for to in sorted((used | set(known)) - set(stay)):
-                lines += self._sets.make_close_commands(address, IPv4Address(to))
+            lines += self._sets.make_close_commands(address, [IPv4Address(to) for to in known if to not in stay])
             known = stay
         self._run(lines)
         self._resolved[address] = known
@@ -144,6 +143,8 @@ class Firewall:
         """Remove a sandbox that is gone. Idempotent."""
         if self._written.get(address, WrittenPolicy()) != WrittenPolicy() or self._resolved.get(address):
             self.apply(address, Egress())
+        if address in self._egress or address in self._written:
+            self._run(self._sets.make_reset_commands(address))
         for table in (self._written, self._egress, self._resolved):
             table.pop(address, None)
 
@@ -172,18 +173,19 @@ class Firewall:
             lines += self._sets.make_open_commands(address, answer, seconds, name)
             admitted[to] = _OpenAddress(names, now + seconds)
         if len(known) + len(admitted) > _MAX_RESOLVED:
-            known = self._resolved[address] = {to: answer for to, answer in known.items() if answer.until > now}
+            # Expired ones are closed because connections may still use them, which nobody would know after this.
+            expired = [IPv4Address(to) for to, item in known.items() if item.until <= now and to not in admitted]
+            lines = [*self._sets.make_close_commands(address, expired), *lines]
+            known = {to: item for to, item in known.items() if item.until > now}
         if len(known) + len(admitted) > _MAX_RESOLVED:
             log.warning("network_names_full address=%s", address)
-        else:
-            self._run(lines)
-            known.update(admitted)
+            return
+        self._run(lines)
+        self._resolved[address] = known | admitted
 
-    def take_denied(self, address: IPv4Address) -> list[DeniedAttempt]:
-        """Return the connections of the sandbox that were blocked since the last call. Raises NftError."""
-        found = list(islice(self._sets.read_denied(address), _MAX_DENIED))
+    def discard_denied(self, address: IPv4Address, found: Collection[DeniedConnection]) -> None:
+        """Remove these blocked connections of the sandbox. Raises NftError."""
         self._run(self._sets.make_discard_commands(address, found))
-        return [DeniedAttempt(str(to), protocol, port) for to, protocol, port in found]
 
     def _run(self, lines: list[str]) -> None:
         if not lines:

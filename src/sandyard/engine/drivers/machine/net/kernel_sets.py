@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any
 
 from sandyard.engine.drivers.machine.net import ranges
+from sandyard.engine.drivers.machine.net.denied_reader import DeniedConnection
 from sandyard.engine.drivers.machine.net.nft import Nft
 from sandyard.engine.drivers.machine.net.ranges import Range, Ranges
-
-_PROTOCOLS: dict[str | int, str] = {6: "tcp", 17: "udp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +89,10 @@ class KernelSets:
             self.make_add_command("names", f'{pair} timeout {seconds}s comment "{name[:120]}"'),
         ]
 
-    def make_close_commands(self, address: IPv4Address, to: IPv4Address) -> list[str]:
-        """Return the commands that close one resolved address, whether it exists or has expired."""
-        pair = f"{address} . {to}"
-        lines = []
-        for name in ("names", "lively"):
-            lines += [self.make_add_command(name, f"{pair} timeout 60s"), self.make_delete_command(name, pair)]
-        return lines
+    def make_close_commands(self, address: IPv4Address, addresses: Collection[IPv4Address]) -> list[str]:
+        """Return the commands that close resolved addresses, whether they exist or have expired."""
+        pairs = [f"{address} . {to}" for to in addresses]
+        return [line for name in ("names", "lively") for line in self._make_forced_delete_commands(name, pairs)]
 
     def read_policies(self) -> dict[IPv4Address, WrittenPolicy]:
         """Return the policies that differ from the default, by the sandbox's address."""
@@ -117,30 +113,36 @@ class KernelSets:
             for address in {*verdicts, *allow, *deny, *proxied}
         }
 
-    def read_resolved(self, name: str) -> Iterator[ResolvedAddress]:
-        """Yield the elements of a set: of `names`, all addresses; of `lively`, those with open connections."""
-        for item in self._read_elements("set", name):
+    def read_resolved(self) -> Iterator[ResolvedAddress]:
+        """Yield the elements of `names`: the addresses that may be connected to."""
+        for item in self._read_elements("set", "names"):
             value, attributes = _split_element(item)
             owner, to = value["concat"]
             comment, expires = str(attributes.get("comment", "")), float(attributes.get("expires", 0))
             yield ResolvedAddress(IPv4Address(owner), IPv4Address(to), comment, expires)
 
-    def read_denied(self, address: IPv4Address) -> Iterator[tuple[IPv4Address, str, int]]:
-        """Yield the blocked connections of one sandbox: address, protocol and port."""
-        for item in self._read_elements("set", "denied"):
-            value, _ = _split_element(item)
-            owner, to, protocol, port = value["concat"]
-            if owner == str(address):
-                yield IPv4Address(to), _PROTOCOLS.get(protocol, str(protocol)), int(port)
+    def read_lively(self) -> Iterator[tuple[IPv4Address, IPv4Address]]:
+        """Yield the elements of `lively`: each sandbox, and an address that it uses."""
+        for key in self._nft.read_keys(self._name, "lively"):
+            yield IPv4Address(key[:4]), IPv4Address(key[4:8])
 
-    def make_discard_commands(self, address: IPv4Address, found: Iterable[tuple[IPv4Address, str, int]]) -> list[str]:
+    def make_discard_commands(self, address: IPv4Address, found: Collection[DeniedConnection]) -> list[str]:
         """Return the commands that remove these blocked connections of one sandbox."""
-        lines = []
-        for to, protocol, port in found:
-            attempt = f"{address} . {to} . {protocol} . {port}"
-            # It may have expired; adding it first lets the deletion succeed in any case.
-            lines += [self.make_add_command("denied", attempt), self.make_delete_command("denied", attempt)]
-        return lines
+        attempts = [f"{address} . {item.to} . {item.protocol} . {item.port}" for item in found]
+        return self._make_forced_delete_commands("denied", attempts)
+
+    def make_reset_commands(self, address: IPv4Address) -> list[str]:
+        """Return the commands after which blocked connections of this address are recorded again, however many there
+        were."""
+        return self._make_forced_delete_commands("noted", [str(address)])
+
+    def _make_forced_delete_commands(self, name: str, elements: Collection[str]) -> list[str]:
+        """Return the commands that remove elements which may have expired: adding them first lets the deletion succeed
+        in any case."""
+        if not elements:
+            return []
+        content = ", ".join(elements)
+        return [self.make_add_command(name, content), self.make_delete_command(name, content)]
 
     def _read_ranges(self, name: str) -> dict[IPv4Address, list[Range]]:
         owned: dict[IPv4Address, list[Range]] = {}

@@ -61,15 +61,18 @@ def pack_text(kind: int, value: str) -> bytes:
 
 def parse_attributes(data: bytes) -> dict[int, bytes]:
     """Return the attributes by their types; of a repeated type only the last one."""
-    found: dict[int, bytes] = {}
+    return dict(split_attributes(data))
+
+
+def split_attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the type and the content of each attribute."""
     position = 0
     while position + 4 <= len(data):
         length, kind = _ATTRIBUTE.unpack_from(data, position)
         if length < 4:
-            break
-        found[kind & _TYPE_MASK] = data[position + 4 : position + length]
+            return
+        yield kind & _TYPE_MASK, data[position + 4 : position + length]
         position += (length + 3) & ~3
-    return found
 
 
 class Netlink:

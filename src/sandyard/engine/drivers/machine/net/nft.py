@@ -6,15 +6,27 @@ import ctypes
 import errno
 import json
 import struct
+from collections.abc import Iterator
 from typing import Any
 
-from sandyard.engine.drivers.machine.net.netlink import Message, Netlink, NetlinkError, pack_text
+from sandyard.engine.drivers.machine.net.netlink import (
+    Message,
+    Netlink,
+    NetlinkError,
+    pack_text,
+    parse_attributes,
+    split_attributes,
+)
 
 LIBRARY = "libnftables.so.1"
 _DEFAULT, _JSON = 0, 1 << 4
-_NETLINK_NETFILTER = 12
-_NFT_MSG_GETTABLE = 10 << 8 | 1
+NETFILTER = 12
+"""The netlink protocol."""
+_NFT_MSG_GETTABLE, _NFT_MSG_GETSETELEM = 10 << 8 | 1, 10 << 8 | 13
 _NFPROTO_INET, _NFTA_TABLE_NAME = 1, 1
+_ELEM_LIST_TABLE, _ELEM_LIST_SET, _ELEM_LIST_ELEMENTS = 1, 2, 3
+_SET_ELEM_KEY = 1
+_GENMSG_BYTES, _ATTRIBUTE_BYTES = 4, 4  # sizes of headers
 
 
 class NftError(Exception):
@@ -31,7 +43,7 @@ class Nft:
     def __init__(self) -> None:
         try:
             # The library ends the whole process if it cannot open a socket, so try that first.
-            self._netlink = Netlink(_NETLINK_NETFILTER)
+            self._netlink = Netlink(NETFILTER)
         except OSError as error:
             raise NftUnavailableError(f"the kernel offers no nftables ({error.strerror})") from error
         try:
@@ -67,6 +79,10 @@ class Nft:
             raise
         return True
 
+    def read_keys(self, table: str, name: str) -> list[bytes]:
+        """Return the keys of a set's elements; see `stream_keys`."""
+        return list(stream_keys(self._netlink, table, name))
+
     def query(self, command: str) -> list[dict[str, Any]]:
         """Return the objects that a `list` command prints, as JSON."""
         answer = json.loads(self._run(command, _JSON) or b"{}")
@@ -82,6 +98,19 @@ class Nft:
         if failed:
             raise NftError(error.decode(errors="replace").strip() or "nftables reported no reason")
         return output
+
+
+def stream_keys(netlink: Netlink, table: str, name: str) -> Iterator[bytes]:
+    """Yield the keys of a set's elements as the kernel stores them: each part of a key is padded to four bytes. For
+    large sets: the library takes many times as long. Raises NetlinkError."""
+    payload = (
+        struct.pack("=BBH", _NFPROTO_INET, 0, 0) + pack_text(_ELEM_LIST_TABLE, table) + pack_text(_ELEM_LIST_SET, name)
+    )
+    for part in netlink.stream(Message(_NFT_MSG_GETSETELEM, payload)):
+        elements = parse_attributes(part[_GENMSG_BYTES:]).get(_ELEM_LIST_ELEMENTS, b"")
+        for _, element in split_attributes(elements):
+            key = next(content for kind, content in split_attributes(element) if kind == _SET_ELEM_KEY)
+            yield key[_ATTRIBUTE_BYTES:]  # it contains one attribute, the value
 
 
 def _load_library() -> ctypes.CDLL:

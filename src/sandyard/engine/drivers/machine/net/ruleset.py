@@ -40,6 +40,10 @@ _MAX_HAIRPINS, _HAIRPINS_PER_SECOND = 256, 20
 """Connections to the engine's public names that one sandbox may have, and open per second: each costs the engine a
 handshake."""
 
+_DENIED_MINUTES, _DENIED_PER_MINUTE, _DENIED_BURST = 15, 10, 256
+"""How long a blocked connection is remembered, and how many of one sandbox are: the burst, then as many per minute.
+Together they limit the share of a sandbox in the set that all of them use."""
+
 _SOURCE_AND_DESTINATION = "ct original ip saddr . ct original ip daddr"
 
 # A pair of addresses is a sandbox and a destination; a single one is a sandbox, except in `never` and `private`.
@@ -55,6 +59,7 @@ _SETS = {
     "crowded": "type ipv4_addr; flags interval;",  # all sandboxes while the host's connection table is nearly full
     "ruled": "type ipv4_addr;",  # those with rules for their requests
     "denied": "type ipv4_addr . ipv4_addr . inet_proto . inet_service; flags dynamic, timeout; timeout 1h; size 16384;",
+    "noted": "type ipv4_addr; flags dynamic, timeout; timeout 30m; size 65536;",  # how many were remembered
     "dials": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
     "hairpins": "type ipv4_addr; flags dynamic; size 65536;",
     "hairpin_dials": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
@@ -199,7 +204,12 @@ def _list_policy_rules() -> Iterable[tuple[str, str]]:
     yield "listed", f"{_SOURCE_AND_DESTINATION} @deny goto refuse"
     # Shown to users; if the set is full the packet is refused all the same.
     attempt = f"{_SOURCE_AND_DESTINATION} . meta l4proto . ct original proto-dst"
-    yield "note", f"ct direction original meta l4proto {{ tcp, udp }} update @denied {{ {attempt} }}"
+    limit = f"limit rate {_DENIED_PER_MINUTE}/minute burst {_DENIED_BURST} packets"
+    yield (
+        "note",
+        f"ct direction original meta l4proto {{ tcp, udp }} {attempt} != @denied update @noted {{ ip saddr {limit} }} "
+        f"update @denied {{ {attempt} timeout {_DENIED_MINUTES}m }}",
+    )
 
 
 def _list_proxied_rules(layout: Layout) -> Iterable[tuple[str, str]]:

@@ -21,6 +21,7 @@ from sandyard.engine.drivers.machine.inside_sockets import open_socket_inside
 from sandyard.engine.drivers.machine.net import hairpin, host_firewall, links, ranges
 from sandyard.engine.drivers.machine.net import subnet as subnets
 from sandyard.engine.drivers.machine.net.conntrack import Conntrack, is_crowded
+from sandyard.engine.drivers.machine.net.denied_reader import DeniedConnection, DeniedReader
 from sandyard.engine.drivers.machine.net.firewall import Firewall
 from sandyard.engine.drivers.machine.net.forwarder import Forwarder
 from sandyard.engine.drivers.machine.net.hairpin import GatewayNames
@@ -56,6 +57,7 @@ table {table} {{
 _DNS_TEST_TIMEOUT_S = 0.25
 _DNS_QUERY = bytes.fromhex("53590100000100000000000004746573740000010001")  # the A record of `test`
 CROWDING_INTERVAL_S = 1.0
+_MAX_DENIED = 256  # blocked connections returned at once
 
 
 class Uplink:
@@ -80,6 +82,7 @@ class Uplink:
         self._netlink: Netlink | None = None
         self._conntrack: Conntrack | None = None
         self._firewall: Firewall | None = None
+        self._denied: DeniedReader | None = None
         self._forwarder: Forwarder | None = None
         self._proxy: ProxyThread | None = None
         self._watches: list[Watch] = []
@@ -126,6 +129,7 @@ class Uplink:
             self._open_hairpin(subnet.gateway, self._forwarder),
         )
         self._firewall = Firewall(self._nft, layout)
+        self._denied = DeniedReader(self._names.table)
         kept = [subnet.get_address(index) for index in keep]
         await self._run_in_worker(self._firewall.open, kept, await self._run_in_worker(self._list_private_ranges))
         await self._run_in_worker(host_firewall.allow_in_docker_chain, self._nft, self._names)
@@ -197,8 +201,9 @@ class Uplink:
         if self._firewall is None or self._forwarder is None or self.subnet is None:
             return []
         address = self.subnet.get_address(index)
+        blocked = await self._discard_denied(address, _MAX_DENIED)
         names = [DeniedAttempt(name, "dns") for name in self._forwarder.take_refused(address)]
-        return names + await self._run_in_worker(self._firewall.take_denied, address)
+        return names + [DeniedAttempt(item.to, item.protocol, item.port) for item in blocked]
 
     async def remove_namespace(self, index: int) -> None:
         """Remove everything that belongs to a namespace that is about to end, except the namespace. Raises NftError."""
@@ -210,6 +215,15 @@ class Uplink:
             await self._proxy.remove_client(address)
         await self._run_in_worker(self._firewall.clear, address)
         await self._run_in_worker(self._delete_connections, [index])
+        await self._discard_denied(address)
+
+    async def _discard_denied(self, address: IPv4Address, limit: int | None = None) -> list[DeniedConnection]:
+        """Remove the blocked connections of a namespace from the kernel and return them, at most `limit`."""
+        assert self._denied is not None and self._firewall is not None
+        found = (await self._denied.read()).pop(address, [])[:limit]
+        if found:
+            await self._run_in_worker(self._firewall.discard_denied, address, found)
+        return found
 
     async def test_dns(self, index: int, pin: Path) -> None:
         """Record in `missing` if a DNS query from that namespace is not answered."""
@@ -297,6 +311,8 @@ class Uplink:
             await self._forwarder.close()
         if self._proxy is not None:
             await self._proxy.close()
+        if self._denied is not None:
+            await self._denied.close()
         if self.hairpin is not None:
             self.hairpin.listener.close()
             self.hairpin = None
@@ -304,6 +320,7 @@ class Uplink:
             if part is not None:
                 part.close()
         self._nft = self._netlink = self._conntrack = self._firewall = self._forwarder = self._proxy = None
+        self._denied = None
 
 
 class _NoForwardingError(Exception):
