@@ -37,6 +37,8 @@ RETRY_SECONDS = 5
 """The Retry-After sent to clients that are refused for lack of connections."""
 AUTHENTICATED = "sandyard.authenticated"
 """Name of the scope extension whose `mark` reports that the client sent a valid credential. Missing once that was reported."""
+CONNECTION = "sandyard.connection"
+"""Name of the scope extension whose `is_closing` returns whether the request's connection is closed."""
 
 
 def mark_authenticated(scope: MutableMapping[str, Any]) -> None:
@@ -44,6 +46,12 @@ def mark_authenticated(scope: MutableMapping[str, Any]) -> None:
     extension = scope.get("extensions", {}).get(AUTHENTICATED)
     if extension is not None:
         extension["mark"]()
+
+
+def is_client_gone(scope: MutableMapping[str, Any]) -> bool:
+    """Return whether the request's client has disconnected. False if that is unknown."""
+    extension = scope.get("extensions", {}).get(CONNECTION)
+    return extension is not None and bool(extension["is_closing"]())
 
 
 class Server(uvicorn.Server):
@@ -244,7 +252,10 @@ class BoundedProtocol(HttpToolsProtocol):
             raise ValueError("too many pipelined requests")
         self._parts += 1
         super().on_message_begin()
-        self.scope["extensions"] = {} if self.authenticated else {AUTHENTICATED: {"mark": self._mark_authenticated}}
+        extensions: dict[str, dict[object, object]] = {CONNECTION: {"is_closing": self.transport.is_closing}}
+        if not self.authenticated:
+            extensions[AUTHENTICATED] = {"mark": self._mark_authenticated}
+        self.scope["extensions"] = extensions
         self._in_head = True
         self._start_head_timer()
 

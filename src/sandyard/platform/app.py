@@ -84,6 +84,8 @@ SWITCH_SECONDS = 0.0005
 """SQLite runs in its own threads; their results should not wait ten times as long as the work took."""
 MESSAGE_LIMIT = 16 << 20
 """Maximum size of a WebSocket message of the API, in bytes."""
+ACCEPTED_AT_ONCE = 16
+"""How many new connections are accepted between two rounds of requests. libuv accepts one per round and listening socket."""
 FAREWELL_SECONDS = 5
 """How long running requests may continue when the platform stops."""
 
@@ -159,7 +161,7 @@ async def _serve(
     def stand_by(reason: str) -> None:
         entrance.reason = reason
         if not serving:
-            serving.append(asyncio.create_task(server.serve([listener])))
+            serving.append(asyncio.create_task(server.serve(_duplicate(listener))))
         standing_by(reason)
 
     lost = None
@@ -218,7 +220,7 @@ async def _serve_until(  # noqa: PLR0917 - created by `_serve`
     gc.collect()
     gc.freeze()  # existing objects are permanent, so that no collection has to examine them again
     if not serving:
-        serving.append(asyncio.create_task(server.serve([listener])))
+        serving.append(asyncio.create_task(server.serve(_duplicate(listener))))
     warnings = tuple(_list_warnings(settings))
     for warning in warnings:
         log.warning("platform_setting_missing", reason=warning)
@@ -233,6 +235,11 @@ async def _serve_until(  # noqa: PLR0917 - created by `_serve`
     services.turns.stop()
     await asyncio.gather(*serving)
     return lost[0].result() if lost and lost[0].done() else None
+
+
+def _duplicate(listener: socket.socket) -> list[socket.socket]:
+    """Return the listener ACCEPTED_AT_ONCE times. Otherwise a client that keeps reconnecting would delay all new connections by seconds."""
+    return [listener, *(listener.dup() for _ in range(ACCEPTED_AT_ONCE - 1))]
 
 
 def _list_warnings(settings: PlatformSettings) -> Iterator[str]:

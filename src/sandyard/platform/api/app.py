@@ -18,6 +18,7 @@ from sandyard.platform.api.mcp import endpoint as mcp
 from sandyard.platform.api.metrics import Metrics, MetricsMiddleware
 from sandyard.platform.api.outer_middleware import OuterMiddleware
 from sandyard.platform.api.preview_proxy.middleware import PreviewMiddleware
+from sandyard.platform.api.request_slots import RequestSlotsMiddleware
 from sandyard.platform.api.routers import PREFIX
 from sandyard.platform.api.web import STATIC, WebApplication
 from sandyard.platform.api.webhooks import UnverifiedBodies
@@ -45,8 +46,8 @@ def build(services: Services, routers: Iterable[APIRouter], *, static: Path = ST
     where no route matches.
 
     Every middleware is plain ASGI, so that streams pass through unbuffered. From the outside in: previews, which handle their requests
-    completely; the outer middleware, which sets the request id and handles unexpected errors; metrics; the guard; the audit trail,
-    which records the outcome; the limit on large responses; then routing.
+    completely; the request slots, which let users take turns; the outer middleware, which sets the request id and handles unexpected
+    errors; metrics; the guard; the audit trail, which records the outcome; the limit on large responses; then routing.
     """
     app = FastAPI(
         title="Sandyard",
@@ -71,6 +72,7 @@ def build(services: Services, routers: Iterable[APIRouter], *, static: Path = ST
         (GuardMiddleware, {"settings": services.settings}),
         (MetricsMiddleware, {"metrics": app.state.metrics}),
         (OuterMiddleware, {"https": (services.settings.public_url or "").startswith("https:")}),
+        (RequestSlotsMiddleware, {}),
         (PreviewMiddleware, {"services": services}),
     ):
         app.add_middleware(layer, **options)  # the last one added is the outermost

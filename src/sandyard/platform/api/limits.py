@@ -16,6 +16,7 @@ from starlette.requests import HTTPConnection
 from sandyard.kit.clock import Clock
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.problems import TooManyRequestsError
+from sandyard.platform.api.request_slots import release_request_slot
 from sandyard.platform.settings import PlatformSettings
 
 Kind = Literal["create", "execute", "login", "address", "webhook", "rejected_webhook"]
@@ -101,6 +102,7 @@ def limited(kind: Literal["create", "execute"]) -> Any:
     async def check(connection: HTTPConnection, principal: Caller) -> None:
         limits: RateLimiter = connection.app.state.limits
         limits.take(kind, principal.user_id)
+        release_request_slot(connection)  # it may wait for a sandbox, and the rate limits such requests already
 
     return Depends(check)
 

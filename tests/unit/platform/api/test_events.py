@@ -29,8 +29,6 @@ from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.service import Users
 from sandyard.platform.settings import PlatformSettings
 
-pytestmark = pytest.mark.both_databases
-
 DEADLINE = 30
 
 
@@ -127,6 +125,7 @@ async def yard(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     await users.close()
 
 
+@pytest.mark.both_databases
 async def test_streams_events(yard: Yard) -> None:
     async with yard.open() as stream:
         headers = stream.response.headers
@@ -179,6 +178,7 @@ async def test_rejects_bad_number(yard: Yard, text: str) -> None:
         assert answer.json()["code"] == "invalid_argument"
 
 
+@pytest.mark.both_databases
 async def test_filters_and_visibility(yard: Yard) -> None:
     ada = await yard.users.create(yard.admin, "ada", "member")
     principal = Principal(ada.id, ada.name, ada.role, "token:x")
@@ -226,6 +226,7 @@ async def test_sends_stream_in_pieces(yard: Yard, monkeypatch: pytest.MonkeyPatc
     assert [number for one in seen for number in one] == emitted
 
 
+@pytest.mark.both_databases
 async def test_pages_through_history(yard: Yard) -> None:
     sent = [await yard.emit(number=number, session_id="ses_1") for number in range(5)]
     seen, cursor, pages = [], None, 0
@@ -240,6 +241,7 @@ async def test_pages_through_history(yard: Yard) -> None:
     assert pages == 3
 
 
+@pytest.mark.both_databases
 async def test_pages_from_newest(yard: Yard) -> None:
     sent = [await yard.emit(number=number, session_id="ses_1") for number in range(5)]
     headers, params = {"Authorization": f"Bearer {yard.token}"}, {"limit": 2, "sessionId": "ses_1", "newest": True}
@@ -275,6 +277,7 @@ async def test_ends_stream_of_deleted_user(yard: Yard) -> None:
                 pass
 
 
+@pytest.mark.both_databases
 async def test_reports_trimmed_events(yard: Yard) -> None:
     await yard.emit()
     async with yard.database.transaction() as tx:
