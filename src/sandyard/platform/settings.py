@@ -44,6 +44,7 @@ class PlatformSettings(Settings):
 
     # sandboxes
     default_template: str = "base"
+    running_sandboxes_per_user: int = Field(default=100, ge=0)  # 0: any number
     idle_seconds: int = Field(default=300, ge=5)  # idle time after which a sandbox is paused
     network: Literal["none", "listed", "all"] = "all"  # of sandboxes, unless their project overrides it
     network_allow: str = ""  # with "listed": presets and hosts, separated by commas

@@ -122,6 +122,7 @@ def _create_services(
         idle_margin_s=settings.idle_margin_s,
         allowed=parse_operator_default(settings.network, settings.network_allow.split(",")),
         destinations=destinations,
+        running_per_user=settings.running_sandboxes_per_user,
     )
     stack.push_async_callback(lifecycle.close)
     files = OutputFiles(settings.data_dir / "output")

@@ -27,10 +27,10 @@ from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.preparations.builder import Install
 from sandyard.platform.domain.preparations.cleanup import SUPERSEDED_AFTER, end_sandbox
 from sandyard.platform.domain.sandboxes.commands import StoppingError
+from sandyard.platform.domain.sandboxes.e2b import TemplateNotFoundError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, get_sandbox_event_fields, utc_now
 from sandyard.platform.domain.sandboxes.service import is_work_snapshot
-from sandyard.platform.domain.sessions.snapshots import TEMPLATE_MISSING_CODES
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
@@ -214,7 +214,7 @@ class AgentSnapshots:
 
     async def after_end(self, sandbox: Sandbox) -> None:
         """Lifecycle hook: forget a snapshot from which the engine could not create a sandbox."""
-        if sandbox.engine_id is None and sandbox.error_code in TEMPLATE_MISSING_CODES:
+        if sandbox.engine_id is None and sandbox.error_code == TemplateNotFoundError.code:
             async with self._database.transaction() as tx:
                 lost = update(AgentSnapshot).where(AgentSnapshot.snapshot == sandbox.template)
                 await tx.session.execute(lost.values(snapshot=None, engine_id=None))

@@ -13,9 +13,9 @@ from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Preparation, PreparationStatus, Sandbox
 from sandyard.platform.domain.preparations.model import get_preparation_event_fields
+from sandyard.platform.domain.sandboxes.e2b import TemplateNotFoundError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import LIVE, utc_now
-from sandyard.platform.domain.sessions.snapshots import TEMPLATE_MISSING_CODES
 
 log = get_logger(__name__)
 BUILDER_AGENT_ID = "sandyard/preparing"
@@ -76,7 +76,7 @@ class PreparationCleanup:
 
     async def fail_lost(self, sandbox: Sandbox) -> None:
         """Lifecycle hook: mark a preparation as failed if no sandbox can be created from its snapshot."""
-        if sandbox.engine_id is not None or sandbox.error_code not in TEMPLATE_MISSING_CODES:
+        if sandbox.engine_id is not None or sandbox.error_code != TemplateNotFoundError.code:
             return
         async with self._database.transaction() as tx:
             query = select(Preparation).where(

@@ -51,6 +51,7 @@ from sandyard.platform.domain.sandboxes.model import (
     utc_now,
 )
 from sandyard.platform.domain.sandboxes.repository import SandboxRepository, build_sandbox_row
+from sandyard.platform.domain.sandboxes.running_limit import RunningLimit
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -59,6 +60,9 @@ RecordFork = Callable[[Transaction, Sandbox], Awaitable[None]]
 
 SLOTS, SLOTS_PER_OWNER = 64, 8
 """How many sandboxes the platform changes at once on its own, in total and of one owner: a sandbox can delay calls to it."""
+CREATIONS, CREATIONS_PER_OWNER = 64, 3
+"""How many requests to create or fork sandboxes the engine gets at once, in total and for one owner. Its own queue knows no users, so that
+a user's burst would delay everybody else's sandboxes."""
 ENVS = "sandbox envs"
 """First part of the `place` of sealed environment variables."""
 INSTANCE, ROW = "sandyard", "sandyard-sandbox"
@@ -95,11 +99,13 @@ class Lifecycle:
         idle_margin_s: int,
         allowed: Allowed = None,
         destinations: Destinations | None = None,
+        running_per_user: int = 0,
     ) -> None:
         """Create the life cycle.
 
         `allowed`: what sandboxes may connect to if their project does not say. `destinations`: the private networks that
-        sandboxes may connect to if their project's owner is not an administrator. None: all.
+        sandboxes may connect to if their project's owner is not an administrator. None: all. `running_per_user`: how many
+        sandboxes each user may have running. 0: any number.
         """
         self._database = database
         self.repository = SandboxRepository(database)
@@ -112,7 +118,9 @@ class Lifecycle:
         self._destinations = destinations
         self.tasks = TaskSet("sandboxes")
         self.connections = UserConnections()
+        self.running_limit = RunningLimit(database, running_per_user)
         self._network_slots = OwnerSlots(SLOTS, SLOTS_PER_OWNER)
+        self._creation_slots = OwnerSlots(CREATIONS, CREATIONS_PER_OWNER)
         self._provisioning: dict[str, asyncio.Task[Sandbox]] = {}
         self.locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # run in this order; `wiring.py` registers all of them
@@ -131,7 +139,8 @@ class Lifecycle:
     # creation ---------------------------------------------------------------------------------------------------------
 
     def draft(self, owner_id: str, wanted: NewSandbox) -> Sandbox:
-        """Return the row of a new sandbox. Add it in the caller's transaction, then call `provision`."""
+        """Return the row of a new sandbox. Add it in the caller's transaction, within `running_limit.start`, then
+        call `provision`."""
         row = build_sandbox_row(
             owner_id,
             template=wanted.template,
@@ -151,9 +160,9 @@ class Lifecycle:
         return None if old.envs is None else self.sealer.seal(self.sealer.open(old.envs, ENVS, old.id), ENVS, new.id)
 
     async def create(self, owner_id: str, wanted: NewSandbox) -> Sandbox:
-        """Create a sandbox and return while it is being provisioned."""
+        """Create a sandbox and return while it is being provisioned. Raises RunningLimitError."""
         row = self.draft(owner_id, wanted)
-        async with self._database.transaction() as tx:
+        async with self.running_limit.start(row), self._database.transaction() as tx:
             tx.add(row)
             tx.emit("sandbox.provisioning", **get_sandbox_event_fields(row), template=row.template)
         self.provision(row.id)
@@ -182,26 +191,28 @@ class Lifecycle:
             return await retry_while_database_unavailable(operation, "provisioning", sandbox=sandbox_id)
 
         row = await retry(lambda: self.repository.get(sandbox_id))
-        if row.status != Status.PROVISIONING or row.destroy_requested_at is not None:
-            return row
-        envs = json.loads(self.sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
-        allowed = await retry(lambda: self.load_allowed(row.project_id))
-        settings = await retry(lambda: self._load_settings(row.project_id))
-        try:
-            created = await self.engine.create(
-                template=row.template,
-                timeout_s=row.idle_seconds + self._idle_margin_s,
-                metadata={INSTANCE: self.instance, ROW: row.id},
-                envs=envs,
-                idempotency_key=row.idempotency_key,
-                allowed=allowed,
-                isolation=settings.isolation,
-                containers=settings.containers,
-            )
-        except SandyardError as error:
-            log.warning("sandbox_not_provisioned", sandbox=row.id, code=error.code, reason=error.message)
-            await retry(partial(self._fail, row.id, error.message, error.code, [Status.PROVISIONING]))
-            raise
+        async with self._creation_slots.slot(row.owner_id):
+            row = await retry(lambda: self.repository.get(sandbox_id))  # it may have been deleted while it waited
+            if row.status != Status.PROVISIONING or row.destroy_requested_at is not None:
+                return row
+            envs = json.loads(self.sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
+            allowed = await retry(lambda: self.load_allowed(row.project_id))
+            settings = await retry(lambda: self._load_settings(row.project_id))
+            try:
+                created = await self.engine.create(
+                    template=row.template,
+                    timeout_s=row.idle_seconds + self._idle_margin_s,
+                    metadata={INSTANCE: self.instance, ROW: row.id},
+                    envs=envs,
+                    idempotency_key=row.idempotency_key,
+                    allowed=allowed,
+                    isolation=settings.isolation,
+                    containers=settings.containers,
+                )
+            except SandyardError as error:
+                log.warning("sandbox_not_provisioned", sandbox=row.id, code=error.code, reason=error.message)
+                await retry(partial(self._fail, row.id, error.message, error.code, [Status.PROVISIONING]))
+                raise
         return await retry(lambda: self._record_created(row.id, created, allowed))
 
     async def _record_created(self, sandbox_id: str, created: EngineSandbox, allowed: Allowed) -> Sandbox:
@@ -247,12 +258,18 @@ class Lifecycle:
 
         Each copy succeeds or fails independently. `record` adds a copy, and what belongs to it, to the transaction in which
         it is stored. A copy fails with ConflictError if the project's settings do not allow its isolation level or
-        containers, which are those of the original. If the process dies before a copy is recorded, the copy has no row and
-        is ended like any other orphan.
+        containers, which are those of the original, and with RunningLimitError if the owner may have no more running. If the
+        process dies before a copy is recorded, the copy has no row and is ended like any other orphan.
         """
         rows = [self.draft(owner_id, one) for one in wanted]
         timeout_s, begun = max(row.idle_seconds for row in rows) + self._idle_margin_s, utc_now()
-        copies = await self.call(parent, lambda engine_id: self.engine.fork(engine_id, timeout_s, len(rows)))
+
+        async def copy_on_engine(engine_id: str) -> Sequence[EngineSandbox | SandyardError]:
+            async with self._creation_slots.slot(owner_id):
+                return await self.engine.fork(engine_id, timeout_s, len(rows))
+
+        await self.running_limit.check(owner_id)
+        copies = await self.call(parent, copy_on_engine)
         return list(
             await asyncio.gather(
                 *(self._adopt_copy(parent, row, copy, begun, record) for row, copy in zip(rows, copies, strict=True))
@@ -279,7 +296,7 @@ class Lifecycle:
             if row.network is not None or parent.network is not None:
                 await self.engine.set_network(copy.id, row.network)
             await _run_hooks([partial(hook, parent, begun) for hook in self.after_fork], row)
-            async with self._database.transaction() as tx:
+            async with self.running_limit.start(row), self._database.transaction() as tx:
                 if record is not None:
                     await record(tx, row)
                 else:
@@ -341,8 +358,8 @@ class Lifecycle:
     async def resume(self, row: Sandbox, *, to_reconcile: bool = False) -> Sandbox:
         """Resume the sandbox. Idempotent. Its processes continue where they were.
 
-        Raises OwnerWithoutAccessError. `to_reconcile` skips that check: the engine runs the sandbox already, and only the row is
-        outdated.
+        Raises OwnerWithoutAccessError and RunningLimitError. `to_reconcile` skips these checks: the engine runs the sandbox already,
+        and only the row is outdated.
         """
         async with self._lock(row.id):
             row = await self.repository.get(row.id)
@@ -351,7 +368,12 @@ class Lifecycle:
                 await self.check_access(row)
             if row.status != Status.PAUSED:
                 return row
-            return await self.tasks.finish(self._resume(row))  # the caller may be cancelled, but others wait for it too
+            work = self._resume(row) if to_reconcile else self._resume_within_limit(row)
+            return await self.tasks.finish(work)  # the caller may be cancelled, but others wait for it too
+
+    async def _resume_within_limit(self, row: Sandbox) -> Sandbox:
+        async with self.running_limit.start(row):
+            return await self._resume(row)
 
     async def _resume(self, row: Sandbox) -> Sandbox:
         assert row.engine_id is not None

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, and_, or_, select, true, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.orm.exc import StaleDataError
 
 from sandyard.kit.errors import ConflictError, NotFoundError
@@ -29,7 +30,7 @@ def visible_to(principal: Principal, *, internal: bool = False) -> ColumnElement
     """
     if principal.is_admin:
         return true()
-    shared = Sandbox.project_id.in_(select(Project.id).where(projects.visible_to(principal)))
+    shared = _is_in_visible_project(Sandbox.project_id, principal)
     mine = and_(or_(Sandbox.owner_id == principal.user_id, shared), Sandbox.internal.is_(False))
     return or_(mine, shared) if internal else mine
 
@@ -38,8 +39,12 @@ def sessions_visible_to(principal: Principal) -> ColumnElement[bool]:
     """Return the same condition for sessions."""
     if principal.is_admin:
         return true()
-    shared = select(Project.id).where(projects.visible_to(principal))
-    return or_(Session.owner_id == principal.user_id, Session.project_id.in_(shared))
+    return or_(Session.owner_id == principal.user_id, _is_in_visible_project(Session.project_id, principal))
+
+
+def _is_in_visible_project(project_id: InstrumentedAttribute[str | None], principal: Principal) -> ColumnElement[bool]:
+    """Return the condition that a project is named and visible. Never NULL, so that it can be negated."""
+    return and_(project_id.is_not(None), project_id.in_(select(Project.id).where(projects.visible_to(principal))))
 
 
 async def require_project_access(database_session: AsyncSession, principal: Principal, row: Session) -> None:

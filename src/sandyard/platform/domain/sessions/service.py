@@ -167,7 +167,8 @@ class Sessions:
         sandbox = self._lifecycle.draft(principal.user_id, self._make_sandbox_request(row, source, variables, idle))
         row.sandbox_id, checkout = sandbox.id, None
         try:
-            async with self._database.transaction() as tx:
+            running_limit = self._lifecycle.running_limit
+            async with running_limit.start(sandbox), self._database.transaction() as tx:
                 tx.add(row)
                 await tx.session.flush()
                 tx.add(sandbox)
@@ -451,8 +452,8 @@ class Sessions:
         idle = (project.settings if project else {}).get("idleSeconds")
         template = snapshot or (prepared and prepared.snapshot) or await self._find_template(row)
         sandbox = self._lifecycle.draft(row.owner_id, self._make_sandbox_request(row, template, {}, idle))
-        checkout = None
-        async with self._database.transaction() as tx:
+        checkout, running_limit = None, self._lifecycle.running_limit
+        async with running_limit.start(sandbox), self._database.transaction() as tx:
             known = await tx.session.get(Session, row.id, with_for_update=True)
             if known is None:
                 raise NotFoundError(f"There is no session {row.id!r}.")

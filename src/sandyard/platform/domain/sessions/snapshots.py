@@ -11,12 +11,11 @@ from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Sandbox, Session
+from sandyard.platform.domain.sandboxes.e2b import TemplateNotFoundError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import utc_now
 
 log = get_logger(__name__)
-TEMPLATE_MISSING_CODES = frozenset(("engine_invalid", "sandbox_not_found"))
-"""Error codes of a sandbox whose template or snapshot does not exist."""
 
 
 class Snapshots:
@@ -28,11 +27,13 @@ class Snapshots:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def forget_unusable(self, sandbox: Sandbox) -> None:
-        """Forget the session's snapshot if no sandbox can be created from it. The next try starts with the session's template."""
+        """Forget the session's snapshot if the engine does not have it any more. The next try starts with the session's
+        template. If the engine refuses it for another reason, such as its isolation level, an operator can change that.
+        """
         if (
             sandbox.session_id is None
             or sandbox.engine_id is not None
-            or sandbox.error_code not in TEMPLATE_MISSING_CODES
+            or sandbox.error_code != TemplateNotFoundError.code
         ):
             return
         async with self._database.transaction() as tx:

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypedDict, TypeVar
 from weakref import WeakValueDictionary
 
@@ -58,11 +59,16 @@ from sandyard.platform.domain.preparations.model import Progress
 from sandyard.platform.domain.preparations.service import Preparations
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.commands import Commands
-from sandyard.platform.domain.sandboxes.e2b import EngineError, EngineQuotaError
+from sandyard.platform.domain.sandboxes.e2b import (
+    EngineError,
+    EngineInvalidError,
+    EngineQuotaError,
+    SandboxNotFoundError,
+    TemplateNotFoundError,
+)
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand, Status, utc_now
 from sandyard.platform.domain.sessions.service import Sessions, TaskCopy
-from sandyard.platform.domain.sessions.snapshots import TEMPLATE_MISSING_CODES
 from sandyard.platform.domain.tasks import prompts
 from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event
 from sandyard.platform.domain.tasks.model import AttemptStatus, RoundKind
@@ -77,8 +83,10 @@ StepKey = tuple[str, int, int]
 
 ENGINE_RETRY_S = 900.0
 """How long the engine may be unavailable before a step gives up."""
-MAX_MISSING_SOURCES = 3
-"""How often the source of a sandbox may be missing: a snapshot, then the template in its place."""
+MAX_REFUSALS = 3
+"""How often the engine may refuse to create a sandbox: a snapshot may be missing, and then the template in its place."""
+REFUSED_CODES = frozenset(one.code for one in (EngineInvalidError, TemplateNotFoundError, SandboxNotFoundError))
+"""Error codes of a sandbox that waiting does not help."""
 MAX_RESTARTS = 3
 """How often a sandbox may be restarted during a step, which then continues from its files."""
 KILL_TIMEOUT_S = 15.0
@@ -258,7 +266,8 @@ class Steps:
         attempt = context.attempt
         async with self._database.reading() as session:
             prepared = await session.get(Preparation, preparation) if preparation is not None else None
-        row, sandbox = await self._sessions.create(
+        create_session = partial(
+            self._sessions.create,
             context.caller,
             title=context.task.title,
             project_id=context.project.id,
@@ -269,7 +278,10 @@ class Steps:
             base_branch=context.task.base_branch,
             preparation=prepared,
         )
-        started, pause, missing = time.monotonic(), 2.0, 0
+        row, sandbox = await self._wait_unless_cancelled(
+            attempt.id, self._retry_while_engine_unavailable(create_session)
+        )
+        started, pause, refusals = time.monotonic(), 2.0, 0
         while True:
             try:
                 sandbox = await self._lifecycle.wait_until_provisioned(sandbox.id)
@@ -280,8 +292,8 @@ class Steps:
             if usable and sandbox.destroy_requested_at is None:
                 return {"shown": {"sessionId": row.id, "sandboxId": sandbox.id}}
             failed = sandbox.status == Status.ERROR
-            missing += failed and sandbox.error_code in TEMPLATE_MISSING_CODES
-            if missing >= MAX_MISSING_SOURCES or ((failed or usable) and time.monotonic() - started > ENGINE_RETRY_S):
+            refusals += failed and sandbox.error_code in REFUSED_CODES
+            if refusals >= MAX_REFUSALS or ((failed or usable) and time.monotonic() - started > ENGINE_RETRY_S):
                 raise ConflictError(
                     f"Could not provision a sandbox: {sandbox.error or 'the previous one is still shutting down'}"
                 )
@@ -290,7 +302,10 @@ class Steps:
                 pause = min(pause * 1.5, 30.0)
             await self._raise_if_cancelled(attempt.id)
             if not usable:
-                row, sandbox = await self._sessions.provision(context.caller, row.id)
+                create_sandbox = partial(self._sessions.provision, context.caller, row.id)
+                row, sandbox = await self._wait_unless_cancelled(
+                    attempt.id, self._retry_while_engine_unavailable(create_sandbox)
+                )
 
     async def checkout(self, context: StepContext, step_key: StepKey, saved_detail: StepDetail) -> StepResult:
         sandbox = await self._sessions.get_sandbox(context.caller, context.attempt.session_id)

@@ -16,8 +16,11 @@ from sqlalchemy import update
 
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.platform.db.models import GitOperation, Sandbox, Session
+from sandyard.platform.domain.git.context import GitContext
 from sandyard.platform.domain.git.errors import CommitMessageError, NoCheckoutError, NotInProjectError
+from sandyard.platform.domain.git.operations import checkout_handlers
 from sandyard.platform.domain.git.operations.runner import OperationFailedError
+from sandyard.platform.domain.git.sandbox_commits import list_refs_of_original
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.model import Change
@@ -195,6 +198,32 @@ async def test_forks_of_a_session_whose_commits_were_never_sent_all_continue_its
     await services.sessions.delete(harness.owner, row.id)
     for _, copied in forks:
         assert (await harness.push(copied))["commit"] == first
+
+
+async def test_a_later_fork_may_be_the_first_to_send_the_commits(
+    harness: GitHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, proceed = asyncio.Event(), asyncio.Event()
+
+    async def list_and_wait(context: GitContext, original_id: str) -> list[str]:
+        refs = await list_refs_of_original(context, original_id)
+        if not listed.is_set():
+            listed.set()
+            await proceed.wait()
+        return refs
+
+    monkeypatch.setattr(checkout_handlers, "list_refs_of_original", list_and_wait)
+    services = harness.yard.services
+    row, sandbox = await harness.create_session()
+    first = await harness.commit(sandbox, "feat: begin", begun="begun\n")
+    _, early = await services.sessions.fork(harness.owner, row.id)
+    await listed.wait()
+    _, late = await services.sessions.fork(harness.owner, row.id)
+    for copied in (late, early):
+        page = await services.git.list_operations(harness.owner, PageRequest(), sandbox_id=copied.id)
+        await harness.complete(page.items[0])
+        proceed.set()
+    assert (await harness.push(early))["commit"] == first
 
 
 async def test_a_fork_without_a_branch_of_its_own_cannot_push_to_its_originals(harness: GitHarness) -> None:

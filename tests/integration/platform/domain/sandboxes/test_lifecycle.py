@@ -76,7 +76,7 @@ async def test_a_rejection_by_the_engine_is_stored_with_its_code(yard: Yard) -> 
     with pytest.raises(EngineInvalidError):
         await yard.create_sandbox(template="no-such-template")
     (row,) = await yard.services.lifecycle.repository.list_with_status(Status.ERROR)
-    assert row.error_code == "engine_invalid" and row.error and row.engine_id is None
+    assert row.error_code == "template_not_found" and row.error and row.engine_id is None
     with pytest.raises(SandboxFailedError):
         await yard.services.sandboxes.resume(yard.owner, row.id)
     assert await yard.list_event_kinds(row) == ["sandbox.provisioning", "sandbox.error"]

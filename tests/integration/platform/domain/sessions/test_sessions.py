@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError
 from sandyard.platform.db.models import Sandbox, Session
 from sandyard.platform.domain.agents.profiles.custom import Definition
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.sandboxes.e2b import EngineUnreachableError
+from sandyard.platform.domain.sandboxes.e2b import EngineInvalidError, EngineUnreachableError
 from sandyard.platform.domain.sandboxes.model import OwnerWithoutAccessError, Status
 from sandyard.platform.domain.users.model import Principal
 from tests.harness.engine import Engine
@@ -128,6 +129,51 @@ async def test_a_lost_sandbox_is_replaced_from_the_last_checkpoint(yard: Yard) -
     _, third = await sessions.provision(yard.owner, session.id)
     assert await yard.run(third, 'printf "$WORD"') == "carried over"
     await sessions.delete(yard.owner, session.id)
+
+
+async def test_a_checkpoint_is_forgotten_only_if_the_engine_does_not_have_it(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator can change other reasons, such as the required isolation level."""
+
+    async def refuse(**_: object) -> None:
+        raise EngineInvalidError("The isolation level namespace is not allowed.")
+
+    async def replace_sandbox(row: Sandbox) -> Sandbox:
+        await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)
+        _, fresh = await sessions.provision(yard.owner, session.id)
+        with contextlib.suppress(EngineInvalidError):
+            await yard.services.lifecycle.wait_until_provisioned(fresh.id)
+        return await yard.reload(fresh)
+
+    sessions = yard.services.sessions
+    session, row = await create_session(yard)
+    await yard.run(row, "echo kept > /home/user/file")
+    await sessions.save_snapshot(yard.owner, session.id)
+    with monkeypatch.context() as patch:
+        patch.setattr(yard.services.engine, "create", refuse)
+        refused = await replace_sandbox(row)
+    assert (refused.status, refused.error_code) == ("error", "engine_invalid")
+    row = await replace_sandbox(refused)
+    assert await yard.run(row, "cat /home/user/file") == "kept\n"
+
+    await yard.services.engine.delete_snapshot((await sessions.get(yard.owner, session.id)).checkpoint or "")
+    missing = await replace_sandbox(row)
+    assert (missing.status, missing.error_code) == ("error", "template_not_found")
+    row = await replace_sandbox(missing)
+    assert (row.status, (await sessions.get(yard.owner, session.id)).checkpoint) == ("running", None)
+
+
+@pytest.mark.parametrize("in_project", [False, True])
+async def test_a_checkpoint_is_a_template_only_for_people_who_see_its_session(yard: Yard, in_project: bool) -> None:
+    sessions, other = yard.services.sessions, await yard.person("other")
+    project_id = await yard.project(yard.owner) if in_project else None
+    session, _ = await create_session(yard, project_id=project_id)
+    checkpoint = (await sessions.save_snapshot(yard.owner, session.id)).checkpoint
+    with pytest.raises(InvalidInputError, match="there is no template"):
+        await create_session(yard, other, template=checkpoint)
+    own, _ = await create_session(yard, project_id=project_id, template=checkpoint)
+    assert own.id != session.id
 
 
 async def test_concurrent_calls_create_one_sandbox_and_one_checkpoint(

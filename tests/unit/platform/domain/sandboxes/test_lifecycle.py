@@ -18,7 +18,7 @@ from sandyard.platform.domain.projects.egress import Allowed
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.activity import Activity
 from sandyard.platform.domain.sandboxes.e2b import EngineQuotaError
-from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.lifecycle import CREATIONS_PER_OWNER, Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, OwnerWithoutAccessError, utc_now
 from tests.unit.platform.world import Person, World
 
@@ -242,3 +242,53 @@ async def test_copies_of_one_instant_succeed_or_fail_independently(place: Place)
     assert place.engine.calls == ["fork"]
     assert prepared == [(row.id, "eng_2"), (row.id, "eng_3")]
     assert {(await place.lifecycle.repository.get(copy.id)).status for copy in (first, second)} == {"running"}
+
+
+class BusyEngine(Engine):
+    """An engine that creates and forks nothing until `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.requested: list[str] = []
+
+    async def create(self, *, idempotency_key: str, allowed: Allowed, **_: Any) -> Any:
+        self.requested.append(idempotency_key)
+        await self.go.wait()
+        return SimpleNamespace(id=f"eng_{idempotency_key}", isolation="gvisor")
+
+    async def fork(self, engine_id: str, timeout_s: int, count: int) -> list[Any]:
+        self.requested.append("fork")
+        await self.go.wait()
+        return await super().fork(engine_id, timeout_s, count)
+
+
+async def settle() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0.002)
+
+
+async def test_burst_of_a_user_does_not_occupy_the_engine(place: Place) -> None:
+    lifecycle, ann = place.lifecycle, place.owner.principal.user_id
+    wanted = NewSandbox(template="base", idle_seconds=300)
+    parent = await place.sandbox()
+    lifecycle.engine = engine = cast(Any, BusyEngine())
+    mine = [await lifecycle.create(ann, wanted) for _ in range(CREATIONS_PER_OWNER + 2)]
+    fork = asyncio.create_task(lifecycle.fork(ann, parent, wanted))
+    await settle()
+    assert engine.requested == [row.idempotency_key for row in mine[:CREATIONS_PER_OWNER]]
+    deleted, cancelled = asyncio.create_task(lifecycle.destroy(mine[-2])), lifecycle.provision(mine[-1].id)
+    await settle()
+    cancelled.cancel()
+
+    bob = await place.world.person("bob")
+    other = await lifecycle.create(bob.principal.user_id, wanted)
+    await settle()
+    assert engine.requested[CREATIONS_PER_OWNER:] == [other.idempotency_key]
+    assert (await lifecycle.repository.get(mine[-1].id)).status == "provisioning"
+
+    engine.go.set()
+    assert (await fork).status == "running"
+    await deleted
+    assert mine[-2].idempotency_key not in engine.requested
+    assert (await lifecycle.wait_until_provisioned(mine[-1].id)).status == "running"

@@ -17,10 +17,10 @@ from sandyard.platform.domain.tasks.errors import ColumnFullError
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from tests.unit.platform.domain.tasks.yard import Board
 
-pytestmark = pytest.mark.both_databases
 _LAST = {AttemptStatus.FAILED: "advance", AttemptStatus.CANCELLED: "retry"}
 
 
+@pytest.mark.both_databases
 async def test_limits_and_order(board: Board) -> None:
     """Limits of the project, the user and the machine; ordered by priority, then by age."""
     other_owner = await board.person("other")
@@ -74,6 +74,7 @@ async def test_uses_demo_agent_only_without_models(board: Board) -> None:
     assert (await board.attempt(await board.task(project=other))).agent == "demo", "the key belongs to another project"
 
 
+@pytest.mark.both_databases
 async def test_restart_starts_admitted_attempts(board: Board) -> None:
     task, broken = await board.task(), await board.task()
     attempt, lost = await board.attempt(task), await board.attempt(broken)
@@ -158,6 +159,7 @@ async def test_retry_with_message(board: Board) -> None:
         await board.tasks.retry(board.owner, task.id, message="Once more.")
 
 
+@pytest.mark.both_databases
 @pytest.mark.parametrize("status", [AttemptStatus.FAILED, AttemptStatus.CANCELLED])
 async def test_retry_is_one_transaction(board: Board, status: AttemptStatus, monkeypatch: pytest.MonkeyPatch) -> None:
     """If interrupted, nothing has happened: no task in progress without work on it, and no work on a task that is not
@@ -333,6 +335,7 @@ async def test_allowing_permission_does_not_start_stopped_task(board: Board) -> 
     assert (await board.attempt(task)).status == AttemptStatus.CANCELLED
 
 
+@pytest.mark.both_databases
 async def test_resuming_respects_column_limit(board: Board) -> None:
     task, attempt = await failed(board)
     settings = ProjectSettings.model_validate({"tasks": {"wip_limits": {"in_progress": 1}}})

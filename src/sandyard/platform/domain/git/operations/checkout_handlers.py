@@ -23,6 +23,7 @@ from sandyard.platform.db.models import (
     Task,
 )
 from sandyard.platform.db.models.git_details import OperationDetail
+from sandyard.platform.domain.git.checkout.sandbox_git import SandboxGit
 from sandyard.platform.domain.git.context import GitContext, get_author, get_public_url
 from sandyard.platform.domain.git.errors import NotInProjectError
 from sandyard.platform.domain.git.model import CHECKOUT_FOLDER, OperationKind, PreparedCheckout, Reason
@@ -37,7 +38,7 @@ from sandyard.platform.domain.git.sandbox_commits import (
     make_head_ref,
 )
 from sandyard.platform.domain.repositories import ref_names
-from sandyard.platform.domain.repositories.errors import GitFailedError
+from sandyard.platform.domain.repositories.errors import GitFailedError, UnsafeBundleError
 from sandyard.platform.domain.repositories.mirror import Mirror
 from sandyard.platform.domain.repositories.remote import parse_remote
 from sandyard.platform.domain.sandboxes.model import utc_now
@@ -264,17 +265,27 @@ class CheckoutHandlers:
             async with self._branch_lock:
                 await job.store(chosen=await self._choose_branch(job, context.mirrors.get(row.project_id)))
         name = job.arguments["chosen"]
-        refs_of_original = await list_refs_of_original(context, job.arguments["copyOf"])
         async with context.open_git(job.sandbox, row.folder) as git:
             await git.create_branch(name)
-            ref, into = f"refs/heads/{name}", make_copied_ref(row.sandbox_id)
-            head = await import_commits(context, row, git, ref=ref, into=into, also_own=refs_of_original)
+            head = await self._import_commits_of_copy(row, git, f"refs/heads/{name}", job.arguments["copyOf"])
         await context.mirrors.get(row.project_id).set_ref(make_head_ref(row.sandbox_id), head)
         async with context.database.transaction() as tx:
             known = await tx.session.get(Checkout, row.sandbox_id)
             if known is not None:
                 known.branch, known.head, known.pushed, known.updated_at = name, head, None, utc_now()
         return {"branch": name}
+
+    async def _import_commits_of_copy(self, row: Checkout, git: SandboxGit, ref: str, original_id: str) -> str:
+        """Transfer the commits of a copied sandbox, which may be those of its original and of other copies."""
+        context, into = self._context, make_copied_ref(row.sandbox_id)
+        refs = await list_refs_of_original(context, original_id)
+        while True:
+            try:
+                return await import_commits(context, row, git, ref=ref, into=into, also_own=refs)
+            except UnsafeBundleError:
+                known, refs = refs, await list_refs_of_original(context, original_id)
+                if set(refs) <= set(known):
+                    raise  # otherwise a copy that was made meanwhile may have been the first to send these commits
 
     # helpers -------------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     SandboxNotFoundError,
     SandboxNotRunningError,
     SandboxUnreachableError,
+    TemplateNotFoundError,
     TerminalNotFoundError,
 )
 from sandyard.platform.domain.sandboxes.e2b.ports import AGENT_PORT, Listener, Ports, Route
@@ -89,6 +90,7 @@ __all__ = [
     "SandboxNotRunningError",
     "SandboxUnreachableError",
     "Stream",
+    "TemplateNotFoundError",
     "Terminal",
     "TerminalNotFoundError",
     "Terminals",

@@ -13,6 +13,7 @@ from e2b import (
     ALL_TRAFFIC,
     AsyncSandbox,
     ConnectionConfig,
+    SandboxException,
     SandboxInfo,
     SandboxNetworkOpts,
     SandboxNetworkUpdate,
@@ -34,7 +35,7 @@ from tenacity.wait import wait_base
 from sandyard.kit.clock import Clock, SystemClock
 from sandyard.kit.errors import InvalidInputError, SandyardError, UnsupportedError
 from sandyard.platform.domain.sandboxes.e2b.commands import Commands
-from sandyard.platform.domain.sandboxes.e2b.errors import EngineBusyError, SandboxNotFoundError
+from sandyard.platform.domain.sandboxes.e2b.errors import EngineBusyError, SandboxNotFoundError, translate_create
 from sandyard.platform.domain.sandboxes.e2b.files import Files
 from sandyard.platform.domain.sandboxes.e2b.ports import Ports
 from sandyard.platform.domain.sandboxes.e2b.programs import Programs
@@ -165,7 +166,7 @@ class SandboxEngine:
         resumes it. If the endpoint supports it, its ports require the traffic token, because the platform decides who
         has access. `allowed` lists the only names and addresses it may connect to. None: all. `isolation` is the level it
         must have. None: the endpoint's default. `containers`: whether it may run containers. None: as its template says.
-        Raises UnsupportedError if the endpoint does not support one of them.
+        Raises TemplateNotFoundError, and UnsupportedError if the endpoint does not support one of them.
         """
         if isolation is not None:
             metadata = {**metadata, ISOLATION_KEY: isolation}
@@ -177,17 +178,20 @@ class SandboxEngine:
             network |= {"allow_out": list(allowed), "deny_out": [ALL_TRAFFIC]}
 
         async def create() -> EngineSandbox:
-            sandbox = await AsyncSandbox.create(
-                template=template,
-                timeout=max(1, round(timeout_s)),
-                metadata=dict(metadata),
-                envs=dict(envs),
-                allow_internet_access=allowed is None or len(allowed) > 0,
-                network=network,
-                lifecycle={"on_timeout": {"action": "pause", "mode": "full"}, "auto_resume": False},
-                idempotency_key=key,
-                **self.config.options,
-            )
+            try:
+                sandbox = await AsyncSandbox.create(
+                    template=template,
+                    timeout=max(1, round(timeout_s)),
+                    metadata=dict(metadata),
+                    envs=dict(envs),
+                    allow_internet_access=allowed is None or len(allowed) > 0,
+                    network=network,
+                    lifecycle={"on_timeout": {"action": "pause", "mode": "full"}, "auto_resume": False},
+                    idempotency_key=key,
+                    **self.config.options,
+                )
+            except SandboxException as error:
+                raise translate_create(error, template, self.config.api_key) from error
             self.transport.remember(sandbox)
             created = await self.get_info(sandbox.sandbox_id)
             # E2B Cloud and other endpoints ignore metadata that they do not know.
@@ -278,7 +282,8 @@ class SandboxEngine:
     async def list_denied_connections(self, engine_id: str) -> Sequence[DeniedConnection] | None:
         """Return the connections that the sandbox's network settings have denied, oldest first.
 
-        None if the endpoint does not report them, such as E2B Cloud. Never resumes the sandbox.
+        None if the endpoint does not report them, such as E2B Cloud. Never resumes the sandbox. Not retried, because a
+        slow engine would get more to do.
         """
         require_id(engine_id)
 
@@ -295,7 +300,7 @@ class SandboxEngine:
                 return None
             return [_parse_denied(entry) for entry in answer.parsed.logs if entry.fields.to_dict().get("host")]
 
-        return await self.transport.call_api("denied", read, per_sandbox=True)
+        return await self.transport.call_api("denied", read, per_sandbox=True, attempts=1)
 
     async def kill(self, engine_id: str) -> bool:
         """Delete the sandbox, paused or not. Returns False if it was gone already. Idempotent."""

@@ -83,6 +83,12 @@ class EngineInvalidError(EngineError, InvalidInputError):
     code, status = "engine_invalid", 400
 
 
+class TemplateNotFoundError(EngineInvalidError):
+    """The engine does not have this template or snapshot."""
+
+    code = "template_not_found"
+
+
 class SandboxNotFoundError(EngineError, NotFoundError):
     """The sandbox no longer exists on the engine: it was deleted or has expired. Create a new one."""
 
@@ -223,6 +229,15 @@ def translate(error: BaseException, key: Secret | None = None) -> BaseException:
     if isinstance(error, SandboxException):
         make = _STATUSES.get(error.status_code or _leading_status(said) or 0, make)
     return make(said)
+
+
+def translate_create(error: Exception, template: str, key: Secret | None = None) -> BaseException:
+    """Return our error for an exception of a create request, in which only the template can be missing."""
+    said = str(error)
+    status = getattr(error, "status_code", None) or _leading_status(said)
+    if isinstance(error, NotFoundException) or (isinstance(error, SandboxException) and status == 404):
+        return _with_engine_message(TemplateNotFoundError)(_sanitize(said, key) or f"template {template!r} not found")
+    return translate(error, key)
 
 
 def says_processes_full(said: str) -> bool:

@@ -263,6 +263,7 @@ class EngineTransport:
         *,
         idempotent: bool = True,
         per_sandbox: bool = False,
+        attempts: int = ATTEMPTS,
         within_s: float | None = None,
         too_slow: str | None = None,
     ) -> T:
@@ -289,7 +290,7 @@ class EngineTransport:
         try:
             async with asyncio.timeout(within_s):
                 return await retry_transient_errors(
-                    verb, attempt, clock=self.clock, idempotent=idempotent, wait=self._wait
+                    verb, attempt, clock=self.clock, idempotent=idempotent, wait=self._wait, attempts=attempts
                 )
         except TimeoutError:
             raise last or EngineTimeoutError(too_slow) from None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from e2b import AsyncSandbox
+from e2b.api.client.api.sandboxes import get_v_2_sandboxes_sandbox_id_logs
 from e2b.exceptions import TimeoutException
 from tenacity import wait_none
 
@@ -103,6 +104,20 @@ async def test_cheap_call_probes_before_a_delayed_one(monkeypatch: pytest.Monkey
     with pytest.raises(EngineTimeoutError):
         await engine.fork("i1", 9)
     assert engine.breaker.state is CircuitState.CLOSED
+
+
+async def test_does_not_retry_reading_denied_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = 0
+
+    async def count(*_: Any, **__: Any) -> None:
+        nonlocal attempts
+        attempts += 1
+        raise TimeoutException("It took too long.")
+
+    monkeypatch.setattr(get_v_2_sandboxes_sandbox_id_logs, "asyncio_detailed", count)
+    with pytest.raises(EngineTimeoutError):
+        await make_engine(ManualClock()).list_denied_connections("i1")
+    assert attempts == 1
 
 
 async def test_forks_of_one_sandbox_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
