@@ -109,8 +109,8 @@ export function SetupTab({ project }: { project: Project }) {
               hint={
                 <>
                   Whether new sandboxes may run Docker. The template <code className="font-mono">docker</code> has it
-                  installed, and allows it by itself. Containers need the isolation level gVisor, unless the engine's operator
-                  allows them without it.
+                  installed, and allows it by itself. Containers need the isolation level gVisor, unless the engine's
+                  operator allows them without it.
                 </>
               }
               error={errorAt("containers")}
