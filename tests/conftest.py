@@ -56,23 +56,29 @@ httpx2._transports.default.create_ssl_context = _cache_authorities(httpx2.create
 DATABASES = ("database_url", "empty_database_url")
 """Fixtures whose parameter is the kind of the database."""
 LONGEST_FIRST = (
-    *("tests/acceptance/", "tests/web/", "tests/integration/cli/", "tests/protocol/", "tests/conformance/"),
+    *("tests/web/", "tests/acceptance/", "tests/integration/cli/", "tests/protocol/", "tests/conformance/"),
     "tests/integration/",
 )
-"""Test directories, sorted by the run time of their files, so that no worker is left with a long file at the end."""
+"""Test directories, sorted by the run time of what one worker runs of them, so that none is left with long work at the end."""
 TOGETHER = "tests/integration/cli/"
 """The tests of this directory share one `sandyard up`, which takes longer to start than most of them run: one worker runs them all."""
 APART = "tests/integration/cli/up/"
 """These tests start their own `sandyard up` and are not included."""
+WEB, SECOND_HALF = "tests/web/", "tests/web/test_g"
+"""The tests of this directory share an engine, a platform and a browser with the application loaded: two workers run them, each one half of
+the files. Four would start everything four times."""
 LOG_LINES = 60
 
 
 class Scheduler(LoadFileScheduling):  # type: ignore[misc] # it has no types
-    """Gives all tests of a file to one worker, and also all tests of `TOGETHER`."""
+    """Gives all tests of a file to one worker, and also all tests of `TOGETHER`, and of each half of `WEB`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        shared = nodeid.startswith(TOGETHER) and not nodeid.startswith(APART)
-        return TOGETHER if shared else super()._split_scope(nodeid)
+        if nodeid.startswith(TOGETHER) and not nodeid.startswith(APART):
+            return TOGETHER
+        if nodeid.startswith(WEB):
+            return SECOND_HALF if nodeid >= SECOND_HALF else WEB
+        return super()._split_scope(nodeid)  # type: ignore[no-any-return]
 
 
 class FailureReporter:
@@ -127,9 +133,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(trylast=True)  # after pytest has grouped the tests by their shared fixtures
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    deselected = [item for item in items if not _is_wanted(item)]
+    wanted, deselected = [], []
+    for item in items:
+        (wanted if _is_wanted(item) else deselected).append(item)
     if deselected:
-        items[:] = [item for item in items if _is_wanted(item)]
+        items[:] = wanted
         config.hook.pytest_deselected(items=deselected)
     items.sort(key=_rank)
 

@@ -1,5 +1,5 @@
 """Fixtures: one small engine for all acceptance tests of a worker, with little disk and memory per sandbox, so that they fill up quickly.
-Files that kill the engine, or list everything in it, start their own."""
+A file finds it empty, and may kill it if it starts it again. Files that need other settings start their own."""
 
 from __future__ import annotations
 

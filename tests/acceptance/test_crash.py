@@ -206,7 +206,7 @@ def test_engine_crashes_lose_no_sandbox_and_leave_nothing_behind(
         except UnsupportedError as error:
             pytest.skip(error.message)
     # restarts take most of the time, and each crash leaves the whole pool to clean up
-    engine = Engine({"POOL_SIZE": "8", "MIN_ISOLATION": isolation})
+    engine = Engine({"POOL_SIZE": "2", "MIN_ISOLATION": isolation})
     for name, value in {**engine.environment, "E2B_CONNECTION_RETRIES": "0"}.items():
         monkeypatch.setenv(name, value)
     rng = random.Random(SEED)

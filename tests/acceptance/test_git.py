@@ -25,17 +25,20 @@ def github() -> Iterator[GitHub]:
         yield github
 
 
-@pytest.fixture
-def platform(engine: Engine, database_url: str) -> Iterator[Platform]:
-    with running(engine, database_url, **SETTINGS) as platform:
-        yield platform
-
-
 @pytest.fixture(scope="module")
 def sqlite_platform(engine: Engine) -> Iterator[Platform]:
-    """A platform on SQLite, for tests that do not depend on the database."""
+    """A platform on SQLite, also for tests that do not depend on the database."""
     with running(engine, None, **SETTINGS) as platform:
         yield platform
+
+
+@pytest.fixture
+def platform(request: pytest.FixtureRequest, engine: Engine, database_url: str) -> Iterator[Platform]:
+    if database_url.startswith("sqlite:"):
+        yield request.getfixturevalue("sqlite_platform")
+    else:
+        with running(engine, database_url, **SETTINGS) as platform:
+            yield platform
 
 
 def test_a_project_from_repository_to_merged_pull_request(platform: Platform, github: GitHub) -> None:

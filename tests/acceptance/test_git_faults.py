@@ -246,12 +246,6 @@ def test_a_merge_is_done_once(project: ForgeProject, session: Session, github: G
 # The platform is killed -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def killable_platform(engine: Engine) -> Iterator[Platform]:
-    with running(engine, **SETTINGS) as platform:
-        yield platform
-
-
 def run_in_background(request: Callable[[], Any]) -> threading.Thread:
     """Run `request` in a thread. Its connection breaks when the platform is killed."""
 
@@ -267,18 +261,18 @@ def run_in_background(request: Callable[[], Any]) -> threading.Thread:
 
 
 @pytest.mark.parametrize("arrives", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_the_platform_is_killed_during_a_push(killable_platform: Platform, github: GitHub, arrives: bool) -> None:
-    project = create_forge_project(killable_platform, github)
+def test_the_platform_is_killed_during_a_push(platform: Platform, github: GitHub, arrives: bool) -> None:
+    project = create_forge_project(platform, github)
     session = project.create_session()
     session.execute(f"head -c {LARGE} /dev/urandom > large.bin")
     head = session.run_git("commit", message="feat: large")["commit"]
     gate = github.faults.hold("push", after=LARGE // 2)
     request = run_in_background(lambda: session.post_git("push"))
     gate.wait()
-    killable_platform.kill()
+    platform.kill()
     request.join()
     gate.release() if arrives else gate.cut()
-    killable_platform.start()
+    platform.start()
     until(lambda: all(row["status"] in ("completed", "failed") for row in _operations(session)))
     assert session.run_git("push")["commit"] == head
     assert_pushed_once(project, session)
@@ -286,16 +280,14 @@ def test_the_platform_is_killed_during_a_push(killable_platform: Platform, githu
 
 
 @pytest.mark.slow  # the push and the pull request cover the same recovery
-def test_the_platform_is_killed_during_a_clone(killable_platform: Platform, github: GitHub) -> None:
-    project = create_forge_project(
-        killable_platform, github, files={"large.bin": os.urandom(LARGE), "README.md": "# x\n"}
-    )
+def test_the_platform_is_killed_during_a_clone(platform: Platform, github: GitHub) -> None:
+    project = create_forge_project(platform, github, files={"large.bin": os.urandom(LARGE), "README.md": "# x\n"})
     gate = github.faults.hold("fetch", after=LARGE // 2)
     session = project.start_session()
     gate.wait()
-    killable_platform.kill()
+    platform.kill()
     gate.cut()
-    killable_platform.start()
+    platform.start()
     session.wait_for_checkout()
     assert session.execute("ls; git fsck --no-dangling; git status --porcelain") == "README.md\nlarge.bin\n"
     session.commit_file("new.txt", "new\n", "feat: new")
@@ -303,22 +295,22 @@ def test_the_platform_is_killed_during_a_clone(killable_platform: Platform, gith
     assert_pushed_once(project, session)
 
 
-def test_the_platform_is_killed_while_it_opens_a_pull_request(killable_platform: Platform, github: GitHub) -> None:
-    project = create_forge_project(killable_platform, github)
+def test_the_platform_is_killed_while_it_opens_a_pull_request(platform: Platform, github: GitHub) -> None:
+    project = create_forge_project(platform, github)
     session = project.create_session()
     session.commit_file("new.txt", "new\n", "feat: new")
     gate = github.faults.hold("api", path="/pulls", method="POST")
     request = run_in_background(session.open_pull_request)
     gate.wait()
-    killable_platform.kill()
+    platform.kill()
     request.join()
     gate.release()
     grace = github.colleague("grace")
     until(lambda: grace.pulls(project.slug))
-    killable_platform.start()
+    platform.start()
     number = session.open_pull_request()[1]["number"]
     assert [pull["number"] for pull in grace.pulls(project.slug, "all")] == [number]
-    assert len(ok(session.client.get("/github/pull-requests"))["items"]) == 1
+    assert len(ok(session.client.get("/github/pull-requests", params={"projectId": project.id}))["items"]) == 1
 
 
 def _operations(session: Session) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ CANARY = "canary-" + secrets.token_hex(16)
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with serving(POOL_SIZE="2", LOG_LEVEL="debug") as engine:
+    with serving(POOL_SIZE="0", LOG_LEVEL="debug") as engine:
         yield engine
 
 

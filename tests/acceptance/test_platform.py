@@ -11,17 +11,11 @@ import httpx
 import pytest
 from e2b import Sandbox
 
-from tests.harness.engine import Engine, serving
+from tests.harness.engine import Engine
 from tests.harness.platform import Platform, ok, running, until
 
 pytestmark = pytest.mark.timeout(400)
 QUICK = {"IDLE_SECONDS": "6", "RECONCILE_EVERY_S": "2", "HEALTH_EVERY_S": "2"}
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with serving(POOL_SIZE="2") as engine:
-        yield engine
 
 
 @pytest.fixture

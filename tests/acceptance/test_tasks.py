@@ -268,6 +268,8 @@ def test_attempts_continue_from_a_live_session(platform: Platform, github: GitHu
     ], "the session itself is not changed"
 
 
+# tests/unit/platform/domain/tasks: test_board.py and test_steps.py refuse the same sessions
+@pytest.mark.slow
 def test_a_session_that_a_task_starts_from_may_disappear(platform: Platform, github: GitHub) -> None:
     project, other = create_forge_project(platform, github), create_forge_project(platform, github)
     session = project.create_session()

@@ -15,7 +15,7 @@ import pytest
 from tests.acceptance.project_client import ForgeProject, create_forge_project
 from tests.acceptance.task_client import Task, create_task, update_settings
 from tests.forge import GitHub, forge
-from tests.harness.engine import Engine, serving
+from tests.harness.engine import Engine
 from tests.harness.platform import Platform, running
 
 FEW, TASKS = 3, int(os.environ.get("SANDYARD_CHAOS_TASKS", "12"))
@@ -33,12 +33,6 @@ SETTINGS = {
     "PARALLEL_ATTEMPTS_PER_USER": "6",
     "IDLE_SECONDS": "60",
 }
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with serving(POOL_SIZE="2", DEFAULT_MEMORY_MB="128", DEFAULT_DISK_MB="256") as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             kind = item.callspec.params.get("kind") if hasattr(item, "callspec") else None
             if kind in OWN_FILES and item.path.name not in OWN_FILES[kind]:
                 item.add_marker(pytest.mark.slow)
+            if pytest_asyncio.is_async_test(item):
+                item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
 
 
 def _reason_to_skip(kind: str) -> str | None:
@@ -67,13 +69,21 @@ def data_dir(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest_asyncio.fixture
-async def harness(kind: str, data_dir: Path, template: Path) -> AsyncIterator[DriverHarness]:
-    """An open driver without sandboxes."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def open_harness(kind: str, data_dir: Path, template: Path) -> AsyncIterator[DriverHarness]:
+    """One for all tests of a file, because opening a driver takes longer than most of them."""
     driver_harness = DriverHarness(kind, data_dir, (str(template),))
     await driver_harness.open()
-    if kind == "gvisor" and driver_harness.isolation not in driver_harness.driver.capabilities.isolation:
-        await driver_harness.close()
-        pytest.skip(driver_harness.driver.capabilities.missing["gvisor"])
     yield driver_harness
-    await driver_harness.clear()
+    await driver_harness.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def harness(open_harness: DriverHarness) -> AsyncIterator[DriverHarness]:
+    """An open driver without sandboxes."""
+    if open_harness.is_closed:  # by the test before
+        await open_harness.open()
+    if open_harness.kind == "gvisor" and open_harness.isolation not in open_harness.driver.capabilities.isolation:
+        pytest.skip(open_harness.driver.capabilities.missing["gvisor"])
+    yield open_harness
+    await open_harness.clear()

@@ -88,6 +88,10 @@ class DriverHarness:
         while self._drivers:
             await self._drivers.pop().close()
 
+    @property
+    def is_closed(self) -> bool:
+        return not self._drivers
+
     async def clear(self) -> None:
         """Remove everything from the machine. Opening an open driver again does the same as opening a new one, and is
         faster."""
@@ -95,7 +99,6 @@ class DriverHarness:
             await self._drivers[-1].open((), ())
         else:
             await self.open()
-        await self.close()
 
     def spec(
         self,

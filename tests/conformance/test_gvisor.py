@@ -27,11 +27,14 @@ def kind() -> str:
     return "gvisor"
 
 
-async def test_the_kernel_is_not_the_hosts(harness: DriverHarness) -> None:
+async def test_the_kernel_is_not_the_hosts_and_processes_of_others_are_invisible(harness: DriverHarness) -> None:
     _, agent = await harness.create(limits=Limits(memory_mb=300, cpu_count=1))
     assert (await agent.run("cat /proc/version")).out != Path("/proc/version").read_text()
     assert (await agent.run("nproc")).out == "1\n"
     assert (await agent.run("cat /proc/meminfo")).out.split()[:3] == ["MemTotal:", str(300 << 10), "kB"]
+    _, other = await harness.create()
+    await other.start("exec sleep 4321")
+    assert "4321" not in (await agent.run("cat /proc/[0-9]*/cmdline")).out
 
 
 async def test_a_sandbox_survives_everything_that_an_engine_does_with_it(harness: DriverHarness) -> None:
@@ -84,13 +87,6 @@ async def test_a_sandbox_that_exceeds_its_memory_limit_ends_and_says_why(harness
     assert await harness.driver.condition(handle) is Condition.STOPPED
 
 
-async def test_every_process_of_the_host_and_of_others_is_invisible(harness: DriverHarness) -> None:
-    _, agent = await harness.create()
-    _, other = await harness.create()
-    await other.start("exec sleep 4321")
-    assert "4321" not in (await agent.run("cat /proc/[0-9]*/cmdline")).out
-
-
 async def test_sandboxes_of_both_levels_run_beside_each_other(harness: DriverHarness) -> None:
     strong, agent = await harness.create()
     weak = await harness.driver.create(harness.spec(isolation=Isolation.NAMESPACE))
@@ -119,14 +115,49 @@ async def test_links_in_the_image_cannot_lead_to_files_of_the_host(harness: Driv
             assert "of the host" not in read.out
 
 
-async def test_a_sandbox_cannot_change_the_agent_of_others(harness: DriverHarness) -> None:
-    """In gVisor, root of a new user namespace may mount everything writable, so this must be prevented on the host."""
-    agent = harness.agent(await harness.driver.create(harness.spec(containers=True)))
+async def test_programs_cannot_use_the_agent_or_create_user_namespaces(harness: DriverHarness) -> None:
+    """On the agent's port, any program or web page could otherwise become root of the sandbox. In gVisor, root of a user namespace
+    has all rights over the sandbox's network."""
+    _, agent = await harness.create()
+    for user in ("user", "nobody", "root"):
+        result = await agent.run(f"{AGENT_PYTHON} -c {shlex.quote(_USE_AGENT)}", user=user)
+        assert result.out == "127.0.0.1: b''\n192.0.0.2: b''\nnot 192.0.0.1: EACCES\n", (user, result)
+    for user in ("root", "nobody"):
+        result = await agent.run(f"{AGENT_PYTHON} -c {shlex.quote(_CREATE_USER_NAMESPACE)}", user=user)
+        assert result.out == "EPERM\nEPERM\nENOSYS\nEPERM\n", result
+
+
+async def test_with_containers_programs_cannot_use_or_change_the_agent_or_send_foreign_packets(
+    harness: DriverHarness,
+) -> None:
+    handle = await harness.driver.create(harness.spec(containers=True))
+    agent = harness.agent(handle)
+    # root of a new user namespace may mount everything writable, so changes of the agent of others must be prevented on the host
     (folder,) = (harness.data_dir / "gvisor").glob("agent-*")
     before = _list_tree(folder)
     result = await agent.run(f"{tiny.PYTHON} -I -S -c {shlex.quote(_CHANGE_AGENT)}")
     assert result.out == "mounted\n" + "Read-only file system\n" * 3
     assert _list_tree(folder) == before
+
+    # the table of neighbours is one for all namespaces of the machine
+    netns = (harness.data_dir / "run" / handle.id / "regular-netns").readlink()
+    result = await agent.run(f"{AGENT_PYTHON} -c {shlex.quote(_SEND_FRAMES)}")
+    assert result.out == "sent\n", result
+    output = subprocess.run(["nsenter", f"--net={netns}", "ip", "neigh"], capture_output=True, text=True, check=True)
+    assert {line.split()[-1] for line in output.stdout.splitlines()} == {"PERMANENT"}, output.stdout
+    dropped = subprocess.run(
+        ["nsenter", f"--net={netns}", "ip", "-s", "link", "show", "gvisor"], capture_output=True, text=True, check=True
+    )
+    packets = int(re.search(r"RX:.*\n +\d+ +(\d+)", dropped.stdout)[1])  # type: ignore[index]
+    assert packets >= 300, "they were sent"
+
+    # they can take the engine's address, after which it has no answers any more, and see the engine's packets
+    await agent.start(f"{AGENT_PYTHON} -c {shlex.quote(_RECORD_PROOF)} > part; mv part proof")
+    async with asyncio.timeout(30):
+        while (await agent.run("[ -e proof ]")).code:  # each time with another connection
+            pass
+    result = await agent.run(f"{AGENT_PYTHON} -c {shlex.quote(_USE_AGENT)} proof", user="root")
+    assert result.out == "127.0.0.1: b''\n192.0.0.2: b''\n192.0.0.1: b''\nagain: b''\n", result
 
 
 _CHANGE_AGENT = """
@@ -153,23 +184,6 @@ os.chmod("/dev/.sandyard/sudo", 0o4777)
 def _list_tree(folder: Path) -> dict[str, tuple[int, int, int]]:
     stats = {str(path): path.lstat() for path in folder.rglob("*")}
     return {path: (found.st_mode, found.st_size, found.st_mtime_ns) for path, found in stats.items()}
-
-
-async def test_the_agent_accepts_the_engine_only(harness: DriverHarness) -> None:
-    """On its port, any program or web page could otherwise become root of the sandbox."""
-    _, agent = await harness.create()
-    command = f"{AGENT_PYTHON} -c {shlex.quote(_USE_AGENT)}"
-    for user in ("user", "nobody", "root"):
-        result = await agent.run(command, user=user)
-        assert result.out == "127.0.0.1: b''\n192.0.0.2: b''\nnot 192.0.0.1: EACCES\n", (user, result)
-    # with containers, programs can take the engine's address and see the engine's packets
-    agent = harness.agent(await harness.driver.create(harness.spec(containers=True)))
-    await agent.start(f"{AGENT_PYTHON} -c {shlex.quote(_RECORD_PROOF)} > part; mv part proof")
-    async with asyncio.timeout(30):
-        while (await agent.run("[ -e proof ]")).code:  # each time with another connection
-            pass
-    result = await agent.run(f"{command} proof", user="root")
-    assert result.out == "127.0.0.1: b''\n192.0.0.2: b''\n192.0.0.1: b''\nagain: b''\n", result
 
 
 _USE_AGENT = """
@@ -211,14 +225,6 @@ while True:
 """
 
 
-async def test_programs_cannot_create_user_namespaces(harness: DriverHarness) -> None:
-    """In gVisor, their root has all rights over the sandbox's network."""
-    _, agent = await harness.create()
-    for user in ("root", "nobody"):
-        result = await agent.run(f"{AGENT_PYTHON} -c {shlex.quote(_CREATE_USER_NAMESPACE)}", user=user)
-        assert result.out == "EPERM\nEPERM\nENOSYS\nEPERM\n", result
-
-
 _CREATE_USER_NAMESPACE = """
 import ctypes, errno, os, socket, struct
 libc = ctypes.CDLL(None, use_errno=True)
@@ -231,21 +237,6 @@ for arguments in ((clone, new_user | 17, 0, 0, 0, 0), (clone, new_user | 0x20011
 libc.unshare(new_user)
 print(errno.errorcode[ctypes.get_errno()])
 """
-
-
-async def test_only_packets_from_the_sandboxs_address_reach_the_hosts_network_code(harness: DriverHarness) -> None:
-    """The table of neighbours is one for all namespaces of the machine."""
-    handle = await harness.driver.create(harness.spec(containers=True))
-    netns = (harness.data_dir / "run" / handle.id / "regular-netns").readlink()
-    result = await harness.agent(handle).run(f"{AGENT_PYTHON} -c {shlex.quote(_SEND_FRAMES)}")
-    assert result.out == "sent\n", result
-    output = subprocess.run(["nsenter", f"--net={netns}", "ip", "neigh"], capture_output=True, text=True, check=True)
-    assert {line.split()[-1] for line in output.stdout.splitlines()} == {"PERMANENT"}, output.stdout
-    dropped = subprocess.run(
-        ["nsenter", f"--net={netns}", "ip", "-s", "link", "show", "gvisor"], capture_output=True, text=True, check=True
-    )
-    packets = int(re.search(r"RX:.*\n +\d+ +(\d+)", dropped.stdout)[1])  # type: ignore[index]
-    assert packets >= 300, "they were sent"
 
 
 _SEND_FRAMES = """
@@ -343,6 +334,11 @@ async def test_an_engine_killed_while_it_copies_memory_leaves_a_sandbox_that_run
     harness: DriverHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle, agent = await harness.create()
+    (harness.data_dir / "run" / handle.id / "paused").touch()  # it is killed before it pauses the processes
+    assert (await harness.open([handle]))[handle.id] is Condition.RUNNING
+    agent = harness.agent(handle)
+    assert (await asyncio.wait_for(agent.run("echo alive"), 10)).out == "alive\n"
+
     paused, ended = asyncio.Event(), asyncio.Event()
 
     async def fail_late(*_arguments: object) -> None:
@@ -361,13 +357,7 @@ async def test_an_engine_killed_while_it_copies_memory_leaves_a_sandbox_that_run
     ended.set()
     with pytest.raises(SandyardError):  # not what happens after a crash: it resumes the sandbox once more
         await fork
-
-
-async def test_a_running_sandbox_that_is_marked_as_paused_continues(harness: DriverHarness) -> None:
-    handle, _ = await harness.create()
-    (harness.data_dir / "run" / handle.id / "paused").touch()
-    assert (await harness.open([handle]))[handle.id] is Condition.RUNNING
-    assert (await asyncio.wait_for(harness.agent(handle).run("echo alive"), 10)).out == "alive\n"
+    await harness.close()  # the later driver has removed what this one keeps ready
 
 
 async def test_memory_that_cannot_be_copied_leaves_the_original_unchanged(harness: DriverHarness) -> None:

@@ -255,6 +255,7 @@ async def test_a_data_directory_with_a_long_and_unusual_name_works(harness: Driv
         assert await other.agent(fork).read("file") == "kept\n"
     finally:
         await other.clear()
+        await other.close()
 
 
 async def test_layers_can_be_in_directories_that_were_not_declared(harness: DriverHarness, tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ SIZE_MB = 64
 MOUNTS = (Mount(VOLUME, "/shared/data"),)
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def volume(harness: DriverHarness) -> AsyncIterator[str]:
     await harness.driver.create_volume(VOLUME, SIZE_MB)
     yield VOLUME
-    await harness.open()
+    await harness.clear()
     await harness.driver.delete_volume(VOLUME)
     assert not harness.driver.volume_path(VOLUME).exists()
 

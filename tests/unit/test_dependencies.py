@@ -7,6 +7,7 @@ import importlib.metadata
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -21,12 +22,24 @@ NOT_IMPORTED_BY_NAME = {
 }
 
 
+def list_statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements, without their expressions: `ast.walk` takes five times as long."""
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        yield node
+        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+            inner = getattr(node, name, None)
+            if isinstance(inner, list):  # the body of a lambda is an expression
+                todo.extend(inner)
+
+
 def imported_modules() -> set[str]:
     found = set[str]()
     for path in SOURCE.rglob("*.py"):
         if any(path.is_relative_to(folder) for folder in NOT_INSTALLED_HERE):
             continue
-        for node in ast.walk(ast.parse(path.read_bytes())):
+        for node in list_statements(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Import):
                 found.update(name.name.partition(".")[0] for name in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:

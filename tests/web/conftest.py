@@ -1,5 +1,5 @@
-"""One engine, platform and Chromium for all tests of a worker, one browser context per file, one page and sign-in per test. A file that
-kills the platform, or needs it in its state after the first start, uses its own one (`own_platform`)."""
+"""One engine, platform, Chromium and browser context for all tests of a worker, one page and sign-in per test. A file that kills the
+platform, or needs it in its state after the first start, uses its own one (`own_platform`), and then also its own browser context."""
 
 from __future__ import annotations
 
@@ -66,10 +66,23 @@ def api(platform: Platform) -> Api:
     return Api(platform)
 
 
-@pytest.fixture(scope="module")
-def context(browser: Browser, platform: Platform) -> Iterator[BrowserContext]:
-    with open_context(browser, platform.url) as context:
+@pytest.fixture(scope="package")
+def shared_context(browser: Browser, shared_platform: Platform) -> Iterator[BrowserContext]:
+    with open_context(browser, shared_platform.url) as context:
         yield context
+
+
+@pytest.fixture(scope="module")
+def own_context(browser: Browser, own_platform: Platform) -> Iterator[BrowserContext]:
+    with open_context(browser, own_platform.url) as context:
+        yield context
+
+
+@pytest.fixture(scope="module")
+def context(request: pytest.FixtureRequest) -> BrowserContext:
+    own = "own_platform" in request.fixturenames
+    context: BrowserContext = request.getfixturevalue("own_context" if own else "shared_context")
+    return context
 
 
 @pytest.fixture

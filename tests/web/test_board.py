@@ -376,6 +376,7 @@ def test_a_card_shows_that_its_agent_waits_for_an_answer(page: Page, board: Boar
     expect(page.get_by_role("tab", name="Changes")).to_have_attribute("aria-selected", "true")
 
 
+@pytest.mark.slow  # tests/integration/platform/domain/preparations tests the steps of an installation
 def test_a_card_shows_that_its_agent_is_being_installed(page: Page, new_board: NewBoard) -> None:
     board = new_board()
     install = {"script": "echo fetching it; sleep 5; echo no such package; exit 1", "check": "false"}

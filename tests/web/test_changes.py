@@ -201,6 +201,7 @@ def test_the_diff_and_the_status_load_without_waiting_for_the_git_summary(
     expect(page.get_by_role("button", name="Comment on line 1", exact=True).first).to_be_visible()
 
 
+@pytest.mark.slow  # test_files_terminal.py tests terminals
 def test_a_terminal_opens_in_the_checkout(page: Page, session_with_changes: dict[str, Any]) -> None:
     page.goto(f"/sessions/{session_with_changes['id']}?tab=terminal")
     rows = page.get_by_test_id("terminal").locator(".xterm-rows")

@@ -146,6 +146,7 @@ def test_a_permission_request_is_answered_in_the_conversation(page: Page, api: A
     assert "burnt-it" not in _read_messages(api, session, "agent")
 
 
+@pytest.mark.slow  # test_a_permission_request_is_answered_in_the_conversation shows it on a desktop
 def test_on_a_phone_a_permission_request_is_shown_in_full(phone: Page, api: Api, project: str) -> None:
     task = api.create_task("Paint", "permit: paint the fence", project=project)
     until(
@@ -181,6 +182,7 @@ def _lengthen_options(route: Route) -> None:
     route.fulfill(response=answer, json=found)
 
 
+@pytest.mark.slow  # without a browser: test_the_message_of_a_rejection_becomes_the_next_prompt in agents/test_asks.py
 def test_a_denial_can_carry_instructions_and_a_message_retries_a_stopped_task(
     page: Page, api: Api, project: str
 ) -> None:
@@ -415,6 +417,7 @@ def test_a_session_without_a_task_is_created_renamed_forked_archived_and_deleted
     assert api.client.get(f"/sessions/{session}").status_code == 404
 
 
+@pytest.mark.slow  # tests/acceptance/test_tasks.py starts attempts from a session
 def test_a_task_starts_from_a_session(page: Page, api: Api) -> None:
     session = api.create_session("Explore", project=api.sample_project)
     page.goto(f"/sessions/{session['id']}")

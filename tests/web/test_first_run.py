@@ -51,7 +51,7 @@ def test_the_printed_url_leads_to_the_first_branch_within_two_minutes(browser: B
 
 
 def test_a_missing_api_key_can_be_added_wherever_it_is_reported(page: Page, api: Api) -> None:
-    """In the second welcome step, in agent pickers, and on the page of a task that failed because the key is missing."""
+    """In the second welcome step, in agent pickers and in the list of agents."""
     with ModelServer(keys=["sk-the-real-key"]) as models, console_errors(page) as errors:
         project = api.post("/projects", name="website")["id"]
         page.goto("/welcome")
@@ -106,7 +106,12 @@ def test_a_missing_api_key_can_be_added_wherever_it_is_reported(page: Page, api:
         page.get_by_role("button", name="Add key for Gemini CLI").click()
         expect(page.get_by_role("dialog", name="Add a key for Gemini CLI").get_by_label("API key")).to_be_visible()
         page.keyboard.press("Escape")
+    assert not errors, errors
 
+
+@pytest.mark.slow  # test_failed_tasks_show_the_reason in tests/acceptance/test_tasks.py, and the test above adds a key
+def test_a_missing_api_key_can_be_added_on_the_page_of_the_task_that_failed(page: Page, api: Api) -> None:
+    with ModelServer(keys=["sk-the-real-key"]) as models, console_errors(page) as errors:
         task = api.create_task("Ask Gemini", "Say hello.", agent="gemini")
         api.wait_for_attempt(task, "failed")
         page.goto(f"/tasks/{task}")

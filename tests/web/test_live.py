@@ -117,6 +117,7 @@ def test_a_question_is_announced_and_listed_under_notifications(page: Page, api:
     api.post(f"/tasks/{task}/stop")
 
 
+@pytest.mark.slow  # test_a_question_is_announced_and_listed_under_notifications shows the toast on a desktop
 def test_on_a_phone_a_toast_leaves_the_navigation_free_and_closes_when_answered_elsewhere(
     phone: Page, api: Api
 ) -> None:

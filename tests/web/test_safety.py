@@ -21,7 +21,10 @@ EVIL = [
     "run: printf '\\033]0;owned\\007<script>window.owned=1</script>\\n'",
     "create evil.html: <script>window.owned='file'</script>",
     "commit: docs: <b onmouseover=alert(1)>bold</b>",
+    "run: echo the key is $API_KEY",
+    "say: It is out.",
 ]
+SECRET = "planted-secret-value-0123456789"
 SHOWN = {
     "conversation": "<img src=x onerror=",
     "output": "<script>window.owned=1</script>",
@@ -31,6 +34,15 @@ SHOWN = {
     "pull": "task/evil-img-src-x-onerror-window-owned-1-",
 }
 """The text expected on each tab: the markup itself, as plain text."""
+
+
+@pytest.fixture(scope="module")
+def task(api: Api) -> str:
+    """A finished task whose agent wrote hostile output and then a secret of its owner."""
+    api.client.put("/secrets/API_KEY", json={"value": SECRET}).raise_for_status()
+    task = api.create_task("Evil <img src=x onerror=window.owned=1>", *EVIL)
+    api.wait_for_attempt(task)
+    return task
 
 
 def test_pages_have_a_strict_content_security_policy(platform: Platform) -> None:
@@ -44,11 +56,9 @@ def test_pages_have_a_strict_content_security_policy(platform: Platform) -> None
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_output_of_an_agent_is_never_executed(page: Page, api: Api) -> None:
+def test_the_output_of_an_agent_is_never_executed(page: Page, task: str) -> None:
     requested: list[str] = []
     page.on("request", lambda request: requested.append(request.url))
-    task = api.create_task("Evil <img src=x onerror=window.owned=1>", *EVIL)
-    api.wait_for_attempt(task)
     page.goto(f"/tasks/{task}?tab=conversation")
     for tab, words in SHOWN.items():
         if tab != "conversation":
@@ -71,14 +81,10 @@ def _read_body(answer: Response, api: Api) -> str:
         return api.client.get(answer.url).text
 
 
-def test_secrets_are_never_shown(page: Page, api: Api) -> None:
+def test_secrets_are_never_shown(page: Page, api: Api, task: str) -> None:
     """A stored value appears neither on a page nor in a response that the page received."""
-    planted = "planted-secret-value-0123456789"
     answers: list[Response] = []
     page.on("response", lambda answer: answers.append(answer))  # noqa: PLW0108 - Playwright needs a function written in Python
-    api.client.put("/secrets/API_KEY", json={"value": planted}).raise_for_status()
-    task = api.create_task("Tells it", "run: echo the key is $API_KEY", "say: It is out.")
-    api.wait_for_attempt(task)
     shown = {
         "/settings?tab=secrets": "API_KEY",
         f"/projects/{api.sample_project}?tab=secrets": "Project secrets",
@@ -89,8 +95,8 @@ def test_secrets_are_never_shown(page: Page, api: Api) -> None:
     for address, words in shown.items():
         page.goto(address)
         expect_loaded(page, words)
-        assert planted not in page.content()
+        assert SECRET not in page.content()
         for answer in answers:
             if "/api/" in answer.url and "text/event-stream" not in answer.headers.get("content-type", ""):
-                assert planted not in _read_body(answer, api), answer.url
+                assert SECRET not in _read_body(answer, api), answer.url
         answers.clear()

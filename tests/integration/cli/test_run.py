@@ -186,6 +186,7 @@ def test_run_starts_its_own_platform(repository: Path, config_dir: Path) -> None
             httpx.get(settings["SANDYARD_URL"])
         database = engine.folder / "up" / "platform" / "platform.db"
         platform_user = database.stat().st_uid if database.exists() else None
+        log_mode, log = (engine.folder / "up" / "up.log").stat().st_mode, (engine.folder / "up" / "up.log").read_text()
     finally:
         engine.start()
         engine.stop()
@@ -197,6 +198,8 @@ def test_run_starts_its_own_platform(repository: Path, config_dir: Path) -> None
     assert "✓ edit  Replace in a.txt\n    a.txt  +1 -1\n    -old\n    +new\n" in done.stdout
     assert not ran.exists(), f"code of the repository ran on this machine: {ran.read_text()}"
     assert platform_user == pwd.getpwnam("sandyard").pw_uid
+    assert log_mode & 0o777 == 0o600
+    assert "admin token: ***" in log and "#token=***" in log and "sy_" not in log, "the log must not contain the token"
     branch = done.stdout.splitlines()[-1]
     shown = ["git", "-C", str(repository), "show", f"{branch}:a.txt"]
     assert subprocess.run(shown, capture_output=True, text=True, check=True).stdout == "new\n"

@@ -25,6 +25,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDYARD_POOL_SIZE", "0")
 
 
+@pytest.mark.slow  # tests/integration/cli/test_run.py::test_run_starts_its_own_platform starts and stops it too
 def test_it_is_started_once_and_stopped(tmp_path: Path) -> None:
     up = Background(0, keep=False)
     assert up.is_new

@@ -29,12 +29,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
         running.close()
 
 
-def test_children_start_in_order_and_stop_in_reverse(start: Start) -> None:
+def test_children_start_in_order_and_ctrl_c_stops_them_in_reverse(start: Start) -> None:
+    """They run in their own sessions, so that SIGINT from a terminal does not reach them. The next test stops with SIGTERM."""
     up = start()
     up.wait_for_line("all ready")
     order = [line.split()[0] for line in up.lines if " ready " in line]
     assert order == ["first", "second"]
-    up.process.send_signal(signal.SIGTERM)
+    for number in up.processes():
+        if number != up.process.pid:
+            assert os.getsid(number) == number
+    up.process.send_signal(signal.SIGINT)
     assert up.wait_for_exit() == 0
     assert [line for line in up.lines if "goodbye" in line] == ["second says goodbye", "first says goodbye"]
     up.wait_until_none_left()
@@ -53,38 +57,18 @@ def test_a_patient_child_loads_its_code_while_it_waits(start: Start, tmp_path: P
     up.wait_until_none_left()
 
 
-def test_ctrl_c_stops_the_children_in_order(start: Start) -> None:
-    """The children run in their own sessions, so that SIGINT from a terminal does not reach them."""
+def test_killed_children_are_restarted_each_on_its_own(start: Start) -> None:
     up = start()
     up.wait_for_line("all ready")
-    for number in up.processes():
-        if number != up.process.pid:
-            assert os.getsid(number) == number
-    up.process.send_signal(signal.SIGINT)
-    assert up.wait_for_exit() == 0
-    up.wait_until_none_left()
-
-
-@pytest.mark.parametrize("name", ["first", "second"])
-def test_a_killed_child_is_restarted(start: Start, name: str) -> None:
-    up = start()
-    up.wait_for_line("all ready")
-    for times in (1, 2):
-        os.kill(int(up.wait_for_line(rf"{name} is (\d+)", times)[1]), signal.SIGKILL)
-        up.wait_for_line(f"The {name} ended: killed by SIGKILL. Restarting in", times)
-        up.wait_for_line(rf"^{name} +ready", times + 1)
-    pauses = [float(up.wait_for_line(rf"The {name} ended.*Restarting in (\S+) s", times)[1]) for times in (1, 2)]
-    assert pauses == [0.1, 0.2]
-    other = "second" if name == "first" else "first"
-    assert len([line for line in up.lines if line.startswith(f"{other} is")]) == 1
-
-
-def test_no_process_is_left_when_the_supervisor_is_killed(start: Start) -> None:
-    up = start()
-    up.wait_for_line("all ready")
-    assert len(up.processes()) == 3
-    up.process.kill()
-    up.wait_until_none_left(seconds=15)
+    for name, starts_of_the_other in (("first", 1), ("second", 3)):
+        for times in (1, 2):
+            os.kill(int(up.wait_for_line(rf"{name} is (\d+)", times)[1]), signal.SIGKILL)
+            up.wait_for_line(f"The {name} ended: killed by SIGKILL. Restarting in", times)
+            up.wait_for_line(rf"^{name} +ready", times + 1)
+        pauses = [float(up.wait_for_line(rf"The {name} ended.*Restarting in (\S+) s", times)[1]) for times in (1, 2)]
+        assert pauses == [0.1, 0.2]
+        other = "second" if name == "first" else "first"
+        assert len([line for line in up.lines if line.startswith(f"{other} is")]) == starts_of_the_other
 
 
 def test_a_child_that_does_not_stop_is_killed(start: Start) -> None:
@@ -116,21 +100,19 @@ def test_a_child_that_does_not_start_ends_the_supervisor(start: Start) -> None:
     up.wait_until_none_left()
 
 
-def test_a_second_supervisor_on_the_same_directory_is_rejected(start: Start) -> None:
+def test_a_directory_has_one_supervisor_and_the_next_waits_for_the_children_of_a_killed_one(start: Start) -> None:
+    """The children hold the lock until they end: ports and data are free when the next supervisor starts."""
     first = start()
     first.wait_for_line("all ready")
     second = start()
     assert second.wait_for_exit() == 1
     assert "is already running on" in second.text and str(first.process.pid) in second.text
     assert first.process.poll() is None
-
-
-def test_a_new_supervisor_waits_for_the_children_of_a_killed_one(start: Start) -> None:
-    """The children hold the lock until they end: ports and data are free when the next supervisor starts."""
-    first = start()
-    first.wait_for_line("all ready")
     before = set(first.processes())
+    assert len(before) == 3
     first.process.kill()
-    second = start()
-    second.wait_for_line("all ready")
-    assert not before & set(second.processes())
+    third = start()
+    third.wait_for_line("all ready")
+    assert not before & set(third.processes())
+    third.process.kill()
+    third.wait_until_none_left(seconds=15)

@@ -54,13 +54,14 @@ def test_killed_children_are_restarted_and_a_new_start_continues(installation: I
 
     made = installation.run("sandbox", "create")
     assert made.returncode == 0, made.stderr
-    for name in ("engine", "platform"):
-        (before,) = installation.pids(name)
-        os.kill(before, signal.SIGKILL)
+    before = {name: installation.pids(name) for name in ("engine", "platform")}
+    for (number,) in before.values():
+        os.kill(number, signal.SIGKILL)
+    for name, (number,) in before.items():
         installation.up.wait_for_line(f"The {name} ended: killed by SIGKILL. Restarting in 0.5 s.")
         installation.up.wait_for_line(rf"^{name} +ready", 2)
         (after,) = installation.pids(name)
-        assert after != before
+        assert after != number
     assert installation.run("sandbox", "create").returncode == 0, "everything still works"
 
     command = [sys.executable, "-m", "sandyard", "up", "--port", "0", "--data-dir", str(installation.data)]
@@ -71,25 +72,21 @@ def test_killed_children_are_restarted_and_a_new_start_continues(installation: I
     )
     assert is_ready(installation)
 
+    installation.kill_sandboxes()
     installation.up.process.kill()
     installation.up.wait_for_exit()
-    installation.start()  # waits until the children of the killed process have ended
+    installation.up.wait_until_none_left(seconds=lifeline.STOP_SECONDS + 10)
+    installation.start()
     assert "admin token" not in installation.up.text and "#token" not in installation.up.text, (
         "the token is shown only at the first start"
     )
     assert installation.run("sandbox", "list").returncode == 0, "the token is still valid"
-    installation.kill_sandboxes()
     installation.up.process.send_signal(signal.SIGTERM)
     assert installation.up.wait_for_exit() == 0
     stops = [line for line in installation.up.lines if line.startswith("Stop")]
     assert stops[:-1] == ["Stopping the platform.", "Stopping the engine."]
     assert stops[-1] == "Stopped. Any running sandboxes keep running; the next start finds them."
     installation.up.wait_until_none_left()
-
-
-def test_no_process_is_left_when_up_is_killed(installation: Installation) -> None:
-    installation.up.process.kill()
-    installation.up.wait_until_none_left(seconds=lifeline.STOP_SECONDS + 10)
 
 
 PLAN = Plan("127.0.0.1", 8700, True, 8701, ("--pool-size", "2"), None, None)

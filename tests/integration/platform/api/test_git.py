@@ -212,52 +212,46 @@ async def test_an_operation_started_without_waiting_can_be_read_later(git_api: G
     assert found["detail"]["baseBranch"] == "main" and found["finishedAt"]
 
 
-@pytest.mark.parametrize(
-    ("verb", "body", "field"),
-    [
-        ("clone", {"branch": "--upload-pack=x"}, "branch"),
-        ("clone", {"baseBranch": "a..b"}, "baseBranch"),
-        ("clone", {"sandboxId": ""}, "sandboxId"),
-        ("clone", {"depth": 1}, "depth"),
-        ("branch", {"name": "x.lock"}, "name"),
-        ("branch", {"name": "x", "start": "HEAD~1"}, "start"),
-        ("stage", {"paths": []}, "paths"),
-        ("stage", {"paths": [""]}, "paths.0"),
-        ("stage", {"paths": ["x" * 4097]}, "paths.0"),
-        ("stage", {"paths": ["x"] * 10_001}, "paths"),
-        ("stage", {"paths": ["a\0b"]}, "body"),
-        ("commit", {"message": ""}, "message"),
-        ("commit", {"message": "fix: x" + "x" * 20_000}, "message"),
-        ("discard", {}, "body"),
-        ("discard", {"paths": ["x"], "everything": True}, "body"),
-        ("update", {"how": "force"}, "how"),
-        ("tag", {"name": "-d"}, "name"),
-        ("restore", {"sandboxId": "x"}, "checkpointId"),
-        ("push", {"force": True}, "force"),
-    ],
-)
-async def test_invalid_operations_are_rejected(yard: Yard, verb: str, body: dict[str, Any], field: str) -> None:
-    token = await yard.services.users.create_token(yard.owner, "test")
-    async with client(build(yard.services, ROUTERS), Person(yard.owner, token.value.reveal())) as web:
-        response = await web.post(f"/api/v1/git/{verb}", json={"sandboxId": "sbx_x", **body})
-    assert response.status_code == 400, response.text
-    assert response.json()["errors"][0]["field"] == field, response.text
+INVALID_OPERATIONS: list[tuple[str, dict[str, Any], str]] = [
+    ("clone", {"branch": "--upload-pack=x"}, "branch"),
+    ("clone", {"baseBranch": "a..b"}, "baseBranch"),
+    ("clone", {"sandboxId": ""}, "sandboxId"),
+    ("clone", {"depth": 1}, "depth"),
+    ("branch", {"name": "x.lock"}, "name"),
+    ("branch", {"name": "x", "start": "HEAD~1"}, "start"),
+    ("stage", {"paths": []}, "paths"),
+    ("stage", {"paths": [""]}, "paths.0"),
+    ("stage", {"paths": ["x" * 4097]}, "paths.0"),
+    ("stage", {"paths": ["x"] * 10_001}, "paths"),
+    ("stage", {"paths": ["a\0b"]}, "body"),
+    ("commit", {"message": ""}, "message"),
+    ("commit", {"message": "fix: x" + "x" * 20_000}, "message"),
+    ("discard", {}, "body"),
+    ("discard", {"paths": ["x"], "everything": True}, "body"),
+    ("update", {"how": "force"}, "how"),
+    ("tag", {"name": "-d"}, "name"),
+    ("restore", {"sandboxId": "x"}, "checkpointId"),
+    ("push", {"force": True}, "force"),
+]
+"""The operation, its body, and the field that the error names."""
+INVALID_QUERIES = [
+    "git/sbx_x/diff?against=HEAD",
+    "git/sbx_x/diff?against=-x",
+    "git/sbx_x/history?limit=0",
+    "git/sbx_x/history?skip=-1",
+    "projects/prj_x/compare?base=main",
+    "projects/prj_x/compare?base=main&head=a..b",
+    "projects/prj_x/compare?base=--output=x&head=main",
+]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "git/sbx_x/diff?against=HEAD",
-        "git/sbx_x/diff?against=-x",
-        "git/sbx_x/history?limit=0",
-        "git/sbx_x/history?skip=-1",
-        "projects/prj_x/compare?base=main",
-        "projects/prj_x/compare?base=main&head=a..b",
-        "projects/prj_x/compare?base=--output=x&head=main",
-    ],
-)
-async def test_invalid_queries_are_rejected(yard: Yard, path: str) -> None:
+async def test_invalid_requests_are_rejected(yard: Yard) -> None:
     token = await yard.services.users.create_token(yard.owner, "test")
     async with client(build(yard.services, ROUTERS), Person(yard.owner, token.value.reveal())) as web:
-        assert (await web.get(f"/api/v1/{path}")).status_code == 400
+        for verb, body, field in INVALID_OPERATIONS:
+            response = await web.post(f"/api/v1/git/{verb}", json={"sandboxId": "sbx_x", **body})
+            assert response.status_code == 400, (verb, field, response.text)
+            assert response.json()["errors"][0]["field"] == field, (verb, response.text)
+        for path in INVALID_QUERIES:
+            assert (await web.get(f"/api/v1/{path}")).status_code == 400, path
         assert (await web.post("/api/v1/git/push?wait=301", json={"sandboxId": "x"})).status_code == 400

@@ -32,7 +32,7 @@ async def url(yard: Yard) -> AsyncIterator[str]:
         yield address
 
 
-@pytest.fixture(params=["2026-07-28", "legacy"])
+@pytest.fixture(params=["2026-07-28", pytest.param("legacy", marks=pytest.mark.slow)])
 async def mcp(request: pytest.FixtureRequest, yard: Yard, url: str) -> AsyncIterator[Client]:
     async with kept(url, await token_of(yard), mode=request.param) as made:
         yield made
@@ -44,6 +44,7 @@ async def latest_mcp(yard: Yard, url: str) -> AsyncIterator[Client]:
         yield made
 
 
+@pytest.mark.parametrize("mcp", ["2026-07-28", "legacy"], indirect=True)
 async def test_a_sandbox_from_creation_to_destruction(yard: Yard, mcp: Client) -> None:
     sandbox_id = (await done(mcp, "create_sandbox", envs={"STAGE": "test"}))["id"]
     result = await done(mcp, "run_command", sandboxId=sandbox_id, command="echo $STAGE; echo no >&2; exit 3")

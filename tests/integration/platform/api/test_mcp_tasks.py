@@ -154,7 +154,10 @@ async def test_a_stranger_gets_not_found_for_tasks(environment: McpEnvironment) 
         assert (await refused(stranger, "wait_for_turn", turnId="trn_none"))[0] == "not_found"
 
 
-async def test_waiting_is_bounded_and_ends_when_the_platform_stops(environment: McpEnvironment) -> None:
+async def test_waiting_is_bounded_and_ends_when_the_platform_stops(
+    environment: McpEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandyard.platform.api.mcp.event_wait.PROGRESS_S", 0.5)
     needed = await done(environment.mcp, "create_task", projectId=environment.project, title="First", start=False)
     created = await done(
         environment.mcp, "create_task", projectId=environment.project, title="Second", needs=[needed["id"]]
