@@ -5905,7 +5905,7 @@ export interface components {
             isolation?: ("namespace" | "gvisor") | null;
             /**
              * Containers
-             * @description Whether programs in new sandboxes may run containers (Docker), which makes more of the host's kernel reachable. Null: as their template says. Sandboxes are not created if it is true and the engine does not support it.
+             * @description Whether programs in new sandboxes may run containers (Docker). By default, engines allow them only at the isolation level gvisor, which such sandboxes then get. Null: as their template says. Sandboxes are not created if it is true and the engine does not support or allow it.
              */
             containers?: boolean | null;
             /**
