@@ -36,7 +36,7 @@ TLS_LINE = "Over TLS"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start, and where."""
+    """The servers to start, and their options."""
 
     host: str
     port: int
