@@ -112,7 +112,7 @@ class Files:
         written = 0
         failure: list[BaseException] = []
 
-        async def counted() -> AsyncIterator[bytes]:
+        async def count_bytes() -> AsyncIterator[bytes]:
             nonlocal written
             try:
                 async for chunk in chunks:
@@ -124,7 +124,7 @@ class Files:
 
         async def write(sandbox: AsyncSandbox) -> None:
             try:
-                await sandbox.files.write(path, counted(), use_octet_stream=True)
+                await sandbox.files.write(path, count_bytes(), use_octet_stream=True)
             except Exception:
                 if failure:
                     raise _SourceError from failure[0]
