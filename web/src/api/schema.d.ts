@@ -832,7 +832,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Get command */
+        /**
+         * Get command
+         * @description Return a command.
+         */
         get: operations["command_get"];
         put?: never;
         post?: never;
@@ -3536,8 +3539,8 @@ export interface components {
         };
         /**
          * Definition
-         * @description How to start an agent. Arguments and variables may contain {model}, {base_url}, {capability}, {folder} and
-         *     {home}.
+         * @description The command that starts an agent, and its variables. Arguments and variables may contain {model}, {base_url},
+         *     {capability}, {folder} and {home}.
          */
         Definition: {
             /**
@@ -4039,7 +4042,7 @@ export interface components {
         };
         /**
          * InstallScript
-         * @description How to install the agent in a sandbox. Runs once, as the sandbox's user. Pin the versions of what it installs.
+         * @description A script that installs the agent in a sandbox. Runs once, as the sandbox's user. Pin the versions of what it installs.
          */
         InstallScript: {
             /**
@@ -4658,7 +4661,7 @@ export interface components {
         };
         /**
          * NetworkSettings
-         * @description What the project's sandboxes may connect to. Models need no entry: they are reached through the platform's tunnel.
+         * @description Destinations that the project's sandboxes may connect to. Models need no entry: they are reached through the platform's tunnel.
          */
         NetworkSettings: {
             /**
@@ -5338,7 +5341,7 @@ export interface components {
         };
         /**
          * Origin
-         * @description Where a prompt comes from: a person in the session, a task's description, failed checks, comments on the pull
+         * @description The source of a prompt: a person in the session, a task's description, failed checks, comments on the pull
          *     request, or the test of an agent.
          * @enum {string}
          */
@@ -5622,7 +5625,7 @@ export interface components {
         };
         /**
          * PermissionSettings
-         * @description What agents may do without asking. `deny` takes precedence over everything.
+         * @description Actions that agents may do without asking. `deny` takes precedence over everything.
          */
         PermissionSettings: {
             /**
@@ -5905,7 +5908,7 @@ export interface components {
             isolation?: ("namespace" | "gvisor") | null;
             /**
              * Containers
-             * @description Whether programs in new sandboxes may run containers (Docker), which makes more of the host's kernel reachable. Null: as their template says. Sandboxes are not created if it is true and the engine does not support it.
+             * @description Whether programs in new sandboxes may run containers (Docker). By default, engines allow them only at the isolation level gvisor, which such sandboxes then get. Null: as their template says. Sandboxes are not created if it is true and the engine does not support or allow it.
              */
             containers?: boolean | null;
             /**
