@@ -23,7 +23,7 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
 from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
 
 LISTINGS_AT_ONCE = 16
-"""Each may hold `directory_pages.MOST_BYTES`. The number exceeds what one person may run at once, so that nobody can use them
+"""Each may hold `directory_pages.MAX_BYTES`. The number exceeds what one person may run at once, so that nobody can use them
 all."""
 PIECE = 1 << 20
 """Size of the pieces that `read_from` yields."""
