@@ -114,7 +114,7 @@ class Elevation:
         accounts = self._sandbox.accounts
         accounts.refresh()
         try:
-            caller = accounts.lookup(accounts.user_name(uid))
+            caller = accounts.lookup(accounts.get_user_name(uid))
             root = accounts.lookup("root")
         except UnknownUserError:
             raise _RefusedError("you do not exist in the passwd database") from None

@@ -167,6 +167,7 @@ async def get(
     project_id: OfProject = None,
     refresh: Annotated[bool, Query(description="Query the forge first.")] = False,
 ) -> PullRequestView:
+    """Get a pull request by its number on the forge."""
     return PullRequestView.model_validate(await pulls.get(caller, project_id, number, refresh=refresh))
 
 

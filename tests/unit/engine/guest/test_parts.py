@@ -274,8 +274,8 @@ def test_accounts_are_read_from_passwd_and_group(tmp_path: Path) -> None:
     accounts = Accounts(str(tmp_path))
     user = accounts.lookup("user")
     assert (user.uid, user.gid, user.home, user.shell, user.groups) == (1000, 100, "/home/user", "/bin/sh", (100, 4))
-    assert (accounts.user_name(1000), accounts.user_name(5)) == ("user", "5")
-    assert (accounts.group_name(4), accounts.group_name(77)) == ("adm", "77")
+    assert (accounts.get_user_name(1000), accounts.get_user_name(5)) == ("user", "5")
+    assert (accounts.get_group_name(4), accounts.get_group_name(77)) == ("adm", "77")
     with pytest.raises(UnknownUserError, match="unknown user bad"):
         accounts.lookup("bad")
     (tmp_path / "passwd").write_text("only:x:7:7::/o:/bin/sh\n")

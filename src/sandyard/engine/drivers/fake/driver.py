@@ -36,7 +36,7 @@ from sandyard.kit.errors import (
     UnsupportedError,
 )
 from sandyard.kit.logging import get_logger
-from sandyard.kit.python import python_command
+from sandyard.kit.python import make_python_command
 
 log = get_logger(__name__)
 
@@ -267,7 +267,7 @@ class FakeDriver:
         self._reasons.pop(spec.id, None)
         path = self.files.get_socket_path(spec.id)
         path.unlink(missing_ok=True)
-        command = python_command(AGENT_MODULE, "--socket", str(path), "--root", str(self.files.get_root(spec.id)))
+        command = make_python_command(AGENT_MODULE, "--socket", str(path), "--root", str(self.files.get_root(spec.id)))
         pid = self.agents[spec.id] = processes.start_detached(command, self.files.get_log_path(spec.id))
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
         while True:
