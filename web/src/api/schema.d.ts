@@ -2041,7 +2041,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Get pull request */
+        /**
+         * Get pull request
+         * @description Get a pull request by its number on the forge.
+         */
         get: operations["pull_request_get"];
         put?: never;
         post?: never;
