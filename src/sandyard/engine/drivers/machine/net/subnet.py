@@ -46,7 +46,7 @@ class Subnet:
 
     @property
     def capacity(self) -> int:
-        """Maximum number of sandboxes. Their indexes are below it."""
+        """How many sandboxes fit. Their indexes are below this number."""
         return self.network.num_addresses - 3
 
     def get_address(self, index: int) -> IPv4Address:
