@@ -54,12 +54,14 @@ def test_many_concurrent_sessions_on_one_repository(platform: Platform, github: 
 
     with ThreadPoolExecutor(SESSIONS) as pool:
         results = list(pool.map(work_on, range(SESSIONS)))
-    _check(project, github, results)
+    _check_branches_and_pull_requests(project, github, results)
     for session, _ in results:
         ok(session.client.delete(f"/sessions/{session.id}"))
 
 
-def _check(project: ForgeProject, github: GitHub, results: list[tuple[Session, int]]) -> None:
+def _check_branches_and_pull_requests(
+    project: ForgeProject, github: GitHub, results: list[tuple[Session, int]]
+) -> None:
     pulls = {pull["number"]: pull for pull in github.colleague("grace").pulls(project.slug, "all")}
     assert len(pulls) == len(results) == len({number for _, number in results})
     commits: set[str] = set()

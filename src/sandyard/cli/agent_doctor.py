@@ -33,7 +33,7 @@ MAX_SHOWN_CHARACTERS = 200
 
 
 class AgentError(Exception):
-    """What the agent did wrong, as a sentence."""
+    """A violation of the protocol by the agent. The message is a sentence."""
 
 
 @dataclass

@@ -48,8 +48,8 @@ def session() -> None:
 @click.option(
     "--project", shell_complete=complete_projects, help="Project of the session. Its repository is checked out."
 )
-@click.option("--template", help="Template of its sandbox.")
-@click.option("--agent", help="Agent that works in it.")
+@click.option("--template", help="Template for the session's sandbox.")
+@click.option("--agent", help="Agent of the session.")
 @env_option
 @click.option("--wait", is_flag=True, help="Wait until the sandbox is running and the repository is checked out.")
 @output_option

@@ -104,7 +104,7 @@ def answer(session_id: str, output: str, **given: Any) -> None:
 @session_argument
 @text_option
 def allow(session_id: str, output: str) -> None:
-    """Allow what the project's policy refused, and continue. Applies to the rest of the session."""
+    """Allow what the project's policy denied, and continue. Applies to the rest of the session."""
     with connect() as client:
         allow_refused(client, {"sessionId": session_id}, session_id, as_json=output == "json")
 

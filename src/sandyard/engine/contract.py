@@ -33,7 +33,7 @@ Layers = tuple[str, ...]
 
 
 class Isolation(enum.StrEnum):
-    """What separates the processes of a sandbox from the host. The weakest level is first."""
+    """Isolation levels: the boundary between the processes of a sandbox and the host. The weakest level is first."""
 
     NAMESPACE = "namespace"  # Linux namespaces, on the host's kernel
     GVISOR = "gvisor"  # a kernel of its own, which runs as a program on the host

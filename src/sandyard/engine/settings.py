@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from sandyard.engine.contract import Isolation, Limits
 from sandyard.kit.connections import MOST
 from sandyard.kit.secret import Secret
-from sandyard.kit.settings import Settings, home, known_level
+from sandyard.kit.settings import Settings, home, validate_log_level
 
 POOLED_BYTES = 3 << 20
 """Memory used by a pooled sandbox."""
@@ -189,7 +189,7 @@ class EngineSettings(Settings):
     kill_patience_s: float = Field(default=1, ge=0)  # how long a kill waits for an operation in progress
 
     # The engine's own log
-    log_level: Annotated[str, AfterValidator(known_level)] = "info"
+    log_level: Annotated[str, AfterValidator(validate_log_level)] = "info"
     log_json: bool = False
 
     @field_validator("tls_host", "tls_cert", "tls_key", "redirect_port")

@@ -46,10 +46,9 @@ class OwnedFolder:
             raise
         self._lock_fd = fd
         try:
-            os.pwrite(
-                fd, f"{os.getpid():<10}\n".encode(), 0
-            )  # as long as the one before, so that it needs no new block
-        except OSError:  # the disk is full; the number is only for messages
+            # padded to a fixed length, so that it fits into the block of the previous content
+            os.pwrite(fd, f"{os.getpid():<10}\n".encode(), 0)
+        except OSError:  # the disk is full; the process id is only for messages
             os.ftruncate(fd, 0)
 
     def _acquire_lock(self, fd: int) -> None:

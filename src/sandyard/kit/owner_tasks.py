@@ -1,4 +1,4 @@
-"""Concurrent work for many owners, of which each gets a share, so that slow work of one does not delay that of the others."""
+"""Run work of many owners concurrently. Each owner gets a share, so that slow work of one does not delay the others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OwnerTasks:
         self._tasks = tasks
         self._slots = OwnerSlots(total, per_owner)
         self.running: dict[str, asyncio.Task[None]] = {}
-        """By key, including those that wait for a slot."""
+        """Tasks by key, including those that wait for a slot."""
 
     def start(self, key: str, owner: str, work: Callable[[], Awaitable[None]]) -> None:
         """Start the work when a slot is free. Does nothing if work with this key has not ended yet."""
@@ -42,7 +42,7 @@ class OwnerTasks:
             task.add_done_callback(lambda _: self.running.pop(key))
 
     async def wait(self) -> None:
-        """Wait until all of it has ended."""
+        """Wait until no task is left."""
         while self.running:
             await asyncio.wait(self.running.values())
 

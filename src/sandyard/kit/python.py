@@ -15,18 +15,18 @@ SAFE_FOLDER = "/"
 """The working directory of processes that do not need the caller's. Only root can create files there."""
 
 
-def python_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module as a program. Start it with `python_environment()`, and in `SAFE_FOLDER` where paths allow
+def make_python_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module as a program. Start it with `make_python_environment()`, and in `SAFE_FOLDER` where paths allow
     it."""
     return [PYTHON, "-P", "-m", module, *arguments]
 
 
-def bare_python_command(*arguments: str) -> list[str]:
+def make_bare_python_command(*arguments: str) -> list[str]:
     """Return a command that runs a file, or a program after `-c`, with only the standard library and without the environment."""
     return [PYTHON, "-I", "-S", *arguments]
 
 
-def python_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def make_python_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return `environ` (default: this process's), changed so that Python ignores the working directory."""
     changed = dict(os.environ if environ is None else environ)
     changed["PYTHONSAFEPATH"] = "1"

@@ -58,7 +58,7 @@ def make_paths_absolute(environ: Mapping[str, str], *kinds: type[Settings]) -> d
     return result
 
 
-def known_level(value: str) -> str:
+def validate_log_level(value: str) -> str:
     """Validate a log level: the least severe level to log."""
     if value.lower() not in LOG_LEVELS:
         raise ValueError("must be one of debug, info, warning, error")

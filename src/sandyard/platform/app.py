@@ -53,7 +53,7 @@ from sandyard.platform.db.ownership import LOOK_S
 from sandyard.platform.domain.repositories.git_process import find_git_problem
 from sandyard.platform.domain.services import Services
 from sandyard.platform.settings import PlatformSettings
-from sandyard.platform.wiring import opened
+from sandyard.platform.wiring import open_services
 
 log = get_logger(__name__)
 
@@ -197,7 +197,7 @@ async def _open_services(
                 log.warning("platform_standing_by", reason=last_reason)
                 standing_by(last_reason)
             await asyncio.sleep(LOOK_S)
-    return await stack.enter_async_context(opened(settings, standing_by))
+    return await stack.enter_async_context(open_services(settings, standing_by))
 
 
 async def _serve_until(  # noqa: PLR0917 - created by `_serve`

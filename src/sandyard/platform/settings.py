@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, field_validator
 from sandyard.kit.connections import MOST
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.secret import Secret
-from sandyard.kit.settings import Settings, home, known_level
+from sandyard.kit.settings import Settings, home, validate_log_level
 
 _DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:[1-9][0-9]{0,4})?")
 
@@ -102,7 +102,7 @@ class PlatformSettings(Settings):
     events_kept_days: int = Field(default=90, ge=1)
 
     # logging
-    log_level: Annotated[str, AfterValidator(known_level)] = "info"
+    log_level: Annotated[str, AfterValidator(validate_log_level)] = "info"
     log_json: bool = False
 
     @field_validator("e2b_api_key", mode="before")

@@ -73,7 +73,7 @@ TIDY_SECONDS = 600
 
 
 @contextlib.asynccontextmanager
-async def opened(
+async def open_services(
     settings: PlatformSettings, standing_by: Callable[[str], None] = lambda reason: None
 ) -> AsyncIterator[Services]:
     """Open all services behind the API. Commands, agents and sandboxes continue when they are closed.

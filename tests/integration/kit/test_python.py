@@ -19,7 +19,7 @@ from sandyard.engine.images import child as images
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.templates import node
 from sandyard.kit.errors import SandyardError
-from sandyard.kit.python import SAFE_FOLDER, python_command, python_environment
+from sandyard.kit.python import SAFE_FOLDER, make_python_command, make_python_environment
 from sandyard.kit.settings import make_paths_absolute
 from sandyard.platform.settings import PlatformSettings
 
@@ -52,12 +52,12 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_command_and_its_environment_ignore_the_current_directory(hostile: Path) -> None:
-    environment = python_environment()
+    environment = make_python_environment()
     assert environment["PYTHONPATH"] == str(hostile / "absolute")
-    assert "PYTHONPATH" not in python_environment({"PYTHONPATH": ":."})
+    assert "PYTHONPATH" not in make_python_environment({"PYTHONPATH": ":."})
     for further in ({}, {"cwd": SAFE_FOLDER}):
         done = subprocess.run(
-            python_command("sandyard", "--version"),
+            make_python_command("sandyard", "--version"),
             env=environment,
             capture_output=True,
             text=True,

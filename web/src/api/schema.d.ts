@@ -832,7 +832,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Get command */
+        /**
+         * Get command
+         * @description Return a command.
+         */
         get: operations["command_get"];
         put?: never;
         post?: never;
@@ -2038,7 +2041,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Get pull request */
+        /**
+         * Get pull request
+         * @description Get a pull request by its number on the forge.
+         */
         get: operations["pull_request_get"];
         put?: never;
         post?: never;
@@ -3536,8 +3542,8 @@ export interface components {
         };
         /**
          * Definition
-         * @description How to start an agent. Arguments and variables may contain {model}, {base_url}, {capability}, {folder} and
-         *     {home}.
+         * @description The command that starts an agent, and its variables. Arguments and variables may contain {model}, {base_url},
+         *     {capability}, {folder} and {home}.
          */
         Definition: {
             /**
@@ -4039,7 +4045,7 @@ export interface components {
         };
         /**
          * InstallScript
-         * @description How to install the agent in a sandbox. Runs once, as the sandbox's user. Pin the versions of what it installs.
+         * @description A script that installs the agent in a sandbox. Runs once, as the sandbox's user. Pin the versions of what it installs.
          */
         InstallScript: {
             /**
@@ -4658,7 +4664,7 @@ export interface components {
         };
         /**
          * NetworkSettings
-         * @description What the project's sandboxes may connect to. Models need no entry: they are reached through the platform's tunnel.
+         * @description Destinations that the project's sandboxes may connect to. Models need no entry: they are reached through the platform's tunnel.
          */
         NetworkSettings: {
             /**
@@ -5338,7 +5344,7 @@ export interface components {
         };
         /**
          * Origin
-         * @description Where a prompt comes from: a person in the session, a task's description, failed checks, comments on the pull
+         * @description The source of a prompt: a person in the session, a task's description, failed checks, comments on the pull
          *     request, or the test of an agent.
          * @enum {string}
          */
@@ -5622,7 +5628,7 @@ export interface components {
         };
         /**
          * PermissionSettings
-         * @description What agents may do without asking. `deny` takes precedence over everything.
+         * @description Actions that agents may do without asking. `deny` takes precedence over everything.
          */
         PermissionSettings: {
             /**

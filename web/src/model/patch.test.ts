@@ -99,7 +99,7 @@ describe("parsePatch", () => {
   });
 });
 
-describe("unquoted", () => {
+describe("unquotePath", () => {
   it("undoes git's quoting", () => {
     expect(unquotePath("plain")).toBe("plain");
     expect(unquotePath('"tab\\there \\"quoted\\" back\\\\slash"')).toBe('tab\there "quoted" back\\slash');

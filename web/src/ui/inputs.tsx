@@ -2,14 +2,14 @@
 import { type ComponentProps, useState } from "react";
 import { Input, Textarea } from "./field";
 
-type Box = Omit<ComponentProps<"input">, "value" | "onChange" | "type">;
+type InputProps = Omit<ComponentProps<"input">, "value" | "onChange" | "type">;
 
 /** A number input. Null means empty; text that is not a number is not reported. */
 export function NumberInput({
   value,
   onChange,
   ...rest
-}: Box & { value: number | null; onChange: (value: number | null) => void }) {
+}: InputProps & { value: number | null; onChange: (value: number | null) => void }) {
   const [text, setText] = useState(value === null ? "" : String(value));
   const shown = (text.trim() === "" ? null : Number(text)) === value ? text : value === null ? "" : String(value);
   return (

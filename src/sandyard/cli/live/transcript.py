@@ -28,7 +28,7 @@ ShowMessage = Callable[[Any], None]
 
 @dataclass(slots=True)
 class _ShownMessage:
-    """How much of a message was shown: a number of characters of its text, or entries of its plan."""
+    """The part of a message that was already shown: a number of characters of its text, or entries of its plan."""
 
     message: Any
     characters: int = 0
@@ -63,7 +63,7 @@ class Transcript:
 
     @property
     def activity(self) -> str | None:
-        """What the agent is doing right now, in a few words."""
+        """The agent's current activity, in a few words."""
         for shown in reversed(self._messages.values()):
             part = _get_part(shown.message)
             if shown.settled:

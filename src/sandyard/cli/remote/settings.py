@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sandyard.cli import config
 from sandyard.cli.errors import CommandError
-from sandyard.kit.python import PYTHON, python_command
+from sandyard.kit.python import PYTHON, make_python_command
 
 SUFFIX = ".sandyard"
 SETTINGS = """\
@@ -118,7 +118,7 @@ def _get_own_command() -> str:
     """Return the absolute command that OpenSSH and editors start, independent of PATH and of the working directory, which may hold
     untrusted files."""
     script = Path(PYTHON).with_name("sandyard")
-    words = [str(script)] if script.exists() else python_command("sandyard")
+    words = [str(script)] if script.exists() else make_python_command("sandyard")
     home = os.environ.get("XDG_CONFIG_HOME")
     return _escape_percent(shlex.join([*(["env", f"XDG_CONFIG_HOME={home}"] if home else []), *words]))
 

@@ -63,8 +63,8 @@ def sandbox() -> None:
 )
 @env_option
 @click.option("--idle-seconds", type=click.IntRange(5), help="Pause after this many idle seconds.  [default: 300]")
-@click.option("--agent", "agent_id", help="Agent that will use it.")
-@click.option("--task", "task_id", help="Task that it belongs to.")
+@click.option("--agent", "agent_id", help="Agent that will use the sandbox.")
+@click.option("--task", "task_id", help="Task that the sandbox belongs to.")
 @output_option
 def create(
     *,
@@ -122,7 +122,7 @@ def show(sandbox_id: str, output: str | None) -> None:
 @sandbox_argument
 @output_option
 def denied(sandbox_id: str, output: str | None) -> None:
-    """List blocked connections. The project's network settings did not allow them. Does not resume the sandbox."""
+    """List connections that the project's network settings blocked. Does not resume the sandbox."""
     with connect() as client:
         found = client.get(f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}/denied")
     if not found["available"] and not wants_json(output):

@@ -24,7 +24,9 @@ CHUNK = 256 * 1024
 @click.argument("sandbox_id", metavar="SANDBOX", shell_complete=complete_sandboxes)
 @click.option("--command", "command_id", metavar="CMD", help="Show the complete output of this command only.")
 @limit_option(20)
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
 def logs(sandbox_id: str, command_id: str | None, limit: int, output: str) -> None:
     """Show the latest commands and their output. Oldest first. Does not resume the sandbox.
 

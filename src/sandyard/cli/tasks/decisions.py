@@ -44,7 +44,7 @@ def answer(task: str, output: str, **given: Any) -> None:
 @follow_option
 @text_option
 def allow(task: str, following: bool, output: str) -> None:
-    """Allow what the project's policy refused, and continue. Applies to the rest of the session."""
+    """Allow what the project's policy denied, and continue. Applies to the rest of the session."""
     with connect() as client:
         found = find_task(client, task)
         seen = get_shown_state(client, found) if following else None

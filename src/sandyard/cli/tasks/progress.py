@@ -34,7 +34,7 @@ SUCCESSFUL = {"in_review", "ready", "merged"}
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What was already shown of an attempt, so that it is not repeated."""
+    """The parts of an attempt's progress that were already shown and are not repeated."""
 
     steps: tuple[Any, ...] = ()
     message: str = ""

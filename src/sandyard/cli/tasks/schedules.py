@@ -54,7 +54,7 @@ def schedule() -> None:
 @schedule.command()
 @click.argument("cron")
 @click.argument("text", required=False)
-@click.option("--project", required=True, shell_complete=complete_projects, help="Project of its tasks.")
+@click.option("--project", required=True, shell_complete=complete_projects, help="Project of the tasks.")
 @click.option("--name", help="Name.  [default: the title of its tasks]")
 @click.option("--zone", "timezone", help="Time zone, such as Europe/Vienna.  [default: UTC]")
 @click.option(
@@ -160,7 +160,7 @@ def _add_switch_command(name: str, enabled: bool, help_text: str) -> None:
             _show(client.patch(path, {"enabled": enabled}), output)
 
 
-_add_switch_command("enable", True, "Enable a schedule, starting with its next time.")
+_add_switch_command("enable", True, "Enable a schedule. It creates its next task at its next regular time.")
 _add_switch_command("disable", False, "Disable a schedule until it is enabled again.")
 
 

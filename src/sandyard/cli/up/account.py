@@ -16,7 +16,13 @@ import sandyard
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import stepdown
 from sandyard.kit.listen import FIRST_UNPRIVILEGED_PORT
-from sandyard.kit.python import PYTHON, SAFE_FOLDER, bare_python_command, python_command, python_environment
+from sandyard.kit.python import (
+    PYTHON,
+    SAFE_FOLDER,
+    make_bare_python_command,
+    make_python_command,
+    make_python_environment,
+)
 
 USER_NAME = "sandyard"
 ROOT = "root"
@@ -70,12 +76,12 @@ def compile_code() -> None:
     stored elsewhere or not at all."""
     if sys.pycache_prefix is None and not sys.dont_write_bytecode:
         subprocess.Popen(
-            python_command("compileall", "-q", str(Path(sandyard.__file__).parent)),
+            make_python_command("compileall", "-q", str(Path(sandyard.__file__).parent)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=SAFE_FOLDER,
-            env=python_environment({}),
+            env=make_python_environment({}),
         )
 
 
@@ -89,7 +95,7 @@ def make_stepdown_command(
     order: dict[str, Any] = {"uid": user.pw_uid, "gid": user.pw_gid, "shown": shown | {str(writable): True}}
     if 0 < (port := int(environment["SANDYARD_PORT"])) < FIRST_UNPRIVILEGED_PORT:
         order["listen"] = [environment["SANDYARD_HOST"], port]
-    return bare_python_command(stepdown.__file__, json.dumps(order), *command)
+    return make_bare_python_command(stepdown.__file__, json.dumps(order), *command)
 
 
 def list_code_folders(*more: str) -> list[str]:

@@ -14,7 +14,7 @@ from sandyard.cli.errors import CommandError
 from sandyard.cli.up import lifeline
 from sandyard.cli.up.data_directory import get_default_data_dir
 from sandyard.engine.settings import EngineSettings
-from sandyard.kit.python import SAFE_FOLDER, python_command, python_environment
+from sandyard.kit.python import SAFE_FOLDER, make_python_command, make_python_environment
 from sandyard.kit.secret import Secret
 from sandyard.kit.settings import make_paths_absolute
 from sandyard.platform.settings import PlatformSettings
@@ -100,7 +100,7 @@ class Background:
         except OSError as error:
             raise CommandError(f"Cannot use the data directory {self.data_dir}: {error.strerror}.") from None
         self._log_start = os.fstat(log).st_size
-        environment = python_environment(make_paths_absolute(os.environ, EngineSettings, PlatformSettings))
+        environment = make_python_environment(make_paths_absolute(os.environ, EngineSettings, PlatformSettings))
         environment["SANDYARD_DATA_DIR"] = str(self.data_dir)
         environment.pop("SANDYARD_NEW_ADMIN_TOKEN", None)
         if new_token:
@@ -112,7 +112,7 @@ class Background:
             inherited = (reader,)
         try:
             self._process = subprocess.Popen(
-                python_command("sandyard", "up", "--port", str(self.port)),
+                make_python_command("sandyard", "up", "--port", str(self.port)),
                 env=environment,
                 cwd=SAFE_FOLDER,
                 stdin=subprocess.DEVNULL,

@@ -20,7 +20,7 @@ from sandyard.cli.up.health import choose_port, make_url
 from sandyard.cli.up.local_git import LocalGit
 from sandyard.cli.up.supervisor import supervise
 from sandyard.engine.settings import EngineSettings
-from sandyard.kit.python import python_command, python_environment
+from sandyard.kit.python import make_python_command, make_python_environment
 from sandyard.kit.settings import make_paths_absolute
 from sandyard.platform.settings import PlatformSettings
 
@@ -36,7 +36,7 @@ TLS_LINE = "Over TLS"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start, and where."""
+    """The servers to start, and their options."""
 
     host: str
     port: int
@@ -150,7 +150,7 @@ def make_children(plan: Plan, data: DataDirectory) -> list[Child]:
         data.give_platform_to(plan.user)
     elif os.geteuid() == 0:
         data.take_platform_back()
-    given = python_environment(make_paths_absolute(os.environ, EngineSettings, PlatformSettings))
+    given = make_python_environment(make_paths_absolute(os.environ, EngineSettings, PlatformSettings))
     common = {name: value for name, value in given.items() if name not in {"SANDYARD_TOKEN", "SANDYARD_API_KEYS"}}
     if plan.log_level is not None:
         common["SANDYARD_LOG_LEVEL"] = plan.log_level
@@ -174,7 +174,7 @@ def make_children(plan: Plan, data: DataDirectory) -> list[Child]:
         platform = {name: value for name, value in platform.items() if not name.startswith("E2B_")}
         platform |= {"E2B_API_KEY": key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
         address_options = ("--host", LOOPBACK, "--port", str(plan.engine_port), "--data-dir", str(data.engine))
-        command = python_command("sandyard", "engine", *address_options, *plan.engine_options)
+        command = make_python_command("sandyard", "engine", *address_options, *plan.engine_options)
         keys = given.get("SANDYARD_API_KEYS")
         engine = {"SANDYARD_DEFAULT_MEMORY_MB": AGENT_MEMORY_MB, **common}
         engine |= {"SANDYARD_API_KEYS": f"{keys},{key}" if keys else key}
@@ -185,7 +185,7 @@ def make_children(plan: Plan, data: DataDirectory) -> list[Child]:
     health_path = "/ready" if platform.get("E2B_API_KEY") else "/health"
     ready = f"{make_url(plan.host, plan.port)}{health_path}"
     print_output = _print_platform_output(os.environ.get("SANDYARD_PUBLIC_URL") or make_url(plan.host, plan.port))
-    command = python_command("sandyard", "platform")
+    command = make_python_command("sandyard", "platform")
     if plan.user is not None:
         command = account.make_stepdown_command(plan.user, command, platform, data.platform)
     started.append(

@@ -26,7 +26,7 @@ from typing import Any
 
 from sandyard.cli.up import stepdown
 from sandyard.kit.errors import SandyardError
-from sandyard.kit.python import SAFE_FOLDER, bare_python_command
+from sandyard.kit.python import SAFE_FOLDER, make_bare_python_command
 
 SERVICES = {"git-upload-pack": "upload-pack", "git-receive-pack": "receive-pack"}
 MAX_CONNECTIONS = 64
@@ -152,7 +152,7 @@ def make_command(service: str, repository: Repository) -> list[str]:
     writes = repository.folder if service == "receive-pack" else ""
     order = {"uid": repository.uid, "gid": repository.gid, "sealed": writes}
     settings = (word for setting in CONFIG for word in ("-c", setting))
-    return bare_python_command(stepdown.__file__, json.dumps(order), "git", *settings, service, repository.folder)
+    return make_bare_python_command(stepdown.__file__, json.dumps(order), "git", *settings, service, repository.folder)
 
 
 def find_repository(path: str, folders: Sequence[str] = ("/",)) -> Repository:

@@ -33,7 +33,7 @@ class Redirect:
         await send({"type": "http.response.body", "body": b""})
 
     def _serves(self, name: str) -> bool:
-        """Whether the name belongs to this engine. Redirecting any other name would make this an open redirect."""
+        """Return whether the name belongs to this engine. Redirecting any other name would make this an open redirect."""
         if not _NAME.fullmatch(name):
             return False
         return any(name == own or name.endswith(f".{own}") for own in (self._domain, LOCAL))

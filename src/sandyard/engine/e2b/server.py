@@ -20,6 +20,8 @@ CLOSE_TIMEOUT_SECONDS = 1.0
 
 
 class EngineProtocol(server.BoundedProtocol):
+    """One connection of a client. The extensions are in each request's scope."""
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         delivery: dict[object, object] = {

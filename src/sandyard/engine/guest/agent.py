@@ -106,7 +106,7 @@ def _start_container_service(sandbox: Sandbox, config: GuestConfig, file_limits:
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     try:
         root, user = accounts.lookup("root"), accounts.lookup(config.default_user)
-        trusted = may_become_root(user, accounts.group_name, sandbox.to_host_path("/etc"))
+        trusted = may_become_root(user, accounts.get_group_name, sandbox.to_host_path("/etc"))
         argv = (*config.container_service, str(user.uid if trusted else root.uid))
         spawner.spawn(Program(argv, {"PATH": DEFAULT_PATH}, "/"), root, [null, null, null])
     except UnknownUserError:

@@ -10,30 +10,30 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class GuestConfig:
-    """What the driver decides about an agent before it starts.
+    """Settings of an agent, which its driver chooses before it starts.
 
     `root` is the directory used as `/` in all paths of the protocol. With a root other than `/` (the fake driver,
     tests) processes run on the host as the agent's user, with their home and working directory below `root`.
 
-    Without `switch_user` everything runs as and belongs to the agent's own user, whatever user a request specifies: for
+    Without `switch_user`, everything runs as the agent's own user and belongs to it, whatever user a request specifies: for
     a user namespace with only one user.
 
-    With `warm_up` an agent runs one trivial command by itself soon after it started to serve. It then answers its first
-    real command a millisecond earlier, but uses about 0.9 MB more private memory: for sandboxes that wait in a pool.
+    With `warm_up`, the agent runs a trivial command soon after it started to serve. The first real command is then a
+    millisecond faster, but the agent uses about 0.9 MB more private memory: for sandboxes that wait in a pool.
 
     `keep_fds` are descriptors that stay open: every other inherited one above 2 is closed when serving starts.
 
-    `memory_bytes`, `cpu_count` and `disk_bytes` are the totals that `/metrics` reports; None means: ask the system.
+    `memory_bytes`, `cpu_count` and `disk_bytes` are the totals that `/metrics` reports; None: those of the system.
 
-    With `elevation` the agent runs sudo for programs in the sandbox: for a kernel that ignores set-user-id bits (gVisor).
+    With `elevation`, the agent runs sudo for programs in the sandbox: for a kernel that ignores set-user-id bits (gVisor).
 
-    With `max_processes` the agent limits the number of processes itself: for a kernel of the sandbox's own (gVisor),
+    With `max_processes`, the agent limits the number of processes itself: for a kernel of the sandbox's own (gVisor),
     whose processes the host cannot count.
 
-    With `max_wait_s` the agent looks for events at least this often. After a checkpoint, gVisor can fail to report an event to
+    With `max_wait_s`, the agent looks for events at least this often. After a checkpoint, gVisor can fail to report an event to
     a process that was waiting for it in epoll_wait (seen once in about fifty forks on a busy machine).
 
-    With `forbid_user_namespaces` no program can become root of a new user namespace, because gVisor gives it all rights over
+    With `forbid_user_namespaces`, no program can become root of a new user namespace, because gVisor gives it all rights over
     the network of the sandbox.
 
     With `engine_address` and `engine_secret`, the agent accepts only TCP connections that come from this address and start

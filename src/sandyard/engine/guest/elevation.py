@@ -114,11 +114,11 @@ class Elevation:
         accounts = self._sandbox.accounts
         accounts.refresh()
         try:
-            caller = accounts.lookup(accounts.user_name(uid))
+            caller = accounts.lookup(accounts.get_user_name(uid))
             root = accounts.lookup("root")
         except UnknownUserError:
             raise _RefusedError("you do not exist in the passwd database") from None
-        if not may_become_root(caller, accounts.group_name, self._sandbox.to_host_path("/etc")):
+        if not may_become_root(caller, accounts.get_group_name, self._sandbox.to_host_path("/etc")):
             raise _RefusedError("a password is required")
         argv = (SUDO, *map(str, request["arguments"]))
         env = {str(name): str(value) for name, value in request["env"].items()}

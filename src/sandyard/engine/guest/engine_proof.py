@@ -1,4 +1,4 @@
-"""How the agent recognizes the engine on a TCP socket, to which every program in the sandbox can connect.
+"""Proof that a TCP connection comes from the engine, because every program in the sandbox can connect to the agent.
 
 Each connection starts with a proof that its sender knows a secret of this sandbox. A program that sees the packets (in
 gVisor, every program can) can't use a proof again: it applies to one source port, for a short time, and once.

@@ -86,12 +86,12 @@ class Accounts:
         except KeyError:
             raise UnknownUserError(f"user: unknown user {name}") from None
 
-    def user_name(self, uid: int) -> str:
-        """Return the name as of the last `refresh`."""
+    def get_user_name(self, uid: int) -> str:
+        """Return the name as of the last `refresh`, or the number if there is none."""
         return self._names.get(uid) or str(uid)
 
-    def group_name(self, gid: int) -> str:
-        """Return the name as of the last `refresh`."""
+    def get_group_name(self, gid: int) -> str:
+        """Return the name as of the last `refresh`, or the number if there is none."""
         return self._group_names.get(gid) or str(gid)
 
     def refresh(self) -> None:
@@ -122,6 +122,7 @@ class Accounts:
         self._names.setdefault(user.uid, user.name)
 
     def _adopt_caller(self) -> None:
+        """Give all accounts the ids of this process."""
         uid, gid = os.getuid(), os.getgid()
         for name, home in (("user", "/home/user"), ("root", "/root")):
             self._users.setdefault(name, User(name, uid, gid, home, "/bin/bash", (gid,)))

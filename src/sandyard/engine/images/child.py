@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandyard.kit.errors import InvalidInputError, NoSpaceError, SandyardError, UnsupportedError
-from sandyard.kit.python import SAFE_FOLDER, python_command, python_environment
+from sandyard.kit.python import SAFE_FOLDER, make_python_command, make_python_environment
 
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
 _ERRORS: Mapping[str, type[SandyardError]] = {"full": NoSpaceError, "unconfined": UnsupportedError}
@@ -25,7 +25,7 @@ async def run_process(module: str, request: Mapping[str, Any], what: str, source
     request_fd = os.memfd_create("request")  # longer than an argument may be
     try:
         os.write(request_fd, json.dumps({**request, "parent": os.getpid()}).encode())
-        command = python_command(f"sandyard.engine.images.{module}", str(request_fd))
+        command = make_python_command(f"sandyard.engine.images.{module}", str(request_fd))
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=stdin,
@@ -33,7 +33,7 @@ async def run_process(module: str, request: Mapping[str, Any], what: str, source
             stderr=pipe,
             pass_fds=(request_fd,),
             cwd=SAFE_FOLDER,
-            env=python_environment({name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}),
+            env=make_python_environment({name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}),
         )
     finally:
         os.close(request_fd)

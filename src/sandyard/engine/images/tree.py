@@ -44,18 +44,20 @@ class Meta:
 
 @dataclass
 class Tally:
-    """Statistics about a layer. `implied`: directories that no entry describes, but that contain entries."""
+    """Statistics about a layer. `high_owners`: entries whose owner is above HIGHEST_ID. `implied`: directories that no entry
+    describes, but that contain entries."""
 
     entries: int = 0
     bytes: int = 0
     devices: int = 0
-    strangers: int = 0
+    high_owners: int = 0
     implied: set[str] = field(default_factory=set)
     opaque_root: bool = False
 
 
 class Tree:
-    """`mark_opaque` is called with the descriptor of a directory that hides the contents of lower layers."""
+    """The directory that receives a layer. `mark_opaque` is called with the descriptor of each directory that hides the
+    contents of lower layers."""
 
     def __init__(self, root: int, *, privileged: bool, mark_opaque: Callable[[int], None]) -> None:
         self.tally = Tally()
@@ -246,7 +248,7 @@ class Tree:
         missing owner."""
         ids = [owner if 0 <= owner <= HIGHEST_ID else NOBODY for owner in (meta.uid, meta.gid)]
         if ids != [meta.uid, meta.gid]:
-            self.tally.strangers += 1
+            self.tally.high_owners += 1
         mode = meta.mode & 0o7777
         if not self._privileged:
             if ids[0]:

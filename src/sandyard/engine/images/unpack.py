@@ -206,7 +206,7 @@ def _write_tree(request: UnpackRequest, source: int, control: socket.socket | No
         "entries": tally.entries,
         "bytes": tally.bytes,
         "devices": tally.devices,
-        "strangers": tally.strangers,
+        "strangers": tally.high_owners,
         "implied": sorted(tally.implied),
         "opaque_root": tally.opaque_root,
     }

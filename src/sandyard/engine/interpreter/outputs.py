@@ -11,7 +11,7 @@ from sandyard.engine.interpreter.messages import Message
 
 Event = dict[str, Any]
 
-FIELDS = {
+FIELDS = {  # fields of a result, by MIME type
     "text/plain": "text",
     "text/html": "html",
     "text/markdown": "markdown",
@@ -25,7 +25,11 @@ FIELDS = {
     "e2b/data": "data",
     "e2b/chart": "chart",
 }
-_RESULTS = {"execute_result": True, "display_data": False, "update_display_data": False}
+_RESULTS = {  # kinds of messages with a result, and whether it is the main one
+    "execute_result": True,
+    "display_data": False,
+    "update_display_data": False,
+}
 END: Event = {"type": "end_of_execution"}
 KEEPALIVE: Event = {"type": "keepalive"}
 

@@ -169,7 +169,7 @@ class Components:
         if self._closed:
             return
         self._closed = True
-        await self.pool.stop_filling(timeout_s)
+        await self.pool.stop_refilling(timeout_s)
         await self.loops.cancel()
         if not await self.tasks.wait(timeout_s):
             log.warning("verbs_abandoned", verbs=len(self.tasks))

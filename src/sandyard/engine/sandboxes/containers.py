@@ -1,4 +1,4 @@
-"""Whether programs in a new sandbox may create containers (Docker): chosen by its client or its template.
+"""Decide whether programs in a new sandbox may create containers (Docker), as its client or its template requests.
 
 It is off unless somebody asks for it, because it makes more of the kernel reachable: of gVisor's kernel, or, at the level
 namespace, of the host's. Unless the operator allows the latter, a sandbox that asks for containers and for no level gets

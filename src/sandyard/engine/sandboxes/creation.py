@@ -362,12 +362,12 @@ class Creation:
             return await self._call_driver("create", spec.id, lambda: self._calls.driver.create(spec))
 
         try:
-            return UnrecordedSandbox(await self._pool.create(call_create), ready=False)
+            return UnrecordedSandbox(await self._pool.run_client_create(call_create), ready=False)
         except FullError:
             if not await self._pool.drain_and_wait():
                 raise
             # Removing the pooled sandboxes has freed resources.
-            return UnrecordedSandbox(await self._pool.create(call_create), ready=False)
+            return UnrecordedSandbox(await self._pool.run_client_create(call_create), ready=False)
 
     async def _thaw(self, handle: Handle) -> None:
         try:

@@ -34,7 +34,7 @@ class PauseKind(enum.StrEnum):
 
 
 class OnTimeout(enum.StrEnum):
-    """What happens to a sandbox whose timeout is reached."""
+    """The action when the timeout of a sandbox is reached."""
 
     KILL = "kill"
     PAUSE = "pause"

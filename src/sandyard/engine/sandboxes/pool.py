@@ -35,8 +35,8 @@ def make_sandbox_id() -> str:
 
 @dataclass(slots=True)
 class TemplatePool:
-    """The pooled sandboxes of one template and isolation level, with or without containers. They have the template's limits and the
-    default network policy."""
+    """The pooled sandboxes of one template and isolation level, with or without containers. They have the template's limits
+    and the default network policy."""
 
     template: Template
     limits: Limits
@@ -85,9 +85,9 @@ class Pool:
         self._max_sandboxes = max_sandboxes  # maximum number of sandboxes, including pooled ones
         self._pools: dict[PoolKey, TemplatePool] = {}
         self._refill_needed = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._creating = 0
+        self._no_client_creates = asyncio.Event()
+        self._no_client_creates.set()
+        self._client_creates = 0
         self._closed = False
         self._adding = asyncio.Lock()
 
@@ -119,8 +119,8 @@ class Pool:
     def keep_pooled(
         self, template: Template, limits: Limits, isolation: Isolation, *, containers: bool, full_size: bool = False
     ) -> TemplatePool:
-        """Keep sandboxes of this template in the pool, and return its pool: a few for each one claimed, or as many as
-        the pool of a template may hold."""
+        """Keep sandboxes of this template ready, and return their pool. It grows with the number of claims, or, with
+        `full_size`, holds as many as it may from the beginning."""
         env = frozenset(template.env.items())  # a new build of a template may differ only in its environment
         key = (template.id, template.layers, env, template.defaults, template.start, limits, isolation, containers)
         pool = self._pools.get(key)
@@ -131,16 +131,16 @@ class Pool:
         pool.full_size = pool.full_size or full_size
         return pool
 
-    async def create(self, make: Callable[[], Awaitable[Handle]]) -> Handle:
-        """Run a client's create; refilling waits in the meantime."""
-        self._creating += 1
-        self._idle.clear()
+    async def run_client_create(self, create: Callable[[], Awaitable[Handle]]) -> Handle:
+        """Create a sandbox for a client. Refilling waits until this is done."""
+        self._client_creates += 1
+        self._no_client_creates.clear()
         try:
-            return await make()
+            return await create()
         finally:
-            self._creating -= 1
-            if self._creating == 0:
-                self._idle.set()
+            self._client_creates -= 1
+            if self._client_creates == 0:
+                self._no_client_creates.set()
 
     async def drain_and_wait(self) -> int:
         """Empty the pool and wait until the driver has removed everything. Return the number of sandboxes."""
@@ -169,8 +169,8 @@ class Pool:
     def tidy(self) -> None:
         """Drop the pools of templates that were not used lately, and everything if memory is low. Called every few
         seconds."""
-        limit = self._clock.now() - self._idle_s
-        for key in [key for key, pool in self._pools.items() if pool.used_at < limit]:
+        oldest_use = self._clock.now() - self._idle_s
+        for key in [key for key, pool in self._pools.items() if pool.used_at < oldest_use]:
             self._drain_pool(self._pools.pop(key))
         if self._capacity.is_memory_low(MEMORY_MARGIN):
             drained = self.drain()
@@ -184,7 +184,7 @@ class Pool:
         while True:
             await self._refill_needed.wait()
             self._refill_needed.clear()
-            while (pool := self._find_smallest()) is not None:
+            while (pool := self._find_pool_to_refill()) is not None:
                 await self._wait_until_quiet(pool)
                 if self._closed:
                     return
@@ -199,13 +199,13 @@ class Pool:
     async def _wait_until_quiet(self, pool: TemplatePool) -> None:
         """Wait until creating a sandbox delays nobody. While the pool has enough, that is a gap between clients'
         requests, so that the first command of a claimed sandbox does not compete with the creation of the next one."""
-        await self._idle.wait()
+        await self._no_client_creates.wait()
         enough = self._get_target_size(pool) * ENOUGH_FRACTION
         while len(pool.ready) >= enough and pool.claimed_at > self._clock.now() - QUIET_PERIOD_S:
             await self._clock.sleep(QUIET_PERIOD_S)
-        await self._idle.wait()
+        await self._no_client_creates.wait()
 
-    async def stop_filling(self, timeout_s: float) -> None:
+    async def stop_refilling(self, timeout_s: float) -> None:
         """Stop refilling. Waits for the sandbox being created, because it would be untracked if abandoned half-way."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
@@ -218,7 +218,7 @@ class Pool:
         await self.drain_and_wait()
         self._pools.clear()
 
-    def _find_smallest(self) -> TemplatePool | None:
+    def _find_pool_to_refill(self) -> TemplatePool | None:
         """Return the pool to refill next, or None if all are full or the machine has no room."""
         short = [pool for pool in self._pools.values() if len(pool.ready) < self._get_target_size(pool)]
         pool = min(short, key=lambda pool: len(pool.ready), default=None)

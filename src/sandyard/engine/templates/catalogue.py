@@ -26,7 +26,7 @@ from sandyard.engine.templates.requirements import list_missing_requirements
 from sandyard.engine.templates.trust import Trust, read_trust, write_layer
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
-from sandyard.kit.python import SAFE_FOLDER, python_command, python_environment
+from sandyard.kit.python import SAFE_FOLDER, make_python_command, make_python_environment
 
 log = get_logger(__name__)
 
@@ -308,13 +308,13 @@ class Catalogue:
         build = ("build", name, *options, "--parent", str(os.getpid()))
         try:
             process = await asyncio.create_subprocess_exec(
-                *python_command("sandyard.engine.templates", *where, *build),
+                *make_python_command("sandyard.engine.templates", *where, *build),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 limit=1 << 20,
                 cwd=SAFE_FOLDER,
-                env=python_environment(),
+                env=make_python_environment(),
             )
         except OSError as error:
             log.error("template_build_failed", template=name, output=str(error))  # noqa: TRY400

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from sandyard.kit.errors import UnreachableError, UnsupportedError
-from sandyard.kit.python import PYTHON, SAFE_FOLDER, python_command, python_environment
+from sandyard.kit.python import PYTHON, SAFE_FOLDER, make_python_command, make_python_environment
 
 LOCK = Path(__file__).with_name("node.txt")
 LINKS = {  # wheels cannot contain symbolic links; these were flattened into copies that do not run
@@ -25,7 +25,7 @@ LINKS = {  # wheels cannot contain symbolic links; these were flattened into cop
 def find_installer() -> list[str] | None:
     """Return the command that installs wheels on this machine: pip of this Python, otherwise uv, or None."""
     if importlib.util.find_spec("pip") is not None:
-        return python_command("pip", "--disable-pip-version-check", "--quiet", "install", "--no-compile")
+        return make_python_command("pip", "--disable-pip-version-check", "--quiet", "install", "--no-compile")
     if uv := shutil.which("uv"):
         return [uv, "--quiet", "pip", "install", "--python", PYTHON]
     return None
@@ -40,7 +40,7 @@ def run_installer(command: list[str], arguments: list[str]) -> subprocess.Comple
         check=False,
         stdin=subprocess.DEVNULL,
         cwd=SAFE_FOLDER,
-        env=python_environment(),
+        env=make_python_environment(),
     )
 
 

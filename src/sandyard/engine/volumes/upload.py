@@ -27,7 +27,7 @@ _SPACE_CHECK_BYTES = 8 << 20  # bytes between two checks of the free space
 
 
 class Upload:
-    """Started by `begin`, ended by `finish` or `abandon`."""
+    """One upload. Start it with `begin`, and end it with `finish` or `abandon`."""
 
     def __init__(self, parts: Parts, parent: int, fd: int, owner: Owner, *, force: bool, reserve: int) -> None:
         self._parts = parts
@@ -77,6 +77,7 @@ class Upload:
             self.abandon()
 
     def _publish(self) -> None:
+        """Link the file to its name. With `force`, replace an existing file atomically."""
         name = self._parts[-1]
         if not self._force:
             self._link(name)

@@ -145,6 +145,7 @@ async def list_(caller: Caller, commands: Commands, sandbox_id: SandboxId, page:
 
 @router.get("/commands/{command_id}", name="command.get", dependencies=[large_response()])
 async def get(caller: Caller, commands: Commands, command_id: CommandId) -> CommandView:
+    """Return a command."""
     return CommandView.of((await commands.get_for(caller, command_id))[0])
 
 

@@ -55,10 +55,13 @@ class GivenCredentials(Input):
         }
 
     def make_drafts(self) -> list[CredentialDraft]:
-        """Validate the credentials. Raises InvalidInputError. Blocks for a few milliseconds if there are keys."""
-        given = self.to_arguments()
+        """Validate the credentials and return them. Raises InvalidInputError. Blocks for a few milliseconds if there are keys."""
         return validate_credentials(
-            given["token"], given["username"], given["ssh_key"], given["app"], given["webhook_secret"]
+            to_secret(self.token),
+            self.username,
+            to_secret(self.ssh_key),
+            _to_app_key(self.app),
+            to_secret(self.webhook_secret),
         )
 
 

@@ -71,7 +71,7 @@ async def put(
     """Store all given credentials, or none. Returns all stored credentials."""
     add_audit_detail(request, kinds=sorted(body.model_fields_set - {"username"}))
     if test:
-        project = await projects.require_change(caller, project_id)
+        project = await projects.get_changeable(caller, project_id)
         await tests.check_draft(project, await asyncio.to_thread(body.make_drafts))
     stored = await credentials.put(caller, project_id, **body.to_arguments())
     if test:

@@ -167,6 +167,7 @@ async def get(
     project_id: OfProject = None,
     refresh: Annotated[bool, Query(description="Query the forge first.")] = False,
 ) -> PullRequestView:
+    """Get a pull request by its number on the forge."""
     return PullRequestView.model_validate(await pulls.get(caller, project_id, number, refresh=refresh))
 
 
@@ -240,15 +241,15 @@ async def refresh_by_id(
 
 
 @router.get("/tasks/{task_id}/pull-request", name="task.pull_request", dependencies=[large_response()])
-async def get_of_task(caller: Caller, pulls: PullRequests, task_id: TaskId) -> PullRequestView:
+async def get_for_task(caller: Caller, pulls: PullRequests, task_id: TaskId) -> PullRequestView:
     """Get the task's newest pull request."""
-    return PullRequestView.model_validate(await pulls.get_of_task(caller, task_id))
+    return PullRequestView.model_validate(await pulls.get_for_task(caller, task_id))
 
 
 @router.get("/sessions/{session_id}/pull-request", name="session.pull_request", dependencies=[large_response()])
-async def get_of_session(caller: Caller, pulls: PullRequests, session_id: SessionId) -> PullRequestView:
+async def get_for_session(caller: Caller, pulls: PullRequests, session_id: SessionId) -> PullRequestView:
     """Get the session's newest pull request."""
-    return PullRequestView.model_validate(await pulls.get_of_session(caller, session_id))
+    return PullRequestView.model_validate(await pulls.get_for_session(caller, session_id))
 
 
 async def _get_row(

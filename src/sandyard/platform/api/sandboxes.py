@@ -88,7 +88,7 @@ class ListedSandbox(SandboxView):
     project_name: str | None = None
 
     @classmethod
-    def named(cls, row: models.Sandbox, names: service.SandboxNames) -> ListedSandbox:
+    def with_names(cls, row: models.Sandbox, names: service.SandboxNames) -> ListedSandbox:
         return cls.model_validate(row).model_copy(update=asdict(names))
 
 
@@ -129,7 +129,7 @@ async def list_(
     """List your sandboxes, newest first. Deleted ones are listed only with `status=destroyed`."""
     found = await sandboxes.list_sandboxes(caller, page, everybody=everybody, status=status, session_id=session_id)
     names = await sandboxes.names_of(found.items)
-    return Page.of(found, lambda row: ListedSandbox.named(row, names.get(row.id) or service.SandboxNames()))
+    return Page.of(found, lambda row: ListedSandbox.with_names(row, names.get(row.id) or service.SandboxNames()))
 
 
 @router.get("/sandboxes/{sandbox_id}", name="sandbox.get")
@@ -137,7 +137,7 @@ async def get(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> Li
     """Get a sandbox. Does not resume it."""
     row = await sandboxes.get_status(caller, sandbox_id)
     names = await sandboxes.names_of([row])
-    return ListedSandbox.named(row, names.get(row.id) or service.SandboxNames())
+    return ListedSandbox.with_names(row, names.get(row.id) or service.SandboxNames())
 
 
 @router.delete("/sandboxes/{sandbox_id}", name="sandbox.destroy", status_code=204)

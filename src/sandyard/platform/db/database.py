@@ -204,7 +204,7 @@ class Database:
     @contextlib.asynccontextmanager
     async def dedicated_connection(self) -> AsyncIterator[Any]:
         """Yield an asyncpg connection outside the pool (PostgreSQL only), for what lasts as long as a connection."""
-        with translated():
+        with translate_driver_errors():
             pooled = await self.engine.raw_connection()
         connection = pooled.driver_connection
         pooled.detach()
@@ -232,7 +232,7 @@ class Database:
         Raises DatabaseBusyError if a query takes longer than `sqlite.THREAD_S`, on either database.
         """
         self._require_open()
-        with translated():
+        with translate_driver_errors():
             async with self._session(self.read_engine) as session:
                 yield session
 
@@ -258,7 +258,7 @@ class Database:
         self._require_open()
         try:
             async with self._writing if self.is_sqlite else contextlib.nullcontext():
-                with translated():
+                with translate_driver_errors():
                     async with self._session(self._writes) as session:
                         async with session.begin():
                             change = Transaction(session)
@@ -321,7 +321,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 @contextlib.contextmanager
-def translated() -> Iterator[None]:
+def translate_driver_errors() -> Iterator[None]:
     """Translate the driver's exceptions to our errors."""
     try:
         yield

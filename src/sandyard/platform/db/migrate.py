@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db import models
-from sandyard.platform.db.database import Database, translated
+from sandyard.platform.db.database import Database, translate_driver_errors
 from sandyard.platform.db.types import BigInt, Json, UtcTime
 
 log = get_logger(__name__)
@@ -93,14 +93,14 @@ async def downgrade(database: Database, revision: str) -> None:
 
 async def current(database: Database) -> str | None:
     """Return the schema's revision, None before the first. Raises NewerDatabaseError if this version does not know it."""
-    with translated():
+    with translate_driver_errors():
         async with database.engine.connect() as connection:
             return await connection.run_sync(_current)
 
 
 async def drift(database: Database) -> list[str]:
     """Return the differences between the schema and the models, one line each."""
-    with translated():
+    with translate_driver_errors():
         async with database.engine.connect() as connection:
             return await connection.run_sync(_drift)
 
@@ -175,7 +175,7 @@ def _scripts() -> ScriptDirectory:
 @contextlib.asynccontextmanager
 async def migrating(database: Database) -> AsyncIterator[AsyncConnection]:
     """Yield a connection in a transaction that excludes all other migrations."""
-    with translated():
+    with translate_driver_errors():
         async with database.engine.connect() as connection:
             if database.is_sqlite:
                 async with _without_foreign_keys(connection):

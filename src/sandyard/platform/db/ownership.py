@@ -23,7 +23,7 @@ import asyncpg  # type: ignore[import-untyped]
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.db.database import Database, DatabaseUnavailableError, translated
+from sandyard.platform.db.database import Database, DatabaseUnavailableError, translate_driver_errors
 
 log = get_logger(__name__)
 
@@ -130,7 +130,9 @@ class Ownership:
                 raise ConflictError(self.lost.result())
             if self.connection is None:
                 raise DatabaseUnavailableError
-            with translated():  # on the connection that holds the lock, so that nothing is signed after losing it
+            with (
+                translate_driver_errors()
+            ):  # on the connection that holds the lock, so that nothing is signed after losing it
                 if not await self.connection.fetchval(_HELD_BY_ME, _LOCK, timeout=ANSWER_S):
                     raise DatabaseUnavailableError("The platform no longer holds its database.")
                 await self.connection.execute(write, _NAME, owner, timeout=ANSWER_S)

@@ -82,11 +82,11 @@ class InLoop(aiosqlite.Connection):
         """Run in a thread. The work has ended when this returns, also if cancelled, so that nobody else uses the
         connection meanwhile."""
 
-        def timed() -> Any:
+        def run_with_deadline() -> Any:
             self._deadline = time.monotonic() + THREAD_S
             return work()
 
-        job: Future[Any] = _threads.submit(timed)
+        job: Future[Any] = _threads.submit(run_with_deadline)
         try:
             return await asyncio.wrap_future(job)
         except asyncio.CancelledError:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from sandyard.cli.main import cli
 from sandyard.platform.api.app import build
 from sandyard.platform.api.mcp.tools import TOOLS
-from sandyard.platform.app import ROUTERS, opened
+from sandyard.platform.app import ROUTERS, open_services
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
@@ -33,7 +33,7 @@ else:
 
 @pytest.fixture
 async def services(tmp_path: Path) -> AsyncIterator[Services]:
-    async with opened(PlatformSettings.load({}, data_dir=with_schema(tmp_path / "platform"))) as made:
+    async with open_services(PlatformSettings.load({}, data_dir=with_schema(tmp_path / "platform"))) as made:
         yield made
 
 

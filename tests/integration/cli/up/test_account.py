@@ -14,7 +14,7 @@ import pytest
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import account, stepdown
 from sandyard.cli.up.data_directory import DataDirectory
-from sandyard.kit.python import bare_python_command, python_command
+from sandyard.kit.python import make_bare_python_command, make_python_command
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="switches to another user")
 NOBODY = pwd.getpwnam("nobody")
@@ -39,7 +39,9 @@ print(json.dumps({
 
 
 def run_stepdown(order: dict[str, object], *words: str) -> subprocess.CompletedProcess[str]:
-    command = bare_python_command(stepdown.__file__, json.dumps({"uid": NOBODY.pw_uid, "gid": NOBODY.pw_gid, **order}))
+    command = make_bare_python_command(
+        stepdown.__file__, json.dumps({"uid": NOBODY.pw_uid, "gid": NOBODY.pw_gid, **order})
+    )
     return subprocess.run([*command, *words], capture_output=True, text=True, check=False, cwd="/", timeout=60)
 
 
@@ -59,7 +61,7 @@ def test_code_and_data_in_a_closed_directory_are_accessible(tmp_path: Path) -> N
     os.chown(data, NOBODY.pw_uid, NOBODY.pw_gid)
     shown = {str(code): False, str(data): True}
     shown |= dict.fromkeys(account.list_code_folders(), False)
-    python = bare_python_command("-c", LOOK, str(data), str(code), str(secret))
+    python = make_bare_python_command("-c", LOOK, str(data), str(code), str(secret))
     done = run_stepdown({"shown": shown}, *python)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
@@ -97,7 +99,7 @@ def test_a_privileged_port_is_bound_before_the_user_changes(tmp_path: Path) -> N
     assert "listen" not in json.loads(account.make_stepdown_command(NOBODY, ["true"], environment, tmp_path)[4])
     look = "from sandyard.kit.listen import take_inherited_socket as take; print(take().getsockname()[1], take())"
     shown = dict.fromkeys(account.list_code_folders(), False)
-    python = [*python_command("x")[:2], "-c", look]
+    python = [*make_python_command("x")[:2], "-c", look]
     done = run_stepdown({"listen": ["127.0.0.1", port], "shown": shown}, *python)
     assert done.stdout.split() == [str(port), "None"], done.stderr
 

@@ -24,7 +24,7 @@ from sandyard.cli.up.command import Plan
 from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.engine.app import Ready
 from sandyard.engine.settings import EngineSettings
-from sandyard.kit.python import python_command
+from sandyard.kit.python import make_python_command
 from tests.harness.up import Installation
 
 
@@ -200,8 +200,8 @@ def test_the_platform_runs_as_another_user(state: DataDirectory) -> None:
     assert (order["uid"], order["gid"]) == (nobody.pw_uid, nobody.pw_gid)
     assert order["shown"][str(state.platform)] is True
     assert not any(writable for path, writable in order["shown"].items() if path != str(state.platform))
-    assert platform.command[5:] == python_command("sandyard", "platform")
-    assert engine.command[:4] == python_command("sandyard")
+    assert platform.command[5:] == make_python_command("sandyard", "platform")
+    assert engine.command[:4] == make_python_command("sandyard")
     for path in (state.platform, state.platform / "platform.db"):
         assert path.stat().st_uid == nobody.pw_uid
     assert state.path.stat().st_mode & 0o777 == 0o711, "the user can enter its own directory and list nothing else"

@@ -1,4 +1,4 @@
-"""Building `base` with a script of the test in place of mmdebstrap: everything around it is real."""
+"""Build `base` with a script in place of mmdebstrap. Everything else is real."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sandyard.engine.templates.progress import ProgressLines
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="base is built by root only")
 RELEASE = sources.Release("debian", "bookworm", "Debian 12")
 ARCHIVES = [sources.Source("https://me:hunter2@mirror.example/debian", ("bookworm",), ("main",))]
-WORKING = """
+WORKING_SCRIPT = """
 for last; do :; done
 mirror=$last
 for root in "$@"; do case $root in */rootfs) break;; esac; done
@@ -75,7 +75,7 @@ def test_different_recipes_have_different_digests() -> None:
 def test_the_published_version_has_no_passwords_and_no_files_of_the_build(
     mmdebstrap: Install, folder: TemplateFolder
 ) -> None:
-    mmdebstrap(WORKING)
+    mmdebstrap(WORKING_SCRIPT)
     version = base.build(folder, SilentReport())
     apt = version.rootfs / "etc/apt"
     texts = {str(p.relative_to(version.path)): p.read_text() for p in version.path.rglob("*") if p.is_file()}
@@ -87,11 +87,11 @@ def test_the_published_version_has_no_passwords_and_no_files_of_the_build(
 
 @as_root
 def test_base_is_built_once_unless_forced(mmdebstrap: Install, folder: TemplateFolder) -> None:
-    mmdebstrap(WORKING)
+    mmdebstrap(WORKING_SCRIPT)
     first = base.build(folder, SilentReport())
     mmdebstrap("exit 1")
     assert base.build(folder, SilentReport()) == first
-    mmdebstrap(WORKING)
+    mmdebstrap(WORKING_SCRIPT)
     assert base.build(folder, SilentReport(), force=True) != first
     assert first.rootfs.exists()
 
@@ -144,7 +144,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
 def test_a_killed_builder_leaves_no_process_and_no_mount(
     mmdebstrap: Install, folder: TemplateFolder, tmp_path: Path
 ) -> None:
-    started = tmp_path / "begun"
+    started = tmp_path / "started"
     mmdebstrap(f"mkdir -p {tmp_path}/mnt\nmount -t tmpfs none {tmp_path}/mnt\ntouch {started}\nsleep 3600 & wait")
     builder = subprocess.Popen([sys.executable, "-c", BUILDER, str(folder.directory)], stderr=subprocess.DEVNULL)
     wait_until(started.exists)

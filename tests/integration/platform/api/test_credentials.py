@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 
 from sandyard.platform.api.app import build
-from sandyard.platform.app import ROUTERS, opened
+from sandyard.platform.app import ROUTERS, open_services
 from sandyard.platform.domain.audit.service import AuditQuery
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.services import Services
@@ -47,7 +47,9 @@ class Clients:
 @pytest.fixture
 async def clients(tmp_path: Path) -> AsyncIterator[Clients]:
     async with AsyncExitStack() as stack:
-        services = await stack.enter_async_context(opened(PlatformSettings.load({}, data_dir=with_schema(tmp_path))))
+        services = await stack.enter_async_context(
+            open_services(PlatformSettings.load({}, data_dir=with_schema(tmp_path)))
+        )
         app = build(services, ROUTERS)
         people = []
         for name in ("maria", "otto", "eve"):

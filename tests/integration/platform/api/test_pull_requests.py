@@ -14,7 +14,7 @@ import pytest
 
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.api.app import build
-from sandyard.platform.app import ROUTERS, opened
+from sandyard.platform.app import ROUTERS, open_services
 from sandyard.platform.db.models import PullRequest, Session, Task
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
@@ -59,7 +59,9 @@ class Clients:
 @pytest.fixture
 async def clients(tmp_path: Path) -> AsyncIterator[Clients]:
     async with AsyncExitStack() as stack:
-        services = await stack.enter_async_context(opened(PlatformSettings.load({}, data_dir=with_schema(tmp_path))))
+        services = await stack.enter_async_context(
+            open_services(PlatformSettings.load({}, data_dir=with_schema(tmp_path)))
+        )
         app, people, principals = build(services, ROUTERS), [], []
         for name in ("maria", "otto"):
             user = await services.users.create(ROOT, name, "member")

@@ -24,7 +24,7 @@ from sandyard.kit.ids import ordered_id
 from sandyard.kit.secret import Secret
 from sandyard.platform.api.app import build
 from sandyard.platform.api.large_responses import is_large
-from sandyard.platform.app import ROUTERS, opened
+from sandyard.platform.app import ROUTERS, open_services
 from sandyard.platform.db.base import Base
 from sandyard.platform.db.models import (
     AgentRun,
@@ -363,7 +363,7 @@ def _normalize(body: str, ids: dict[str, str]) -> str:
 @pytest.fixture
 async def walk(tmp_path: Path) -> AsyncIterator[RouteWalk]:
     settings = PlatformSettings.load({}, data_dir=with_schema(tmp_path), creates_per_minute=10_000)
-    async with opened(settings) as services:
+    async with open_services(settings) as services:
         made = RouteWalk(services, build(services, ROUTERS))
         await made.prepare()
         yield made

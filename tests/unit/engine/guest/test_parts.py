@@ -274,8 +274,8 @@ def test_accounts_are_read_from_passwd_and_group(tmp_path: Path) -> None:
     accounts = Accounts(str(tmp_path))
     user = accounts.lookup("user")
     assert (user.uid, user.gid, user.home, user.shell, user.groups) == (1000, 100, "/home/user", "/bin/sh", (100, 4))
-    assert (accounts.user_name(1000), accounts.user_name(5)) == ("user", "5")
-    assert (accounts.group_name(4), accounts.group_name(77)) == ("adm", "77")
+    assert (accounts.get_user_name(1000), accounts.get_user_name(5)) == ("user", "5")
+    assert (accounts.get_group_name(4), accounts.get_group_name(77)) == ("adm", "77")
     with pytest.raises(UnknownUserError, match="unknown user bad"):
         accounts.lookup("bad")
     (tmp_path / "passwd").write_text("only:x:7:7::/o:/bin/sh\n")
@@ -315,7 +315,7 @@ def test_a_pipe_or_a_huge_file_in_place_of_an_account_file_does_not_block_the_ag
     looking.start()
     looking.join(5)
     assert not looking.is_alive()
-    assert accounts.lookup("user").uid == 1000, "as long as a file cannot be read, what it contained before counts"
+    assert accounts.lookup("user").uid == 1000, "while a file cannot be read, its previous content applies"
 
 
 # output --------------------------------------------------------------------------------------------------------------
@@ -386,14 +386,14 @@ def test_buffered_output_is_limited_per_process_and_in_total(size: int) -> None:
     assert budget.used == 0
 
 
-@pytest.mark.parametrize(("status", "words", "code"), [(0, "exit status 0", 0), (5 << 8, "exit status 5", 5)])
-def test_exit_statuses_are_described(status: int, words: str, code: int) -> None:
+@pytest.mark.parametrize(("status", "text", "code"), [(0, "exit status 0", 0), (5 << 8, "exit status 5", 5)])
+def test_exit_statuses_are_described(status: int, text: str, code: int) -> None:
     end = describe_exit(status)
-    assert (end.status, end.exit_code, end.exited) == (words, code, True)
+    assert (end.status, end.exit_code, end.exited) == (text, code, True)
 
 
 @pytest.mark.parametrize(
-    ("number", "words"),
+    ("number", "text"),
     [
         (9, "signal: killed"),
         (15, "signal: terminated"),
@@ -401,9 +401,9 @@ def test_exit_statuses_are_described(status: int, words: str, code: int) -> None
         (6 | 0x80, "signal: aborted (core dumped)"),
     ],
 )
-def test_signals_are_described(number: int, words: str) -> None:
+def test_signals_are_described(number: int, text: str) -> None:
     end = describe_exit(number)
-    assert (end.status, end.error, end.exit_code) == (words, words, -1)
+    assert (end.status, end.error, end.exit_code) == (text, text, -1)
 
 
 # encodings and messages ----------------------------------------------------------------------------------------------
@@ -465,13 +465,13 @@ def test_message_fields_are_read_and_validated() -> None:
         0,
         [],
     )
-    wrong: list[tuple[Callable[..., object], object]] = [
+    invalid: list[tuple[Callable[..., object], object]] = [
         (protojson.text, 1), (protojson.flag, "true"), (protojson.uint32, -1), (protojson.uint32, True),
         (protojson.uint32, 1 << 32), (protojson.nested_message, []), (protojson.texts, ["a", 1]),
         (protojson.text_map, {"a": 1}),
         (protojson.octets, "a"), (protojson.octets, "\u00fc"),
     ]  # fmt: skip
-    for read, value in wrong:
+    for read, value in invalid:
         with pytest.raises(protojson.FieldError):
             read({"field": value}, "field")
 

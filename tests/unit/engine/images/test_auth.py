@@ -23,12 +23,12 @@ from sandyard.kit.errors import ForbiddenError, InvalidInputError, UnsupportedEr
 from sandyard.kit.secret import Secret
 from tests.images.server import ReceivedRequest, Reply, run_server
 
-HERE = RegistryPolicy(registries=frozenset({"127.0.0.1"}))
+LOOPBACK_ONLY = RegistryPolicy(registries=frozenset({"127.0.0.1"}))
 AWS = {"type": "aws", "awsAccessKeyId": "AKID", "awsSecretAccessKey": "s3cr3t", "awsRegion": "eu-west-1"}
 
 
 def make_client() -> HttpClient:
-    return HttpClient(HERE, pause=0.01)
+    return HttpClient(LOOPBACK_ONLY, pause=0.01)
 
 
 # Credentials from clients ------------------------------------------------------------------------------------------------------
@@ -98,10 +98,10 @@ async def test_a_token_is_fetched_with_the_login() -> None:
 
 async def test_basic_authentication_is_tried_once() -> None:
     async with make_client() as client:
-        authority = RegistryAuthenticator(client, "x", _login_provider(Login("u", Secret("p"))))
-        first = await authority.answer_challenge('Basic realm="x"', None)
+        authenticator = RegistryAuthenticator(client, "x", _login_provider(Login("u", Secret("p"))))
+        first = await authenticator.answer_challenge('Basic realm="x"', None)
         assert first == "Basic dTpw"
-        assert await authority.answer_challenge('Basic realm="x"', first) is None
+        assert await authenticator.answer_challenge('Basic realm="x"', first) is None
         assert (
             await RegistryAuthenticator(client, "x", _login_provider(None)).answer_challenge('Basic realm="x"', None)
             is None

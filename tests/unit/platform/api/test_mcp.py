@@ -15,7 +15,7 @@ import pytest
 
 from sandyard.platform.api.app import build
 from sandyard.platform.api.mcp import tools as mcp_tools
-from sandyard.platform.app import ROUTERS, opened
+from sandyard.platform.app import ROUTERS, open_services
 from sandyard.platform.domain.audit.service import AuditQuery
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.services import Services
@@ -60,7 +60,7 @@ class Place:
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
     settings = PlatformSettings.load({}, data_dir=with_schema(tmp_path), creates_per_minute=3)
-    async with opened(settings) as services, serving(build(services, ROUTERS)) as url:
+    async with open_services(settings) as services, serving(build(services, ROUTERS)) as url:
         yield Place(services, url)
 
 
@@ -226,7 +226,7 @@ async def test_client_continues_after_restart(tmp_path: Path) -> None:
             request.url = httpx2.URL(current[-1])
             return await super().handle_async_request(request)
 
-    async with opened(settings) as services, serving(build(services, ROUTERS)) as url:
+    async with open_services(settings) as services, serving(build(services, ROUTERS)) as url:
         place = Place(services, url)
         maria = await place.person("maria")
         current.append(url)
@@ -236,7 +236,7 @@ async def test_client_continues_after_restart(tmp_path: Path) -> None:
         session = await sessions.ClientSession(read, write).__aenter__()
         await session.initialize()
         assert not (await session.call_tool("list_projects", {})).is_error
-    async with opened(settings) as services, serving(build(services, ROUTERS)) as url:
+    async with open_services(settings) as services, serving(build(services, ROUTERS)) as url:
         current.append(url)
         with anyio.fail_after(30):
             assert not (await session.call_tool("list_projects", {})).is_error

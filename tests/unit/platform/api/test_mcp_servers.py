@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from sandyard.platform.api.app import build
-from sandyard.platform.app import ROUTERS, opened
+from sandyard.platform.app import ROUTERS, open_services
 from sandyard.platform.domain.services import Services
 from sandyard.platform.settings import PlatformSettings
 from tests.harness.databases import with_schema
@@ -24,7 +24,7 @@ KEY = "mcp-planted-8c1f0a97d2e64b35"
 
 @pytest.fixture
 async def services(tmp_path: Path) -> AsyncIterator[Services]:
-    async with opened(PlatformSettings.load({}, data_dir=with_schema(tmp_path))) as made:
+    async with open_services(PlatformSettings.load({}, data_dir=with_schema(tmp_path))) as made:
         yield made
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from sandyard.platform.api import models
 from sandyard.platform.api.app import build
-from sandyard.platform.app import ROUTERS, opened
+from sandyard.platform.app import ROUTERS, open_services
 from sandyard.platform.db.models import ModelCall
 from sandyard.platform.domain.agents.profiles import BUILT_IN
 from sandyard.platform.domain.models.model import NoModelError
@@ -30,7 +30,7 @@ PROVIDERS = "/api/v1/model-providers"
 
 @pytest.fixture
 async def services(tmp_path: Path) -> AsyncIterator[Services]:
-    async with opened(PlatformSettings.load({}, data_dir=with_schema(tmp_path))) as made:
+    async with open_services(PlatformSettings.load({}, data_dir=with_schema(tmp_path))) as made:
         yield made
 
 

@@ -20,42 +20,42 @@ from tests.unit.platform.domain.tasks.desk import Desk, desk_in
 from tests.unit.platform.world import client, everything
 
 
-class Front:
+class BoardClient:
     """An API client for a board whose attempts are not worked on."""
 
     def __init__(self, desk: Desk, web: httpx.AsyncClient) -> None:
         self.desk, self.web = desk, web
 
     async def post(self, path: str, expected: int = 200, **body: Any) -> dict[str, Any]:
-        answer = await self.web.post(f"/api/v1{path}", json=body)
-        assert answer.status_code == expected, answer.text
-        found: dict[str, Any] = answer.json()
+        response = await self.web.post(f"/api/v1{path}", json=body)
+        assert response.status_code == expected, response.text
+        found: dict[str, Any] = response.json()
         return found
 
     async def get(self, path: str, **query: Any) -> dict[str, Any]:
-        answer = await self.web.get(f"/api/v1{path}", params=query)
-        assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
+        response = await self.web.get(f"/api/v1{path}", params=query)
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()
         return found
 
-    async def card(self, title: str = "Fix the login", **body: Any) -> dict[str, Any]:
+    async def create_task(self, title: str = "Fix the login", **body: Any) -> dict[str, Any]:
         return await self.post("/tasks", 201, projectId=self.desk.project.id, title=title, **body)
 
 
 @pytest.fixture
-async def front(tmp_path: Path) -> AsyncIterator[Front]:
+async def board(tmp_path: Path) -> AsyncIterator[BoardClient]:
     async with desk_in(tmp_path) as desk:
         world = desk.world
         schedules = Schedules(world.database, world.projects, desk.tasks, world.settings, world.clock)
         for name, service in (("tasks", desk.tasks), ("attempts", desk.attempts), ("schedules", schedules)):
             setattr(world, name, service)
         async with client(world.app(tasks_api.router, schedules_api.router), desk.owner) as web:
-            yield Front(desk, web)
+            yield BoardClient(desk, web)
 
 
-async def test_task_from_creation_to_done(front: Front) -> None:
+async def test_task_from_creation_to_done(board: BoardClient) -> None:
     wanted = [{"agent": "demo", "model": "small"}, {"agent": "opencode", "model": None}]
-    card = await front.card(
+    card = await board.create_task(
         description="Words.", attempts=wanted, baseBranch="main", priority=3, budget={"usd": 2.5}, model="large"
     )
     assert card["wanted"] == wanted
@@ -63,40 +63,40 @@ async def test_task_from_creation_to_done(front: Front) -> None:
     assert card["budget"] == {"usd": 2.5, "tokens": None}
     assert card["source"] == {"kind": "person"}
     path = f"/tasks/{card['id']}"
-    moved = await front.post(f"{path}/move", status="in_progress")
+    moved = await board.post(f"{path}/move", status="in_progress")
     assert [one["queuePosition"] for one in moved["attempts"]] == [1, 2]
     assert moved["queuePosition"] == 1
-    queue = await front.get("/queue")
+    queue = await board.get("/queue")
     assert [(one["position"], one["taskId"], one["title"], one["number"]) for one in queue["items"]] == [
         (1, card["id"], "Fix the login", 1),
         (2, card["id"], "Fix the login", 2),
     ]
-    changed = await front.web.patch(f"/api/v1{path}", json={"title": "Mend it", "agent": None, "description": None})
+    changed = await board.web.patch(f"/api/v1{path}", json={"title": "Mend it", "agent": None, "description": None})
     assert (changed.json()["title"], changed.json()["description"]) == ("Mend it", "Words.")
-    stopped = await front.post(f"{path}/stop")
+    stopped = await board.post(f"{path}/stop")
     assert stopped["status"] == "cancelled"
     assert {one["status"] for one in stopped["attempts"]} == {"cancelled"}
-    assert (await front.post(f"{path}/retry"))["status"] == "in_progress"
-    await front.post(f"{path}/stop")
-    assert (await front.web.delete(f"/api/v1{path}")).status_code == 204
-    assert (await front.web.get(f"/api/v1{path}")).status_code == 404
+    assert (await board.post(f"{path}/retry"))["status"] == "in_progress"
+    await board.post(f"{path}/stop")
+    assert (await board.web.delete(f"/api/v1{path}")).status_code == 204
+    assert (await board.web.get(f"/api/v1{path}")).status_code == 404
 
 
-async def test_details_of_attempt(front: Front) -> None:
-    card = await front.card(start=True)
-    task = await front.desk.tasks.get(front.desk.me, card["id"])
-    (attempt,) = await front.desk.attempts_of(task)
-    now = get_time(front.desk.world.clock)
-    mine = {"owner_id": front.desk.me.user_id, "project_id": task.project_id, "template": "base"}
-    of = {"project_id": task.project_id, "task_id": task.id, "session_id": attempt.session_id}
+async def test_attempt_details(board: BoardClient) -> None:
+    card = await board.create_task(start=True)
+    task = await board.desk.tasks.get(board.desk.me, card["id"])
+    (attempt,) = await board.desk.attempts_of(task)
+    now = get_time(board.desk.world.clock)
+    ownership = {"owner_id": board.desk.me.user_id, "project_id": task.project_id, "template": "base"}
+    links = {"project_id": task.project_id, "task_id": task.id, "session_id": attempt.session_id}
     pull = {"forge": "github", "url": "https://x.test/1", "state": "open", "draft": False, "review": "none"}
-    when = {"created_at": now, "updated_at": now}
-    async with front.desk.world.database.transaction() as tx:
-        tx.add(Session(id=attempt.session_id, task_id=task.id, title="x", sandbox_id="sbx_1", **mine, **when))
+    times = {"created_at": now, "updated_at": now}
+    async with board.desk.world.database.transaction() as tx:
+        tx.add(Session(id=attempt.session_id, task_id=task.id, title="x", sandbox_id="sbx_1", **ownership, **times))
         await tx.session.flush()
         for number, cost in ((1, 250_000), (2, None)):
             tokens = {"input_tokens": 100, "output_tokens": 20, "cost_micros": cost}
-            tx.add(ModelCall(id=f"mcl_{number}", status=200, started_at=now, duration_ms=5, **tokens, **of))
+            tx.add(ModelCall(id=f"mcl_{number}", status=200, started_at=now, duration_ms=5, **tokens, **links))
         tx.add(
             PullRequest(
                 id="pul_1",
@@ -106,8 +106,8 @@ async def test_details_of_attempt(front: Front) -> None:
                 base_branch="main",
                 checks="none",
                 **pull,
-                **of,
-                **when,
+                **links,
+                **times,
             )
         )
         row = await tx.session.merge(attempt)
@@ -125,8 +125,8 @@ async def test_details_of_attempt(front: Front) -> None:
         ):
             times = {"started_at": now + timedelta(seconds=began), "finished_at": now + timedelta(seconds=ended)}
             tx.add(Step(attempt_id=row.id, round=round_, number=number, name=name, status="completed", **times))
-    await front.desk.becomes(task, AttemptStatus.IN_REVIEW, Column.IN_REVIEW)
-    found = await front.get(f"/tasks/{task.id}")
+    await board.desk.becomes(task, AttemptStatus.IN_REVIEW, Column.IN_REVIEW)
+    found = await board.get(f"/tasks/{task.id}")
     (view,) = found["attempts"]
     assert (view["verified"], view["verification"]["exitCode"]) == (False, 2)
     assert view["diff"] == {"files": 2, "added": 10, "removed": 3}
@@ -135,36 +135,36 @@ async def test_details_of_attempt(front: Front) -> None:
     assert [step["name"] for step in view["steps"]] == ["setup", "agent", "agent"]
     assert view["workingSince"] is None
     assert found["pullRequest"]["url"] == "https://x.test/1"
-    assert (await front.get(f"/tasks/{task.id}/attempts"))["items"] == [view]
-    (listed,) = (await front.get("/tasks", status="in_review"))["items"]
+    assert (await board.get(f"/tasks/{task.id}/attempts"))["items"] == [view]
+    (listed,) = (await board.get("/tasks", status="in_review"))["items"]
     assert listed["attempts"][0]["steps"] is None
-    without = await front.post(f"/tasks/{task.id}/move", 400, status="in_progress")
-    assert without["code"] == "feedback_needed"
-    back = await front.post(f"/tasks/{task.id}/move", status="in_progress", feedback="Use a set.")
+    rejected = await board.post(f"/tasks/{task.id}/move", 400, status="in_progress")
+    assert rejected["code"] == "feedback_needed"
+    back = await board.post(f"/tasks/{task.id}/move", status="in_progress", feedback="Use a set.")
     assert back["attempts"][0]["round"] == 2
-    async with front.desk.world.database.transaction() as tx:
+    async with board.desk.world.database.transaction() as tx:
         for number in (3, 4):  # of a provider that reported nonsense to an earlier version
             tokens = {"input_tokens": 1 << 62, "output_tokens": 1 << 62, "cost_micros": 1 << 62}
-            tx.add(ModelCall(id=f"mcl_{number}", status=200, started_at=now, duration_ms=5, **tokens, **of))
-    (view,) = (await front.get(f"/tasks/{task.id}"))["attempts"]
+            tx.add(ModelCall(id=f"mcl_{number}", status=200, started_at=now, duration_ms=5, **tokens, **links))
+    (view,) = (await board.get(f"/tasks/{task.id}"))["attempts"]
     assert (view["spent"]["calls"], view["spent"]["inputTokens"]) == (4, 1 << 63)
 
 
-async def test_refusals(front: Front) -> None:
-    first = await front.card("first")
-    second = await front.card("second", needs=[first["id"]], start=True)
+async def test_invalid_requests_are_rejected(board: BoardClient) -> None:
+    first = await board.create_task("first")
+    second = await board.create_task("second", needs=[first["id"]], start=True)
     assert second["status"] == "backlog"
     assert second["startWhenReady"]
     assert second["blockedBy"] == second["needs"] == [first["id"]]
-    blocked = await front.post(f"/tasks/{second['id']}/move", 409, status="in_progress")
+    blocked = await board.post(f"/tasks/{second['id']}/move", 409, status="in_progress")
     assert (blocked["code"], blocked["blockedBy"]) == ("task_blocked", [first["id"]])
-    circle = await front.web.patch(f"/api/v1/tasks/{first['id']}", json={"needs": [second["id"]]})
-    assert (circle.status_code, circle.json()["code"]) == (400, "needs_cycle")
-    await front.desk.configure(wipLimits={"in_progress": 1})
-    await front.post(f"/tasks/{first['id']}/move", status="in_progress")
-    full = await front.post(f"/tasks/{(await front.card('third'))['id']}/move", 409, status="in_progress")
+    cycle = await board.web.patch(f"/api/v1/tasks/{first['id']}", json={"needs": [second["id"]]})
+    assert (cycle.status_code, cycle.json()["code"]) == (400, "needs_cycle")
+    await board.desk.configure(wipLimits={"in_progress": 1})
+    await board.post(f"/tasks/{first['id']}/move", status="in_progress")
+    full = await board.post(f"/tasks/{(await board.create_task('third'))['id']}/move", 409, status="in_progress")
     assert (full["code"], full["limit"], full["count"]) == ("column_full", 1, 1)
-    assert (await front.post(f"/tasks/{first['id']}/move", 409, status="done"))["code"] == "move_refused"
+    assert (await board.post(f"/tasks/{first['id']}/move", 409, status="done"))["code"] == "move_refused"
     for wrong in (
         {"title": " "},
         {"attempts": [{}] * 9},
@@ -172,15 +172,17 @@ async def test_refusals(front: Front) -> None:
         {"agent": "nobody"},
         {"budget": {"usd": 0}},
     ):
-        answer = await front.web.post("/api/v1/tasks", json={"projectId": front.desk.project.id, "title": "x", **wrong})
-        assert answer.status_code in (400, 422), wrong
-    assert (await front.web.get("/api/v1/tasks", params={"cursor": "nonsense"})).status_code == 400
+        response = await board.web.post(
+            "/api/v1/tasks", json={"projectId": board.desk.project.id, "title": "x", **wrong}
+        )
+        assert response.status_code in (400, 422), wrong
+    assert (await board.web.get("/api/v1/tasks", params={"cursor": "nonsense"})).status_code == 400
 
 
-async def test_all_pages(front: Front) -> None:
+async def test_tasks_are_paged(board: BoardClient) -> None:
     for number in range(5):
-        await front.card(str(number), start=number % 2 == 0)
-    found = await everything(front.web, "/api/v1/tasks", limit=2, projectId=front.desk.project.id)
+        await board.create_task(str(number), start=number % 2 == 0)
+    found = await everything(board.web, "/api/v1/tasks", limit=2, projectId=board.desk.project.id)
     assert [(one["status"], one["title"], one["position"]) for one in found] == [
         ("backlog", "1", 0),
         ("backlog", "3", 1),
@@ -190,17 +192,17 @@ async def test_all_pages(front: Front) -> None:
     ]
 
 
-async def test_board_is_paged(front: Front) -> None:
-    """With two thousand cards with long descriptions, the first answer counts all of them and contains what fits on a
+async def test_board_is_paged(board: BoardClient) -> None:
+    """With two thousand cards with long descriptions, the first response counts all of them and contains what fits on a
     screen."""
-    now, columns = get_time(front.desk.world.clock), list(Column)
-    async with front.desk.world.database.transaction() as tx:
+    now, columns = get_time(board.desk.world.clock), list(Column)
+    async with board.desk.world.database.transaction() as tx:
         tx.add(
             *(
                 Task(
                     id=f"tsk_{number:04}",
-                    project_id=front.desk.project.id,
-                    created_by=front.desk.me.user_id,
+                    project_id=board.desk.project.id,
+                    created_by=board.desk.me.user_id,
                     title=f"Card {number}",
                     description="Much is said here. " * 100 + ("needle" if number % 500 == 4 else ""),
                     status=columns[number % len(columns)],
@@ -212,51 +214,51 @@ async def test_board_is_paged(front: Front) -> None:
                 for number in range(2000)
             )
         )
-    answer = await front.web.get("/api/v1/board", params={"projectId": front.desk.project.id})
-    board = answer.raise_for_status().json()
-    assert len(answer.content) < 150_000
-    assert [(one["status"], one["total"], one["matching"], len(one["items"])) for one in board["columns"]] == [
+    response = await board.web.get("/api/v1/board", params={"projectId": board.desk.project.id})
+    page = response.raise_for_status().json()
+    assert len(response.content) < 150_000
+    assert [(one["status"], one["total"], one["matching"], len(one["items"])) for one in page["columns"]] == [
         (column.value, 400, 400, tasks_api.COLUMN_LIMIT) for column in Column
     ]
     seen: list[tuple[str, int]] = []
     while len(seen) < 400:
-        (one,) = (await front.get("/board", status="done", offset=len(seen), limit=150))["columns"]
+        (one,) = (await board.get("/board", status="done", offset=len(seen), limit=150))["columns"]
         seen += [(card["title"], card["position"]) for card in one["items"]]
     assert seen == [(f"Card {3 + 5 * index}", index) for index in range(400)]
-    found = (await front.get("/board", q="NEEDLE card"))["columns"]
+    found = (await board.get("/board", q="NEEDLE card"))["columns"]
     assert [(one["total"], one["matching"]) for one in found] == [(400, 0)] * 4 + [(400, 4)]
     assert [(card["title"], card["position"]) for card in found[4]["items"]] == [
         (f"Card {4 + 500 * number}", 100 * number) for number in range(4)
     ]
-    (counts,) = (await front.get("/tasks/counts"))["items"]
+    (counts,) = (await board.get("/tasks/counts"))["items"]
     assert counts == {
-        "projectId": front.desk.project.id,
+        "projectId": board.desk.project.id,
         "columns": {column.value: 400 for column in Column},
         "failed": 0,
     }
 
 
-async def test_board_filters(front: Front) -> None:
+async def test_board_filters(board: BoardClient) -> None:
     wanted = [{"agent": "opencode", "model": None}]
-    quiet = await front.card("quiet", agent="opencode")
-    asked = await front.card("asked", start=True)
-    failed = await front.card("failed", start=True)
-    several = await front.card("several", attempts=wanted * 2, start=True)
-    await front.card("waits", needs=[failed["id"]])
-    now = get_time(front.desk.world.clock)
+    quiet = await board.create_task("quiet", agent="opencode")
+    asked = await board.create_task("asked", start=True)
+    failed = await board.create_task("failed", start=True)
+    several = await board.create_task("several", attempts=wanted * 2, start=True)
+    await board.create_task("waits", needs=[failed["id"]])
+    now = get_time(board.desk.world.clock)
     for card, status, column in (
         (asked, AttemptStatus.RUNNING, Column.IN_PROGRESS),
         (failed, AttemptStatus.FAILED, Column.IN_PROGRESS),
         (several, AttemptStatus.READY, Column.IN_REVIEW),
     ):
-        await front.desk.becomes(await front.desk.tasks.get(front.desk.me, card["id"]), status, column)
+        await board.desk.becomes(await board.desk.tasks.get(board.desk.me, card["id"]), status, column)
     session_id = asked["attempts"][0]["sessionId"]
-    mine = {"owner_id": front.desk.me.user_id, "project_id": front.desk.project.id, "template": "base"}
-    async with front.desk.world.database.transaction() as tx:
-        tx.add(Session(id=session_id, task_id=asked["id"], title="x", created_at=now, updated_at=now, **mine))
+    ownership = {"owner_id": board.desk.me.user_id, "project_id": board.desk.project.id, "template": "base"}
+    async with board.desk.world.database.transaction() as tx:
+        tx.add(Session(id=session_id, task_id=asked["id"], title="x", created_at=now, updated_at=now, **ownership))
         await tx.session.flush()
-        what = {"request": "1", "kind": "question", "title": "?", "detail": {}, "status": "pending"}
-        tx.add(Ask(id="ask_1", session_id=session_id, created_at=now, **what))
+        fields = {"request": "1", "kind": "question", "title": "?", "detail": {}, "status": "pending"}
+        tx.add(Ask(id="ask_1", session_id=session_id, created_at=now, **fields))
         tx.add(
             PullRequest(
                 id="pul_1",
@@ -270,49 +272,49 @@ async def test_board_filters(front: Front) -> None:
                 state="open",
                 draft=False,
                 review="none",
-                project_id=front.desk.project.id,
+                project_id=board.desk.project.id,
                 task_id=several["id"],
                 created_at=now,
                 updated_at=now,
             )
         )
 
-    async def shown(**query: Any) -> list[str]:
-        board = await front.get("/board", **query)
-        return [card["title"] for column in board["columns"] for card in column["items"]]
+    async def list_titles(**query: Any) -> list[str]:
+        page = await board.get("/board", **query)
+        return [card["title"] for column in page["columns"] for card in column["items"]]
 
-    assert await shown() == ["quiet", "waits", "asked", "failed", "several"]
-    assert await shown(show="running") == ["asked"]
-    assert await shown(show="failed") == ["failed"]
-    assert await shown(show="needs-you") == ["asked", "several"]
-    assert await shown(agent="opencode") == ["quiet", "several"]
-    assert await shown(agent="opencode", q="quiet") == ["quiet"]
-    assert await shown(q="#7") == await shown(q="TASK-branch several") == ["several"]
-    assert await shown(q=quiet["id"]) == ["quiet"]
-    await front.card("Übersicht of the login", description="and its fix")
-    assert await shown(q="ÜBERSICHT") == ["Übersicht of the login"]
-    assert [one["title"] for one in (await front.get("/tasks", q="fix übersicht"))["items"]] == [
+    assert await list_titles() == ["quiet", "waits", "asked", "failed", "several"]
+    assert await list_titles(show="running") == ["asked"]
+    assert await list_titles(show="failed") == ["failed"]
+    assert await list_titles(show="needs-you") == ["asked", "several"]
+    assert await list_titles(agent="opencode") == ["quiet", "several"]
+    assert await list_titles(agent="opencode", q="quiet") == ["quiet"]
+    assert await list_titles(q="#7") == await list_titles(q="TASK-branch several") == ["several"]
+    assert await list_titles(q=quiet["id"]) == ["quiet"]
+    await board.create_task("Übersicht of the login", description="and its fix")
+    assert await list_titles(q="ÜBERSICHT") == ["Übersicht of the login"]
+    assert [one["title"] for one in (await board.get("/tasks", q="fix übersicht"))["items"]] == [
         "Übersicht of the login"
     ]
-    (backlog,) = (await front.get("/board", status="backlog"))["columns"]
+    (backlog,) = (await board.get("/board", status="backlog"))["columns"]
     assert "description" not in backlog["items"][0]
-    assert (await front.get("/board", status="backlog"))["titles"] == {failed["id"]: "failed"}
-    assert (await front.web.get("/api/v1/board", params={"limit": 201})).status_code in (400, 422)
+    assert (await board.get("/board", status="backlog"))["titles"] == {failed["id"]: "failed"}
+    assert (await board.web.get("/api/v1/board", params={"limit": 201})).status_code in (400, 422)
 
 
-async def test_schedules(front: Front) -> None:
-    given = {"projectId": front.desk.project.id, "name": "nightly", "cron": "0 3 * * *", "task": {"title": "Tidy"}}
-    made = await front.post("/schedules", 201, **given, timezone="Europe/Berlin")
+async def test_schedules(board: BoardClient) -> None:
+    given = {"projectId": board.desk.project.id, "name": "nightly", "cron": "0 3 * * *", "task": {"title": "Tidy"}}
+    made = await board.post("/schedules", 201, **given, timezone="Europe/Berlin")
     assert (made["nextAt"], made["lastError"], made["task"]["start"]) == ("2023-11-15T02:00:00.000Z", None, True)
-    wrong = await front.post("/schedules", 400, **{**given, "cron": "0 3 * * FOO"})
+    wrong = await board.post("/schedules", 400, **{**given, "cron": "0 3 * * FOO"})
     assert "not a valid cron expression" in wrong["detail"]
-    task = await front.post(f"/schedules/{made['id']}/run", 201)
+    task = await board.post(f"/schedules/{made['id']}/run", 201)
     assert (task["status"], task["source"]["scheduleId"]) == ("in_progress", made["id"])
-    off = await front.web.patch(
+    off = await board.web.patch(
         f"/api/v1/schedules/{made['id']}", json={"enabled": False, "task": {"title": "Tidy up"}}
     )
     assert (off.json()["nextAt"], off.json()["task"]["title"]) == (None, "Tidy up")
     assert off.json()["lastTaskId"] == task["id"]
-    assert [one["id"] for one in (await front.get("/schedules"))["items"]] == [made["id"]]
-    assert (await front.web.delete(f"/api/v1/schedules/{made['id']}")).status_code == 204
-    assert (await front.web.get(f"/api/v1/schedules/{made['id']}")).status_code == 404
+    assert [one["id"] for one in (await board.get("/schedules"))["items"]] == [made["id"]]
+    assert (await board.web.delete(f"/api/v1/schedules/{made['id']}")).status_code == 204
+    assert (await board.web.get(f"/api/v1/schedules/{made['id']}")).status_code == 404

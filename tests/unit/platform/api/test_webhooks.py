@@ -23,7 +23,7 @@ from starlette.types import Message
 from sandyard.kit.secret import Secret
 from sandyard.platform.api import webhooks as api
 from sandyard.platform.api.app import build
-from sandyard.platform.app import ROUTERS, opened
+from sandyard.platform.app import ROUTERS, open_services
 from sandyard.platform.db.models import Audit, Delivery
 from sandyard.platform.domain.audit.service import AuditQuery
 from sandyard.platform.domain.forge import webhooks
@@ -66,7 +66,7 @@ class WebhookClient:
 @pytest.fixture
 async def webhook_client(tmp_path: Path) -> AsyncIterator[WebhookClient]:
     settings = PlatformSettings.load({}, data_dir=with_schema(tmp_path), executes_per_minute=20)
-    async with opened(settings) as services:
+    async with open_services(settings) as services:
         app = build(services, ROUTERS)
         maria = await services.users.create(ROOT, "maria", "member")
         owner = Principal(maria.id, "maria", "member", "test")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.exc import InternalError
 
-from sandyard.platform.db.database import DatabaseUnavailableError, translated
+from sandyard.platform.db.database import DatabaseUnavailableError, translate_driver_errors
 
 
 class DriverError(Exception):
@@ -16,10 +16,10 @@ class DriverError(Exception):
 
 def test_a_connection_that_broke_at_a_bad_moment_is_an_unavailable_database() -> None:
     broken = DriverError("cannot switch to state 11; another operation (2) is in progress")
-    with pytest.raises(DatabaseUnavailableError), translated():
+    with pytest.raises(DatabaseUnavailableError), translate_driver_errors():
         raise InternalError("SELECT 1", {}, broken)
 
 
 def test_an_internal_error_of_the_server_stays_an_error_of_the_statement() -> None:
-    with pytest.raises(InternalError), translated():
+    with pytest.raises(InternalError), translate_driver_errors():
         raise InternalError("SELECT 1", {}, DriverError("cache lookup failed", "XX000"))

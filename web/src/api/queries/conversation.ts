@@ -7,7 +7,7 @@ import { invalidate } from "../refresh";
 import type { Ask, Turn } from "../types";
 import { moveTask, retryTask, taskQuery } from "./tasks";
 
-const at = (sessionId: string) => ({ params: { path: { session_id: sessionId } } });
+const sessionPath = (sessionId: string) => ({ params: { path: { session_id: sessionId } } });
 
 /** The turns of a session, newest first. */
 export const useTurns = (sessionId: string) =>
@@ -17,7 +17,7 @@ export const useTurns = (sessionId: string) =>
       readAllPages((cursor) =>
         unwrap(
           api.GET("/api/v1/sessions/{session_id}/turns", {
-            params: { ...at(sessionId).params, query: { cursor, limit: 200 } },
+            params: { ...sessionPath(sessionId).params, query: { cursor, limit: 200 } },
           }),
         ),
       ),
@@ -26,7 +26,7 @@ export const useTurns = (sessionId: string) =>
 export const useAgentState = (sessionId: string) =>
   useQuery({
     queryKey: keys.agentState(sessionId),
-    queryFn: () => unwrap(api.GET("/api/v1/sessions/{session_id}/agent", at(sessionId))),
+    queryFn: () => unwrap(api.GET("/api/v1/sessions/{session_id}/agent", sessionPath(sessionId))),
   });
 
 /** Return a function that reads a page of a session's messages, newest first. */
@@ -34,7 +34,7 @@ export function readMessages(sessionId: string) {
   return (cursor: string | undefined, limit: number) =>
     unwrap(
       api.GET("/api/v1/sessions/{session_id}/messages", {
-        params: { ...at(sessionId).params, query: { cursor, limit } },
+        params: { ...sessionPath(sessionId).params, query: { cursor, limit } },
       }),
     );
 }
@@ -60,7 +60,7 @@ export const useSendPrompt = defineMutation({
   request: async ({ sessionId, text, target, key, model, mode }: Prompt, client) => {
     if (target.kind === "turn") {
       const body = { text, key, model, mode };
-      await unwrap(api.POST("/api/v1/sessions/{session_id}/turns", { ...at(sessionId), body }));
+      await unwrap(api.POST("/api/v1/sessions/{session_id}/turns", { ...sessionPath(sessionId), body }));
       return;
     }
     const task =

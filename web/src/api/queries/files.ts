@@ -82,7 +82,7 @@ export const useCreateFile = defineMutation({
   onSuccess: (client, _, { sandboxId }) => void client.invalidateQueries({ queryKey: keys.files(sandboxId) }),
 });
 
-/** The file was changed in the sandbox after it was opened. */
+/** Thrown instead of overwriting a file that was changed in the sandbox after it was opened. */
 export class FileChangedError extends Error {}
 
 interface FileSave {
@@ -118,7 +118,7 @@ export function uploadFile(
   sandboxId: string,
   path: string,
   file: File,
-  onProgress: (part: number) => void,
+  onProgress: (fraction: number) => void,
   signal: AbortSignal,
 ): Promise<void> {
   return new Promise((resolve, reject) => {
@@ -127,7 +127,7 @@ export function uploadFile(
     request.setRequestHeader("X-Sandyard-CSRF", "1");
     request.setRequestHeader("Content-Type", "application/octet-stream");
     request.upload.onprogress = (event) => onProgress(event.total ? event.loaded / event.total : 0);
-    request.onload = () => (request.status < 300 ? resolve() : reject(uploadError(request)));
+    request.onload = () => (request.status < 300 ? resolve() : reject(makeUploadError(request)));
     request.onerror = () =>
       reject(
         new ApiError(0, {
@@ -140,7 +140,7 @@ export function uploadFile(
   });
 }
 
-function uploadError(request: XMLHttpRequest): ApiError {
+function makeUploadError(request: XMLHttpRequest): ApiError {
   try {
     return new ApiError(request.status, JSON.parse(request.responseText) as Partial<Problem>);
   } catch {

@@ -94,7 +94,7 @@ function PendingAsk({ ask }: { ask: Ask }) {
         ) : rejectionOption !== null ? (
           <RejectionForm
             busy={busy}
-            onRefuse={(message) => send({ optionId: rejectionOption, ...(message && { message }) })}
+            onDeny={(message) => send({ optionId: rejectionOption, ...(message && { message }) })}
             onCancel={() => setRejectionOption(null)}
           />
         ) : (

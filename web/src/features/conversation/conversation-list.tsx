@@ -21,9 +21,9 @@ interface ConversationListProps {
   turns: ReadonlyMap<string, Turn>;
   /** The turn in progress. */
   running: Turn | undefined;
-  more: boolean;
-  reaching: boolean;
-  onEarlier: () => void;
+  hasEarlier: boolean;
+  loadingEarlier: boolean;
+  loadEarlier: () => void;
   /** The session belongs to a task: the task's own turns are retried by the task, not here. */
   ofTask: boolean;
   /** The project whose model providers the agent uses. */
@@ -37,7 +37,19 @@ interface ConversationListProps {
 
 /** The transcript as a virtual list. It follows new messages while the user is at the end. */
 export function ConversationList(listed: ConversationListProps) {
-  const { rows, turns, running, more, reaching, onEarlier, ofTask, projectId, agent, lacksSandbox, sent } = listed;
+  const {
+    rows,
+    turns,
+    running,
+    hasEarlier,
+    loadingEarlier,
+    loadEarlier,
+    ofTask,
+    projectId,
+    agent,
+    lacksSandbox,
+    sent,
+  } = listed;
   const frame = useRef<HTMLDivElement>(null);
   const [following, setFollowing] = useState(true);
   const [held, setHeld] = useState(false);
@@ -109,19 +121,19 @@ export function ConversationList(listed: ConversationListProps) {
       setFollowing(!far);
       setHeld(false);
     }
-    if (more && !reaching && element.scrollTop < NEAR_START && !following) onEarlier();
+    if (hasEarlier && !loadingEarlier && element.scrollTop < NEAR_START && !following) loadEarlier();
   };
   // biome-ignore lint/correctness/useExhaustiveDependencies: at the very top no scroll event fires
   useEffect(() => {
     const element = frame.current;
-    if (!element || !more || reaching) return;
-    if (element.scrollHeight <= element.clientHeight || (!following && element.scrollTop < NEAR_START)) onEarlier();
-  }, [size, more, reaching]);
+    if (!element || !hasEarlier || loadingEarlier) return;
+    if (element.scrollHeight <= element.clientHeight || (!following && element.scrollTop < NEAR_START)) loadEarlier();
+  }, [size, hasEarlier, loadingEarlier]);
 
   return (
     <FoldContext value={folds}>
       <div className="relative flex min-h-0 flex-1 flex-col">
-        {reaching && (
+        {loadingEarlier && (
           <div className="absolute inset-x-0 top-1 z-10 flex justify-center" role="status">
             <span className="flex items-center gap-1.5 rounded-full border bg-raised px-2 py-0.5 text-xs text-soft">
               <LoaderCircle className="size-3 animate-spin" aria-hidden /> Loading earlier messages

@@ -28,11 +28,14 @@ export function ConversationPanel({
 }) {
   const [sent, setSent] = useState(0);
   const session = useSession(sessionId);
-  const told = useTranscript(sessionId);
+  const transcript = useTranscript(sessionId);
   const turns = useTurns(sessionId).data ?? NO_TURNS;
   const asks = useSessionAsks(sessionId).data ?? NO_ASKS;
   const name = useNames(session.data?.projectId);
-  const rows = useMemo(() => rowsOf(told.messages, turns, asks, told.more), [told.messages, told.more, turns, asks]);
+  const rows = useMemo(
+    () => rowsOf(transcript.messages, turns, asks, transcript.hasEarlier),
+    [transcript.messages, transcript.hasEarlier, turns, asks],
+  );
   const byId = useMemo(() => new Map(turns.map((turn) => [turn.id, turn])), [turns]);
   const running = turns.find((turn) => turn.status === "running" || turn.status === "waiting");
   const queued = useMemo(
@@ -40,15 +43,15 @@ export function ConversationPanel({
     [turns],
   );
   const open = turns.some(isOpen);
-  const plan = useMemo(() => (open ? latestPlan(told.messages) : undefined), [told.messages, open]);
+  const plan = useMemo(() => (open ? latestPlan(transcript.messages) : undefined), [transcript.messages, open]);
 
   return (
     <PeopleProvider value={name}>
       <div className="flex min-h-0 min-w-0 flex-1 flex-col">
         {plan && <PinnedPlan message={plan} />}
-        {told.state === "failed" ? (
-          <ErrorState error={told.error} retry={told.retry} />
-        ) : told.state === "loading" ? (
+        {transcript.state === "failed" ? (
+          <ErrorState error={transcript.error} retry={transcript.retry} />
+        ) : transcript.state === "loading" ? (
           <div className="min-h-0 flex-1">
             <Loading lines={6} />
           </div>
@@ -68,9 +71,9 @@ export function ConversationPanel({
             rows={rows}
             turns={byId}
             running={running}
-            more={told.more}
-            reaching={told.reaching}
-            onEarlier={told.earlier}
+            hasEarlier={transcript.hasEarlier}
+            loadingEarlier={transcript.loadingEarlier}
+            loadEarlier={transcript.loadEarlier}
             ofTask={task !== undefined}
             projectId={session.data?.projectId ?? undefined}
             agent={session.data?.agent ?? undefined}
@@ -86,7 +89,7 @@ export function ConversationPanel({
             attempt={attempt}
             running={running}
             queued={queued}
-            messages={told.messages}
+            messages={transcript.messages}
             asks={asks}
             onSent={() => setSent((before) => before + 1)}
           />

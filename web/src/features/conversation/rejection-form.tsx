@@ -2,25 +2,25 @@ import { type KeyboardEvent, useState } from "react";
 import { Button } from "@/ui/button";
 import { Field, Textarea } from "@/ui/field";
 
-const MOST = 50_000;
+const MAX_LENGTH = 50_000;
 
 /** Ask what the agent should do instead before a permission request is denied. Without a message, some agents end their turn. */
 export function RejectionForm({
   busy,
-  onRefuse,
+  onDeny,
   onCancel,
 }: {
   busy: boolean;
-  onRefuse: (message: string | undefined) => void;
+  onDeny: (message: string | undefined) => void;
   onCancel: () => void;
 }) {
   const [text, setText] = useState("");
-  const refuse = () => !busy && onRefuse(text.trim() || undefined);
-  const key = (event: KeyboardEvent) => {
+  const deny = () => !busy && onDeny(text.trim() || undefined);
+  const handleKey = (event: KeyboardEvent) => {
     if (event.key === "Escape") onCancel();
     if (event.key !== "Enter" || event.shiftKey || event.nativeEvent.isComposing) return;
     event.preventDefault();
-    refuse();
+    deny();
   };
   return (
     <div className="flex flex-col gap-2">
@@ -33,15 +33,15 @@ export function RejectionForm({
             {...control}
             rows={2}
             autoFocus
-            maxLength={MOST}
+            maxLength={MAX_LENGTH}
             value={text}
             onChange={(event) => setText(event.target.value)}
-            onKeyDown={key}
+            onKeyDown={handleKey}
           />
         )}
       </Field>
       <div className="flex flex-wrap gap-2">
-        <Button look="danger" busy={busy} onClick={refuse}>
+        <Button look="danger" busy={busy} onClick={deny}>
           {text.trim() ? "Deny and send" : "Deny without a message"}
         </Button>
         <Button disabled={busy} onClick={onCancel}>

@@ -8,64 +8,70 @@ export interface MessagePage {
 }
 export type ReadPage = (cursor: string | undefined, limit: number) => Promise<MessagePage>;
 
-export interface Reading {
+export interface TranscriptState {
   messages: Message[];
   /** There are earlier messages. */
-  more: boolean;
+  hasEarlier: boolean;
   state: "loading" | "ready" | "failed";
   /** Earlier messages are being loaded. */
-  reaching: boolean;
+  loadingEarlier: boolean;
   error: unknown;
 }
 
-export const PAGE = 100;
+export const PAGE_SIZE = 100;
 const NOTIFY_MS = 60;
-const AGAIN_MS = 250;
+const RELOAD_DELAY_MS = 250;
 const RETRY_MS = 2000;
-const MOST_PAGES = 50;
+const MAX_PAGES = 50;
 
 export class TranscriptReader {
   private readonly transcript = new Transcript();
-  private readonly again = new Set<string>();
+  private readonly toReload = new Set<string>();
   private readonly listeners = new Set<() => void>();
-  private refresh = true;
+  private needsRefresh = true;
   private cursor: string | undefined;
-  private reached = false;
-  private working = false;
-  private ended = false;
+  private isLoaded = false;
+  private isWorking = false;
+  private isStopped = false;
   private timer: ReturnType<typeof setTimeout> | undefined;
-  private snapshot: Reading = { messages: [], more: false, state: "loading", reaching: false, error: null };
+  private snapshot: TranscriptState = {
+    messages: [],
+    hasEarlier: false,
+    state: "loading",
+    loadingEarlier: false,
+    error: null,
+  };
 
-  constructor(private readonly page: ReadPage) {}
+  constructor(private readonly readPage: ReadPage) {}
 
   readonly subscribe = (listener: () => void): (() => void) => {
     this.listeners.add(listener);
     return () => this.listeners.delete(listener);
   };
 
-  readonly current = (): Reading => this.snapshot;
+  readonly current = (): TranscriptState => this.snapshot;
 
   start(): void {
-    this.ended = false;
+    this.isStopped = false;
     void this.work();
   }
 
   stop(): void {
-    this.ended = true;
+    this.isStopped = true;
     clearTimeout(this.timer);
     this.timer = undefined;
   }
 
   applyEvent(event: PlatformEvent): void {
-    for (const id of this.transcript.hear(event)) this.again.add(id);
+    for (const id of this.transcript.applyEvent(event)) this.toReload.add(id);
     this.notifySoon();
-    if (this.again.size) void this.work();
+    if (this.toReload.size) void this.work();
   }
 
   /** Events were lost: reload everything that may have changed. */
   reset(): void {
-    this.transcript.lose();
-    this.refresh = true;
+    this.transcript.forgetStreams();
+    this.needsRefresh = true;
     void this.work();
   }
 
@@ -75,26 +81,26 @@ export class TranscriptReader {
   }
 
   /** Load earlier messages. Does nothing while a load is running, or if there are none. */
-  async earlier(): Promise<void> {
-    if (this.snapshot.reaching || !this.snapshot.more) return;
-    this.show({ reaching: true });
-    const reading = this.transcript.begin();
+  async loadEarlier(): Promise<void> {
+    if (this.snapshot.loadingEarlier || !this.snapshot.hasEarlier) return;
+    this.show({ loadingEarlier: true });
+    const request = this.transcript.startRequest();
     try {
-      const { items, nextCursor } = await this.page(this.transcript.oldest, PAGE);
-      for (const id of this.transcript.take(reading, items)) this.again.add(id);
-      this.show({ reaching: false, more: Boolean(nextCursor), messages: this.transcript.messages });
+      const { items, nextCursor } = await this.readPage(this.transcript.oldest, PAGE_SIZE);
+      for (const id of this.transcript.mergeResponse(request, items)) this.toReload.add(id);
+      this.show({ loadingEarlier: false, hasEarlier: Boolean(nextCursor), messages: this.transcript.messages });
     } catch {
-      this.transcript.drop(reading);
-      setTimeout(() => this.show({ reaching: false }), RETRY_MS); // Scrolling triggers the next attempt.
+      this.transcript.discardRequest(request);
+      setTimeout(() => this.show({ loadingEarlier: false }), RETRY_MS); // Scrolling triggers the next attempt.
     }
   }
 
   private async work(): Promise<void> {
-    if (this.working) return;
-    this.working = true;
-    while (!this.ended && (this.refresh || this.again.size)) {
+    if (this.isWorking) return;
+    this.isWorking = true;
+    while (!this.isStopped && (this.needsRefresh || this.toReload.size)) {
       try {
-        if (this.refresh) await this.refreshLatest();
+        if (this.needsRefresh) await this.refreshLatest();
         else await this.reloadPending();
       } catch (error) {
         if (this.snapshot.state !== "ready") {
@@ -104,53 +110,53 @@ export class TranscriptReader {
         await pause(RETRY_MS);
       }
     }
-    this.working = false;
+    this.isWorking = false;
   }
 
   /** Load from the newest message back to the oldest that may have changed. */
   private async refreshLatest(): Promise<void> {
-    this.refresh = false;
-    const floor = this.transcript.floor;
-    const reading = this.transcript.begin();
+    this.needsRefresh = false;
+    const oldestUnsettled = this.transcript.oldestUnsettled;
+    const request = this.transcript.startRequest();
     const items: Message[] = [];
     try {
       let cursor: string | undefined;
-      for (let pages = 0; pages < MOST_PAGES; pages += 1) {
-        const page = await this.page(cursor, PAGE);
+      for (let pages = 0; pages < MAX_PAGES; pages += 1) {
+        const page = await this.readPage(cursor, PAGE_SIZE);
         items.push(...page.items);
         cursor = page.nextCursor ?? undefined;
         const last = page.items[page.items.length - 1];
-        if (!cursor || !last || !floor || last.id <= floor) break;
+        if (!cursor || !last || !oldestUnsettled || last.id <= oldestUnsettled) break;
       }
       this.cursor = cursor;
     } catch (error) {
-      this.transcript.drop(reading);
-      this.refresh = true;
+      this.transcript.discardRequest(request);
+      this.needsRefresh = true;
       throw error;
     }
-    for (const id of this.transcript.take(reading, items)) this.again.add(id);
-    const more = this.reached ? this.snapshot.more : Boolean(this.cursor);
-    this.reached = true;
-    this.show({ state: "ready", error: null, more, messages: this.transcript.messages });
+    for (const id of this.transcript.mergeResponse(request, items)) this.toReload.add(id);
+    const hasEarlier = this.isLoaded ? this.snapshot.hasEarlier : Boolean(this.cursor);
+    this.isLoaded = true;
+    this.show({ state: "ready", error: null, hasEarlier, messages: this.transcript.messages });
   }
 
   /** Load the newest message that has to be reloaded, with a page of others if there are several. */
   private async reloadPending(): Promise<void> {
-    await pause(AGAIN_MS); // Limit reloads of a fast-growing message to a few per second.
-    const wanted = [...this.again].sort();
-    const newest = wanted[wanted.length - 1] as string;
-    this.again.clear();
-    const reading = this.transcript.begin();
+    await pause(RELOAD_DELAY_MS); // Limit reloads of a fast-growing message to a few per second.
+    const ids = [...this.toReload].sort();
+    const newest = ids[ids.length - 1] as string;
+    this.toReload.clear();
+    const request = this.transcript.startRequest();
     try {
-      const { items } = await this.page(`${newest}0`, wanted.length === 1 ? 1 : PAGE); // All ids have the same length.
+      const { items } = await this.readPage(`${newest}0`, ids.length === 1 ? 1 : PAGE_SIZE); // All ids have the same length.
       const last = items[items.length - 1]?.id;
-      for (const id of wanted) if (last !== undefined && id < last) this.again.add(id);
-      const about = new Set(wanted);
-      const asked = items.filter((one) => about.has(one.id));
-      for (const id of this.transcript.take(reading, asked)) this.again.add(id);
+      for (const id of ids) if (last !== undefined && id < last) this.toReload.add(id);
+      const requested = new Set(ids);
+      const reloaded = items.filter((one) => requested.has(one.id));
+      for (const id of this.transcript.mergeResponse(request, reloaded)) this.toReload.add(id);
     } catch (error) {
-      this.transcript.drop(reading);
-      for (const id of wanted) this.again.add(id);
+      this.transcript.discardRequest(request);
+      for (const id of ids) this.toReload.add(id);
       throw error;
     }
     this.notifySoon();
@@ -163,8 +169,8 @@ export class TranscriptReader {
     }, NOTIFY_MS);
   }
 
-  private show(change: Partial<Reading>): void {
-    if (this.ended) return;
+  private show(change: Partial<TranscriptState>): void {
+    if (this.isStopped) return;
     this.snapshot = { ...this.snapshot, ...change };
     for (const listener of this.listeners) listener();
   }

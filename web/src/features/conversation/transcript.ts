@@ -14,29 +14,29 @@ interface Tail {
   /** The text as it was read. */
   base: string;
   /** The deltas received since the request was sent; `base` may already contain some of them. */
-  since: string;
-  /** How many characters of `since` are in `base`. */
+  received: string;
+  /** How many characters of `received` are in `base`. */
   shared: number;
 }
 
 interface Known {
   message: Message;
   /** The text accumulated from events, if they were received from the first character on. */
-  heard?: string | undefined;
+  streamed?: string | undefined;
   tail?: Tail | undefined;
 }
 
-/** The events received while a request was running. */
-export class Reading {
-  readonly grown = new Map<string, string>();
+/** A running request for messages, with the events received since it was sent. */
+export class PendingRequest {
+  readonly deltas = new Map<string, string>();
   readonly updated = new Map<string, Part>();
 }
 
-const OVER = new Set(["turn.completed", "turn.cancelled", "turn.failed", "turn.over_budget"]);
+const TURN_END_EVENTS = new Set(["turn.completed", "turn.cancelled", "turn.failed", "turn.over_budget"]);
 
 export class Transcript {
   private readonly known = new Map<string, Known>();
-  private readonly readings = new Set<Reading>();
+  private readonly requests = new Set<PendingRequest>();
   private ids: string[] = [];
   private list: Message[] | undefined;
 
@@ -55,53 +55,55 @@ export class Transcript {
   }
 
   /** The oldest message that may have changed without an event: the first unfinished tool call, or the newest message. */
-  get floor(): string | undefined {
-    return this.ids.find((id) => isOpen((this.known.get(id) as Known).message)) ?? this.newest;
+  get oldestUnsettled(): string | undefined {
+    return this.ids.find((id) => isUnfinished((this.known.get(id) as Known).message)) ?? this.newest;
   }
 
   /** Start recording events. Call before a request for messages is sent. */
-  begin(): Reading {
-    const reading = new Reading();
-    this.readings.add(reading);
-    return reading;
+  startRequest(): PendingRequest {
+    const request = new PendingRequest();
+    this.requests.add(request);
+    return request;
   }
 
-  /** Stop recording for a request that failed. */
-  drop(reading: Reading): void {
-    this.readings.delete(reading);
+  /** Stop recording events for a request that failed. */
+  discardRequest(request: PendingRequest): void {
+    this.requests.delete(request);
   }
 
   /** Merge the messages of a request. Returns the ids that have to be read again. */
-  take(reading: Reading, messages: readonly Message[]): string[] {
-    this.readings.delete(reading);
-    const again: string[] = [];
+  mergeResponse(request: PendingRequest, messages: readonly Message[]): string[] {
+    this.requests.delete(request);
+    const reload: string[] = [];
     for (const message of messages) {
       const known = this.known.get(message.id);
-      const text = textOf(message);
-      const updated = reading.updated.get(message.id);
+      const text = getAgentText(message);
+      const updated = request.updated.get(message.id);
       if (updated) {
-        if (updated.cut) again.push(message.id);
+        if (updated.cut) reload.push(message.id);
         else message.parts = [updated, ...message.parts.slice(1)];
       }
       if (text === undefined) {
-        this.put({ message });
-      } else if (known?.heard !== undefined) {
-        this.put({ message: withText(message, longer(known.heard, text)), heard: known.heard });
+        this.store({ message });
+      } else if (known?.streamed !== undefined) {
+        this.store({ message: withText(message, chooseLonger(known.streamed, text)), streamed: known.streamed });
       } else {
-        this.put(grow({ message, tail: { base: text, since: "", shared: 0 } }, reading.grown.get(message.id) ?? ""));
+        this.store(
+          appendDelta({ message, tail: { base: text, received: "", shared: 0 } }, request.deltas.get(message.id) ?? ""),
+        );
       }
     }
-    return again;
+    return reload;
   }
 
   /** Events were lost: texts cannot be extended by deltas until they are read again. */
-  lose(): void {
+  forgetStreams(): void {
     for (const [id, { message }] of this.known) this.known.set(id, { message });
   }
 
   /** Apply an event of the session. Returns the ids of messages that have to be read (again). */
-  hear(event: PlatformEvent): string[] {
-    if (OVER.has(event.kind)) return this.inexactMessages();
+  applyEvent(event: PlatformEvent): string[] {
+    if (TURN_END_EVENTS.has(event.kind)) return this.findInexactMessages();
     const data = event.data as {
       messageId?: string;
       text?: string;
@@ -112,28 +114,28 @@ export class Transcript {
     const id = data.messageId;
     if (!id) return [];
     if (event.kind === "message.created")
-      return this.created(id, event, data.role ?? "system", data.turnId ?? null, data.part ?? undefined);
-    if (event.kind === "message.delta") return this.grew(id, String(data.text ?? ""));
-    if (event.kind === "message.updated" && data.part) return this.changed(id, data.part);
+      return this.applyCreation(id, event, data.role ?? "system", data.turnId ?? null, data.part ?? undefined);
+    if (event.kind === "message.delta") return this.applyDelta(id, String(data.text ?? ""));
+    if (event.kind === "message.updated" && data.part) return this.applyUpdate(id, data.part);
     return [];
   }
 
-  private created(
+  private applyCreation(
     id: string,
     event: PlatformEvent,
     role: Message["role"],
     turnId: string | null,
     part: Part | undefined,
   ): string[] {
-    const again = role === "agent" ? this.inexactMessages(id) : [];
-    if (!part) return [...again, id];
+    const reload = role === "agent" ? this.findInexactMessages(id) : [];
+    if (!part) return [...reload, id];
     const known = this.known.get(id);
-    const text = part.cut ? undefined : wordsOf(part);
+    const text = part.cut ? undefined : getPartText(part);
     if (known) {
       // It was read before this event arrived, so the read text is not older.
-      if (text !== undefined && known.heard === undefined && role === "agent")
-        this.put({ message: known.message, heard: text });
-      return again;
+      if (text !== undefined && known.streamed === undefined && role === "agent")
+        this.store({ message: known.message, streamed: text });
+      return reload;
     }
     const message: Message = {
       id,
@@ -144,33 +146,34 @@ export class Transcript {
       parts: [part],
       createdAt: event.at,
     };
-    this.put({ message, heard: role === "agent" ? text : undefined });
+    this.store({ message, streamed: role === "agent" ? text : undefined });
     // For user messages, an event has only the first part, and a name in place of an id.
-    return part.cut || role !== "agent" ? [...again, id] : again;
+    return part.cut || role !== "agent" ? [...reload, id] : reload;
   }
 
-  private grew(id: string, text: string): string[] {
-    for (const reading of this.readings) reading.grown.set(id, (reading.grown.get(id) ?? "") + text);
+  private applyDelta(id: string, text: string): string[] {
+    for (const request of this.requests) request.deltas.set(id, (request.deltas.get(id) ?? "") + text);
     const known = this.known.get(id);
     if (!known) return this.isEarlier(id) ? [] : [id];
-    this.put(grow(known, text));
+    this.store(appendDelta(known, text));
     return [];
   }
 
-  private changed(id: string, part: Part): string[] {
-    for (const reading of this.readings) reading.updated.set(id, part);
+  private applyUpdate(id: string, part: Part): string[] {
+    for (const request of this.requests) request.updated.set(id, part);
     const known = this.known.get(id);
     if (!known) return this.isEarlier(id) ? [] : [id];
     const message = { ...known.message, parts: [part, ...known.message.parts.slice(1)] };
-    const text = wordsOf(part);
+    const text = getPartText(part);
     if (!part.cut)
-      this.put(
+      this.store(
         text === undefined
           ? { message }
-          : { message: withText(message, longer(text, textOf(known.message) ?? "")), heard: text },
+          : { message: withText(message, chooseLonger(text, getAgentText(known.message) ?? "")), streamed: text },
       );
-    else if (text === undefined) this.put({ message: { ...message, parts: [merged(known.message.parts[0], part)] } });
-    else this.put({ message: known.message });
+    else if (text === undefined)
+      this.store({ message: { ...message, parts: [mergeParts(known.message.parts[0], part)] } });
+    else this.store({ message: known.message });
     return part.cut ? [id] : [];
   }
 
@@ -180,13 +183,13 @@ export class Transcript {
   }
 
   /** Return the finished messages whose text may be inexact. */
-  private inexactMessages(before?: string): string[] {
+  private findInexactMessages(before?: string): string[] {
     const found: string[] = [];
-    for (const [id, known] of this.known) if (known.tail?.since && (!before || id < before)) found.push(id);
+    for (const [id, known] of this.known) if (known.tail?.received && (!before || id < before)) found.push(id);
     return found;
   }
 
-  private put(known: Known): void {
+  private store(known: Known): void {
     const id = known.message.id;
     if (!this.known.has(id)) {
       this.ids.splice(insertionIndex(this.ids, id), 0, id);
@@ -207,45 +210,51 @@ function insertionIndex(ids: readonly string[], id: string): number {
   return low;
 }
 
-function grow(known: Known, text: string): Known {
+function appendDelta(known: Known, text: string): Known {
   if (!text) return known;
-  const { message, heard, tail } = known;
-  if (heard !== undefined) {
-    const told = heard + text;
-    return { message: withText(message, longer(told, textOf(message) ?? "")), heard: told };
+  const { message, streamed, tail } = known;
+  if (streamed !== undefined) {
+    const streamedText = streamed + text;
+    return {
+      message: withText(message, chooseLonger(streamedText, getAgentText(message) ?? "")),
+      streamed: streamedText,
+    };
   }
   if (!tail) return known; // It will be read again.
-  const since = tail.since + text;
-  const shared = since.length <= tail.base.length && tail.base.endsWith(since) ? since.length : tail.shared;
-  return { message: withText(message, tail.base + since.slice(shared)), tail: { base: tail.base, since, shared } };
+  const received = tail.received + text;
+  const shared = received.length <= tail.base.length && tail.base.endsWith(received) ? received.length : tail.shared;
+  return {
+    message: withText(message, tail.base + received.slice(shared)),
+    tail: { base: tail.base, received, shared },
+  };
 }
 
 /** Merge a truncated tool call into the known one: keep known values until it is read in full. */
-function merged(before: Part | undefined, part: Part): Part {
+function mergeParts(before: Part | undefined, part: Part): Part {
   const kept = Object.entries(part).filter(([, value]) => value !== null);
   return { ...before, ...Object.fromEntries(kept) };
 }
 
-function isOpen(message: Message): boolean {
+function isUnfinished(message: Message): boolean {
   const part = message.parts[0];
   return part?.type === "tool_call" && (part.status === "pending" || part.status === "in_progress");
 }
 
-function wordsOf(part: Part | undefined): string | undefined {
+function getPartText(part: Part | undefined): string | undefined {
   return (part?.type === "text" || part?.type === "thought") && typeof part.text === "string" ? part.text : undefined;
 }
 
 /** Return the text of an agent message; user messages do not grow. */
-function textOf(message: Message): string | undefined {
-  return message.role === "agent" ? wordsOf(message.parts[0]) : undefined;
+function getAgentText(message: Message): string | undefined {
+  return message.role === "agent" ? getPartText(message.parts[0]) : undefined;
 }
 
 function withText(message: Message, text: string): Message {
-  return textOf(message) === text
+  return getAgentText(message) === text
     ? message
     : { ...message, parts: [{ ...message.parts[0], text }, ...message.parts.slice(1)] };
 }
 
-function longer(one: string, other: string): string {
+function chooseLonger(one: string, other: string): string {
   return one.length >= other.length ? one : other;
 }

@@ -1,10 +1,10 @@
 import { useEffect, useMemo, useSyncExternalStore } from "react";
 import { readMessages } from "@/api/queries/conversation";
 import { useEvents } from "@/live/context";
-import { type Reading, TranscriptReader } from "./transcript-reader";
+import { TranscriptReader, type TranscriptState } from "./transcript-reader";
 
 /** Return a session's messages and keep them up to date from events. */
-export function useTranscript(sessionId: string): Reading & { earlier: () => void; retry: () => void } {
+export function useTranscript(sessionId: string): TranscriptState & { loadEarlier: () => void; retry: () => void } {
   const reader = useMemo(() => new TranscriptReader(readMessages(sessionId)), [sessionId]);
   useEvents(
     (event) => {
@@ -16,9 +16,9 @@ export function useTranscript(sessionId: string): Reading & { earlier: () => voi
     reader.start();
     return () => reader.stop();
   }, [reader]);
-  const reading = useSyncExternalStore(reader.subscribe, reader.current);
+  const state = useSyncExternalStore(reader.subscribe, reader.current);
   return useMemo(
-    () => ({ ...reading, earlier: () => void reader.earlier(), retry: () => reader.retry() }),
-    [reading, reader],
+    () => ({ ...state, loadEarlier: () => void reader.loadEarlier(), retry: () => reader.retry() }),
+    [state, reader],
   );
 }

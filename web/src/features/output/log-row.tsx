@@ -27,7 +27,7 @@ export const LogRow = memo(function LogRow(row: RowProps) {
       style={{ height: ROW_HEIGHT }}
     >
       <span data-line={row.line} data-from={row.from} className="pl-2 whitespace-pre" style={{ tabSize: 8 }}>
-        {pieces(row)}
+        {renderText(row)}
         {"\n"}
       </span>
     </div>
@@ -37,20 +37,23 @@ export const LogRow = memo(function LogRow(row: RowProps) {
 interface Mark {
   from: number;
   to: number;
-  now: boolean;
+  isCurrent: boolean;
 }
 
-function pieces({ text, look, from, to, line, search, current }: RowProps): ReactNode[] {
-  const marks: Mark[] = (search?.inLine(line) ?? []).map((match) => ({ ...match, now: match.from === current }));
-  const made: ReactNode[] = [];
+function renderText({ text, look, from, to, line, search, current }: RowProps): ReactNode[] {
+  const marks: Mark[] = (search?.inLine(line) ?? []).map((match) => ({ ...match, isCurrent: match.from === current }));
+  const elements: ReactNode[] = [];
   let at = 0;
   for (const span of spans(text, look)) {
     const start = Math.max(from, at);
     const end = Math.min(to, at + span.text.length);
     if (start < end) {
       for (const [a, b, mark] of splitAtMarks(start, end, marks)) {
-        made.push(
-          <span key={a} className={clsx(ansiClasses(span.look), mark && (mark.now ? "log-found-now" : "log-found"))}>
+        elements.push(
+          <span
+            key={a}
+            className={clsx(ansiClasses(span.look), mark && (mark.isCurrent ? "log-found-now" : "log-found"))}
+          >
             {span.text.slice(a - at, b - at)}
           </span>,
         );
@@ -58,7 +61,7 @@ function pieces({ text, look, from, to, line, search, current }: RowProps): Reac
     }
     at += span.text.length;
   }
-  return made;
+  return elements;
 }
 
 /** Split a range of text into highlighted and plain parts. */

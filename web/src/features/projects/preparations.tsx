@@ -18,7 +18,7 @@ import { useFrozen } from "./project-form";
 
 type Preparation = Schemas["PreparationView"];
 
-const STATUS: Record<Preparation["status"], StatusLabel> = {
+const STATUS_LABELS: Record<Preparation["status"], StatusLabel> = {
   preparing: { text: "Preparing", tone: "info", busy: true },
   ready: { text: "Ready", tone: "ok" },
   failed: { text: "Failed", tone: "bad" },
@@ -44,11 +44,11 @@ export function Preparations({ project }: { project: Project }) {
       }
     >
       <Loaded query={query}>
-        {(found) =>
-          found.length ? (
+        {(preparations) =>
+          preparations.length ? (
             <ul className="divide-y">
-              {found.map((one) => (
-                <PreparationRow key={one.id} preparation={one} project={project} />
+              {preparations.map((preparation) => (
+                <PreparationRow key={preparation.id} preparation={preparation} project={project} />
               ))}
             </ul>
           ) : (
@@ -85,7 +85,7 @@ function PreparationRow({ preparation, project }: { preparation: Preparation; pr
             <span className="text-soft"> · {preparation.agent ?? "no agent"}</span>
           </span>
         </button>
-        <Status word={STATUS[preparation.status]} />
+        <Status word={STATUS_LABELS[preparation.status]} />
         <span className="text-xs text-soft tabular-nums">
           {preparation.status === "preparing"
             ? preparation.step
@@ -136,7 +136,7 @@ function PreparationDetails({ preparation }: { preparation: Preparation }) {
                   {command.exitCode === null ? "not finished" : `exit ${command.exitCode}`}
                 </span>
               </span>
-              <Output commandId={command.commandId} title={command.command} />
+              <CommandOutput commandId={command.commandId} title={command.command} />
             </li>
           ))}
         </ul>
@@ -165,7 +165,7 @@ function PreparationDetails({ preparation }: { preparation: Preparation }) {
 }
 
 /** The first 256 KiB of each of a command's output streams; for most commands that is all of it. */
-function Output({ commandId, title }: { commandId: string; title: string }) {
+function CommandOutput({ commandId, title }: { commandId: string; title: string }) {
   const [open, setOpen] = useState(false);
   const query = useCommandOutput(commandId, { enabled: open });
   return (

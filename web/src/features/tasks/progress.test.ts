@@ -17,11 +17,11 @@ const step = (round: number, number: number, name: string, status = "completed",
 });
 const attempt = (status: Attempt["status"], round: number, steps: ReturnType<typeof step>[]) =>
   ({ status, round, steps }) as unknown as Attempt;
-const shown = (one: Attempt) => progressOf(one).map((step) => `${step.name} ${step.status}`);
+const describeSteps = (one: Attempt) => progressOf(one).map((step) => `${step.name} ${step.status}`);
 
 it("shows completed, running and pending steps", () => {
   const made = attempt("running", 1, [step(1, 1, "setup"), step(1, 2, "provision", "running")]);
-  expect(shown(made).slice(0, 4)).toEqual(["setup done", "provision running", "checkout ahead", "agent ahead"]);
+  expect(describeSteps(made).slice(0, 4)).toEqual(["setup done", "provision running", "checkout ahead", "agent ahead"]);
   expect(progressOf(made)[0]?.seconds).toBe(2);
 });
 
@@ -40,7 +40,7 @@ it("does not mark skipped steps as done", () => {
     { ...step(1, 5, "verify"), outcome: "skipped" },
     { ...step(1, 8, "pull_request"), outcome: "not_applicable" },
   ];
-  const made = shown(attempt("in_review", 1, steps));
+  const made = describeSteps(attempt("in_review", 1, steps));
   expect([made[4], made[7]]).toEqual(["verify skipped", "pull_request not_applicable"]);
 });
 
@@ -49,7 +49,7 @@ it("takes steps that a later round omits from the earlier round", () => {
     step(1, index + 1, name),
   );
   const publish = attempt("running", 2, [...first, step(2, 1, "provision"), step(2, 2, "push", "running")]);
-  expect(shown(publish)).toEqual([
+  expect(describeSteps(publish)).toEqual([
     "setup done", "provision done", "checkout done", "agent done", "verify done", "commit done", "push running", "pull_request ahead",
   ]); // biome-ignore format: one line a round
   const feedback = attempt("running", 2, [
@@ -58,14 +58,14 @@ it("takes steps that a later round omits from the earlier round", () => {
     step(2, 2, "checkout"),
     step(2, 3, "agent", "running"),
   ]);
-  expect(shown(feedback).slice(3)).toEqual([
+  expect(describeSteps(feedback).slice(3)).toEqual([
     "agent running",
     "verify ahead",
     "commit ahead",
     "push ahead",
     "pull_request ahead",
   ]);
-  expect(shown(feedback)[0]).toBe("setup done");
+  expect(describeSteps(feedback)[0]).toBe("setup done");
 });
 
 it("shows where it failed", () => {

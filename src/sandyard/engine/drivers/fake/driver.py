@@ -36,7 +36,7 @@ from sandyard.kit.errors import (
     UnsupportedError,
 )
 from sandyard.kit.logging import get_logger
-from sandyard.kit.python import python_command
+from sandyard.kit.python import make_python_command
 
 log = get_logger(__name__)
 
@@ -95,7 +95,7 @@ class FakeDriver:
                 self.files.sockets.rmdir()  # only if it is empty
 
     def check_room(self) -> None:
-        """Never raises: only the machine's disk limits fake sandboxes."""
+        """Do nothing: fake sandboxes have no limit of their own."""
 
     async def wait_for_failure(self) -> str:
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -173,12 +173,12 @@ class FakeDriver:
     async def fork(self, handle: Handle, spec: Spec) -> Handle:
         async with self._wrap_operation("fork"):
             async with self._freeze_during(handle):
-                copied = self.files.base / f"fork-{spec.id}"
-                await copy_tree(self.files.get_root(handle.id), copied)
+                copy = self.files.base / f"fork-{spec.id}"
+                await copy_tree(self.files.get_root(handle.id), copy)
             try:
-                return await self._create_sandbox(spec, [copied])
+                return await self._create_sandbox(spec, [copy])
             finally:
-                await delete_tree(copied)
+                await delete_tree(copy)
 
     async def fork_with_memory(self, handle: Handle, specs: Sequence[Spec]) -> Sequence[Handle | SandyardError]:
         raise UnsupportedError("The fake driver cannot fork sandboxes with their memory.")
@@ -228,7 +228,7 @@ class FakeDriver:
         return self.files.read_spec(sandbox_id).network
 
     async def vanish(self, sandbox_id: str) -> None:
-        """Remove a sandbox without telling the engine."""
+        """Remove a sandbox as if it had crashed, without informing the engine."""
         self._reasons[sandbox_id] = "It vanished"
         await self._remove_sandbox(sandbox_id)
 
@@ -267,7 +267,7 @@ class FakeDriver:
         self._reasons.pop(spec.id, None)
         path = self.files.get_socket_path(spec.id)
         path.unlink(missing_ok=True)
-        command = python_command(AGENT_MODULE, "--socket", str(path), "--root", str(self.files.get_root(spec.id)))
+        command = make_python_command(AGENT_MODULE, "--socket", str(path), "--root", str(self.files.get_root(spec.id)))
         pid = self.agents[spec.id] = processes.start_detached(command, self.files.get_log_path(spec.id))
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
         while True:
@@ -293,7 +293,7 @@ class FakeDriver:
 
     @contextlib.asynccontextmanager
     async def _freeze_during(self, handle: Handle) -> AsyncIterator[None]:
-        """Freeze the sandbox while the block runs; afterwards it is in its previous condition."""
+        """Freeze a running sandbox while the block runs, then continue it. Raises NotFoundError."""
         before = self._get_condition(handle.id)
         if before is Condition.ABSENT:
             raise NotFoundError(f"Sandbox {handle.id} not found.")
@@ -341,7 +341,9 @@ async def _connect(kind: socket.AddressFamily, address: Any) -> socket.socket:
     except BaseException as error:
         connection.close()
         if isinstance(error, OSError):
-            raise UnreachableError(f"Nothing listens there: {os.strerror(error.errno or 0)}.") from error
+            raise UnreachableError(
+                f"Cannot connect to {address} in the sandbox: {os.strerror(error.errno or 0)}."
+            ) from error
         raise
     return connection
 

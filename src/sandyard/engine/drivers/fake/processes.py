@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandyard.kit.python import python_environment
+from sandyard.kit.python import make_python_environment
 
 _STOPPED, _DEAD = {"T", "t"}, {"Z", "X", "x"}
 _UNINTERRUPTIBLE = "D"
@@ -84,7 +84,7 @@ def start_detached(command: list[str], log: Path) -> int:
         (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
-    return os.posix_spawn(command[0], command, python_environment(), file_actions=actions, setsid=True)
+    return os.posix_spawn(command[0], command, make_python_environment(), file_actions=actions, setsid=True)
 
 
 async def freeze_tree(pid: int) -> None:

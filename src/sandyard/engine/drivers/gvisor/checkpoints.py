@@ -38,7 +38,7 @@ class NotStartedError(SandyardError):
 
 
 class Processes(Protocol):
-    """What checkpoints need from the runtime."""
+    """Operations of the runtime that checkpoints need."""
 
     @property
     def runsc(self) -> Runsc: ...
@@ -198,7 +198,7 @@ class Checkpoints:
         connections.write_secret(folder, connections.read_secret(self._machine.run_dir / sandbox))
         arguments = ("checkpoint", f"--image-path={folder}", "--leave-running", "--compression=none", *flags)
         process = await asyncio.create_subprocess_exec(
-            *runsc.make_command(self._processes.get_state_folder(sandbox), *arguments, sandbox),
+            *runsc.build_command(self._processes.get_state_folder(sandbox), *arguments, sandbox),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -44,8 +44,7 @@ def write_secret(folder: Path, secret: bytes | None) -> None:
 
 
 async def connect_port(folder: Path, port: int) -> socket.socket:
-    """Return a connection to a TCP port on the loopback interface of the sandbox, relayed by its agent. Raises
-    UnreachableError."""
+    """Connect to a TCP port on the loopback interface of the sandbox, through its agent. Raises UnreachableError."""
     loop, sock = asyncio.get_running_loop(), await connect_agent(folder)
     head = b""
     try:
@@ -68,7 +67,7 @@ async def connect_port(folder: Path, port: int) -> socket.socket:
 
 
 async def connect_agent(folder: Path) -> socket.socket:
-    """Return a connection to the agent of the sandbox. Raises UnreachableError."""
+    """Connect to the agent of the sandbox. Raises UnreachableError."""
     loop = asyncio.get_running_loop()
     try:
         secret = read_secret(folder)
@@ -91,7 +90,8 @@ async def connect_agent(folder: Path) -> socket.socket:
 
 
 async def is_agent_responding(folder: Path) -> bool:
-    """Return whether the agent answers requests. While its processes are paused, connections succeed all the same."""
+    """Return whether the agent answers a request. A connection alone does not show this: it also succeeds while the
+    sandbox is paused."""
     loop = asyncio.get_running_loop()
     try:
         with await connect_agent(folder) as sock:

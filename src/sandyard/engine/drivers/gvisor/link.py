@@ -3,9 +3,9 @@
 gVisor takes the addresses of its network namespace away from the host's kernel. But the engine's proxy makes connections
 from the sandbox's namespace, and the engine must reach the agent. So gVisor gets another namespace, connected to the
 regular one, which forwards packets and translates their source to its own address. The addresses of this link are the
-same for all sandboxes, because nobody else sees them.
+same for all sandboxes, because they are visible only there.
 
-The second namespace is held by the processes of the sandbox only, and ends with them.
+Only the processes of the sandbox hold the second namespace, so it ends with them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ for each other, and need no ARP.
 _CLAMP_RULE = (
     'add rule ip {table} forwarded iifname "{name}" tcp flags syn / syn,rst tcp option maxseg size set {size}\n'
 )
-"""For containers, whose interfaces do not have the MTU of this link: larger packets might never arrive."""
+"""Limits the packet size of TCP connections of containers, whose interfaces do not have the MTU of this link."""
 _HEADER_BYTES = 40
 
 
@@ -94,7 +94,7 @@ def enter_new_namespace(regular: str, *, containers: bool) -> None:
             links.bring_up(_INNER_INDEX),
             links.add_address(_INNER_INDEX, INNER, _PREFIX),
             links.add_default_route(OUTER, _INNER_INDEX),
-            links.add_neighbour(OUTER, _OUTER_MAC, _INNER_INDEX),  # gVisor takes it over
+            links.add_neighbour(OUTER, _OUTER_MAC, _INNER_INDEX),  # gVisor copies it
         )
     os.close(inner)
     os.close(outer)

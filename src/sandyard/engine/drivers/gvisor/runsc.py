@@ -1,4 +1,4 @@
-"""The program runsc: find it and make its commands."""
+"""Find the program runsc and build its command lines."""
 
 from __future__ import annotations
 
@@ -33,17 +33,20 @@ class Runsc:
             if not path.exists():
                 continue
             output = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-            found = re.search(r"runsc version \S*?(\d{8})\S*", output)
-            if found is None:
-                reason = f"{path} does not start"
-            elif int(found[1]) < MIN_VERSION:
-                reason = f"{path} is from {found[1]}, but {MIN_VERSION} or later is required; {INSTALL_HINT}"
+            version = re.search(r"runsc version \S*?(\d{8})\S*", output)
+            if version is None:
+                reason = f"{path} does not start, or is not runsc; {INSTALL_HINT}"
+            elif int(version[1]) < MIN_VERSION:
+                reason = (
+                    f"{path} is release {version[1]}, but release {MIN_VERSION} or later is required; {INSTALL_HINT}"
+                )
             else:
-                return cls(path, found[0].removeprefix("runsc version "))
+                return cls(path, version[0].removeprefix("runsc version "))
         raise UnsupportedError(reason)
 
-    def make_command(self, root: Path, *arguments: str, containers: bool = False) -> list[str]:
-        """Return a command for the sandbox whose state is in `root`. All commands of a sandbox need the same options."""
+    def build_command(self, root: Path, *arguments: str, containers: bool = False) -> list[str]:
+        """Return a command line for the sandbox whose state is in `root`. `containers`: it may run containers. All commands
+        of a sandbox need the same options."""
         options = ["--net-raw"] if containers else []
         return [
             str(self.path), f"--root={root}", "--platform=systrap", "--overlay2=none", "--network=sandbox",

@@ -1,4 +1,4 @@
-"""Start and reach gVisor sandboxes."""
+"""Start gVisor sandboxes and connect to them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sandyard.kit.errors import NotFoundError, SandyardError, UnreachableError, 
 _CHILD = "sandyard.engine.drivers.gvisor.child"
 _CONTAINERS = "containers"
 """The directory beside a sandbox's writable layer for the files of its containers."""
-_DIRECTORY = "gvisor"
+_DIRECTORY = "gvisor"  # in the data directory, for the agent's files
 _START_TIMEOUT_S = 60.0  # until runsc has started the first process
 _READY_TIMEOUT_S = 30.0  # until the agent accepts connections
 _POLL_S = 0.02
@@ -63,7 +63,7 @@ class GvisorRuntime:
         self.images = Checkpoints(machine, watcher, self)
 
     def start_background_work(self) -> None:
-        """Do nothing: the first sandbox starts what takes long."""
+        """Do nothing: the agent's files are created for the first sandbox."""
 
     async def stop_background_work(self) -> None:
         if self._agent_files is not None:
@@ -90,11 +90,11 @@ class GvisorRuntime:
         )
 
     async def wait_for_capabilities(self) -> None:
-        """Do nothing: `open` has found out everything."""
+        """Do nothing: the capabilities are known after `open`."""
 
     @property
     def runsc(self) -> Runsc:
-        """Raises UnsupportedError, with the reason and the remedy, if there is none."""
+        """The installed runsc. Raises UnsupportedError, with the reason and what to do, if gVisor is not available."""
         if self._runsc is None:
             raise UnsupportedError(f"gVisor is not available: {self._unavailable_reason}.")
         return self._runsc
@@ -118,8 +118,8 @@ class GvisorRuntime:
     async def _launch(
         self, plan: StartPlan, resources: StartResources, arguments: Sequence[str], secret: bytes | None
     ) -> StartedProcess:
-        """Start a first process, or restore all processes of a checkpoint. Raises NotStartedError if none has run. `secret`
-        is that of the agent; see `connections`."""
+        """Start the first process, or restore all processes of a checkpoint. `secret` is that of the agent; see
+        `connections`. Raises NotStartedError if no process of the sandbox has run."""
         machine, folder = self._machine, self._machine.run_dir / plan.id
         assert plan.net is not None
         layers = [*machine.store.list_shared_layers(plan.id), *map(_resolve_layer, plan.layers)]
@@ -140,7 +140,7 @@ class GvisorRuntime:
             "volumes": [mount.target for mount in plan.mounts] + ([bundle.CONTAINER_FILES] if plan.containers else []),
             "layers": base_layer.insert(machine.store, layers, plan.net),
             "writable": str(machine.store.path / SANDBOXES / plan.id),
-            "command": self.runsc.make_command(
+            "command": self.runsc.build_command(
                 self.get_state_folder(plan.id),
                 *(*arguments, "--detach", f"--bundle={folder}", f"--pid-file={folder / 'pid'}", plan.id),
                 containers=plan.containers,

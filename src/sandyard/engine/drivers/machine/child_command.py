@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import sandyard
-from sandyard.kit.python import bare_python_command
+from sandyard.kit.python import make_bare_python_command
 
 _PACKAGES_WITHOUT_INIT = ("sandyard.engine.drivers", "sandyard.engine.drivers.machine.net")
 
@@ -18,4 +18,4 @@ def make_bare_command(statement: str) -> list[str]:
     for name in _PACKAGES_WITHOUT_INIT:
         lines.append(f"sys.modules[{name!r}] = types.ModuleType({name!r})")
         lines.append(f"sys.modules[{name!r}].__path__ = [{str(source.joinpath(*name.split('.')))!r}]")
-    return bare_python_command("-c", "\n".join([*lines, statement]))
+    return make_bare_python_command("-c", "\n".join([*lines, statement]))

@@ -118,7 +118,7 @@ class ExitWatcher:
         _close_stderr(record)
         self._by_pid.pop(life.pid, None)
         try:
-            await self._machine.cgroups.clear(record.id)
+            await self._machine.cgroups.kill_and_remove(record.id)
             remove_run_directory(self._machine.run_dir / record.id)
         finally:
             if not record.ended.done():

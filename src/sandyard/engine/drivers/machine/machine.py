@@ -78,7 +78,7 @@ class PrivilegedFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
-    """How the driver uses the machine. `layer_roots` are the folders of templates. `rootless` None: detected. `store`
+    """Options of the machine driver. `layer_roots` are the folders of templates. `rootless` None: detected. `store`
     "plain" disables btrfs."""
 
     data_dir: Path
@@ -91,7 +91,7 @@ class DriverOptions:
 
 
 class Machine:
-    """What all sandboxes share. It exists from `open` to `close`."""
+    """The resources that all sandboxes share. Exists from `open` to `close` of the driver."""
 
     def __init__(self, options: DriverOptions, privileged_files: PrivilegedFiles) -> None:
         self.options = options
@@ -123,7 +123,7 @@ class Machine:
         instances.save(data_dir, self.instance)
         self.slots = Slots(min(self.options.max_slots, self.instance.slots))
         self.title = f"sandyard {known.name}"
-        if not await self.cgroups.clear(ZYGOTE):
+        if not await self.cgroups.kill_and_remove(ZYGOTE):
             raise SandyardError(
                 "Could not start the engine: the zygote of an earlier engine could not be killed. Try again, or restart the machine."
             )
@@ -138,7 +138,7 @@ class Machine:
         if self.network is not None:
             await self.network.close(remove=everything_ended)
         if everything_ended:
-            await self.cgroups.clear(ZYGOTE)
+            await self.cgroups.kill_and_remove(ZYGOTE)
             await self.store.close(unmount=True)
             for folder in self.cgroups.directories.values():
                 with contextlib.suppress(OSError):
@@ -153,11 +153,11 @@ class Machine:
         leftovers = self.cgroups.list_names() - set(keep) - {ZYGOTE}
         if leftovers:
             log.info("sandboxes_swept", count=len(leftovers))
-        cleared = await asyncio.gather(*(self.cgroups.clear(name, _SWEEP_TIMEOUT_S) for name in leftovers))
+        cleared = await asyncio.gather(*(self.cgroups.kill_and_remove(name, _SWEEP_TIMEOUT_S) for name in leftovers))
         if not all(cleared) and not self.rootless:  # they may wait for a FUSE server
             kept = [self.instance.get_uids(slot) for slot in keep.values()]
             fuse.abort_connections(self.instance.uids, keep=kept)
-            cleared = await asyncio.gather(*(self.cgroups.clear(name) for name in leftovers))
+            cleared = await asyncio.gather(*(self.cgroups.kill_and_remove(name) for name in leftovers))
         if not all(cleared):
             raise SandyardError(
                 "Could not start the engine: processes of removed sandboxes could not be killed. Try again, or restart the machine."
@@ -192,7 +192,7 @@ class Machine:
         """Unmount a store that the kernel has made read-only, so that it is writable when mounted again. Running
         sandboxes keep it mounted, so their processes are ended; they are started again from their files."""
         log.warning("store_remounted", path=str(path), reason="the kernel had made it read-only")
-        await asyncio.gather(*(self.cgroups.clear(name) for name in self.cgroups.list_names()))
+        await asyncio.gather(*(self.cgroups.kill_and_remove(name) for name in self.cgroups.list_names()))
         for pid in processes.find_by_title(self.title):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -45,7 +45,7 @@ class StartedProcess:
 
 
 class StartResources:
-    """What a first process gets from the machine: its cgroups, its directory in run/ and a file for its crash output."""
+    """Resources of the machine for a first process: its cgroups, its directory in run/ and a file for its crash output."""
 
     def __init__(self, machine: Machine, sandbox: str, limits: Limits) -> None:
         self._machine = machine
@@ -72,7 +72,7 @@ class StartResources:
     async def remove(self) -> None:
         """Close all descriptors, and remove the agent's socket and the cgroups with their processes."""
         self.close()
-        await self._machine.cgroups.clear(self._sandbox)
+        await self._machine.cgroups.kill_and_remove(self._sandbox)
         (self._machine.run_dir / self._sandbox / "agent.sock").unlink(missing_ok=True)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from sandyard.engine.drivers.machine.exit_watcher import get_signal_name
 from sandyard.engine.drivers.namespace.zygote import bootstrap, protocol
 from sandyard.kit.errors import BusyError, SandyardError
 from sandyard.kit.logging import get_logger
-from sandyard.kit.python import SAFE_FOLDER, bare_python_command
+from sandyard.kit.python import SAFE_FOLDER, make_bare_python_command
 
 log = get_logger(__name__)
 
@@ -139,7 +139,7 @@ class Forker:
         ours.setblocking(False)
         root = Path(sandyard.__file__).parents[1]
         # No environment of the engine and no site-packages: no secrets, and nothing that starts a thread.
-        command = bare_python_command("-B", bootstrap.__file__, str(root), self._guest, self._title)
+        command = make_bare_python_command("-B", bootstrap.__file__, str(root), self._guest, self._title)
         self._stderr = os.fdopen(os.memfd_create("zygote-stderr"), "rb")
         with theirs:
             self._process = subprocess.Popen(  # noqa: ASYNC220 (a vfork: one millisecond)

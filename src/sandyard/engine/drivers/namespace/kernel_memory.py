@@ -82,8 +82,11 @@ class KernelMemoryLimits:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """What a sandbox holds beyond its share. `amount` is in bytes (netlink, sockets, nested) or a count (locks, orphans;
-    packets per second; of the kind "unexplained" its network namespaces)."""
+    """Use of a kernel resource beyond the sandbox's share.
+
+    `amount` is in bytes (netlink, sockets, nested), a number (locks, orphans), packets per second, or, of the kind
+    "unexplained", the number of the sandbox's network namespaces.
+    """
 
     sandbox: str
     kind: str

@@ -43,7 +43,7 @@ class NestedNetworks:
 
     @property
     def suspicion(self) -> tuple[bool, int]:
-        """How likely it is that the sandbox causes a growth which nothing explains, as a sort key."""
+        """Sort key: how likely it is that the sandbox causes growth of kernel memory that nothing else explains."""
         return self.has_tunnel, len(self.namespaces)
 
 

@@ -242,7 +242,7 @@ class Suspender:
             if start is None or pidfd is None:
                 raise SandyardError(f"The sandbox {record.id} ended immediately after it was restored.")  # noqa: TRY301
         except BaseException:
-            if await machine.cgroups.clear(record.id) and not has_run:
+            if await machine.cgroups.kill_and_remove(record.id) and not has_run:
                 (images / USED_MARK).unlink(missing_ok=True)  # CRIU failed before it let anything run
             remove_run_directory(run)
             await self._watcher.free_slot(slot)

@@ -47,7 +47,7 @@ def install(app: FastAPI) -> None:
         return make_error_response(error.status_code, message.format(method=request.method, path=request.url.path))
 
     @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> JSONResponse:
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
         return make_error_response(500, FAILED)  # Starlette raises the error again, and the guard logs it
 
 

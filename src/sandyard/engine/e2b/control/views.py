@@ -1,4 +1,4 @@
-"""Records as returned to clients."""
+"""JSON representations of the engine's records for clients, as E2B's API defines them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ ENVD_VERSION = "0.6.4"
 CLIENT_ID = "sandyard"
 """At E2B, the id of a node. Old clients append it to a sandbox's id with a hyphen."""
 
+UNKNOWN_TIME = 0.0
+"""The creation time of a template is not stored. The field is required, so it is 1970, which is clearly not a real date."""
 _EPOCH = datetime(1970, 1, 1)  # UTC, without a zone, which would be printed
 
 View = dict[str, Any]
@@ -59,6 +61,7 @@ def render_fork(result: ForkResult, domain: str | None) -> View:
 
 
 def render_listed(sandbox: Sandbox) -> View:
+    """Return an item of the list of sandboxes."""
     view: View = {
         "templateID": sandbox.template_id,
         "sandboxID": sandbox.id,
@@ -80,6 +83,7 @@ def render_listed(sandbox: Sandbox) -> View:
 
 
 def render_detail(sandbox: Sandbox, domain: str | None) -> View:
+    """Return the response to a request for a single sandbox."""
     view = render_listed(sandbox)
     view["domain"] = domain
     view["isolation"] = sandbox.isolation.value  # not in E2B's own API
@@ -131,12 +135,8 @@ def render_log_line(entry: LogEntry) -> View:
 
 
 def make_build_id(template_id: str) -> str:
-    """Return the build's UUID that clients expect; a template here is one build, so the UUID is derived from its name."""
+    """Return the UUID of the template's build. Clients expect one; it is derived from the id, because each template is one build."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"sandyard:template:{template_id}"))
-
-
-UNKNOWN_TIME = 0.0
-"""The creation time of a template is not stored. The field is required, so it is 1970, which is clearly not a real date."""
 
 
 def render_template(record: Template, defaults: Limits) -> View:

@@ -145,7 +145,7 @@ class Tunnel(asyncio.Protocol):
         self.respond(page.status, [(b"content-type", content_type), *pages.CORS], body)
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
+        phrase = _get_phrase(status)
         lines = [f"HTTP/1.1 {status} {phrase}".encode()]
         lines += [b"%b: %b" % pair for pair in headers if pair[0] != b"content-length"]
         lines += [b"content-length: %d" % len(body), b"connection: close", b"", body]
@@ -294,3 +294,10 @@ def _make_scope(request: bytes, transport: asyncio.Transport | None) -> Scope:
         "headers": [(name, value.lstrip()) for name, _, value in (line.partition(b":") for line in lines)],
         "client": (peer[0], peer[1]) if isinstance(peer, tuple) else None,
     }
+
+
+def _get_phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:  # a status that is not registered
+        return ""

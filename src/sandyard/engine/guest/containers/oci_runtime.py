@@ -2,9 +2,8 @@
 
 gVisor cannot move a process into an existing process id namespace, which `runc exec` needs. This program enters all
 other namespaces of the container, its cgroups and its root, with the user, capabilities and limits of the request. The
-process then keeps its id in the sandbox, and its /proc shows all processes of the sandbox, because with the container's
-own it would not find itself. The container's seccomp filter does not apply to it. As the end of the container does not
-end it, `delete` does.
+process keeps its id in the sandbox, and gets a /proc with all processes of the sandbox: the container's own does not list
+it. The container's seccomp filter does not apply to it. The end of the container does not end it, so `delete` kills it.
 
 Imports nothing else of this project, so that it starts quickly. After it has entered the container it imports nothing at
 all: Python would load a file of the container.
@@ -52,7 +51,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RuntimeFailedError(Exception):
-    """The runtime cannot do what it was asked for; the message is for the caller."""
+    """The command failed. The message is shown to the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ def _report(request: Request, message: str) -> None:
 
 
 def _load_state(request: Request) -> dict[str, Any]:
-    """Return runc's state of a container."""
+    """Return the state that runc keeps of a container."""
     root = request.options.get("--root") or "/run/runc"
     try:
         with open(f"{root}/{request.container}/state.json", encoding="utf-8") as file:
@@ -135,7 +134,7 @@ def _execute(request: Request) -> int:
     errors, report = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
-        _become(process, state, namespaces, terminal, report)
+        _run_in_container(process, state, namespaces, terminal, report)
     os.close(report)
     failure = os.read(errors, 4096).decode(errors="replace")
     if failure:
@@ -146,7 +145,7 @@ def _execute(request: Request) -> int:
             _send_terminal(request.options["--console-socket"], terminal[0])
         if "--pid-file" in request.options:
             _write_pid_file(request.options["--pid-file"], pid)
-    except Exception:  # the caller does not learn that it runs, so nobody would end it
+    except Exception:  # the caller does not know about it, so nobody would end it
         os.kill(pid, signal.SIGKILL)
         raise
     if "--detach" in request.options or "-d" in request.options:
@@ -161,10 +160,10 @@ def _write_pid_file(path: str, pid: int) -> None:
     os.rename(f"{path}.new", path)
 
 
-def _become(
+def _run_in_container(
     process: dict[str, Any], state: dict[str, Any], namespaces: list[int], terminal: tuple[int, int] | None, report: int
 ) -> NoReturn:
-    """Turn this process into the requested one, or write the reason to `report` and end."""
+    """Enter the container and replace this process by the requested one. If this fails, write the reason to `report` and exit."""
     try:
         program = str(process["args"][0])
         _join_cgroups(state)
@@ -196,7 +195,7 @@ def _become(
 
 
 def _run_program(program: str, arguments: list[str], environment: dict[str, str]) -> NoReturn:
-    """Replace this process. Raises OSError with the message by which Docker recognises a missing program."""
+    """Replace this process. Raises ValueError with a message by which Docker recognizes a missing program."""
     folders = [""] if "/" in program else environment.get("PATH", _DEFAULT_PATH).split(":")
     code = errno.ENOENT
     for folder in folders:
@@ -219,9 +218,10 @@ def _mount_proc() -> None:
         _check(_libc.mount(b"proc", b"/proc", b"proc", flags, None), "could not mount /proc")
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, failure: str) -> None:
+    """Raise OSError if a function of the C library failed."""
     if result < 0:
-        raise OSError(f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise OSError(f"{failure}: {os.strerror(ctypes.get_errno())}")
 
 
 def _join_cgroups(state: dict[str, Any]) -> None:

@@ -42,7 +42,8 @@ _RETRY_S = 1.0
 _BACKLOG = 128
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MAX_OPEN_FILES = {"Name": "nofile", "Soft": 1024, "Hard": 65536}
-"""Of a container. Some programs (apt's, for one) close every possible descriptor, which takes seconds for a million."""
+"""The limit of open files in a container. Some programs, such as apt's, close every possible descriptor, which takes seconds
+for a million."""
 _BRIDGE = re.compile(r"^\d+: (docker0|br-[0-9a-f]{12})\b", re.MULTILINE)
 
 

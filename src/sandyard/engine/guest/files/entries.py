@@ -45,8 +45,8 @@ def describe_status(sandbox: Sandbox, path: str, status: os.stat_result) -> dict
         "size": str(status.st_size or (_DIRECTORY_SIZE if kind == _DIRECTORY else 0)),
         "mode": bits,
         "permissions": format_permissions(mode),
-        "owner": sandbox.accounts.user_name(status.st_uid),
-        "group": sandbox.accounts.group_name(status.st_gid),
+        "owner": sandbox.accounts.get_user_name(status.st_uid),
+        "group": sandbox.accounts.get_group_name(status.st_gid),
         "modifiedTime": protojson.format_timestamp(status.st_mtime_ns),
     }
     if target is not None:

@@ -1,7 +1,7 @@
-"""Walk untrusted trees: of any depth, with one open directory at a time, never following a link out of the tree.
+"""Walk untrusted trees of any depth, without following links out of the tree.
 
-Uses neither recursion nor a descriptor per level, because a tree may be nested deeper than both allow, and longer than
-any path.
+Only one directory is open at a time. Neither recursion nor a descriptor per level is used, because a tree may be nested
+deeper than both allow, and its paths may be longer than PATH_MAX.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ def remove(path: str) -> Iterator[None]:
                         child = _open(fd, name)
                     except FileNotFoundError:
                         continue
-                    levels.append(Level(name, inode(fd), os.listdir(child)))
+                    levels.append(Level(name, get_inode(fd), os.listdir(child)))
                     os.close(fd)
                     fd = child
             elif level is top:
@@ -57,10 +57,10 @@ def remove(path: str) -> Iterator[None]:
                     os.rmdir(level.name, dir_fd=fd)
                 levels.pop()
     except OSError as error:
-        where = [level.name for level in levels]
-        if isinstance(error.filename, str) and error.filename != where[-1]:
-            where.append(error.filename)
-        raise OSError(error.errno, error.strerror, "/".join(where)) from None
+        names = [level.name for level in levels]
+        if isinstance(error.filename, str) and error.filename != names[-1]:
+            names.append(error.filename)
+        raise OSError(error.errno, error.strerror, "/".join(names)) from None
     finally:
         os.close(fd)
 
@@ -68,15 +68,16 @@ def remove(path: str) -> Iterator[None]:
 def enter_parent(fd: int, expected: tuple[int, int]) -> int:
     """Open the directory above `fd`, and close `fd`. Raises OSError if it is not the one that the walk came from, because
     the directory was moved; `fd` then stays open."""
-    parent = os.open("..", FOLDER, dir_fd=fd)
-    if inode(parent) != expected:
+    parent = os.open("..", FOLDER_FLAGS, dir_fd=fd)
+    if get_inode(parent) != expected:
         os.close(parent)
         raise OSError(errno.ESTALE, "the directory was moved while it was being walked")
     os.close(fd)
     return parent
 
 
-def inode(fd: int) -> tuple[int, int]:
+def get_inode(fd: int) -> tuple[int, int]:
+    """Return what identifies a file: its device and its inode number."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
 
@@ -107,7 +108,7 @@ def _unlink(folder: int, name: str) -> bool:
 
 def _open(folder: int, name: str) -> int:
     try:
-        return os.open(name, FOLDER, dir_fd=folder)
+        return os.open(name, FOLDER_FLAGS, dir_fd=folder)
     except PermissionError:  # overlay's own work directory has mode 0
         os.chmod(name, 0o700, dir_fd=folder)
-        return os.open(name, FOLDER, dir_fd=folder)
+        return os.open(name, FOLDER_FLAGS, dir_fd=folder)

@@ -91,7 +91,7 @@ class Reader:
 
 
 class Output:
-    """What a process has written and its readers have not yet taken. `on_room` is called when there is room for more."""
+    """Output of a process that its readers have not yet taken. `on_room` is called when there is room for more."""
 
     __slots__ = ("_backlog", "_backlog_size", "_budget", "_on_room", "_readers", "end")
 

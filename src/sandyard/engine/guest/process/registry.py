@@ -17,7 +17,7 @@ KEEP_AT_MOST = 128
 
 
 class EndedProcess:
-    """What is kept of an ended process: its end, and its unread output."""
+    """The end of a process, and its output that was not read yet."""
 
     __slots__ = ("expiry", "output", "pid", "tag")
 

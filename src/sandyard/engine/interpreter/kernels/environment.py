@@ -1,5 +1,8 @@
-"""Variables that come with a request: some stay, some apply to that request only. Afterwards the sandbox's own
-variables get the sandbox's value again, and others their previous value."""
+"""Environment variables in a request to a kernel.
+
+`env` is set permanently, `env_once` for this request only. Afterwards a variable of the sandbox gets the sandbox's value
+(`env_back`), and every other one its previous value.
+"""
 
 from __future__ import annotations
 

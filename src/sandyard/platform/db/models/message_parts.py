@@ -65,7 +65,7 @@ ToolCallContent = ToolCallText | ToolCallDiff | ToolCallTerminal
 
 
 class ToolCallFields(TypedDict, total=False):
-    """What an update of a tool call may change. A stored tool call has all of them."""
+    """The fields that an update of a tool call may change. A stored tool call has all of them."""
 
     title: str
     kind: str

@@ -42,7 +42,7 @@ class MessageToAgent(TypedDict):
     by: str
     automatic: bool
     about: NotRequired[str]
-    """What the round's commit is named after, if not the words."""
+    """The subject of the round's commit, if it is not taken from the prompt."""
 
 
 class RoundInput(TypedDict, total=False):
@@ -150,7 +150,7 @@ class PreparationDetail(TypedDict, total=False):
 
     step: str
     sources: list[str]
-    """Where the commands come from."""
+    """The source of the commands."""
     commands: list[SetupCommand]
     warnings: list[str]
     agentsMd: bool
@@ -161,7 +161,7 @@ class PreparationDetail(TypedDict, total=False):
     shallow: list[str]
     """The commits where the history of the checkout ends."""
     lacks: list[str]
-    """What the checkout lacks, one sentence each."""
+    """Things that the checkout lacks, one sentence each."""
     seconds: float
     failure: dict[str, Any]
     """The extra fields of the error."""

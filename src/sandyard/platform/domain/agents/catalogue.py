@@ -149,7 +149,7 @@ class AgentCatalogue:
 
 
 def _serialize_definition(definition: Definition) -> dict[str, Any]:
-    stored = definition.stored()
+    stored = definition.to_column()
     size = len(json.dumps(stored, ensure_ascii=False).encode(errors="replace"))
     if size > MAX_DEFINITION:
         raise InvalidInputError(

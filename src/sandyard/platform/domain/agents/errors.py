@@ -68,7 +68,7 @@ class RunGoneError(SandyardError):
 class RunBrokenError(SandyardError):
     """The agent could not be used, and its process has to be ended. `reason` is the error code of its turn."""
 
-    TOO_LOUD = "agent_too_loud"
+    TOO_MUCH_OUTPUT = "agent_too_loud"
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)

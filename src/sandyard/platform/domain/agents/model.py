@@ -30,7 +30,7 @@ PLATFORM = "platform"
 
 
 class Origin(StrEnum):
-    """Where a prompt comes from: a person in the session, a task's description, failed checks, comments on the pull
+    """The source of a prompt: a person in the session, a task's description, failed checks, comments on the pull
     request, or the test of an agent."""
 
     PERSON = "person"

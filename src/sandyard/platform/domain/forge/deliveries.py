@@ -30,7 +30,7 @@ _INVALID_CHARACTERS = re.compile("[\x00\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a delivery is about, as far as it helps to find pull requests or the issue that becomes a task."""
+    """The subject of a delivery: the properties that identify its pull requests, or the issue that becomes a task."""
 
     numbers: frozenset[int] = frozenset()
     commits: frozenset[str] = frozenset()

@@ -22,7 +22,7 @@ from sqlalchemy import select
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command
 from sandyard.platform.domain.forge.markdown import (
-    GAP,
+    ZERO_WIDTH_SPACE,
     disable_tags,
     format_code,
     format_line,
@@ -67,7 +67,7 @@ _CHECK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the work came from. The task's text was written by a person."""
+    """The session and task that the work was done for. The task's text was written by a user."""
 
     session_id: str | None = None
     task_id: str | None = None
@@ -260,7 +260,7 @@ def _hash(text: str) -> str:
 
 
 def _remove_marks(text: str) -> str:
-    return _MARK_START.sub(f"<{GAP}!-- ", text)
+    return _MARK_START.sub(f"<{ZERO_WIDTH_SPACE}!-- ", text)
 
 
 async def list_checks(database: Database, sandbox_id: str) -> list[Check]:

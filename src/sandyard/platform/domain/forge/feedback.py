@@ -30,7 +30,7 @@ _STATE_EVENTS = {PullState.MERGED: "merged", PullState.CLOSED: "closed", PullSta
 
 @dataclass(slots=True)
 class News:
-    """What is new on a pull request.
+    """Changes of a pull request since the last report.
 
     `events`: kind and data of each. `parts`: one message to the session; empty if it need not be woken. `reported`: what was reported
     until now, including this.

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-GAP = "\u200b"
-"""A zero-width space."""
+ZERO_WIDTH_SPACE = "\u200b"
 
 # characters that are invisible or change the text's direction, except tabs and line breaks
 _CONTROL_CHARACTERS = re.compile(
@@ -37,13 +36,13 @@ _TAG = re.compile(r"(?<=<)(?=[A-Za-z/!?])")
 
 
 def neutralize(text: str) -> str:
-    """Neutralize the text. Idempotent."""
-    return _TRIGGERS.sub(GAP, _CONTROL_CHARACTERS.sub("", text.replace("\r\n", "\n")))
+    """Return the text without mentions, links, HTML and other things that a forge acts on. Idempotent."""
+    return _TRIGGERS.sub(ZERO_WIDTH_SPACE, _CONTROL_CHARACTERS.sub("", text.replace("\r\n", "\n")))
 
 
 def disable_tags(text: str) -> str:
-    """Disable HTML tags, which could end the surrounding quotation or hide what follows. Everything else is kept."""
-    return _TAG.sub(GAP, text)
+    """Disable HTML tags, which could end the surrounding quotation or hide what follows. Keeps everything else."""
+    return _TAG.sub(ZERO_WIDTH_SPACE, text)
 
 
 def remove_invisible(text: str) -> str:
@@ -60,7 +59,7 @@ def quote(text: str) -> str:
 
 
 def format_line(text: str, limit: int) -> str:
-    """Return the text neutralized, on one line, cut with an ellipsis."""
+    """Return the text neutralized and on one line, shortened with an ellipsis if it is longer than `limit`."""
     return truncate(neutralize(" ".join(text.split())), limit)
 
 

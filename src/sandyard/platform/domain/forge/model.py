@@ -108,7 +108,7 @@ class Pull:
     closed_at: datetime | None = None
     updated_at: datetime | None = None
     warnings: tuple[str, ...] = ()
-    """What was requested and failed, or could not be read, as sentences."""
+    """Requested changes that failed, and data that could not be read, as sentences."""
     body: str | None = None
     """The current body on the forge ("" if empty), so that only our part of it is changed. Set by `find` and `get_pull`; otherwise None."""
 

@@ -193,7 +193,7 @@ class PullRequestPoller:
         if row is None:
             return  # its project was deleted meanwhile
         if row.state == PullState.MERGED and row.looked_at is not None:
-            await self._pulls.finish(row)
+            await self._pulls.delete_merged_branch(row)
         else:
             await self._pulls.refresh(row, max_wait_s=0)
 

@@ -29,6 +29,8 @@ MAX_COMMITS = 250
 
 @dataclass(frozen=True, slots=True)
 class PushedBranch:
+    """A pushed branch and the facts that its pull request describes. `base` is the branch to merge into."""
+
     checkout: Checkout
     project: Project
     settings: ProjectSettings
@@ -48,9 +50,9 @@ class PushedBranch:
         return description.generate_title(self.commits, self.origin, given=given, conventional=conventional)
 
     def make_draft(self, given: PullDraft, existing: Pull | None, *, recorded: bool, web_url: str | None) -> PullDraft:
-        """Return the draft: for a recorded pull request only the given fields, otherwise everything the project wants of a new one.
+        """Return what to write to the forge. `recorded`: the pull request has a row, so only the given fields are changed.
 
-        A crash may have happened between opening it and setting its labels.
+        Otherwise the project's defaults are added, even if it exists: a crash may have followed before its labels were set.
         """
         forge = self.settings.forge
         block = description.generate_body(
@@ -73,7 +75,7 @@ class PushedBranch:
 
 
 async def load_pushed_branch(database: Database, mirror: Mirror, checkout: Checkout, base: str | None) -> PushedBranch:
-    """Collect the facts of a checkout whose branch is pushed.
+    """Collect the facts about a checkout whose branch is pushed.
 
     Raises ConflictError if the base already has all its commits, InvalidInputError if the base does not exist.
     """
@@ -124,7 +126,7 @@ def _merge_names(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]
 def make_pushed_pull(
     settings: PlatformSettings, project_id: str, *, title: str, base: str, head: str, head_commit: str
 ) -> Pull:
-    """Return a pushed branch in place of a pull request."""
+    """Return the state of a branch that was pushed to a plain Git remote, in the form of a pull request."""
     return Pull(
         number=None,
         url=make_compare_url(settings, project_id, base, head),
@@ -138,7 +140,7 @@ def make_pushed_pull(
 
 
 def make_merged_pull(row: PullRequest, now: datetime) -> Pull:
-    """Return a pushed branch that was merged into its base."""
+    """Return the state of such a branch after it was merged into its base."""
     return Pull(
         number=None,
         url=row.url,

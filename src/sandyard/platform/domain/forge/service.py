@@ -1,7 +1,7 @@
 """Pull requests: a sandbox's branch, pushed and opened on the forge, then followed until it is merged or closed.
 
-The forge is changed first and the row is written afterwards. A crash in between leaves a pull request without a row: the next `open` finds
-it by its branch, so there is never a second one.
+The forge is changed first and the row is written afterwards. A crash in between leaves a pull request without a row. The
+next `open` finds it by its branch, so there is never a second one.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ log = get_logger(__name__)
 
 
 class PullRequests:
-    """Operations on pull requests. Raises NotFoundError for what the caller may not see.
+    """Operations on pull requests. All raise NotFoundError if the caller may not see the pull request or the sandbox.
 
-    Those who see a sandbox and its project may open its pull request. The owner of its session and those who may change its project may
-    merge and close it.
+    Users who see a sandbox and its project may open its pull request. The owner of its session, and users who may change its
+    project, may merge and close it.
     """
 
     def __init__(  # noqa: PLR0917 - its dependencies
@@ -78,11 +78,11 @@ class PullRequests:
     async def get_by_id(self, caller: Principal, pull_id: str) -> PullRequest:
         return await self._reader.get_by_id(caller, pull_id)
 
-    async def get_of_task(self, caller: Principal, task_id: str) -> PullRequest:
+    async def get_for_task(self, caller: Principal, task_id: str) -> PullRequest:
         """Return the newest pull request of a task. Raises NotFoundError if there is none."""
         return await self._reader.get_newest(caller, PullRequest.task_id == task_id, f"Task {task_id[:60]}")
 
-    async def get_of_session(self, caller: Principal, session_id: str) -> PullRequest:
+    async def get_for_session(self, caller: Principal, session_id: str) -> PullRequest:
         """Return the newest pull request of a session. Raises NotFoundError if there is none."""
         return await self._reader.get_newest(caller, PullRequest.session_id == session_id, f"Session {session_id[:60]}")
 
@@ -174,9 +174,9 @@ class PullRequests:
     # following ---------------------------------------------------------------------------------------------------------
 
     async def refresh(self, row: PullRequest, *, max_wait_s: float = INTERACTIVE_WAIT_S) -> PullRequest:
-        """Refresh from the forge and report what is new; for a plain remote, check whether the branch was merged there.
+        """Refresh from the forge and emit events for all changes. With a plain remote, check whether the branch was merged there.
 
-        If it was merged, its branch is deleted if the project's settings say so.
+        Calls `delete_merged_branch` if it was merged.
         """
         project = await self._get_project(row.project_id)
         if row.forge != ForgeKind.GITHUB or row.number is None:
@@ -195,11 +195,12 @@ class PullRequests:
         async with self._get_lock(row.project_id, f"#{row.number}"):
             pull = await github.check_authors(await github.get_pull(row.number), row.told.get("remarks", ()))
             row = await self._recorder.apply(row.id, pull)
-        return await self.finish(row)
+        return await self.delete_merged_branch(row)
 
-    async def finish(self, row: PullRequest) -> PullRequest:
-        """Delete a merged branch, if the settings say so, it has not moved since, and no other pull request targets it.
+    async def delete_merged_branch(self, row: PullRequest) -> PullRequest:
+        """Delete the branch of a merged pull request, if the project's settings say so.
 
+        A branch that has moved since, or that another pull request targets, is kept.
         Idempotent; failures are retried by the next poll.
         """
         done = row.branch_deleted_at is not None or row.told.get("branch") == "kept"
@@ -243,14 +244,13 @@ class PullRequests:
         """
         row, project = await self._get_changeable(caller, pull_id)
         if row.state == PullState.MERGED:
-            return await self.finish(row)
+            return await self.delete_merged_branch(row)
         if row.number is None:
             return await self._merge_branch(row, project, method, head_commit or row.head_commit)
         if row.state != PullState.OPEN:
             raise ConflictError(f"Pull request {row.number} is {row.state}. Only an open one can be merged.")
         if row.draft:
             raise ConflictError(f"Pull request {row.number} is a draft. Mark it as ready first.")
-        assert row.number is not None
         github = await self._access.get_github_repository(project)
         method = method or MergeMethod(ProjectSettings.of(project).forge.merge_method)
         title, message = await self._make_squash_message(row) if method == MergeMethod.SQUASH else (None, None)
@@ -260,12 +260,12 @@ class PullRequests:
         pull = await github.get_pull(row.number)
         if pull.state != PullState.MERGED:  # the forge has confirmed it; its reads may lag behind
             pull = replace(pull, state=PullState.MERGED, merged_at=now, closed_at=now, updated_at=None)
-        return await self.finish(await self._recorder.apply(row.id, pull))
+        return await self.delete_merged_branch(await self._recorder.apply(row.id, pull))
 
     async def _merge_branch(
         self, row: PullRequest, project: Project, method: MergeMethod | None, head_commit: str | None
     ) -> PullRequest:
-        """Merge without a forge."""
+        """Merge a branch of a plain Git remote on this machine, and push the result."""
         if head_commit is None:
             raise ConflictError("Nothing has been pushed to this branch yet.")
         method = method or MergeMethod(ProjectSettings.of(project).forge.merge_method)
@@ -286,7 +286,7 @@ class PullRequests:
             return await self._record_merge(row)
 
     async def _record_merge(self, row: PullRequest) -> PullRequest:
-        return await self.finish(
+        return await self.delete_merged_branch(
             await self._recorder.apply(row.id, pushed_branch.make_merged_pull(row, get_time(self._clock)))
         )
 
@@ -329,7 +329,7 @@ class PullRequests:
         async with self._database.reading() as session:
             work_session = await session.get(Session, row.session_id) if row.session_id is not None else None
         if work_session is None or work_session.owner_id != caller.user_id:
-            await self._projects.require_change(caller, project.id)
+            await self._projects.get_changeable(caller, project.id)
         else:
             await self._projects.get(caller, project.id)  # an owner who has left the project has no access
         return row, project
@@ -341,10 +341,10 @@ class PullRequests:
             raise NotFoundError("The project of this pull request no longer exists.")
         return project
 
-    def _get_lock(self, project_id: str, what: str) -> asyncio.Lock:
-        lock = self._locks.get((project_id, what))
+    def _get_lock(self, project_id: str, key: str) -> asyncio.Lock:
+        lock = self._locks.get((project_id, key))
         if lock is None:
-            lock = self._locks[project_id, what] = asyncio.Lock()
+            lock = self._locks[project_id, key] = asyncio.Lock()
         return lock
 
 

@@ -80,7 +80,7 @@ class WebhookUnsignedError(WebhookSignatureError):
 
 
 class DeliveryResult(StrEnum):
-    """What happened to a delivery. `known`: this delivery was already received. `ignored`: it is not relevant."""
+    """The result of handling a delivery. `known`: this delivery was already received. `ignored`: it is not relevant."""
 
     TAKEN = "taken"
     KNOWN = "known"

@@ -55,7 +55,7 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class GitContext:
-    """What all git operations need: rows, mirrors, credentials, and git in sandboxes."""
+    """Dependencies of all git operations: rows, mirrors, credentials, and git in sandboxes."""
 
     database: Database
     lifecycle: Lifecycle

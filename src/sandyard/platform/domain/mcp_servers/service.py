@@ -90,7 +90,7 @@ class McpServers:
 
         With `test`, raises McpTestFailedError if a URL does not work. Commands are not tested.
         """
-        owner = (await self._projects.require_change(caller, project_id)).owner_id
+        owner = (await self._projects.get_changeable(caller, project_id)).owner_id
         now = get_time(self._clock)
         if draft.name is None:
             raise InvalidInputError("An MCP server needs a name.")
@@ -128,7 +128,7 @@ class McpServers:
         Raises ConflictError if a stored header value would be sent to another server, so that nobody can read it by changing the URL to
         their own server.
         """
-        owner = (await self._projects.require_change(caller, project_id)).owner_id
+        owner = (await self._projects.get_changeable(caller, project_id)).owner_id
         edited = await self._load_copy(project_id, server_id)
         if draft.type is not None and draft.type != edited.type:
             raise InvalidInputError("The type of an MCP server cannot be changed. Add another server instead.")
@@ -151,7 +151,7 @@ class McpServers:
 
     async def delete(self, caller: Principal, project_id: str, server_id: str) -> None:
         """Delete a server. Running agents that use it get an error."""
-        owner = (await self._projects.require_change(caller, project_id)).owner_id
+        owner = (await self._projects.get_changeable(caller, project_id)).owner_id
         async with self._database.transaction() as tx:
             row = await tx.session.get(McpServer, server_id)
             if row is None or row.project_id != project_id:
@@ -161,7 +161,7 @@ class McpServers:
 
     async def test(self, caller: Principal, project_id: str, server_id: str) -> McpTestResult:
         """Connect to the server with its headers and list its tools. Requires permission to change the project."""
-        await self._projects.require_change(caller, project_id)
+        await self._projects.get_changeable(caller, project_id)
         row = await self._load_copy(project_id, server_id)
         if row.type != ServerType.HTTP:
             raise ConflictError("Only servers with a URL can be tested. Commands run only in an agent's sandbox.")

@@ -52,7 +52,7 @@ _MAX_ERROR_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """Where a request comes from. `get_turn_id` returns the turn that it is counted for, if any."""
+    """The sender of a request. `get_turn_id` returns the turn that it is counted for, if any."""
 
     sandbox_id: str
     session_id: str

@@ -196,7 +196,7 @@ def _has_fetched_url(kind: ModelApi, body: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a value is: it is a tool, it is part of a tool, it is part of the body's own list of tools."""
+    """The position of a value: it is a tool, part of a tool, or part of the body's own list of tools."""
 
     is_tool: bool = False
     is_in_tool: bool = False

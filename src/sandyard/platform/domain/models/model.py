@@ -32,7 +32,7 @@ class ModelApi(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelEndpoint:
-    """Where an agent finds its model: an address inside the sandbox, and a capability in place of an API key."""
+    """The model as an agent reaches it: an address inside the sandbox, and a capability in place of an API key."""
 
     api: ModelApi
     base_url: str  # without the version path of the API, as in http://127.0.0.1:4100/prv_…
@@ -177,7 +177,7 @@ class ProviderInfo:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Where a provider that an agent can use is available.
+    """The users and projects for which an agent has a usable provider.
 
     `everywhere`: one is available to all users, or the agent needs none. `projects`: those with their own.
     """

@@ -207,7 +207,7 @@ class Providers:
         async with self._database.reading() as session:
             return [(project_id, ModelApi(kind)) for project_id, kind in await session.execute(rows)]
 
-    async def require_change(self, caller: Principal, provider_id: str) -> ModelProvider:
+    async def get_changeable(self, caller: Principal, provider_id: str) -> ModelProvider:
         """Return the row if the caller may change it."""
         await self._require_permission(caller, (await self.get(caller, provider_id)).project_id)
         async with self._database.reading() as session:
@@ -257,7 +257,7 @@ class Providers:
         if project_id is None:
             caller.require_admin()
             return None
-        return (await self._projects.require_change(caller, project_id)).owner_id
+        return (await self._projects.get_changeable(caller, project_id)).owner_id
 
 
 def make_info(row: ModelProvider) -> ProviderInfo:

@@ -279,7 +279,7 @@ class Models:
 
     async def test_provider(self, caller: Principal, provider_id: str) -> ProviderTestResult:
         """Send the provider a tiny request with its real key. Requires permission to change it."""
-        row = await self.providers.require_change(caller, provider_id)
+        row = await self.providers.get_changeable(caller, provider_id)
         return await check_provider(self.gateway.get_client(row), row, await self.providers.reveal(row))
 
     async def check_provider(self, row: ModelProvider, key: Secret | None) -> Sequence[str]:

@@ -11,7 +11,7 @@ from sandyard.platform.db.models import Preparation
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is being done for a preparation, and the last line of its output, if any."""
+    """The current step of a preparation, and the last line of its output, if any."""
 
     step: str
     output: str | None

@@ -33,7 +33,7 @@ class PreviewPort:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where previews are served.
+    """The addresses of previews.
 
     `port` None: the scheme's default. `platform_host`: the platform's own host name, which may be a subdomain of the domain.
     `platform_origins`: the origins of the platform's pages; empty if a policy cannot contain them.

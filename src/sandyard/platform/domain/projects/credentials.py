@@ -93,7 +93,7 @@ class Credentials:
 
         Each replaces the one of its kind; others of the project are kept. Returns all stored credentials.
         """
-        await self._projects.require_change(caller, project_id)
+        await self._projects.get_changeable(caller, project_id)
         drafts = await asyncio.to_thread(validate_credentials, token, username, ssh_key, app, webhook_secret)
         if not drafts:
             raise InvalidInputError("Enter at least one credential: a token, an SSH key, an app or a webhook secret.")
@@ -136,7 +136,7 @@ class Credentials:
 
     async def remove(self, caller: Principal, project_id: str, kind: str) -> None:
         """Remove a credential. Raises NotFoundError if there is none of that kind."""
-        project = await self._projects.require_change(caller, project_id)
+        project = await self._projects.get_changeable(caller, project_id)
         async with self._database.transaction() as tx:
             row = await tx.session.get(Credential, (project_id, kind))
             if row is None:

@@ -78,7 +78,7 @@ class ForgeSettings(_SettingsModel):
 
 
 class PermissionSettings(_SettingsModel):
-    """What agents may do without asking. `deny` takes precedence over everything."""
+    """Actions that agents may do without asking. `deny` takes precedence over everything."""
 
     mode: Literal["ask", "allow_reads", "allow_all"] = Field(
         default="allow_all",
@@ -96,7 +96,7 @@ class PermissionSettings(_SettingsModel):
 
     @property
     def strictness(self) -> Literal["none", "ask", "deny"]:
-        """How strictly agents must ask. ask: before everything they do. deny: also, and they cannot be told to stop asking."""
+        """How strictly agents must ask. ask: before every action. deny: as well, and a user cannot turn it off."""
         return "deny" if self.deny else "none" if self.mode == "allow_all" else "ask"
 
 
@@ -219,7 +219,7 @@ Preset = Literal["forge", "debian", "pypi", "npm", "crates", "go", "maven", "rub
 
 
 class NetworkSettings(_SettingsModel):
-    """What the project's sandboxes may connect to. Models need no entry: they are reached through the platform's tunnel."""
+    """Destinations that the project's sandboxes may connect to. Models need no entry: they are reached through the platform's tunnel."""
 
     mode: Literal["none", "listed", "all"] | None = Field(
         default=None,

@@ -41,10 +41,10 @@ UNCHANGED: Any = object()
 
 
 class Projects:
-    """Operations on projects. Raises NotFoundError if the caller may not see it, ForbiddenError if only its owner may do it."""
+    """Operations on projects. Raises NotFoundError if the caller may not see the project, ForbiddenError if only its owner may do this."""
 
     def __init__(self, database: Database, clock: Clock, destinations: Destinations | None = None) -> None:
-        """`destinations`: the hosts that projects may use whose owner is not an administrator. None means any, and local paths too."""
+        """`destinations`: the hosts that projects of users who are not administrators may use. None means any, and local paths too."""
         self._database = database
         self._clock = clock
         self._destinations = destinations
@@ -127,7 +127,7 @@ class Projects:
         async with self._database.reading() as session:
             return await session.scalar(select(Project.owner_id).where(Project.id == project_id)) or project_id
 
-    async def require_deletion(self, caller: Principal, owned: Session | Sandbox, noun: str) -> None:
+    async def require_may_delete(self, caller: Principal, owned: Session | Sandbox, noun: str) -> None:
         """Raise ForbiddenError unless the caller owns the session or sandbox or its project, or is an administrator."""
         if caller.is_admin or owned.owner_id == caller.user_id:
             return
@@ -149,8 +149,8 @@ class Projects:
         if self._destinations is not None and not await remotes.is_trusted(session, project):
             remotes.check_not_private(self._destinations, project.repository, ProjectSettings.of(project))
 
-    async def require_change(self, caller: Principal, project_id: str) -> Project:
-        """Return the project if the caller may change it."""
+    async def get_changeable(self, caller: Principal, project_id: str) -> Project:
+        """Return the project. Raises ForbiddenError if the caller may see but not change it."""
         project = await self.get(caller, project_id)
         require_owner(caller, project)
         return project
@@ -171,11 +171,11 @@ class Projects:
         Raises like `create`, and ConflictError if the project's credentials would go to another server.
         """
         if settings is not None:
-            await self.require_change(caller, project_id)
+            await self.get_changeable(caller, project_id)
             await _check_patterns(settings)
         async with self._database.transaction() as tx:
             project = await _load(tx.session, caller, project_id)
-            await self._change(tx.session, caller, project, name, repository, base_branch, settings)
+            await self._apply_changes(tx.session, caller, project, name, repository, base_branch, settings)
             if archived is not None and archived != (project.archived_at is not None):
                 project.archived_at = get_time(self._clock) if archived else None
             project.updated_at = get_time(self._clock)
@@ -193,14 +193,14 @@ class Projects:
         base_branch: str | None = UNCHANGED,
         settings: ProjectSettings | None = None,
     ) -> Project:
-        """Return the project as `update` would store it, for a test. Raises like `update`."""
+        """Return the project as `update` would store it, to test its connection. Raises like `update`."""
         async with self._database.reading() as session:
             project = await _load(session, caller, project_id)
             session.expunge(project)
-            await self._change(session, caller, project, None, repository, base_branch, settings)
+            await self._apply_changes(session, caller, project, None, repository, base_branch, settings)
         return project
 
-    async def _change(  # noqa: PLR0917 - the parameters of `update`
+    async def _apply_changes(  # noqa: PLR0917 - the parameters of `update`
         self,
         session: AsyncSession,
         caller: Principal,

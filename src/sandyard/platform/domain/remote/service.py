@@ -1,4 +1,4 @@
-"""Connection details of a sandbox for people's own tools: its SSH host and folder, and code-server if installed."""
+"""Connection details of a sandbox for users' own tools: its SSH host and folder, and code-server if it is installed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sandyard.platform.domain.sessions.service import Sessions
 from sandyard.platform.domain.users.model import Principal
 
 HOME = "/home/user"
-SUFFIX = ".sandyard"
+HOST_SUFFIX = ".sandyard"
 """Suffix of the host names of sessions and sandboxes in the SSH configuration that `sandyard ssh-config` writes."""
 _EDITOR = read_script("editor.py")
 _EDITOR_TIMEOUT_S, _FIND_TIMEOUT_S = 60.0, 15.0
 _MAX_REMEMBERED = 1000
-"""The number of sandboxes whose programs are remembered."""
+"""Maximum number of sandboxes whose programs are remembered."""
 _MAX_OUTPUT = 64 << 10
 _FIND_PROGRAMS = (
     'PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"; for name in sshd code-server; do command -v "$name"; done'
@@ -48,10 +48,10 @@ class EditorFailedError(SandyardError):
 
 @dataclass(frozen=True, slots=True)
 class RemoteAccess:
-    """How to reach a session.
+    """Connection details of a session.
 
-    `ssh_available` and `editor_available` are None if unknown, because a paused sandbox is not resumed to check. What was found
-    before the pause is still valid.
+    `ssh_available` and `editor_available` are None if unknown: a paused sandbox is not resumed to check, but the result of a
+    check before the pause is still valid.
     """
 
     sandbox_id: str
@@ -90,7 +90,7 @@ class Remotes:
         self._sessions = sessions
         self.ssh = SshConnections(lifecycle)
         self._programs: dict[str, tuple[bool, bool]] = {}
-        """What was found in each sandbox of the engine, for when it is paused."""
+        """Whether sshd and code-server are installed, by the engine's sandbox id. Used while a sandbox is paused."""
 
     async def get_for_session(self, caller: Principal, session_id: str) -> RemoteAccess:
         """Return the session's connection details. Raises NotFoundError if it has no sandbox.
@@ -99,23 +99,23 @@ class Remotes:
         """
         row = await self._sessions.get_sandbox(caller, session_id)
         ssh, editor = await self._find_programs(row)
-        return RemoteAccess(row.id, f"{session_id}{SUFFIX}", await self._get_folder(row), ssh, editor)
+        return RemoteAccess(row.id, f"{session_id}{HOST_SUFFIX}", await self._get_folder(row), ssh, editor)
 
     async def open_editor(self, caller: Principal, sandbox_id: str) -> Editor:
         """Start code-server in the sandbox, resuming it if needed. Idempotent. Raises NoEditorError and EditorFailedError."""
         row = await self._lifecycle.repository.get_for(caller, sandbox_id)
         argv = ("python3", "-I", "-S", "-c", _EDITOR)
-        ran = await self._lifecycle.call(
+        result = await self._lifecycle.call(
             row,
             lambda engine_id: self._lifecycle.engine.programs.run(
                 engine_id, argv, timeout_s=_EDITOR_TIMEOUT_S, limit=_MAX_OUTPUT, idempotent=True
             ),
         )
         try:
-            output = bounded_json.parse(ran.stdout, largest=_MAX_OUTPUT, values=100)
+            output = bounded_json.parse(result.stdout, largest=_MAX_OUTPUT, values=100)
             port, error = output.get("port"), output.get("error")
         except (ValueError, AttributeError):
-            port, error = None, ran.stderr[-300:]
+            port, error = None, result.stderr[-300:]
         if isinstance(port, int) and 0 < port < 65536:
             return Editor(port, f"/?folder={quote(await self._get_folder(row))}")
         if error == "absent":
@@ -129,12 +129,12 @@ class Remotes:
         if row.status != Status.RUNNING:
             return self._programs.get(row.engine_id, (None, None))
         try:
-            ran = await self._lifecycle.engine.programs.run(
+            result = await self._lifecycle.engine.programs.run(
                 row.engine_id, ("sh", "-c", _FIND_PROGRAMS), timeout_s=_FIND_TIMEOUT_S, limit=4096, idempotent=True
             )
         except SandyardError:
             return None, None
-        found = {line.rpartition(b"/")[2] for line in ran.stdout.splitlines()}
+        found = {line.rpartition(b"/")[2] for line in result.stdout.splitlines()}
         if len(self._programs) >= _MAX_REMEMBERED:
             del self._programs[next(iter(self._programs))]
         self._programs[row.engine_id] = programs = (b"sshd" in found, b"code-server" in found)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from sandyard.kit.python import bare_python_command
+from sandyard.kit.python import make_bare_python_command
 from sandyard.platform.domain.repositories import local_client
 from sandyard.platform.domain.repositories.error_translation import KEY_UNREADABLE
 from sandyard.platform.domain.repositories.errors import RemoteRefusedError, RepositoryInvalidError
@@ -142,7 +142,7 @@ def prepare_environment(
                 folder, credential, descriptors, _make_pinned_ssh_options(remote, addresses)
             )
         if is_served and local is not None:
-            environment["GIT_SSH_COMMAND"] = shlex.join(bare_python_command(local_client.__file__, local))
+            environment["GIT_SSH_COMMAND"] = shlex.join(make_bare_python_command(local_client.__file__, local))
         yield GitEnvironment(environment, tuple(descriptors))
     finally:
         for descriptor in descriptors:

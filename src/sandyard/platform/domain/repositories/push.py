@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often to retry on connection errors, and the delay before each retry."""
+    """The number of retries after connection errors, and the delay before each."""
 
     pauses: Sequence[float] = _PAUSES
     sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep)

@@ -33,12 +33,13 @@ STREAMS = (STDOUT, STDERR)
 _MAX_PIECES_PER_WRITE = 256  # the kernel accepts 1024
 _OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 FLUSH_S = 0.05
+"""Delay before received output is stored."""
 FLUSH_BYTES = 2 << 20
 """Received bytes after which a flush starts immediately, without waiting for FLUSH_S. Each flush costs a transaction."""
 MAX_PENDING_BYTES = 8 << 20
 """Bytes of a stream to keep in memory during a flush. `add` then waits, and further output stays in the sandbox."""
 MERGED_BYTES = 64 * 1024
-"""Smaller pieces are merged."""
+"""Smaller pieces are joined, so that few writes are needed."""
 INLINE_BYTES = 8 * 1024
 """Maximum bytes of a stream in an event. For more, the event has only the range, and the reader fetches it."""
 
@@ -102,11 +103,11 @@ class OutputFiles:
             return file.read(limit)
         return b""
 
-    async def size(self, command_id: str, stream: str) -> int:
+    async def get_size(self, command_id: str, stream: str) -> int:
         """Return the size of the stored output."""
-        return await asyncio.to_thread(self._size, command_id, stream)
+        return await asyncio.to_thread(self._get_size, command_id, stream)
 
-    def _size(self, command_id: str, stream: str) -> int:
+    def _get_size(self, command_id: str, stream: str) -> int:
         with contextlib.suppress(FileNotFoundError):
             return self.get_path(command_id, stream).stat().st_size
         return 0

@@ -245,13 +245,13 @@ class CommandRunner:
     def spawn(
         self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None], held: contextlib.ExitStack
     ) -> None:
-        def done(_: asyncio.Task[None]) -> None:
+        def release(_: asyncio.Task[None]) -> None:
             held.close()
             self.running.pop(command.id, None)
             self.recorders.pop(command.id, None)
 
         task = self.running[command.id] = self._lifecycle.tasks.spawn(self._run_and_close(row, command, work))
-        task.add_done_callback(done)
+        task.add_done_callback(release)
 
     async def _run_and_close(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
         try:

@@ -144,7 +144,7 @@ class Sandboxes:
         """Delete the sandbox. Idempotent. One of a session or task is deleted by those who may delete its session."""
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         if row.session_id is not None or row.task_id is not None:
-            await self._projects.require_deletion(principal, row, "sandbox")
+            await self._projects.require_may_delete(principal, row, "sandbox")
         await self._lifecycle.destroy(row)
 
     async def fork(self, principal: Principal, sandbox_id: str) -> Sandbox:
@@ -204,7 +204,7 @@ class Sandboxes:
         async def write(engine_id: str) -> int:
             if body.begun:
                 raise SandboxNotRunningError("The sandbox was paused and has been resumed. Send the file again.")
-            return await self._lifecycle.engine.files.write(engine_id, path, body.bounded())
+            return await self._lifecycle.engine.files.write(engine_id, path, body.read_limited())
 
         size = await self._call(principal, row, write)
         async with self._database.transaction() as tx:
@@ -330,7 +330,7 @@ class _UploadBody:
         self._limit = limit
         self.begun = False
 
-    async def bounded(self) -> AsyncIterator[bytes]:
+    async def read_limited(self) -> AsyncIterator[bytes]:
         self.begun = True
         seen = 0
         async for chunk in self._chunks:

@@ -109,7 +109,7 @@ class Secrets:
     async def _get_owner_id(self, caller: Principal, project_id: str | None, *, change: bool) -> str:
         if project_id is None:
             return caller.user_id
-        get_project = self._projects.require_change if change else self._projects.get
+        get_project = self._projects.get_changeable if change else self._projects.get
         return (await get_project(caller, project_id)).owner_id
 
 

@@ -1,4 +1,4 @@
-"""What a session's sandbox is created from, and which part of the session's work it already contains."""
+"""Origins of sessions' sandboxes: what they are created from, and which part of the work that already contains."""
 
 from __future__ import annotations
 

@@ -368,7 +368,7 @@ class Sessions:
         Allowed for its owner, the project's owner and administrators.
         """
         row = await self.get(principal, session_id)
-        await self._projects.require_deletion(principal, row, "session")
+        await self._projects.require_may_delete(principal, row, "session")
         for callback in self._before_delete:
             await callback(row.id)
         async with self._database.reading() as session:

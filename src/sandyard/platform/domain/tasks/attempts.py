@@ -64,7 +64,7 @@ class Turns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _ProjectLimit:
-    """How many attempts of a project may run at once."""
+    """The maximum number of attempts of a project that run at once."""
 
     project: str
     parallel: int

@@ -81,7 +81,7 @@ class BoardPage:
 
 @dataclass(frozen=True, slots=True)
 class _TaskPlace:
-    """Where a task is on the board. `index`: in the column of its project, starting at 0."""
+    """The position of a task on the board. `index`: in the column of its project, starting at 0."""
 
     id: str
     project_id: str
@@ -101,7 +101,7 @@ class _Range:
 
 @dataclass(slots=True)
 class _TaskFacts:
-    """What filters need to know of a task. `attempts`: agent, status and session of each, oldest first."""
+    """The properties of a task that filters use. `attempts`: agent, status and session of each, oldest first."""
 
     column: Column
     agents: set[str]

@@ -50,7 +50,7 @@ _MAKES_ROOM = frozenset(
 
 
 class BoardAttempts(Protocol):
-    """What the board needs of attempts."""
+    """Operations on attempts that the board needs."""
 
     async def draft(self, tx: Transaction, task: Task, owner_id: str) -> list[Attempt]: ...
     async def send_back(self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str) -> None: ...

@@ -43,7 +43,7 @@ _CANCELLED: StepResult = {"failed": {"code": "cancelled", "message": "The task w
 
 
 class RoundPlan(TypedDict):
-    """What a round does, recorded at its beginning.
+    """The plan of a round, recorded at its beginning.
 
     `kind` is a RoundKind. `solo`: the task has one attempt, which is published without being picked. `fresh`: the attempt has no session
     yet, or only a copy that the setup of another attempt has made for it. `fixes`: how many times the agent may fix a failed check or

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sandyard.platform.domain.agents.installation import AgentInstallError, ensure_installed, put_files
-from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, get_npm_program_path, make_npm_install
 from sandyard.platform.domain.agents.profiles.demo import DEMO
 from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest, Profile
 from sandyard.platform.domain.sandboxes.e2b import EngineError, SandboxEngine
@@ -105,12 +105,12 @@ chmod 755 "$folder"/node_modules/.bin/*
 
 async def test_an_npm_program_gets_its_own_folder_and_launcher(target: InstallTarget) -> None:
     lock = '{"lockfileVersion":3,"packages":{"":{"dependencies":{"@scope/it":"1.2.3"}},"x":"it\'s"}}'
-    install = npm_install("@scope/it", "1.2.3", "it", lock=lock, script="own.js", node=9999)
+    install = make_npm_install("@scope/it", "1.2.3", "it", lock=lock, script="own.js", node=9999)
     wanted = replace(create_profile(""), install=replace(install, script=f'PATH="$HOME/fake:$PATH"\n{install.script}'))
     await put_files(target.engine, target.id, Launch(("x",), files={f"{HOME}/fake/npm": NPM.encode()}))
     await target.run("chmod 755 ~/fake/npm")
     assert await target.install(wanted, npm_registry="http://registry.test/")
-    path = npm_program(HOME, "@scope/it", "1.2.3", "it")
+    path = get_npm_program_path(HOME, "@scope/it", "1.2.3", "it")
     assert path == f"{HOME}/.sandyard/agents/scope-it-1.2.3/bin/it"
     assert (
         await target.run(f"cd /tmp && {path} a b")

@@ -622,8 +622,8 @@ async def test_only_permitted_users_can_see_and_change_a_pull_request(desk: Desk
     for lookup in (
         desk.pulls.get(eve, None, 1),
         desk.pulls.get(eve, desk.project.id, 1),
-        desk.pulls.get_of_task(eve, desk.task_id),
-        desk.pulls.get_of_session(eve, desk.session_id),
+        desk.pulls.get_for_task(eve, desk.task_id),
+        desk.pulls.get_for_session(eve, desk.session_id),
     ):
         with pytest.raises(NotFoundError):
             await lookup
@@ -633,8 +633,8 @@ async def test_only_permitted_users_can_see_and_change_a_pull_request(desk: Desk
     for lookup in (
         desk.pulls.get(desk.worker, None, 1, refresh=True),
         desk.pulls.get_by_id(desk.worker, row.id),
-        desk.pulls.get_of_task(desk.worker, desk.task_id),
-        desk.pulls.get_of_session(desk.worker, desk.session_id),  # it is their own session, but belongs to the project
+        desk.pulls.get_for_task(desk.worker, desk.task_id),
+        desk.pulls.get_for_session(desk.worker, desk.session_id),  # it is their own session, but belongs to the project
         desk.pulls.merge(desk.worker, row.id),
     ):
         with pytest.raises(NotFoundError):
@@ -650,8 +650,8 @@ async def test_pull_requests_are_found_and_refreshed_on_demand(desk: Desk) -> No
     for found in (
         await desk.pulls.get(desk.owner, None, 1),
         await desk.pulls.get(desk.owner, desk.project.id, 1),
-        await desk.pulls.get_of_task(desk.owner, desk.task_id),
-        await desk.pulls.get_of_session(desk.worker, desk.session_id),
+        await desk.pulls.get_for_task(desk.owner, desk.task_id),
+        await desk.pulls.get_for_session(desk.worker, desk.session_id),
     ):
         assert found.id == row.id
     listed = [

@@ -83,8 +83,8 @@ async def test_the_demo_agent_can_complete_each_sample_task(world: World, task: 
     project = (await world.samples.ensure((await world.person("maria")).principal)).project
     work = tmp_path / "work"
     git(tmp_path, "clone", "--quiet", str(project.repository), str(work))
-    found = instructions.read(f"{task.title}\n\n{task.description}")
-    steps = found.steps + instructions.read("\n".join(found.fixes)).steps
+    found = instructions.parse_prompt(f"{task.title}\n\n{task.description}")
+    steps = found.steps + instructions.parse_prompt("\n".join(found.fixes)).steps
     assert steps[-1].verb == "commit"
     check_message(steps[-1].text)
     for step in steps:

@@ -211,7 +211,7 @@ async def open_yard(
         **rounds | settings,
     )
     try:
-        async with wiring.opened(configured) as services:
+        async with wiring.open_services(configured) as services:
             async with asyncio.timeout(DEADLINE):
                 await services.maintenance.reconciled.wait()
                 await services.maintenance.wait()

@@ -40,5 +40,5 @@ def test_a_volume_that_would_be_hidden_by_the_files_of_containers_is_refused() -
 
 def test_raw_sockets_are_for_containers_only() -> None:
     runsc = Runsc(Path("/runsc"), "1")
-    assert "--net-raw" not in runsc.make_command(Path("/state"), "run")
-    assert "--net-raw" in runsc.make_command(Path("/state"), "run", containers=True)
+    assert "--net-raw" not in runsc.build_command(Path("/state"), "run")
+    assert "--net-raw" in runsc.build_command(Path("/state"), "run", containers=True)

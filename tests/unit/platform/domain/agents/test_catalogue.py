@@ -130,7 +130,7 @@ def test_fills_in_placeholders() -> None:
         profile.launch(WISH)
     with pytest.raises(InvalidInputError, match="model provider"):
         CustomProfile("it", "It", Definition(argv=["x"], envs={"A": "{base_url}"}, apis=[ModelApi.OPENAI])).launch(WISH)
-    assert Definition.model_validate(definition.stored()) == definition
+    assert Definition.model_validate(definition.to_column()) == definition
 
 
 def test_install_version_depends_on_script() -> None:

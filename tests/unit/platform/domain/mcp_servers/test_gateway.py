@@ -229,7 +229,7 @@ async def test_other_methods(desk: Desk) -> None:
 
 def test_tunnel_recognizes_mcp_requests(desk: Desk) -> None:
     """It recognizes them by the prefix of their ids and repeats none of them."""
-    assert f"/{ID_PREFIX}" == tunnel.ONCE
+    assert f"/{ID_PREFIX}" == tunnel.ONCE_PREFIX
     assert desk.server.id.startswith(ID_PREFIX)
     assert desk.gateway.handles(f"/{desk.server.id}")
     assert not desk.gateway.handles("/mdl_1/v1/messages")

@@ -83,7 +83,7 @@ async def test_visibility_and_permissions(world: World) -> None:
         world.projects.update(otto.principal, project.id, name="mine"),
         world.projects.delete(otto.principal, project.id),
         world.projects.add_member(otto.principal, project.id, eve.principal.user_id),
-        world.projects.require_change(otto.principal, project.id),
+        world.projects.get_changeable(otto.principal, project.id),
     ):
         with pytest.raises(ForbiddenError):
             await refused

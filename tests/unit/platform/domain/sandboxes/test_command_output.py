@@ -242,7 +242,7 @@ async def test_much_output_takes_few_transactions(
     for number in range(count):
         await recorder.add(STDOUT, number * len(piece), piece)
     await recorder.finish(CommandStatus.EXITED, exit_code=0)
-    assert await files.size(command.id, STDOUT) == count * len(piece)
+    assert await files.get_size(command.id, STDOUT) == count * len(piece)
     assert await files.read(command.id, STDOUT, (count - 1) * len(piece), 1 << 20) == piece
     told = [one for event in await events(database) for one in event.data.get("output", ())]
     assert [one["offset"] for one in told] == [0, *(one["end"] for one in told[:-1])]

@@ -1,5 +1,5 @@
-"""The groups of this engine's sandboxes. Methods are idempotent and ignore groups that do not exist, except `create` and
-`freeze`. They return at once, except the coroutines."""
+"""The cgroups of this engine's sandboxes. Methods are idempotent and ignore groups that do not exist, except `create` and
+`freeze`. Only the coroutines wait."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OPTIONAL_FILES = frozenset({"memory.swap.max", _MEMORY_AND_SWAP_LIMIT, _SOCKET_
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a group has used. `oom_kills` counts since the group was created. Values without a controller are 0."""
+    """Resources used by a group. `oom_kills` counts since the group was created. Values without a controller are 0."""
 
     cpu_seconds: float = 0.0
     memory: int = 0
@@ -90,7 +90,7 @@ class Cgroups:
 
     @property
     def directories(self) -> dict[str, str]:
-        """Hierarchy → this engine's directory in it."""
+        """This engine's directory in each hierarchy, by the hierarchy's name."""
         return {h.name: str(h.root) for h in self.hierarchies}
 
     @property
@@ -146,7 +146,7 @@ class Cgroups:
                     yield file, value
 
     def _has_file(self, hierarchy: Hierarchy, file: str) -> bool:
-        """Return whether the file exists, because swap may not be accounted for; that is the same for all groups."""
+        """Return whether groups have this file. Some kernels do not limit swap or socket buffers; all groups are alike."""
         key = (hierarchy.name, file)
         if key not in self._existing_files:
             self._existing_files[key] = (hierarchy.root / file).exists()
@@ -192,7 +192,7 @@ class Cgroups:
             with contextlib.suppress(OSError):
                 (self._freezer.root / name / "freezer.state").write_text("THAWED")
 
-    async def clear(self, name: str, timeout_s: float = 10.0) -> bool:
+    async def kill_and_remove(self, name: str, timeout_s: float = 10.0) -> bool:
         """Kill all processes in the group, wait until they are gone, and remove the group. Return False if a process
         did not die in time."""
         loop = asyncio.get_running_loop()
@@ -250,14 +250,14 @@ class Cgroups:
                 return _read(self._freezer.root / name / "freezer.state").strip() != b"THAWED"
         return False
 
+    # Accounting -------------------------------------------------------------------------------------------------------------
+
     @property
     def reports_usage(self) -> bool:
         """Whether `read_usage` reports both CPU time and memory."""
         return (
             self._unified is not None or self._find_by_controller("cpuacct") is not None
         ) and "memory" in self.limits
-
-    # Accounting -------------------------------------------------------------------------------------------------------------
 
     def read_usage(self, name: str) -> Usage:
         cpu, memory, cache, kills = 0.0, 0, 0, 0

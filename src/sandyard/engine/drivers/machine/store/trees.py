@@ -13,7 +13,7 @@ import os
 import stat
 
 from sandyard.engine.guest.files import trees
-from sandyard.engine.guest.files.trees import FOLDER, Level, inode
+from sandyard.engine.guest.files.trees import FOLDER_FLAGS, Level, get_inode
 
 _FICLONE = 0x4004_9409
 _CHUNK_BYTES = 1 << 26
@@ -31,8 +31,8 @@ def copy_tree(source: str, target: str) -> None:
     """Copy a directory to a path that must not exist. Shares blocks if the file system supports it; keeps hard links
     and holes."""
     os.mkdir(target, 0o700)
-    source_fd = os.open(source, FOLDER)
-    target_fd = os.open(target, FOLDER)
+    source_fd = os.open(source, FOLDER_FLAGS)
+    target_fd = os.open(target, FOLDER_FLAGS)
     seen: dict[Inode, tuple[str, str]] = {}
     levels = [(Level("", (0, 0), os.listdir(source_fd)), (0, 0))]
     try:
@@ -42,7 +42,7 @@ def copy_tree(source: str, target: str) -> None:
                 name = level.names.pop()
                 status = os.stat(name, dir_fd=source_fd, follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
-                    parents = inode(source_fd), inode(target_fd)
+                    parents = get_inode(source_fd), get_inode(target_fd)
                     source_fd, target_fd = _enter_both(source_fd, target_fd, name)
                     levels.append((Level(name, parents[0], os.listdir(source_fd)), parents[1]))
                 elif not _link_if_copied(status, name, target_fd, seen):
@@ -62,9 +62,9 @@ def copy_tree(source: str, target: str) -> None:
 def _enter_both(source: int, target: int, name: str) -> tuple[int, int]:
     """Enter the directory `name` in both trees, creating it in the second; the two parents are closed."""
     os.mkdir(name, 0o700, dir_fd=target)
-    inner_source = os.open(name, FOLDER, dir_fd=source)
+    inner_source = os.open(name, FOLDER_FLAGS, dir_fd=source)
     try:
-        inner_target = os.open(name, FOLDER, dir_fd=target)
+        inner_target = os.open(name, FOLDER_FLAGS, dir_fd=target)
     except OSError:
         os.close(inner_source)
         raise
@@ -77,7 +77,7 @@ def measure_disk_usage(path: str) -> int:
     """Return the bytes on disk below a directory, as far as this process has access."""
     total = 0
     try:
-        fd = os.open(path, FOLDER)
+        fd = os.open(path, FOLDER_FLAGS)
     except OSError:
         return 0
     levels = [Level("", (0, 0), os.listdir(fd))]
@@ -94,8 +94,8 @@ def measure_disk_usage(path: str) -> int:
                 status = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 total += status.st_blocks * 512
                 if stat.S_ISDIR(status.st_mode):
-                    child = os.open(name, FOLDER, dir_fd=fd)
-                    levels.append(Level(name, inode(fd), os.listdir(child)))
+                    child = os.open(name, FOLDER_FLAGS, dir_fd=fd)
+                    levels.append(Level(name, get_inode(fd), os.listdir(child)))
                     os.close(fd)
                     fd = child
     except OSError:  # a sandbox moved a directory while it was being measured

@@ -49,14 +49,14 @@ MAX_HELD_BYTES = 8 << 20
 WRITE_BYTES = 90_000
 """Bytes of input written at once: they must fit into one argument."""
 REMEMBERED_WRITES = 1000
-"""How many writes are remembered. The prompt is among the first ones."""
+"""Maximum number of writes to remember. The prompt is among the first ones."""
 POLL_INTERVAL_S = 0.04
 """How often `tail` polls the input file: it does not rely on inotify on an overlay file system."""
 TAIL_BYTES = 16 << 10
 START_LINE = ":starts"
 """A line printed by the platform before the agent starts. Everything before it was printed by a login shell's profile."""
-STRAY_BYTES, STRAY_SHOWN = 64 << 10, 500
-"""Limit for output before the first message that is not a message, and how much of it is shown to people."""
+MAX_STRAY_BYTES, SHOWN_STRAY_BYTES = 64 << 10, 500
+"""Bytes of output allowed before the first message, and how much of it an error message shows."""
 _WRITE = """set -o pipefail; umask 077
 have=$(stat -c %s -- "$1" 2>/dev/null || echo 0)
 [ "$have" -ge "$2" ] || exit 3
@@ -64,17 +64,17 @@ have=$(stat -c %s -- "$1" 2>/dev/null || echo 0)
 printf %s "$3" | dd of="$1" bs=1M iflag=fullblock oflag=seek_bytes seek="$2" conv=notrunc status=none"""
 _EXIT_GAP = 3
 
-Taker = Callable[[Sequence[tuple[int, bytes]], int], Awaitable[None]]
-"""Takes lines with their end offsets, and the offset up to which the output was read."""
+HandleLines = Callable[[Sequence[tuple[int, bytes]], int], Awaitable[None]]
+"""Handles lines, each with its end offset, and stores the offset up to which the output was read."""
 
 
-def input_path(run_id: str) -> str:
+def get_input_path(run_id: str) -> str:
     return f"/tmp/.sandyard-{run_id}.in"  # noqa: S108 - in the sandbox
 
 
 def build_command(run_id: str, argv: Sequence[str], first: str) -> str:
     """Return the shell command that runs an agent with the input file as its input. `first` is the initial input."""
-    path = shlex.quote(input_path(run_id))
+    path = shlex.quote(get_input_path(run_id))
     return (
         f"[ -s {path} ] || (umask 077; printf %s {shlex.quote(first)} >{path})\n"
         f"printf '%s\\n' {START_LINE}\n"
@@ -83,28 +83,28 @@ def build_command(run_id: str, argv: Sequence[str], first: str) -> str:
 
 
 class InputWriter:
-    """Deliver the queued input of an agent in order. Call `nudge` when there is more.
+    """Delivers the queued input of an agent in order. Call `nudge` when there is more.
 
-    `offsets` returns how many bytes of standard output and standard error have been read so far. There may be more of both
+    `get_offsets` returns how many bytes of standard output and standard error have been read so far. There may be more of both
     in the agent's journal, which is checked before each write.
     """
 
     def __init__(
-        self, database: Database, lifecycle: Lifecycle, run: AgentRun, offsets: Callable[[], tuple[int, int]]
+        self, database: Database, lifecycle: Lifecycle, run: AgentRun, get_offsets: Callable[[], tuple[int, int]]
     ) -> None:
         self._database = database
         self._lifecycle = lifecycle
         self._run_id = run.id
         self._sandbox_id = run.sandbox_id
         self._has_more = asyncio.Event()
-        self._offsets = offsets
+        self._get_offsets = get_offsets
         self._writes: list[tuple[int, tuple[int, int]]] = []
         self.delivered: int | None = options_of(run).get("delivered")  # None: unknown
 
     def nudge(self) -> None:
         self._has_more.set()
 
-    def output_before(self, position: int) -> tuple[int, int] | None:
+    def get_output_before(self, position: int) -> tuple[int, int] | None:
         """Return how much output the agent had written before it could read the input at this position.
 
         Returns None if the agent cannot read it yet.
@@ -115,7 +115,7 @@ class InputWriter:
         return (0, 0) if self.delivered is None or self.delivered > position else None
 
     async def run(self) -> None:
-        """Deliver input until cancelled or until the sandbox is gone. Wakes the sandbox if there is input to deliver."""
+        """Deliver input until cancelled or until the sandbox is gone. Resumes the sandbox if there is input to deliver."""
         self._has_more.set()
         while True:
             await self._has_more.wait()
@@ -144,42 +144,42 @@ class InputWriter:
             return
         sandbox = await self._lifecycle.repository.get(self._sandbox_id)
         await self._lifecycle.call(sandbox, lambda engine_id: self._write(engine_id, rows))
-        async with self._database.transaction() as tx:  # so that nobody has to wake the sandbox to find out
+        async with self._database.transaction() as tx:  # so that the sandbox need not be resumed to check
             run = await tx.session.get(AgentRun, self._run_id, with_for_update=True)
             if run is not None:
                 change_options(run, {"delivered": self.delivered})
 
     async def _write(self, engine_id: str, rows: Sequence[AgentInput]) -> None:
-        engine, path = self._lifecycle.engine, input_path(self._run_id)
+        engine, path = self._lifecycle.engine, get_input_path(self._run_id)
         if self.delivered is None:
-            ran = await engine.programs.run(engine_id, ["stat", "-c", "%s", "--", path], idempotent=True)
-            told = ran.stdout.strip()
-            self.delivered = int(told) if ran.exit_code == 0 and told.isdigit() else 0
+            result = await engine.programs.run(engine_id, ["stat", "-c", "%s", "--", path], idempotent=True)
+            size = result.stdout.strip()
+            self.delivered = int(size) if result.exit_code == 0 and size.isdigit() else 0
         start, text = rows[0].position, "".join(row.line for row in rows)
         end = start + len(text)
         while self.delivered < end:
             at = max(self.delivered, start)
             piece = text[at - start : at - start + WRITE_BYTES]
-            words = ["/bin/bash", "-c", _WRITE, "sandyard", path, str(at), piece, *journal_folders(self._run_id)]
-            read = self._offsets()
+            argv = ["/bin/bash", "-c", _WRITE, "sandyard", path, str(at), piece, *journal_folders(self._run_id)]
+            read_before = self._get_offsets()
             if remember := len(self._writes) < REMEMBERED_WRITES:
-                self._writes.append((at + len(piece), read))
-            ran = await engine.programs.run(engine_id, words, idempotent=True)
+                self._writes.append((at + len(piece), read_before))
+            result = await engine.programs.run(engine_id, argv, idempotent=True)
             if remember:
-                sizes = ran.stdout.decode(errors="replace")
-                self._writes[-1] = (at + len(piece), _parse_sizes(sizes, read))
-            if ran.exit_code == _EXIT_GAP:
+                sizes = result.stdout.decode(errors="replace")
+                self._writes[-1] = (at + len(piece), _parse_sizes(sizes, read_before))
+            if result.exit_code == _EXIT_GAP:
                 self.delivered = None
                 raise EngineError("The agent's earlier input is no longer in the sandbox.")
-            if ran.exit_code != 0:
-                raise EngineError(f"The sandbox could not store the agent's input: {ran.stderr[-300:]}")
+            if result.exit_code != 0:
+                raise EngineError(f"The sandbox could not store the agent's input: {result.stderr[-300:]}")
             self.delivered = at + len(piece)
 
 
-def _parse_sizes(text: str, read: tuple[int, int]) -> tuple[int, int]:
+def _parse_sizes(text: str, read_before: tuple[int, int]) -> tuple[int, int]:
     """Return how much standard output and standard error the agent had written before the input: at least what was
-    `read`, and what its journal contained, of which `text` lists the files."""
-    sizes = {"out": read[0], "err": read[1]}
+    `read_before`, and at least the sizes of its journal's files, which `text` lists."""
+    sizes = {"out": read_before[0], "err": read_before[1]}
     for line in text.splitlines():
         path, _, size = line.rpartition(" ")
         name = path.rpartition("/")[2]
@@ -189,16 +189,24 @@ def _parse_sizes(text: str, read: tuple[int, int]) -> tuple[int, int]:
 
 
 class OutputReader:
-    """Read the output of an agent, store its bytes, and pass its lines on in batches."""
+    """Reads the output of an agent, stores its bytes, and passes its lines on in batches."""
 
     def __init__(
-        self, database: Database, files: OutputFiles, run_id: str, consumed: int, take: Taker, *, kept: int
+        self,
+        database: Database,
+        files: OutputFiles,
+        run_id: str,
+        consumed: int,
+        handle_lines: HandleLines,
+        *,
+        kept: int,
     ) -> None:
-        """`kept`: how many bytes of each stream are stored."""
+        """`consumed`: the offset up to which an earlier reader has handled the output. `kept`: how many bytes of each stream to
+        store."""
         self._database = database
         self._files = files
         self._run_id = run_id
-        self._take = take
+        self._handle_lines = handle_lines
         self._kept_bytes = kept
         self._lines = wire.LineSplitter(consumed)
         self._ready: list[tuple[int, bytes]] = []
@@ -208,9 +216,9 @@ class OutputReader:
         self._flushing = asyncio.Lock()
         self._stop_after_batch = False  # set to stop after the current batch; the rest is taken later
         self._has_output, self._urgent = asyncio.Event(), asyncio.Event()
-        self._last = 0.0
+        self._last_flush_at = 0.0
         self._stray, self._stray_bytes = b"", 0  # output before the first message that is not a message
-        self._speaks_acp = consumed > 0
+        self._has_message = consumed > 0
         self.stray_since: float | None = None
         """Loop time of the first output that is not a message, until the first message arrives."""
         self.last_output_at = 0.0
@@ -218,7 +226,7 @@ class OutputReader:
         self.tail = b""
 
     async def begin(self) -> None:
-        self._stderr_size = await self._files.size(self._run_id, STDERR)
+        self._stderr_size = await self._files.get_size(self._run_id, STDERR)
         # bytes stored beyond the consumed offset will arrive again unchanged, so nothing needs to be cut off
         await self._files.begin(self._run_id, {STDOUT: sys.maxsize, STDERR: sys.maxsize})
         self.tail = await self._files.read(self._run_id, STDERR, max(0, self._stderr_size - TAIL_BYTES), TAIL_BYTES)
@@ -227,19 +235,21 @@ class OutputReader:
     def offsets(self) -> tuple[int, int]:
         return self._lines.seen, self._stderr_size
 
-    def tail_since(self, offset: int) -> bytes:
+    def get_tail_since(self, offset: int) -> bytes:
         """Return the end of standard error, as far as it was written after this offset."""
         return self.tail[max(0, len(self.tail) - max(0, self._stderr_size - offset)) :]
 
     async def read(
         self,
         events: AsyncIterator[CommandStarted | CommandOutput | CommandEnded],
-        started: Callable[[CommandStarted], None],
+        on_started: Callable[[CommandStarted], None],
     ) -> CommandEnded | None:
-        """Read events until the process ends. Returns None if the stream ended without reporting the end of the
-        process."""
+        """Read events until the process ends. Calls `on_started` when it has started.
+
+        Returns None if the stream ended without reporting the end of the process.
+        """
         loop = asyncio.get_running_loop()
-        flusher, reader = loop.create_task(self._flush_loop()), loop.create_task(self._read_events(events, started))
+        flusher, reader = loop.create_task(self._flush_loop()), loop.create_task(self._read_events(events, on_started))
         try:
             await asyncio.wait((flusher, reader), return_when=asyncio.FIRST_COMPLETED)
             if flusher.done():
@@ -260,7 +270,7 @@ class OutputReader:
     async def _read_events(
         self,
         events: AsyncIterator[CommandStarted | CommandOutput | CommandEnded],
-        started: Callable[[CommandStarted], None],
+        on_started: Callable[[CommandStarted], None],
     ) -> CommandEnded | None:
         async with contextlib.aclosing(
             cast("AsyncGenerator[CommandStarted | CommandOutput | CommandEnded, None]", events)
@@ -272,7 +282,7 @@ class OutputReader:
                     if self._held > MAX_HELD_BYTES:
                         await self.flush()
                 elif isinstance(event, CommandStarted):
-                    started(event)
+                    on_started(event)
                 else:
                     return event
         return None
@@ -296,10 +306,10 @@ class OutputReader:
             if self._lines.skipped > wire.MAX_SKIPPED_BYTES:
                 raise RunBrokenError(
                     f"The agent wrote a line of more than {wire.MAX_SKIPPED_BYTES >> 20} MiB and was killed.",
-                    RunBrokenError.TOO_LOUD,
+                    RunBrokenError.TOO_MUCH_OUTPUT,
                 )
-            lines = [one for one in found if one[1].lstrip()[:1] == b"{"]  # other lines are not messages
-            if not self._speaks_acp:
+            lines = [(end, line) for end, line in found if line.lstrip()[:1] == b"{"]  # other lines are not messages
+            if not self._has_message:
                 self._check_for_message([line for _, line in found])
             self._ready += lines
             if any(b'"id"' in line for _, line in lines):
@@ -312,21 +322,19 @@ class OutputReader:
             if line.strip() == START_LINE.encode():
                 self._stray, self._stray_bytes, self.stray_since = b"", 0, None
             elif wire.parse_line(line) is not None:
-                self._speaks_acp, self.stray_since = True, None
+                self._has_message, self.stray_since = True, None
                 return
             elif line.strip():
-                self._stray = (self._stray + line + b"\n")[:STRAY_SHOWN]
+                self._stray = (self._stray + line + b"\n")[:SHOWN_STRAY_BYTES]
                 self._stray_bytes += len(line)
                 self.stray_since = self.stray_since or asyncio.get_running_loop().time()
-        if self._stray_bytes > STRAY_BYTES:
-            raise RunBrokenError(self.stray_fault, AgentProtocolError.code)
+        if self._stray_bytes > MAX_STRAY_BYTES:
+            raise RunBrokenError(self.stray_output_error, AgentProtocolError.code)
 
     @property
-    def stray_fault(self) -> str:
-        said = storable(self._stray.decode("utf-8", "replace")).strip()
-        return (
-            f"The agent does not speak ACP: its output is not an Agent Client Protocol message. It starts with:\n{said}"
-        )
+    def stray_output_error(self) -> str:
+        output = storable(self._stray.decode("utf-8", "replace")).strip()
+        return f"The agent does not speak ACP: its output is not an Agent Client Protocol message. It starts with:\n{output}"
 
     def _buffer_raw(self, stream: str, offset: int, data: bytes) -> None:
         room = self._kept_bytes - offset
@@ -338,7 +346,7 @@ class OutputReader:
         loop = asyncio.get_running_loop()
         while True:
             await self._has_output.wait()
-            wait = self._last + BATCH_S - loop.time()
+            wait = self._last_flush_at + BATCH_S - loop.time()
             if wait > 0 and not self._urgent.is_set():
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait):
@@ -357,7 +365,7 @@ class OutputReader:
     async def _flush(self) -> None:
         self._has_output.clear()
         self._urgent.clear()
-        self._last = asyncio.get_running_loop().time()
+        self._last_flush_at = asyncio.get_running_loop().time()
         # read these first: output that arrives during the write is not stored yet and must not count as taken
         lines, consumed = list(self._ready), self._lines.consumed
         for stream, pieces in self._raw.items():
@@ -370,16 +378,18 @@ class OutputReader:
             if self._stop_after_batch:
                 self._has_output.set()
                 return
-            begun = now()
-            await retry_while_database_unavailable(partial(self._take, batch, end), "agent output", run=self._run_id)
+            started_at = now()
+            await retry_while_database_unavailable(
+                partial(self._handle_lines, batch, end), "agent output", run=self._run_id
+            )
             del self._ready[: len(batch)]
             if self._ready:
-                await asyncio.sleep(min(1.0, now() - begun))  # a busy agent gets at most half of the time
+                await asyncio.sleep(min(1.0, now() - started_at))  # a busy agent gets at most half of the time
         self._held = 0
 
 
 def _join_adjacent(pieces: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """Join adjacent pieces."""
+    """Join pieces whose bytes follow each other, so that each is written at once."""
     found: list[tuple[int, list[bytes]]] = []
     end = -1
     for offset, data in pieces:

@@ -43,7 +43,7 @@ _SET_MODE, _SET_OPTION = "session/set_mode", "session/set_config_option"
 
 
 class NextStep(StrEnum):
-    """What happens next. RESTART: the process must be replaced, because the session has another agent now, or because
+    """The next action after a message. RESTART: the process must be replaced, because the session has another agent now, or because
     this one can get its model, its MCP servers or the project's policy only at its start."""
 
     WAIT = "wait"

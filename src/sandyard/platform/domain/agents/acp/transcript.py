@@ -58,7 +58,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class ReportedState:
-    """What an update contains besides the transcript: options of the agent, and its own usage counts."""
+    """The content of an update that is not part of the transcript: options of the agent, and its own usage counts."""
 
     options: RunOptions = field(default_factory=RunOptions)
     usage: TurnUsage = field(default_factory=TurnUsage)

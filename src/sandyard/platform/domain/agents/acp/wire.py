@@ -172,7 +172,7 @@ class LineSplitter:
 
     @property
     def seen(self) -> int:
-        """How far the stream has been read."""
+        """The offset up to which the stream has been read."""
         return self.consumed + self._dropped + len(self._buffer)
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:

@@ -8,7 +8,7 @@ import signal
 from typing import Any, Callable  # noqa: UP035
 
 from . import files
-from .conversation import Conversation, known
+from .conversation import Conversation, validate_session_id
 from .peer import INVALID_PARAMS, INVALID_REQUEST, NOT_FOUND, Peer, RpcError
 from .turn import Text, Turn
 
@@ -58,7 +58,7 @@ class Agent:
         return {"sessionId": conversation.name, "modes": conversation.modes()}
 
     def _reopen_session(self, params: "dict[str, Any]", *, replay: bool) -> "dict[str, Any]":
-        name = known(params.get("sessionId"))
+        name = validate_session_id(params.get("sessionId"))
         there = self._conversations.get(name)
         if there is not None and there.busy:
             raise RpcError(INVALID_REQUEST, "A turn of this session is already running.")
@@ -97,7 +97,7 @@ class Agent:
         return work
 
     def _get_conversation(self, params: "dict[str, Any]") -> Conversation:
-        conversation = self._conversations.get(known(params.get("sessionId")))
+        conversation = self._conversations.get(validate_session_id(params.get("sessionId")))
         if conversation is None:
             raise RpcError(NOT_FOUND, "This session is not open: load it first.")
         return conversation

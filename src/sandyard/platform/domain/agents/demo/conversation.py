@@ -93,7 +93,7 @@ class Conversation:
                 self.update(entry["update"], kept=False)
 
 
-def known(name: Any) -> str:
+def validate_session_id(name: Any) -> str:
     """Return a valid conversation name. Raises RpcError."""
     if not isinstance(name, str) or not _ID.fullmatch(name):
         raise RpcError(NOT_FOUND, "There is no session " + repr(str(name)[:100]) + ".")

@@ -25,21 +25,21 @@ refuse
 crash
 hang"""
 
-_LEAD = re.compile(r"^\s*(?:(?:[-*+•>]|\d{1,4}[.)]|\[[ xX]\])\s+)*")
+_LIST_MARKERS = re.compile(r"^\s*(?:(?:[-*+•>]|\d{1,4}[.)]|\[[ xX]\])\s+)*")
 _PATH = r"""(?:`([^`]+)`|"([^"]+)"|'([^']+)'|([^\s:`"']+))"""
 _FILE = re.compile(r"(create|append)\s+(?:to\s+)?(?:(?:the\s+)?file\s+)?" + _PATH + r"\s*(:?)\s?(.*)$", re.IGNORECASE)
 _REPLACE = re.compile(r"replace\s+(?:in\s+)?" + _PATH + r"\s*:\s?(.*?)\s(?:->|=>|→)(?:\s(.*))?$", re.IGNORECASE)
 _DELETE = re.compile(r"delete\s+" + _PATH + r"\s*$", re.IGNORECASE)
 _FIX = re.compile(r"fix\s*:\s*(.*)$", re.IGNORECASE)
-_WORDS = re.compile(r"(run|commit|ask|permit|say|think|plan|fail|sleep)\s*:\s*(.*)$", re.IGNORECASE)
-_ALONE = re.compile(r"(refuse|crash|hang)\s*[.!]?$", re.IGNORECASE)
+_VERB_WITH_TEXT = re.compile(r"(run|commit|ask|permit|say|think|plan|fail|sleep)\s*:\s*(.*)$", re.IGNORECASE)
+_VERB_ALONE = re.compile(r"(refuse|crash|hang)\s*[.!]?$", re.IGNORECASE)
 _FENCE = re.compile(r"^\s*(```+|~~~+)")
 _ESCAPE = re.compile(r"\\([nt\\])")
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
 class Step(NamedTuple):
-    """`path` is the file of a file instruction, `old` the text that `replace` searches for."""
+    """One instruction. `path` is the file of a file instruction, `old` the text that `replace` searches for."""
 
     verb: str
     text: str = ""
@@ -54,7 +54,7 @@ class Instructions(NamedTuple):
     fixes: "list[str]"
 
 
-def read(prompt: str) -> Instructions:
+def parse_prompt(prompt: str) -> Instructions:
     """Parse a prompt. A fenced block is the content of the file in the line above it; any other fenced block is
     ignored."""
     steps: "list[Step]" = []
@@ -70,11 +70,11 @@ def read(prompt: str) -> Instructions:
         if line[1:2].isupper():  # output of a test runner, such as `FAIL: test_login`
             continue
         fix = _FIX.match(line)
-        told = fix.group(1) if fix else line
-        file = _FILE.match(told)
-        if fix and (file or _parse_line(told)):
+        instruction = fix.group(1) if fix else line
+        file = _FILE.match(instruction)
+        if fix and (file or _parse_line(instruction)):
             after = _read_block(lines, at)[1] if file and not file.group(7) else at
-            fixes += [told, *lines[at:after]]
+            fixes += [instruction, *lines[at:after]]
             at = after
         elif file:
             verb, path = file.group(1).lower(), _first_group(file.groups()[1:5])
@@ -103,17 +103,17 @@ def _parse_line(line: str) -> "Step | None":
     found = _DELETE.match(line)
     if found:
         return Step("delete", "", _first_group(found.groups()))
-    found = _WORDS.match(line)
+    found = _VERB_WITH_TEXT.match(line)
     if found:
         verb, text = found.group(1).lower(), found.group(2).strip()
         return Step(verb, text if verb == "run" else _unescape(text))
-    found = _ALONE.match(line)
+    found = _VERB_ALONE.match(line)
     return Step(found.group(1).lower()) if found else None
 
 
 def _strip_markup(line: str) -> str:
     """Strip bullets, numbers, and backticks around the whole line."""
-    line = _LEAD.sub("", line, count=1).rstrip()
+    line = _LIST_MARKERS.sub("", line, count=1).rstrip()
     if len(line) > 2 and line[0] == line[-1] == "`" and line.count("`") == 2:
         line = line[1:-1].strip()
     return line

@@ -12,7 +12,7 @@ from . import files
 from .calls import Call
 from .conversation import ASK, Conversation
 from .files import WorkError
-from .instructions import HELP, Step, read
+from .instructions import HELP, Step, parse_prompt
 from .peer import INTERNAL_ERROR, RpcError
 
 MARK = "[demo] "
@@ -74,7 +74,7 @@ class Turn:
         Without instructions, only the first text is answered; the others only explain it.
         """
         conversation = self._conversation
-        found = read("\n".join(text.text for text in texts if text.personal))
+        found = parse_prompt("\n".join(text.text for text in texts if text.personal))
         if found.fixes:
             conversation.change_fixes(found.fixes)
         try:
@@ -99,7 +99,7 @@ class Turn:
 
     def _follow_fixes(self) -> None:
         """Follow the stored `fix:` instructions once."""
-        steps = read("\n".join(self._conversation.fixes)).steps
+        steps = parse_prompt("\n".join(self._conversation.fixes)).steps
         if not steps:
             self.say(MARK + "Something failed, and I have no (further) `fix:` instruction. I changed nothing.\n")
             return

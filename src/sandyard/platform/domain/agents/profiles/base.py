@@ -11,7 +11,7 @@ from pathlib import Path
 from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest
 from sandyard.platform.domain.models.model import ModelApi
 
-AGENTS = ".sandyard/agents"
+AGENTS_FOLDER = ".sandyard/agents"
 """Where agents are installed below the home folder: one folder per program and version."""
 NODE = "24.21.0"
 """The version of Node that is installed for a program if the sandbox's Node is too old."""
@@ -19,7 +19,7 @@ NODE = "24.21.0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltInProfile:
-    """A profile that comes with the platform. `make_launch` builds the command line."""
+    """A profile that comes with the platform; see `Profile`. `make_launch` returns how to start the agent."""
 
     name: str
     title: str
@@ -43,7 +43,7 @@ def read_lock(name: str) -> str:
     return json.dumps(lock, separators=(",", ":"))
 
 
-def npm_install(
+def make_npm_install(
     package: str,
     version: str,
     binary: str,
@@ -53,7 +53,7 @@ def npm_install(
     node: int = 20,
     timeout_s: float = 900,
 ) -> Install:
-    """Install exactly this version of a program from npm, in its own folder below the home folder. `npm_program`
+    """Return the installation of exactly this version of a program from npm, in its own folder below the home folder. `get_npm_program_path`
     returns its path.
 
     `lock` is a package-lock.json: only what it names is installed, verified by digest, and no package scripts are run.
@@ -61,7 +61,7 @@ def npm_install(
     `npm_config_registry`. If the sandbox's Node is older than `node`, a newer one is installed for this program alone.
     All arguments come from the platform, never from user input.
     """
-    folder = f'"$HOME"/{shlex.quote(_program_folder(package, version))}'
+    folder = f'"$HOME"/{shlex.quote(_get_program_folder(package, version))}'
     program = f"{folder}/bin/{shlex.quote(binary)}"
     text = _NPM_SCRIPT.format(
         folder=folder,
@@ -78,9 +78,9 @@ def npm_install(
     return Install(version, ("bash", "-c", f"test -x {program}"), text, timeout_s)
 
 
-def npm_program(home: str, package: str, version: str, binary: str) -> str:
-    """Return the path where `npm_install` puts the program."""
-    return f"{home}/{_program_folder(package, version)}/bin/{binary}"
+def get_npm_program_path(home: str, package: str, version: str, binary: str) -> str:
+    """Return the path where `make_npm_install` puts the program."""
+    return f"{home}/{_get_program_folder(package, version)}/bin/{binary}"
 
 
 def _build_manifest(lock: str) -> str:
@@ -88,8 +88,8 @@ def _build_manifest(lock: str) -> str:
     return json.dumps({"private": True, **json.loads(lock)["packages"][""]}, separators=(",", ":"))
 
 
-def _program_folder(package: str, version: str) -> str:
-    return f"{AGENTS}/{package.lstrip('@').replace('/', '-')}-{version}"
+def _get_program_folder(package: str, version: str) -> str:
+    return f"{AGENTS_FOLDER}/{package.lstrip('@').replace('/', '-')}-{version}"
 
 
 _NODE_LOCK = read_lock("node")

@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.base import (
+    BuiltInProfile,
+    get_npm_program_path,
+    make_npm_install,
+    read_lock,
+)
 from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
 from sandyard.platform.domain.models.model import ModelApi
 
@@ -20,15 +25,19 @@ ENVS = {
     "DISABLE_TELEMETRY": "1",
     "DISABLE_ERROR_REPORTING": "1",
 }
-"""Call the model only for the task: no telemetry, no updates, no suggestions for the next prompt."""
-ASKED = (
+"""Turn off everything that is not part of the task: telemetry, updates, suggestions for the next prompt."""
+ASKING_TOOLS = (
     "Agent Bash BashOutput Edit Glob Grep KillShell LSP ListMcpResourcesTool Monitor NotebookEdit NotebookRead Read "
     "ReadMcpResourceTool Skill Task WebFetch WebSearch Write"
 ).split()
-"""Tools that read, change or run something. An "ask" rule overrides an "allow" rule, whatever the repository's settings
-say."""
+"""Tools that must ask before each use, because they read, change or run something. An "ask" rule overrides an "allow" rule,
+whatever the repository's settings say."""
 ASK_ALWAYS: dict[str, Any] = {
-    "permissions": {"ask": [*ASKED, "mcp__*"], "defaultMode": "default", "disableBypassPermissionsMode": "disable"}
+    "permissions": {
+        "ask": [*ASKING_TOOLS, "mcp__*"],
+        "defaultMode": "default",
+        "disableBypassPermissionsMode": "disable",
+    }
 }
 
 
@@ -40,7 +49,7 @@ def make_launch(request: LaunchRequest) -> Launch:
         model = endpoint.model or request.model or MODEL
         envs |= {"ANTHROPIC_BASE_URL": endpoint.base_url, "ANTHROPIC_API_KEY": endpoint.capability.reveal()}
         envs |= {"ANTHROPIC_MODEL": model, "ANTHROPIC_SMALL_FAST_MODEL": model}
-    return Launch((npm_program(request.home, PACKAGE, VERSION, BINARY),), envs, files)
+    return Launch((get_npm_program_path(request.home, PACKAGE, VERSION, BINARY),), envs, files)
 
 
 CLAUDE = BuiltInProfile(
@@ -48,7 +57,7 @@ CLAUDE = BuiltInProfile(
     title="Claude Code",
     description="Anthropic's coding agent.",
     make_launch=make_launch,
-    install=npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("claude"), node=NODE),
+    install=make_npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("claude"), node=NODE),
     apis=(ModelApi.ANTHROPIC,),
     models=(MODEL, "claude-opus-5-5", "claude-haiku-5-5"),
     modes=("default", "acceptEdits", "plan", "auto", "bypassPermissions"),

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 
-from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.base import (
+    BuiltInProfile,
+    get_npm_program_path,
+    make_npm_install,
+    read_lock,
+)
 from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
 from sandyard.platform.domain.models.model import ModelApi
 
@@ -70,7 +75,7 @@ def make_launch(request: LaunchRequest) -> Launch:
         )
         files[f"{home}/config.toml"] = settings.encode()
         files[f"{home}/rules/sandyard.rules"] = RULES.encode() if request.asks else b""
-    return Launch((npm_program(request.home, PACKAGE, VERSION, BINARY),), envs, files)
+    return Launch((get_npm_program_path(request.home, PACKAGE, VERSION, BINARY),), envs, files)
 
 
 def _toml_string(value: str) -> str:
@@ -83,7 +88,7 @@ CODEX = BuiltInProfile(
     title="Codex",
     description="OpenAI's coding agent.",
     make_launch=make_launch,
-    install=npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("codex")),
+    install=make_npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("codex")),
     apis=(ModelApi.OPENAI,),
     models=(MODEL,),
     modes=tuple(MODES),

@@ -29,7 +29,7 @@ class _Part(BaseModel):
 
 
 class InstallScript(_Part):
-    """How to install the agent in a sandbox. Runs once, as the sandbox's user. Pin the versions of what it installs."""
+    """A script that installs the agent in a sandbox. Runs once, as the sandbox's user. Pin the versions of what it installs."""
 
     script: str = Field(
         min_length=1, max_length=MAX_SCRIPT, description="Run with bash.", examples=["npm i -g my-agent@1.2.3"]
@@ -44,8 +44,8 @@ class InstallScript(_Part):
 
 
 class Definition(_Part):
-    """How to start an agent. Arguments and variables may contain {model}, {base_url}, {capability}, {folder} and
-    {home}."""
+    """The command that starts an agent, and its variables. Arguments and variables may contain {model}, {base_url},
+    {capability}, {folder} and {home}."""
 
     description: str = Field(default="", max_length=1000)
     argv: list[Word] = Field(
@@ -78,7 +78,7 @@ class Definition(_Part):
             raise ValueError("{base_url} and {capability} require at least one of `apis`")
         return self
 
-    def stored(self) -> dict[str, Any]:
+    def to_column(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 
-from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.base import (
+    BuiltInProfile,
+    get_npm_program_path,
+    make_npm_install,
+    read_lock,
+)
 from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
 from sandyard.platform.domain.models.model import ModelApi
 
@@ -39,7 +44,7 @@ ENVS = {"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_CLI_TRUST_WORKSPACE": "true", 
 def make_launch(request: LaunchRequest) -> Launch:
     home = f"{request.home}/.sandyard/agents/gemini"
     envs = {**ENVS, "GEMINI_CLI_HOME": home}
-    argv = [npm_program(request.home, PACKAGE, VERSION, BINARY), "--acp"]
+    argv = [get_npm_program_path(request.home, PACKAGE, VERSION, BINARY), "--acp"]
     if endpoint := request.endpoint:
         envs |= {"GOOGLE_GEMINI_BASE_URL": endpoint.base_url, "GEMINI_API_KEY": endpoint.capability.reveal()}
         argv += ["--model", endpoint.model or request.model or MODEL]
@@ -55,7 +60,7 @@ GEMINI = BuiltInProfile(
     title="Gemini CLI",
     description="Google's coding agent.",
     make_launch=make_launch,
-    install=npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("gemini")),
+    install=make_npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("gemini")),
     apis=(ModelApi.GEMINI,),
     models=(MODEL, "gemini-3-flash-preview", "gemini-2.5-pro"),
     modes=("default", "autoEdit", "yolo", "plan"),

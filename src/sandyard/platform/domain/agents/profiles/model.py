@@ -1,4 +1,4 @@
-"""What the platform knows about an agent, and how it installs and starts one."""
+"""Profiles of agents: their properties, how they are installed and how they are started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start an agent's process in its sandbox. `files`, by absolute path, are written before."""
+    """The command, variables and files that start an agent. `files`, by absolute path, are written before."""
 
     argv: tuple[str, ...]
     envs: Mapping[str, str] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """How to install an agent in a sandbox.
+    """The installation of an agent in a sandbox.
 
     `check` succeeds if the agent is already installed; `script` is run with bash. `version` is part of the key of
     prepared sandboxes.
@@ -46,7 +46,7 @@ class Install:
 
 
 class Profile(Protocol):
-    """What the platform knows about an agent."""
+    """The properties of an agent, built in or defined by a user."""
 
     @property
     def name(self) -> str: ...

@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.base import (
+    BuiltInProfile,
+    get_npm_program_path,
+    make_npm_install,
+    read_lock,
+)
 from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
 from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 
@@ -35,7 +40,7 @@ ENVS = {
 """Call nothing but the model, and install nothing."""
 LIMIT = {"context": 200_000, "output": 32_000}
 """In tokens. Without them it would never compact a long conversation."""
-ASKED = ("edit", "bash", "webfetch", "websearch", "external_directory", "doom_loop")
+ASKING_TOOLS = ("edit", "bash", "webfetch", "websearch", "external_directory", "doom_loop")
 """Actions that need permission, which the project's policy decides. Reading does not."""
 ASK_ALWAYS: dict[str, Any] = {"*": "ask"}
 
@@ -47,7 +52,7 @@ def make_launch(request: LaunchRequest) -> Launch:
         "$schema": "https://opencode.ai/config.json",
         "autoupdate": False,
         "share": "disabled",
-        "permission": ASK_ALWAYS if request.asks else dict.fromkeys(ASKED, "ask"),
+        "permission": ASK_ALWAYS if request.asks else dict.fromkeys(ASKING_TOOLS, "ask"),
         **(_build_model_settings(request.endpoint, request.model) if request.endpoint else {}),
     }
     envs = {**ENVS, "OPENCODE_CONFIG": config}
@@ -59,7 +64,7 @@ def make_launch(request: LaunchRequest) -> Launch:
         models = f"{folder}/models.json"
         files[models] = b"{}"  # loading its own list of all providers' models takes a second
         envs |= {KEY: request.endpoint.capability.reveal(), "OPENCODE_MODELS_PATH": models}
-    program = npm_program(request.home, PACKAGE, VERSION, BINARY)
+    program = get_npm_program_path(request.home, PACKAGE, VERSION, BINARY)
     return Launch((program, "acp", "--cwd", request.folder), envs, files)
 
 
@@ -79,7 +84,7 @@ OPENCODE = BuiltInProfile(
     title="OpenCode",
     description="The open source coding agent, with the models of any provider.",
     make_launch=make_launch,
-    install=npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("opencode"), script=SCRIPT),
+    install=make_npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("opencode"), script=SCRIPT),
     apis=(ModelApi.ANTHROPIC, ModelApi.OPENAI, ModelApi.OPENAI_CHAT, ModelApi.GEMINI),
     models=("claude-sonnet-5-5", "gpt-5.5", "gemini-3.1-pro-preview"),
     modes=("build", "plan"),

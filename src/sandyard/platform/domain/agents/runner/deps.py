@@ -1,4 +1,4 @@
-"""What the agent runner needs from other packages: the profiles of agents, models for them, and their installation."""
+"""Dependencies of the agent runner: the profiles of agents, models for them, and their installation."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class MessageHandler:
                     try:
                         await batch.handle(one, verdicts, startup=end <= answer_start)
                         if (fault := counter.find_exceeded_limit(batch.transcript)) is not None:
-                            raise RunBrokenError(fault, RunBrokenError.TOO_LOUD)  # noqa: TRY301
+                            raise RunBrokenError(fault, RunBrokenError.TOO_MUCH_OUTPUT)  # noqa: TRY301
                     except RunBrokenError as error:
                         broken = error
                         break
@@ -280,7 +280,7 @@ async def _load_transcript(tx: Transaction, session: Session, turn_id: str | Non
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Facts:
-    """What has to be known before the transaction of a batch. `server_exits`: messages about MCP servers, by name."""
+    """Facts that are read before the transaction of a batch. `server_exits`: messages about MCP servers, by name."""
 
     usage: TurnUsage = dataclasses.field(default_factory=TurnUsage)
     server_exits: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -17,7 +17,7 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.models import AgentInput, AgentRun, Checkout, GitOperation, McpServer, Sandbox, Session, Turn
 from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
-from sandyard.platform.domain.agents.acp.channel import InputWriter, OutputReader, build_command, input_path
+from sandyard.platform.domain.agents.acp.channel import InputWriter, OutputReader, build_command, get_input_path
 from sandyard.platform.domain.agents.acp.client import send_initialize
 from sandyard.platform.domain.agents.acp.mcp import (
     RUN_PROGRAM,
@@ -129,7 +129,7 @@ class AgentProcess:
             deps.database, deps.files, run.id, run.consumed, self._handle_lines, kept=deps.settings.output_kept
         )
         self._input = InputWriter(deps.database, deps.lifecycle, run, lambda: self._output.offsets)
-        self._handler = MessageHandler(deps, run.id, self._input.output_before, self._read_server_exits)
+        self._handler = MessageHandler(deps, run.id, self._input.get_output_before, self._read_server_exits)
         self._awake, self._woken = asyncio.Event(), asyncio.Event()
         self._attach_task: asyncio.Task[None] | None = None
         self.start_requested = run.consumed > 0 or run.status == RunStatus.READY  # the process may be running
@@ -147,8 +147,8 @@ class AgentProcess:
         return self._output.stray_since
 
     @property
-    def stray_fault(self) -> str:
-        return self._output.stray_fault
+    def stray_output_error(self) -> str:
+        return self._output.stray_output_error
 
     def deliver(self) -> None:
         self._input.nudge()
@@ -381,7 +381,7 @@ class AgentProcess:
         engine = self._deps.lifecycle.engine
         with contextlib.suppress(SandyardError):
             await engine.commands.forget(engine_id, self.run_id)
-            await engine.files.remove(engine_id, input_path(self.run_id))
+            await engine.files.remove(engine_id, get_input_path(self.run_id))
             await engine.files.remove(engine_id, get_records_folder(self.run_id))
 
     async def _wake_sandbox(self, row: Sandbox) -> None:
@@ -428,7 +428,7 @@ class AgentProcess:
         self, status: RunStatus, *, exit_code: int | None = None, error: str | None = None, code: str | None = None
     ) -> None:
         def stderr(offset: int) -> str:
-            return self._output.tail_since(offset).decode("utf-8", "replace")
+            return self._output.get_tail_since(offset).decode("utf-8", "replace")
 
         await self._retry_database(
             lambda: self._handler.record_end(status=status, exit_code=exit_code, error=error, code=code, stderr=stderr)

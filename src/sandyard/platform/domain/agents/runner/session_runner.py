@@ -289,7 +289,7 @@ class SessionRunner:
             started = self._process.started_at if self._process is not None else None
             stray = self._process.stray_since if self._process is not None else None
             if self._process is not None and stray is not None and asyncio.get_running_loop().time() - stray > STRAY_S:
-                await self._fail_turn(self._process.stray_fault, AgentProtocolError.code)
+                await self._fail_turn(self._process.stray_output_error, AgentProtocolError.code)
                 await self._end_process(state)
             elif started is not None and asyncio.get_running_loop().time() - started > INITIALIZE_S:
                 await self._fail_turn(AgentSilentError().message, AgentSilentError.code)

@@ -415,11 +415,11 @@ class AgentTurns:
             return known
         runner = self.runners[session_id] = SessionRunner(self._deps, session_id)
 
-        def done(_: asyncio.Task[None]) -> None:
+        def remove_runner(_: asyncio.Task[None]) -> None:
             if self.runners.get(session_id) is runner:
                 del self.runners[session_id]
 
-        self.tasks.spawn(runner.run()).add_done_callback(done)
+        self.tasks.spawn(runner.run()).add_done_callback(remove_runner)
         return runner
 
     async def after_resume(self, sandbox: Sandbox) -> None:

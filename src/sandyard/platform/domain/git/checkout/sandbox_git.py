@@ -35,7 +35,7 @@ from sandyard.platform.domain.repositories.status import parse_status
 SENT_REF = "refs/sandyard/sent"
 """The name of the requested ref in every bundle that comes from a sandbox."""
 MAX_NAMES = 20
-"""Maximum number of files that a program names: restored, ignored or reverted ones."""
+"""Maximum number of restored, ignored or reverted files that a result lists."""
 _TRANSFER_TIMEOUT_S = 600.0
 _WORK_TREE_TIMEOUT_S = 300.0
 _MERGE_TIMEOUT_S = 300.0
@@ -85,7 +85,7 @@ _NOT_A_WORK_TREE = 92
 
 @dataclass(frozen=True, slots=True)
 class SentCommit:
-    """What a sandbox sent: its newest commit, and the name of that commit in the bundle, if there is a bundle."""
+    """Result of `SandboxGit.send`: the newest commit, and its ref in the bundle, if a bundle was needed."""
 
     commit: str
     ref: str = SENT_REF
@@ -106,7 +106,7 @@ class SealedCheckout:
 
 
 class SandboxGit:
-    """Git for the checkout in a sandbox, which is a RepositoryReader.
+    """Git in the checkout of one sandbox. Implements RepositoryReader.
 
     Every method raises NoCheckoutError if there is no checkout, SandboxGitError if there is no git, NotEnoughSpaceError
     if the disk is full, GitTimeoutError, GitFailedError with git's message for all else, and the engine's errors if the
@@ -160,10 +160,9 @@ class SandboxGit:
         )
 
     async def seal(self, commit: str) -> SealedCheckout:
-        """Make the checkout on the branch PREPARED_BRANCH ready for a snapshot: on no branch, at `commit`, with tracked files
-        restored.
+        """Prepare the checkout for a snapshot: leave the branch PREPARED_BRANCH, detach HEAD at `commit`, restore tracked files.
 
-        Other files stay and are ignored from then on. Idempotent.
+        Untracked files stay and are ignored from then on. Idempotent.
         """
         result = await self._runner.run(_SEAL_CHECKOUT, commit, timeout_s=_TRANSFER_TIMEOUT_S)
         return await parse_output(result.stdout, _parse_sealed)
@@ -200,7 +199,7 @@ class SandboxGit:
         await self._runner.run(_RECEIVE_BUNDLE, path, shallow, *pairs, timeout_s=_TRANSFER_TIMEOUT_S)
 
     async def send(self, into: Path, *, ref: str = "HEAD", have: Sequence[str]) -> SentCommit:
-        """Write a bundle to the platform's machine with what `ref` (a ref or a commit) contains and the commits `have` do not.
+        """Transfer a bundle to the platform with all commits that `ref` (a ref or a commit) contains and the commits `have` do not.
 
         Writes no file if there is nothing new. A tag is sent as a tag object. Raises TooMuchError. Leaves nothing in
         the sandbox.
@@ -366,8 +365,10 @@ class SandboxGit:
 
     @property
     def _work_tree_variables(self) -> dict[str, str]:
-        """A fixed date makes the same work tree the same commit, so that it is sent only once. The sandbox's id makes it differ
-        from the commits of other sandboxes, which the mirror does not accept from this one.
+        """Author and date of commits of the work tree.
+
+        The date is fixed, so that the same work tree gives the same commit, which is sent only once. The sandbox's id makes it
+        differ from the commits of other sandboxes, which the mirror does not accept from this one.
         """
         identity = Identity("Sandyard", f"{self._runner.engine_id}@localhost")
         dates = {"GIT_AUTHOR_DATE": _WORK_TREE_DATE, "GIT_COMMITTER_DATE": _WORK_TREE_DATE}

@@ -298,7 +298,7 @@ class Commands:
 
 
 class _ReadState:
-    """How far one reader of a command has come."""
+    """The position of one reader in the output of a command."""
 
     def __init__(
         self, command_id: str, spec: CommandSpec | None, out: int = 0, err: int = 0, *, most: int = _UNLIMITED

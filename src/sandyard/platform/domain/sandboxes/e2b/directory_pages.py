@@ -26,10 +26,10 @@ from sandyard.kit.text import storable
 from sandyard.platform.domain.sandboxes.e2b.errors import EngineError, EngineInvalidError
 
 FIRST, LIMIT = "X-Sandyard-List-First", "X-Sandyard-List-Limit"
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 """Maximum size of a response. 100,000 entries with typical names have 23 MiB."""
-LONGEST_ENTRY = 512 << 10
-USUAL_ENTRY = 16 << 10
+MAX_ENTRY_BYTES = 512 << 10
+TYPICAL_ENTRY_BYTES = 16 << 10
 _URL = "/filesystem.Filesystem/ListDir"
 _TIMEOUT_S = 60.0
 _HEAD = re.compile(r'\s*\{\s*(?:"next"\s*:\s*(?P<next>null|[0-9]{1,9})\s*,\s*)?(?:"entries"\s*:\s*\[)?')
@@ -91,7 +91,7 @@ async def read_body(reply: httpx.Response) -> bytes:
     body = bytearray()
     async for chunk in reply.aiter_raw():
         body += chunk
-        if len(body) > MOST_BYTES:
+        if len(body) > MAX_BYTES:
             raise EngineInvalidError(
                 "The folder has too many entries, or their names are too long. List a smaller folder or with less depth, or "
                 "use a command such as `find`."
@@ -144,9 +144,9 @@ def _iterate_entries(text: str, start: int) -> Iterator[dict[str, Any]]:
                 raise ValueError("the list is not terminated")
             return
         try:
-            entry, length = _decoder.raw_decode(text[start : start + USUAL_ENTRY])
+            entry, length = _decoder.raw_decode(text[start : start + TYPICAL_ENTRY_BYTES])
         except ValueError:
-            entry, length = _decoder.raw_decode(text[start : start + LONGEST_ENTRY])
+            entry, length = _decoder.raw_decode(text[start : start + MAX_ENTRY_BYTES])
         yield entry
         start += length
 

@@ -23,7 +23,7 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
 from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
 
 LISTINGS_AT_ONCE = 16
-"""Each may hold `directory_pages.MOST_BYTES`. The number exceeds what one person may run at once, so that nobody can use them
+"""Each may hold `directory_pages.MAX_BYTES`. The number exceeds what one person may run at once, so that nobody can use them
 all."""
 PIECE = 1 << 20
 """Size of the pieces that `read_from` yields."""
@@ -112,7 +112,7 @@ class Files:
         written = 0
         failure: list[BaseException] = []
 
-        async def counted() -> AsyncIterator[bytes]:
+        async def count_bytes() -> AsyncIterator[bytes]:
             nonlocal written
             try:
                 async for chunk in chunks:
@@ -124,7 +124,7 @@ class Files:
 
         async def write(sandbox: AsyncSandbox) -> None:
             try:
-                await sandbox.files.write(path, counted(), use_octet_stream=True)
+                await sandbox.files.write(path, count_bytes(), use_octet_stream=True)
             except Exception:
                 if failure:
                     raise _SourceError from failure[0]

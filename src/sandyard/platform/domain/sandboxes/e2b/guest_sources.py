@@ -8,7 +8,7 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).with_name("guest")
 RELAY_MODULES = ("signals", "journal", "output", "leftovers", "command", "main")
-"""In the order in which they are joined: each uses only names of those before it while it is loaded."""
+"""The modules in the order in which they are joined. While a module is loaded, it uses only names of earlier ones."""
 
 
 def read_script(name: str) -> str:
@@ -18,7 +18,7 @@ def read_script(name: str) -> str:
 
 
 def join_relay_modules() -> bytes:
-    """Return the modules of the relay as one, because a single file is loaded faster: see `guest/relay/__init__.py`."""
+    """Return all modules of the relay as a single file, which is loaded faster. See `guest/relay/__init__.py`."""
     return "\n\n\n".join(_read_module(_FOLDER / "relay" / f"{name}.py") for name in RELAY_MODULES).encode() + b"\n"
 
 

@@ -14,7 +14,7 @@ from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.sandboxes.e2b.errors import TerminalNotFoundError
 from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
 
-_QUEUE = 64
+_MAX_QUEUED_CHUNKS = 64
 SIDE_LIMIT = 1000
 
 
@@ -26,11 +26,11 @@ class Terminal:
         self.engine_id = engine_id
         self.pid = 0
         self.exit_code: int | None = None
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE)
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_MAX_QUEUED_CHUNKS)
         self._handle: AsyncCommandHandle[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
-        self._order = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
 
     async def output(self) -> AsyncIterator[bytes]:
         """Yield the terminal's output from now on until its shell has ended.
@@ -46,7 +46,7 @@ class Terminal:
 
     async def write(self, data: bytes) -> None:
         """Send input, in the order of the calls."""
-        async with self._order:
+        async with self._write_lock:
             await self._terminals.write(self.engine_id, self.pid, data)
 
     async def resize(self, cols: int, rows: int) -> None:
@@ -101,7 +101,7 @@ class Terminals:
         envs: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> Terminal:
-        size = _pty_size(cols, rows)
+        size = _make_pty_size(cols, rows)
         terminal = Terminal(self, engine_id)
 
         async def create(handle: SandboxHandle) -> None:
@@ -133,7 +133,7 @@ class Terminals:
         await self.transport.call_sandbox("write_terminal", engine_id, send, idempotent=False)
 
     async def resize(self, engine_id: str, pid: int, cols: int, rows: int) -> None:
-        size = _pty_size(cols, rows)
+        size = _make_pty_size(cols, rows)
 
         async def resize(handle: SandboxHandle) -> None:
             with _translate_not_found():
@@ -160,14 +160,14 @@ async def _detach_on_error(terminal: Terminal) -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def _translate_not_found() -> Any:
-    """Report that the terminal was not found, not the sandbox."""
+    """Raise TerminalNotFoundError where the SDK reports that something was not found."""
     try:
         yield
     except NotFoundException as error:
         raise TerminalNotFoundError from error
 
 
-def _pty_size(cols: int, rows: int) -> PtySize:
+def _make_pty_size(cols: int, rows: int) -> PtySize:
     if not (1 <= cols <= SIDE_LIMIT and 1 <= rows <= SIDE_LIMIT):
         raise InvalidInputError(f"A terminal must have 1 to {SIDE_LIMIT} columns and rows, not {cols} and {rows}.")
     return PtySize(rows=rows, cols=cols)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandyard.platform.domain.agents.demo.instructions import Step, read
+from sandyard.platform.domain.agents.demo.instructions import Step, parse_prompt
 
 
 @pytest.mark.parametrize(
@@ -24,11 +24,11 @@ from sandyard.platform.domain.agents.demo.instructions import Step, read
     ],
 )
 def test_one_line(line: str, step: Step) -> None:
-    assert read(line).steps == [step]
-    assert read(f"Some prose.\r\n{line}\r\n\r\nMore of it.").steps == [step]
-    fix = read(f"Fix: {line.lstrip('`').rstrip('`')}")
+    assert parse_prompt(line).steps == [step]
+    assert parse_prompt(f"Some prose.\r\n{line}\r\n\r\nMore of it.").steps == [step]
+    fix = parse_prompt(f"Fix: {line.lstrip('`').rstrip('`')}")
     if not line.startswith(("1", "*", "-", ">")):
-        assert (fix.steps, read("\n".join(fix.fixes)).steps) == ([], [step])
+        assert (fix.steps, parse_prompt("\n".join(fix.fixes)).steps) == ([], [step])
 
 
 @pytest.mark.parametrize(
@@ -47,17 +47,17 @@ def test_one_line(line: str, step: Step) -> None:
     ],
 )
 def test_prose(prose: str) -> None:
-    assert read(prose) == ([], [])
+    assert parse_prompt(prose) == ([], [])
 
 
 def test_fenced_block_belongs_to_line_above() -> None:
     text = "1. create a.py:\n\n   ```python\n   run: no\n     deeper\n   ```\nappend b\n~~~\nx\n```\n~~~\nsay: end\ncreate c\n```\nopen"
-    assert read(text).steps == [
+    assert parse_prompt(text).steps == [
         Step("create", "run: no\n  deeper\n", "a.py"),
         Step("append", "x\n```\n", "b"),
         Step("say", "end"),
         Step("create", "open\n", "c"),
     ]
-    fixes = read("fix: create d:\n```\nrun: no\n```\nrun: yes\nfix: commit: fix: it\n```\nsay: quoted\n```")
+    fixes = parse_prompt("fix: create d:\n```\nrun: no\n```\nrun: yes\nfix: commit: fix: it\n```\nsay: quoted\n```")
     assert fixes.steps == [Step("run", "yes")]
-    assert read("\n".join(fixes.fixes)).steps == [Step("create", "run: no\n", "d"), Step("commit", "fix: it")]
+    assert parse_prompt("\n".join(fixes.fixes)).steps == [Step("create", "run: no\n", "d"), Step("commit", "fix: it")]

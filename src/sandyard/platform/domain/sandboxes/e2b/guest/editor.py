@@ -17,69 +17,70 @@ import sys
 import time
 
 BASE = "/tmp/.sandyard"
-FIRST_PORT, PORTS = 13337, 50
+FIRST_PORT, PORT_COUNT = 13337, 50
 START_S = 45.0
-SAID = 500
-STEERING = (
+MAX_ERROR_LENGTH = 500
+# environment variables that would override our arguments
+OVERRIDING_VARIABLES = (
     "PORT",
     "PASSWORD",
     "HASHED_PASSWORD",
     "CODE_SERVER_HOST",
     "CODE_SERVER_CONFIG",
-)  # would override our arguments
+)
 
 
-def listens(port: int) -> bool:
+def is_listening(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.settimeout(2)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def known(path: str) -> "int | None":
-    """Return the port of a running code-server."""
+def read_running_port(path: str) -> "int | None":
+    """Return the port in this file if its code-server is still running."""
     try:
         with open(path) as file:
             pid, port = (int(word) for word in file.read().split())
         os.kill(pid, 0)
     except (OSError, ValueError):
         return None
-    return port if listens(port) else None
+    return port if is_listening(port) else None
 
 
-def free_port() -> int:
-    for port in list(range(FIRST_PORT, FIRST_PORT + PORTS)) + [0]:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as door:
+def find_free_port() -> int:
+    for port in list(range(FIRST_PORT, FIRST_PORT + PORT_COUNT)) + [0]:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
-                door.bind(("127.0.0.1", port))
+                probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return int(door.getsockname()[1])
+            return int(probe.getsockname()[1])
     raise OSError("no port is free")
 
 
-def begin(program: str, folder: str) -> "tuple[subprocess.Popen[bytes], int, str]":
-    port, said = free_port(), os.path.join(folder, "said")
+def start_process(program: str, folder: str) -> "tuple[subprocess.Popen[bytes], int, str]":
+    port, log_path = find_free_port(), os.path.join(folder, "said")
     words = [program, "--bind-addr", "127.0.0.1:%d" % port, "--auth", "none"]
     words += ["--disable-telemetry", "--disable-update-check"]
-    with open(said, "wb") as log, open(os.devnull, "rb") as nothing:
+    with open(log_path, "wb") as log, open(os.devnull, "rb") as nothing:
         process = subprocess.Popen(
             words,
             stdin=nothing,
             stdout=log,
             stderr=log,
             cwd=os.path.expanduser("~"),
-            env={name: value for name, value in os.environ.items() if name not in STEERING},
+            env={name: value for name, value in os.environ.items() if name not in OVERRIDING_VARIABLES},
             start_new_session=True,
         )
-    return process, port, said
+    return process, port, log_path
 
 
-def started(program: str, folder: str) -> int:
-    """Start code-server. Raises OSError with the reason if it does not start."""
-    process, port, said = begin(program, folder)
+def start_code_server(program: str, folder: str) -> int:
+    """Start code-server and return its port when it listens. Raises OSError with the reason if it does not."""
+    process, port, log_path = start_process(program, folder)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        if listens(port):
+        if is_listening(port):
             with open(os.path.join(folder, "running"), "w") as file:
                 file.write("%d %d" % (process.pid, port))
             return port
@@ -88,9 +89,9 @@ def started(program: str, folder: str) -> int:
         time.sleep(0.05)
     else:
         process.kill()
-    with open(said, "rb") as file:
-        text = file.read()[-SAID:].decode("utf-8", "replace").strip()
-    raise OSError(text or "it did not begin to listen in time")
+    with open(log_path, "rb") as file:
+        text = file.read()[-MAX_ERROR_LENGTH:].decode("utf-8", "replace").strip()
+    raise OSError(text or "it did not listen on its port in time")
 
 
 def main() -> "dict[str, object]":
@@ -104,7 +105,7 @@ def main() -> "dict[str, object]":
             os.chmod(BASE, 0o1777)
         lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return {"port": known(os.path.join(folder, "running")) or started(program, folder)}
+        return {"port": read_running_port(os.path.join(folder, "running")) or start_code_server(program, folder)}
     except OSError as error:
         return {"error": str(error) or "it could not be started"}
 

@@ -30,34 +30,34 @@ if MYPY:
     from typing import IO, Any, NoReturn
 
 BASE = "/tmp/.sandyard"
-PORTS = 50  # number of ports to try, starting with the requested one
+PORT_COUNT = 50  # number of ports to try, starting with the requested one
 START_S = 20.0
 HEARTBEAT_S = 10.0
 SILENCE_S = 45.0  # the platform sends something every 10 s
 CHUNK = 48 << 10
 HEAD_LIMIT = 64 << 10
 BODY_LIMIT = 50 << 20
-HELD_LIMIT = 200 << 20  # total of all waiting bodies
-IN_MEMORY = 1 << 20  # a longer body is kept in a file
-CONNECTIONS, WAITING = 256, 64
+TOTAL_BODY_LIMIT = 200 << 20  # total of all waiting bodies
+MEMORY_BODY_LIMIT = 1 << 20  # a longer body is kept in a file
+MAX_CONNECTIONS, MAX_WAITING = 256, 64
 ACK_EVERY = 32 << 10
-LINGER_S = 5.0
+DISCARD_S = 5.0
 LINE_LIMIT = 1 << 20
 BODYLESS = (204, 304)
-ONCE = "/mcp_"  # requests that may have had effects: once sent to one platform, they are not offered to the next
+ONCE_PREFIX = "/mcp_"  # requests that may have had effects: once sent to one platform, they are not offered to the next
 
 
 # the bridge ------------------------------------------------------------------------------------------------------------
 
 
-def say(line: str) -> None:
+def write_line(line: str) -> None:
     data = line.encode("ascii") + b"\n"
     while data:
         data = data[os.write(1, data) :]
 
 
-def folder_of(base: str) -> str:
-    """Return a folder that belongs to this user alone. Raises OSError."""
+def create_private_folder(base: str) -> str:
+    """Return the path of a folder that only this user can access; create it if needed. Raises OSError."""
     try:
         os.mkdir(base)
         os.chmod(base, 0o1777)
@@ -70,14 +70,14 @@ def folder_of(base: str) -> str:
         pass
     found = os.lstat(path)
     if found.st_uid != os.geteuid() or found.st_mode & 0o170000 != 0o040000:
-        raise OSError("%s belongs to somebody else" % path)
+        raise OSError("%s belongs to another user" % path)
     if found.st_mode & 0o077:
         os.chmod(path, 0o700)
     return path
 
 
-def reach(folder: str) -> "socket.socket | None":
-    """Connect to the daemon; None if there is none. The socket of a dead one, as in a copy of a sandbox, does not respond."""
+def connect_to_daemon(folder: str) -> "socket.socket | None":
+    """Connect to the daemon. Returns None if none is running: the socket of a dead one, as in a fork, may still be there."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         link.connect(os.path.join(folder, "socket"))
@@ -87,53 +87,53 @@ def reach(folder: str) -> "socket.socket | None":
         return None
 
 
-def attached(folder: str, port: int) -> socket.socket:
+def connect_or_start_daemon(folder: str, port: int) -> socket.socket:
     """Connect to the daemon, starting it if needed. Raises OSError."""
-    link = reach(folder)
+    link = connect_to_daemon(folder)
     if link is not None:
         return link
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        link = reach(folder)
+        link = connect_to_daemon(folder)
         if link is None:
             start_daemon(folder, port)
-            link = reach(folder)
+            link = connect_to_daemon(folder)
     finally:
         os.close(lock)
     if link is None:
-        raise OSError("it does not respond")
+        raise OSError("the tunnel's daemon does not respond")
     return link
 
 
 def start_daemon(folder: str, port: int) -> None:
     """Start the daemon and return when it listens. Raises OSError with the reason if it does not."""
-    ours, its = os.pipe()
+    ready_reader, ready_writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.setsid()
             if os.fork() == 0:
-                detach(its)
-                run_daemon(folder, port, its)
+                detach(ready_writer)
+                run_daemon(folder, port, ready_writer)
         finally:
             os._exit(0)
-    os.close(its)
+    os.close(ready_writer)
     os.waitpid(child, 0)
-    told, deadline = b"", time.monotonic() + START_S
+    report, deadline = b"", time.monotonic() + START_S
     while True:
-        ready, _, _ = select.select([ours], [], [], max(0.0, deadline - time.monotonic()))
-        part = os.read(ours, 4096) if ready else b""
-        told += part
+        ready, _, _ = select.select([ready_reader], [], [], max(0.0, deadline - time.monotonic()))
+        part = os.read(ready_reader, 4096) if ready else b""
+        report += part
         if not part:
             break
-    os.close(ours)
-    if told != b"ok":
-        raise OSError(told.decode("utf-8", "replace") or "it did not start in time")
+    os.close(ready_reader)
+    if report != b"ok":
+        raise OSError(report.decode("utf-8", "replace") or "the tunnel's daemon did not start in time")
 
 
 def detach(keep: int) -> None:
-    """Close everything inherited from the parent process."""
+    """Close all inherited descriptors except `keep`."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
@@ -143,8 +143,8 @@ def detach(keep: int) -> None:
 
 
 def bridge(link: socket.socket) -> "NoReturn":
-    """Run until one of the two ends, or the platform has been silent for too long."""
-    threading.Thread(target=outward, args=(link,), daemon=True).start()
+    """Copy data in both directions until one end closes, or the platform has been silent for too long."""
+    threading.Thread(target=copy_daemon_output, args=(link,), daemon=True).start()
     try:
         while select.select([0], [], [], SILENCE_S)[0]:
             data = os.read(0, 65536)
@@ -156,7 +156,7 @@ def bridge(link: socket.socket) -> "NoReturn":
     os._exit(0)
 
 
-def outward(link: socket.socket) -> None:
+def copy_daemon_output(link: socket.socket) -> None:
     try:
         while True:
             data = link.recv(65536)
@@ -172,18 +172,20 @@ def outward(link: socket.socket) -> None:
 # the daemon ------------------------------------------------------------------------------------------------------------
 
 
-class BadRequest(Exception):  # noqa: N818 - what it is called on the wire
+class RequestError(Exception):
+    """A request that is answered with an error status."""
+
     def __init__(self, status: int, text: str) -> None:
         Exception.__init__(self, text)
         self.status = status
 
 
-class Gone(Exception):  # noqa: N818 - not an error
+class AgentDisconnectedError(Exception):
     """The agent has closed its connection."""
 
 
-class Held:
-    """The bytes of a request's body: in memory if few, otherwise in an unlinked file."""
+class RequestBody:
+    """The body of a request: in memory if it is short, otherwise in an unlinked file."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -192,7 +194,7 @@ class Held:
         self.size = 0
 
     def add(self, data: bytes) -> None:
-        if self._file is None and self.size + len(data) > IN_MEMORY:
+        if self._file is None and self.size + len(data) > MEMORY_BODY_LIMIT:
             path = os.path.join(self._folder, "body-%d" % id(self))
             self._file = open(path, "w+b")
             os.unlink(path)
@@ -205,11 +207,11 @@ class Held:
             self._file.write(data)
         self.size += len(data)
 
-    def read(self, offset: int, most: int) -> bytes:
+    def read(self, offset: int, limit: int) -> bytes:
         if self._file is None:
-            return bytes(self._memory[offset : offset + most])
+            return bytes(self._memory[offset : offset + limit])
         self._file.seek(offset)
-        return self._file.read(most)
+        return self._file.read(limit)
 
     def close(self) -> None:
         if self._file is not None:
@@ -217,7 +219,7 @@ class Held:
         self._memory = bytearray()
 
 
-class Client:
+class AgentConnection:
     """One connection of an agent."""
 
     def __init__(self, reader: "asyncio.StreamReader", writer: "asyncio.StreamWriter") -> None:
@@ -225,29 +227,30 @@ class Client:
         self.writer = writer
         self.buffer = bytearray()
 
-    async def more(self) -> None:
+    async def read_more(self) -> None:
+        """Read into the buffer. Raises AgentDisconnectedError."""
         data = await self._reader.read(65536)
         if not data:
-            raise Gone
+            raise AgentDisconnectedError
         self.buffer += data
 
-    async def watch(self) -> None:
+    async def wait_for_disconnect(self) -> None:
         """Return when the agent has disconnected. Data it sends meanwhile is kept for the next request."""
         try:
             while len(self.buffer) < HEAD_LIMIT:
-                await self.more()
+                await self.read_more()
             while not self.writer.transport.is_closing():
                 await asyncio.sleep(1)
-        except (Gone, OSError):
+        except (AgentDisconnectedError, OSError):
             pass
 
-    async def drop(self) -> None:
-        """Discard input until Gone."""
+    async def discard_input(self) -> None:
+        """Discard input until the agent disconnects. Raises AgentDisconnectedError then."""
         while True:
             self.buffer.clear()
-            await self.more()
+            await self.read_more()
 
-    async def line(self, limit: int) -> bytes:
+    async def read_line(self, limit: int) -> bytes:
         while True:
             end = self.buffer.find(b"\n")
             if end >= 0:
@@ -255,14 +258,14 @@ class Client:
                 del self.buffer[: end + 1]
                 return line[:-1] if line.endswith(b"\r") else line
             if len(self.buffer) > limit:
-                raise BadRequest(431, "The request headers are too long.")
-            await self.more()
+                raise RequestError(431, "The request headers are too long.")
+            await self.read_more()
 
-    async def some(self, most: int) -> bytes:
+    async def read_some(self, limit: int) -> bytes:
         if not self.buffer:
-            await self.more()
-        data = bytes(self.buffer[:most])
-        del self.buffer[:most]
+            await self.read_more()
+        data = bytes(self.buffer[:limit])
+        del self.buffer[:limit]
         return data
 
     async def write(self, data: bytes) -> None:
@@ -270,81 +273,85 @@ class Client:
         await self.writer.drain()
 
 
-class Head:
-    """The first lines of a request."""
+class RequestHead:
+    """The request line and the headers of a request."""
 
     def __init__(self, method: str, target: str, version: str, headers: "list[tuple[str, str]]") -> None:
         self.method, self.target, self.version, self.headers = method, target, version, headers
         words = ",".join(value for name, value in headers if name == "connection").lower()
-        self.keep = "close" not in words and (version == "HTTP/1.1" or "keep-alive" in words)
+        self.keep_alive = "close" not in words and (version == "HTTP/1.1" or "keep-alive" in words)
 
-    def all(self, name: str) -> "list[str]":
-        return [value for known, value in self.headers if known == name]
+    def get_values(self, name: str) -> "list[str]":
+        return [value for key, value in self.headers if key == name]
 
     @property
-    def chunked(self) -> bool:
-        codings = self.all("transfer-encoding")
-        if codings and (self.all("content-length") or [word.strip().lower() for word in codings] != ["chunked"]):
-            raise BadRequest(400, "A body must be either chunked or have a length.")
+    def is_chunked(self) -> bool:
+        codings = self.get_values("transfer-encoding")
+        if codings and (self.get_values("content-length") or [word.strip().lower() for word in codings] != ["chunked"]):
+            raise RequestError(400, "A body must be either chunked or have a length.")
         return bool(codings)
 
     @property
     def length(self) -> int:
-        lengths = set(self.all("content-length")) or {"0"}
+        lengths = set(self.get_values("content-length")) or {"0"}
         text = lengths.pop()
         if lengths or not (text.isdigit() and len(text) < 16):
-            raise BadRequest(400, "The length of the body is not a number.")
+            raise RequestError(400, "The length of the body is not a number.")
         if int(text) > BODY_LIMIT:
-            raise BadRequest(413, "The body is larger than %d MiB." % (BODY_LIMIT >> 20))
+            raise RequestError(413, "The body is larger than %d MiB." % (BODY_LIMIT >> 20))
         return int(text)
 
 
-async def read_head(client: Client) -> Head:
-    """Read the head of a request. Raises Gone if there is no further request."""
+async def read_head(client: AgentConnection) -> RequestHead:
+    """Read the head of a request. Raises AgentDisconnectedError if there is no further request."""
     line = b""
     while not line:  # old clients may send an empty line before a request
-        line = await client.line(HEAD_LIMIT)
+        line = await client.read_line(HEAD_LIMIT)
     words = line.decode("latin-1").split(" ")
     if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or not words[1].startswith("/"):
-        raise BadRequest(400, "This is not an HTTP/1.1 request.")
+        raise RequestError(400, "This is not an HTTP/1.1 request.")
     headers: "list[tuple[str, str]]" = []
     size = 0
     while True:
-        line = await client.line(HEAD_LIMIT)
+        line = await client.read_line(HEAD_LIMIT)
         if not line:
-            return Head(words[0], words[1], words[2], headers)
+            return RequestHead(words[0], words[1], words[2], headers)
         size += len(line)
         if size > HEAD_LIMIT:
-            raise BadRequest(431, "The request headers are too long.")
+            raise RequestError(431, "The request headers are too long.")
         name, colon, value = line.decode("latin-1").partition(":")
         if not colon or not name or name != name.strip():
-            raise BadRequest(400, "A header has no name.")
+            raise RequestError(400, "A header has no name.")
         headers.append((name.lower(), value.strip()))
 
 
 class Exchange:
-    """One request until its response has reached the agent."""
+    """One request until its response has reached the agent.
 
-    def __init__(self, number: int, head: Head, body: Held) -> None:
+    `has_started`: it may have had effects, so it is not offered to another platform. `requested_bytes`: bytes of the body that the
+    platform has asked for and not received yet. `frames`: the platform's response.
+    """
+
+    def __init__(self, number: int, head: RequestHead, body: RequestBody) -> None:
         self.number, self.head, self.body = number, head, body
-        self.begun = False
-        self.bringing: "asyncio.Future[None] | None" = None
-        self.wanted = 0
-        self.more_wanted = asyncio.Event()
-        self.answer: "asyncio.Queue[dict[str, Any]]" = asyncio.Queue()
+        self.has_started = False
+        self.sending: "asyncio.Future[None] | None" = None
+        self.requested_bytes = 0
+        self.more_requested = asyncio.Event()
+        self.frames: "asyncio.Queue[dict[str, Any]]" = asyncio.Queue()
 
 
-class Link:
+class PlatformLink:
     """The connection to the platform while it lasts."""
 
     def __init__(self, writer: "asyncio.StreamWriter") -> None:
         self._writer = writer
-        self._turn = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
         self.tasks: "set[asyncio.Future[Any]]" = set()
 
     async def send(self, **frame: "Any") -> None:
         """Send a frame. Raises OSError if the link is broken; the frame is then sent again to the next one or dropped."""
-        async with self._turn:
+        async with self._write_lock:
             self._writer.write(json.dumps(frame).encode("ascii") + b"\n")
             await self._writer.drain()
 
@@ -359,131 +366,134 @@ class Daemon:
         self._folder = folder
         self._loop = loop
         self._exchanges: "dict[int, Exchange]" = {}
-        self._link: "Link | None" = None
+        self._link: "PlatformLink | None" = None
         self._clients = 0
-        self._held = 0
-        self._next = 0
+        self._body_bytes = 0
+        self._last_number = 0
         self.port = 0
 
     # agents ------------------------------------------------------------------------------------------------------------
 
     async def serve_agent(self, reader: "asyncio.StreamReader", writer: "asyncio.StreamWriter") -> None:
-        client = Client(reader, writer)
+        client = AgentConnection(reader, writer)
         self._clients += 1
         try:
-            if self._clients > CONNECTIONS:
-                raise BadRequest(503, "Too many connections to the model are open.")
-            while await self._one(client):
+            if self._clients > MAX_CONNECTIONS:
+                raise RequestError(503, "Too many connections to the model are open.")
+            while await self._serve_request(client):
                 pass
-        except BadRequest as error:
-            await refuse(client, error.status, str(error))
-        except (Gone, OSError):
+        except RequestError as error:
+            await respond_with_error(client, error.status, str(error))
+        except (AgentDisconnectedError, OSError):
             pass
         finally:
             self._clients -= 1
             writer.close()
 
-    async def _one(self, client: Client) -> bool:
+    async def _serve_request(self, client: AgentConnection) -> bool:
         """Serve a request. Returns whether there may be another one on this connection."""
-        head, body = await read_head(client), Held(self._folder)
+        head, body = await read_head(client), RequestBody(self._folder)
         try:
             await self._read_body(client, head, body)
-            if len(self._exchanges) >= WAITING:
-                raise BadRequest(503, "Too many requests to the model are waiting.")
-            self._next += 1
-            exchange = self._exchanges[self._next] = Exchange(self._next, head, body)
+            if len(self._exchanges) >= MAX_WAITING:
+                raise RequestError(503, "Too many requests to the model are waiting.")
+            self._last_number += 1
+            exchange = self._exchanges[self._last_number] = Exchange(self._last_number, head, body)
             try:
                 if self._link is not None:
-                    self._offer(self._link, exchange)
-                return await self._answered(client, exchange)
+                    self._start_sending(self._link, exchange)
+                return await self._forward_response(client, exchange)
             finally:
                 del self._exchanges[exchange.number]
-                if exchange.bringing is not None:
-                    exchange.bringing.cancel()
+                if exchange.sending is not None:
+                    exchange.sending.cancel()
         finally:
-            self._held -= body.size
+            self._body_bytes -= body.size
             body.close()
 
-    async def _read_body(self, client: Client, head: Head, body: Held) -> None:
-        chunked, length = head.chunked, head.length
-        if "100-continue" in ",".join(head.all("expect")).lower():
+    async def _read_body(self, client: AgentConnection, head: RequestHead, body: RequestBody) -> None:
+        chunked, length = head.is_chunked, head.length
+        if "100-continue" in ",".join(head.get_values("expect")).lower():
             await client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not chunked:
-            await self._take(client, body, length)
+            await self._read_body_part(client, body, length)
             return
         while True:
-            size = (await client.line(1024)).partition(b";")[0].strip()
+            size = (await client.read_line(1024)).partition(b";")[0].strip()
             try:
                 length = int(size.decode("ascii"), 16) if size.isalnum() and len(size) < 12 else -1
             except ValueError:
                 length = -1
             if length < 0:
-                raise BadRequest(400, "A chunk of the body has no valid size.")
-            await self._take(client, body, length)
+                raise RequestError(400, "A chunk of the body has no valid size.")
+            await self._read_body_part(client, body, length)
             if not length:
-                while await client.line(HEAD_LIMIT):
+                while await client.read_line(HEAD_LIMIT):
                     pass  # trailers
                 return
-            if await client.line(16):
-                raise BadRequest(400, "A chunk of the body is longer than its size.")
+            if await client.read_line(16):
+                raise RequestError(400, "A chunk of the body is longer than its size.")
 
-    async def _take(self, client: Client, body: Held, length: int) -> None:
+    async def _read_body_part(self, client: AgentConnection, body: RequestBody, length: int) -> None:
         if body.size + length > BODY_LIMIT:
-            raise BadRequest(413, "The body is larger than %d MiB." % (BODY_LIMIT >> 20))
+            raise RequestError(413, "The body is larger than %d MiB." % (BODY_LIMIT >> 20))
         while length:
-            data = await client.some(min(length, 65536))
-            if self._held + len(data) > HELD_LIMIT:
-                raise BadRequest(503, "Too many large requests to the model are waiting.")
+            data = await client.read_some(min(length, 65536))
+            if self._body_bytes + len(data) > TOTAL_BODY_LIMIT:
+                raise RequestError(503, "Too many large requests to the model are waiting.")
             try:
                 body.add(data)
             except OSError:
-                raise BadRequest(507, "The sandbox has no disk space for the request.") from None
-            self._held += len(data)
+                raise RequestError(507, "The sandbox has no disk space for the request.") from None
+            self._body_bytes += len(data)
             length -= len(data)
 
-    async def _answered(self, client: Client, exchange: Exchange) -> bool:
-        gone = self._loop.create_task(client.watch())
+    async def _forward_response(self, client: AgentConnection, exchange: Exchange) -> bool:
+        """Write the platform's response to the agent. Returns whether the connection stays open. Raises
+        AgentDisconnectedError also if the response broke off."""
+        disconnect = self._loop.create_task(client.wait_for_disconnect())
         try:
-            writing: "Writing | None" = None
+            response: "ResponseWriter | None" = None
             while True:
-                frame = await self._next_frame(exchange, gone)
+                frame = await self._next_frame(exchange, disconnect)
                 kind = frame["t"]
                 if kind == "head":
-                    writing = Writing(client, exchange.head, frame)
-                    await writing.begin()
-                elif writing is None or kind == "cut":
-                    raise Gone
+                    response = ResponseWriter(client, exchange.head, frame)
+                    await response.begin()
+                elif response is None or kind == "cut":
+                    raise AgentDisconnectedError
                 elif kind == "fin":
-                    return await writing.end()
+                    return await response.end()
                 else:
-                    await self._told(exchange, await writing.add(binascii.a2b_base64(frame["d"])))
-        except (Gone, OSError):
+                    await self._acknowledge(exchange, await response.add(binascii.a2b_base64(frame["d"])))
+        except (AgentDisconnectedError, OSError):
             await self._cancel(exchange)
-            raise Gone from None
+            raise AgentDisconnectedError from None
         finally:
-            gone.cancel()
-            await asyncio.wait([gone])
+            disconnect.cancel()
+            await asyncio.wait([disconnect])
 
-    async def _next_frame(self, exchange: Exchange, gone: "asyncio.Future[None]") -> "dict[str, Any]":
-        if not exchange.answer.empty():
-            return exchange.answer.get_nowait()
-        coming = self._loop.create_task(exchange.answer.get())
-        both: "list[asyncio.Future[Any]]" = [coming, gone]
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if coming.done():
-            return coming.result()
-        coming.cancel()
-        raise Gone
+    async def _next_frame(self, exchange: Exchange, disconnect: "asyncio.Future[None]") -> "dict[str, Any]":
+        if not exchange.frames.empty():
+            return exchange.frames.get_nowait()
+        next_frame = self._loop.create_task(exchange.frames.get())
+        waiting: "list[asyncio.Future[Any]]" = [next_frame, disconnect]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if next_frame.done():
+            return next_frame.result()
+        next_frame.cancel()
+        raise AgentDisconnectedError
 
-    async def _told(self, exchange: Exchange, taken: int) -> None:
-        if taken and self._link is not None:
+    async def _acknowledge(self, exchange: Exchange, count: int) -> None:
+        """Report the number of bytes that the agent has received."""
+        if count and self._link is not None:
             try:
-                await self._link.send(t="ack", id=exchange.number, n=taken)
+                await self._link.send(t="ack", id=exchange.number, n=count)
             except OSError:
                 pass  # the end of the link cuts this response off
 
     async def _cancel(self, exchange: Exchange) -> None:
-        exchange.begun = True  # so that no other link gets it
+        exchange.has_started = True  # so that it is not sent to another platform
         if self._link is not None:
             try:
                 await self._link.send(t="cancel", id=exchange.number)
@@ -496,40 +506,40 @@ class Daemon:
         """Serve the newest connection. An older one belongs to a platform that has died or will notice soon."""
         if self._link is not None:
             self._drop(self._link)
-        link = self._link = Link(writer)
+        link = self._link = PlatformLink(writer)
         try:
             await link.send(t="hello", v=1, port=self.port)
-            link.tasks.add(self._loop.create_task(self._beat(link)))
+            link.tasks.add(self._loop.create_task(self._send_heartbeats(link)))
             for number in sorted(self._exchanges):
-                if not self._exchanges[number].begun:
-                    self._offer(link, self._exchanges[number])
+                if not self._exchanges[number].has_started:
+                    self._start_sending(link, self._exchanges[number])
             while self._link is link:
                 line = await reader.readline()
                 if not line.endswith(b"\n"):
                     break
-                self._hear(json.loads(line.decode("ascii")))
+                self._handle_frame(json.loads(line.decode("ascii")))
         except (OSError, ValueError, KeyError, TypeError):
             pass  # not the platform, or it died in the middle of a line
         finally:
             if self._link is link:
                 self._drop(link)
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: PlatformLink) -> None:
         self._link = None
         link.close()
         for exchange in self._exchanges.values():
-            if exchange.begun:
-                exchange.answer.put_nowait({"t": "cut"})
+            if exchange.has_started:
+                exchange.frames.put_nowait({"t": "cut"})
 
-    def _offer(self, link: Link, exchange: Exchange) -> None:
-        task = exchange.bringing = self._loop.create_task(self._bring(link, exchange))
+    def _start_sending(self, link: PlatformLink, exchange: Exchange) -> None:
+        task = exchange.sending = self._loop.create_task(self._send_request(link, exchange))
         link.tasks.add(task)
         task.add_done_callback(link.tasks.discard)
 
-    async def _bring(self, link: Link, exchange: Exchange) -> None:
-        head, exchange.wanted = exchange.head, 0
-        once = head.target.startswith(ONCE)
-        exchange.begun = once and not exchange.body.size
+    async def _send_request(self, link: PlatformLink, exchange: Exchange) -> None:
+        head, exchange.requested_bytes = exchange.head, 0
+        once = head.target.startswith(ONCE_PREFIX)
+        exchange.has_started = once and not exchange.body.size
         try:
             await link.send(
                 t="req",
@@ -541,30 +551,30 @@ class Daemon:
             )
             offset = 0
             while offset < exchange.body.size:
-                while not exchange.wanted:
-                    exchange.more_wanted.clear()
-                    await exchange.more_wanted.wait()
-                data = exchange.body.read(offset, min(CHUNK, exchange.wanted))
+                while not exchange.requested_bytes:
+                    exchange.more_requested.clear()
+                    await exchange.more_requested.wait()
+                data = exchange.body.read(offset, min(CHUNK, exchange.requested_bytes))
                 offset += len(data)
-                exchange.wanted -= len(data)
-                exchange.begun = exchange.begun or (once and offset >= exchange.body.size)
+                exchange.requested_bytes -= len(data)
+                exchange.has_started = exchange.has_started or (once and offset >= exchange.body.size)
                 await link.send(t="body", id=exchange.number, d=binascii.b2a_base64(data).decode("ascii").strip())
         except (OSError, ValueError):
             pass  # the link is broken, or the agent has disconnected
 
-    def _hear(self, frame: "dict[str, Any]") -> None:
+    def _handle_frame(self, frame: "dict[str, Any]") -> None:
         exchange = self._exchanges.get(frame.get("id", -1))
         if exchange is None:
             return  # a ping, or for an agent that has disconnected
         kind = frame["t"]
         if kind == "want":
-            exchange.wanted += int(frame["n"])
-            exchange.more_wanted.set()
+            exchange.requested_bytes += int(frame["n"])
+            exchange.more_requested.set()
         elif kind in ("head", "data", "fin", "cut"):
-            exchange.begun = True
-            exchange.answer.put_nowait(frame)
+            exchange.has_started = True
+            exchange.frames.put_nowait(frame)
 
-    async def _beat(self, link: Link) -> None:
+    async def _send_heartbeats(self, link: PlatformLink) -> None:
         try:
             while True:
                 await asyncio.sleep(HEARTBEAT_S)
@@ -573,97 +583,101 @@ class Daemon:
             pass
 
 
-class Writing:
+class ResponseWriter:
     """A response on its way to the agent."""
 
-    def __init__(self, client: Client, asked: Head, frame: "dict[str, Any]") -> None:
+    def __init__(self, client: AgentConnection, request: RequestHead, frame: "dict[str, Any]") -> None:
         self._client = client
         self._status = int(frame["status"])
         self._headers = [(str(name).lower(), str(value)) for name, value in frame["headers"]]
-        self._empty = asked.method == "HEAD" or self._status in BODYLESS
-        known = any(name == "content-length" for name, _ in self._headers)
-        self._chunked = not (self._empty or known) and asked.version == "HTTP/1.1"
-        self._keep = asked.keep and (self._empty or known or self._chunked)
-        self._unsaid = 0
+        self._empty = request.method == "HEAD" or self._status in BODYLESS
+        has_length = any(name == "content-length" for name, _ in self._headers)
+        self._chunked = not (self._empty or has_length) and request.version == "HTTP/1.1"
+        self._keep_alive = request.keep_alive and (self._empty or has_length or self._chunked)
+        self._unacknowledged = 0
 
     async def begin(self) -> None:
+        """Write the head of the response."""
         lines = ["HTTP/1.1 %d %s" % (self._status, "OK" if self._status == 200 else "Status")]
         lines += ["%s: %s" % header for header in self._headers if not set("\r\n") & set("".join(header))]
         if self._chunked:
             lines.append("transfer-encoding: chunked")
-        lines.append("connection: %s" % ("keep-alive" if self._keep else "close"))
+        lines.append("connection: %s" % ("keep-alive" if self._keep_alive else "close"))
         await self._client.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace"))
 
     async def add(self, data: bytes) -> int:
         """Write data. Returns the number of received bytes to report to the platform."""
         if data and not self._empty:
             await self._client.write(b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data)
-        self._unsaid += len(data)
-        if self._unsaid < ACK_EVERY:
+        self._unacknowledged += len(data)
+        if self._unacknowledged < ACK_EVERY:
             return 0
-        taken, self._unsaid = self._unsaid, 0
-        return taken
+        count, self._unacknowledged = self._unacknowledged, 0
+        return count
 
     async def end(self) -> bool:
+        """Complete the response. Returns whether the connection stays open."""
         if self._chunked:
             await self._client.write(b"0\r\n\r\n")
-        return self._keep
+        return self._keep_alive
 
 
-async def refuse(client: Client, status: int, text: str) -> None:
+async def respond_with_error(client: AgentConnection, status: int, text: str) -> None:
     """Respond with an error, and keep reading for a moment: closing before the rest has arrived would discard the response."""
     body = json.dumps({"error": {"type": "sandyard_tunnel", "message": text}}).encode("ascii")
     head = "HTTP/1.1 %d Status\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
     try:
         await client.write((head % (status, len(body))).encode("ascii") + body)
         client.writer.write_eof()
-        await asyncio.wait_for(client.drop(), LINGER_S)
-    except (Gone, OSError, asyncio.TimeoutError):
+        await asyncio.wait_for(client.discard_input(), DISCARD_S)
+    except (AgentDisconnectedError, OSError, asyncio.TimeoutError):
         pass
 
 
-def listen(folder: str, wished: int) -> socket.socket:
-    """Listen on the recorded port, or else the requested one, or else one of the next. Raises OSError."""
-    noted = os.path.join(folder, "port")
+def listen(folder: str, preferred_port: int) -> socket.socket:
+    """Listen on the port used before, otherwise on the preferred port or a following one. Raises OSError."""
+    port_file = os.path.join(folder, "port")
     try:
-        with open(noted) as file:
+        with open(port_file) as file:
             before = [int(file.read())]
     except (OSError, ValueError):
         before = []
-    for port in before + list(range(wished, min(wished + PORTS, 65536))) + [0]:
-        door = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for port in before + list(range(preferred_port, min(preferred_port + PORT_COUNT, 65536))) + [0]:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            door.bind(("127.0.0.1", port))
-            door.listen(128)
+            listener.bind(("127.0.0.1", port))
+            listener.listen(128)
         except (OSError, OverflowError):
-            door.close()
+            listener.close()
             continue
-        with open(noted, "w") as file:
-            file.write(str(door.getsockname()[1]))
-        return door
+        with open(port_file, "w") as file:
+            file.write(str(listener.getsockname()[1]))
+        return listener
     raise OSError("no port is free")
 
 
-def run_daemon(folder: str, wished: int, ready: int) -> None:
-    """Serve forever. Writes to `ready` that it does, or why not."""
-    global asyncio  # noqa: PLW0603 - the bridge does without it, and is there sooner
+def run_daemon(folder: str, preferred_port: int, ready: int) -> None:
+    """Serve forever. Writes "ok" to the descriptor `ready` when the daemon listens, or the error."""
+    global asyncio  # noqa: PLW0603 - the bridge does not need it and starts faster without
     try:
         import asyncio
 
-        door = listen(folder, wished)
+        listener = listen(folder, preferred_port)
         path = os.path.join(folder, "socket")
         if os.path.exists(path):
             os.unlink(path)
-        own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        own.bind(path)
-        own.listen(8)
+        platform_listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        platform_listener.bind(path)
+        platform_listener.listen(8)
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         daemon = Daemon(folder, loop)
-        daemon.port = door.getsockname()[1]
-        loop.run_until_complete(asyncio.start_server(daemon.serve_agent, sock=door))
-        loop.run_until_complete(asyncio.start_unix_server(daemon.serve_platform, sock=own, limit=LINE_LIMIT))
+        daemon.port = listener.getsockname()[1]
+        loop.run_until_complete(asyncio.start_server(daemon.serve_agent, sock=listener))
+        loop.run_until_complete(
+            asyncio.start_unix_server(daemon.serve_platform, sock=platform_listener, limit=LINE_LIMIT)
+        )
     except Exception as error:
         os.write(ready, ("%s: %s" % (type(error).__name__, error)).encode("utf-8", "replace")[:1000])
         os._exit(1)
@@ -674,11 +688,11 @@ def run_daemon(folder: str, wished: int, ready: int) -> None:
 
 def main(arguments: "list[str]") -> None:
     mark, port = arguments[0], int(arguments[1])
-    say("\n:: " + mark)
+    write_line("\n:: " + mark)
     try:
-        link = attached(folder_of(arguments[2] if len(arguments) > 2 else BASE), port)
+        link = connect_or_start_daemon(create_private_folder(arguments[2] if len(arguments) > 2 else BASE), port)
     except OSError as error:
-        say(json.dumps({"t": "error", "text": str(error)}))
+        write_line(json.dumps({"t": "error", "text": str(error)}))
         return
     bridge(link)
 
