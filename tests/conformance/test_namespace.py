@@ -188,6 +188,7 @@ async def test_details_of_the_host_are_hidden(harness: DriverHarness) -> None:
     _, agent = await harness.create()
     for name in ("keys", "kallsyms", "interrupts", "timer_list", "kcore", "kmsg"):
         assert (await agent.run(f"head -c 100 /proc/{name}")).out == "", name
+    assert (await agent.run("ls -A /proc/pressure /proc/fs")).out.split() == ["/proc/fs:", "/proc/pressure:"]
     assert (await agent.run("echo 1 > /proc/sys/kernel/hostname")).code != 0
     assert (await agent.run("echo b > /proc/sysrq-trigger")).code != 0
     assert (await agent.run("ls /sys")).out == "devices\nfs\n"

@@ -254,13 +254,12 @@ def _parse_exit_code(end: Mapping[str, Any]) -> int:
 async def send_identity(
     calls: DriverCalls, handle: Handle, template_id: str, env: Mapping[str, str], defaults: Defaults
 ) -> None:
-    """Send the agent of a new sandbox its identity, environment variables, user and working directory."""
+    """Send the agent of a new sandbox its identity, environment variables, user and working directory. Raises
+    UnreachableError if the agent does not respond in time."""
     identity = {"E2B_SANDBOX_ID": handle.id, "E2B_TEMPLATE_ID": template_id}
-
-    async def send() -> None:
-        await send_settings(await calls.driver.connect(handle, AGENT_PORT), {**identity, **env}, defaults)
-
-    await calls.run("init", handle.id, send())
+    connection = await calls.run("connect", handle.id, calls.driver.connect(handle, AGENT_PORT))
+    # A fork with memory continues whatever runs in place of the agent.
+    await calls.run_with_agent("init", handle.id, send_settings(connection, {**identity, **env}, defaults))
 
 
 async def send_settings(connection: socket.socket, env: Mapping[str, str], defaults: Defaults) -> None:

@@ -1,4 +1,5 @@
-"""Driver calls with deadlines: a call completes, fails or is declared stuck, but never blocks its caller forever."""
+"""Calls of drivers and agents with deadlines: a call completes, fails or is declared stuck, but never blocks its caller
+forever."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any, TypeVar
 
 from sandyard.engine.contract import Driver
 from sandyard.engine.sandboxes.errors import StuckError, make_not_found_error
-from sandyard.kit.errors import SandyardError
+from sandyard.kit.errors import SandyardError, UnreachableError
 from sandyard.kit.logging import get_logger
 
 T = TypeVar("T")
@@ -43,6 +44,34 @@ class DriverCalls:
         anyway, `if_late` gets its result. Raises NotFoundError if `interrupt` cancelled it. Kit errors of the driver
         are passed on; anything else becomes SandyardError.
         """
+
+        def report(deadline: float) -> StuckError:
+            log.error("driver_stuck", verb=operation, sandbox=subject, seconds=deadline)
+            return StuckError(
+                f"The driver {self.driver.name!r} did not complete {operation!r} for {subject} within {deadline:g} s."
+            )
+
+        return await self._run(operation, subject, call, report, if_late)
+
+    async def run_with_agent(self, operation: str, subject: str, call: Coroutine[Any, Any, T]) -> T:
+        """Run an exchange with the sandbox's agent, like `run`. Raises UnreachableError after the deadline: programs in
+        the sandbox can stop or replace the agent, so this says nothing about the driver."""
+
+        def report(deadline: float) -> UnreachableError:
+            log.warning("agent_not_responding", verb=operation, sandbox=subject, seconds=deadline)
+            return UnreachableError(f"The agent of sandbox {subject} did not respond within {deadline:g} s.")
+
+        return await self._run(operation, subject, call, report, None)
+
+    async def _run(
+        self,
+        operation: str,
+        subject: str,
+        call: Coroutine[Any, Any, T],
+        report: Callable[[float], SandyardError],
+        if_late: Callable[[T], Awaitable[None]] | None,
+    ) -> T:
+        """`report` logs that the deadline has passed, and returns the error to raise."""
         deadline = self._get_deadline(operation)
         task = asyncio.ensure_future(call)
         tasks = self._tasks.setdefault(subject, set())
@@ -58,10 +87,7 @@ class DriverCalls:
                 del self._tasks[subject]
         if not done:
             self._abandon_call(operation, subject, task, if_late)
-            log.error("driver_stuck", verb=operation, sandbox=subject, seconds=deadline)
-            raise StuckError(
-                f"The driver {self.driver.name!r} did not complete {operation!r} for {subject} within {deadline:g} s."
-            )
+            raise report(deadline)
         return _get_result(operation, subject, task)
 
     async def wait_for_abandoned(self, subject: str) -> None:

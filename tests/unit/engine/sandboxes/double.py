@@ -41,6 +41,7 @@ class Machine:
     init: dict[str, object] | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
+    silent: bool = False  # its agent accepts connections and never responds
 
 
 class Host:
@@ -360,6 +361,11 @@ async def _serve(machine: Machine, connection: socket.socket) -> None:
     """Serve the part of the guest agent's `POST /init` that the engine uses."""
     loop = asyncio.get_running_loop()
     with connection:
+        if machine.silent:
+            await loop.sock_recv(connection, 1)
+            while await loop.sock_recv(connection, 65536):
+                pass
+            return
         request = b""
         while b"\r\n\r\n" not in request:
             received = await loop.sock_recv(connection, 65536)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from sandyard.kit.errors import (
     InvalidInputError,
     NotFoundError,
     SandyardError,
+    UnreachableError,
     UnsupportedError,
 )
 from tests.unit.engine.sandboxes.harness import SandboxesHarness, expected_settings
@@ -751,6 +753,23 @@ async def test_forks_with_memory_report_each_failure_separately(gvisor_harness: 
     outcomes = await harness.service.fork(parent.id, 4, 60)
     assert sum(one.sandbox is not None for one in outcomes) == 2
     assert all(isinstance(one.error, FullError) for one in outcomes if one.sandbox is None)
+    harness.check()
+
+
+async def test_a_fork_whose_agent_was_replaced_is_unreachable_and_no_fault_of_the_driver(
+    gvisor_harness: SandboxesHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = gvisor_harness
+    parent = await harness.create(metadata={"sandyard.isolation": "gvisor"})
+    harness.host.machines[parent.id].silent = True
+    harness.driver.block("init")  # only its deadline: the double has no such verb
+    with caplog.at_level(logging.INFO, logger="sandyard"):
+        (outcome,) = await harness.service.fork(parent.id, 1, 60)
+    logged = {record.message: record.levelno for record in caplog.records}
+    assert "driver_stuck" not in logged and logged["agent_not_responding"] == logging.WARNING
+    assert isinstance(outcome.error, UnreachableError)
+    assert "The agent of sandbox" in outcome.error.message and "driver" not in outcome.error.message
+    assert set(harness.host.machines) == {parent.id}
     harness.check()
 
 

@@ -8,8 +8,9 @@ The rule: calls that existed in Linux 6.10 and are not listed here are allowed; 
 programs fall back to older calls. Listed are calls that affect the machine (mounts, namespaces, modules, keyrings, bpf,
 perf, clocks, swap), calls into parts of the kernel with a history of vulnerabilities that no sandbox needs (io_uring,
 userfaultfd, exotic socket families and protocols), calls that use a machine-wide resource (aio), and calls that take
-kernel memory that no cgroup accounts for (some socket options, large extended attributes). This is the second line of
-defence: the first is that a sandbox's root owns none of the namespaces it runs in. Other ABIs of the machine (32-bit,
+kernel memory that no cgroup accounts for (some socket options, large extended attributes, huge pages of a reserved
+pool), and the merging of equal pages (KSM), by which a sandbox could find out what others hold in memory. This is the
+second line of defence: the first is that a sandbox's root owns none of the namespaces it runs in. Other ABIs of the machine (32-bit,
 x32) are not supported, because their numbers mean other calls.
 """
 
@@ -126,6 +127,12 @@ CHECKED: dict[str, Numbers] = {
     "setxattr": (188, 5),
     "lsetxattr": (189, 6),
     "fsetxattr": (190, 7),
+    "mmap": (9, 222),
+    "memfd_create": (319, 279),
+    "shmget": (29, 194),
+    "prctl": (157, 167),
+    "madvise": (28, 233),
+    "process_madvise": (440, 440),
 }
 
 # Socket options by level, which fail with ENOPROTOOPT as in a kernel built without them. What they allocate is charged
@@ -224,6 +231,9 @@ FILES: dict[str, Numbers] = {
 }
 FILES_CHECKED: dict[str, Numbers] = {"mmap": (9, 222), "mprotect": (10, 226), "fcntl": (72, 25)}
 
+_MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x4_0000, 0x4, 0x800
+_MEMORY_MERGE_OPTIONS = (67, 68)  # PR_SET_MEMORY_MERGE, PR_GET_MEMORY_MERGE
+_MERGE_ADVICE = (12, 13)  # MADV_MERGEABLE, MADV_UNMERGEABLE
 _PROT_EXEC = 4
 _DESCRIPTOR_COMMANDS = (1, 2, 3, 1030)  # F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
 _NEW_NAMESPACES = 0x7E02_0000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
@@ -288,6 +298,8 @@ def _make_checks(*, containers: bool) -> dict[str, list[Instruction]]:
     no_protocol = _return_error(errno.EPROTONOSUPPORT)
     unknown = _return_error(errno.ENOPROTOOPT)
     too_large = _return_error(errno.E2BIG)
+    # as in a kernel without huge pages and KSM
+    invalid, missing = _return_error(errno.EINVAL), _return_error(errno.ENOSYS)
     attribute = [
         _load_upper_half(3),
         (_JEQ, 1, 0, 0),
@@ -355,6 +367,12 @@ def _make_checks(*, containers: bool) -> dict[str, list[Instruction]]:
             _PERMIT,
         ],
         **dict.fromkeys(("setxattr", "lsetxattr", "fsetxattr"), attribute),
+        "mmap": [_load_argument(3), (_JSET, 0, 1, _MAP_HUGETLB), invalid, _PERMIT],
+        "memfd_create": [_load_argument(1), (_JSET, 0, 1, _MFD_HUGETLB), missing, _PERMIT],
+        "shmget": [_load_argument(2), (_JSET, 0, 1, _SHM_HUGETLB), invalid, _PERMIT],
+        "prctl": [_load_argument(0), *_match_any(_MEMORY_MERGE_OPTIONS, invalid), _PERMIT],
+        "madvise": [_load_argument(2), *_match_any(_MERGE_ADVICE, invalid), _PERMIT],
+        "process_madvise": [_load_argument(3), *_match_any(_MERGE_ADVICE, invalid), _PERMIT],
         # Any process may read the limits of the guest agent, but not set them: with fewer descriptors it could not
         # serve its sandbox.
         "prlimit64": [

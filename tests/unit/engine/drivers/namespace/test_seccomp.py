@@ -43,14 +43,22 @@ def run_filter(
     machine: str, number: int, *arguments: int, arch: int | None = None, program: bytes | None = None
 ) -> int:
     """Return the verdict of the sandbox filter, or of `program`, on a system call."""
+    return trace_filter(machine, number, *arguments, arch=arch, program=program)[0]
+
+
+def trace_filter(
+    machine: str, number: int, *arguments: int, arch: int | None = None, program: bytes | None = None
+) -> tuple[int, int]:
+    """Return the verdict and how many instructions it took."""
     data = struct.pack(
         "=iIQ6Q", number, arch or seccomp.MACHINES[machine][0], 0, *(*arguments, *[0] * (6 - len(arguments)))
     )
     code = list(struct.iter_unpack("HBBI", program or seccomp.make_program(machine)))
-    position = accumulator = 0
+    position = accumulator = count = 0
     while True:
         operation, if_true, if_false, operand = code[position]
         position += 1
+        count += 1
         match operation:
             case 0x20:
                 accumulator = struct.unpack_from("=I", data, operand)[0]
@@ -65,7 +73,7 @@ def run_filter(
             case 0x45:
                 position += if_true if accumulator & operand else if_false
             case 0x06:
-                return int(operand)
+                return int(operand), count
             case _:
                 raise AssertionError(operation)
 
@@ -279,3 +287,35 @@ def test_system_call_numbers_match_libseccomp() -> None:
             compared += 1
             assert (known_number if known_number >= 0 else None) == numbers[column], (name, machine)
     assert compared > 100
+
+
+@Machine
+def test_huge_pages_and_merging_of_pages_fail_as_in_a_kernel_without_them(machine: str) -> None:
+    invalid = 0x0005_0000 | errno.EINVAL
+    mmap, memfd = syscall_number(machine, "mmap"), syscall_number(machine, "memfd_create")
+    size_1g = 30 << 26
+    for flags in (0x4_0022, 0x4_0001, 0x4_0022 | size_1g):
+        assert run_filter(machine, mmap, 0, 1 << 21, 3, flags, (1 << 64) - 1, 0) == invalid
+    for flags in (0x22, 0x1, 0x2_0022, 0x100, 0x8022, 0x10_0022, size_1g | 0x22):  # MAP_STACK, MAP_POPULATE and others
+        assert run_filter(machine, mmap, 0, 1 << 21, 7, flags, 3, 0) == ALLOW
+    assert run_filter(machine, memfd, 1 << 40, 0x4) == run_filter(machine, memfd, 1 << 40, size_1g | 0x7) == ENOSYS
+    assert {run_filter(machine, memfd, 1 << 40, flags) for flags in (0, 1, 2, 3, 8, 16)} == {ALLOW}
+    shmget = syscall_number(machine, "shmget")
+    assert run_filter(machine, shmget, 0, 1 << 21, 0x800 | 0o1600) == invalid
+    assert run_filter(machine, shmget, 0, 1 << 21, 0o1600) == ALLOW
+    prctl, madvise = syscall_number(machine, "prctl"), syscall_number(machine, "madvise")
+    assert {number for number in range(100) if run_filter(machine, prctl, number, 1) != ALLOW} == {67, 68}
+    assert run_filter(machine, prctl, 67, 1) == invalid
+    assert {advice for advice in range(120) if run_filter(machine, madvise, 0, 4096, advice) != ALLOW} == {12, 13}
+    assert run_filter(machine, madvise, 0, 4096, 12) == invalid
+    process_madvise = syscall_number(machine, "process_madvise")
+    assert run_filter(machine, process_madvise, 3, 1 << 40, 1, 12) == invalid
+    assert run_filter(machine, process_madvise, 3, 1 << 40, 1, 20) == ALLOW  # MADV_COLD
+
+
+@Machine
+@pytest.mark.parametrize("containers", [False, True])
+def test_frequent_calls_with_checked_arguments_take_few_instructions(machine: str, containers: bool) -> None:
+    program = seccomp.make_program(machine, containers=containers)
+    for name in ("mmap", "madvise", "prctl"):
+        assert trace_filter(machine, syscall_number(machine, name), 0, 0, 0, 0x22, program=program)[1] <= 20, name

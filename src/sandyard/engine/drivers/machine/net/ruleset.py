@@ -73,7 +73,8 @@ _CHAINS = {
     "guard": "",
     "out": "",
     "back": "",
-    "asking": "",  # packets to the name server
+    "asking": "",  # packets to the host itself, of which only those to the name server are accepted
+    "resolving": "",  # packets to the name server
     "proxied": "",
     "hairpin": "",
     "early": "type filter hook prerouting priority raw; policy accept;",
@@ -162,9 +163,13 @@ def _list_rules(layout: Layout) -> Iterable[tuple[str, str]]:
         "asking",
         f"update @questions {{ ip saddr limit rate over {_QUERIES_PER_SECOND}/second burst {_QUERIES_PER_SECOND} packets }} drop",
     )
-    yield "asking", f"ip daddr {gateway} udp dport {port} accept"
-    yield "asking", f"ip daddr {gateway} tcp dport {port} accept"
+    yield "asking", f"ip daddr {gateway} udp dport {port} goto resolving"
+    yield "asking", f"ip daddr {gateway} tcp dport {port} goto resolving"
     yield "asking", "drop"
+    # A query from a port of its own is a connection. Packets that the host does not track use no place in its table.
+    if layout.connections:
+        yield from _list_connection_limits("resolving", layout)
+    yield "resolving", "accept"
 
     yield "passing", f"iifname {ours} goto out"
     yield "passing", f"oifname {ours} goto back"

@@ -62,6 +62,7 @@ _HIDDEN_PROC_NAMES = (
     *(
         "pagetypeinfo",
         "partitions",
+        "pressure",  # also where programs could have the machine's load watched for them
         "sched_debug",
         "schedstat",
         "slabinfo",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -10,6 +11,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Literal
 
+import dns.message
 import pytest
 
 from sandyard.engine.contract import NetworkPolicy
@@ -29,10 +31,12 @@ from tests.integration.engine.drivers.machine.net.topology import (
     WEB,
     Internet,
     Topology,
+    addresses_in,
     dial,
     dial_udp,
     inside,
     ping,
+    resolve,
     within,
 )
 
@@ -321,7 +325,8 @@ async def test_a_new_policy_also_cuts_incoming_streams(topology: Topology, netwo
 
 
 async def test_one_sandbox_cannot_fill_the_hosts_connection_table(topology: Topology, tmp_path: Path) -> None:
-    network = Network("few", tmp_path / "net", NetworkSettings(pool=1, connections=5, resolv_conf=topology.resolv_conf))
+    # One more than below: the network itself sends a query from its first namespace.
+    network = Network("few", tmp_path / "net", NetworkSettings(pool=1, connections=6, resolv_conf=topology.resolv_conf))
     await network.open(())
     try:
         slot, other = await network.acquire(0), await network.acquire(1)
@@ -337,6 +342,60 @@ async def test_one_sandbox_cannot_fill_the_hosts_connection_table(topology: Topo
             connection.close()
     finally:
         await network.close(remove=True)
+
+
+@pytest.mark.parametrize("name_server", ["own port", "other port"])
+async def test_one_sandbox_cannot_fill_the_hosts_connection_table_with_queries(
+    topology: Topology, tmp_path: Path, name_server: str
+) -> None:
+    if not Path("/proc/net/nf_conntrack").exists():
+        pytest.skip("this kernel does not list its connections")
+    other_server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    if name_server == "other port":
+        other_server.bind(("0.0.0.0", 53))
+    network = Network(
+        "asked", tmp_path / "net", NetworkSettings(pool=2, connections=20, resolv_conf=topology.resolv_conf)
+    )
+    await network.open(())
+    try:
+        slot, other = await network.acquire(0), await network.acquire(1)
+        gateway = slot.gateway or ""
+
+        query = dns.message.make_query("web.test", "A").to_wire()
+
+        def send_from_many_ports() -> list[socket.socket]:
+            held = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(60)]
+            for client in held:
+                client.connect((gateway, 53))
+                client.send(query)
+            return held
+
+        def connect_many() -> list[socket.socket]:
+            held = []
+            with contextlib.suppress(ConnectionRefusedError):
+                for _ in range(60):
+                    held.append(socket.create_connection((gateway, 53), timeout=3))
+            return held
+
+        async def count_until_stable() -> int:
+            before, count = -1, topology.connections(slot.address or "")
+            while count != before:
+                await asyncio.sleep(0.2)
+                before, count = count, topology.connections(slot.address or "")
+            return count
+
+        held = await inside(slot.netns_path, send_from_many_ports)
+        assert 0 < await count_until_stable() <= 20
+        held += await inside(slot.netns_path, connect_many)
+        assert len(held) < 120, "connections by TCP count too"
+        assert await count_until_stable() <= 20
+        answer = await inside(other.netns_path, lambda: resolve(gateway, "web.test"))
+        assert addresses_in(answer) == {WEB}
+        for client in held:
+            client.close()
+    finally:
+        await network.close(remove=True)
+        other_server.close()
 
 
 async def test_all_sandboxes_together_leave_the_host_half_of_its_connection_table(
