@@ -15,6 +15,8 @@ TESTS ?= tests
 UNIT := pytest --numprocesses $$(nproc) --dist worksteal
 # Other tests also wait: two workers more than cores. tests/conftest.py sorts the slowest files first.
 PYTEST := pytest --numprocesses $$(( $$(nproc) < 4 ? $$(nproc) + 2 : 5 )) --dist loadfile --no-loadscope-reorder
+# What `make test-all` runs again in gVisor sandboxes: all of the protocol except what asks for a level itself or needs no sandbox.
+GVISOR_TESTS := tests/protocol $(patsubst %,--ignore tests/protocol/test_%.py,docker docker_gvisor clients compatibility)
 # Let Python write bytecode; otherwise every worker and every program that the tests start compiles everything again.
 export PYTHONDONTWRITEBYTECODE :=
 export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/.venv-node/bin:$(PATH)
@@ -44,9 +46,10 @@ test: setup-test web template template-interpreter ## set up everything and run 
 	@scripts/static
 	@$(PYTEST) $(TESTS) $(ARGS)
 
-test-all: setup-test setup-clients web template template-interpreter template-desktop template-docker ## like test, with the slow tests and every test on both databases
+test-all: setup-test setup-clients web template template-interpreter template-desktop template-docker ## like test, with the slow tests, both databases, and the protocol in gVisor sandboxes
 	@scripts/static
 	@$(PYTEST) --all $(TESTS) $(ARGS)
+	@$(if $(filter tests,$(TESTS)),$(PYTEST) --all --min-isolation gvisor $(GVISOR_TESTS) $(ARGS))
 
 check: setup-dev ## check formatting, lint, types and import directions, and run the unit tests
 	@scripts/static

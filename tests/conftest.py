@@ -96,6 +96,12 @@ class FailureReporter:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="every test, on every database, as `make test-all` does")
+    parser.addoption(
+        "--min-isolation",
+        choices=["namespace", "gvisor"],
+        default="namespace",
+        help="the isolation level of the sandboxes of tests/protocol",
+    )
     parser.addoption("--sqlite", action="store_true", help="nothing on PostgreSQL, as `make check` does")
 
 
@@ -106,6 +112,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler | 
 def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "slow: runs only with --all (make test-all), or when the test is named by its id",
+        "not_in_gvisor(reason): skipped with --min-isolation gvisor, because that kernel lacks what the test needs",
         "both_databases: depends on the database, so that it runs on PostgreSQL too without --all",
     ):
         config.addinivalue_line("markers", line)

@@ -30,7 +30,8 @@ async def test_only_the_process_that_exceeds_the_memory_limit_is_killed(harness:
     assert result.code != 0
     assert await agent.health() == 204
     assert (await agent.run(f"kill -0 {small}")).code == 0
-    assert (await harness.driver.stats(handle)).memory_total == 128 << 20
+    stats = await harness.driver.stats(handle)
+    assert (stats.memory_total, stats.oom_kills) == (128 << 20, 1)
     assert (await agent.run(f"{tiny.PYTHON} -I -S -c 'x = bytearray(40 << 20); print(len(x))'")).code == 0
 
 

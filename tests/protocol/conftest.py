@@ -11,6 +11,8 @@ import httpx
 import pytest
 from e2b import AsyncSandbox, Sandbox
 
+from sandyard.engine.drivers.gvisor.runsc import Runsc
+from sandyard.kit.errors import UnsupportedError
 from tests.harness.engine import Engine
 from tests.harness.sdk import get_access_token
 
@@ -23,10 +25,29 @@ DataPlane = Callable[..., httpx.Client]
 pytest_configure = configure
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("min_isolation") == "gvisor":
+        for item in items:
+            if marker := item.get_closest_marker("not_in_gvisor"):
+                item.add_marker(pytest.mark.skip(reason=marker.args[0]))
+
+
+@pytest.fixture(scope="session")
+def min_isolation(request: pytest.FixtureRequest) -> str:
+    """The isolation level of sandboxes, if the test does not ask for another one. Skips the test if it is not available."""
+    level = str(request.config.getoption("min_isolation"))
+    if level == "gvisor":
+        try:
+            Runsc.find()
+        except UnsupportedError as error:
+            pytest.skip(error.message)
+    return level
+
+
 @pytest.fixture(scope="session", autouse=True)
-def engine() -> Iterator[Engine]:
+def engine(min_isolation: str) -> Iterator[Engine]:
     """The engine that all tests use. The SDKs find it through environment variables, as for a user."""
-    engine = Engine({"IMAGES_REGISTRIES": "127.0.0.1", "ALLOW_CONTAINERS": "true"})
+    engine = Engine({"IMAGES_REGISTRIES": "127.0.0.1", "ALLOW_CONTAINERS": "true", "MIN_ISOLATION": min_isolation})
     engine.settings["IMAGES_DIRS"] = str(engine.layouts)
     engine.start()
     before = {name: os.environ.get(name) for name in ("E2B_DOMAIN", "E2B_DEBUG", *engine.environment)}

@@ -113,15 +113,20 @@ async def test_terminal(async_sandbox: AsyncSandbox) -> None:
     assert await async_sandbox.pty.kill(999999) is False
 
 
+@pytest.mark.not_in_gvisor("gVisor has no extended attributes")
+async def test_metadata_of_a_file(async_sandbox: AsyncSandbox) -> None:
+    await async_sandbox.files.write("a.txt", "a", metadata={"by": "async"})
+    assert (await async_sandbox.files.get_info("a.txt")).metadata == {"by": "async"}
+
+
 async def test_files(async_sandbox: AsyncSandbox) -> None:
     files = async_sandbox.files
     data = os.urandom(500_000)
     assert (await files.write("a/b.bin", data)).path == "/home/user/a/b.bin"
     assert await files.read("a/b.bin", format="bytes") == data
     assert b"".join([chunk async for chunk in await files.read("a/b.bin", format="stream")]) == data
-    await files.write("z.txt", "zip " * 1000, gzip=True, metadata={"by": "async"})
+    await files.write("z.txt", "zip " * 1000, gzip=True)
     assert await files.read("z.txt", gzip=True) == "zip " * 1000
-    assert (await files.get_info("z.txt")).metadata == {"by": "async"}
     assert [entry.name for entry in await files.list("a")] == ["b.bin"]
     assert (await files.rename("a/b.bin", "c.bin")).path == "/home/user/c.bin"
     assert await files.make_dir("a") is False

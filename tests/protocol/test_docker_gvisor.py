@@ -15,7 +15,11 @@ from tests.protocol import test_docker as containers
 from tests.protocol.conftest import NewSandbox
 from tests.protocol.test_docker import DOWNLOAD, IMAGE, STACK, retry, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), containers.root_only]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    containers.root_only,
+]
 
 LEVEL = {"sandyard.isolation": "gvisor"}
 TINY = "tiny"

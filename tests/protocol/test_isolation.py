@@ -25,6 +25,10 @@ def get_isolation(api: httpx.Client, sandbox: Sandbox) -> str:
     return str(api.get(f"/sandboxes/{sandbox.sandbox_id}").json()["isolation"])
 
 
+with_both_levels = pytest.mark.not_in_gvisor("the test uses both isolation levels")
+
+
+@with_both_levels
 @pytest.mark.usefixtures("gvisor")
 def test_a_sandbox_its_snapshots_and_its_forks_run_on_their_own_kernel(
     new_sandbox: NewSandbox, api: httpx.Client
@@ -44,6 +48,7 @@ def test_a_sandbox_its_snapshots_and_its_forks_run_on_their_own_kernel(
     )
 
 
+@with_both_levels
 @pytest.mark.usefixtures("gvisor")
 def test_forks_continue_the_processes_of_the_sandbox(new_sandbox: NewSandbox, api: httpx.Client) -> None:
     sandbox = new_sandbox(metadata={KEY: "gvisor"})

@@ -24,14 +24,15 @@ FILES = [
 
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize("name", FILES)
-def test_javascript(engine: Engine, name: str) -> None:
+def test_javascript(engine: Engine, name: str, min_isolation: str) -> None:
     node = shutil.which("node", path=f"{FOLDER.parents[2] / '.venv-node/bin'}{os.pathsep}{os.environ['PATH']}")
     assert node, "node is missing: run `make setup-test`"
     assert (FOLDER / "node_modules/e2b").exists(), "the SDK is missing: run `make setup-test`"
+    isolation = {"SANDYARD_TEST_ISOLATION": min_isolation}
     result = subprocess.run(
         [node, "--test", "--test-reporter=spec", name],
         cwd=FOLDER,
-        env={**os.environ, **engine.environment, **javascript_environment(name)},
+        env={**os.environ, **engine.environment, **isolation, **javascript_environment(name)},
         capture_output=True,
         text=True,
         timeout=400,

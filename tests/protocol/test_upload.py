@@ -110,6 +110,7 @@ def test_unsupported_encodings_are_refused(sandbox: Sandbox, data_plane: DataPla
     ).status_code in (400, 415)
 
 
+@pytest.mark.not_in_gvisor("gVisor has no extended attributes")
 def test_metadata_of_files(sandbox: Sandbox) -> None:
     metadata = {"author": "mish", "purpose": "upload"}
     assert sandbox.files.write("a.txt", "x", metadata=metadata).metadata == metadata

@@ -199,6 +199,7 @@ class Stats:
     memory_total: int
     disk_used: int
     disk_total: int
+    oom_kills: int = 0  # processes that were killed for lack of memory since the sandbox was last started
 
 
 @dataclass(frozen=True, slots=True)

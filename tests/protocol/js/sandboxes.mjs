@@ -3,11 +3,13 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { Sandbox } from 'e2b'
 
-/** Define a test with its own sandbox: `withSandbox('name', async (sandbox) => …)`, or with options as the second argument. */
+/** Define a test with its own sandbox: `withSandbox('name', async (sandbox) => …)`, or with options as the second argument. The option
+ * `notInGvisor` is the reason to skip the test where sandboxes run in gVisor. */
 export function withSandbox(name, ...rest) {
   const body = rest.pop()
   const options = rest.pop() ?? {}
-  test(name, async () => {
+  const skip = process.env.SANDYARD_TEST_ISOLATION === 'gvisor' && options.notInGvisor
+  test(name, { skip }, async () => {
     const sandbox = await Sandbox.create(options.template ?? 'base', options)
     try {
       await body(sandbox)

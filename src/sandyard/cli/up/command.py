@@ -19,7 +19,9 @@ from sandyard.cli.up.data_directory import DataDirectory, get_default_data_dir
 from sandyard.cli.up.health import choose_port, make_url
 from sandyard.cli.up.local_git import LocalGit
 from sandyard.cli.up.supervisor import supervise
+from sandyard.engine.drivers.gvisor.runsc import Runsc
 from sandyard.engine.settings import EngineSettings
+from sandyard.kit.errors import UnsupportedError
 from sandyard.kit.python import make_python_command, make_python_environment
 from sandyard.kit.settings import make_paths_absolute
 from sandyard.platform.settings import PlatformSettings
@@ -203,6 +205,17 @@ def _announce(plan: Plan, data: DataDirectory) -> None:
             f"E2B clients: E2B_API_URL, E2B_SANDBOX_URL and E2B_VOLUME_API_URL={make_url(LOOPBACK, plan.engine_port)}, "
             f"API key in {data.path / 'engine.key'}."
         )
+        announce_missing_gvisor()
+
+
+def announce_missing_gvisor() -> None:
+    """Say how to add gVisor, if only that is missing. Without root, more is: see `sandyard doctor`."""
+    wanted = os.environ.get("SANDYARD_RUNSC_PATH")
+    try:
+        Runsc.find(Path(wanted) if wanted else None)
+    except UnsupportedError as error:
+        if os.geteuid() == 0:
+            try_echo(f"Optional, for sandboxes with a kernel of their own: {error.message}, then start Sandyard again.")
 
 
 def _print_platform_output(url: str) -> Callable[[str], None]:

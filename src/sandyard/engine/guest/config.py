@@ -36,6 +36,8 @@ class GuestConfig:
     With `forbid_user_namespaces`, no program can become root of a new user namespace, because gVisor gives it all rights over
     the network of the sandbox.
 
+    With `signal_resize` the agent itself tells the programs in a terminal that its size has changed, because gVisor does not.
+
     With `engine_address` and `engine_secret`, the agent accepts only TCP connections that come from this address and start
     with a proof that their sender knows the secret; see `engine_proof`.
 
@@ -57,6 +59,7 @@ class GuestConfig:
     max_processes: int | None = None
     max_wait_s: float | None = None
     forbid_user_namespaces: bool = False
+    signal_resize: bool = False
     engine_address: str | None = None
     engine_secret: bytes | None = field(default=None, repr=False)
     container_service: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ libc is loaded at import, in the process that agents are forked from, and not ag
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -164,3 +165,12 @@ def limit_processes(count: int) -> None:
         os.write(fd, str(count).encode())
     finally:
         os.close(fd)
+
+
+def signal_session(session: int, number: int) -> None:
+    """Send a signal to every process of a session."""
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(int(name)) == session:
+                    os.kill(int(name), number)

@@ -83,6 +83,7 @@ class Components:
         self.sampler = Sampler(
             self.calls,
             self._clock,
+            self.logs,
             lambda: self.registry,
             interval_s=settings.metrics_interval_s,
             kept=settings.metrics_kept,
@@ -150,7 +151,7 @@ class Components:
             boot_id=boot_id or read_boot_id(),
         )
         self.remover.add_listener(lambda record: self._retry_cleanup())
-        self.reconciler.on_boot = self.sampler.schedule_sample
+        self.reconciler.on_boot = self.sampler.handle_boot
         self.remover.on_stopped = self.reconciler.handle_stop
         self.calls.on_late = self._on_late_call
         self._closed = False

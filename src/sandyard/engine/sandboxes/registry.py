@@ -28,6 +28,7 @@ class Entry:
         "failure_count",
         "lock",
         "lost_reason",
+        "oom_kills",
         "record",
         "removal_reason",
         "series",
@@ -46,6 +47,9 @@ class Entry:
         self.boots: deque[float] = deque(maxlen=AUTOMATIC_BOOTS)
         self.watch: asyncio.Task[None] | None = None
         self.series: Series | None = None
+        self.oom_kills: int | None = (
+            None  # at the last sample; None before the first one, if an earlier engine started it
+        )
 
     @property
     def id(self) -> str:

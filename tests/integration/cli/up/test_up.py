@@ -23,6 +23,7 @@ from sandyard.cli.up import command, lifeline
 from sandyard.cli.up.command import Plan
 from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.engine.app import Ready
+from sandyard.engine.drivers.gvisor import runsc
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.python import make_python_command
 from tests.harness.up import Installation
@@ -174,6 +175,21 @@ def test_the_tls_message_of_the_engine_is_passed_on(state: DataDirectory, capsys
     assert passed_on == printed[printed.index(passed_on[0]) :]
     assert f"sandyard ca --data-dir {state.engine} --domain example.com" in "\n".join(passed_on)
     assert "E2B_API_URL" not in "\n".join(passed_on)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gVisor requires root")
+def test_the_command_that_adds_gvisor_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runsc, "PRIVATE_RUNSC", tmp_path / "runsc")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command.announce_missing_gvisor()
+    assert "run scripts/get-runsc to install it, then start Sandyard again" in capsys.readouterr().out
+    program = tmp_path / "runsc"
+    program.write_text("#!/bin/sh\necho runsc version release-20991231.0\n")
+    program.chmod(0o755)
+    command.announce_missing_gvisor()
+    assert capsys.readouterr().out == ""
 
 
 def test_the_platform_runs_without_its_own_engine(state: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from sandyard.engine.guest.files.watch import Watch
 from sandyard.engine.guest.loop import Loop, Timer
 from sandyard.engine.guest.process import output
 from sandyard.engine.guest.process.output import Budget, End, Output
-from sandyard.engine.guest.process.process import describe_exit
+from sandyard.engine.guest.process.process import Process, describe_exit
 from sandyard.engine.guest.sandbox import Sandbox
 from sandyard.engine.guest.users import Accounts, UnknownUserError
 from sandyard.engine.guest.wire import protojson
@@ -404,6 +404,25 @@ def test_exit_statuses_are_described(status: int, text: str, code: int) -> None:
 def test_signals_are_described(number: int, text: str) -> None:
     end = describe_exit(number)
     assert (end.status, end.error, end.exit_code) == (text, text, -1)
+
+
+def test_output_of_an_ended_process_is_complete_although_its_notification_was_lost() -> None:
+    """As in gVisor. Another process keeps the pipe open, so there is no end of file."""
+    loop, ended = Loop(), asyncio.Event()
+    process = Process(loop, 1 << 22, config={}, tag=None, budget=Budget(), on_end=lambda _: ended.set())
+    reading, writing = os.pipe()
+
+    async def main() -> None:
+        process.read_output(reading, "stdout")
+        loop.remove_reader(reading)
+        loop.add_reader(reading, lambda: None)  # the notification that leads nowhere
+        os.write(writing, b"last words")
+        process.set_exit_status(0)
+        await ended.wait()
+
+    loop.run(main())
+    os.close(writing)
+    assert process.output.attach(lambda: None).take() == ("stdout", b"last words")
 
 
 # encodings and messages ----------------------------------------------------------------------------------------------

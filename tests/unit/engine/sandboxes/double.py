@@ -42,6 +42,7 @@ class Machine:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
     silent: bool = False  # its agent accepts connections and never responds
+    oom_kills: int = 0
 
 
 class Host:
@@ -345,8 +346,8 @@ class DoubleDriver:
 
     async def stats(self, handle: Handle) -> Stats:
         async with self._verb("stats", handle.id, exclusive=False):
-            self._machine(handle)
-            return Stats(1.0, 2, 10 << 20, 1 << 20, 512 << 20, 5 << 20, 10 << 30)
+            kills = self._machine(handle).oom_kills
+            return Stats(1.0, 2, 10 << 20, 1 << 20, 512 << 20, 5 << 20, 10 << 30, kills)
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
         async with self._verb("set_network", handle.id):

@@ -222,6 +222,26 @@ async def test_all_of_many_sandboxes_are_sampled(tmp_path: Path) -> None:
     await harness.stop()
 
 
+async def test_processes_that_were_killed_for_lack_of_memory_are_logged_once(tmp_path: Path) -> None:
+    harness = SandboxesHarness(tmp_path, metrics_interval_s=5)
+    await harness.start()
+    sandbox = await harness.create()
+
+    async def list_events(kills: int) -> list[str]:
+        harness.host.machines[sandbox.id].oom_kills = kills
+        for _ in range(2):
+            await harness.clock.advance(6)
+            await harness.settle()
+        messages = [entry.message for entry in harness.service.list_logs(sandbox.id)]
+        return [message for message in messages if "out of memory" in message]
+
+    one = "A process was killed: out of memory (the limit of the sandbox is 512 MB)"
+    assert await list_events(0) == []
+    assert await list_events(1) == [one]
+    assert await list_events(3) == [one, one.replace("A process was", "2 processes were")]
+    await harness.stop()
+
+
 def test_settings_come_from_options_then_variables_then_defaults() -> None:
     environ = {
         "SANDYARD_PORT": "4000",

@@ -52,6 +52,7 @@ def make_spec(
         "elevation": True,
         "max_wait_s": _MAX_WAIT_S,
         "forbid_user_namespaces": not plan.containers,
+        "signal_resize": True,
         "engine_address": str(OUTER),
         "disk_bytes": plan.limits.disk_mb << 20 if disk_limited else None,
     }

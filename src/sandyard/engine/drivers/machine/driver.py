@@ -382,6 +382,7 @@ class MachineDriver:
             memory_total=record.limits.memory_mb << 20,
             disk_used=await machine.store.measure_usage(record.id),
             disk_total=record.limits.disk_mb << 20,
+            oom_kills=usage.oom_kills,
         )
 
     # Pausing and copying ----------------------------------------------------------------------------------------------

@@ -134,16 +134,11 @@ class ExitWatcher:
             self._machine.slots.release(slot)
 
     def _find_reason(self, record: Record) -> str:
-        out_of_memory = self._machine.cgroups.read_usage(record.id).oom_kills > 0
         code = record.exit_code
-        if code == -signal.SIGKILL:
-            return "out of memory: the kernel killed its agent" if out_of_memory else "killed from outside"
-        if code is None:
-            return (
-                "ended after the kernel had killed processes in it for lack of memory"
-                if out_of_memory
-                else "ended for an unknown reason"
-            )
+        if code is None or code == -signal.SIGKILL:
+            if self._machine.cgroups.read_usage(record.id).oom_kills > 0:
+                return f"out of memory: the limit of the sandbox is {record.limits.memory_mb} MB"
+            return "ended for an unknown reason" if code is None else "killed from outside"
         if code < 0:
             return f"its agent was ended by {get_signal_name(-code)}"
         if code == 0:

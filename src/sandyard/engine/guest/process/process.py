@@ -167,6 +167,10 @@ class Process:
 
     def _check_lingering(self, status: int, seen: int, elapsed: float) -> None:
         """Finish if nothing was read since the last check, when `seen` bytes had been, or after LINGER_LONGEST."""
+        # Read again: with very many descriptors the loop may not have come to these, and gVisor can lose their events.
+        for fd, kind in list(self._output_fds.items()):
+            if fd in self._output_fds and not self._paused:
+                self._read(fd, kind)
         if self.output.end is not None:
             return
         quiet = self._read_since_exit == seen and not self._paused

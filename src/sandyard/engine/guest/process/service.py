@@ -9,6 +9,7 @@ import signal
 from collections import deque
 from typing import Any
 
+from sandyard.engine.guest import kernel
 from sandyard.engine.guest.process.input import InputClosedError, InputFullError
 from sandyard.engine.guest.process.launcher import Launcher, StartRequest
 from sandyard.engine.guest.process.output import Chunk, Reader
@@ -115,6 +116,8 @@ class ProcessService:
                 raise RpcError("internal", "error resizing tty: tty not assigned to process")
             size = protojson.nested_message(pty, "size") or {}
             process.resize(protojson.uint32(size, "cols"), protojson.uint32(size, "rows"))
+            if self._sandbox.config.signal_resize:
+                kernel.signal_session(process.pid, signal.SIGWINCH)
         return {}
 
     async def send_input(self, request: Request, message: Message) -> Message:
