@@ -52,6 +52,8 @@ def make_launch(request: LaunchRequest) -> Launch:
         "$schema": "https://opencode.ai/config.json",
         "autoupdate": False,
         "share": "disabled",
+        "snapshot": False,  # the platform's checkpoints have the same, without a git commit for each step
+        "agent": {"title": {"disable": True}},  # a model request whose result nobody sees
         "permission": ASK_ALWAYS if request.asks else dict.fromkeys(ASKING_TOOLS, "ask"),
         **(_build_model_settings(request.endpoint, request.model) if request.endpoint else {}),
     }
