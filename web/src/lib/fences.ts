@@ -22,8 +22,8 @@ export function splitCode(text: string): Piece[] {
     }
     flush();
     const fence = opening[1] as string;
-    const end = lines.findIndex((one, index) => index > at && closes(one, fence));
-    const stop = end < 0 ? lines.length : end;
+    let stop = at + 1;
+    while (stop < lines.length && !closes(lines[stop] as string, fence)) stop++;
     pieces.push({ kind: "block", text: lines.slice(at + 1, stop).join("\n"), language: opening[2] || undefined });
     at = stop;
   }

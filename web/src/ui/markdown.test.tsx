@@ -39,6 +39,12 @@ it("shows the text as written until the renderer is loaded", async () => {
   await vi.waitFor(() => expect(show()).toContain("<strong>bold</strong>"), { interval: 5 });
 });
 
+it("shows a text that would freeze the page as written, with the reason", () => {
+  const html = renderToStaticMarkup(<Markdown text={`**bold** ${"*a_ ".repeat(2_000)}`} />);
+  expect(html).toContain("Shown without formatting");
+  expect(html).toContain("**bold** *a_ ");
+});
+
 it("shows nothing for an empty text", () => {
   expect(textOf(render(""))).toBe("");
 });

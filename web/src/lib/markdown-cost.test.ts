@@ -1,0 +1,54 @@
+import { readFileSync } from "node:fs";
+import { describe, expect, it } from "vitest";
+import { isCheapMarkdown, LIMITS } from "./markdown-cost";
+
+describe("documents", () => {
+  it.each(["README.md", "docs/operating.md", "docs/e2b-compatibility.md"])("%s is cheap", (name) => {
+    expect(isCheapMarkdown(readFileSync(`../${name}`, "utf8"))).toBe(true);
+  });
+
+  it("a long code block is cheap", () => {
+    expect(isCheapMarkdown(`Output:\n\n\`\`\`\n${"a[*_b]\n".repeat(1_000)}\`\`\`\n\ndone`)).toBe(true);
+  });
+
+  it("many short paragraphs are cheap", () => {
+    expect(isCheapMarkdown("a **b** and `c` [d](e)\n\n".repeat(300))).toBe(true);
+  });
+});
+
+describe("texts that take the parser seconds", () => {
+  it.each([
+    ["emphasis", "*a_ ".repeat(8_000)],
+    ["nested emphasis", "**a ".repeat(1_000) + "b** ".repeat(1_000)],
+    ["links", "[a](".repeat(4_000)],
+    ["brackets", "]".repeat(16_000)],
+    ["code spans", "` ".repeat(8_000)],
+    ["HTML", "<a ".repeat(5_000)],
+    ["quotes", "> ".repeat(5_000)],
+    ["lists", "1. ".repeat(5_000)],
+    ["quotes of lists", "> - ".repeat(5_000)],
+    ["headings", "a\n=\n".repeat(4_000)],
+    ["carriage returns", "a\r".repeat(10_000)],
+    ["escapes", "\\".repeat(20_000)],
+    ["definitions", "[a]: b\n".repeat(4_000)],
+    ["addresses", "https://".repeat(6_000)],
+    ["a long text", "a ".repeat(LIMITS.length)],
+  ])("%s", (_, text) => {
+    expect(isCheapMarkdown(text)).toBe(false);
+  });
+});
+
+describe("code blocks that only the scanner would see are counted", () => {
+  const hostile = "*a_ ".repeat(2_000);
+  it.each([
+    ["in a paragraph", `a\n\`\`\`\n${hostile}`],
+    ["with backticks in its first line", `\`\`\`a\`\n${hostile}`],
+    ["indented", `    \`\`\`\n${hostile}`],
+    ["in a comment", `<!--\n\n\`\`\`\n-->\n${hostile}`],
+    ["in a script", `<script>\n\n\`\`\`\n</script>\n${hostile}`],
+    ["after its end", `\`\`\`\na\n\`\`\`\n${hostile}`],
+    ["after an end with other text", `\`\`\`\na\n\`\`\`\`\`\n${hostile}`],
+  ])("%s", (_, text) => {
+    expect(isCheapMarkdown(text)).toBe(false);
+  });
+});
