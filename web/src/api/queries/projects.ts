@@ -130,7 +130,7 @@ export const useCredentials = (projectId: string) =>
   });
 
 export const useSaveCredentials = defineMutation({
-  request: ({ projectId, test, body }: { projectId: string; test: boolean; body: Schemas["GivenCredentials"] }) =>
+  request: ({ projectId, test, body }: { projectId: string; test: boolean; body: Schemas["CredentialChanges"] }) =>
     unwrap(
       api.PUT("/api/v1/projects/{project_id}/credentials", {
         params: { path: { project_id: projectId }, query: { test } },

@@ -237,7 +237,7 @@ function CredentialForm({
 function requestOf(
   kind: Kind,
   values: { value: string; username: string; appId: string; installationId: string },
-): Schemas["GivenCredentials"] {
+): Schemas["CredentialChanges"] {
   switch (kind) {
     case "token":
       return { token: values.value, ...(values.username.trim() && { username: values.username.trim() }) };
