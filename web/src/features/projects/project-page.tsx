@@ -25,7 +25,7 @@ const TABS = [
   { id: "general", label: "General" },
   { id: "access", label: "Repository access" },
   { id: "agent", label: "Agent" },
-  { id: "setup", label: "Setup and checks" },
+  { id: "setup", label: "Setup and verification" },
   { id: "forge", label: "Git and forge" },
   { id: "board", label: "Board and budgets" },
   { id: "policy", label: "Command policy" },

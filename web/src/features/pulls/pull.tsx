@@ -262,7 +262,7 @@ export function Pull({
   );
 }
 
-/** The result of the project's check, which ran in the sandbox before the push. */
+/** The result of the verify command, which ran in the sandbox before the push. */
 function Verified({ verified }: { verified: Verification }) {
   return (
     <p className="flex items-center gap-2 px-3 py-1.5 text-[13px]">
