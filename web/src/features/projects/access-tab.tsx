@@ -17,7 +17,7 @@ import { Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { showError, toast } from "@/ui/toast";
 import { ConnectionTest, FindingList } from "./connection-test";
-import { useFrozen } from "./project-form";
+import { useReadOnlyReason } from "./project-form";
 
 type Credential = Schemas["CredentialView"];
 type Kind = Credential["kind"];
@@ -36,7 +36,7 @@ const KINDS: { kind: Kind; title: string; about: string }[] = [
 const webhookUrl = () => `${location.origin}/api/v1/webhooks/github`;
 
 export function AccessTab({ project }: { project: Project }) {
-  const frozen = Boolean(useFrozen(project));
+  const frozen = Boolean(useReadOnlyReason(project));
   const query = useCredentials(project.id);
   return (
     <>

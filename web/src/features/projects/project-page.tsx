@@ -18,7 +18,7 @@ import { GeneralTab } from "./general-tab";
 import { MembersTab } from "./members-tab";
 import { NetworkTab } from "./network-tab";
 import { PolicyTab } from "./policy-tab";
-import { useFrozen } from "./project-form";
+import { useReadOnlyReason } from "./project-form";
 import { SetupTab } from "./setup-tab";
 
 const TABS = [
@@ -77,7 +77,7 @@ function ProjectLinks({ project }: { project: Project }) {
 }
 
 function SettingsTab({ tab, project }: { tab: string; project: Project }) {
-  const frozen = useFrozen(project);
+  const frozen = useReadOnlyReason(project);
   return (
     <>
       <ReadOnlyNote reason={frozen} />
