@@ -48,7 +48,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
       <div className="flex items-center gap-2">
         <h3 className="font-semibold">Attempt {attempt.number}</h3>
         <span className="ml-auto" aria-live="polite">
-          <Status word={attemptStatus(attempt)} />
+          <Status status={attemptStatus(attempt)} />
         </span>
       </div>
       <dl className="grid grid-cols-[auto_1fr] gap-x-3 gap-y-1 text-[13px]">

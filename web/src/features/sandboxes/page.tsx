@@ -118,7 +118,7 @@ function SandboxList({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
             >
               {row.title ?? row.id}
             </Link>
-            <Status word={SANDBOXES[row.status]} />
+            <Status status={SANDBOXES[row.status]} />
             {row.projectName && <span className="max-w-40 truncate text-xs text-soft">{row.projectName}</span>}
             {!SNAPSHOT.test(row.template) && <span className="text-xs text-faint">{row.template}</span>}
             {row.isolation && <span className="text-xs text-faint">{isolationLabel(row.isolation)}</span>}

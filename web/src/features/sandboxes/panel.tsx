@@ -38,7 +38,7 @@ function SandboxDetails({ row, sessionId }: { row: Sandbox; sessionId: string | 
   return (
     <div className="mx-auto flex max-w-3xl flex-col gap-5">
       <div className="flex flex-wrap items-center gap-2" aria-live="polite">
-        <Status word={SANDBOXES[row.status]} />
+        <Status status={SANDBOXES[row.status]} />
         <span className="font-mono text-xs text-soft">{row.id}</span>
         <CopyButton text={row.id} label="Copy sandbox ID" />
         <span className="ml-auto flex flex-wrap gap-2">
