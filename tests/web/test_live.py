@@ -94,7 +94,7 @@ def test_two_tabs_share_one_event_stream(browser: Browser, platform: Platform, a
         assert set(streams) == {one, two}
 
 
-def test_a_question_is_announced_and_listed_under_notifications(page: Page, api: Api) -> None:
+def test_a_question_is_announced_and_listed_in_the_inbox(page: Page, api: Api) -> None:
     page.goto("/usage")
     expect(page.locator("[data-live=live]")).to_be_attached()
     task = api.create_task(
