@@ -78,7 +78,7 @@ def test_a_task_from_creation_to_merge(platform: Platform, github: GitHub) -> No
 
 
 def test_a_failed_check_goes_back_to_the_agent(platform: Platform, github: GitHub) -> None:
-    """If the check still fails, the task fails with its output; a retry continues with the existing work."""
+    """If the verify command still fails, the task fails with its output; a retry continues with the existing work."""
     project = create_forge_project(platform, github)
     check = "mkdir build; date >build/log; echo checked >>README.md; echo FAIL: test_div; grep -q fixed src/data.txt"
     update_settings(project, verify={"command": check, "fixes": 1})
@@ -91,7 +91,7 @@ def test_a_failed_check_goes_back_to_the_agent(platform: Platform, github: GitHu
     assert "FAIL: test_div" in fixed_task.read_transcript(attempt["sessionId"])
     branch = fixed_task.get_pull_request()["headBranch"]
     changed = project.repository.git("diff", "--name-only", f"main..{branch}").split()
-    assert changed == ["src/data.txt"], "files written by the check must not be committed"
+    assert changed == ["src/data.txt"], "files written by the verify command must not be committed"
     assert project.repository.read(branch, "src/data.txt").endswith(b"\nfixed\n")
 
     update_settings(project, verify={"command": "test -f wanted || { echo there is no wanted; false; }", "fixes": 1})

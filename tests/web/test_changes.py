@@ -371,7 +371,7 @@ def test_without_a_forge_a_task_is_merged_and_its_steps_show_their_results(
     expect(page.get_by_role("dialog").get_by_label("Agent")).to_be_visible()
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     expect_accessible(page)
-    failure.get_by_role("link", name="Change the check").click()
+    failure.get_by_role("link", name="Change the verify command").click()
     page.get_by_label("Automatic fix attempts").fill("1")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("Saved", exact=True).first).to_be_visible()
@@ -393,7 +393,7 @@ def test_without_a_forge_a_task_is_merged_and_its_steps_show_their_results(
         ["git", "-C", str(remote.path), "ls-tree", "--name-only", "main"], capture_output=True, check=True
     )
     assert b"it.txt" in listing.stdout.split()
-    assert b"log.txt" not in listing.stdout.split(), "files written by the check are not committed"
+    assert b"log.txt" not in listing.stdout.split(), "files written by the verify command are not committed"
     expect_accessible(page)
     page.goto(f"/tasks/{task}?tab=changes")
     expect(page.get_by_text("The sandbox is gone. Showing files from")).to_be_visible(timeout=SLOW_MS)

@@ -94,7 +94,7 @@ def test_two_tabs_share_one_event_stream(browser: Browser, platform: Platform, a
         assert set(streams) == {one, two}
 
 
-def test_a_question_is_announced_and_listed_under_notifications(page: Page, api: Api) -> None:
+def test_a_question_is_announced_and_listed_in_the_inbox(page: Page, api: Api) -> None:
     page.goto("/usage")
     expect(page.locator("[data-live=live]")).to_be_attached()
     task = api.create_task(
@@ -103,8 +103,8 @@ def test_a_question_is_announced_and_listed_under_notifications(page: Page, api:
     toast = page.locator("[data-sonner-toast]", has_text="An agent needs you: Needs an answer")
     expect(toast).to_be_visible(timeout=SLOW_MS)
     expect(page).to_have_title(re.compile(r"^\(\d+\) "))
-    bell = page.get_by_role("button", name="Notifications: 0 unread, 1 waiting for an answer")
-    panel, question = page.get_by_role("dialog", name="Notifications"), re.compile("Needs an answer.*Which colour")
+    bell = page.get_by_role("button", name="Inbox: 0 unread, 1 waiting for an answer")
+    panel, question = page.get_by_role("dialog", name="Inbox"), re.compile("Needs an answer.*Which colour")
     bell.click()
     panel.get_by_role("link", name=question).click()
     expect(page).to_have_url(re.compile("/tasks/"))

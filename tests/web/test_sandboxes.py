@@ -34,9 +34,9 @@ def test_several_sandboxes_are_paused_resumed_and_destroyed_at_once(page: Page, 
     until(lambda: all(api.get(f"/sandboxes/{one}")["status"] == "paused" for one in made))
     page.get_by_role("button", name="Resume 2").click()
     until(lambda: all(api.get(f"/sandboxes/{one}")["status"] == "running" for one in made))
-    page.get_by_role("button", name="Destroy 2").click()
+    page.get_by_role("button", name="Delete 2").click()
     expect(page.get_by_role("alertdialog")).to_contain_text("Branches, checkpoints and conversations are kept")
-    confirm(page, "Destroy")
+    confirm(page, "Delete")
     until(lambda: all(api.get(f"/sandboxes/{one}")["status"] == "destroyed" for one in made))
     page.goto("/sandboxes?status=destroyed")
     expect(page.get_by_role("link", name="Bulk 0")).to_be_visible()
@@ -59,9 +59,9 @@ def test_a_sandbox_is_paused_resumed_forked_and_destroyed(page: Page, api: Api) 
     page.get_by_role("button", name="Fork").click()
     expect(page.get_by_text("The fork is running")).to_be_visible()
     assert len(api.get("/sandboxes", status="running")["items"]) >= 2
-    page.get_by_role("button", name="Destroy").click()
-    confirm(page, "Destroy")
-    expect(page.get_by_text("Destroyed").first).to_be_visible()
+    page.get_by_role("button", name="Delete").click()
+    confirm(page, "Delete")
+    expect(page.get_by_text("Deleted").first).to_be_visible()
 
 
 def test_a_preview_opens_on_another_origin(page: Page, api: Api) -> None:

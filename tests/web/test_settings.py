@@ -307,7 +307,7 @@ def test_a_custom_agent_is_added_tested_edited_and_deleted(page: Page, api: Api)
     expect(dialog).to_be_hidden()
     page.get_by_role("button", name="Test My own").click()
     row = page.get_by_role("listitem").filter(has_text="My own").first
-    expect(row.get_by_text(re.compile("Test passed. Answer:"))).to_be_visible(timeout=SLOW_MS)
+    expect(row.get_by_text(re.compile("Test passed. Reply:"))).to_be_visible(timeout=SLOW_MS)
     page.get_by_role("button", name="Edit My own").click()
     dialog.get_by_label("Command", exact=True).fill("no-such-program")
     dialog.get_by_role("button", name="Save").click()
@@ -511,7 +511,7 @@ def test_a_disabled_notification_is_only_listed(browser: Browser, platform: Plat
         expect(page.locator("[data-live=live]")).to_be_attached()
         failing = api.create_task("Fails unseen", "fail: It cannot be done.")
         api.wait_for_attempt(failing, "failed")
-        bell = page.get_by_role("button", name=re.compile("^Notifications: [1-9]"))
+        bell = page.get_by_role("button", name=re.compile("^Inbox: [1-9]"))
         expect(bell).to_be_visible()  # it is listed, but nothing popped up
         expect(page.get_by_text("An attempt failed")).to_have_count(0)
 

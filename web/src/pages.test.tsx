@@ -308,9 +308,9 @@ describe("task page", () => {
         </RouterContextProvider>,
       );
     };
-    expect(show("ready", true)).toMatch(/Verified.*Check passed/);
-    expect(show("failed", false)).toMatch(/Verified.*Check failed/);
-    expect(show("failed", true)).not.toMatch(/Verified|Check passed/);
+    expect(show("ready", true)).toMatch(/Verified.*Verify command passed/);
+    expect(show("failed", false)).toMatch(/Verified.*Verify command failed/);
+    expect(show("failed", true)).not.toMatch(/Verified|Verify command passed/);
   });
 
   it("starts the task", async () => {
@@ -688,9 +688,9 @@ describe("project settings", () => {
     );
   });
 
-  it("say what happens if the server does not have the isolation level", async () => {
+  it("say what happens if the server does not support the isolation level", async () => {
     client.setQueryData(keys.project("prj_1"), { ...project, settings: { setup: {}, verify: {} } });
-    expect(await open("/projects/prj_1?tab=setup")).toMatch(/they fail with an error.*sandyard doctor.*on the server/);
+    expect(await open("/projects/prj_1?tab=setup")).toMatch(/they fail to start.*sandyard doctor.*on the server/);
   });
 
   it("archive the project", async () => {
@@ -711,7 +711,7 @@ describe("settings", () => {
   });
 
   it("show people also under the API's word for them", async () => {
-    expect(await open("/settings?tab=users")).toContain("Everyone with an account on this installation.");
+    expect(await open("/settings?tab=users")).toContain("Everyone with an account on this server.");
   });
 });
 
@@ -744,11 +744,11 @@ describe("welcome page", () => {
     client.setQueryData(keys.projects(), []);
     const ofAdmin = await open("/welcome");
     expect(ofAdmin).not.toContain(toAdd);
-    expect(ofAdmin).toContain("a path on this machine");
+    expect(ofAdmin).toContain("a path on the server");
     client.setQueryData(keys.me(), { ...me, user: { ...me.user, role: "member" } });
     const ofMember = await open("/welcome");
     expect(ofMember).toContain(toAdd);
-    expect(ofMember).not.toContain("a path on this machine");
+    expect(ofMember).not.toContain("a path on the server");
     client.setQueryData(keys.projects(), [project]);
     expect(await open("/welcome")).not.toContain(toAdd);
   });

@@ -207,7 +207,7 @@ def _perform(client: Client, pull: Any, verb: str, **body: object) -> Any:
     if pull.get("number") is None:
         if verb not in {"merge", "refresh"}:
             raise CommandError(
-                f"The branch {pull['headBranch']} is on a plain git remote, which does not support pull requests. "
+                f"The branch {pull['headBranch']} is on a plain Git remote, which does not support pull requests. "
                 f"To merge it: sandyard pr merge {pull.get('taskId') or pull.get('sessionId')}"
             )
         return client.post(f"/pull-requests/{quote_segment(pull['id'])}/{verb}", drop_missing(**body))

@@ -11,7 +11,7 @@ from sandyard.cli.advice import get_advice
 from sandyard.cli.completion import complete_sessions
 from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import FAILED, CommandError
-from sandyard.cli.live.asks import AskPrompt, allow_refused, answer_one, answer_options
+from sandyard.cli.live.asks import AskPrompt, allow_denied, answer_one, answer_options
 from sandyard.cli.live.feed import INTERRUPTED, FeedUpdate, follow_until
 from sandyard.cli.live.screen import Screen
 from sandyard.cli.live.transcript import Transcript, open_transcript, print_transcript
@@ -106,7 +106,7 @@ def answer(session_id: str, output: str, **given: Any) -> None:
 def allow(session_id: str, output: str) -> None:
     """Allow what the project's policy denied, and continue. Applies to the rest of the session."""
     with connect() as client:
-        allow_refused(client, {"sessionId": session_id}, session_id, as_json=output == "json")
+        allow_denied(client, {"sessionId": session_id}, session_id, as_json=output == "json")
 
 
 def _list_turns(client: Client, session_id: str) -> list[Any]:

@@ -145,7 +145,7 @@ def test_without_a_forge_a_branch_is_merged_but_not_closed(ready: Server) -> Non
     ready.on("GET", f"/sessions/{SESSION}/pull-request", Reply(200, PULL | {"number": None, "state": "pushed"}))
     result = run("close", SESSION)
     assert result.exit_code == 1
-    assert "plain git remote" in result.stderr
+    assert "plain Git remote" in result.stderr
     merged = PULL | {"number": None, "state": "merged"}
     ready.on("POST", f"/pull-requests/{PULL['id']}/merge", Reply(200, merged))
     result = run("merge", SESSION, "--method", "merge", "-o", "table")

@@ -54,23 +54,21 @@ async function readError(response: Response): Promise<ApiError> {
   return new ApiError(response.status, problem);
 }
 
-const client = createClient<paths>({
+/** Send a request to a route of the platform: `api.GET("/api/v1/tasks", {...})`. Throws ApiError. Only modules in this folder use it. */
+export const api = createClient<paths>({
   baseUrl: location.origin,
   credentials: "same-origin",
   headers: { "X-Sandyard-CSRF": "1" },
   fetch: fetchOrThrow,
 });
-client.use({
+api.use({
   async onResponse({ response }) {
     if (!response.ok) throw await readError(response);
     return undefined;
   },
 });
 
-/** Send a request to a route of the platform: `api.GET("/api/v1/tasks", {...})`. Only modules in this folder use it. */
-export const api = client;
-
-/** Return the body of a response, or throw ApiError: `await unwrap(api.GET("/api/v1/tasks", {...}))`. */
+/** Return the body of a response of `api`: `await unwrap(api.GET("/api/v1/tasks", {...}))`. */
 export async function unwrap<T>(response: Promise<{ data?: T | undefined }>): Promise<T> {
   return (await response).data as T;
 }

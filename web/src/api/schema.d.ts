@@ -55,7 +55,7 @@ export interface paths {
         };
         /**
          * Get metrics
-         * @description Return metrics. No authentication is needed from this machine; others need a token.
+         * @description Get metrics. No authentication is needed from this machine; others need a token.
          */
         get: operations["service_metrics"];
         put?: never;
@@ -77,7 +77,7 @@ export interface paths {
         put?: never;
         /**
          * Sign in
-         * @description Sign in and set the session cookie.
+         * @description Sign in and set a cookie.
          */
         post: operations["login_create"];
         delete?: never;
@@ -97,7 +97,7 @@ export interface paths {
         put?: never;
         /**
          * Sign out
-         * @description End the cookie's session. With a token, does nothing.
+         * @description Sign out: end the login that the cookie belongs to. With a token, does nothing.
          */
         post: operations["login_delete"];
         delete?: never;
@@ -133,7 +133,7 @@ export interface paths {
         get?: never;
         /**
          * Change password
-         * @description Change your own password. Ends all your other sessions; API tokens stay valid.
+         * @description Change your own password. Signs you out everywhere else; API tokens stay valid.
          */
         put: operations["login_password"];
         post?: never;
@@ -204,7 +204,7 @@ export interface paths {
         head?: never;
         /**
          * Update user
-         * @description Update a user. Disabling them revokes their tokens and ends their sessions for good. The last administrator cannot be removed.
+         * @description Update a user. Disabling them signs them out and revokes their tokens permanently. The last administrator cannot be removed.
          */
         patch: operations["user_update"];
         trace?: never;
@@ -304,7 +304,7 @@ export interface paths {
         post?: never;
         /**
          * Delete project
-         * @description Delete a project with its tasks and secrets. Its sessions are kept by their owners.
+         * @description Delete a project with its tasks, schedules, secrets and credentials. Its sessions and the repository are kept.
          */
         delete: operations["project_delete"];
         options?: never;
@@ -472,7 +472,7 @@ export interface paths {
         post?: never;
         /**
          * Delete session
-         * @description Delete the session with its sandbox, messages and checkpoint.
+         * @description Delete the session with its sandbox, messages and checkpoints.
          */
         delete: operations["session_delete"];
         options?: never;
@@ -834,7 +834,7 @@ export interface paths {
         };
         /**
          * Get command
-         * @description Return a command.
+         * @description Get a command.
          */
         get: operations["command_get"];
         put?: never;
@@ -854,7 +854,7 @@ export interface paths {
         };
         /**
          * Get command output
-         * @description Return a page of the command's output. Positions are in bytes.
+         * @description Get a page of the command's output. Positions are in bytes.
          */
         get: operations["command_output"];
         put?: never;
@@ -1271,7 +1271,7 @@ export interface paths {
         put?: never;
         /**
          * Answer agent request
-         * @description Answer with one of optionId, decision or content. The agent continues; a paused one is resumed.
+         * @description Answer with one of optionId, decision or content. The agent continues; its sandbox is resumed if it is paused.
          */
         post: operations["ask_answer"];
         delete?: never;
@@ -1601,7 +1601,7 @@ export interface paths {
         put?: never;
         /**
          * Create schedule
-         * @description Create a schedule. Runs missed while the platform was down are made up for by a single task.
+         * @description Create a schedule. If several runs are missed while the platform is down, only one task is created for them.
          */
         post: operations["schedule_create"];
         delete?: never;
@@ -1959,7 +1959,7 @@ export interface paths {
         };
         /**
          * Get diff
-         * @description Return the diff, file by file. Files that are too large to show are marked as truncated.
+         * @description Get the diff, file by file. Files that are too large to show are marked as truncated.
          */
         get: operations["git_diff"];
         put?: never;
@@ -2603,6 +2603,40 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /**
+         * AgentChange
+         * @example {
+         *       "definition": {
+         *         "apis": [
+         *           "openai_chat"
+         *         ],
+         *         "argv": [
+         *           "my-agent",
+         *           "acp",
+         *           "--model",
+         *           "{model}"
+         *         ],
+         *         "description": "Our own.",
+         *         "envs": {
+         *           "OPENAI_API_KEY": "{capability}",
+         *           "OPENAI_BASE_URL": "{base_url}/v1"
+         *         },
+         *         "install": {
+         *           "check": "command -v my-agent",
+         *           "script": "npm install --global my-agent@1.2.3"
+         *         }
+         *       },
+         *       "title": "My agent"
+         *     }
+         */
+        AgentChange: {
+            /**
+             * Title
+             * @description Defaults to the name.
+             */
+            title?: string | null;
+            definition: components["schemas"]["Definition"];
+        };
         /** AgentList */
         AgentList: {
             /** Items */
@@ -2622,7 +2656,7 @@ export interface components {
             permissions?: components["schemas"]["PermissionSettings"];
             /**
              * Hostedtools
-             * @description Tools that agents may have model providers run, outside the sandbox's network and budget: a tool name, or PROVIDER/name.
+             * @description Tools that model providers may run for agents, outside the sandbox's network policy and budget: a tool name, or PROVIDER/name.
              * @example [
              *       "web_search",
              *       "anthropic/code_execution"
@@ -2691,6 +2725,25 @@ export interface components {
             startedAt: string | null;
             /** Endedat */
             endedAt: string | null;
+        };
+        /**
+         * AgentTestOptions
+         * @example {
+         *       "model": "gpt-5.5"
+         *     }
+         */
+        AgentTestOptions: {
+            /**
+             * Model
+             * @description Defaults to the provider's default model.
+             */
+            model?: string | null;
+            /**
+             * Background
+             * @description Respond immediately with 202. The session's events report progress; `agent.tested` reports the result.
+             * @default false
+             */
+            background: boolean;
         };
         /**
          * AgentView
@@ -2779,12 +2832,12 @@ export interface components {
             updatedAt: string | null;
         };
         /**
-         * Allowance
+         * AllowOptions
          * @example {
          *       "resume": true
          *     }
          */
-        Allowance: {
+        AllowOptions: {
             /**
              * Resume
              * @description Continue the session's failed task attempt, or notify its agent, unless it is already working.
@@ -2982,12 +3035,12 @@ export interface components {
             stopping: boolean;
             /**
              * Verified
-             * @description Whether the project's check passed. Null if it has not run yet.
+             * @description Whether the verify command passed. Null if it has not run yet.
              */
             verified: boolean | null;
             /**
              * Verification
-             * @description `ok`, `command`, `exitCode`, `seconds` and `at` of the check.
+             * @description `ok`, `command`, `exitCode`, `seconds` and `at` of the verify command.
              */
             verification: {
                 [key: string]: unknown;
@@ -3152,7 +3205,7 @@ export interface components {
             baseBranch: string | null;
             /**
              * Fromsessionid
-             * @description The session that its attempts start from copies of. It may have been deleted.
+             * @description The session whose sandbox is copied for each attempt. It may have been deleted.
              */
             fromSessionId: string | null;
             /** Agent */
@@ -3215,40 +3268,6 @@ export interface components {
          * @enum {string}
          */
         Change: "added" | "modified" | "deleted" | "renamed" | "copied" | "type_changed" | "untracked" | "conflicted";
-        /**
-         * ChangedAgent
-         * @example {
-         *       "definition": {
-         *         "apis": [
-         *           "openai_chat"
-         *         ],
-         *         "argv": [
-         *           "my-agent",
-         *           "acp",
-         *           "--model",
-         *           "{model}"
-         *         ],
-         *         "description": "Our own.",
-         *         "envs": {
-         *           "OPENAI_API_KEY": "{capability}",
-         *           "OPENAI_BASE_URL": "{base_url}/v1"
-         *         },
-         *         "install": {
-         *           "check": "command -v my-agent",
-         *           "script": "npm install --global my-agent@1.2.3"
-         *         }
-         *       },
-         *       "title": "My agent"
-         *     }
-         */
-        ChangedAgent: {
-            /**
-             * Title
-             * @description Defaults to the name.
-             */
-            title?: string | null;
-            definition: components["schemas"]["Definition"];
-        };
         /**
          * CheckoutView
          * @example {
@@ -3503,6 +3522,77 @@ export interface components {
             /** Commits */
             commits: components["schemas"]["CommitView"][];
             diff: components["schemas"]["DiffView"];
+        };
+        /** ConnectionReport */
+        ConnectionReport: {
+            /** Ok */
+            ok: boolean;
+            /** Findings */
+            findings: components["schemas"]["FindingView"][];
+            /** @description Null if the forge has no rate limit or did not report it. */
+            budget: components["schemas"]["BudgetView"] | null;
+        };
+        /**
+         * CreatedToken
+         * @example {
+         *       "createdAt": "2026-01-31T10:00:00.000Z",
+         *       "hint": "sy_k3f9x",
+         *       "id": "tok_0mh3k7a1x2abcdefghij",
+         *       "name": "laptop",
+         *       "value": "sy_k3f9x…"
+         *     }
+         */
+        CreatedToken: {
+            /** Id */
+            id: string;
+            /** Name */
+            name: string;
+            /**
+             * Hint
+             * @description The beginning of the token, to tell tokens apart.
+             */
+            hint: string;
+            /**
+             * Createdat
+             * @example 2026-01-31T10:00:00.123Z
+             */
+            createdAt: string;
+            /**
+             * Lastusedat
+             * @description Accurate to the minute.
+             */
+            lastUsedAt: string | null;
+            /** Expiresat */
+            expiresAt: string | null;
+            /**
+             * Value
+             * @description The token. It is shown only once.
+             */
+            value: string;
+        };
+        /**
+         * CredentialChanges
+         * @description Each credential replaces the stored one of its kind. The others are kept.
+         * @example {
+         *       "token": "github_pat_…"
+         *     }
+         */
+        CredentialChanges: {
+            /** Token */
+            token?: string | null;
+            /**
+             * Username
+             * @description Username for the token. Default: x-access-token.
+             */
+            username?: string | null;
+            /**
+             * Sshkey
+             * @description A private key without a passphrase.
+             */
+            sshKey?: string | null;
+            app?: components["schemas"]["App"] | null;
+            /** Webhooksecret */
+            webhookSecret?: string | null;
         };
         /** CredentialList */
         CredentialList: {
@@ -3958,30 +4048,6 @@ export interface components {
              */
             commitMessages: "conventional" | "any";
         };
-        /**
-         * GivenCredentials
-         * @description Each credential replaces the stored one of its kind. The others are kept.
-         * @example {
-         *       "token": "github_pat_…"
-         *     }
-         */
-        GivenCredentials: {
-            /** Token */
-            token?: string | null;
-            /**
-             * Username
-             * @description Username for the token. Default: x-access-token.
-             */
-            username?: string | null;
-            /**
-             * Sshkey
-             * @description A private key without a passphrase.
-             */
-            sshKey?: string | null;
-            app?: components["schemas"]["App"] | null;
-            /** Webhooksecret */
-            webhookSecret?: string | null;
-        };
         /** Health */
         Health: {
             /**
@@ -4146,10 +4212,6 @@ export interface components {
             /** Projectname */
             projectName?: string | null;
         };
-        /** LoginAnswer */
-        LoginAnswer: {
-            user: components["schemas"]["UserView"];
-        };
         /**
          * LoginRequest
          * @example {
@@ -4167,6 +4229,10 @@ export interface components {
              * @description An API token, instead of a name and password.
              */
             token?: string | null;
+        };
+        /** LoginResponse */
+        LoginResponse: {
+            user: components["schemas"]["UserView"];
         };
         /**
          * McpHeaderView
@@ -4380,12 +4446,17 @@ export interface components {
             projectId?: string | null;
         };
         /**
-         * MergeHow
+         * MergeMethod
+         * @enum {string}
+         */
+        MergeMethod: "squash" | "merge" | "rebase";
+        /**
+         * MergeOptions
          * @example {
          *       "method": "squash"
          *     }
          */
-        MergeHow: {
+        MergeOptions: {
             /** @description Default: the project's setting. */
             method?: components["schemas"]["MergeMethod"] | null;
             /**
@@ -4394,11 +4465,6 @@ export interface components {
              */
             headCommit?: string | null;
         };
-        /**
-         * MergeMethod
-         * @enum {string}
-         */
-        MergeMethod: "squash" | "merge" | "rebase";
         /**
          * MessageView
          * @example {
@@ -5193,7 +5259,7 @@ export interface components {
             projectId: string;
             /**
              * Fromsessionid
-             * @description A session of the project whose sandbox each attempt starts from a copy of, with its commits and uncommitted files, and its running processes if its isolation level allows it. The copies are made when the first attempt starts. Null means the base branch.
+             * @description A session of the same project. Each attempt starts from a copy of its sandbox, with commits and uncommitted files, and with running processes if the isolation level allows it. The copies are made when the first attempt starts. Null means the base branch.
              * @example ses_0mh3k7a1x2abcdefghij
              */
             fromSessionId?: string | null;
@@ -5220,7 +5286,7 @@ export interface components {
             name: string;
             /**
              * Expiresat
-             * @description Null means the token never expires, or expires together with the token used to create it. A later time than that is refused.
+             * @description Null means the token never expires, or expires together with the token used to create it. A later time than that is rejected.
              */
             expiresAt?: string | null;
         };
@@ -5279,7 +5345,7 @@ export interface components {
         OperationKind: "clone" | "branch" | "stage" | "commit" | "discard" | "push" | "update" | "tag" | "checkpoint" | "restore";
         /**
          * OperationStatus
-         * @description State of a git operation. `queued`: the operation waits for its turn to write to the repository.
+         * @description State of a Git operation. `queued`: the operation waits for its turn to write to the repository.
          * @enum {string}
          */
         OperationStatus: "queued" | "running" | "completed" | "failed";
@@ -5344,8 +5410,8 @@ export interface components {
         };
         /**
          * Origin
-         * @description The source of a prompt: a person in the session, a task's description, failed checks, comments on the pull
-         *     request, or the test of an agent.
+         * @description The source of a prompt: a person in the session, a task's description, a failed verify command, feedback on the
+         *     pull request, or the test of an agent.
          * @enum {string}
          */
         Origin: "person" | "task" | "verify" | "feedback" | "test";
@@ -5353,8 +5419,8 @@ export interface components {
          * Outcome
          * @description The result of a step.
          *
-         *     FAILED: also a check that found problems. FIXED: it failed, and a later try in the same round succeeded. SKIPPED: the project has no
-         *     check. NOT_APPLICABLE: the remote has no pull requests.
+         *     FAILED: the step or the verify command failed. FIXED: it failed, and a later try in the same round succeeded. SKIPPED: the project
+         *     has no verify command. NOT_APPLICABLE: the remote does not support pull requests.
          * @enum {string}
          */
         Outcome: "running" | "succeeded" | "failed" | "fixed" | "skipped" | "not_applicable";
@@ -5633,7 +5699,7 @@ export interface components {
         PermissionSettings: {
             /**
              * Mode
-             * @description ask: a person decides every request of the agent. allow_reads: reading, searching and thinking are allowed, other requests are asked. allow_all: everything inside the sandbox is allowed.
+             * @description ask: a person decides every request of the agent. allow_reads: reading, searching and thinking are allowed, a person decides other requests. allow_all: everything inside the sandbox is allowed.
              * @default allow_all
              * @enum {string}
              */
@@ -6095,7 +6161,44 @@ export interface components {
         /** QueueView */
         QueueView: {
             /** Items */
-            items: components["schemas"]["Waiting"][];
+            items: components["schemas"]["QueuedAttempt"][];
+        };
+        /**
+         * QueuedAttempt
+         * @example {
+         *       "attemptId": "att_0mh3k7a1x2abcdefghij",
+         *       "number": 1,
+         *       "position": 1,
+         *       "taskId": "tsk_0mh3k7a1x2abcdefghij",
+         *       "title": "Fix the login"
+         *     }
+         */
+        QueuedAttempt: {
+            /** Position */
+            position: number;
+            /** Taskid */
+            taskId: string;
+            /** Attemptid */
+            attemptId: string;
+            /** Projectid */
+            projectId: string;
+            /** Number */
+            number: number;
+            /** Title */
+            title: string;
+            /** Agent */
+            agent: string;
+            /** Model */
+            model: string | null;
+            /** Round */
+            round: number;
+            /** Reason */
+            reason: string;
+            /**
+             * Queuedat
+             * @example 2026-01-31T10:00:00.123Z
+             */
+            queuedAt: string;
         };
         /** Readiness */
         Readiness: {
@@ -6643,7 +6746,7 @@ export interface components {
         };
         /**
          * SpentView
-         * @description Model usage, as counted by the platform's proxy.
+         * @description Model usage, as counted by the platform's gateway.
          */
         SpentView: {
             /** Calls */
@@ -6692,6 +6795,13 @@ export interface components {
              * @default false
              */
             unstage: boolean;
+        };
+        /** StartedAgentTest */
+        StartedAgentTest: {
+            /** Agent */
+            agent: string;
+            /** Sessionid */
+            sessionId: string;
         };
         /**
          * Status
@@ -6749,19 +6859,6 @@ export interface components {
             asOf: string | null;
         };
         /**
-         * Taken
-         * @example {
-         *       "status": "taken"
-         *     }
-         */
-        Taken: {
-            /**
-             * Status
-             * @enum {string}
-             */
-            status: "taken" | "known" | "ignored";
-        };
-        /**
          * TaskChange
          * @description Fields left out are not changed. Attempts that have started are not affected.
          * @example {
@@ -6787,7 +6884,7 @@ export interface components {
             budget?: components["schemas"]["BudgetSettings"] | null;
             /**
              * Fromsessionid
-             * @description A session of the project whose sandbox each attempt starts from a copy of, with its commits and uncommitted files, and its running processes if its isolation level allows it. The copies are made when the first attempt starts. Null means the base branch.
+             * @description A session of the same project. Each attempt starts from a copy of its sandbox, with commits and uncommitted files, and with running processes if the isolation level allows it. The copies are made when the first attempt starts. Null means the base branch.
              * @example ses_0mh3k7a1x2abcdefghij
              */
             fromSessionId?: string | null;
@@ -6895,7 +6992,7 @@ export interface components {
             baseBranch: string | null;
             /**
              * Fromsessionid
-             * @description The session that its attempts start from copies of. It may have been deleted.
+             * @description The session whose sandbox is copied for each attempt. It may have been deleted.
              */
             fromSessionId: string | null;
             /** Agent */
@@ -6980,15 +7077,6 @@ export interface components {
              */
             createdAt: string;
         };
-        /** Tested */
-        Tested: {
-            /** Ok */
-            ok: boolean;
-            /** Findings */
-            findings: components["schemas"]["FindingView"][];
-            /** @description Null if the forge has no rate limit or did not report it. */
-            budget: components["schemas"]["BudgetView"] | null;
-        };
         /** TextPart */
         TextPart: {
             /**
@@ -7014,44 +7102,6 @@ export interface components {
              * @example 2026-01-31T10:00:00.123Z
              */
             expiresAt: string;
-        };
-        /**
-         * TokenMade
-         * @example {
-         *       "createdAt": "2026-01-31T10:00:00.000Z",
-         *       "hint": "sy_k3f9x",
-         *       "id": "tok_0mh3k7a1x2abcdefghij",
-         *       "name": "laptop",
-         *       "value": "sy_k3f9x…"
-         *     }
-         */
-        TokenMade: {
-            /** Id */
-            id: string;
-            /** Name */
-            name: string;
-            /**
-             * Hint
-             * @description The beginning of the token, to tell tokens apart.
-             */
-            hint: string;
-            /**
-             * Createdat
-             * @example 2026-01-31T10:00:00.123Z
-             */
-            createdAt: string;
-            /**
-             * Lastusedat
-             * @description Accurate to the minute.
-             */
-            lastUsedAt: string | null;
-            /** Expiresat */
-            expiresAt: string | null;
-            /**
-             * Value
-             * @description The token. It is shown only once.
-             */
-            value: string;
         };
         /**
          * TokenView
@@ -7084,13 +7134,6 @@ export interface components {
             lastUsedAt: string | null;
             /** Expiresat */
             expiresAt: string | null;
-        };
-        /** TrialBegun */
-        TrialBegun: {
-            /** Agent */
-            agent: string;
-            /** Sessionid */
-            sessionId: string;
         };
         /**
          * TrialView
@@ -7127,25 +7170,6 @@ export interface components {
             stdout: boolean;
             /** Stderr */
             stderr: boolean;
-        };
-        /**
-         * Try
-         * @example {
-         *       "model": "gpt-5.5"
-         *     }
-         */
-        Try: {
-            /**
-             * Model
-             * @description Defaults to the provider's default model.
-             */
-            model?: string | null;
-            /**
-             * Background
-             * @description Respond immediately with 202. The session's events report progress; `agent.tested` reports the result.
-             * @default false
-             */
-            background: boolean;
         };
         /**
          * TurnStatus
@@ -7214,7 +7238,7 @@ export interface components {
             activeAt: string | null;
             /**
              * Stuckat
-             * @description Since when the agent seems inactive.
+             * @description When the agent began to look stuck. Null if it does not.
              */
             stuckAt: string | null;
             /**
@@ -7422,7 +7446,7 @@ export interface components {
             disabled?: boolean | null;
             /**
              * Password
-             * @description Null removes the password. A new password ends all sessions.
+             * @description Null removes the password. A new password signs the user out everywhere.
              */
             password?: string | null;
         };
@@ -7455,7 +7479,7 @@ export interface components {
         };
         /**
          * VerifySettings
-         * @description The check that must pass before work is committed and pushed.
+         * @description The command that must succeed before work is committed and pushed.
          */
         VerifySettings: {
             /**
@@ -7470,47 +7494,10 @@ export interface components {
             timeoutSeconds: number;
             /**
              * Fixes
-             * @description How many times the agent is asked to fix a failed check.
+             * @description How many times the agent is asked to fix a failure.
              * @default 2
              */
             fixes: number;
-        };
-        /**
-         * Waiting
-         * @example {
-         *       "attemptId": "att_0mh3k7a1x2abcdefghij",
-         *       "number": 1,
-         *       "position": 1,
-         *       "taskId": "tsk_0mh3k7a1x2abcdefghij",
-         *       "title": "Fix the login"
-         *     }
-         */
-        Waiting: {
-            /** Position */
-            position: number;
-            /** Taskid */
-            taskId: string;
-            /** Attemptid */
-            attemptId: string;
-            /** Projectid */
-            projectId: string;
-            /** Number */
-            number: number;
-            /** Title */
-            title: string;
-            /** Agent */
-            agent: string;
-            /** Model */
-            model: string | null;
-            /** Round */
-            round: number;
-            /** Reason */
-            reason: string;
-            /**
-             * Queuedat
-             * @example 2026-01-31T10:00:00.123Z
-             */
-            queuedAt: string;
         };
         /** WantedAttempt */
         WantedAttempt: {
@@ -7524,6 +7511,19 @@ export interface components {
              * @description Null means the task's model, or else the project's.
              */
             model?: string | null;
+        };
+        /**
+         * WebhookResponse
+         * @example {
+         *       "status": "taken"
+         *     }
+         */
+        WebhookResponse: {
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "taken" | "known" | "ignored";
         };
         /**
          * StepView
@@ -7557,7 +7557,7 @@ export interface components {
              * @description running, completed or failed.
              */
             status: string;
-            /** @description The result. `failed`: the step failed, or a check found problems. `fixed`: a later try in the same round fixed the problems. `skipped`: the project has no check. `not_applicable`: the remote has no pull requests. */
+            /** @description The result. `failed`: the step or the verify command failed. `fixed`: a later try in the same round fixed the problems. `skipped`: the project has no verify command. `not_applicable`: the remote has no pull requests. */
             outcome: components["schemas"]["Outcome"];
             /**
              * Tries
@@ -7910,7 +7910,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["LoginAnswer"];
+                    "application/json": components["schemas"]["LoginResponse"];
                 };
             };
             /** @description The request is invalid. */
@@ -8994,7 +8994,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["TokenMade"];
+                    "application/json": components["schemas"]["CreatedToken"];
                 };
             };
             /** @description The request is invalid. */
@@ -15712,7 +15712,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description The question's id. */
+                /** @description The request's id. */
                 ask_id: string;
             };
             cookie?: never;
@@ -15807,7 +15807,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description The question's id. */
+                /** @description The request's id. */
                 ask_id: string;
             };
             cookie?: never;
@@ -15924,14 +15924,14 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description The question's id. */
+                /** @description The request's id. */
                 ask_id: string;
             };
             cookie?: never;
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["Allowance"];
+                "application/json": components["schemas"]["AllowOptions"];
             };
         };
         responses: {
@@ -16331,7 +16331,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["ChangedAgent"];
+                "application/json": components["schemas"]["AgentChange"];
             };
         };
         responses: {
@@ -16559,7 +16559,7 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": components["schemas"]["Try"];
+                "application/json": components["schemas"]["AgentTestOptions"];
             };
         };
         responses: {
@@ -16578,7 +16578,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["TrialBegun"];
+                    "application/json": components["schemas"]["StartedAgentTest"];
                 };
             };
             /** @description The request is invalid. */
@@ -21471,7 +21471,7 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": components["schemas"]["MergeHow"];
+                "application/json": components["schemas"]["MergeOptions"];
             };
         };
         responses: {
@@ -22424,7 +22424,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["GivenCredentials"];
+                "application/json": components["schemas"]["CredentialChanges"];
             };
         };
         responses: {
@@ -22660,7 +22660,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Tested"];
+                    "application/json": components["schemas"]["ConnectionReport"];
                 };
             };
             /** @description The request is invalid. */
@@ -24324,7 +24324,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Taken"];
+                    "application/json": components["schemas"]["WebhookResponse"];
                 };
             };
             /** @description The request is invalid. */
@@ -24336,14 +24336,14 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The signature is missing or invalid. */
+            /** @description The signature is missing or invalid. Compare the webhook's secret with the project's. */
             401: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description No project with this repository has a webhook secret. */
+            /** @description No project with this repository has a webhook secret. Set it in the project's settings. */
             403: {
                 headers: {
                     [name: string]: unknown;

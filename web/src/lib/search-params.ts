@@ -19,11 +19,12 @@ export interface BoardSearch {
   new?: boolean | undefined;
 }
 
+/** The workspace of a task, session or sandbox. */
 export interface WorkSearch {
   tab?: string | undefined;
   /** Number of the task's attempt. */
   attempt?: number | undefined;
-  /** What is selected in the tab: a file, a command, a commit. */
+  /** The file, command or commit that is selected in the tab. */
   at?: string | undefined;
 }
 

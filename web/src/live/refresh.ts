@@ -7,10 +7,10 @@ import { readTask, taskQuery } from "@/api/queries/tasks";
 import { invalidate } from "@/api/refresh";
 import type { PlatformEvent, Task } from "@/api/types";
 
-/** Delay from the first event to the refetch. */
-const GATHER_MS = 150;
+/** Delay from an event to the refetch, so that events at the same time cause only one. */
+const DELAY_MS = 150;
 /** Minimum interval between refetches while events keep coming. */
-const PAUSE_MS = 500;
+const MIN_INTERVAL_MS = 500;
 
 /** Return the key prefixes of the queries that an event makes stale. Cards are not included: `Refresher` reads them one by one. */
 export function staleKeys(event: PlatformEvent): QueryKey[] {
@@ -18,12 +18,12 @@ export function staleKeys(event: PlatformEvent): QueryKey[] {
   const { projectId, sandboxId, sessionId, taskId } = event;
   switch (noun) {
     case "task": {
-      const movesOthers = verb === "moved" || verb === "created" || verb === "deleted";
+      const changesLists = verb === "moved" || verb === "created" || verb === "deleted";
       return [
         keys.queue(),
         keys.taskCounts(),
         keys.pullRequestsOfTask(taskId),
-        ...(movesOthers ? [keys.allTasks(), keys.boards()] : []),
+        ...(changesLists ? [keys.allTasks(), keys.boards()] : []),
       ];
     }
     case "attempt":
@@ -79,7 +79,7 @@ export function touchesTask(event: PlatformEvent): boolean {
   return event.kind !== "git.progress";
 }
 
-/** Return whether the query with this key contains the task. Task lists are complete, so a task missing from one belongs to it too. */
+/** Return whether the query with this key contains the task. Lists of tasks contain all tasks, also those that they do not have yet. */
 function containsTask([noun, which]: QueryKey, data: unknown, id: string): boolean {
   if (noun === "task") return which === id;
   if (noun === "board") return Boolean((data as BoardData | undefined)?.items.some((one) => one.id === id));
@@ -90,8 +90,8 @@ function containsTask([noun, which]: QueryKey, data: unknown, id: string): boole
 export class Refresher {
   private readonly staleKeys = new Map<string, QueryKey>();
   private readonly cards = new Set<string>();
-  private asks = false;
-  private acted = 0;
+  private asksChanged = false;
+  private lastRefetch = 0;
   private timer: ReturnType<typeof setTimeout> | undefined;
   private readonly client: QueryClient;
 
@@ -101,32 +101,36 @@ export class Refresher {
 
   handleEvent(event: PlatformEvent): void {
     for (const key of staleKeys(event)) this.staleKeys.set(JSON.stringify(key), key);
-    this.asks ||= event.kind.startsWith("ask.");
-    if (event.kind === "task.deleted" && event.taskId) this.forget(event.taskId);
+    this.asksChanged ||= event.kind.startsWith("ask.");
+    if (event.kind === "task.deleted" && event.taskId) this.removeTask(event.taskId);
     else if (touchesTask(event) && event.taskId) this.cards.add(event.taskId);
-    this.timer ??= setTimeout(() => this.act(), Math.max(GATHER_MS, this.acted + PAUSE_MS - Date.now()));
+    this.timer ??= setTimeout(
+      () => this.refetchStale(),
+      Math.max(DELAY_MS, this.lastRefetch + MIN_INTERVAL_MS - Date.now()),
+    );
   }
 
   reset(): void {
     void this.client.invalidateQueries();
   }
 
-  private act(): void {
+  private refetchStale(): void {
     this.timer = undefined;
     if (this.client.isMutating({ mutationKey: MOVE_CARD })) {
-      this.timer = setTimeout(() => this.act(), GATHER_MS); // do not move cards while a person drags one
+      this.timer = setTimeout(() => this.refetchStale(), DELAY_MS); // do not move cards while a person drags one
       return;
     }
-    this.acted = Date.now();
+    this.lastRefetch = Date.now();
     const stale = [...this.staleKeys.values()];
+    for (const id of this.cards) this.invalidateInactive(id);
     const cards = [...this.cards].filter((id) => this.isShown(id));
     const touched = this.cards.size > 0;
-    const asks = this.asks;
+    const asksChanged = this.asksChanged;
     this.staleKeys.clear();
     this.cards.clear();
-    this.asks = false;
+    this.asksChanged = false;
     for (const queryKey of stale) void this.client.invalidateQueries({ queryKey });
-    if (touched || asks) {
+    if (touched || asksChanged) {
       // the filters may match other cards now
       void this.client.invalidateQueries({
         queryKey: keys.boards(),
@@ -140,11 +144,18 @@ export class Refresher {
     }
   }
 
-  /** Return whether the page shows this card. Inactive queries are invalidated, to be refetched when shown. */
+  /** Mark the task's queries that no component uses as stale, so that they are refetched when they are shown. */
+  private invalidateInactive(id: string): void {
+    void this.client.invalidateQueries({ ...this.queriesWith(id), refetchType: "none", type: "inactive" });
+  }
+
+  /** Return whether the page shows this card. */
   private isShown(id: string): boolean {
-    const filters = { predicate: ({ queryKey, state }: Query) => containsTask(queryKey, state.data, id) };
-    void this.client.invalidateQueries({ ...filters, refetchType: "none", type: "inactive" });
-    return this.client.getQueryCache().findAll({ ...filters, type: "active" }).length > 0;
+    return this.client.getQueryCache().findAll({ ...this.queriesWith(id), type: "active" }).length > 0;
+  }
+
+  private queriesWith(id: string) {
+    return { predicate: ({ queryKey, state }: Query) => containsTask(queryKey, state.data, id) };
   }
 
   private async refetchCard(id: string): Promise<void> {
@@ -160,7 +171,7 @@ export class Refresher {
           );
         }
       }
-      // a card not loaded by a board is further down in it; new cards come with created and moved events
+      // a board that has not loaded the card yet does not need it; created and moved events refetch the whole board
       this.client.setQueriesData<BoardData>({ queryKey: keys.boards() }, (known) =>
         known?.items.some((one) => one.id === id)
           ? changeBoard(known, (cards) => cards.map((one) => (one.id === id ? { ...one, ...card } : one)))
@@ -171,7 +182,7 @@ export class Refresher {
     }
   }
 
-  private forget(id: string): void {
+  private removeTask(id: string): void {
     updateCachedCards(this.client, removeCard(id));
     void this.client.invalidateQueries({ queryKey: keys.task(id) });
   }

@@ -1,7 +1,7 @@
 /** The results of connection tests, which are part of some errors. */
 import { hasCode, type Schemas } from "@/api/client";
 
-export type ConnectionReport = Schemas["Tested"];
+export type ConnectionReport = Schemas["ConnectionReport"];
 
 /** Return the findings of a failed connection test; null if the error has another cause. */
 export function findingsOf(error: unknown): ConnectionReport["findings"] | null {

@@ -97,10 +97,10 @@ export interface Verification {
   command: string;
 }
 
-/** Return how the project's check of an attempt ended; null if none was run. */
+/** Return the result of an attempt's verify command; null if it was not run. */
 export function verificationOf(attempt: Pick<Attempt, "verified" | "verification"> | undefined): Verification | null {
   if (!attempt || attempt.verified === null) return null;
-  return { ok: attempt.verified, command: text(attempt.verification?.command) ?? "the project's check" };
+  return { ok: attempt.verified, command: text(attempt.verification?.command) ?? "the verify command" };
 }
 
 /** Return the kind of forge, by the same rules as the platform. */

@@ -23,7 +23,7 @@ describe("parsePatch", () => {
   it("numbers lines on both sides and pairs replaced lines", () => {
     const [first, second] = parsePatch(CHANGE).hunks;
     expect(first?.heading).toBe("import hashlib");
-    expect(first?.lines.map((line) => [line.kind, line.old, line.new, line.mate])).toEqual([
+    expect(first?.lines.map((line) => [line.kind, line.old, line.new, line.counterpart])).toEqual([
       ["same", 6, 6, -1],
       ["del", 7, 0, 3],
       ["del", 8, 0, 4],
@@ -40,7 +40,7 @@ describe("parsePatch", () => {
     const { hunks } = parsePatch(
       "--- a/e\n+++ b/e\n@@ -1 +1 @@\n-no newline\n\\ No newline at end of file\n+still none\n\\ No newline at end of file\n",
     );
-    expect(hunks[0]?.lines.map((line) => [line.text, line.noEnd])).toEqual([
+    expect(hunks[0]?.lines.map((line) => [line.text, line.noNewline])).toEqual([
       ["no newline", true],
       ["still none", true],
     ]);
@@ -48,7 +48,7 @@ describe("parsePatch", () => {
 
   it("strips CRLF from the text and records it", () => {
     const { hunks } = parsePatch("@@ -1,2 +1,2 @@\n one\r\n-two\r\n+2\n");
-    expect(hunks[0]?.lines.map((line) => [line.text, line.cr])).toEqual([
+    expect(hunks[0]?.lines.map((line) => [line.text, line.crlf])).toEqual([
       ["one", true],
       ["two", true],
       ["2", false],

@@ -1,4 +1,4 @@
-/** Parse git's patch of one file into hunks and lines. Pure. Malformed input never throws; it only produces odd lines. */
+/** Parse git's patch of one file into hunks and lines. Pure. Never throws: malformed input gives a wrong patch. */
 
 export type Side = "old" | "new";
 
@@ -10,11 +10,11 @@ export interface Line {
   old: number;
   new: number;
   /** The line ends with "\r\n". */
-  cr: boolean;
+  crlf: boolean;
   /** The file ends with this line, without a newline. */
-  noEnd: boolean;
+  noNewline: boolean;
   /** For a replaced or replacing line: the index of its counterpart in the hunk; else -1. */
-  mate: number;
+  counterpart: number;
 }
 
 export interface Hunk {
@@ -42,7 +42,7 @@ export interface Patch {
 
 const HUNK = /^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@ ?(.*)$/;
 
-/** Parse the patch of one file. Trailing text is ignored. A file whose type changed has two parts, which are joined. */
+/** Parse the patch of one file. Git describes a changed file type, such as a file that became a link, in two parts, which are joined. */
 export function parsePatch(text: string): Patch {
   const patch: Patch = {
     oldPath: null,
@@ -71,7 +71,7 @@ export function parsePatch(text: string): Patch {
         lines: [],
       };
       at = readLines(lines, at + 1, hunk);
-      pairUp(hunk.lines);
+      pairChangedLines(hunk.lines);
       patch.hunks.push(hunk);
     } else {
       readHeader(patch, line);
@@ -82,54 +82,54 @@ export function parsePatch(text: string): Patch {
 }
 
 function readHeader(patch: Patch, line: string): void {
-  const rest = (start: string) => (line.startsWith(start) ? line.slice(start.length) : null);
-  let value = rest("--- ");
-  if (value !== null) patch.oldPath = withoutPrefix(value) ?? patch.oldPath;
-  value = rest("+++ ");
-  if (value !== null) patch.newPath = withoutPrefix(value) ?? patch.newPath;
-  value = rest("old mode ") ?? rest("deleted file mode ");
+  const after = (start: string) => (line.startsWith(start) ? line.slice(start.length) : null);
+  let value = after("--- ");
+  if (value !== null) patch.oldPath = parsePath(value) ?? patch.oldPath;
+  value = after("+++ ");
+  if (value !== null) patch.newPath = parsePath(value) ?? patch.newPath;
+  value = after("old mode ") ?? after("deleted file mode ");
   if (value !== null) patch.oldMode = value;
-  value = rest("new mode ") ?? rest("new file mode ");
+  value = after("new mode ") ?? after("new file mode ");
   if (value !== null) patch.newMode = value;
-  value = rest("rename from ") ?? rest("copy from ");
+  value = after("rename from ") ?? after("copy from ");
   if (value !== null) patch.oldPath = unquotePath(value);
-  value = rest("rename to ") ?? rest("copy to ");
+  value = after("rename to ") ?? after("copy to ");
   if (value !== null) patch.newPath = unquotePath(value);
   if (line.startsWith("rename ")) patch.renamed = true;
   if (line.startsWith("copy ")) patch.copied = true;
-  value = rest("similarity index ");
+  value = after("similarity index ");
   if (value !== null) patch.similarity = Number.parseInt(value, 10);
   if (line.startsWith("Binary files ") || line === "GIT binary patch") patch.binary = true;
 }
 
-/** Read as many lines as the hunk header counts, because a line of the file may look like a header. Returns the next index. */
+/** Read the lines of a hunk and return the index after them. Counts them, because a line of the file may look like a header. */
 function readLines(lines: string[], from: number, hunk: Hunk): number {
   let at = from;
-  let old = hunk.oldStart;
-  let made = hunk.newStart;
-  const oldEnd = old + hunk.oldCount;
-  const newEnd = made + hunk.newCount;
+  let oldLine = hunk.oldStart;
+  let newLine = hunk.newStart;
+  const oldEnd = oldLine + hunk.oldCount;
+  const newEnd = newLine + hunk.newCount;
   while (at < lines.length) {
     const raw = lines[at] as string;
     const sign = raw[0];
     if (sign === "\\") {
       const last = hunk.lines.at(-1);
-      if (last) last.noEnd = true;
+      if (last) last.noNewline = true;
       at += 1;
       continue;
     }
-    if (old >= oldEnd && made >= newEnd) break;
+    if (oldLine >= oldEnd && newLine >= newEnd) break;
     const kind = sign === "+" ? "add" : sign === "-" ? "del" : sign === " " || raw === "" ? "same" : null;
     if (kind === null) break;
-    const cr = raw.endsWith("\r");
+    const crlf = raw.endsWith("\r");
     hunk.lines.push({
       kind,
-      text: raw.slice(1, cr ? -1 : undefined),
-      old: kind === "add" ? 0 : old++,
-      new: kind === "del" ? 0 : made++,
-      cr,
-      noEnd: false,
-      mate: -1,
+      text: raw.slice(1, crlf ? -1 : undefined),
+      old: kind === "add" ? 0 : oldLine++,
+      new: kind === "del" ? 0 : newLine++,
+      crlf,
+      noNewline: false,
+      counterpart: -1,
     });
     at += 1;
   }
@@ -137,26 +137,28 @@ function readLines(lines: string[], from: number, hunk: Hunk): number {
 }
 
 /** Pair removed lines with the added lines that follow them, in order. */
-function pairUp(lines: Line[]): void {
+function pairChangedLines(lines: Line[]): void {
   let at = 0;
   while (at < lines.length) {
-    const dels = run(lines, at, "del");
-    const adds = run(lines, at + dels, "add");
+    const dels = countLines(lines, at, "del");
+    const adds = countLines(lines, at + dels, "add");
     for (let index = 0; index < Math.min(dels, adds); index += 1) {
-      (lines[at + index] as Line).mate = at + dels + index;
-      (lines[at + dels + index] as Line).mate = at + index;
+      (lines[at + index] as Line).counterpart = at + dels + index;
+      (lines[at + dels + index] as Line).counterpart = at + index;
     }
     at += Math.max(1, dels + adds);
   }
 }
 
-function run(lines: Line[], from: number, kind: Line["kind"]): number {
+/** Return how many lines of this kind follow one another from an index on. */
+function countLines(lines: Line[], from: number, kind: Line["kind"]): number {
   let count = 0;
   while (lines[from + count]?.kind === kind) count += 1;
   return count;
 }
 
-function withoutPrefix(value: string): string | null {
+/** Return the path in a `---` or `+++` line without its `a/` or `b/`; null for /dev/null. */
+function parsePath(value: string): string | null {
   const path = unquotePath(value.endsWith("\t") ? value.slice(0, -1) : value);
   if (path === "/dev/null") return null;
   return /^[ab]\//.test(path) ? path.slice(2) : path;

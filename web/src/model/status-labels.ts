@@ -35,7 +35,7 @@ export const SANDBOXES: Record<Schemas["Status"], StatusLabel> = {
   running: { text: "Running", tone: "ok" },
   paused: { text: "Paused", tone: "idle" },
   error: { text: "Error", tone: "bad" },
-  destroyed: { text: "Destroyed", tone: "idle" },
+  destroyed: { text: "Deleted", tone: "idle" },
 };
 
 export const TURNS: Record<Schemas["TurnStatus"], StatusLabel> = {

@@ -26,10 +26,10 @@ export function Inbox({ small = false }: { small?: boolean }) {
   const isListed = (one: Notice) => asks.some((ask) => ask.id === one.askId);
   const notices = known.notices.filter((one) => !isListed(one));
   const unread = known.unread.filter((one) => !isListed(one));
-  const label = `${small ? "Inbox" : "Notifications"}: ${unread.length} unread, ${asks.length} waiting for an answer`;
+  const label = `Inbox: ${unread.length} unread, ${asks.length} waiting for an answer`;
   return (
     <Popover
-      label="Notifications"
+      label="Inbox"
       align="start"
       open={open}
       onOpenChange={setOpen}
@@ -61,7 +61,7 @@ export function Inbox({ small = false }: { small?: boolean }) {
       }
     >
       <div className="flex items-center gap-2 border-b px-3 py-2">
-        <h2 className="mr-auto text-[13px] font-semibold">Notifications</h2>
+        <h2 className="mr-auto text-[13px] font-semibold">Inbox</h2>
         <Button size="sm" look="ghost" disabled={!unread.length} onClick={() => known.read(() => true)}>
           Mark all as read
         </Button>

@@ -73,7 +73,7 @@ export const PAGE_TABS: PageTab[] = [
 export const PROJECT_TABS = [
   { tab: "access", label: "Repository access", words: "token credentials ssh key github webhook" },
   { tab: "agent", label: "Agent and MCP servers", words: "permissions tools" },
-  { tab: "setup", label: "Setup and checks", words: "tests verify" },
+  { tab: "setup", label: "Setup and verification", words: "tests checks" },
   { tab: "forge", label: "Git and forge", words: "github enterprise pull requests commits" },
   { tab: "board", label: "Board and budgets", words: "limits costs" },
   { tab: "policy", label: "Command policy", words: "allow deny" },

@@ -21,7 +21,7 @@ import { Elapsed } from "./time";
 const render = (node: ReactNode) => renderToStaticMarkup(<Tooltip.Provider>{node}</Tooltip.Provider>);
 
 describe("Button", () => {
-  it("is a plain button unless told otherwise", () => {
+  it("does not submit a form unless its type says so", () => {
     expect(render(<Button>Run</Button>)).toContain('type="button"');
     expect(render(<Button type="submit">Save</Button>)).toContain('type="submit"');
   });
@@ -51,8 +51,8 @@ describe("Badge, Dot and Status", () => {
   });
 
   it("pulse while work is in progress", () => {
-    expect(render(<Status word={{ text: "Running", tone: "info", busy: true }} />)).toContain("animate-ping");
-    expect(render(<Status word={{ text: "Done", tone: "ok" }} />)).not.toContain("animate-ping");
+    expect(render(<Status status={{ text: "Running", tone: "info", busy: true }} />)).toContain("animate-ping");
+    expect(render(<Status status={{ text: "Done", tone: "ok" }} />)).not.toContain("animate-ping");
   });
 });
 

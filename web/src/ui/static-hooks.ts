@@ -1,6 +1,6 @@
 /**
- * useState and useEffect for tests without a DOM: React's server renderer keeps no state and runs no effects. Cells are matched by the order
- * of calls, so every render of a test must contain the same components. Use it with
+ * useState, useRef and useEffect for tests without a DOM: React's server renderer keeps no state and runs no effects. Cells are matched by
+ * the order of calls, so every render of a test must contain the same components. Use it with
  * `vi.mock("react", async (original) => ({ ...(await original<object>()), ...(await import("./static-hooks")).hooks }))`.
  */
 import type { ReactNode } from "react";
@@ -24,12 +24,15 @@ function nextCell(make: () => Cell): Cell {
 }
 
 export const hooks = {
-  useState<T>(initial: T): [T, (value: T) => void] {
-    const cell = nextCell(() => ({ value: initial }));
-    const set = (value: T) => {
-      cell.value = value;
+  useState<T>(initial: T | (() => T)): [T, (next: T | ((known: T) => T)) => void] {
+    const cell = nextCell(() => ({ value: initial instanceof Function ? initial() : initial }));
+    const set = (next: T | ((known: T) => T)) => {
+      cell.value = next instanceof Function ? next(cell.value as T) : next;
     };
     return [cell.value as T, set];
+  },
+  useRef<T>(initial: T): { current: T } {
+    return nextCell(() => ({ value: { current: initial } })).value as { current: T };
   },
   useEffect(run: () => undefined | (() => void), dependencies: readonly unknown[]): void {
     const cell = nextCell(() => ({}));

@@ -105,13 +105,13 @@ def answer_one(
         echo("Answered.", err=True)
 
 
-def allow_refused(client: Client, filters: Mapping[str, str], name: str, *, as_json: bool) -> None:
-    """Allow what the project's policy refused in the latest turn with a refusal, for the rest of the session, and resume the agent."""
+def allow_denied(client: Client, filters: Mapping[str, str], name: str, *, as_json: bool) -> None:
+    """Allow what the project's policy denied in the latest turn with a denial, for the rest of the session, and resume the agent."""
     answered = client.list_items("/asks", 200, status="answered", **filters)["items"]
-    refused = [ask for ask in answered if is_refused_by_policy(ask)]
-    if not refused:
-        raise CommandError(f"The project's policy has not refused anything in {name}.")
-    newest = [ask for ask in refused if ask.get("turnId") == refused[0].get("turnId")]
+    denied = [ask for ask in answered if is_denied_by_policy(ask)]
+    if not denied:
+        raise CommandError(f"The project's policy has not denied anything in {name}.")
+    newest = [ask for ask in denied if ask.get("turnId") == denied[0].get("turnId")]
     by_pattern = {ask["detail"]["pattern"]: ask for ask in newest}
     result = []
     for number, (pattern, ask) in enumerate(by_pattern.items(), 1):
@@ -123,8 +123,8 @@ def allow_refused(client: Client, filters: Mapping[str, str], name: str, *, as_j
         print_json({"items": result, "nextCursor": None})
 
 
-def is_refused_by_policy(ask: Any) -> bool:
-    """Return whether a policy pattern refused it, which the project's owner can allow."""
+def is_denied_by_policy(ask: Any) -> bool:
+    """Return whether a policy pattern denied it, which the project's owner can allow."""
     return ask.get("decidedBy") == "policy" and "pattern" in (ask.get("detail") or {})
 
 
@@ -205,7 +205,8 @@ def describe_ask(ask: Any) -> Iterator[Line]:
             yield Line(f"{indent}{more}", {"dim": True})
     if ask.get("expiresAt"):
         when = str(ask["expiresAt"])[:16].replace("T", " ")
-        yield Line(f"  If unanswered, it is declined at {escape(when)} UTC.", {"dim": True})
+        outcome = "denied" if ask.get("kind") == "permission" else "declined"
+        yield Line(f"  If unanswered, it is {outcome} at {escape(when)} UTC.", {"dim": True})
 
 
 def _describe_more_answers(question: Question) -> str:

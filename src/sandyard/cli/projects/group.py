@@ -181,11 +181,11 @@ def test(project: str, output: str | None) -> None:
 @click.argument("project", metavar="PROJECT", shell_complete=complete_projects)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(project: str, yes: bool) -> None:
-    """Delete a project with its tasks and credentials. Does not delete the repository or sessions."""
+    """Delete a project with its tasks, schedules, secrets and credentials. Its sessions and the repository are kept."""
     with connect() as client:
         project_id = get_project_id(client, project)
         if not yes:
-            click.confirm(f"Delete {project} with its tasks and credentials?", abort=True, err=True)
+            click.confirm(f"Delete {project} with its tasks, schedules, secrets and credentials?", abort=True, err=True)
         client.delete(f"/projects/{quote_segment(project_id)}")
     echo(f"Deleted {project}.", err=True)
 

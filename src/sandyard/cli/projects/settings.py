@@ -128,7 +128,7 @@ def _list_option(name: str, text: str) -> Callable[[F], F]:
     "deny_patterns",
     multiple=True,
     metavar="PATTERN",
-    help="Always refuse permission requests that match this regular expression. Repeatable.",
+    help="Always deny permission requests that match this regular expression. Repeatable.",
 )
 @click.option(
     "--network",
@@ -164,7 +164,7 @@ def _list_option(name: str, text: str) -> Callable[[F], F]:
 @click.option(
     "--containers/--no-containers",
     default=None,
-    help="Whether programs in new sandboxes may run containers (Docker).  [default: as their template says]",
+    help="Whether programs in new sandboxes may run containers (Docker).  [default: the template's]",
 )
 @click.option("--idle-seconds", type=click.IntRange(5), help="Pause sandboxes after this many idle seconds.")
 @click.option("--author", callback=_parse_identity, help="Author of commits: `Name <email>`.")

@@ -10,7 +10,7 @@ import click
 from sandyard.cli.completion import complete_agents
 from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import ApiError
-from sandyard.cli.live.asks import allow_refused, answer_one, answer_options
+from sandyard.cli.live.asks import allow_denied, answer_one, answer_options
 from sandyard.cli.options import drop_missing
 from sandyard.cli.output import echo, escape, output_option, print_json, text_option, wants_json
 from sandyard.cli.pull_requests import describe_checks_and_comments, format_summary
@@ -48,7 +48,7 @@ def allow(task: str, following: bool, output: str) -> None:
     with connect() as client:
         found = find_task(client, task)
         seen = get_shown_state(client, found) if following else None
-        allow_refused(client, {"taskId": found["id"]}, found["id"], as_json=output == "json")
+        allow_denied(client, {"taskId": found["id"]}, found["id"], as_json=output == "json")
         if following:
             current = client.get(f"/tasks/{quote_segment(found['id'])}")
             follow_task(client, current, as_json=output == "json", seen=seen)
@@ -89,9 +89,7 @@ def retry(
 
 def _change_agent(client: Client, task: Any, agent: str | None, model: str | None) -> None:
     if len(task.get("wanted") or []) > 1:
-        raise click.UsageError(
-            "This task has several parallel agents. Change them in the web, with Edit on the task's page."
-        )
+        raise click.UsageError("This task has several parallel agents. Use Edit on the task's web page to change them.")
     wanted = {"agent": task.get("agent"), "model": task.get("model"), **((task.get("wanted") or [{}])[0])}
     if agent is not None and agent != wanted["agent"]:
         wanted = {"agent": agent, "model": None}  # the old model belongs to another agent

@@ -275,8 +275,8 @@ def describe_end(task: Any, number: int | None = None) -> Iterator[str]:
             yield f"To allow this and continue: sandyard task allow {name}"
         yield from dict.fromkeys(filter(None, (get_advice(one.get("errorCode")) for one in attempts)))
         if any(one.get("errorCode") == "verify_failed" for one in attempts):
-            yield f"To see the output of the check: sandyard task logs {name}"
-            yield f"To change the check: sandyard project set {shlex.quote(str(task.get('projectId')))} --verify COMMAND"
+            yield f"To see the output of the verify command: sandyard task logs {name}"
+            yield f"To change the verify command: sandyard project set {shlex.quote(str(task.get('projectId')))} --verify COMMAND"
             yield f"To continue with another agent: sandyard task retry {name} --agent NAME"
         yield f"To retry: sandyard task retry {name}"
     if task.get("error") and not any(one.get("error") for one in attempts):
@@ -344,7 +344,7 @@ def get_repository(client: Client, task: Any) -> str:
 
 
 def get_pull(task: Any) -> Any:
-    """Return a task's pull request, or its counterpart on a plain git remote. None if there is none yet."""
+    """Return a task's pull request, or its counterpart on a plain Git remote. None if there is none yet."""
     if task.get("pullRequest"):
         return task["pullRequest"]
     return next((one["pullRequest"] for one in task.get("attempts") or [] if one.get("pullRequest")), None)

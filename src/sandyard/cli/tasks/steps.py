@@ -22,7 +22,7 @@ STEP_COLOURS = {"succeeded": "green", "completed": "green", "failed": "red", "fi
 STEP_LABELS = {"provision": "sandbox"}
 """Labels of steps whose name in the API differs from the one in the web."""
 SKIP_REASONS = {
-    ("verify", "skipped"): "skipped: the project has no check",
+    ("verify", "skipped"): "skipped: the project has no verify command",
     ("pull_request", "not_applicable"): "not applicable: the remote does not support pull requests",
 }
 PROGRESS_TEXTS = {

@@ -118,7 +118,7 @@ def list_tasks(
             demos_future.result()
             names, asks = names_future.result() if names_future else {}, asks_future.result()
         tasks = sorted(page["items"], key=lambda task: COLUMN_ORDER.get(task["status"], 9))
-        asking = _find_tasks_needing_input(tasks, asks)
+        asking = _find_tasks_waiting_for_answer(tasks, asks)
         rows = [_format_row(task, names, agents, asking) for task in tasks]
     columns = LIST_COLUMNS
     if is_terminal():
@@ -149,7 +149,7 @@ def _format_row(task: Any, projects: dict[str, str], agents: AgentNames, asking:
     number = pull.get("number")
     column, state = (
         str(task["status"]).replace("_", " "),
-        "needs input" if task["id"] in asking else get_task_state(task),
+        "needs you" if task["id"] in asking else get_task_state(task),
     )
     return {
         **task,
@@ -163,7 +163,7 @@ def _format_row(task: Any, projects: dict[str, str], agents: AgentNames, asking:
     }
 
 
-def _find_tasks_needing_input(tasks: list[Any], asks: list[Any]) -> set[str]:
+def _find_tasks_waiting_for_answer(tasks: list[Any], asks: list[Any]) -> set[str]:
     """Return the tasks whose agent waits for an answer."""
     running = {
         str(attempt["sessionId"]): str(task["id"])
@@ -379,7 +379,7 @@ def _format_attempt(attempt: Any, agents: AgentNames) -> Iterator[str]:
 
 
 def _get_verified(attempt: Any) -> bool | None:
-    """Return whether the check has passed. None if none was run, or if the attempt failed for another reason."""
+    """Return whether the verify command passed. None if it was not run, or if the attempt failed for another reason."""
     verified: bool | None = attempt.get("verified")
     return None if verified and attempt["status"] == "failed" else verified
 

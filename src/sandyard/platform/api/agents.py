@@ -106,14 +106,14 @@ class AgentList(Model):
     items: list[AgentView]
 
 
-class ChangedAgent(Input):
+class AgentChange(Input):
     model_config = example(title="My agent", definition=_DEFINITION)
 
     title: Title | None = Field(None, description="Defaults to the name.")
     definition: Definition
 
 
-class NewAgent(ChangedAgent):
+class NewAgent(AgentChange):
     model_config = example(name="my-agent", title="My agent", definition=_DEFINITION)
 
     name: str = Field(
@@ -124,7 +124,7 @@ class NewAgent(ChangedAgent):
     )
 
 
-class Try(Input):
+class AgentTestOptions(Input):
     model_config = example(model="gpt-5.5")
 
     model: str | None = Field(
@@ -158,12 +158,12 @@ class TrialView(Model):
     error_code: str | None
 
 
-class TrialBegun(Model):
+class StartedAgentTest(Model):
     agent: str
     session_id: str
 
 
-DEFAULT_TRY = Try()
+DEFAULT_TEST_OPTIONS = AgentTestOptions()
 
 
 @router.get("/agents", name="agent.list", dependencies=[large_response()])
@@ -191,9 +191,7 @@ async def get(caller: Caller, agents: Agents, models: Models, agent_name: AgentN
 
 
 @router.put("/agents/{agent_name}", name="agent.update", dependencies=[limited("execute")])
-async def update(
-    caller: Caller, agents: Agents, models: Models, agent_name: AgentName, body: ChangedAgent
-) -> AgentView:
+async def update(caller: Caller, agents: Agents, models: Models, agent_name: AgentName, body: AgentChange) -> AgentView:
     """Replace the agent's definition. Running processes are not affected."""
     return await _make_view(
         caller, agents, models, await agents.update(caller, agent_name, body.title, body.definition)
@@ -210,10 +208,14 @@ async def delete(caller: Caller, agents: Agents, agent_name: AgentName) -> None:
     name="agent.test",
     dependencies=[limited("create")],
     response_model=TrialView,
-    responses={202: {"model": TrialBegun, "description": "The test continues in the background."}},
+    responses={202: {"model": StartedAgentTest, "description": "The test continues in the background."}},
 )
 async def test(
-    request: Request, caller: Caller, trials: Trials, agent_name: AgentName, body: Try = DEFAULT_TRY
+    request: Request,
+    caller: Caller,
+    trials: Trials,
+    agent_name: AgentName,
+    body: AgentTestOptions = DEFAULT_TEST_OPTIONS,
 ) -> Response | TrialView:
     """Test the agent: ask it for one word in a new sandbox.
 
@@ -222,7 +224,7 @@ async def test(
     session_id, trial = await trials.begin(caller, agent_name, model=body.model)
     add_audit_detail(request, session=session_id)
     if body.background:
-        started = TrialBegun(agent=agent_name, session_id=session_id)
+        started = StartedAgentTest(agent=agent_name, session_id=session_id)
         return JSONResponse(started.model_dump(mode="json", by_alias=True), 202)
     return TrialView.model_validate(await trials.wait(trial))
 

@@ -85,11 +85,11 @@ async def authenticate(connection: HTTPConnection, bearer: Bearer, cookie: Cooki
     if bearer is not None:
         principal = await users.authenticate_token(bearer)
         if principal is None:
-            raise UnauthenticatedError("The token is invalid, expired or revoked.")
+            raise UnauthenticatedError("The token is invalid, expired or revoked. Use another one.")
     elif cookie is not None:
         principal = await users.authenticate_cookie(cookie)
         if principal is None:
-            raise UnauthenticatedError("Your session has expired. Sign in again.")
+            raise UnauthenticatedError("Your login has expired. Sign in again.")
         check_origin(connection)
     else:
         raise UnauthenticatedError("Sign in, or send an API token in the header: Authorization: Bearer sy_…")
@@ -103,7 +103,9 @@ async def authenticate_stream(connection: HTTPConnection, bearer: Bearer, cookie
         return await authenticate(connection, bearer, cookie)
     principal = await _get_users(connection).authenticate_ticket(ticket)
     if principal is None:
-        raise UnauthenticatedError("The ticket is invalid: it was already used or is older than 30 seconds.")
+        raise UnauthenticatedError(
+            "The ticket is invalid: it was already used or is older than 30 seconds. Create another one with POST /tickets."
+        )
     _set_caller(connection, principal)
     return principal
 

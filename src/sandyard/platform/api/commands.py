@@ -145,7 +145,7 @@ async def list_(caller: Caller, commands: Commands, sandbox_id: SandboxId, page:
 
 @router.get("/commands/{command_id}", name="command.get", dependencies=[large_response()])
 async def get(caller: Caller, commands: Commands, command_id: CommandId) -> CommandView:
-    """Return a command."""
+    """Get a command."""
     return CommandView.of((await commands.get_for(caller, command_id))[0])
 
 
@@ -170,7 +170,7 @@ async def output(
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
     limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = 65536,
 ) -> OutputPage:
-    """Return a page of the command's output. Positions are in bytes."""
+    """Get a page of the command's output. Positions are in bytes."""
     command, _ = await commands.get_for(caller, command_id)
     total: int = getattr(command, f"{stream}_bytes")
     data = await commands.files.read(command.id, stream, offset, max(0, min(limit, total - offset)))

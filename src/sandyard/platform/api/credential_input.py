@@ -29,7 +29,7 @@ class App(Input):
     )
 
 
-class GivenCredentials(Input):
+class CredentialChanges(Input):
     """Each credential replaces the stored one of its kind. The others are kept."""
 
     model_config = example(token="github_pat_…")  # noqa: S106

@@ -11,7 +11,7 @@ from pydantic import Field
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
-from sandyard.platform.api.credential_input import GivenCredentials
+from sandyard.platform.api.credential_input import CredentialChanges
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import waits_for_server
 from sandyard.platform.api.limits import limited
@@ -61,7 +61,7 @@ async def list_(caller: Caller, project_id: ProjectId, credentials: Credentials)
 async def put(
     caller: Caller,
     project_id: ProjectId,
-    body: GivenCredentials,
+    body: CredentialChanges,
     request: Request,
     projects: Projects,
     credentials: Credentials,
@@ -105,7 +105,7 @@ class BudgetView(Model):
     resets_at: Instant
 
 
-class Tested(Model):
+class ConnectionReport(Model):
     ok: bool
     findings: list[FindingView]
     budget: BudgetView | None = Field(description="Null if the forge has no rate limit or did not report it.")
@@ -114,7 +114,7 @@ class Tested(Model):
 @router.post("/projects/{project_id}/test", name="project.test", dependencies=[limited("execute"), waits_for_server()])
 async def test(
     caller: Caller, project_id: ProjectId, projects: Projects, access: Access, tests: ConnectionTests
-) -> Tested:
+) -> ConnectionReport:
     """Test read access, push access and API access to the repository. Changes nothing there."""
     project = await projects.get(caller, project_id)
     findings = await tests.check(caller, project_id)
@@ -122,7 +122,7 @@ async def test(
         budget = await access.get_budget(project)
     except SandyardError:
         budget = None  # the findings report what is wrong
-    return Tested(
+    return ConnectionReport(
         ok=all(finding.ok for finding in findings),
         findings=[FindingView.model_validate(finding) for finding in findings],
         budget=None if budget is None else BudgetView.model_validate(budget),

@@ -183,7 +183,7 @@ async def history(
 
 def _parse_event_id(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text[:20]) <= MAX_EVENT_ID):
-        raise InvalidInputError("Last-Event-ID is not an event id.")
+        raise InvalidInputError("Last-Event-ID must be the number of an event.")
     return int(text)
 
 

@@ -102,7 +102,7 @@ async def diff(
     path: Annotated[list[RepositoryPath], Query(max_length=1000, description="Only these paths.")] = [],  # noqa: B006 - FastAPI copies
     patches: Patches = True,
 ) -> DiffView:
-    """Return the diff, file by file. Files that are too large to show are marked as truncated."""
+    """Get the diff, file by file. Files that are too large to show are marked as truncated."""
     return DiffView.model_validate(await git.get_diff(caller, sandbox_id, against=against, paths=path, patches=patches))
 
 

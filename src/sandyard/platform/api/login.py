@@ -44,7 +44,7 @@ class LoginRequest(Input):
         return self
 
 
-class LoginAnswer(Model):
+class LoginResponse(Model):
     user: UserView
 
 
@@ -87,8 +87,8 @@ class TicketView(Model):
     responses={401: {"description": "Wrong name, password or token."}},
 )
 @body_limit(size=BODY_LIMIT, values=BODY_VALUES)
-async def login(body: LoginRequest, request: Request, response: Response, users: Users) -> LoginAnswer:
-    """Sign in and set the session cookie."""
+async def login(body: LoginRequest, request: Request, response: Response, users: Users) -> LoginResponse:
+    """Sign in and set a cookie."""
     add_audit_detail(request, target=body.name)
     count_login(request, body.name or "")
     issued = await users.login(
@@ -109,12 +109,12 @@ async def login(body: LoginRequest, request: Request, response: Response, users:
         httponly=True,
         samesite="strict",
     )
-    return LoginAnswer(user=UserView.model_validate(await users.get(principal, principal.user_id)))
+    return LoginResponse(user=UserView.model_validate(await users.get(principal, principal.user_id)))
 
 
 @router.post("/logout", name="login.delete", status_code=204)
 async def logout(caller: Caller, cookie: Cookie, response: Response, users: Users) -> None:
-    """End the cookie's session. With a token, does nothing."""
+    """Sign out: end the login that the cookie belongs to. With a token, does nothing."""
     if cookie is not None and caller.means.startswith("cookie:"):
         await users.logout(cookie)
     response.delete_cookie(COOKIE, path="/")
@@ -136,7 +136,7 @@ async def get_me(caller: Caller, users: Users, events: Events, settings: Setting
 @router.put("/me/password", name="login.password", status_code=204, dependencies=[login_limited()])
 @body_limit(size=BODY_LIMIT, values=BODY_VALUES)
 async def change_password(caller: Caller, body: PasswordChange, request: Request, users: Users) -> None:
-    """Change your own password. Ends all your other sessions; API tokens stay valid."""
+    """Change your own password. Signs you out everywhere else; API tokens stay valid."""
     count_login(request, caller.name)
     current = body.current_password.get_secret_value() if body.current_password else None
     await users.change_own_password(caller, current, body.password.get_secret_value())

@@ -107,7 +107,7 @@ class MetricsMiddleware:
     responses={200: {"description": "Prometheus text format.", "content": {"text/plain": {}}}},
 )
 async def metrics(request: Request, bearer: Bearer, cookie: Cookie) -> Response:
-    """Return metrics. No authentication is needed from this machine; others need a token."""
+    """Get metrics. No authentication is needed from this machine; others need a token."""
     if not _is_local(request):
         await authenticate(request, bearer, cookie)
     collected: Metrics = request.app.state.metrics

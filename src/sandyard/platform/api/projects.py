@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
-from sandyard.platform.api.credential_input import GivenCredentials
+from sandyard.platform.api.credential_input import CredentialChanges
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response, waits_for_server
 from sandyard.platform.api.limits import limited
@@ -40,7 +40,7 @@ Repository = Annotated[
     Field(
         min_length=1,
         max_length=1000,
-        description="An https or ssh URL without credentials. Only administrators may use a path on the platform's own machine.",
+        description="An https or ssh URL without credentials. Only administrators may use a path on the server.",
         examples=["https://example.org/website.git"],
     ),
 ]
@@ -88,7 +88,7 @@ class ProjectView(Model):
     )
 
 
-class NewProject(GivenCredentials):
+class NewProject(CredentialChanges):
     model_config = example(
         name="website", repository="https://example.org/website.git", baseBranch="main", settings=_SETTINGS
     )
@@ -226,7 +226,7 @@ async def update_project(
 
 @router.delete("/projects/{project_id}", name="project.delete", status_code=204)
 async def delete_project(caller: Caller, project_id: ProjectId, projects: Projects) -> None:
-    """Delete a project with its tasks and secrets. Its sessions are kept by their owners."""
+    """Delete a project with its tasks, schedules, secrets and credentials. Its sessions and the repository are kept."""
     await projects.delete(caller, project_id)
 
 

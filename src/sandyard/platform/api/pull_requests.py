@@ -109,7 +109,7 @@ class InProject(Input):
     )
 
 
-class MergeHow(Input):
+class MergeOptions(Input):
     model_config = example(method="squash")
 
     method: MergeMethod | None = Field(default=None, description="Default: the project's setting.")
@@ -120,11 +120,11 @@ class MergeHow(Input):
     )
 
 
-class Merge(InProject, MergeHow):
+class Merge(InProject, MergeOptions):
     model_config = example(projectId="prj_0mh3k7a1x2abcdefghij", method="squash")
 
 
-NO_PROJECT, DEFAULT_MERGE, DEFAULT_MERGE_HOW = InProject(), Merge(), MergeHow()
+NO_PROJECT, DEFAULT_MERGE, DEFAULT_MERGE_OPTIONS = InProject(), Merge(), MergeOptions()
 
 
 @router.post(
@@ -219,7 +219,7 @@ async def merge_by_id(
     caller: Caller,
     pulls: PullRequests,
     pull_request_id: PullRequestId,
-    body: MergeHow = DEFAULT_MERGE_HOW,
+    body: MergeOptions = DEFAULT_MERGE_OPTIONS,
 ) -> PullRequestView:
     """Merge a pull request. Does nothing if it is already merged.
 

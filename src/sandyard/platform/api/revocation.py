@@ -77,14 +77,16 @@ async def run_until_revoked(
         task.exception()  # mark as retrieved, so that asyncio does not log it
     close_if_unread(connection)
     await require_access(connection, caller, check_access)
-    raise ForbiddenError("Your access was withdrawn during this request. Try again.")
+    raise ForbiddenError("Your access changed during this request. Try again.")
 
 
 async def require_access(connection: HTTPConnection, caller: Principal, check_access: CheckAccess) -> None:
     """Raise UnauthenticatedError or the error of `check_access` if the caller has lost access since the request started."""
     services = connection.app.state.services
     if not await is_still_valid(services.database, services.clock, caller):
-        raise UnauthenticatedError("Your token or login ended during this request.")
+        raise UnauthenticatedError(
+            "Your token or login expired or was revoked during this request. Sign in again, or use another token."
+        )
     await check_access()
 
 

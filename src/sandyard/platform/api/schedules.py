@@ -119,7 +119,7 @@ async def list_(
 
 @router.post("/schedules", name="schedule.create", status_code=201, dependencies=[limited("create")])
 async def create(request: Request, caller: Caller, schedules: Schedules, body: NewSchedule) -> ScheduleView:
-    """Create a schedule. Runs missed while the platform was down are made up for by a single task."""
+    """Create a schedule. If several runs are missed while the platform is down, only one task is created for them."""
     given: dict[str, Any] = {name: getattr(body, name) for name in ("name", "cron", "timezone", "enabled")}
     row = await schedules.create(caller, body.project_id, task=body.task.to_scheduled_task(), **given)
     add_audit_detail(request, target=row.id)

@@ -120,7 +120,7 @@ async def rename(caller: Caller, sessions: Sessions, session_id: SessionId, body
 
 @router.delete("/sessions/{session_id}", name="session.delete", status_code=204)
 async def delete(caller: Caller, sessions: Sessions, session_id: SessionId) -> Response:
-    """Delete the session with its sandbox, messages and checkpoint."""
+    """Delete the session with its sandbox, messages and checkpoints."""
     await sessions.delete(caller, session_id)
     return Response(status_code=204)
 

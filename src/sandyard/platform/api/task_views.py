@@ -36,7 +36,7 @@ class PullSummary(Model):
 
 
 class SpentView(Model):
-    """Model usage, as counted by the platform's proxy."""
+    """Model usage, as counted by the platform's gateway."""
 
     calls: int
     input_tokens: int
@@ -62,8 +62,8 @@ class StepView(Model):
     name: str
     status: str = Field(description="running, completed or failed.")
     outcome: Outcome = Field(
-        description="The result. `failed`: the step failed, or a check found problems. `fixed`: a later try in the same round fixed the "
-        "problems. `skipped`: the project has no check. `not_applicable`: the remote has no pull requests."
+        description="The result. `failed`: the step or the verify command failed. `fixed`: a later try in the same round fixed the "
+        "problems. `skipped`: the project has no verify command. `not_applicable`: the remote has no pull requests."
     )
     tries: int = Field(description="More than 1 if the step was restarted after a crash.")
     detail: dict[str, Any]
@@ -101,9 +101,9 @@ class AttemptView(Model):
     round: int = Field(description="The first round is the task itself; each later one is feedback or a retry.")
     queue_position: int | None = Field(description="1 is next to start.")
     stopping: bool = Field(description="True if a user asked to stop it.")
-    verified: bool | None = Field(description="Whether the project's check passed. Null if it has not run yet.")
+    verified: bool | None = Field(description="Whether the verify command passed. Null if it has not run yet.")
     verification: dict[str, Any] | None = Field(
-        description="`ok`, `command`, `exitCode`, `seconds` and `at` of the check."
+        description="`ok`, `command`, `exitCode`, `seconds` and `at` of the verify command."
     )
     diff: DiffStat | None
     branch: str | None
@@ -164,7 +164,7 @@ class CardView(Model):
     priority: int
     base_branch: str | None
     from_session_id: str | None = Field(
-        description="The session that its attempts start from copies of. It may have been deleted."
+        description="The session whose sandbox is copied for each attempt. It may have been deleted."
     )
     agent: str | None
     model: str | None
@@ -256,7 +256,7 @@ class AttemptList(Model):
         return cls(items=[AttemptView.of(one) for one in card.attempts])
 
 
-class Waiting(Model):
+class QueuedAttempt(Model):
     model_config = example(position=1, taskId=TASK, attemptId=ATTEMPT, number=1, title="Fix the login")
 
     position: int
@@ -272,13 +272,13 @@ class Waiting(Model):
     queued_at: Instant
 
     @classmethod
-    def of(cls, row: models.Attempt, title: str, position: int, reason: str) -> Waiting:
+    def of(cls, row: models.Attempt, title: str, position: int, reason: str) -> QueuedAttempt:
         fields = {name: getattr(row, name) for name in _WAITING_FIELDS}
         return cls(**fields, attempt_id=row.id, title=title, position=position, reason=reason)
 
 
 class QueueView(Model):
-    items: list[Waiting]
+    items: list[QueuedAttempt]
 
 
 _STEP_FIELDS = ("round", "number", "name", "status", "tries", "detail", "error", "started_at", "finished_at")

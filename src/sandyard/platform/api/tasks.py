@@ -23,10 +23,10 @@ from sandyard.platform.api.task_views import (
     AttemptList,
     BoardView,
     ProjectCounts,
+    QueuedAttempt,
     QueueView,
     TaskCounts,
     TaskView,
-    Waiting,
 )
 from sandyard.platform.domain.paging import MAX_LIMIT
 from sandyard.platform.domain.projects.model import BudgetSettings
@@ -77,9 +77,9 @@ FromSession = Annotated[
         min_length=1,
         max_length=40,
         examples=[SESSION],
-        description="A session of the project whose sandbox each attempt starts from a copy of, with its commits and uncommitted files, and "
-        "its running processes if its isolation level allows it. The copies are made when the first attempt starts. Null means the base "
-        "branch.",
+        description="A session of the same project. Each attempt starts from a copy of its sandbox, with commits and uncommitted files, "
+        "and with running processes if the isolation level allows it. The copies are made when the first attempt starts. Null means the "
+        "base branch.",
     ),
 ]
 COLUMN_LIMIT = 25
@@ -320,5 +320,7 @@ async def queue(caller: Caller, tasks: Tasks, attempts: Attempts) -> QueueView:
     waiting = await attempts.list_queue(caller)
     titles = await tasks.cards.get_titles([row.task_id for row, _, _ in waiting])
     return QueueView(
-        items=[Waiting.of(row, titles.get(row.task_id, ""), position, reason) for row, position, reason in waiting]
+        items=[
+            QueuedAttempt.of(row, titles.get(row.task_id, ""), position, reason) for row, position, reason in waiting
+        ]
     )

@@ -46,11 +46,11 @@ class NewToken(Input):
     expires_at: Moment | None = Field(
         default=None,
         description="Null means the token never expires, or expires together with the token used to create it. "
-        "A later time than that is refused.",
+        "A later time than that is rejected.",
     )
 
 
-class TokenMade(TokenView):
+class CreatedToken(TokenView):
     model_config = example(
         id="tok_0mh3k7a1x2abcdefghij",
         name="laptop",
@@ -71,11 +71,11 @@ async def list_tokens(caller: Caller, page: Paging, users: Users) -> Page[TokenV
 
 
 @router.post("/tokens", name="token.create", status_code=201, dependencies=[limited("create")])
-async def create_token(caller: Caller, body: NewToken, request: Request, users: Users) -> TokenMade:
+async def create_token(caller: Caller, body: NewToken, request: Request, users: Users) -> CreatedToken:
     issued = await users.create_token(caller, body.name, body.expires_at)
     add_audit_detail(request, target=issued.id)
     token = TokenView.model_validate(await users.get_token(caller, issued.id))
-    return TokenMade(**token.model_dump(), value=issued.value.reveal())
+    return CreatedToken(**token.model_dump(), value=issued.value.reveal())
 
 
 @router.delete("/tokens/{token_id}", name="token.delete", status_code=204)

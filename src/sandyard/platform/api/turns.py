@@ -29,7 +29,7 @@ Turns = Annotated[turns.AgentTurns, inject("turns")]
 Asks = Annotated[service.Asks, inject("asks")]
 Tasks = Annotated[board.Tasks, inject("tasks")]
 TurnId = Annotated[str, id_in_path("turn", "trn_00mwi1cctnrcrsa8m4re")]
-AskId = Annotated[str, id_in_path("question", "ask_00mwi1cd0a1b2c3d4e5f")]
+AskId = Annotated[str, id_in_path("request", "ask_00mwi1cd0a1b2c3d4e5f")]
 MAX_PROMPT = 200_000
 
 
@@ -73,7 +73,7 @@ class TurnView(Model):
     queued_at: Instant
     started_at: Instant | None
     active_at: Instant | None = Field(description="When the agent was last active.")
-    stuck_at: Instant | None = Field(description="Since when the agent seems inactive.")
+    stuck_at: Instant | None = Field(description="When the agent began to look stuck. Null if it does not.")
     cancel_at: Instant | None = Field(description="When cancellation was requested.")
     finished_at: Instant | None
 
@@ -175,7 +175,7 @@ class Answer(Input):
     )
 
 
-class Allowance(Input):
+class AllowOptions(Input):
     model_config = example(resume=True)
 
     resume: bool = Field(
@@ -246,7 +246,7 @@ async def get_ask(caller: Caller, service: Asks, ask_id: AskId) -> AskView:
 
 @router.post("/asks/{ask_id}/answer", name="ask.answer", dependencies=[limited("execute")])
 async def answer(request: Request, caller: Caller, service: Asks, ask_id: AskId, body: Answer) -> AskView:
-    """Answer with one of optionId, decision or content. The agent continues; a paused one is resumed."""
+    """Answer with one of optionId, decision or content. The agent continues; its sandbox is resumed if it is paused."""
     ask = await service.answer(
         caller,
         ask_id,
@@ -261,7 +261,7 @@ async def answer(request: Request, caller: Caller, service: Asks, ask_id: AskId,
 
 @router.post("/asks/{ask_id}/allow", name="ask.allow", dependencies=[limited("execute")])
 async def allow(
-    request: Request, caller: Caller, service: Asks, prompts: Turns, cards: Tasks, ask_id: AskId, body: Allowance
+    request: Request, caller: Caller, service: Asks, prompts: Turns, cards: Tasks, ask_id: AskId, body: AllowOptions
 ) -> AskView:
     """Allow what the project's policy denied, for the rest of the session, and continue.
 

@@ -59,7 +59,7 @@ class UserChange(Input):
     role: Role | None = None
     disabled: bool | None = None
     password: Password | None = Field(
-        default=None, description="Null removes the password. A new password ends all sessions."
+        default=None, description="Null removes the password. A new password signs the user out everywhere."
     )
 
 
@@ -86,7 +86,7 @@ async def get_user(caller: Caller, user_id: UserId, users: Users) -> UserView:
 async def update_user(
     caller: AdminCaller, user_id: UserId, body: UserChange, request: Request, users: Users
 ) -> UserView:
-    """Update a user. Disabling them revokes their tokens and ends their sessions for good. The last administrator cannot be removed."""
+    """Update a user. Disabling them signs them out and revokes their tokens permanently. The last administrator cannot be removed."""
     given = body.model_dump(exclude_unset=True, exclude={"password"})
     if "password" in body.model_fields_set:
         given["password"] = body.password.get_secret_value() if body.password else None

@@ -30,7 +30,7 @@ MAX_UNVERIFIED, MAX_UNVERIFIED_PER_ADDRESS = 64 << 20, 16 << 20
 _HEADERS = ("X-GitHub-Event", "X-GitHub-Delivery", "X-Hub-Signature-256")
 
 
-class Taken(Model):
+class WebhookResponse(Model):
     model_config = example(status="taken")
 
     status: Literal["taken", "known", "ignored"]
@@ -75,13 +75,13 @@ class UnverifiedBodies:
         "parameters": [{"in": "header", "name": name, "schema": {"type": "string"}} for name in _HEADERS],
     },
     responses={
-        401: {"description": "The signature is missing or invalid."},
-        403: {"description": "No project with this repository has a webhook secret."},
+        401: {"description": "The signature is missing or invalid. Compare the webhook's secret with the project's."},
+        403: {"description": "No project with this repository has a webhook secret. Set it in the project's settings."},
     },
 )
 @streams_body
 @closes_unread
-async def github(request: Request, webhooks: Webhooks) -> Taken:
+async def github(request: Request, webhooks: Webhooks) -> WebhookResponse:
     """Receive a GitHub webhook. `known`: already received. `ignored`: not relevant."""
     domain.check_headers(request.headers)
     bodies: UnverifiedBodies = request.app.state.unverified_webhooks
@@ -97,7 +97,7 @@ async def github(request: Request, webhooks: Webhooks) -> Taken:
     add_audit_detail(
         request, event=request.headers.get("x-github-event"), delivery=request.headers.get("x-github-delivery")
     )
-    return Taken(status=result.value)
+    return WebhookResponse(status=result.value)
 
 
 async def _read_body(request: Request, body: bytearray, bodies: UnverifiedBodies, address: str) -> None:

@@ -180,7 +180,7 @@ def test_list_shows_tasks_and_fits_the_terminal(ready: Server, monkeypatch: pyte
         assert "verify" in lines[1] and "#7" in lines[1]
     assert lines[1].split()[3:12] == ["verify", "Mend", "the", "login", "demo", "(no", "model)", "#7", "shop"]
     ready.on("GET", "/asks", page([{"id": "ask_1", "sessionId": running["sessionId"]}]))
-    assert "needs input" in run("list", "-o", "table").stdout
+    assert "needs you" in run("list", "-o", "table").stdout
     assert len(json.loads(run("list", "--project", "shop").stdout)["items"]) == 2
     assert ready.requests[-1].query == {"limit": "50", "projectId": "prj_2"}
     run("list", "--status", "done", "--status", "backlog", "-q", "log")
@@ -208,7 +208,7 @@ def test_show_prints_attempts_steps_and_questions(ready: Server) -> None:
     assert "1 min 15 s, not verified, 1000 tokens, ≈ $0.0123" in printed
     assert "  ✓ setup  2.5 s\n  ✗ verify  2.5 s  (started 2 times)  exit code 1^[[2J\n" in printed
     assert (
-        "  ✗ verify  2.5 s  exit code 2  (fixed afterwards)\n  - verify  skipped: the project has no check\n"
+        "  ✗ verify  2.5 s  exit code 2  (fixed afterwards)\n  - verify  skipped: the project has no verify command\n"
         "  - pull request  not applicable: the remote does not support pull requests\n  It fails.\n" in printed
     )
     assert "Pull request #7 fix: the login (open): sandyard/login into main\n  https://example.org" in printed
@@ -250,13 +250,13 @@ def test_attempts_are_compared_and_the_queue_is_listed(ready: Server) -> None:
     assert rows[2] == ["2", "codex", "ready", "$1.50", "10", "3.5", "s"]
     assert f"sandyard task pick {TASK} N" in result.stderr
     assert len(json.loads(run("compare", TASK).stdout)["items"]) == 2
-    error = f"The check still fails: {'very ' * 40}long.\nIt said: \x1b[2Jno."
+    error = f"The verify command still fails: {'very ' * 40}long.\nIt said: \x1b[2Jno."
     both = [attempt("failed", error=error, diff=diff), attempt("ready", number=2, agent="codex", seconds=3.5)]
     ready.on("GET", f"/tasks/{TASK}", Reply(200, task("in_progress", *both)))
     table, _, errors = run("compare", TASK, "-o", "table").stdout.partition("\n\n")
     assert [line.split()[:2] for line in table.splitlines()] == [["ATTEMPT", "AGENT"], ["1", "demo"], ["2", "codex"]]
     assert max(map(len, table.splitlines())) < 80, "an error does not widen the table"
-    assert errors.startswith("Attempt 1:\n  The check still fails: very")
+    assert errors.startswith("Attempt 1:\n  The verify command still fails: very")
     assert "  It said: " in errors
     assert "\x1b" not in errors
     entry = {"position": 1, "taskId": TASK, "number": 1, "title": "Mend", "reason": "This machine runs 8 at once."}

@@ -16,7 +16,7 @@ interface AgentDraft {
   name: string;
   /** False for a new agent. */
   exists: boolean;
-  body: Schemas["ChangedAgent"];
+  body: Schemas["AgentChange"];
 }
 
 export const useSaveAgent = defineMutation({

@@ -27,7 +27,7 @@ export const useModelProviders = (projectId: string | undefined, options: { enab
 
 const createProvider = (body: Schemas["NewModelProvider"]) => unwrap(api.POST("/api/v1/model-providers", { body }));
 
-/** Add the key of a provider. Pending until the agents that can use it were read again. */
+/** Add a provider with its key. Stays pending until the agents have been refetched, because the key makes some of them ready. */
 export const useAddModelKey = defineMutation({
   request: async (body: Schemas["NewModelProvider"], client) => {
     const provider = await createProvider(body);
@@ -53,13 +53,13 @@ export const useSaveModelProvider = defineMutation({
   onSuccess: (client) => void invalidate(client, keys.allModelProviders(), keys.agents()),
 });
 
-const at = (id: string) => ({ params: { path: { provider_id: id } } });
+const providerPath = (id: string) => ({ params: { path: { provider_id: id } } });
 
 export const useTestModelProvider = defineMutation({
-  request: (id: string) => unwrap(api.POST("/api/v1/model-providers/{provider_id}/test", at(id))),
+  request: (id: string) => unwrap(api.POST("/api/v1/model-providers/{provider_id}/test", providerPath(id))),
 });
 
 export const useDeleteModelProvider = defineMutation({
-  request: (id: string) => unwrap(api.DELETE("/api/v1/model-providers/{provider_id}", at(id))),
+  request: (id: string) => unwrap(api.DELETE("/api/v1/model-providers/{provider_id}", providerPath(id))),
   onSuccess: (client) => client.invalidateQueries({ queryKey: keys.allModelProviders() }),
 });

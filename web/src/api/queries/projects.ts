@@ -6,7 +6,7 @@ import { defineMutation, type MutationCallbacks } from "../mutation";
 import { invalidate } from "../refresh";
 import type { Project } from "../types";
 
-const at = (projectId: string) => ({ params: { path: { project_id: projectId } } });
+const projectPath = (projectId: string) => ({ params: { path: { project_id: projectId } } });
 
 export const projectsQuery = queryOptions({
   queryKey: keys.projects(),
@@ -16,7 +16,7 @@ export const projectsQuery = queryOptions({
 
 const projectQuery = (id: string) => queryOptions({ queryKey: keys.project(id), queryFn: () => readProject(id) });
 
-const readProject = (id: string): Promise<Project> => unwrap(api.GET("/api/v1/projects/{project_id}", at(id)));
+const readProject = (id: string): Promise<Project> => unwrap(api.GET("/api/v1/projects/{project_id}", projectPath(id)));
 
 /** All projects of the caller that are not archived. */
 export const useProjects = () => useQuery(projectsQuery);
@@ -45,15 +45,16 @@ export const useCreateSampleProject = defineMutation({
   onSuccess: (client) => void client.invalidateQueries({ queryKey: keys.projects() }),
 });
 
-function showProject(client: QueryClient, project: Project): void {
+/** Store a project that a response contained, so that pages show it without reading it again. */
+function cacheProject(client: QueryClient, project: Project): void {
   client.setQueryData(projectQuery(project.id).queryKey, project);
 }
 
 export const useArchiveProject = defineMutation({
   request: ({ id, archived }: { id: string; archived: boolean }) =>
-    unwrap(api.PATCH("/api/v1/projects/{project_id}", { ...at(id), body: { archived } })),
+    unwrap(api.PATCH("/api/v1/projects/{project_id}", { ...projectPath(id), body: { archived } })),
   onSuccess: (client, project) => {
-    showProject(client, project);
+    cacheProject(client, project);
     void client.invalidateQueries({ queryKey: keys.projects() });
   },
 });
@@ -70,10 +71,12 @@ export const useUpdateProject = defineMutation({
   request: async ({ id, test, changes }: ProjectUpdate) => {
     const body = changes(await readProject(id));
     const query = test === undefined ? {} : { query: { test } };
-    return unwrap(api.PATCH("/api/v1/projects/{project_id}", { params: { ...at(id).params, ...query }, body }));
+    return unwrap(
+      api.PATCH("/api/v1/projects/{project_id}", { params: { ...projectPath(id).params, ...query }, body }),
+    );
   },
   onSuccess: (client, project) => {
-    showProject(client, project);
+    cacheProject(client, project);
     void client.invalidateQueries({ queryKey: keys.projects() });
   },
 });
@@ -85,7 +88,7 @@ export function useDeleteProject({
   onError,
 }: { leave: () => Promise<unknown> } & MutationCallbacks<unknown, string>) {
   return useMutation({
-    mutationFn: (id: string) => unwrap(api.DELETE("/api/v1/projects/{project_id}", at(id))),
+    mutationFn: (id: string) => unwrap(api.DELETE("/api/v1/projects/{project_id}", projectPath(id))),
     onSuccess: async (result, id, _, { client }) => {
       await leave();
       void invalidate(client, keys.projects(), keys.allTasks(), keys.boards(), keys.taskCounts());
@@ -97,13 +100,13 @@ export function useDeleteProject({
 
 /** Test the repository and its forge without changing anything. */
 export const useTestConnection = defineMutation({
-  request: (projectId: string) => unwrap(api.POST("/api/v1/projects/{project_id}/test", at(projectId))),
+  request: (projectId: string) => unwrap(api.POST("/api/v1/projects/{project_id}/test", projectPath(projectId))),
 });
 
 export const useMembers = (projectId: string, options: { enabled?: boolean } = {}) =>
   useQuery({
     queryKey: keys.members(projectId),
-    queryFn: async () => (await unwrap(api.GET("/api/v1/projects/{project_id}/members", at(projectId)))).items,
+    queryFn: async () => (await unwrap(api.GET("/api/v1/projects/{project_id}/members", projectPath(projectId)))).items,
     ...options,
   });
 
@@ -111,26 +114,30 @@ interface Member {
   projectId: string;
   userId: string;
 }
-const memberAt = ({ projectId, userId }: Member) => ({ params: { path: { project_id: projectId, user_id: userId } } });
+const memberPath = ({ projectId, userId }: Member) => ({
+  params: { path: { project_id: projectId, user_id: userId } },
+});
 
 export const useAddMember = defineMutation({
-  request: (member: Member) => unwrap(api.PUT("/api/v1/projects/{project_id}/members/{user_id}", memberAt(member))),
+  request: (member: Member) => unwrap(api.PUT("/api/v1/projects/{project_id}/members/{user_id}", memberPath(member))),
   onSuccess: (client, _, { projectId }) => client.invalidateQueries({ queryKey: keys.members(projectId) }),
 });
 
 export const useRemoveMember = defineMutation({
-  request: (member: Member) => unwrap(api.DELETE("/api/v1/projects/{project_id}/members/{user_id}", memberAt(member))),
+  request: (member: Member) =>
+    unwrap(api.DELETE("/api/v1/projects/{project_id}/members/{user_id}", memberPath(member))),
   onSuccess: (client, _, { projectId }) => client.invalidateQueries({ queryKey: keys.members(projectId) }),
 });
 
 export const useCredentials = (projectId: string) =>
   useQuery({
     queryKey: keys.credentials(projectId),
-    queryFn: async () => (await unwrap(api.GET("/api/v1/projects/{project_id}/credentials", at(projectId)))).items,
+    queryFn: async () =>
+      (await unwrap(api.GET("/api/v1/projects/{project_id}/credentials", projectPath(projectId)))).items,
   });
 
 export const useSaveCredentials = defineMutation({
-  request: ({ projectId, test, body }: { projectId: string; test: boolean; body: Schemas["GivenCredentials"] }) =>
+  request: ({ projectId, test, body }: { projectId: string; test: boolean; body: Schemas["CredentialChanges"] }) =>
     unwrap(
       api.PUT("/api/v1/projects/{project_id}/credentials", {
         params: { path: { project_id: projectId }, query: { test } },
@@ -162,7 +169,7 @@ export const usePreparations = (projectId: string) =>
 
 export const useStartPreparation = defineMutation({
   request: (projectId: string) =>
-    unwrap(api.POST("/api/v1/projects/{project_id}/preparations", { ...at(projectId), body: {} })),
+    unwrap(api.POST("/api/v1/projects/{project_id}/preparations", { ...projectPath(projectId), body: {} })),
   onSuccess: (client, _, projectId) => client.invalidateQueries({ queryKey: keys.preparations(projectId) }),
 });
 

@@ -1,4 +1,7 @@
-/** Pull requests, and pushed branches on remotes without them. */
+/**
+ * Pull requests, and pushed branches on remotes without them. Both can be merged and refreshed by id; the other actions exist only for pull
+ * requests and use their number on the forge.
+ */
 import { useQuery } from "@tanstack/react-query";
 import { api, hasCode, type Schemas, unwrap } from "../client";
 import { keys } from "../keys";
@@ -6,7 +9,7 @@ import { defineMutation } from "../mutation";
 import { invalidate } from "../refresh";
 import type { MergeMethod, PullRequest } from "../types";
 
-/** The pull request of a session. Each attempt of a task has its own session and pull request. */
+/** The pull request of a session. Each attempt of a task has its own. `taskId` is only part of the cache key: events name the task. */
 export const usePullRequest = (sessionId: string, taskId: string | undefined) =>
   useQuery({
     queryKey: keys.pullRequest(sessionId, taskId),
@@ -26,7 +29,7 @@ export const useOpenPullRequest = defineMutation({
   },
 });
 
-/** The values of a new pull request that are left to the platform. */
+/** A new pull request without labels and people of its own: the project's settings apply. */
 export const NO_DETAILS = { labels: [], reviewers: [], assignees: [] };
 
 interface Merge {

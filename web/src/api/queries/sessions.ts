@@ -79,7 +79,7 @@ export const useDeleteSession = defineMutation({
   onSuccess: (client) => client.invalidateQueries({ queryKey: keys.allSessions() }),
 });
 
-/** Start a new sandbox for a session whose sandbox failed or was destroyed. */
+/** Start a new sandbox for a session whose sandbox failed or was deleted. */
 export const useProvisionSandbox = defineMutation({
   request: (id: string) => unwrap(api.POST("/api/v1/sessions/{session_id}/provision", at(id))),
   onSuccess: (client, session, id) => {

@@ -23,13 +23,13 @@ const TABS = [
 export function AgentsPage() {
   const { tab } = route.useSearch();
   const navigate = useNavigate();
-  const shown = tab === "providers" ? tab : "agents";
+  const selectedTab = tab === "providers" ? tab : "agents";
   const [editing, setEditing] = useState<Agent | "new" | null>(null);
   return (
     <Page
       title="Agents"
       actions={
-        shown === "agents" && (
+        selectedTab === "agents" && (
           <Button look="primary" onClick={() => setEditing("new")}>
             <Plus className="size-4" aria-hidden /> Add an agent
           </Button>
@@ -38,11 +38,11 @@ export function AgentsPage() {
     >
       <TabBar
         tabs={TABS}
-        value={shown}
+        value={selectedTab}
         label="Agents and models"
         onChange={(id) => navigate({ to: "/agents", search: { tab: id } })}
       >
-        <div className="pt-4">{shown === "agents" ? <AgentList onEdit={setEditing} /> : <SharedProviders />}</div>
+        <div className="pt-4">{selectedTab === "agents" ? <AgentList onEdit={setEditing} /> : <SharedProviders />}</div>
       </TabBar>
       <Dialog
         wide
@@ -62,9 +62,9 @@ function AgentList({ onEdit }: { onEdit: (agent: Agent) => void }) {
   const user = useCurrentUser();
   return (
     <Loaded query={query}>
-      {(found) => (
+      {(agents) => (
         <ul className="divide-y rounded-lg border bg-surface">
-          {found.map((one) => (
+          {agents.map((one) => (
             <AgentRow
               key={one.name}
               agent={one}

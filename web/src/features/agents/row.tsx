@@ -15,7 +15,7 @@ const STEP_NAMES: Record<StepName, string> = {
   sandbox: "Sandbox",
   install: "Install",
   start: "Start",
-  answer: "Answer",
+  answer: "Reply",
 };
 
 export function AgentRow({ agent, mayChange, onEdit }: { agent: Agent; mayChange: boolean; onEdit: () => void }) {
@@ -96,7 +96,7 @@ function Progress({ progress }: { progress: TestProgress }) {
         ))}
       </ol>
       {progress.action && <p className="mt-1 truncate text-xs text-soft">{progress.action}</p>}
-      {progress.over && progress.ok && <p className="mt-1 text-ok">Test passed. Answer: {progress.answer}</p>}
+      {progress.over && progress.ok && <p className="mt-1 text-ok">Test passed. Reply: {progress.answer}</p>}
       {progress.over && !progress.ok && (
         <p className="mt-1 break-words whitespace-pre-wrap text-bad">{progress.error ?? "The test failed."}</p>
       )}

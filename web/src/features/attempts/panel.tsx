@@ -48,7 +48,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
       <div className="flex items-center gap-2">
         <h3 className="font-semibold">Attempt {attempt.number}</h3>
         <span className="ml-auto" aria-live="polite">
-          <Status word={attemptStatus(attempt)} />
+          <Status status={attemptStatus(attempt)} />
         </span>
       </div>
       <dl className="grid grid-cols-[auto_1fr] gap-x-3 gap-y-1 text-[13px]">
@@ -100,7 +100,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
           <PlainText text={attempt.error} />
         </div>
       )}
-      <CheckOutput attempt={attempt} />
+      <VerifyOutput attempt={attempt} />
       <div className="mt-auto flex flex-wrap items-center gap-2 pt-1">
         {attempt.status === "ready" && (
           <Confirm
@@ -154,28 +154,28 @@ function Verified({ attempt }: { attempt: Attempt }) {
   if (attempt.verified === null) {
     return (
       <span className="flex items-center gap-1 text-soft">
-        <CircleHelp className="size-3.5" aria-hidden /> No check was run
+        <CircleHelp className="size-3.5" aria-hidden /> Not verified
       </span>
     );
   }
   return attempt.verified ? (
     <span className="flex items-center gap-1 text-ok">
-      <Check className="size-3.5" aria-hidden /> Check passed
+      <Check className="size-3.5" aria-hidden /> Verify command passed
     </span>
   ) : (
     <span className="flex items-center gap-1 text-bad">
-      <X className="size-3.5" aria-hidden /> Check failed
+      <X className="size-3.5" aria-hidden /> Verify command failed
     </span>
   );
 }
 
-/** The end of the output of the project's check. */
-function CheckOutput({ attempt }: { attempt: Attempt }) {
+/** The end of the output of the verify command. */
+function VerifyOutput({ attempt }: { attempt: Attempt }) {
   const id = attempt.verification?.commandId;
   const command = typeof id === "string" ? id : "";
   const query = useCommandTail(attempt.sandboxId, command);
   if (!command) return null;
-  const name = typeof attempt.verification?.command === "string" ? attempt.verification.command : "the check";
+  const name = typeof attempt.verification?.command === "string" ? attempt.verification.command : "the verify command";
   return (
     <div>
       <p className="mb-1 truncate font-mono text-xs text-soft">$ {name}</p>

@@ -18,11 +18,7 @@ export function AuditPage() {
   const isAdmin = useIsAdmin();
   return (
     <Page title="Audit log" actions={isAdmin && <Export />}>
-      {isAdmin ? (
-        <Log />
-      ) : (
-        <Empty title="Administrators only">The audit log shows who did what on this installation.</Empty>
-      )}
+      {isAdmin ? <Log /> : <Empty title="Administrators only">The audit log shows who did what on this server.</Empty>}
     </Page>
   );
 }
@@ -106,7 +102,7 @@ function Filters({ search, onRefresh }: { search: AuditSearch; onRefresh: () => 
             value={search.user ?? EVERYONE}
             onChange={(id) => applyFilters({ user: id === EVERYONE ? undefined : id })}
             choices={[
-              { value: EVERYONE, label: "Everyone" },
+              { value: EVERYONE, label: "All users" },
               ...users.map((one) => ({ value: one.id, label: one.name })),
             ]}
           />

@@ -120,7 +120,7 @@ export const Card = memo(function Card({
               <Hand className={ICON} aria-hidden /> Needs you
             </Badge>
           )}
-          {status && !(needsYou && status.busy) && <Status word={status} />}
+          {status && !(needsYou && status.busy) && <Status status={status} />}
           {task.priority !== 0 && (
             <Badge title="Higher priorities start first">
               <ChevronsUp className={clsx(ICON, task.priority < 0 && "rotate-180")} aria-hidden />

@@ -26,11 +26,11 @@ const spans = new WeakMap<Line, Span[]>();
 
 /** Return the changed words of a line that replaced another. */
 function emphasis(hunk: Hunk, line: Line): Span[] {
-  const mate = line.mate < 0 ? undefined : hunk.lines[line.mate];
-  if (!mate) return [];
+  const counterpart = line.counterpart < 0 ? undefined : hunk.lines[line.counterpart];
+  if (!counterpart) return [];
   let found = spans.get(line);
   if (!found) {
-    const [old, made] = line.kind === "del" ? [line, mate] : [mate, line];
+    const [old, made] = line.kind === "del" ? [line, counterpart] : [counterpart, line];
     const words = changedWords(old.text, made.text);
     spans.set(old, words?.old ?? []);
     spans.set(made, words?.new ?? []);
@@ -42,7 +42,7 @@ function emphasis(hunk: Hunk, line: Line): Span[] {
 function Text({ hunk, line, tokens }: { hunk: Hunk; line: Line; tokens: Token[] | undefined }) {
   const plain: Token[] = [["", line.text]];
   const pieces = markWords(tokens?.length ? tokens : plain, emphasis(hunk, line));
-  const mate = line.mate < 0 ? undefined : hunk.lines[line.mate];
+  const counterpart = line.counterpart < 0 ? undefined : hunk.lines[line.counterpart];
   return (
     <>
       {pieces.map(([kind, text, changed], index) => (
@@ -53,10 +53,10 @@ function Text({ hunk, line, tokens }: { hunk: Hunk; line: Line; tokens: Token[] 
           <VisibleText text={text} />
         </span>
       ))}
-      {mate && mate.cr !== line.cr && (
-        <Mark text={line.cr ? "CRLF" : "LF"} title={`The line ending is now ${line.cr ? "CRLF" : "LF"}`} />
+      {counterpart && counterpart.crlf !== line.crlf && (
+        <Mark text={line.crlf ? "CRLF" : "LF"} title={`The line ending is now ${line.crlf ? "CRLF" : "LF"}`} />
       )}
-      {line.noEnd && <Mark text="no newline" title="No newline at end of file" />}
+      {line.noNewline && <Mark text="no newline" title="No newline at end of file" />}
     </>
   );
 }

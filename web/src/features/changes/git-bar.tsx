@@ -38,7 +38,7 @@ export function GitBar({
   sessionId: string;
   checkout: Checkout;
   status: GitStatus | undefined;
-  /** The sandbox was destroyed or has failed, so that nothing can be updated or pushed. */
+  /** The sandbox was deleted or has failed, so that nothing can be updated or pushed. */
   gone: boolean;
   refreshing: boolean;
   onRefresh: () => void;

@@ -45,7 +45,7 @@ export function ChangesPanel({
 }: {
   sandboxId: string;
   session: Session;
-  /** The sandbox was destroyed or has failed and cannot be resumed. */
+  /** The sandbox was deleted or has failed and cannot be resumed. */
   gone: boolean;
   task?: Task | undefined;
   attempt?: Attempt | undefined;

@@ -2,14 +2,14 @@
 import type { Schemas } from "@/api/client";
 import type { Ask } from "@/api/types";
 import { listOrEmpty, recordOrEmpty, textOrEmpty } from "./message-parts";
-import { check, type Filled, type FormField, fieldsOf } from "./question-form";
+import { type Filled, type FormField, parseFields, validate } from "./question-form";
 
 export type ParsedAnswer = { body: Schemas["Answer"] } | { error: string };
 
 /** Return the question that the box answers: the oldest open one that fits in one line. Permission requests have buttons instead. */
 export function questionOf(asks: readonly Ask[]): Ask | undefined {
   return asks.find(
-    (ask) => ask.status === "pending" && ask.kind === "question" && fieldsOf(ask.detail.form).length <= 1,
+    (ask) => ask.status === "pending" && ask.kind === "question" && parseFields(ask.detail.form).length <= 1,
   );
 }
 
@@ -20,14 +20,14 @@ export function answerOf(ask: Ask, text: string): ParsedAnswer {
     const at = placeOf(names, text);
     return at < 0 ? { error: oneOf(names) } : { body: { optionId: textOrEmpty(options[at]?.optionId) } };
   }
-  const field = fieldsOf(ask.detail.form)[0];
+  const field = parseFields(ask.detail.form)[0];
   if (!field) return { body: { content: { answer: text } } };
   const filled = valueFrom(field, text);
   if (filled === undefined)
     return {
       error: field.type === "boolean" ? "Answer yes or no." : oneOf(field.choices.map((one) => one.label)),
     };
-  const { content, errors } = check([field], { [field.name]: filled });
+  const { content, errors } = validate([field], { [field.name]: filled });
   return errors[field.name] ? { error: errors[field.name] as string } : { body: { content } };
 }
 

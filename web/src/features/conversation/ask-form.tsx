@@ -2,7 +2,7 @@ import { useId, useMemo, useState } from "react";
 import { markHidden } from "@/lib/hidden-characters";
 import { Button } from "@/ui/button";
 import { Checkbox, Field, FieldNote, Input, Select, Switch, Textarea } from "@/ui/field";
-import { check, currentValue, type Filled, type FormField, fieldsOf } from "./question-form";
+import { currentValue, type Filled, type FormField, parseFields, validate } from "./question-form";
 
 /** Up to this many choices are shown as radio buttons; more are shown as a select. */
 const SHOWN_CHOICES = 8;
@@ -38,12 +38,12 @@ export function AskForm({
   onDecline: () => void;
 }) {
   const fields = useMemo(() => {
-    const made = fieldsOf(schema);
+    const made = parseFields(schema);
     return made.length ? made : FREE;
   }, [schema]);
   const [filled, setFilled] = useState<Record<string, Filled>>({});
   const [tried, setTried] = useState(false);
-  const { content, errors } = check(fields, filled);
+  const { content, errors } = validate(fields, filled);
   const answer = () => {
     setTried(true);
     if (!Object.keys(errors).length && !busy) onAnswer(content);

@@ -16,7 +16,7 @@ const PLATFORM = "platform";
 const ORIGINS: Record<Turn["origin"], string | null> = {
   person: null,
   task: "Task",
-  verify: "Project check",
+  verify: "Verify command",
   feedback: "Feedback",
   test: "Agent test",
 };

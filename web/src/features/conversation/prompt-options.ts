@@ -23,7 +23,7 @@ const RETRY =
   "Continues the task with your message. The agent's changes are checked, committed and pushed, and the task moves to review.";
 const STAYS = "Chat only: the agent's changes stay in its sandbox and are not pushed.";
 
-/** Whether the session has no sandbox that can be resumed: it was destroyed, or has failed. */
+/** Whether the session has no sandbox that can be resumed: it was deleted, or has failed. */
 export function lacksSandbox(session: Session): boolean {
   const status = session.sandbox?.status;
   return !session.sandboxId || status === "destroyed" || status === "error";

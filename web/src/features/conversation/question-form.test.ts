@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { check, fieldsOf } from "./question-form";
+import { parseFields, validate } from "./question-form";
 
 const schema = {
   type: "object",
@@ -16,7 +16,7 @@ const schema = {
 };
 
 it("builds fields from a schema", () => {
-  const fields = fieldsOf(schema);
+  const fields = parseFields(schema);
   expect(fields.map((one) => one.type)).toEqual(["text", "integer", "boolean", "choice", "choice", "choices", "text"]);
   expect(fields[3]?.choices.map((one) => one.label)).toEqual(["Red", "Green"]);
   expect(fields[3]?.initial).toBe("1");
@@ -27,13 +27,13 @@ it("builds fields from a schema", () => {
 });
 
 it("shows hidden characters in labels and sends the choice unchanged", () => {
-  const [field] = fieldsOf({ properties: { x: { title: "a\u202eb", description: "\u200b", enum: ["y\u200b"] } } });
+  const [field] = parseFields({ properties: { x: { title: "a\u202eb", description: "\u200b", enum: ["y\u200b"] } } });
   expect(field).toMatchObject({ label: "a⟨U+202E⟩b", hint: "⟨U+200B⟩" });
   expect(field?.choices).toEqual([{ value: "y\u200b", label: "y⟨U+200B⟩", hint: "" }]);
 });
 
 it("accepts a question of Claude Code that allows a custom answer beside its choices", () => {
-  const fields = fieldsOf({
+  const fields = parseFields({
     type: "object",
     properties: {
       question_0: {
@@ -45,17 +45,17 @@ it("accepts a question of Claude Code that allows a custom answer beside its cho
     },
   });
   expect(fields[0]?.choices.map((one) => one.hint)).toEqual(["", "as the sky"]);
-  expect(check(fields, { question_0: "1" })).toEqual({ content: { question_0: "Blue" }, errors: {} });
-  expect(check(fields, { question_0_custom: "green" })).toEqual({
+  expect(validate(fields, { question_0: "1" })).toEqual({ content: { question_0: "Blue" }, errors: {} });
+  expect(validate(fields, { question_0_custom: "green" })).toEqual({
     content: { question_0_custom: "green" },
     errors: {},
   });
 });
 
 it("reports missing and invalid values", () => {
-  const fields = fieldsOf(schema);
-  expect(check(fields, {}).errors).toEqual({ name: "This field is required.", size: "Choose one." });
-  const wrong = check(fields, { name: "x", age: "1.5", size: "0", mail: "nobody" }).errors;
+  const fields = parseFields(schema);
+  expect(validate(fields, {}).errors).toEqual({ name: "This field is required.", size: "Choose one." });
+  const wrong = validate(fields, { name: "x", age: "1.5", size: "0", mail: "nobody" }).errors;
   expect(wrong).toEqual({
     name: "Use at least 2 characters.",
     age: "Enter a whole number.",
@@ -64,23 +64,25 @@ it("reports missing and invalid values", () => {
 });
 
 it("converts values to their types and omits empty ones", () => {
-  const { content, errors } = check(fieldsOf(schema), { name: "Ada", age: "36", size: "1", tags: ["1"] });
+  const { content, errors } = validate(parseFields(schema), { name: "Ada", age: "36", size: "1", tags: ["1"] });
   expect(errors).toEqual({});
   expect(content).toEqual({ name: "Ada", age: 36, sure: true, colour: "g", size: "l", tags: ["b"] });
 });
 
 it("tolerates an invalid schema", () => {
-  expect(fieldsOf(null)).toEqual([]);
-  expect(fieldsOf("… (cut)")).toEqual([]);
-  expect(fieldsOf({ properties: { x: 5 } })).toHaveLength(1);
+  expect(parseFields(null)).toEqual([]);
+  expect(parseFields("… (cut)")).toEqual([]);
+  expect(parseFields({ properties: { x: 5 } })).toHaveLength(1);
 });
 
 it("treats special property names as plain names", () => {
   const named = JSON.parse(
     '{"__proto__": {"type": "string"}, "constructor": {"type": "string"}, "toString": {"enum": [{"a": 1}]}}',
   );
-  const fields = fieldsOf({ properties: named, required: ["__proto__", "constructor", "toString"] });
-  expect(Object.keys(check(fields, {}).errors)).toEqual(["__proto__", "constructor", "toString"]);
+  const fields = parseFields({ properties: named, required: ["__proto__", "constructor", "toString"] });
+  expect(Object.keys(validate(fields, {}).errors)).toEqual(["__proto__", "constructor", "toString"]);
   const filled = JSON.parse('{"__proto__": "x", "constructor": "y", "toString": "0"}');
-  expect(JSON.stringify(check(fields, filled).content)).toBe('{"__proto__":"x","constructor":"y","toString":{"a":1}}');
+  expect(JSON.stringify(validate(fields, filled).content)).toBe(
+    '{"__proto__":"x","constructor":"y","toString":{"a":1}}',
+  );
 });

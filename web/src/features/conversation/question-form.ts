@@ -20,7 +20,8 @@ export type Filled = string | boolean | string[];
 
 const number = (value: unknown): number | undefined => (typeof value === "number" ? value : undefined);
 
-export function fieldsOf(schema: unknown): FormField[] {
+/** Return the fields of a form. An invalid schema gives no fields, or text fields. */
+export function parseFields(schema: unknown): FormField[] {
   const form = recordOrEmpty(schema);
   const required = new Set(listOrEmpty(form.required));
   return Object.entries(recordOrEmpty(form.properties)).map(([name, value]) =>
@@ -101,7 +102,8 @@ export function currentValue(field: FormField, filled: Readonly<Record<string, F
   return Object.hasOwn(filled, field.name) ? (filled[field.name] as Filled) : field.initial;
 }
 
-export function check(fields: readonly FormField[], filled: Readonly<Record<string, Filled>>): Checked {
+/** Return the answer to send, by field name, and the errors of fields that are not valid. */
+export function validate(fields: readonly FormField[], filled: Readonly<Record<string, Filled>>): Checked {
   const content: Record<string, unknown> = Object.create(null);
   const errors: Record<string, string> = Object.create(null);
   for (const field of fields) {

@@ -42,7 +42,7 @@ export function TurnLine({
     <div className="flex flex-col gap-2 py-1">
       <div className="flex items-center gap-2 text-xs text-faint">
         <span className="h-px flex-1 bg-line" aria-hidden />
-        <Status word={TURNS[turn.status]} />
+        <Status status={TURNS[turn.status]} />
         {facts.length > 0 && (
           <span className="min-w-0 truncate tabular-nums" title={estimated ? ESTIMATED : undefined}>
             {facts.join(" · ")}
@@ -88,7 +88,7 @@ export function Working({ turn }: { turn: Turn }) {
   const word = turn.cancelAt ? { text: "Stopping", tone: "idle" as const, busy: true } : TURNS[turn.status];
   return (
     <div className="flex items-center gap-2 py-1 text-xs text-soft" role="status">
-      <Status word={word} />
+      <Status status={word} />
       <span className="tabular-nums">
         {turn.startedAt && <Elapsed from={turn.startedAt} />}
         {turn.model && ` · ${turn.model}`}

@@ -89,7 +89,7 @@ interface Props {
   onChange: (text: string) => void;
   onSave: () => void;
   /** Set to a function that returns the current text. */
-  current: RefObject<(() => string) | null>;
+  readText: RefObject<(() => string) | null>;
 }
 
 /** A code editor. Created once with the initial text: use another key for another text. */
@@ -98,7 +98,7 @@ export default function Editor(props: Props) {
   const latest = useRef(props);
   latest.current = props;
   useEffect(() => {
-    const { path, text, current } = latest.current;
+    const { path, text, readText } = latest.current;
     const language = new Compartment();
     const save = () => {
       latest.current.onSave();
@@ -120,7 +120,7 @@ export default function Editor(props: Props) {
       parent: box.current as HTMLElement,
       state: EditorState.create({ doc: text, extensions: parts }),
     });
-    current.current = () => view.state.sliceDoc();
+    readText.current = () => view.state.sliceDoc();
     let gone = false;
     const name = extensionOf(path);
     void LANGUAGES[ALIASES[name] ?? name]?.().then((loaded) => {
@@ -128,7 +128,7 @@ export default function Editor(props: Props) {
     });
     return () => {
       gone = true;
-      current.current = null;
+      readText.current = null;
       view.destroy();
     };
   }, []);

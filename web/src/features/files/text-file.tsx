@@ -19,7 +19,7 @@ interface Props {
   reload: () => Promise<unknown>;
 }
 
-/** A text file in an editor. Unsaved text is kept until it is saved or discarded, also while another file is shown. */
+/** A text file in an editor. Unsaved text is kept until it is saved or discarded, even while another file is shown. */
 export function TextFile({ sandboxId, path, text, entry, reload }: Props) {
   const [draft] = useState(() => getDraft(sandboxId, path));
   const [base, setBase] = useState({ text, entry: draft?.entry ?? entry });
@@ -43,9 +43,9 @@ export function TextFile({ sandboxId, path, text, entry, reload }: Props) {
     expected: overwrite ? null : base.entry,
   });
   const save = useSaveFile({
-    onSuccess: (entryNow, { text: saved }) => {
+    onSuccess: (savedEntry, { text: saved }) => {
       const typed = readText.current?.() ?? saved; // more may have been typed in the meantime
-      const next = { text: saved, entry: entryNow ?? base.entry };
+      const next = { text: saved, entry: savedEntry ?? base.entry };
       setBase(next);
       setDirty(typed !== saved);
       if (typed !== saved) storeDraft(sandboxId, path, { text: typed, entry: next.entry });
@@ -87,7 +87,7 @@ export function TextFile({ sandboxId, path, text, entry, reload }: Props) {
           text={draft?.text ?? text}
           onChange={handleChange}
           onSave={() => dirty && !save.isPending && save.mutate(makeRequest(false))}
-          current={readText}
+          readText={readText}
         />
       </Suspense>
       <Confirm

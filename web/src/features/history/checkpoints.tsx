@@ -82,7 +82,7 @@ function RestoreButton({ checkpoint, sessionId }: { checkpoint: Checkpoint; sess
       onConfirm={() => restore.mutateAsync({ checkpointId: checkpoint.id, sessionId })}
     >
       The session gets a new sandbox with all files as they were <Ago at={checkpoint.createdAt} />. The current sandbox
-      is destroyed: its files are saved in a checkpoint first, and its processes are stopped.
+      is deleted: its files are saved in a checkpoint first, and its processes are stopped.
     </Confirm>
   );
 }

@@ -25,7 +25,7 @@ export function HistoryPanel({
   sandboxId: string;
   sessionId: string;
   projectId: string;
-  /** The sandbox was destroyed or has failed: no checkpoint can be saved. */
+  /** The sandbox was deleted or has failed: no checkpoint can be saved. */
   gone: boolean;
 }) {
   const checkout = useCheckout(sandboxId);

@@ -46,7 +46,7 @@ export function timeline({ commits, more, checkpoints, pushed }: Line): Entry[] 
 export const REASONS: Record<Checkpoint["reason"], string> = {
   asked: "Saved manually",
   pause: "Before a pause",
-  destroy: "Before the sandbox was destroyed",
+  destroy: "Before the sandbox was deleted",
   push: "Before a push",
   update: "Before an update",
   discard: "Before changes were discarded",

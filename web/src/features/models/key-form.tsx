@@ -112,7 +112,7 @@ function KeyFields({
       noValidate
       aria-label="Model provider key"
     >
-      <Field label="Provider" hint={projectId ? "For this project." : "For everyone on this platform."}>
+      <Field label="Provider" hint={projectId ? "For this project." : "For all users."}>
         {(control) => (
           <Select
             {...control}

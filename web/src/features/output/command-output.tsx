@@ -31,7 +31,7 @@ export function CommandOutput({ command, sandboxId }: { command: Command; sandbo
           <span className="hidden sm:inline">
             <CommandDuration command={command} />
           </span>
-          <Status word={commandStatus(command)} />
+          <Status status={commandStatus(command)} />
         </span>
         {!isOver(command) && (
           <Button

@@ -68,7 +68,7 @@ export function OutputPanel({
               ) : (
                 <div className="flex-1">
                   <Empty title="No commands yet" icon={<SquareTerminal className="size-6" aria-hidden />}>
-                    Commands run outside the agent, such as the project's check or your own commands, appear here. The
+                    Commands run outside the agent, such as the verify command or your own commands, appear here. The
                     agent's commands are in the conversation.
                   </Empty>
                 </div>

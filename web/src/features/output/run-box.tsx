@@ -55,7 +55,7 @@ export function RunBox({
   if (gone)
     return (
       <p className="shrink-0 border-t px-3 py-2 text-xs text-soft">
-        This sandbox {status === "error" ? "has failed" : "was destroyed"}. You can no longer run commands in it.
+        This sandbox {status === "error" ? "has failed" : "was deleted"}. You can no longer run commands in it.
       </p>
     );
   return (

@@ -17,7 +17,7 @@ import { Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { showError, toast } from "@/ui/toast";
 import { ConnectionTest, FindingList } from "./connection-test";
-import { useFrozen } from "./project-form";
+import { useReadOnlyReason } from "./project-form";
 
 type Credential = Schemas["CredentialView"];
 type Kind = Credential["kind"];
@@ -36,7 +36,7 @@ const KINDS: { kind: Kind; title: string; about: string }[] = [
 const webhookUrl = () => `${location.origin}/api/v1/webhooks/github`;
 
 export function AccessTab({ project }: { project: Project }) {
-  const frozen = Boolean(useFrozen(project));
+  const frozen = Boolean(useReadOnlyReason(project));
   const query = useCredentials(project.id);
   return (
     <>
@@ -237,7 +237,7 @@ function CredentialForm({
 function requestOf(
   kind: Kind,
   values: { value: string; username: string; appId: string; installationId: string },
-): Schemas["GivenCredentials"] {
+): Schemas["CredentialChanges"] {
   switch (kind) {
     case "token":
       return { token: values.value, ...(values.username.trim() && { username: values.username.trim() }) };

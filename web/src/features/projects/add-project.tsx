@@ -77,7 +77,7 @@ function ProjectFields({ onClose }: { onClose: () => void }) {
       <Field
         label="Repository"
         className="sm:col-span-2"
-        hint={isAdmin ? "An HTTPS or SSH URL, or a path on the platform's host." : "An HTTPS or SSH URL."}
+        hint={isAdmin ? "An HTTPS or SSH URL, or a path on the server." : "An HTTPS or SSH URL."}
         error={errorAt("repository")}
       >
         {(control) => (

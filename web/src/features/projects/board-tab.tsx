@@ -8,7 +8,7 @@ import { type ProjectForm, useProjectForm } from "./project-form";
 
 const LIMITED = ["backlog", "in_progress", "in_review"] as const;
 const FINISHED = [
-  { value: "destroy", label: "Destroy" },
+  { value: "destroy", label: "Delete" },
   { value: "pause", label: "Pause and keep" },
 ];
 

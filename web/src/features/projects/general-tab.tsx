@@ -9,7 +9,7 @@ import { Fields, Form } from "@/ui/form";
 import { NumberInput } from "@/ui/inputs";
 import { Section } from "@/ui/page";
 import { showError, toast } from "@/ui/toast";
-import { useFrozen, useProjectForm } from "./project-form";
+import { useProjectForm, useReadOnlyReason } from "./project-form";
 
 export function GeneralTab({ project }: { project: Project }) {
   const { draft, form, errorAt, settings } = useProjectForm(project);
@@ -80,7 +80,7 @@ export function GeneralTab({ project }: { project: Project }) {
 /** Archive, unarchive or delete the project. */
 function ArchiveAndDelete({ project }: { project: Project }) {
   const navigate = useNavigate();
-  const frozen = Boolean(useFrozen(project));
+  const frozen = Boolean(useReadOnlyReason(project));
   const archived = project.archivedAt !== null;
   const archive = useArchiveProject({
     onSuccess: () => toast.success(archived ? "Project unarchived" : "Project archived"),

@@ -11,10 +11,10 @@ import { Field, Input, Select } from "@/ui/field";
 import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { showError } from "@/ui/toast";
-import { useFrozen } from "./project-form";
+import { useReadOnlyReason } from "./project-form";
 
 export function MembersTab({ project }: { project: Project }) {
-  const frozen = Boolean(useFrozen(project));
+  const frozen = Boolean(useReadOnlyReason(project));
   const user = useCurrentUser();
   const people = useUsers({ enabled: user?.role === "admin", refetchOnMount: "always" });
   const query = useMembers(project.id);

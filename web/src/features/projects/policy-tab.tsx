@@ -26,7 +26,7 @@ export function PolicyTab({ project }: { project: Project }) {
             >
               Agent permissions
             </Link>
-            ), nor to terminals, SSH and editors. Regular expressions (RE2), one per line, matched anywhere in the
+            ), or to terminals, SSH and editors. Regular expressions (RE2), one per line, matched anywhere in the
             command.
           </>
         }

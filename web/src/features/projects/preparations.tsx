@@ -14,7 +14,7 @@ import { Empty, Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
 import { showError } from "@/ui/toast";
-import { useFrozen } from "./project-form";
+import { useReadOnlyReason } from "./project-form";
 
 type Preparation = Schemas["PreparationView"];
 
@@ -64,7 +64,7 @@ export function Preparations({ project }: { project: Project }) {
 
 function PreparationRow({ preparation, project }: { preparation: Preparation; project: Project }) {
   const [open, setOpen] = useState(preparation.status === "failed");
-  const frozen = Boolean(useFrozen(project));
+  const frozen = Boolean(useReadOnlyReason(project));
   const remove = useDeletePreparation({ onError: showError("Could not delete the preparation") });
   return (
     <li className="px-4 py-2.5">
@@ -85,7 +85,7 @@ function PreparationRow({ preparation, project }: { preparation: Preparation; pr
             <span className="text-soft"> · {preparation.agent ?? "no agent"}</span>
           </span>
         </button>
-        <Status word={STATUS_LABELS[preparation.status]} />
+        <Status status={STATUS_LABELS[preparation.status]} />
         <span className="text-xs text-soft tabular-nums">
           {preparation.status === "preparing"
             ? preparation.step

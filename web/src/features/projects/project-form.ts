@@ -43,7 +43,7 @@ const draftOf = (project: Project): ProjectDraft => ({
 });
 
 /** Return why the user may not change the project; undefined if they may. */
-export function useFrozen(project: Project): string | undefined {
+export function useReadOnlyReason(project: Project): string | undefined {
   const user = useCurrentUser();
   if (!user || user.role === "admin" || user.id === project.ownerId) return undefined;
   return "You are a member of this project. Only its owner and administrators can change this.";
@@ -59,7 +59,7 @@ export function useProjectForm(
 ): ProjectForm {
   const stored = draftOf(project);
   const draft = useDraft(stored);
-  const frozen = useFrozen(project);
+  const frozen = useReadOnlyReason(project);
   const save = useUpdateProject({
     onSuccess: (saved) => {
       draft.replace(draftOf(saved));

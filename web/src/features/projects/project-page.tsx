@@ -18,14 +18,14 @@ import { GeneralTab } from "./general-tab";
 import { MembersTab } from "./members-tab";
 import { NetworkTab } from "./network-tab";
 import { PolicyTab } from "./policy-tab";
-import { useFrozen } from "./project-form";
+import { useReadOnlyReason } from "./project-form";
 import { SetupTab } from "./setup-tab";
 
 const TABS = [
   { id: "general", label: "General" },
   { id: "access", label: "Repository access" },
   { id: "agent", label: "Agent" },
-  { id: "setup", label: "Setup and checks" },
+  { id: "setup", label: "Setup and verification" },
   { id: "forge", label: "Git and forge" },
   { id: "board", label: "Board and budgets" },
   { id: "policy", label: "Command policy" },
@@ -77,7 +77,7 @@ function ProjectLinks({ project }: { project: Project }) {
 }
 
 function SettingsTab({ tab, project }: { tab: string; project: Project }) {
-  const frozen = useFrozen(project);
+  const frozen = useReadOnlyReason(project);
   return (
     <>
       <ReadOnlyNote reason={frozen} />

@@ -19,7 +19,7 @@ const ISOLATION_LEVELS = [
 ];
 const TEMPLATE = "template";
 const CONTAINERS = [
-  { value: TEMPLATE, label: "As the template says" },
+  { value: TEMPLATE, label: "Template default" },
   { value: "true", label: "Allowed", detail: "Docker works. More of the host's kernel is reachable." },
   { value: "false", label: "Not allowed" },
 ];
@@ -81,9 +81,8 @@ export function SetupTab({ project }: { project: Project }) {
               label="Isolation"
               hint={
                 <>
-                  Applies to new sandboxes. If the server does not have the level, they fail with an error instead of
-                  using another one. <code className="font-mono">sandyard doctor</code> on the server says whether
-                  gVisor is available.
+                  Applies to new sandboxes. If the server does not support the level, they fail to start. To check
+                  whether gVisor is available, run <code className="font-mono">sandyard doctor</code> on the server.
                 </>
               }
               error={errorAt("isolation")}
@@ -108,9 +107,9 @@ export function SetupTab({ project }: { project: Project }) {
               label="Containers"
               hint={
                 <>
-                  Whether new sandboxes may run Docker. The template <code className="font-mono">docker</code> has it
-                  installed, and allows it by itself. Containers need the isolation level gVisor, unless the engine's
-                  operator allows them without it.
+                  Whether new sandboxes may run Docker. The <code className="font-mono">docker</code> template contains
+                  Docker and allows it by default. Containers need the isolation level gVisor, unless the server's
+                  administrator allows them without it.
                 </>
               }
               error={errorAt("containers")}
@@ -130,12 +129,12 @@ export function SetupTab({ project }: { project: Project }) {
             </Field>
           </Fields>
         </Section>
-        <Section title="Checks" description="A command that must succeed before work is committed and pushed.">
+        <Section title="Verification" description="A command that must succeed before work is committed and pushed.">
           <Fields>
             <Field
               label="Verify command"
               className="sm:col-span-2"
-              hint="Leave empty for no checks."
+              hint="Leave empty to skip verification."
               error={errorAt("verify.command")}
             >
               {(control) => (

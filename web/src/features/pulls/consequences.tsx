@@ -8,7 +8,7 @@ export function SandboxNote({ projectId }: { projectId: string }) {
   const project = useProjects().data?.find((one) => one.id === projectId);
   return project?.settings.tasks?.finished === "pause"
     ? "Its sandbox is paused."
-    : "Its sandbox is deleted, including running programs and files ignored by git.";
+    : "Its sandbox is deleted, including running programs and files ignored by Git.";
 }
 
 /** What a merge does to the task. */

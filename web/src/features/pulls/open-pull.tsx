@@ -95,7 +95,7 @@ function Form({
             <p className="text-[13px] text-soft [overflow-wrap:anywhere]">
               {plain ? (
                 <>
-                  The repository is a plain git remote without pull requests.{" "}
+                  The repository is a plain Git remote without pull requests.{" "}
                   <span className="font-mono text-xs">{branch}</span> will be pushed there. You can then compare it with{" "}
                   <span className="font-mono text-xs">{base}</span> here.
                 </>

@@ -123,11 +123,11 @@ export function Pull({
             </IconButton>
           </div>
           <p className="flex flex-wrap items-center gap-1.5" aria-live="polite">
-            <Status word={PULLS[pull.state]} />
+            <Status status={PULLS[pull.state]} />
             {pull.draft && open && <Badge>Draft</Badge>}
             {verified && <Badge tone={verified.ok ? "ok" : "bad"}>{verified.ok ? "Verified" : "Not verified"}</Badge>}
-            {(pull.checks !== "none" || !verified) && <Status word={CHECKS[pull.checks]} />}
-            <Status word={REVIEWS[pull.review]} />
+            {(pull.checks !== "none" || !verified) && <Status status={CHECKS[pull.checks]} />}
+            <Status status={REVIEWS[pull.review]} />
             {open && pull.mergeable === false && <Badge tone="bad">Conflicts</Badge>}
             {open && pull.mergeable === true && <Badge tone="ok">Can be merged</Badge>}
             {labels.map((label) => (
@@ -262,7 +262,7 @@ export function Pull({
   );
 }
 
-/** The result of the project's check, which ran in the sandbox before the push. */
+/** The result of the verify command, which ran in the sandbox before the push. */
 function Verified({ verified }: { verified: Verification }) {
   return (
     <p className="flex items-center gap-2 px-3 py-1.5 text-[13px]">

@@ -71,7 +71,7 @@ export function PushedBranch({
       {project && <ForgeNote project={project} className="mx-3 mt-2" />}
       <header className="flex flex-col gap-1 border-b px-3 py-2">
         <div className="flex flex-wrap items-center gap-2">
-          <Status word={PULLS[pull.state]} />
+          <Status status={PULLS[pull.state]} />
           <h2 className="min-w-0 flex-1 basis-48 text-[15px] font-semibold [overflow-wrap:anywhere]">{pull.title}</h2>
           <PushButton sandboxId={sandboxId} busy={push.isPending} disabled={busy} onClick={() => sendPush()} />
           {!merged && (

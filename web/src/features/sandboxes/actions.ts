@@ -18,4 +18,7 @@ export function isAllowed(action: SandboxAction, status: Sandbox["status"]): boo
 
 /** Apply an action to sandboxes, and report an error. */
 export const useSandboxAction = () =>
-  useApplySandboxAction({ onError: (error, { action }) => showError(`Could not ${action} the sandbox`)(error) });
+  useApplySandboxAction({
+    onError: (error, { action }) =>
+      showError(`Could not ${action === "destroy" ? "delete" : action} the sandbox`)(error),
+  });

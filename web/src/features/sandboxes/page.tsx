@@ -118,7 +118,7 @@ function SandboxList({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
             >
               {row.title ?? row.id}
             </Link>
-            <Status word={SANDBOXES[row.status]} />
+            <Status status={SANDBOXES[row.status]} />
             {row.projectName && <span className="max-w-40 truncate text-xs text-soft">{row.projectName}</span>}
             {!SNAPSHOT.test(row.template) && <span className="text-xs text-faint">{row.template}</span>}
             {row.isolation && <span className="text-xs text-faint">{isolationLabel(row.isolation)}</span>}
@@ -150,7 +150,7 @@ function SandboxList({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
   );
 }
 
-const LABELS: Partial<Record<SandboxAction, string>> = { pause: "Pause", resume: "Resume", destroy: "Destroy" };
+const LABELS: Partial<Record<SandboxAction, string>> = { pause: "Pause", resume: "Resume", destroy: "Delete" };
 
 /** Apply an action to the selected sandboxes whose status allows it. */
 function BulkAction({ action, rows }: { action: SandboxAction; rows: Sandbox[] }) {
@@ -171,8 +171,8 @@ function BulkAction({ action, rows }: { action: SandboxAction; rows: Sandbox[] }
           {text}
         </Button>
       }
-      title={ids.length === 1 ? "Destroy this sandbox?" : `Destroy ${ids.length} sandboxes?`}
-      action="Destroy"
+      title={ids.length === 1 ? "Delete this sandbox?" : `Delete ${ids.length} sandboxes?`}
+      action="Delete"
       onConfirm={() => apply.mutateAsync({ action, ids })}
     >
       Processes and files are deleted. Branches, checkpoints and conversations are kept.

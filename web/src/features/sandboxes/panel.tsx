@@ -38,7 +38,7 @@ function SandboxDetails({ row, sessionId }: { row: Sandbox; sessionId: string | 
   return (
     <div className="mx-auto flex max-w-3xl flex-col gap-5">
       <div className="flex flex-wrap items-center gap-2" aria-live="polite">
-        <Status word={SANDBOXES[row.status]} />
+        <Status status={SANDBOXES[row.status]} />
         <span className="font-mono text-xs text-soft">{row.id}</span>
         <CopyButton text={row.id} label="Copy sandbox ID" />
         <span className="ml-auto flex flex-wrap gap-2">
@@ -144,11 +144,11 @@ function Actions({ row, sessionId }: { row: Sandbox; sessionId: string | undefin
         <Confirm
           trigger={
             <Button size="sm" look="danger">
-              <Trash2 className="size-3.5" aria-hidden /> Destroy
+              <Trash2 className="size-3.5" aria-hidden /> Delete
             </Button>
           }
-          title="Destroy this sandbox?"
-          action="Destroy"
+          title="Delete this sandbox?"
+          action="Delete"
           onConfirm={() => destroy.mutateAsync({ action: "destroy", ids: [row.id] })}
         >
           Its processes and files are deleted. The branch, checkpoints and conversation are kept.
@@ -158,7 +158,7 @@ function Actions({ row, sessionId }: { row: Sandbox; sessionId: string | undefin
   );
 }
 
-/** Start a new sandbox from the last checkpoint, for a session whose sandbox failed or was destroyed. */
+/** Start a new sandbox from the last checkpoint, for a session whose sandbox failed or was deleted. */
 function Provision({ sessionId }: { sessionId: string }) {
   const provision = useProvisionSandbox({ onError: showError("Could not start a new sandbox") });
   return (

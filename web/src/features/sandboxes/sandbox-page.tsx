@@ -34,7 +34,7 @@ export function SandboxPage() {
         <>
           <header className="flex flex-wrap items-center gap-2 px-3 py-2 sm:px-4">
             <h1 className="mr-1 min-w-0 truncate text-[15px] font-semibold">Sandbox {row.id}</h1>
-            <Status word={SANDBOXES[row.status]} />
+            <Status status={SANDBOXES[row.status]} />
             <span className="ml-auto flex gap-3 text-[13px]">
               {row.taskId && (
                 <Link to="/tasks/$taskId" params={{ taskId: row.taskId }} className="text-accent underline">

@@ -103,7 +103,7 @@ function SessionRow({ session, project }: { session: Session; project: string | 
         </p>
       </div>
       {session.sandbox && (
-        <Status word={SANDBOXES[session.sandbox.status]} title={session.sandbox.error ?? undefined} />
+        <Status status={SANDBOXES[session.sandbox.status]} title={session.sandbox.error ?? undefined} />
       )}
       <SessionMenu session={session} />
     </li>

@@ -54,7 +54,7 @@ export function SessionPage() {
             >
               {session.archivedAt && <Badge>Archived</Badge>}
               {session.sandbox && (
-                <Status word={SANDBOXES[session.sandbox.status]} title={session.sandbox.error ?? undefined} />
+                <Status status={SANDBOXES[session.sandbox.status]} title={session.sandbox.error ?? undefined} />
               )}
               {session.projectId && (
                 <span className="max-w-40 truncate">

@@ -35,21 +35,21 @@ export function About() {
             <dt className="text-soft">Platform</dt>
             <dd className="flex flex-wrap items-center gap-2">
               <Status
-                word={health.status === "ok" ? { text: "Healthy", tone: "ok" } : { text: "Degraded", tone: "warn" }}
+                status={health.status === "ok" ? { text: "Healthy", tone: "ok" } : { text: "Degraded", tone: "warn" }}
               />
               <span className="text-xs text-soft tabular-nums">up for {formatDuration(health.uptimeSeconds)}</span>
             </dd>
             <dt className="text-soft">Database</dt>
             <dd className="flex flex-wrap items-center gap-2">
               <Status
-                word={health.database.ok ? { text: "Healthy", tone: "ok" } : { text: "Not responding", tone: "bad" }}
+                status={health.database.ok ? { text: "Healthy", tone: "ok" } : { text: "Not responding", tone: "bad" }}
               />
               {health.database.reason && <span className="text-xs text-soft">{health.database.reason}</span>}
             </dd>
             <dt className="text-soft">Engine</dt>
             <dd className="flex flex-wrap items-center gap-2">
               <Status
-                word={
+                status={
                   health.engine.configured
                     ? (BREAKER[health.engine.breaker] ?? { text: health.engine.breaker, tone: "idle" })
                     : { text: "Not configured", tone: "bad" }

@@ -28,7 +28,7 @@ export function People() {
   return (
     <Section
       title="People"
-      description="Everyone with an account on this installation."
+      description="Everyone with an account on this server."
       actions={
         <Button size="sm" onClick={() => setAdding(true)}>
           <Plus className="size-3.5" aria-hidden /> Add a person

@@ -7,12 +7,12 @@ import { beforeEach, describe, expect, it, vi } from "vitest";
 
 const stubs = vi.hoisted(() => {
   vi.stubGlobal("location", { origin: "http://localhost" }); // read by the API client
-  return { created: (_: object) => undefined as unknown, success: [] as unknown[][] };
+  return { onUserCreated: (_: object) => undefined as unknown, success: [] as unknown[][] };
 });
 vi.mock("@/api/queries/users", async (original) => {
   const real = await original<typeof import("@/api/queries/users")>();
   const useCreateUser: typeof real.useCreateUser = (callbacks) => {
-    stubs.created = callbacks?.onSuccess as typeof stubs.created;
+    stubs.onUserCreated = callbacks?.onSuccess as typeof stubs.onUserCreated;
     return real.useCreateUser(callbacks);
   };
   return { ...real, useCreateUser };
@@ -45,7 +45,7 @@ beforeEach(() => {
 });
 
 describe("secrets", () => {
-  it("are loading until they were read", () => {
+  it("show that they are loading", () => {
     expect(render(<SecretList />)).toContain('role="status"');
   });
 
@@ -60,7 +60,7 @@ describe("secrets", () => {
 });
 
 describe("tokens", () => {
-  it("show which one is signed in and which has expired", () => {
+  it("show which one is in use and which has expired", () => {
     client.setQueryData(keys.tokens(), [
       { id: "tok_1", name: "laptop", hint: "sy_a", createdAt: at, lastUsedAt: null, expiresAt: null },
       { id: "tok_2", name: "ci", hint: "sy_b", createdAt: at, lastUsedAt: at, expiresAt: at },
@@ -72,7 +72,7 @@ describe("tokens", () => {
 });
 
 describe("people", () => {
-  it("can be changed, except for oneself", () => {
+  it("can be changed by an administrator, except for the administrator's own account", () => {
     client.setQueryData(keys.users(), [
       { ...me.user, createdAt: at, disabledAt: null },
       { id: "usr_2", name: "Bob", role: "member", createdAt: at, disabledAt: at },
@@ -85,10 +85,10 @@ describe("people", () => {
 });
 
 describe("a new person", () => {
-  it("needs no password, and is said to see only their projects if they are a member", () => {
+  it("needs no password; the message says which projects a member can see", () => {
     expect(render(<UserForm onDone={() => undefined} />)).toContain("Password (optional)");
-    stubs.created({ name: "Bob", role: "member" });
-    stubs.created({ name: "Eve", role: "admin" });
+    stubs.onUserCreated({ name: "Bob", role: "member" });
+    stubs.onUserCreated({ name: "Eve", role: "admin" });
     expect(stubs.success).toEqual([
       ["Bob added", { description: expect.stringContaining("see only projects they are added to") }],
       ["Eve added", {}],

@@ -11,7 +11,7 @@ import { localTarget, tokenIn } from "./address";
 
 const REJECTED = {
   token:
-    "Invalid token. Check that you copied all of it. Starting the server with SANDYARD_NEW_ADMIN_TOKEN=true creates a new one.",
+    "Invalid token. Check that you copied all of it. If the administrator's token is lost, restart the server with SANDYARD_NEW_ADMIN_TOKEN=true to create another one.",
   password: "Wrong name or password. An administrator can set a new password for you.",
 };
 

@@ -98,7 +98,7 @@ function AttemptRow({
               ...agents.map((one) => ({
                 value: one.name,
                 label: pickerTitle(one, project?.id),
-                detail: one.demo ? "follows scripted instructions" : undefined,
+                detail: one.demo ? "follows written instructions" : undefined,
               })),
             ]}
           />

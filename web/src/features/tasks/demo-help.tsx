@@ -10,14 +10,14 @@ const VERBS: [string, string][] = [
   ["ask: QUESTION", "asks a question; later lines can use {answer}"],
   ["permit: ACTION", "requests permission"],
   ["say: TEXT", "writes a message; think: TEXT writes a thought"],
-  ["plan: FIRST; SECOND", "shows a plan and ticks off its steps"],
+  ["plan: FIRST; SECOND", "shows a plan and marks its steps as done"],
   ["sleep: SECONDS", "waits"],
-  ["fix: INSTRUCTION", "runs when the project's check fails, for example fix: replace PATH: OLD -> NEW"],
+  ["fix: INSTRUCTION", "runs when the verify command fails, for example fix: replace PATH: OLD -> NEW"],
   ["fail: REASON", "ends the turn as failed; also refuse, crash and hang"],
 ];
 
 const EXAMPLE = `plan: Write it; Look at it; Commit
-create HELLO.md: Hello from the yard.
+create HELLO.md: Hello from the demo agent.
 run: cat HELLO.md
 commit: docs: say hello`;
 
@@ -29,7 +29,7 @@ export function DemoHelp({ onExample }: { onExample: (text: string) => void }) {
       <div className="flex flex-col gap-2 border-t px-2.5 py-2">
         <p className="text-soft">
           The demo agent uses no model. It follows instructions, one per line, and ignores other text, quoted blocks and
-          the output of checks.
+          the output of the verify command.
         </p>
         <dl className="grid gap-x-3 gap-y-0.5 sm:grid-cols-[auto_1fr]">
           {VERBS.map(([verb, meaning]) => (

@@ -61,8 +61,8 @@ export function TaskHeader({
       </div>
       <div className="mt-1 flex flex-wrap items-center gap-x-2 gap-y-1 text-xs text-soft">
         <span className="flex items-center gap-1.5" aria-live="polite">
-          {!(word && hasFailed(task)) && <Status word={COLUMNS[task.status]} />}
-          {word && (word === TURNS.waiting ? <ToQuestion task={task} asked={asked} /> : <Status word={word} />)}
+          {!(word && hasFailed(task)) && <Status status={COLUMNS[task.status]} />}
+          {word && (word === TURNS.waiting ? <ToQuestion task={task} asked={asked} /> : <Status status={word} />)}
         </span>
         <ProjectName id={task.projectId} />
         {task.attempts.length > 1 && attempt && <AttemptPicker task={task} attempt={attempt} onAttempt={onAttempt} />}
@@ -159,7 +159,7 @@ function ToQuestion({ task, asked }: { task: Task; asked: ReadonlySet<string> })
       }}
       className="flex items-center gap-0.5 rounded pr-1 hover:bg-hover"
     >
-      <Status word={TURNS.waiting} />
+      <Status status={TURNS.waiting} />
       <ArrowRight className="size-3 text-warn" aria-hidden />
     </Link>
   );

@@ -9,7 +9,7 @@ const LOOK =
   "inline-flex h-7 items-center gap-1 rounded-md border border-line-strong bg-surface px-2 text-xs font-medium hover:bg-hover";
 const ICON = "size-3.5";
 
-/** Actions for a check that still fails, besides a retry; renders nothing for other failures. */
+/** Actions for a verify command that still fails, besides a retry. Renders nothing for other failures. */
 export function NextSteps({ task, attempt }: { task: Task; attempt: Attempt | undefined }) {
   const [editing, setEditing] = useState(false);
   const navigate = useNavigate({ from: "/tasks/$taskId" });
@@ -30,7 +30,7 @@ export function NextSteps({ task, attempt }: { task: Task; attempt: Attempt | un
         <Bot className={ICON} aria-hidden /> Change the agent
       </button>
       <Link to="/projects/$projectId" params={{ projectId: task.projectId }} search={{ tab: "setup" }} className={LOOK}>
-        <SquareCheckBig className={ICON} aria-hidden /> Change the check
+        <SquareCheckBig className={ICON} aria-hidden /> Change the verify command
       </Link>
       {editing && <EditTaskDialog open task={task} onOpenChange={setEditing} />}
     </div>

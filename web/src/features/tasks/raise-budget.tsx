@@ -87,7 +87,7 @@ function BudgetDialog({ task, onClose }: { task: Task; onClose: () => void }) {
         )}
         {(budget?.usd || !budget?.tokens) && (
           <Field
-            label="Budget in dollars"
+            label="Budget (USD)"
             hint={spent ? `Spent so far: ${formatCost(spent.usd, spent.estimated)}` : undefined}
             error={tried ? errors.usd : undefined}
           >
@@ -104,7 +104,7 @@ function BudgetDialog({ task, onClose }: { task: Task; onClose: () => void }) {
         )}
         {budget?.tokens && (
           <Field
-            label="Budget in tokens"
+            label="Budget (tokens)"
             hint={`Used so far: ${count(tokens)}`}
             error={tried ? errors.tokens : undefined}
           >

@@ -19,7 +19,7 @@ const WORDS = {
 };
 /** Why a step was not run. */
 const REASONS: Record<string, string> = {
-  skipped: "The project has no check.",
+  skipped: "The project has no verify command.",
   not_applicable: "The remote does not support pull requests.",
 };
 const QUIET = ["ahead", "skipped", "not_applicable"];

@@ -139,7 +139,7 @@ export function TaskFields({
               error={errors.priority}
             />
             <Small
-              label="Budget in dollars"
+              label="Budget (USD)"
               name="usd"
               placeholder="Project default"
               draft={draft}
@@ -147,7 +147,7 @@ export function TaskFields({
               error={errors["budget.usd"]}
             />
             <Small
-              label="Budget in tokens"
+              label="Budget (tokens)"
               name="tokens"
               placeholder="Project default"
               draft={draft}

@@ -17,7 +17,7 @@ const FINAL_CODES = [4400, 4401, 4403, 4404, 4409, 4410];
 /** Decide what a closed connection means. */
 export function outcomeOf(closed: Closed, shellExists: boolean, sandboxIsGone: boolean): Outcome {
   if (closed.ended !== undefined) return { kind: "ended", exitCode: closed.ended };
-  if (sandboxIsGone) return { kind: "failed", reason: "The sandbox failed or was destroyed." };
+  if (sandboxIsGone) return { kind: "failed", reason: "The sandbox failed or was deleted." };
   if (FINAL_CODES.includes(closed.code))
     return { kind: "failed", reason: closed.reason || "The platform closed this shell." };
   return shellExists ? { kind: "reconnect" } : { kind: "ended", exitCode: null };

@@ -26,7 +26,7 @@ export function ResumePrompt({
       {(box) => {
         if (box.status === "destroyed" || box.status === "error") {
           return (
-            <Empty title={box.status === "error" ? "Sandbox failed" : "Sandbox destroyed"}>
+            <Empty title={box.status === "error" ? "Sandbox failed" : "Sandbox deleted"}>
               {box.error ?? "Its files are gone. Its commits and checkpoints are kept with the session."}
             </Empty>
           );

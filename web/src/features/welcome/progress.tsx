@@ -36,7 +36,7 @@ function TaskProgress({ task, onRestart }: { task: Task; onRestart: () => void }
     <div className="flex flex-col gap-3" aria-live="polite">
       <div className="flex flex-wrap items-center gap-2">
         <h2 className="mr-auto font-semibold">{task.title}</h2>
-        {attempt && <Status word={waiting ? TURNS.waiting : attemptStatus(attempt)} />}
+        {attempt && <Status status={waiting ? TURNS.waiting : attemptStatus(attempt)} />}
         {attempt?.seconds != null && <WorkTime attempt={attempt} className="text-xs text-faint tabular-nums" />}
       </div>
       {waiting ? (

@@ -62,7 +62,7 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
         </h2>
         <Field
           label="Repository"
-          hint={isAdmin ? "https://…, ssh://…, or a path on this machine." : "https://… or ssh://…"}
+          hint={isAdmin ? "https://…, ssh://…, or a path on the server." : "https://… or ssh://…"}
           error={repositoryError}
         >
           {(control) => (

@@ -41,7 +41,7 @@ logging.getLogger("sse_starlette").setLevel(logging.WARNING)
 INSTRUCTIONS = """Sandyard gives every coding agent its own machine.
 
 A task belongs to a project: an agent works on it in its own sandbox, on its own branch, until there is a pull request, a question or a
-failure. Call create_task with start, then wait_for_task until it rests or asks; then answer_ask, send_feedback or task_diff.
+failure. Call create_task with start, then wait_for_task until it stops or needs an answer; then answer_ask, send_feedback or task_diff.
 A session is one agent at work, with a sandbox: create_session, prompt_session.
 A sandbox is an isolated Linux machine: create_sandbox, run_command, read_file, write_file; destroy_sandbox when you no longer need it.
 Waits are limited: the work continues when the time is up; call again to keep waiting.

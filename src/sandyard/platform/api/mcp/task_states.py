@@ -40,7 +40,7 @@ class AttemptState(Model):
     session_id: str
     sandbox_id: str | None
     branch: str | None
-    verified: bool | None = Field(description="Whether the project's check passed. Null if it has not run yet.")
+    verified: bool | None = Field(description="Whether the verify command passed. Null if it has not run yet.")
     diff: DiffStat | None
     seconds: float | None
     cost_usd: float | None

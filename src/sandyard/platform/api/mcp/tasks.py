@@ -193,7 +193,7 @@ async def list_tasks(call: Call, arguments: ListTasks) -> TaskList:
 
 @tools.add("wait_for_task", title="Wait for a task", reads=True, waits=True)
 async def wait_for_task(call: Call, arguments: WaitForTask) -> TaskState:
-    """Wait until a task comes to rest (`rests`: in review, done, failed or stopped) or one of its agents needs an answer (`asks`).
+    """Wait until a task stops (`rests`: in review, done, failed or stopped) or one of its agents needs an answer (`asks`).
 
     If the time runs out first, the task continues: call again.
     """

@@ -72,7 +72,7 @@ class Turn(Base):
     queued_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     active_at: Mapped[datetime | None]  # last observed activity of the agent
-    stuck_at: Mapped[datetime | None]  # since when the agent seems inactive
+    stuck_at: Mapped[datetime | None]  # when the agent began to look stuck
     cancel_at: Mapped[datetime | None]  # when cancellation was requested
     finished_at: Mapped[datetime | None]
 

@@ -68,7 +68,7 @@ class SetupProgress(TypedDict):
 
 
 class Verification(TypedDict):
-    """The last run of the project's check."""
+    """The last run of the verify command."""
 
     ok: bool
     command: str
@@ -100,7 +100,7 @@ class AttemptDetail(TypedDict, total=False):
 
 
 class UndoneFiles(TypedDict):
-    """Changes of a check that were undone. `commit` keeps them."""
+    """Changes of the verify command that were undone. `commit` keeps them."""
 
     count: int
     paths: list[str]

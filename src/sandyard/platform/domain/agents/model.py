@@ -30,8 +30,8 @@ PLATFORM = "platform"
 
 
 class Origin(StrEnum):
-    """The source of a prompt: a person in the session, a task's description, failed checks, comments on the pull
-    request, or the test of an agent."""
+    """The source of a prompt: a person in the session, a task's description, a failed verify command, feedback on the
+    pull request, or the test of an agent."""
 
     PERSON = "person"
     TASK = "task"

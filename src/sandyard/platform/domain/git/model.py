@@ -29,7 +29,7 @@ class OperationKind(StrEnum):
 
 
 class OperationStatus(StrEnum):
-    """State of a git operation. `queued`: the operation waits for its turn to write to the repository."""
+    """State of a Git operation. `queued`: the operation waits for its turn to write to the repository."""
 
     QUEUED = "queued"
     RUNNING = "running"

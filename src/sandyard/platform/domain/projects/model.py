@@ -82,8 +82,8 @@ class PermissionSettings(_SettingsModel):
 
     mode: Literal["ask", "allow_reads", "allow_all"] = Field(
         default="allow_all",
-        description="ask: a person decides every request of the agent. allow_reads: reading, searching and thinking are allowed, other "
-        "requests are asked. allow_all: everything inside the sandbox is allowed.",
+        description="ask: a person decides every request of the agent. allow_reads: reading, searching and thinking are allowed, a "
+        "person decides other requests. allow_all: everything inside the sandbox is allowed.",
     )
     deny: Patterns = Field(
         default_factory=list,
@@ -119,7 +119,7 @@ class AgentSettings(_SettingsModel):
         Field(max_length=50),
     ] = Field(
         default_factory=list,
-        description="Tools that agents may have model providers run, outside the sandbox's network and budget: a tool name, or "
+        description="Tools that model providers may run for agents, outside the sandbox's network policy and budget: a tool name, or "
         "PROVIDER/name.",
         examples=[["web_search", "anthropic/code_execution"]],
     )
@@ -136,11 +136,11 @@ class AgentSettings(_SettingsModel):
 
 
 class VerifySettings(_SettingsModel):
-    """The check that must pass before work is committed and pushed."""
+    """The command that must succeed before work is committed and pushed."""
 
     command: str | None = Field(default=None, min_length=1, max_length=10_000, examples=["make test"])
     timeout_seconds: int = Field(default=900, ge=1, le=24 * 3600)
-    fixes: int = Field(default=2, ge=0, le=20, description="How many times the agent is asked to fix a failed check.")
+    fixes: int = Field(default=2, ge=0, le=20, description="How many times the agent is asked to fix a failure.")
 
 
 class SetupSettings(_SettingsModel):

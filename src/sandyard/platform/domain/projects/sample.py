@@ -83,7 +83,7 @@ commit: docs: give the readme a motto
     SampleTask(
         "Accept underscores in slugs",
         """\
-The first try is wrong on purpose: the project's check fails, the agent gets its output and fixes its work.
+The first try is wrong on purpose: the verify command fails, the agent gets its output and fixes its work.
 
 append tests/test_text.py:
 ```

@@ -61,8 +61,8 @@ class StepName(StrEnum):
 class Outcome(StrEnum):
     """The result of a step.
 
-    FAILED: also a check that found problems. FIXED: it failed, and a later try in the same round succeeded. SKIPPED: the project has no
-    check. NOT_APPLICABLE: the remote has no pull requests.
+    FAILED: the step or the verify command failed. FIXED: it failed, and a later try in the same round succeeded. SKIPPED: the project
+    has no verify command. NOT_APPLICABLE: the remote does not support pull requests.
     """
 
     RUNNING = "running"

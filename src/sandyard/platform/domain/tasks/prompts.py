@@ -63,7 +63,7 @@ def format_feedback(messages: Sequence[MessageToAgent]) -> list[TextPart]:
 
 def format_failure(command: str, exit_code: int | None, output: str) -> str:
     ending = "timed out" if exit_code is None else f"ended with exit code {exit_code}"
-    return f"The check `{command}` {ending}. Please fix the failures. The end of its output:\n\n{fence(output[-MAX_OUTPUT:])}"
+    return f"The verify command `{command}` {ending}. Please fix the failures. The end of its output:\n\n{fence(output[-MAX_OUTPUT:])}"
 
 
 def fence(text: str) -> str:

@@ -46,8 +46,8 @@ class RoundPlan(TypedDict):
     """The plan of a round, recorded at its beginning.
 
     `kind` is a RoundKind. `solo`: the task has one attempt, which is published without being picked. `fresh`: the attempt has no session
-    yet, or only a copy that the setup of another attempt has made for it. `fixes`: how many times the agent may fix a failed check or
-    rejected commits.
+    yet, or only a copy that the setup of another attempt has made for it. `fixes`: how many times the agent may fix a failed verify
+    command or rejected commits.
     """
 
     kind: str

@@ -467,7 +467,7 @@ class Steps:
             return (await session.scalars(query.limit(1))).first() is not None
 
     async def verify(self, context: StepContext, step_key: StepKey, saved_detail: StepDetail) -> StepResult:
-        """Run the project's check in the checkout and undo its changes, so that only the agent's work is committed."""
+        """Run the verify command in the checkout and undo its changes, so that only the agent's work is committed."""
         verify = context.settings.verify
         if verify.command is None:
             return {"ok": True}
@@ -500,7 +500,7 @@ class Steps:
             if command.status != CommandStatus.LOST:
                 break
             await self._raise_if_cancelled(context.attempt.id)
-            # the sandbox was restarted during the check; a restarted platform may have started the next one
+            # the sandbox was restarted during the verify command; a restarted platform may have started the next one
             command_id = await self._find_interrupted_check(step_key, sandbox.id, verify.command)
         undone = await self._undo_check(context, sandbox.id, tree)
         ok = command.status == CommandStatus.EXITED and command.exit_code == 0
@@ -523,15 +523,13 @@ class Steps:
             return {"ok": True, "shown": shown}
         await self._raise_if_cancelled(context.attempt.id)
         if command.status in (CommandStatus.LOST, CommandStatus.NOT_STARTED):
-            raise ConflictError(f"Could not run the check `{verify.command}`. {command.error or ''}".strip())
+            raise ConflictError(f"Could not run the verify command `{verify.command}`. {command.error or ''}".strip())
         output = await self._read_output_end(command.id, command.stdout_bytes, command.stderr_bytes)
         prompt = prompts.format_failure(verify.command, command.exit_code, output)
         tried = {0: "", 1: " after one attempt to fix it"}.get(
             verify.fixes, f" after {verify.fixes} attempts to fix it"
         )
-        message = (
-            f"The check `{verify.command}` {'still ' if tried else ''}fails (exit code {command.exit_code}){tried}."
-        )
+        message = f"The verify command `{verify.command}` {'still ' if tried else ''}fails (exit code {command.exit_code}){tried}."
         return {"ok": False, "words": prompt, "message": message, "shown": shown}
 
     async def _undo_check(self, context: StepContext, sandbox_id: str, tree: str | None) -> UndoneChanges | None:
@@ -543,7 +541,7 @@ class Steps:
         )
 
     async def _find_interrupted_check(self, step_key: StepKey, sandbox_id: str, command: str) -> str | None:
-        """Return the id of the check that an interrupted try of this step started but could not record."""
+        """Return the id of the verify command that an interrupted try of this step started but could not record."""
         never = (CommandStatus.LOST, CommandStatus.NOT_STARTED)
         query = select(Command.id).join(Step, Step.started_at <= Command.started_at)
         query = query.where(Step.attempt_id == step_key[0], Step.round == step_key[1], Step.number == step_key[2])
@@ -552,7 +550,7 @@ class Steps:
             return await session.scalar(query.order_by(Command.id.desc()).limit(1))
 
     async def _wait_for_check(self, context: StepContext, command_id: str) -> Command:
-        """Wait for the check. If the attempt is cancelled, kill the check and raise CancelledStep."""
+        """Wait for the verify command. If the attempt is cancelled, kill it and raise CancelledStep."""
         try:
             return await self._wait_unless_cancelled(context.attempt.id, self._commands.wait(command_id))
         except CancelledStep:

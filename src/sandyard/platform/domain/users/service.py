@@ -266,7 +266,7 @@ async def _get_token_expiry(session: AsyncSession, caller: Principal) -> datetim
     if means == "cookie":
         login = await session.get(Login, token_id)
         if login is None:
-            raise UnauthenticatedError("Your session has expired. Sign in again.")
+            raise UnauthenticatedError("Your login has expired. Sign in again.")
         token_id = login.token_id or ""
     token = await session.get(ApiToken, token_id)
     return None if token is None else token.expires_at

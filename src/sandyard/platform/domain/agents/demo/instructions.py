@@ -19,7 +19,7 @@ say: TEXT
 think: TEXT
 plan: FIRST; SECOND; THIRD
 sleep: SECONDS
-fix: INSTRUCTION (followed when the project's check fails)
+fix: INSTRUCTION (followed when the verify command fails)
 fail: REASON
 refuse
 crash

@@ -83,7 +83,7 @@ class Turn:
             elif any(text.failure for text in texts):
                 self._follow_fixes()
             elif found.fixes:
-                self.say(MARK + "Noted what to do when the check fails.\n")
+                self.say(MARK + "Noted what to do when the verify command fails.\n")
             else:
                 self._answer_prose(texts[0].text if texts else "")
         except Cancelled:
