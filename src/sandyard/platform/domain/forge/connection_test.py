@@ -21,6 +21,7 @@ from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind, Per
 from sandyard.platform.domain.projects.credentials import CredentialDraft, CredentialKind
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.repositories.error_translation import clean_line
 from sandyard.platform.domain.repositories.errors import RemoteRefusedError
 from sandyard.platform.domain.repositories.mirror import Mirror, Mirrors
 from sandyard.platform.domain.repositories.model import Credential
@@ -212,7 +213,8 @@ class ConnectionTest:
             self._add("base_branch", False, missing + available, "baseBranch")
 
     def _add(self, what: str, ok: bool, detail: str, field: str | None = None) -> None:
-        self._findings.append(Finding(what, ok, detail, field))
+        # may repeat what the forge sent, such as the name of a branch
+        self._findings.append(Finding(what, ok, clean_line(detail), field))
 
 
 def _get_field(error: SandyardError) -> str | None:

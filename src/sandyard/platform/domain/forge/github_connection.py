@@ -14,7 +14,7 @@ import httpx
 from sandyard.kit import bounded_json
 from sandyard.kit.clock import Clock
 from sandyard.kit.destinations import Destinations, PrivateAddressError
-from sandyard.kit.http_clients import GuardedTransport
+from sandyard.kit.http_clients import GuardedTransport, discard_cookies
 from sandyard.kit.logging import get_logger
 from sandyard.kit.paced_http import limit_responses
 from sandyard.kit.pacing import take_turn
@@ -29,6 +29,8 @@ MAX_ATTEMPTS = 3
 _GITHUB_HEADER = "x-github-request-id"
 """Present in every response of GitHub. Messages of other servers are not shown, because they are not meant for the project's owner."""
 _MAX_LINK_LENGTH = 4096
+_MAX_REDIRECTS = 3
+"""GitHub needs one: from any earlier name of a repository to its id."""
 _MAX_RESPONSE_BYTES, _MAX_RESPONSE_VALUES = 16 << 20, 200_000
 """A page of a hundred pull requests, the largest response, has a fifth of these values."""
 _TIMEOUT = httpx.Timeout(30, connect=10)
@@ -228,6 +230,10 @@ class GitHubConnection:
             raise ForgeUnreachableError(f"{self.host} did not respond in time. Nothing was lost; try again.") from None
         except PrivateAddressError as error:
             raise ForgeForbiddenError(error.message) from None
+        except httpx.TooManyRedirects:
+            raise ForgeRefusedError(
+                f"{self.host} redirects more than {_MAX_REDIRECTS} times. Check the repository's URL and the project's forge.apiUrl."
+            ) from None
         except ForgeRefusedError:
             raise
         except Exception as error:  # of the transport, the TLS library or the parser
@@ -280,10 +286,11 @@ class _Client:
             },
             timeout=_TIMEOUT,
             follow_redirects=True,
+            max_redirects=_MAX_REDIRECTS,
             transport=self._transport,
             event_hooks={"request": [self._check_origin], "response": [_limit_size]},
         )
-        return limit_responses(client)
+        return limit_responses(discard_cookies(client))
 
     async def _check_origin(self, request: httpx.Request) -> None:
         """Raise ForgeRefusedError for a redirect to another origin, which could be any host that the platform can reach.

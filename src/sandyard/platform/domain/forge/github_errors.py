@@ -17,6 +17,7 @@ from sandyard.platform.domain.forge.errors import (
     ForgeUnauthorizedError,
     ForgeUnreachableError,
 )
+from sandyard.platform.domain.repositories.error_translation import clean_line
 
 _MAX_MESSAGE_LENGTH = 600
 _MAX_BYTES, _MAX_VALUES = 1 << 20, 10_000
@@ -56,11 +57,12 @@ def _extract_details(errors: Any, token: Secret | None) -> list[str]:
 
 
 def _clean_text(value: Any, token: Secret | None) -> str:
-    """Return the text without the token and without a final full stop, which only some of GitHub's messages have."""
+    """Return the text without the token, control characters, and a final full stop, which only some of GitHub's messages have."""
     if not isinstance(value, str):
         return ""
-    # before the text is cut, because that could leave a part of the token
-    text = value.replace(token.reveal(), "***") if token else value
+    # the token is removed after invisible characters that could be inside it, and before the text is cut, which could leave a part of it
+    text = clean_line(value)
+    text = text.replace(token.reveal(), "***") if token else text
     return " ".join(text.split()).rstrip(".")[:_MAX_MESSAGE_LENGTH]
 
 

@@ -15,6 +15,7 @@ log = get_logger(__name__)
 
 CORE = "core"
 _DEFAULT_WAIT_S = 60.0  # the wait that GitHub documents for a limit without a duration
+_MAX_WAIT_S = 24 * 3600.0  # a forge's headers may hold any number or date
 _MARGIN_S = 1.0  # the reset time has a resolution of one second
 
 
@@ -42,7 +43,8 @@ class RateLimit:
             return
         resource = headers.get("x-ratelimit-resource", CORE)[:40]
         # the forge's clock and ours may differ: only the duration until then counts
-        resets_at = datetime.fromtimestamp(round(self._clock.now() + reset - self._get_sent_at(headers)), UTC)
+        wait = _limit_wait(reset - self._get_sent_at(headers))
+        resets_at = datetime.fromtimestamp(round(self._clock.now() + wait), UTC)
         known = self._budgets.get(resource)
         if known is not None and abs((known.resets_at - resets_at).total_seconds()) <= 5:
             # the same window: responses may arrive out of order
@@ -88,21 +90,25 @@ class RateLimit:
     def _get_sent_at(self, headers: Mapping[str, str]) -> float:
         try:
             return parsedate_to_datetime(headers["date"]).timestamp()
-        except (KeyError, ValueError, TypeError):
+        except (KeyError, ValueError, TypeError, OverflowError):
             return self._clock.now()
 
 
 def parse_retry_after(headers: Mapping[str, str], sent_at: float) -> float | None:
-    """Return the seconds to wait. The header contains them, or a date."""
+    """Return the seconds to wait, at most a day. The header contains them, or a date."""
     value = headers.get("retry-after")
     if value is None:
         return None
     if value.strip().isdecimal():
-        return min(float(value), 24 * 3600.0)
+        return _limit_wait(float(value))
     try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - sent_at)
-    except (ValueError, TypeError):
+        return _limit_wait(parsedate_to_datetime(value).timestamp() - sent_at)
+    except (ValueError, TypeError, OverflowError):
         return None
+
+
+def _limit_wait(seconds: float) -> float:
+    return min(max(0.0, seconds), _MAX_WAIT_S)
 
 
 def _parse_number(headers: Mapping[str, str], name: str) -> int | None:

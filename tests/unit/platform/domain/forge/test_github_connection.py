@@ -122,6 +122,13 @@ class TestRedirects:
         assert await get(line) == {"id": 8}
         assert [one.path for one in api.asked] == ["/v3/repos/acme/site", "/v3/repositories/7", "/v3/repositories/8"]
 
+    async def test_ends_redirect_loop(self, line: GitHubConnection, api: Scripted) -> None:
+        for number in range(100):
+            api.answer(301, Location=f"/api/v3/repositories/{number}")
+        with pytest.raises(ForgeRefusedError, match="redirects more than 3 times"):
+            await get(line)
+        assert len(api.asked) == 4
+
     @pytest.mark.parametrize("method", ["GET", "POST"])
     async def test_never_follows_to_another_origin(
         self, line: GitHubConnection, api: Scripted, clock: HurriedClock, method: str
@@ -268,6 +275,40 @@ class TestLimits:
         with pytest.raises(ForgeRateLimitedError):
             await get(line, wait=20)
         assert len(api.asked) <= 21
+
+    @pytest.mark.parametrize("reset", ["0", "999999999999", "100000000000"])
+    async def test_limits_absurd_reset(
+        self, line: GitHubConnection, api: Scripted, clock: HurriedClock, reset: str
+    ) -> None:
+        headers = {**api.limit(0, 0), "X_RateLimit_reset": reset}
+        api.answer(body={"id": 1}, **headers)
+        assert await get(line) == {"id": 1}
+        with pytest.raises(ForgeRateLimitedError) as refused:
+            await get(line, wait=0)
+        assert refused.value.retry_after is not None
+        assert 0 < refused.value.retry_after <= 24 * 3600 + 1
+
+    @pytest.mark.parametrize(
+        ("retry_after", "date"),
+        [
+            ("Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 01 Jan 0001 00:00:00 +2359"),
+            ("Fri, 31 Dec 9999 23:59:59 -2359", None),
+            ("Fri, 31 Dec 99999999999999999999 23:59:59 GMT", None),
+            ("9" * 400, None),
+        ],
+    )
+    async def test_limits_absurd_retry_after(
+        self, line: GitHubConnection, api: Scripted, clock: HurriedClock, retry_after: str, date: str | None
+    ) -> None:
+        dated = {} if date is None else {"Date": date}
+        api.answer(429, {"message": "slow down"}, Retry_After=retry_after, **dated)
+        with pytest.raises(ForgeRateLimitedError) as refused:
+            await get(line, wait=0)
+        assert refused.value.until is not None
+        assert refused.value.until.timestamp() <= clock.now() + 24 * 3600
+        clock.pass_(24 * 3600 + 1)
+        api.answer(body={"id": 1})
+        assert await get(line) == {"id": 1}
 
 
 class TestFaults:
@@ -501,6 +542,13 @@ class TestRefusals:
         await line.close()
 
 
+async def test_stores_no_cookies(line: GitHubConnection, api: Scripted) -> None:
+    for _ in range(2):
+        api.answer(body={}, Set_Cookie="a=b; path=/")
+        await get(line)
+    assert [one.headers.get("cookie") for one in api.asked] == [None, None]
+
+
 async def test_concurrent_requests_share_connections(line: GitHubConnection, api: Scripted) -> None:
     for number in range(20):
         api.answer(body={"id": number})
@@ -521,3 +569,20 @@ def test_token_is_masked_before_message_is_cut() -> None:
     for start in range(600 - len(token) - 5, 601):
         content = json.dumps({"message": "m" * start + token, "errors": ["n" * start + token]}).encode()
         assert "ghp_" not in extract_message(content, Secret(token))
+
+
+def test_messages_have_no_control_characters() -> None:
+    errors = ["n\x9b1mo\u202e", {"field": "he\x07ad", "code": "bad\r\n\x00"}]
+    content = json.dumps({"message": "Validation Failed", "errors": errors}).encode()
+    assert extract_message(content) == "n 1mo; he ad bad"
+    content = json.dumps({"message": "\x1b[31mred\x1b[0m \x1b]0;title\x07"}).encode()
+    message = extract_message(content)
+    assert message.startswith("red")
+    assert message.isprintable()
+
+
+def test_token_is_masked_despite_invisible_characters() -> None:
+    token = "ghp_planted0123456789"
+    for hidden in ("\u200b", "\x1b[0m", "\u202e"):
+        content = json.dumps({"message": f"no {token[:9]}{hidden}{token[9:]}"}).encode()
+        assert extract_message(content, Secret(token)) == "no ***"
