@@ -50,6 +50,7 @@ def platform(endpoint: Endpoint) -> Iterator[Platform]:
     }
     variables |= {"SANDYARD_PORT": str(port), "SANDYARD_DATA_DIR": str(data / "data"), "SANDYARD_LOG_LEVEL": "warning"}
     variables |= {"SANDYARD_CREATES_PER_MINUTE": "100000", "SANDYARD_EXECUTES_PER_MINUTE": "100000"}
+    variables |= {"SANDYARD_PARALLEL_ATTEMPTS": "8", "SANDYARD_PARALLEL_ATTEMPTS_PER_USER": "8"}
     child = subprocess.Popen(
         [sys.executable, "-m", "sandyard", "platform"], stdout=subprocess.PIPE, text=True, env=variables
     )

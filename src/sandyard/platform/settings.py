@@ -77,7 +77,7 @@ class PlatformSettings(Settings):
     # agents and tasks
     default_agent: str | None = None  # None: the one created for the first provider, else the demo
     parallel_attempts: int = Field(default=8, ge=1)  # on this machine
-    parallel_attempts_per_user: int = Field(default=8, ge=1)
+    parallel_attempts_per_user: int = Field(default=6, ge=1)
     schedules_per_user: int = Field(default=100, ge=1)
     npm_registry: str | None = None  # where agents are installed from; None: as configured for npm in the sandbox
     model_timeout_s: float = Field(default=600, gt=0)  # between two bytes of a model's response

@@ -1,6 +1,7 @@
 """Attempts: queueing, admission, and every change of an attempt's row.
 
-Rounds wait as rows, are admitted by priority and age within the limits, and then run as durable workflows (`rounds.py`).
+Rounds wait as rows, are admitted within the limits, and then run as durable workflows (`rounds.py`). The next one is always of the user
+with the fewest working attempts; a task's priority only decides between attempts of the same user.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVarTuple
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import ColumnElement, Select, and_, exists, func, not_, select
 
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
@@ -21,13 +22,14 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database, Transaction
-from sandyard.platform.db.models import Attempt, Project, Session, Step, Task
+from sandyard.platform.db.models import Attempt, Project, Sandbox, Session, Step, Task, Turn
 from sandyard.platform.db.models.task_details import MessageToAgent, RoundInput
 from sandyard.platform.domain.agents.catalogue import find_default_agent
+from sandyard.platform.domain.agents.model import TurnStatus
 from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettings
 from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import utc_now
+from sandyard.platform.domain.sandboxes.model import Status, utc_now
 from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event, lock_attempt, set_attempt_status
 from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column, RoundKind
 from sandyard.platform.domain.tasks.moves import ACTIVE_ATTEMPTS, advance
@@ -298,7 +300,7 @@ class Attempts:
         """Return the waiting attempts that the caller may see, with their position and what they wait for."""
         async with self._database.reading() as session:
             mine = set(await session.scalars(select(Project.id).where(visible_to(caller))))
-        (waiting, limits), counts = await self._list_queued(), await self._count_running()
+        (waiting, limits), counts = await self._list_queued(), await self._count_working()
         return [
             (row, position, self._find_obstacle(row, limits[row.project_id], counts) or "It is about to start.")
             for position, row in enumerate(waiting, 1)
@@ -359,13 +361,14 @@ class Attempts:
 
     async def _admit(self) -> None:
         assert self._executor is not None
-        counts = await self._count_running()
+        counts = await self._count_working()
         if counts["machine"] >= self._settings.parallel_attempts:
             return
         waiting, limits = await self._list_queued()
-        for row in waiting:
-            if self._find_obstacle(row, limits[row.project_id], counts) is not None:
-                continue
+        while waiting := [row for row in waiting if self._find_obstacle(row, limits[row.project_id], counts) is None]:
+            firsts = {row.owner_id: row for row in reversed(waiting)}.values()  # each user's next one
+            row = min(firsts, key=lambda one: (counts[one.owner_id], one.queued_at, one.id))
+            waiting.remove(row)
             async with self._database.transaction() as tx:
                 known = await tx.session.get(Attempt, row.id, with_for_update=True)
                 if known is None or known.status != AttemptStatus.QUEUED:
@@ -386,9 +389,10 @@ class Attempts:
             limits = {one.id: _ProjectLimit(one.name, ProjectSettings.of(one).tasks.parallel) for one in projects}
             return [row for row in rows if row.project_id in limits], limits
 
-    async def _count_running(self) -> Counter[str]:
+    async def _count_working(self) -> Counter[str]:
+        """Return how many attempts are working: on this machine, and by project and owner."""
         counts: Counter[str] = Counter()
-        query = select(Attempt.project_id, Attempt.owner_id).where(Attempt.status == AttemptStatus.RUNNING)
+        query = select(Attempt.project_id, Attempt.owner_id).where(_is_working())
         async with self._database.reading() as session:
             for row in (await session.execute(query)).all():
                 counts.update(("machine", *row))
@@ -485,7 +489,27 @@ async def _assign_agent(tx: Transaction, row: Attempt, agent: str, model: str | 
         session.agent, session.model, session.mode = agent, model, None
 
 
+def _is_working() -> ColumnElement[bool]:
+    """Return the condition for attempts that count towards the limits: those that run, unless their agent waits for a person and their
+    sandbox is paused."""
+    waits = (
+        exists()
+        .where(Session.id == Attempt.session_id, Sandbox.id == Session.sandbox_id, Sandbox.status == Status.PAUSED)
+        .where(Turn.session_id == Session.id, Turn.status == TurnStatus.WAITING)
+    )
+    return and_(Attempt.status == AttemptStatus.RUNNING, not_(waits))
+
+
 def _select_queue(query: Select[*Columns]) -> Select[*Columns]:
-    """Limit a query of attempts to those that are queued, the next one first."""
+    """Limit a query of attempts to those that are queued, the next one first.
+
+    Each user's attempts are ordered by priority, then by age. Users take turns, those with fewer working attempts first.
+    """
     query = query.join(Task, Task.id == Attempt.task_id).where(Attempt.status == AttemptStatus.QUEUED)
-    return query.order_by(Task.priority.desc(), Attempt.queued_at, Attempt.id)
+    working = select(Attempt.owner_id, func.count().label("count")).where(_is_working())
+    counts = working.group_by(Attempt.owner_id).subquery()
+    place = func.row_number().over(
+        partition_by=Attempt.owner_id, order_by=(Task.priority.desc(), Attempt.queued_at, Attempt.id)
+    )
+    query = query.outerjoin(counts, counts.c.owner_id == Attempt.owner_id)
+    return query.order_by(func.coalesce(counts.c.count, 0) + place, Attempt.queued_at, Attempt.id)

@@ -6,10 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from sandyard.kit.errors import BusyError, ConflictError, NotFoundError
 from sandyard.platform.db.database import DatabaseUnavailableError
-from sandyard.platform.db.models import Attempt, ModelProvider, Task
+from sandyard.platform.db.models import Attempt, ModelProvider, Sandbox, Session, Task, Turn
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.tasks.attempts import MAX_PENDING_CHARACTERS, MAX_PENDING_MESSAGES
@@ -46,6 +47,91 @@ async def test_limits_and_order(board: Board) -> None:
     assert started == {(await board.attempt(task)).id for task in mine[:2]}
     assert "SANDYARD_PARALLEL_ATTEMPTS" in (await board.attempts.list_queue(board.owner))[0][2]
     assert sorted((await board.attempts.get_queue_positions()).values()) == [1, 2, 3]
+
+
+async def start_order(board: Board) -> list[str]:
+    """Return the titles of the tasks whose attempts have started, in order."""
+    async with board.database.reading() as session:
+        query = select(Attempt.id, Task.title).join(Task, Task.id == Attempt.task_id)
+        titles = {row[0]: row[1] for row in (await session.execute(query)).all()}
+    return [titles[attempt] for attempt, _ in board.executor.begun]
+
+
+@pytest.mark.both_databases
+async def test_users_take_turns_whatever_their_priorities(board: Board) -> None:
+    hog, wide = await board.person("hog"), {"parallel": 50}
+    crowded, own = await board.make(hog, tasks=wide), await board.make(tasks=wide)
+    hogs = [await board.task(f"hog {number}", project=crowded, priority=90 + number) for number in range(5)]
+    mine = [await board.task(f"mine {number}", project=own) for number in range(2)]
+    order = await board.attempts.get_queue_positions()
+    places = [order[(await board.attempt(task)).id] for task in (*reversed(hogs), *mine)]
+    assert places == [1, 3, 5, 6, 7, 2, 4]
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 3)
+    assert await start_order(board) == ["hog 4", "mine 0", "hog 3"]
+
+    late = [await board.task(f"late {number}", project=crowded, priority=100) for number in range(5)]
+    order = await board.attempts.get_queue_positions()
+    assert order[(await board.attempt(mine[1])).id] == 1, "its owner has the fewest working attempts"
+    await board.let(await board.attempt(hogs[4]), AttemptStatus.IN_REVIEW)
+    await board.until(lambda: len(board.executor.begun) == 4)
+    assert (await start_order(board))[3] == "mine 1"
+    await board.let(await board.attempt(hogs[3]), AttemptStatus.IN_REVIEW)
+    await board.until(lambda: len(board.executor.begun) == 5)
+    assert (await board.attempts.get_queue_positions())[(await board.attempt(late[1])).id] == 1
+    assert (await start_order(board))[4] == "late 0"
+
+
+async def test_full_project_does_not_delay_other_projects_of_its_users(board: Board) -> None:
+    narrow, wide = await board.make(tasks={"parallel": 1}), await board.make(tasks={"parallel": 50})
+    for number in range(5):
+        await board.task(f"narrow {number}", project=narrow, priority=100)
+    await board.task("wide", project=wide)
+    crowded = await board.make(await board.person("hog"), tasks={"parallel": 50})
+    for number in range(5):
+        await board.task(f"hog {number}", project=crowded)
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 3)
+    assert await start_order(board) == ["narrow 0", "hog 0", "wide"]
+
+
+@pytest.mark.both_databases
+@pytest.mark.parametrize(
+    ("turn", "sandbox", "counts"),
+    [("waiting", "paused", False), ("waiting", "running", True), ("running", "paused", True)],
+)
+async def test_paused_attempt_that_waits_for_answer_holds_no_slot(
+    board: Board, turn: str, sandbox: str, counts: bool
+) -> None:
+    for number in range(4):
+        await board.task(str(number), project=await board.make(tasks={"parallel": 50}))
+    board.attempts.start(board.executor)
+    await board.until(lambda: len(board.executor.begun) == 3)
+    async with board.database.transaction() as tx:
+        row = await tx.session.get(Attempt, board.executor.begun[0][0])
+        assert row is not None
+        common = {"owner_id": row.owner_id, "project_id": row.project_id, "template": "base", "created_at": utc_now()}
+        tx.add(Session(id=row.session_id, title="x", sandbox_id="sbx_1", updated_at=utc_now(), **common))
+        await tx.session.flush()
+        box = {"session_id": row.session_id, "idempotency_key": "x", "status": sandbox, "idle_seconds": 1}
+        tx.add(Sandbox(id="sbx_1", **box, **common))
+        tx.add(
+            Turn(
+                id="trn_1",
+                session_id=row.session_id,
+                number=1,
+                origin="task",
+                user_id=row.owner_id,
+                status=turn,
+                usage={},
+                queued_at=utc_now(),
+            )
+        )
+    ((_, _, reason),) = await board.attempts.list_queue(board.owner)
+    assert ("limit" in reason) is counts
+    if not counts:
+        board.attempts.nudge()
+        await board.until(lambda: len(board.executor.begun) == 4)
 
 
 async def test_uses_demo_agent_only_without_models(board: Board) -> None:
