@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from sqlalchemy import String, literal, select
+
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
@@ -32,6 +34,7 @@ from sandyard.platform.domain.agents.runner.timeouts import InactivityWatch, che
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.models.faults import FAULT_CODES
 from sandyard.platform.domain.models.model import OverBudgetError
+from sandyard.platform.domain.projects.service import has_lost_access
 from sandyard.platform.domain.sandboxes.model import OwnerWithoutAccessError, Status, check_usable, utc_now
 from sandyard.platform.domain.users.model import Principal
 
@@ -210,6 +213,7 @@ class SessionRunner:
             if state.sandbox is None:
                 raise ConflictError("The session has no sandbox. Create a new sandbox for it.")
             check_usable(state.sandbox)
+            await self._check_requester(state.session, turn)
             await self._deps.models.check_budget(state.session)
         except TEMPORARY_ERRORS:
             raise
@@ -232,6 +236,17 @@ class SessionRunner:
                 await advance(tx, session, run, known)
         if self._process is not None:
             self._process.deliver()
+
+    async def _check_requester(self, session: Session, turn: Turn) -> None:
+        """Raise OwnerWithoutAccessError if whoever wrote the prompt was disabled or has left the project since."""
+        if turn.user_id is None:
+            return
+        lost = has_lost_access(literal(turn.user_id), literal(session.project_id, String()))
+        async with self._deps.database.reading() as reading:
+            if await reading.scalar(select(lost)):
+                raise OwnerWithoutAccessError(
+                    "The author of this prompt was disabled or no longer has access to the project, so it was not sent to the agent."
+                )
 
     async def _start_agent(self, state: SessionState, turn: Turn) -> None:
         try:
