@@ -98,6 +98,7 @@ const task = {
   wanted: [],
   blockedBy: [],
   startWhenReady: false,
+  startError: null,
   queuePosition: null,
   pullRequest: null,
   agent: null,

@@ -3230,6 +3230,11 @@ export interface components {
              * @description True if the task starts automatically once it is not blocked and a slot is free.
              */
             startWhenReady: boolean;
+            /**
+             * Starterror
+             * @description Why the task was not started automatically, although somebody had asked for it. It waits until somebody starts it.
+             */
+            startError: string | null;
             /** Needs */
             needs: string[];
             /**
@@ -7017,6 +7022,11 @@ export interface components {
              * @description True if the task starts automatically once it is not blocked and a slot is free.
              */
             startWhenReady: boolean;
+            /**
+             * Starterror
+             * @description Why the task was not started automatically, although somebody had asked for it. It waits until somebody starts it.
+             */
+            startError: string | null;
             /** Needs */
             needs: string[];
             /**

@@ -41,6 +41,7 @@ function task(status: Task["status"], attempts: Attempt[] = [], rest: Partial<Ta
     attempts,
     blockedBy: [],
     startWhenReady: false,
+    startError: null,
     queuePosition: null,
     error: null,
     finishedAt: null,
@@ -88,6 +89,7 @@ describe("words", () => {
       task("backlog", [], { blockedBy: ["tsk_1"], startWhenReady: true }),
       "Starts when unblocked",
     ],
+    ["that it was not started", task("backlog", [], { startError: "Mo has left." }), "Not started"],
     ["nothing in the backlog", task("backlog"), null],
   ])("shows %s", (_, card, words) => {
     expect(taskStatus(card)?.text ?? null).toBe(words);

@@ -67,6 +67,7 @@ export function taskStatus(task: TaskCard, queuePosition = task.queuePosition): 
   if (attempt && isAtWork(attempt)) return workStatus(attempt, queuePosition);
   if (hasFailed(task)) return ATTEMPTS[wasStopped(attempt) ? "cancelled" : "failed"];
   if (task.status === "backlog") {
+    if (task.startError) return { text: "Not started", tone: "warn" };
     if (task.blockedBy.length) return { text: task.startWhenReady ? "Starts when unblocked" : "Blocked", tone: "warn" };
     return task.startWhenReady ? { text: "Starts when a slot is free", tone: "info" } : null;
   }

@@ -45,6 +45,10 @@ describe("notice", () => {
     expect(noticeOf(event("task.moved", { from: "in_progress", to: "in_review", title: "T" }))?.kind).toBe("finished");
     expect(noticeOf(event("task.moved", { from: "in_review", to: "in_review", title: "T" }))).toBeNull();
   });
+  it("says why a task was not started", () => {
+    const notice = noticeOf(event("task.not_started", { title: "T", reason: "Mo has left." }));
+    expect(notice).toMatchObject({ kind: "failed", subject: "T", detail: "Mo has left." });
+  });
   it("is made for the end of a turn only if the turn belongs to no task", () => {
     expect(noticeOf(event("turn.completed"))).toBeNull();
     expect(noticeOf(event("turn.completed", {}, null))?.kind).toBe("finished");

@@ -29,6 +29,7 @@ export function noticeOf(event: PlatformEvent): Notice | null {
   const data = event.data as {
     title?: string;
     error?: string | null;
+    reason?: string;
     code?: string | null;
     to?: string;
     from?: string;
@@ -55,6 +56,8 @@ export function noticeOf(event: PlatformEvent): Notice | null {
       if (data.from === data.to) return null;
       if (data.to === "in_review") return made("finished", "Ready for review", "", { subject: data.title });
       return null;
+    case "task.not_started":
+      return made("failed", "A task was not started", data.reason ?? "", { subject: data.title });
     case "attempt.failed":
       if (data.code === "cancelled") return null; // stopped by a person
       return made("failed", data.code === "over_budget" ? OVER_BUDGET : "An attempt failed", data.error ?? "");

@@ -202,7 +202,8 @@ class TaskFollower:
             self._screen.set_status("   ".join(texts))
         else:
             blocked = ", ".join(self._task.get("blockedBy") or [])
-            self._screen.set_status(f"waiting for {blocked}" if blocked else "waiting to start")
+            waits = f"waiting for {blocked}" if blocked else "waiting to start"
+            self._screen.set_status("not started" if self._task.get("startError") else waits)
 
     def _describe_activity(self, follower: AttemptFollower) -> str:
         is_waiting = follower.attempt["sessionId"] in self._ask_prompt.waiting_sessions

@@ -85,6 +85,7 @@ FIELDS = {
     "budget": "budget",
     "needs": "needs",
     "blocked by": "blockedBy",
+    "not started": "startError",
     "created by": "source",
     "created": "createdAt",
     "started": "startedAt",
@@ -174,10 +175,16 @@ def _find_tasks_waiting_for_answer(tasks: list[Any], asks: list[Any]) -> set[str
     return {running[ask["sessionId"]] for ask in asks if ask["sessionId"] in running}
 
 
+def _get_backlog_state(task: Any) -> str:
+    if task.get("startError"):
+        return "not started"
+    return "blocked" if task.get("blockedBy") else "waiting" if task.get("startWhenReady") else ""
+
+
 def get_task_state(task: Any) -> str:
     """Return a word for the state within the column: `agent`, `waiting`, `failed` …"""
     if task["status"] == "backlog":
-        return "blocked" if task.get("blockedBy") else "waiting" if task.get("startWhenReady") else ""
+        return _get_backlog_state(task)
     if task["status"] != "in_progress":
         return ""
     attempts = task.get("attempts") or []

@@ -174,6 +174,9 @@ class CardView(Model):
     start_when_ready: bool = Field(
         description="True if the task starts automatically once it is not blocked and a slot is free."
     )
+    start_error: str | None = Field(
+        description="Why the task was not started automatically, although somebody had asked for it. It waits until somebody starts it."
+    )
     needs: list[str]
     blocked_by: list[str] = Field(description="Ids of the tasks in `needs` that are not done.")
     queue_position: int | None = Field(description="Queue position of its first waiting attempt.")
@@ -187,14 +190,15 @@ class CardView(Model):
 
     @classmethod
     def of(cls, card: Card) -> Self:
-        row = card.task
+        row, source = card.task, card.task.source or {}
         return cls(
             **{name: getattr(row, name) for name in _TASK_FIELDS if name in cls.model_fields},
             position=card.position,
             wanted=[WantedAttempt.model_validate(one) for one in row.attempts or []],
             budget=BudgetSettings.model_validate(row.budget or {}),
-            source={name: value for name, value in (row.source or {}).items() if name != "startsFor"},
-            start_when_ready="startsFor" in (row.source or {}),
+            source={name: value for name, value in source.items() if name not in {"startsFor", "startError"}},
+            start_when_ready="startsFor" in source,
+            start_error=source.get("startError"),
             needs=list(card.needs),
             blocked_by=list(card.blocked_by),
             queue_position=card.queue_position,

@@ -99,6 +99,7 @@ def task(status: str = "in_progress", *attempts: dict[str, Any], **more: Any) ->
         "budget": {"usd": None, "tokens": None},
         "source": {"kind": "person"},
         "startWhenReady": False,
+        "startError": None,
         "needs": [],
         "blockedBy": [],
         "attempts": list(attempts),

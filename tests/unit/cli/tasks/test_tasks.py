@@ -122,6 +122,15 @@ def test_a_blocked_task_names_what_it_waits_for(ready: Server) -> None:
     assert f"starts automatically when {OTHER} is done" in run("add", "x", "--project", "prj_1").stderr
 
 
+def test_a_task_that_was_not_started_says_why(ready: Server) -> None:
+    refused = task("backlog", startError="Mo has left.")
+    ready.on("GET", f"/tasks/{TASK}", Reply(200, refused))
+    shown = run("show", TASK, "-o", "table")
+    assert "Mo has left." in shown.stdout, shown.stderr
+    ready.on("GET", "/tasks", page([refused]))
+    assert "not started" in run("list", "-o", "table").stdout
+
+
 @pytest.mark.parametrize("name", [TASK, TASK[:22], "a1b2c3d4e5", "00mwhnkzc0a", "the login", "Mend the login"])
 def test_a_task_is_found_by_part_of_its_id_or_title(ready: Server, name: str) -> None:
     assert json.loads(run("show", name).stdout)["id"] == TASK

@@ -14,6 +14,7 @@ from sandyard.kit.clock import get_time
 from sandyard.platform.api import schedules as schedules_api
 from sandyard.platform.api import tasks as tasks_api
 from sandyard.platform.db.models import Ask, ModelCall, PullRequest, Session, Step, Task
+from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.schedules import Schedules
 from tests.unit.platform.domain.tasks.desk import Desk, desk_in
@@ -156,6 +157,7 @@ async def test_invalid_requests_are_rejected(board: BoardClient) -> None:
     assert second["status"] == "backlog"
     assert second["startWhenReady"]
     assert second["blockedBy"] == second["needs"] == [first["id"]]
+    assert second["startError"] is None
     blocked = await board.post(f"/tasks/{second['id']}/move", 409, status="in_progress")
     assert (blocked["code"], blocked["blockedBy"]) == ("task_blocked", [first["id"]])
     cycle = await board.web.patch(f"/api/v1/tasks/{first['id']}", json={"needs": [second["id"]]})
@@ -318,3 +320,18 @@ async def test_schedules(board: BoardClient) -> None:
     assert [one["id"] for one in (await board.get("/schedules"))["items"]] == [made["id"]]
     assert (await board.web.delete(f"/api/v1/schedules/{made['id']}")).status_code == 204
     assert (await board.web.get(f"/api/v1/schedules/{made['id']}")).status_code == 404
+
+
+async def test_task_shows_why_it_was_not_started(board: BoardClient) -> None:
+    desk, mo = board.desk, board.desk.member.principal
+    first = await board.create_task("first")
+    fields = TaskFields(title="later")
+    later = await desk.tasks.create(mo, desk.project.id, fields, needs=[first["id"]], start=True)
+    await desk.world.projects.remove_member(desk.me, desk.project.id, mo.user_id)
+    await board.post(f"/tasks/{first['id']}/move", status="done")
+    await desk.settle()
+    for shown in (await board.get(f"/tasks/{later.id}"), (await board.get("/tasks", status="backlog"))["items"][0]):
+        assert (shown["status"], shown["startWhenReady"]) == ("backlog", False)
+        assert "no longer has access to the project" in shown["startError"]
+        assert shown["source"] == {"kind": "person"}
+    assert (await board.post(f"/tasks/{later.id}/move", status="in_progress"))["startError"] is None

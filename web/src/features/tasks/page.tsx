@@ -114,6 +114,11 @@ function NotStarted({ task }: { task: Task }) {
           </div>
         )}
         <Facts task={task} />
+        {open && task.startError && (
+          <p role="status" className="mt-3 text-[13px] text-warn">
+            Not started: {task.startError}
+          </p>
+        )}
         <div className="mt-4 flex items-center gap-3">
           {open ? (
             <StartButton task={task} size="md" />

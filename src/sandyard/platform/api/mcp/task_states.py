@@ -157,6 +157,8 @@ def _describe_working(view: TaskView) -> str:
 
 
 def _describe_resting(view: TaskView) -> str:
+    if view.status == Column.BACKLOG and view.start_error is not None:
+        return f"The task was not started automatically: {view.start_error} Call start_task."
     ready = any(one.status == AttemptStatus.READY for one in view.attempts)
     if view.status == Column.IN_PROGRESS and ready:
         return "Attempts are ready: compare them with task_diff and choose one with pick_attempt."

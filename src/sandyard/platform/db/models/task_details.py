@@ -33,6 +33,8 @@ class TaskSource(TypedDict, total=False):
     name: str
     startsFor: str
     """The user for whom it starts as soon as it can. The API does not show it."""
+    startError: str
+    """Why it was not started automatically. The API shows it as a field of the task."""
 
 
 class MessageToAgent(TypedDict):

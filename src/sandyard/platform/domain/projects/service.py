@@ -27,7 +27,7 @@ from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Credential, Project, ProjectMember, Sandbox, Session, User
+from sandyard.platform.db.models import Attempt, Credential, Project, ProjectMember, Sandbox, Session, User
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects import remotes
 from sandyard.platform.domain.projects.model import ProjectSettings
@@ -291,8 +291,8 @@ def visible_to(caller: Principal) -> ColumnElement[bool]:
     return or_(Project.owner_id == caller.user_id, Project.id.in_(shared))
 
 
-async def owner_has_access(database_session: AsyncSession, owned: Session | Sandbox) -> bool:
-    """Return whether the owner is enabled and may still use the project of their session or sandbox, if it has one."""
+async def owner_has_access(database_session: AsyncSession, owned: Session | Sandbox | Attempt) -> bool:
+    """Return whether the owner is enabled and may still use the project of their session, sandbox or attempt, if it has one."""
     lost = has_lost_access(literal(owned.owner_id), literal(owned.project_id, String()))
     return not await database_session.scalar(select(lost))
 

@@ -4,7 +4,8 @@ A person's move is rejected if the column is full, if the task needs tasks that 
 own moves (`advance`) follow work that was already done, so they are never rejected: the review column can exceed its limit.
 
 A task that is asked to start but cannot yet start stays in the backlog. It starts automatically as soon as all its needs are done and there
-is space. `source.startsFor` is the user it starts for.
+is space. `source.startsFor` is the user it starts for. If that user has lost access to the project by then, it stays in the backlog until
+somebody starts it, and `source.startError` says why.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
-from sqlalchemy import func, select
+from sqlalchemy import func, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.clock import Clock, get_time
@@ -14,11 +14,13 @@ from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
-from sandyard.platform.db.models import Attempt, Event, Project, ProjectMember, Task, TaskNeed, User
+from sandyard.platform.db.models import Attempt, Event, Project, Task, TaskNeed, User
 from sandyard.platform.db.models.task_details import MessageToAgent
 from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.projects.service import has_lost_access
+from sandyard.platform.domain.sandboxes.model import OwnerWithoutAccessError
 from sandyard.platform.domain.tasks.dependencies import list_blockers
 from sandyard.platform.domain.tasks.errors import (
     ColumnFullError,
@@ -80,12 +82,16 @@ def make_event_ids(task: Task, project: Project) -> dict[str, Any]:
     return {"owner_id": project.owner_id, "project_id": project.id, "task_id": task.id}
 
 
-def set_automatic_start(task: Task, user_id: str | None) -> None:
-    """Set the user for whom a task in the backlog starts automatically. None means that it does not."""
+def set_automatic_start(task: Task, user_id: str | None, *, error: str | None = None) -> None:
+    """Set the user for whom a task in the backlog starts automatically. None means that it does not; `error` is why not, if somebody
+    had asked for it."""
     source = task.source.copy()
     source.pop("startsFor", None)
+    source.pop("startError", None)
     if user_id is not None:
         source["startsFor"] = user_id
+    if error is not None:
+        source["startError"] = error
     task.source = source
 
 
@@ -205,9 +211,15 @@ class Moves:
         await self.require_room(tx, project, Column.IN_PROGRESS)
 
     async def start_when_ready(self, tx: Transaction, project: Project, task: Task, by: str) -> None:
-        """Start a task now, or automatically later; then an event says why it did not start now."""
+        """Start a task now, or automatically later; then an event says why it did not start now.
+
+        It stays in the backlog if the user has no access to the project.
+        """
         try:
+            await _require_access(tx.session, project, by)
             await self.start(tx, project, task, by)
+        except OwnerWithoutAccessError as reason:
+            _refuse_automatic_start(tx, project, task, reason)
         except (TaskBlockedError, ColumnFullError) as reason:
             set_automatic_start(task, by)
             tx.emit(
@@ -307,7 +319,10 @@ class WaitingTaskStarter:
             self._tasks.spawn(start)
 
     async def start_ready_tasks(self, project_id: str) -> None:
-        """Start waiting tasks that can start: higher priorities first, then in board order."""
+        """Start waiting tasks that can start: higher priorities first, then in board order.
+
+        Those whose user has lost access to the project are left in the backlog.
+        """
         self._scheduled.discard(project_id)  # later changes schedule another check
         needed = select(TaskNeed.task_id).join(Task, Task.id == TaskNeed.needs_id).where(Task.status != Column.DONE)
         query = select(Task.id).where(
@@ -329,15 +344,33 @@ class WaitingTaskStarter:
             project = await lock_board(tx, project_id)
             task = await tx.session.scalar(select(Task).where(Task.id == task_id).with_for_update())
             if task is not None and task.status == Column.BACKLOG and "startsFor" in task.source:
-                owner = await _choose_owner(tx.session, project, task.source["startsFor"])
-                await self._moves.start(tx, project, task, owner)
+                user_id = task.source["startsFor"]
+                try:
+                    await _require_access(tx.session, project, user_id)
+                except OwnerWithoutAccessError as reason:
+                    _refuse_automatic_start(tx, project, task, reason)
+                else:
+                    await self._moves.start(tx, project, task, user_id)
 
 
-async def _choose_owner(session: AsyncSession, project: Project, user_id: str) -> str:
-    """Return the user who asked for the start, or the project's owner if that user was disabled."""
+async def _require_access(session: AsyncSession, project: Project, user_id: str) -> None:
+    """Raise OwnerWithoutAccessError if tasks of the project may not start on behalf of the user."""
     user = await session.get(User, user_id)
-    if user is None or user.disabled_at is not None:
-        return project.owner_id
-    if user.role == "admin" or await session.get(ProjectMember, (project.id, user_id)) is not None:
-        return user_id
-    return project.owner_id
+    if user is None or await session.scalar(select(has_lost_access(literal(user_id), literal(project.id)))):
+        name = "The user" if user is None else user.name
+        raise OwnerWithoutAccessError(
+            f"{name}, for whom the task was to start automatically, was disabled or no longer has access to the project. Start the task to "
+            "run it on your behalf."
+        )
+
+
+def _refuse_automatic_start(tx: Transaction, project: Project, task: Task, reason: OwnerWithoutAccessError) -> None:
+    """Leave the task in the backlog until somebody starts it, and emit an event that says why."""
+    set_automatic_start(task, None, error=reason.message)
+    tx.emit(
+        "task.not_started",
+        **make_event_ids(task, project),
+        title=task.title,
+        code=reason.code,
+        reason=reason.message,
+    )

@@ -14,15 +14,16 @@ from typing import Any, TypedDict, TypeVar
 
 from sqlalchemy import and_, bindparam, select
 
-from sandyard.kit.errors import ForbiddenError, NotFoundError, SandyardError
+from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Session, Step, Task, User
 from sandyard.platform.db.models.task_details import StepDetail
 from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.projects.service import owner_has_access
 from sandyard.platform.domain.sandboxes.commands import StoppingError
-from sandyard.platform.domain.sandboxes.model import utc_now
+from sandyard.platform.domain.sandboxes.model import OwnerWithoutAccessError, utc_now
 from sandyard.platform.domain.tasks import prompts
 from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event, lock_attempt
 from sandyard.platform.domain.tasks.attempts import Attempts
@@ -214,9 +215,10 @@ class Rounds:
         if found is None:
             raise NotFoundError("The task no longer exists.")
         attempt, task, project, user, step = found
-        if user.disabled_at is not None:
-            raise ForbiddenError(
-                f"{user.name}, on whose behalf this task runs, is disabled. Start the task as another user."
+        if not await owner_has_access(tx.session, attempt):
+            raise OwnerWithoutAccessError(
+                f"{user.name}, on whose behalf this task runs, was disabled or no longer has access to the project. Retry the task to start "
+                "over on your behalf."
             )
         return StepContext(attempt, task, project, Principal(user.id, user.name, user.role, f"task:{task.id}")), step
 

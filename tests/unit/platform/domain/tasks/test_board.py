@@ -28,6 +28,7 @@ from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.users.model import Principal
 from tests.unit.platform.domain.tasks.desk import Desk
+from tests.unit.platform.world import ROOT
 
 pytestmark = pytest.mark.both_databases
 
@@ -386,14 +387,47 @@ async def test_waiting_tasks_start_by_priority(desk_anywhere: Desk) -> None:
     assert await desk.titles(IN_PROGRESS) == ["low"]
 
 
-async def test_owner_replaces_member_who_left(desk: Desk) -> None:
+@pytest.mark.parametrize("how", ["removed", "disabled"])
+async def test_waiting_task_does_not_start_for_user_without_access(desk: Desk, how: str) -> None:
+    """Nobody else would know what runs on their behalf."""
     mo, first = desk.member.principal, await desk.card("first")
     fields = TaskFields(title="later")
     later = await desk.tasks.create(mo, desk.project.id, fields, needs=[first.id], start=True)
-    await desk.world.projects.remove_member(desk.me, desk.project.id, mo.user_id)
+    if how == "removed":
+        await desk.world.projects.remove_member(desk.me, desk.project.id, mo.user_id)
+    else:
+        await desk.world.users.update(ROOT, mo.user_id, disabled=True)
     await desk.tasks.move(desk.me, first.id, DONE)
     await desk.settle()
+    assert await desk.status(later) == BACKLOG
+    assert await desk.attempts_of(later) == []
+    source = (await desk.tasks.get(desk.me, later.id)).source
+    assert "startsFor" not in source
+    assert "mo, for whom the task was to start automatically" in source["startError"]
+    (event,) = await desk.told("task.not_started")
+    assert (event.task_id, event.data["code"]) == (later.id, "owner_without_access")
+    assert event.data["reason"] == source["startError"]
+
+    await desk.tasks.move(desk.me, later.id, IN_PROGRESS)
     assert [row.owner_id for row in await desk.attempts_of(later)] == [desk.me.user_id]
+    assert "startError" not in (await desk.tasks.get(desk.me, later.id)).source
+
+
+async def test_nothing_starts_automatically_for_disabled_owner(desk: Desk) -> None:
+    """Such as a task from a labelled issue."""
+    await desk.world.users.update(ROOT, desk.me.user_id, disabled=True)
+    async with desk.world.database.transaction() as tx:
+        project = await moves.lock_board(tx, desk.project.id)
+        task = await desk.tasks.add(
+            tx,
+            project,
+            TaskFields(title="x"),
+            created_by=desk.me.user_id,
+            source={"kind": "issue"},
+            start_for=desk.me.user_id,
+        )
+    assert (task.status, await desk.attempts_of(task)) == (BACKLOG, [])
+    assert "olga" in task.source["startError"]
 
 
 @pytest.mark.parametrize("how", ["failed", "stopped"])

@@ -11,6 +11,7 @@ from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import Attempt, Task
 from sandyard.platform.domain.tasks.attempt_records import lock_attempt, set_attempt_status
+from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column, StepName
 from sandyard.platform.domain.tasks.rounds import Rounds
 from sandyard.platform.domain.tasks.steps import StepContext, StepKey
@@ -132,3 +133,28 @@ async def test_stopped_in_last_step(board: Board, words: str | None) -> None:
     assert (row.status, row.round) == (AttemptStatus.CANCELLED, 1)
     assert (await board.tasks.get(board.owner, task.id)).status == Column.CANCELLED
     await board.until(lambda: board.turns.ended == [attempt.session_id])
+
+
+@pytest.mark.parametrize("step", [None, "verify"])
+async def test_ends_when_user_loses_access(board: Board, step: str | None) -> None:
+    """Before it starts, or before its next step."""
+    member = await board.person("member")
+    await board.projects.add_member(board.owner, board.project.id, member.user_id)
+    task = await board.tasks.create(member, board.project.id, TaskFields(title="x"), start=True)
+    board.attempts.start(board.executor)
+    await board.until(lambda: bool(board.executor.begun))
+    steps = Steps()
+
+    async def removed() -> None:
+        await board.projects.remove_member(board.owner, board.project.id, member.user_id)
+
+    if step is None:
+        await removed()
+    else:
+        steps.meanwhile[step] = removed
+    await play(board, steps, await board.attempt(task))
+    assert steps.done == ([] if step is None else ["setup", "provision", "checkout", "agent", "verify"])
+    row = await board.attempt(task)
+    assert (row.status, row.error_code) == (AttemptStatus.FAILED, "owner_without_access")
+    await board.tasks.retry(board.owner, task.id)
+    assert (await board.attempt(task, 2)).owner_id == board.owner.user_id
