@@ -7,13 +7,16 @@ import contextlib
 import re
 import shlex
 import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from sandyard.engine.contract import Condition, Handle, Isolation, Limits
 from sandyard.engine.drivers.gvisor.checkpoints import Checkpoints
+from sandyard.engine.drivers.machine.net.settings import CONNECTIONS_PER_SECOND, MAX_CONNECTIONS
 from sandyard.kit.errors import NotFoundError, SandyardError, UnsupportedError
 from tests.conformance import tiny
 from tests.conformance.guest_agent import GuestAgent
@@ -318,17 +321,27 @@ async def test_connections_outside_are_limited_and_have_the_address_of_the_sandb
         pytest.skip("sandboxes have no network here")
     handle, agent = await harness.create()
     netns = (harness.data_dir / "run" / handle.id / "regular-netns").readlink()
-    result = await agent.run(f"{tiny.PYTHON} -I -S -c {shlex.quote(_OPEN_CONNECTIONS)}")
-    assert result.out == "sent\n", result
-    count = subprocess.run(
-        ["nsenter", f"--net={netns}", "cat", "/proc/sys/net/netfilter/nf_conntrack_count"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert 1000 < int(count.stdout) <= 16_500
+    table = [sys.executable, "-c", _CONNECTION_TABLE]
+
+    async def open_connections() -> int:
+        result = await agent.run(f"{tiny.PYTHON} -I -S -c {shlex.quote(_OPEN_CONNECTIONS)}")
+        assert result.out == "sent\n", result
+        return int(subprocess.check_output(["nsenter", f"--net={netns}", *table]))
+
+    # also from the agent's and the engine's connections
+    assert 4000 < await open_connections() <= MAX_CONNECTIONS + 20
+    started_at = time.monotonic()
+    count = await open_connections()  # those from before have just been removed
+    assert count < CONNECTIONS_PER_SECOND * (time.monotonic() - started_at + 1)
 
 
+_CONNECTION_TABLE = """
+from ipaddress import IPv4Address
+from pathlib import Path
+from sandyard.engine.drivers.machine.net.conntrack import Conntrack
+print(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text())
+Conntrack().delete_connections(IPv4Address("192.0.0.2"))
+"""
 _OPEN_CONNECTIONS = """
 import socket
 one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
