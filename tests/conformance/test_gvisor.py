@@ -7,15 +7,19 @@ import contextlib
 import re
 import shlex
 import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from sandyard.engine.contract import Condition, Handle, Isolation, Limits
 from sandyard.engine.drivers.gvisor.checkpoints import Checkpoints
+from sandyard.engine.drivers.machine.net.settings import CONNECTIONS_PER_SECOND, MAX_CONNECTIONS
 from sandyard.kit.errors import NotFoundError, SandyardError, UnsupportedError
 from tests.conformance import tiny
+from tests.conformance.guest_agent import GuestAgent
 from tests.conformance.harness import DriverHarness, make_driver
 
 AGENT_PYTHON = "/dev/.sandyard/ld.so --library-path /dev/.sandyard/lib /dev/.sandyard/python -I -S -B"
@@ -127,6 +131,37 @@ async def test_programs_cannot_use_the_agent_or_create_user_namespaces(harness: 
         assert result.out == "EPERM\nEPERM\nENOSYS\nEPERM\n", result
 
 
+async def test_no_program_can_listen_on_the_agents_port(harness: DriverHarness) -> None:
+    """Otherwise it would get what the engine sends to the agent, and could respond."""
+    addresses = "0.0.0.0 127.0.0.1 192.0.0.2 :: ::ffff:127.0.0.1 ::ffff:192.0.0.2"
+
+    async def check(handle: Handle) -> None:
+        for user in ("user", "root"):
+            assert await _try_to_listen(harness.agent(handle), 49983, addresses, user) == "done\n"
+
+    handle, _ = await harness.create()
+    await check(handle)
+    await harness.driver.freeze(handle)
+    handle = await harness.driver.restore(await harness.driver.suspend(handle))
+    await check(handle)
+    handle = await harness.driver.boot(await harness.driver.stop(handle), harness.spec(handle.id))
+    await check(handle)
+
+
+async def test_no_program_can_take_over_a_port_of_the_loopback_address(harness: DriverHarness) -> None:
+    """The code interpreter and the tunnel for model requests listen there, with SO_REUSEADDR."""
+    _, agent = await harness.create()
+    server = "import socket, time; _ = socket.create_server(('127.0.0.1', 8000)); open('/ready', 'w'); time.sleep(60)"
+    await agent.start(f"exec {AGENT_PYTHON} -c {shlex.quote(server)}")
+    assert (await agent.run("until [ -e /ready ]; do sleep 0.01; done")).code == 0
+    assert await _try_to_listen(agent, 8000, "127.0.0.1 ::ffff:127.0.0.1", "user") == "done\n"
+
+
+async def _try_to_listen(agent: GuestAgent, port: int, addresses: str, user: str) -> str:
+    result = await agent.run(f"{AGENT_PYTHON} -c {shlex.quote(_LISTEN)} {port} {addresses}", user=user)
+    return result.out + result.err
+
+
 async def test_with_containers_programs_cannot_use_or_change_the_agent_or_send_foreign_packets(
     harness: DriverHarness,
 ) -> None:
@@ -212,6 +247,22 @@ if code:
 print(f"192.0.0.1: {ask('192.0.0.1', bytes(56))}")
 print(f"again: {ask('192.0.0.1', open(sys.argv[1], 'rb').read(56))}")
 """
+_LISTEN = """
+import itertools, socket, sys
+for address, reuse_address, reuse_port in itertools.product(sys.argv[2:], (0, 1), (0, 1)):
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse_address)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
+        if ":" in address:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        try:
+            sock.bind((address, int(sys.argv[1])))
+            sock.listen()
+            print("listening:", address, reuse_address, reuse_port)
+        except OSError:
+            pass
+print("done")
+"""
 _RECORD_PROOF = """
 import socket, sys
 packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
@@ -270,17 +321,27 @@ async def test_connections_outside_are_limited_and_have_the_address_of_the_sandb
         pytest.skip("sandboxes have no network here")
     handle, agent = await harness.create()
     netns = (harness.data_dir / "run" / handle.id / "regular-netns").readlink()
-    result = await agent.run(f"{tiny.PYTHON} -I -S -c {shlex.quote(_OPEN_CONNECTIONS)}")
-    assert result.out == "sent\n", result
-    count = subprocess.run(
-        ["nsenter", f"--net={netns}", "cat", "/proc/sys/net/netfilter/nf_conntrack_count"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert 1000 < int(count.stdout) <= 16_500
+    table = [sys.executable, "-c", _CONNECTION_TABLE]
+
+    async def open_connections() -> int:
+        result = await agent.run(f"{tiny.PYTHON} -I -S -c {shlex.quote(_OPEN_CONNECTIONS)}")
+        assert result.out == "sent\n", result
+        return int(subprocess.check_output(["nsenter", f"--net={netns}", *table]))
+
+    # also from the agent's and the engine's connections
+    assert 4000 < await open_connections() <= MAX_CONNECTIONS + 20
+    started_at = time.monotonic()
+    count = await open_connections()  # those from before have just been removed
+    assert count < CONNECTIONS_PER_SECOND * (time.monotonic() - started_at + 1)
 
 
+_CONNECTION_TABLE = """
+from ipaddress import IPv4Address
+from pathlib import Path
+from sandyard.engine.drivers.machine.net.conntrack import Conntrack
+print(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text())
+Conntrack().delete_connections(IPv4Address("192.0.0.2"))
+"""
 _OPEN_CONNECTIONS = """
 import socket
 one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -277,7 +277,12 @@ async def _open_components(
             stack.push_async_callback(catalogue.close)
         context = Context(sandboxes, templates, settings.default_limits, domain, secrets, builds, volumes)
         add_language = catalogue.add_language if catalogue is not None and settings.add_languages else None
-        gateway = Gateway(sandboxes, api.build_app(context, keys), *((add_language,) if add_language else ()))
+        gateway = Gateway(
+            sandboxes,
+            api.build_app(context, keys),
+            *((add_language,) if add_language else ()),
+            is_api_key=lambda text: keys.check(text) is not None,
+        )
         stack.callback(gateway.close)
         yield _Engine(driver, gateway, new_key)
 

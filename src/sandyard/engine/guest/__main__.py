@@ -48,7 +48,11 @@ def _read_secret() -> bytes:
 def _listen(address: str) -> socket.socket:
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit() and "/" not in address:
-        return socket.create_server((host or "127.0.0.1", int(port)))
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # Without SO_REUSEADDR, because gVisor would let other programs listen on more specific addresses of this port.
+        listener.bind((host or "127.0.0.1", int(port)))
+        listener.listen()
+        return listener
     Path(address).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)

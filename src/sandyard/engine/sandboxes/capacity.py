@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from sandyard.engine.settings import EngineSettings
@@ -54,6 +55,7 @@ class Capacity:
         self._read_at = float("-inf")
         self._available: int | None = None
         self._shortage: str | None = None
+        self._reserved_disk = 0  # bytes, for memory that is being written to disk
 
     def check(self, running: int, *, check_count: bool = True, promised: int = 0) -> None:
         """Raise FullError, which names the exhausted resource, if another sandbox does not fit. `running` is the number of
@@ -75,6 +77,25 @@ class Capacity:
                 f"forks with memory and {reserve} MiB are reserved. Kill a sandbox."
             )
         self._check_driver()
+
+    @contextmanager
+    def reserve_disk(self, size: int) -> Iterator[None]:
+        """Reserve disk space for the memory of a sandbox while it is being written. `size` is in bytes. Raises FullError
+        if it does not fit beside the engine's reserve."""
+        reserve = self._settings.disk_reserve_mb
+        for path in self._disks:
+            free = self._read_disk(path)
+            if free is not None and free - self._reserved_disk - size < reserve * MIB:
+                raise FullError(
+                    f"The machine is full: {free // MIB} MiB of disk are free at {path}, "
+                    f"{(self._reserved_disk + size) // MIB} MiB are needed for the memory of sandboxes and {reserve} MiB are "
+                    "reserved. Free some space."
+                )
+        self._reserved_disk += size
+        try:
+            yield
+        finally:
+            self._reserved_disk -= size
 
     def find_shortage(self) -> str | None:
         """Return why nothing new fits, regardless of the number of running sandboxes, or None."""

@@ -284,6 +284,10 @@ class Creation:
         memory = stats.memory_used + stats.memory_cache
         with ExitStack() as reserved:
             children, refused = list[Sandbox](), list[ForkResult]()
+            try:
+                reserved.enter_context(self._capacity.reserve_disk(memory))  # all forks are started from one file
+            except FullError as error:
+                return [ForkResult(error=error)] * count
             for _ in range(count):
                 try:
                     reserved.enter_context(self._reserve_capacity(parent.snapshots, memory))

@@ -270,10 +270,12 @@ class Lifecycle:
         await self._pause(entry, memory=memory, reason="its timeout was reached", lost=lost)
 
     async def _suspend(self, entry: Entry) -> None:
-        """Move the memory of a paused sandbox to disk."""
-        self._remover.unwatch(entry)
-        async with self._reconciler.recheck_on_failure(entry):
-            handle = await self._calls.run("suspend", entry.id, self._driver.suspend(entry.record.handle))
-            self._ledger.change(
-                entry, "The paused sandbox's memory was moved to disk", handle=handle, pause_kind=PauseKind.DISK
-            )
+        """Move the memory of a paused sandbox to disk. Raises FullError, and leaves it in RAM, if it does not fit."""
+        stats = await self._calls.run("stats", entry.id, self._driver.stats(entry.record.handle))
+        with self._capacity.reserve_disk(stats.memory_used + stats.memory_cache):
+            self._remover.unwatch(entry)
+            async with self._reconciler.recheck_on_failure(entry):
+                handle = await self._calls.run("suspend", entry.id, self._driver.suspend(entry.record.handle))
+                self._ledger.change(
+                    entry, "The paused sandbox's memory was moved to disk", handle=handle, pause_kind=PauseKind.DISK
+                )

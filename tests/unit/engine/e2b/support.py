@@ -23,6 +23,7 @@ from sandyard.kit.secret import Secret
 from tests.harness.asgi import serve_app
 
 TOKEN = "token-of-the-sandbox"
+API_KEY = "e2b_key"
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -140,7 +141,7 @@ class GatewayHarness:
 async def start_gateway() -> AsyncIterator[GatewayHarness]:
     with tempfile.TemporaryDirectory(prefix="e2b-") as folder:
         sandboxes = FakeSandboxes(Path(folder))
-        gateway = Gateway(sandboxes, control_api)  # type: ignore[arg-type]
+        gateway = Gateway(sandboxes, control_api, is_api_key=lambda text: text == API_KEY)  # type: ignore[arg-type]
         async with serving(gateway, Tunnel.factory(gateway)) as port:
             harness = GatewayHarness(sandboxes, gateway, port)
             try:

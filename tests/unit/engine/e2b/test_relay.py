@@ -8,10 +8,12 @@ import os
 
 import pytest
 
+from sandyard.engine.contract import AGENT_PORT
 from sandyard.engine.e2b.server import EngineProtocol
 from sandyard.kit.pacing import PARTS
 from sandyard.kit.server import SLICE_BYTES
 from tests.unit.engine.e2b.support import (
+    API_KEY,
     GatewayHarness,
     read_chunk,
     read_reply,
@@ -110,6 +112,32 @@ async def test_hop_by_hop_headers_are_not_forwarded(harness: GatewayHarness) -> 
     assert status == 200
     assert headers["x-kept"] == "1"
     assert not {"x-own", "keep-alive"} & set(headers)
+
+
+@pytest.mark.parametrize(
+    ("port", "line", "is_forwarded"),
+    [
+        (AGENT_PORT, f"X-API-Key: {API_KEY}", False),
+        (AGENT_PORT, "Cookie: a=b", False),
+        (AGENT_PORT, "Authorization: Bearer other", False),
+        (AGENT_PORT, "Authorization: Basic dXNlcjo=", True),
+        (8000, f"X-API-Key: {API_KEY}", False),
+        (8000, f"Authorization: bearer  {API_KEY}", False),
+        (8000, f"Authorization: Basic dXNlcjo=\r\nAuthorization: Bearer {API_KEY}", False),
+        (8000, "Authorization: Bearer other", True),
+        (8000, "Authorization: Basic dXNlcjo=", True),
+        (8000, "Cookie: a=b", True),
+    ],
+)
+async def test_credentials_of_clients_are_not_forwarded(
+    harness: GatewayHarness, port: int, line: str, is_forwarded: bool
+) -> None:
+    await harness.sandboxes.listen(echo, port=port)
+    _, _, body = await harness.send_request(request("GET", "/x", line, port=port))
+    received = body.decode().split("\n")
+    assert any(name in received for name in (line, line[0].lower() + line[1:])) is is_forwarded
+    if not is_forwarded:
+        assert API_KEY not in body.decode()
 
 
 async def test_a_chunked_upload_stays_chunked(harness: GatewayHarness) -> None:

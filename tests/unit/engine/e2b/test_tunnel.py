@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from sandyard.kit.secret import Secret
-from tests.unit.engine.e2b.support import GatewayHarness, read_reply, read_reply_head, reply, request, sandbox
+from tests.unit.engine.e2b.support import API_KEY, GatewayHarness, read_reply, read_reply_head, reply, request, sandbox
 from tests.unit.engine.e2b.test_relay import MOST_PARTS, Reader, Writer
 from tests.unit.turns import count_parts
 
@@ -42,6 +42,20 @@ async def test_bytes_are_relayed_in_both_directions(harness: GatewayHarness, kin
         writer.write(b"a" * size)
         assert await reader.readexactly(size) == b"A" * size
     writer.close()
+
+
+async def test_an_api_key_is_not_forwarded(harness: GatewayHarness) -> None:
+    heads = asyncio.Queue[bytes]()
+
+    async def server(reader: Reader, writer: Writer) -> None:
+        heads.put_nowait(await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+
+    await harness.sandboxes.listen(server, port=8000)
+    for credential in (API_KEY, "other"):
+        await harness.send_request(upgrade(f"Authorization: Bearer {credential}", f"X-API-Key: {credential}"))
+    assert API_KEY.encode() not in await heads.get()
+    assert b"authorization: Bearer other\r\n" in await heads.get()
 
 
 async def test_the_tunnel_ends_when_either_side_disconnects(harness: GatewayHarness) -> None:

@@ -584,6 +584,35 @@ async def test_memory_of_a_long_pause_is_moved_to_disk_and_restored(tmp_path) ->
     await harness.stop()
 
 
+async def test_memory_is_moved_to_disk_only_beside_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = SandboxesHarness(tmp_path, suspend=True, suspend_after_s=100, disk_reserve_mb=100)
+    await harness.start()
+    sandboxes = [await harness.create() for _ in range(2)]
+    for sandbox in sandboxes:
+        await harness.service.pause(sandbox.id)
+    stats = await harness.driver.stats(sandboxes[0].handle)
+    needed = stats.memory_used + stats.memory_cache
+
+    async def retry(free: int) -> list[PauseKind | None]:
+        monkeypatch.setattr(harness.service.components.capacity, "_read_disk", lambda path: free)
+        await harness.clock.advance(101)
+        await harness.settle()
+        return sorted(harness.service.get(sandbox.id).pause_kind for sandbox in sandboxes)
+
+    assert await retry((100 << 20) + needed - 1) == [PauseKind.MEMORY, PauseKind.MEMORY]
+    harness.check()
+    harness.driver.hold("suspend")
+    await retry((100 << 20) + 2 * needed - 1)
+    harness.driver.release("suspend")
+    await harness.settle()
+    kinds = sorted(harness.service.get(sandbox.id).pause_kind for sandbox in sandboxes)
+    assert kinds == [PauseKind.DISK, PauseKind.MEMORY], "both would have been written at the same time"
+    harness.check()
+    assert await retry((100 << 20) + needed) == [PauseKind.DISK, PauseKind.DISK]
+    harness.check()
+    await harness.stop()
+
+
 async def test_a_sandbox_that_ends_unexpectedly_is_booted_from_its_files(harness: SandboxesHarness) -> None:
     sandbox = await harness.create(env={"A": "1"})
     machine = harness.host.machines[sandbox.id]
@@ -784,6 +813,18 @@ async def test_forks_with_memory_do_not_take_the_memory_that_is_reserved(
     outcomes = await harness.service.fork(parent.id, 4, 60)
     assert sum(one.sandbox is not None for one in outcomes) == 2
     assert all("forks with memory" in str(one.error) for one in outcomes if one.sandbox is None)
+    harness.check()
+
+
+async def test_forks_with_memory_do_not_take_the_disk_space_that_is_reserved(
+    gvisor_harness: SandboxesHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = gvisor_harness
+    parent = await harness.create(metadata={"sandyard.isolation": "gvisor"})
+    monkeypatch.setattr(harness.service.components.capacity, "_read_disk", lambda path: 1 << 20)
+    outcomes = await harness.service.fork(parent.id, 2, 60)
+    assert all(isinstance(one.error, FullError) and "MiB of disk" in one.error.message for one in outcomes)
+    assert "fork_with_memory" not in {call[0] for call in harness.driver.calls}
     harness.check()
 
 

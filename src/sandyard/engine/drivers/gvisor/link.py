@@ -18,6 +18,7 @@ from sandyard.engine.drivers.machine import kernel
 from sandyard.engine.drivers.machine.net import links
 from sandyard.engine.drivers.machine.net.netlink import Netlink
 from sandyard.engine.drivers.machine.net.nft import Nft
+from sandyard.engine.drivers.machine.net.settings import CONNECTIONS_PER_SECOND, MAX_CONNECTIONS
 
 INNER = IPv4Address("192.0.0.2")
 """The address of the sandbox, seen from its regular namespace."""
@@ -29,14 +30,14 @@ _OUTER_MAC, _INNER_MAC = bytes.fromhex("025359000002"), bytes.fromhex("025359000
 _UPLINK, _OUTER_NAME = "eth0", "gvisor"  # of the regular namespace
 _DEFAULT_MTU = 1500
 _TABLE = "sandyard_gvisor"
-_MAX_CONNECTIONS = 16_384  # entries of the kernel's table, whose memory belongs to no cgroup
 _RULES = f"""
 add table ip {_TABLE}
 add chain ip {_TABLE} source {{ type nat hook postrouting priority srcnat; }}
 add rule ip {_TABLE} source ip saddr {INNER} oifname "{_UPLINK}" masquerade
 add chain ip {_TABLE} forwarded {{ type filter hook forward priority filter; }}
 add rule ip {_TABLE} forwarded iifname "{_OUTER_NAME}" ip saddr != {INNER} drop
-add rule ip {_TABLE} forwarded iifname "{_OUTER_NAME}" ct state new ct count over {_MAX_CONNECTIONS} drop
+add rule ip {_TABLE} forwarded iifname "{_OUTER_NAME}" ct state new limit rate over {CONNECTIONS_PER_SECOND}/second burst {MAX_CONNECTIONS} packets drop
+add rule ip {_TABLE} forwarded iifname "{_OUTER_NAME}" ct state new ct count over {MAX_CONNECTIONS} drop
 add chain ip {_TABLE} local {{ type filter hook input priority filter; }}
 add rule ip {_TABLE} local iifname "{_OUTER_NAME}" ct state != {{ established, related }} drop
 add table netdev {_TABLE}
@@ -45,7 +46,7 @@ add rule netdev {_TABLE} received ether type != ip drop
 add rule netdev {_TABLE} received ip saddr != {INNER} drop
 """
 """The sandbox's packets have its own address and go outside only. The egress policy is applied by the host's rules, which
-see them after that.
+see them after that. Connections have the same limits as there, because the memory of their entries belongs to no cgroup.
 
 Programs in the sandbox can send any Ethernet frame. Only IPv4 packets from the sandbox's address get to the host's network
 code: ARP requests would fill its neighbour table, which is one for the whole machine. So both ends have permanent entries

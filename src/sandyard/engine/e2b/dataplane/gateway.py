@@ -46,9 +46,18 @@ language and returns the message for the client; None keeps the original respons
 class Gateway:
     """Subscribes to the service, to close connections into a sandbox when it pauses or ends."""
 
-    def __init__(self, sandboxes: Sandboxes, control: App, add_language: AddLanguage = lambda *_: None) -> None:
+    def __init__(
+        self,
+        sandboxes: Sandboxes,
+        control: App,
+        add_language: AddLanguage = lambda *_: None,
+        *,
+        is_api_key: Callable[[str], bool],
+    ) -> None:
+        """`is_api_key` returns whether a text is an API key of this engine."""
         self._sandboxes = sandboxes
         self._control = control
+        self._is_api_key = is_api_key
         self.add_language = add_language
         self._signatures = SignatureIndex()
         self.pool = Pool()
@@ -102,7 +111,8 @@ class Gateway:
             sock.close()
             return self._explain_unreachable(target)
         self.pool.add_busy(target.sandbox_id, tunnel)
-        kept = [pair for pair in scope["headers"] if pair[0] not in _HIDDEN_FROM_SERVERS]
+        hidden = self._choose_hidden_headers(target, scope)
+        kept = [pair for pair in scope["headers"] if pair[0] not in hidden]
         headers = kept + make_forwarded_headers(target, admitted, scope)
         return TunnelConnection(target, sock, find_tls_server_name(target, admitted, scope), headers)
 
@@ -163,10 +173,11 @@ class Gateway:
                 await pages.send_page(self._explain_unreachable(target), scope, send)
 
     async def _exchange(self, target: Target, sandbox: Sandbox, scope: Scope, exchange: Exchange) -> None:
+        hidden = self._choose_hidden_headers(target, scope)
         if target.port != AGENT_PORT:
             upstream = await self._dial(target, find_tls_server_name(target, sandbox, scope))
             forwarded = make_forwarded_headers(target, sandbox, scope)
-            request = build_request(scope, keep_alive=False, drop=_HIDDEN_FROM_SERVERS, add=forwarded)
+            request = build_request(scope, keep_alive=False, drop=hidden, add=forwarded)
             with self.pool.busy(target.sandbox_id, upstream):
                 await exchange.run(request, upstream)
             return
@@ -175,7 +186,7 @@ class Gateway:
             if scope["path"] in _RESUMABLE_STREAMS and DELIVERY in scope.get("extensions", {})
             else []
         )
-        request = build_request(scope, keep_alive=True, drop=_HIDDEN_FROM_AGENT, add=receipt_headers)
+        request = build_request(scope, keep_alive=True, drop=hidden, add=receipt_headers)
         upstream = self.pool.take(target.sandbox_id) or await self._dial(target)
         with self.pool.busy(target.sandbox_id, upstream):
             try:
@@ -186,6 +197,20 @@ class Gateway:
                     usable = await exchange.run(request, upstream)
         if usable:
             self.pool.give(target.sandbox_id, upstream)
+
+    def _choose_hidden_headers(self, target: Target, scope: Scope) -> frozenset[bytes]:
+        """Return the names of the client's headers that are not forwarded, because programs in the sandbox could read
+        credentials in them."""
+        values = [value for name, value in scope["headers"] if name == _AUTHORIZATION]
+        if target.port == AGENT_PORT:
+            hidden, has_secret = _HIDDEN_FROM_AGENT, not all(_split_scheme(value)[0] == "basic" for value in values)
+        else:
+            hidden, has_secret = _HIDDEN_FROM_SERVERS, any(self._has_api_key(value) for value in values)
+        return hidden | {_AUTHORIZATION} if has_secret else hidden
+
+    def _has_api_key(self, authorization: bytes) -> bool:
+        scheme, credential = _split_scheme(authorization)
+        return scheme == "bearer" and self._is_api_key(credential)
 
     def _explain_missing_language(self, sandbox: Sandbox, send: Send) -> Send:
         """Forward the response. If it rejects a language that the engine can add, replace its message with the engine's."""
@@ -235,10 +260,18 @@ class Gateway:
         return pages.port_closed(target) if sandbox is not None and sandbox.running else pages.not_found(target)
 
 
-_HIDDEN_FROM_AGENT = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, RECEIPTS))
+_AUTHORIZATION, _API_KEY = b"authorization", b"x-api-key"
+_HIDDEN_FROM_AGENT = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, _API_KEY, b"cookie", RECEIPTS))
+"""The agent uses `Authorization` too, but only to name a user."""
 _RESUMABLE_STREAMS = frozenset(("/process.Process/Start", "/process.Process/Connect"))
 """Streams that a client can reconnect to; it then gets what did not arrive."""
-_HIDDEN_FROM_SERVERS = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, b"x-api-key", *REPLACED))
+_HIDDEN_FROM_SERVERS = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, _API_KEY, *REPLACED))
+
+
+def _split_scheme(authorization: bytes) -> tuple[str, str]:
+    """Return the scheme of an `Authorization` header, in lower case, and its credential."""
+    scheme, _, credential = authorization.decode("latin-1").strip().partition(" ")
+    return scheme.lower(), credential.strip()
 
 
 async def _answer_preflight(scope: Scope, send: Send) -> None:

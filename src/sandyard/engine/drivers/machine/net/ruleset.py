@@ -26,13 +26,12 @@ from sandyard.engine.drivers.machine.net.policy import NEVER
 from sandyard.engine.drivers.machine.net.proxy.dialler import MARK
 from sandyard.engine.drivers.machine.net.proxy.listener import HTTP, HTTPS
 from sandyard.engine.drivers.machine.net.ranges import Ranges
+from sandyard.engine.drivers.machine.net.settings import CONNECTIONS_PER_SECOND
 
 _LIVELY_SECONDS = 600  # seconds a connection may be idle after its resolved address has expired
 
 # DNS packets per second from one sandbox; more are dropped before they cost the engine anything.
 _QUERIES_PER_SECOND = 500
-
-_CONNECTIONS_PER_SECOND = 1000  # connections per second that one sandbox may open, of any kind
 
 _PROXIED_PER_SECOND = 50  # web connections per second that one sandbox may open through the proxy
 
@@ -246,7 +245,7 @@ def _list_hairpin_rules(layout: Layout, ports: HairpinPorts) -> Iterable[tuple[s
 def _list_connection_limits(chain: str, layout: Layout) -> Iterable[tuple[str, str]]:
     """Return the rules that limit how much of the host's connection table one sandbox uses, and all of them
     together."""
-    limit = f"limit rate over {_CONNECTIONS_PER_SECOND}/second burst {_CONNECTIONS_PER_SECOND} packets"
+    limit = f"limit rate over {CONNECTIONS_PER_SECOND}/second burst {max(layout.connections, CONNECTIONS_PER_SECOND)} packets"
     yield chain, "ct state new ip saddr @crowded goto refuse"
     yield chain, f"ct state new update @begun {{ ip saddr {limit} }} goto refuse"
     yield chain, f"ct state new add @connections {{ ip saddr ct count over {layout.connections} }} goto refuse"

@@ -8,6 +8,11 @@ from typing import Literal
 
 from sandyard.engine.contract import PublicNames
 
+MAX_CONNECTIONS = 4096
+CONNECTIONS_PER_SECOND = 500
+"""The default limits of one sandbox. The kernel compares each new connection with all of the sandbox's others, so the
+cost of the first limit depends on both. As many connections as the first limit may be opened at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
@@ -21,7 +26,7 @@ class NetworkSettings:
     pool: int = 16
     """Number of namespaces created in advance."""
 
-    connections: int = 4096
+    connections: int = MAX_CONNECTIONS
     """Tracked connections per sandbox, so that none fills the host's table. 0: no limit."""
 
     resolv_conf: Path = Path("/etc/resolv.conf")

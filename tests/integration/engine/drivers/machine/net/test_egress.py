@@ -344,6 +344,20 @@ async def test_one_sandbox_cannot_fill_the_hosts_connection_table(topology: Topo
         await network.close(remove=True)
 
 
+async def test_thousands_of_connections_can_be_opened_at_once(topology: Topology, network: Network) -> None:
+    if not Path("/proc/net/nf_conntrack").exists():
+        pytest.skip("this kernel does not list its connections")
+    slot = await network.acquire(0)
+
+    def send_to_many_ports() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+            for port in range(3000):
+                one.sendto(b"x", (WEB, 10_000 + port))
+
+    await inside(slot.netns_path, send_to_many_ports)
+    assert topology.connections(slot.address or "") >= 3000
+
+
 @pytest.mark.parametrize("name_server", ["own port", "other port"])
 async def test_one_sandbox_cannot_fill_the_hosts_connection_table_with_queries(
     topology: Topology, tmp_path: Path, name_server: str
