@@ -134,6 +134,11 @@ async def test_wait_for_exit_returns_when_the_sandbox_ends(harness: DriverHarnes
     assert await asyncio.wait_for(again, 10)
 
 
+async def test_wait_for_exit_returns_at_once_if_the_sandbox_has_ended(harness: DriverHarness) -> None:
+    stopped = await harness.driver.stop((await harness.create())[0])
+    assert await asyncio.wait_for(harness.driver.wait_for_exit(stopped), 10)
+
+
 async def test_stats_report_usage_and_limits(harness: DriverHarness) -> None:
     handle, agent = await harness.create()
     before = await harness.driver.stats(handle)

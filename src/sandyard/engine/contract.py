@@ -7,9 +7,12 @@ its host.
 
 Rules for every driver and every operation:
 - A `Handle` is plain JSON. Any later engine process can pass it to a new driver object and continue.
-- Anything on the host that is not passed to `open` was left by a crash, and `open` removes it.
+- Anything on the host that is not passed to `open` was left by a crash, and `open` removes it, or, if the host cannot be
+  reached then, as soon as it can be.
 - Operations raise only `sandyard.kit.errors`. A failed operation leaves existing state unchanged; a failed `create` or
   `fork` leaves nothing behind.
+- What cannot be reached is unknown, not gone: operations on a sandbox whose host does not answer raise UnreachableError.
+  The engine keeps such a sandbox and tries again.
 - Operations on different sandboxes may run concurrently. The engine serialises operations on one sandbox.
 """
 
@@ -227,10 +230,21 @@ class Capabilities:
             )
 
 
+OnDoubt = Callable[[Collection[str], str], None]
+"""Called with the ids of sandboxes and the reason why their condition is in doubt."""
+
+
+def ignore_doubt(sandbox_ids: Collection[str], reason: str) -> None:
+    """Do nothing: the `OnDoubt` of a driver that is used without an engine."""
+
+
 class Driver(Protocol):
     name: str
     capabilities: Capabilities
     """Available after `open`. A driver that has to test `suspend` first replaces it shortly afterwards."""
+    on_doubt: OnDoubt
+    """Set by the engine before `open`. The driver calls it on the event loop if sandboxes may have changed without
+    `wait_for_exit` returning, for example after their host was restarted. The engine then asks for their condition."""
 
     @property
     def hairpin(self) -> Hairpin | None:
@@ -239,7 +253,8 @@ class Driver(Protocol):
 
     async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
         """Take over the host: adopt the sandboxes in `keep` and remove everything else this driver ever created in its
-        data directory. Return the condition of each kept sandbox. Idempotent."""
+        data directory. Return the condition of each kept sandbox, except those that cannot be reached: the engine asks
+        for their condition until it is known. Idempotent."""
         ...
 
     async def close(self) -> None:
@@ -267,11 +282,13 @@ class Driver(Protocol):
         ...
 
     async def condition(self, handle: Handle) -> Condition:
-        """Return the current condition. Never raises NotFoundError: a sandbox that does not exist is ABSENT."""
+        """Return the current condition. Never raises NotFoundError: a sandbox that certainly does not exist is ABSENT. The
+        engine removes the record of such a sandbox, and of no other."""
         ...
 
     async def wait_for_exit(self, handle: Handle) -> str:
-        """Wait until a running or frozen sandbox has ended for any reason. Return the reason. Cancellable."""
+        """Wait until a running or frozen sandbox has ended for any reason. Return the reason, at once if it had ended
+        before. Cancellable."""
         ...
 
     async def connect(self, handle: Handle, port: int) -> socket.socket:

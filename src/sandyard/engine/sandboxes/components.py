@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from sandyard.engine.contract import Driver
@@ -154,6 +154,7 @@ class Components:
         self.reconciler.on_boot = self.sampler.handle_boot
         self.remover.on_stopped = self.reconciler.handle_stop
         self.calls.on_late = self._on_late_call
+        driver.on_doubt = self._on_doubt
         self._closed = False
 
     async def open(self, get_prewarmed: Callable[[], Template | None]) -> None:
@@ -209,6 +210,17 @@ class Components:
         entry = self.registry.find(sandbox_id)
         if entry is not None:
             self.reconciler.recheck(entry)
+
+    def _on_doubt(self, sandbox_ids: Collection[str], reason: str) -> None:
+        if self._closed:
+            return
+        log.warning("sandboxes_in_doubt", count=len(sandbox_ids), reason=reason)
+        ids = frozenset(sandbox_ids)
+        for sandbox_id in ids:
+            entry = self.registry.find(sandbox_id)
+            if entry is not None:
+                self.reconciler.handle_doubt(entry, reason)
+        self.pool.discard(ids)
 
     def _on_timer(self, sandbox_id: str) -> None:
         entry = self.registry.find(sandbox_id)

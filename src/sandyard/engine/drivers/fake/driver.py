@@ -21,8 +21,10 @@ from sandyard.engine.contract import (
     Isolation,
     Layers,
     NetworkPolicy,
+    OnDoubt,
     Spec,
     Stats,
+    ignore_doubt,
 )
 from sandyard.engine.drivers.fake import processes
 from sandyard.engine.drivers.fake.faults import Faults, When
@@ -47,7 +49,7 @@ AGENT_MODULE = "sandyard.engine.drivers.fake.agent"
 
 class FakeDriver:
     """Runs sandboxes as plain processes. `faults` makes its operations slow, stuck or failing; `vanish` simulates the
-    unexpected loss of a sandbox."""
+    unexpected loss of a sandbox, `disconnect` and `reconnect` a host that is away for a while."""
 
     name = "fake"
     hairpin = None  # its sandboxes use the host's own network
@@ -73,7 +75,11 @@ class FakeDriver:
         )
         self.files = FakeFiles(data_dir)
         self.agents: dict[str, int] = {}
+        self.on_doubt: OnDoubt = ignore_doubt
         self._reasons: dict[str, str] = {}
+        self._connected = asyncio.Event()
+        self._connected.set()
+        self._unnoticed: set[int] = set()  # agents that ended while the host was away
 
     async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
         async with self._wrap_operation("open"):
@@ -88,6 +94,20 @@ class FakeDriver:
             for path in (*garbage, *self.files.base.glob("fork-*")):
                 await delete_tree(path)
             return {handle.id: self._get_condition(handle.id) for handle in keep}
+
+    def disconnect(self) -> None:
+        """Make the host unreachable: operations fail, and no end of a sandbox is noticed."""
+        self._connected.clear()
+
+    async def reconnect(self, *, restarted: bool = False) -> None:
+        """Make the host reachable again. `restarted`: all processes have ended meanwhile."""
+        if restarted:
+            self._unnoticed.update(self.agents.values())
+            for sandbox_id in tuple(self.agents):
+                await self._end_agent(sandbox_id)
+        self._connected.set()
+        reason = "Its host was restarted" if restarted else "Its host was away"
+        self.on_doubt([path.name for path in self.files.sandboxes.iterdir()], reason)
 
     async def close(self) -> None:
         async with self._wrap_operation("close"):
@@ -125,6 +145,9 @@ class FakeDriver:
         pid = self.agents.get(handle.id)
         if pid is not None:
             code = await processes.wait_for_exit(pid)
+            await self._connected.wait()
+            if pid in self._unnoticed:
+                await asyncio.get_running_loop().create_future()
             status = "" if code is None else f" with exit code {code}"
             self._reasons.setdefault(handle.id, f"The agent ended{status}")
         return self._reasons.get(handle.id, "The agent is gone")
@@ -236,6 +259,8 @@ class FakeDriver:
     async def _wrap_operation(self, name: str) -> AsyncIterator[None]:
         """Apply the faults of this operation before and after it, and translate OSError."""
         await self.faults.hit(name, When.BEFORE)
+        if not self._connected.is_set():
+            raise UnreachableError("The host of the sandbox is not responding.")
         try:
             yield
         except OSError as error:

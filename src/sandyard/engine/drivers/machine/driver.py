@@ -26,8 +26,10 @@ from sandyard.engine.contract import (
     Isolation,
     Layers,
     NetworkPolicy,
+    OnDoubt,
     Spec,
     Stats,
+    ignore_doubt,
 )
 from sandyard.engine.drivers.machine import adoption, fuse, pause, policies, processes, starter
 from sandyard.engine.drivers.machine.exit_watcher import ExitWatcher, remove_run_directory
@@ -67,6 +69,7 @@ class MachineDriver:
         self._machine: Machine | None = None
         self._watcher: ExitWatcher
         self._records: dict[str, Record] = {}
+        self.on_doubt: OnDoubt = ignore_doubt  # never called: the end of a sandbox is always noticed on this machine
 
     # The machine ------------------------------------------------------------------------------------------------------
 
