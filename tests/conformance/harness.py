@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from sandyard.engine.contract import Condition, Driver, Handle, Isolation, Layers, Limits, Mount, NetworkPolicy, Spec
+from sandyard.engine.contract import (
+    Condition,
+    Driver,
+    FileOwner,
+    Handle,
+    Isolation,
+    Layers,
+    Limits,
+    Mount,
+    NetworkPolicy,
+    Spec,
+)
 from sandyard.engine.drivers.gvisor.runtime import GvisorRuntime
 from sandyard.engine.drivers.machine.driver import MachineDriver
 from sandyard.engine.drivers.machine.machine import DriverOptions
@@ -126,6 +137,23 @@ class DriverHarness:
 
     def agent(self, handle: Handle) -> GuestAgent:
         return GuestAgent(self.driver, handle)
+
+    async def read_volume(self, volume: str, path: str) -> str:
+        """Return the content of a text file in a volume."""
+        reader = await self.driver.get_volume_files(volume).open(path)
+        try:
+            return (await reader.read(1 << 20)).decode()
+        finally:
+            await reader.close()
+
+    async def write_volume(self, volume: str, path: str, text: str) -> None:
+        """Write a text file in a volume, as root."""
+
+        async def iterate_chunks() -> AsyncIterator[bytes]:
+            yield text.encode()
+
+        files = self.driver.get_volume_files(volume)
+        await files.write(path, iterate_chunks(), FileOwner(0, 0), force=True)
 
     def traces(self, name: str) -> list[str]:
         """List what exists on the machine under the name of a sandbox or snapshot. Nothing else of the driver is named

@@ -21,9 +21,8 @@ from __future__ import annotations
 import enum
 import socket
 import ssl
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from sandyard.kit.errors import SandyardError, UnsupportedError
@@ -157,6 +156,92 @@ class Mount:
     volume: str
     target: str  # absolute and normalised; validated by the engine
     read_only: bool = False
+
+
+class FileKind(enum.StrEnum):
+    FILE = "file"
+    DIRECTORY = "directory"
+    SYMLINK = "symlink"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file, directory or link in a volume. Times are seconds since the epoch; `mode` is permissions without the kind."""
+
+    name: str
+    path: str
+    kind: FileKind
+    size: int
+    mode: int
+    uid: int  # owners are the ids that sandboxes see
+    gid: int
+    atime: float
+    mtime: float
+    ctime: float
+    target: str | None = None  # of a link
+
+
+@dataclass(frozen=True, slots=True)
+class FileOwner:
+    """The owner and permissions for a file. None means the default."""
+
+    uid: int | None = None
+    gid: int | None = None
+    mode: int | None = None
+
+
+class FileReader(Protocol):
+    """A file of a volume that is open for reading. `size` is its size when it was opened, and all that is read."""
+
+    size: int
+
+    async def read(self, max_bytes: int) -> bytes:
+        """Return the next chunk, empty at the end. Raises ConflictError if the file became shorter."""
+        ...
+
+    async def close(self) -> None:
+        """Close the file. Idempotent."""
+        ...
+
+
+class VolumeFiles(Protocol):
+    """The files of one volume. Sandboxes control them and may set traps, so a driver resolves every path, also through
+    links, inside the volume. `..` at the top stays there. All operations except `stat` follow a link at the end of a path.
+    They raise NotFoundError, InvalidInputError, ConflictError, ForbiddenError, BusyError or NoSpaceError."""
+
+    async def stat(self, path: str) -> FileEntry:
+        """Return the entry at this path."""
+        ...
+
+    async def list(self, path: str, depth: int = 1) -> Sequence[FileEntry]:
+        """Return the sorted entries of a directory and its subdirectories down to `depth`. Links are not followed.
+        Raises InvalidInputError if there are too many."""
+        ...
+
+    async def make_dir(self, path: str, owner: FileOwner, *, force: bool) -> FileEntry:
+        """Create a directory. With `force`, create missing parents and accept an existing directory."""
+        ...
+
+    async def change(self, path: str, owner: FileOwner) -> FileEntry:
+        """Change owner and permissions; values that are None stay unchanged."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, a link, or a directory with its contents."""
+        ...
+
+    async def open(self, path: str) -> FileReader:
+        """Open a regular file for reading. The caller closes it."""
+        ...
+
+    async def write(
+        self, path: str, chunks: AsyncIterable[bytes], owner: FileOwner, *, force: bool, reserve: int = 0
+    ) -> FileEntry:
+        """Write a file, which becomes visible only when it is complete. The next chunk is requested when the one before is
+        written; errors that are known before the first are raised before it is requested. `force` replaces an existing
+        file and creates missing directories. `reserve` is the number of bytes to leave free on the disk."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,9 +433,8 @@ class Driver(Protocol):
         """Delete a volume. Idempotent. The engine calls it only when no sandbox mounts the volume."""
         ...
 
-    def volume_path(self, volume_id: str) -> Path:
-        """Return the volume's directory on this host, with the user and group ids that sandboxes see. The contents are
-        untrusted: never follow symbolic links in it."""
+    def get_volume_files(self, volume_id: str) -> VolumeFiles:
+        """Return the files of a volume. Whether it exists is checked by each operation."""
         ...
 
     async def kill(self, handle: Handle) -> None:

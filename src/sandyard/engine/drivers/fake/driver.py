@@ -29,6 +29,7 @@ from sandyard.engine.contract import (
 from sandyard.engine.drivers.fake import processes
 from sandyard.engine.drivers.fake.faults import Faults, When
 from sandyard.engine.drivers.fake.files import FakeFiles, copy_tree, delete_tree, measure_size
+from sandyard.engine.drivers.volume_files.files import LocalVolumeFiles, VolumeThreads
 from sandyard.kit.errors import (
     ConflictError,
     NoSpaceError,
@@ -76,6 +77,7 @@ class FakeDriver:
         self.files = FakeFiles(data_dir)
         self.agents: dict[str, int] = {}
         self.on_doubt: OnDoubt = ignore_doubt
+        self._volume_threads = VolumeThreads()
         self._reasons: dict[str, str] = {}
         self._connected = asyncio.Event()
         self._connected.set()
@@ -110,6 +112,7 @@ class FakeDriver:
         self.on_doubt([path.name for path in self.files.sandboxes.iterdir()], reason)
 
     async def close(self) -> None:
+        self._volume_threads.close()
         async with self._wrap_operation("close"):
             with contextlib.suppress(OSError):
                 self.files.sockets.rmdir()  # only if it is empty
@@ -237,14 +240,14 @@ class FakeDriver:
 
     async def create_volume(self, volume_id: str, size_mb: int) -> None:
         async with self._wrap_operation("create_volume"):
-            self.volume_path(volume_id).mkdir(exist_ok=True)
+            (self.files.volumes / volume_id).mkdir(exist_ok=True)
 
     async def delete_volume(self, volume_id: str) -> None:
         async with self._wrap_operation("delete_volume"):
-            await delete_tree(self.volume_path(volume_id))
+            await delete_tree(self.files.volumes / volume_id)
 
-    def volume_path(self, volume_id: str) -> Path:
-        return self.files.volumes / volume_id
+    def get_volume_files(self, volume_id: str) -> LocalVolumeFiles:
+        return LocalVolumeFiles(self._volume_threads, self.files.volumes / volume_id)
 
     def get_policy(self, sandbox_id: str) -> NetworkPolicy:
         """Return the policy that would be enforced if this driver enforced any."""

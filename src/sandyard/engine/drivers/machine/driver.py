@@ -37,6 +37,7 @@ from sandyard.engine.drivers.machine.machine import DriverOptions, Machine, Priv
 from sandyard.engine.drivers.machine.record import Record, parse_record
 from sandyard.engine.drivers.machine.runtime import MemoryImages, Runtime, Starter
 from sandyard.engine.drivers.machine.store.base import VOLUMES
+from sandyard.engine.drivers.volume_files.files import LocalVolumeFiles, VolumeThreads
 from sandyard.kit.errors import (
     ConflictError,
     InvalidInputError,
@@ -69,6 +70,7 @@ class MachineDriver:
         self._machine: Machine | None = None
         self._watcher: ExitWatcher
         self._records: dict[str, Record] = {}
+        self._volume_threads = VolumeThreads()
         self.on_doubt: OnDoubt = ignore_doubt  # never called: the end of a sandbox is always noticed on this machine
 
     # The machine ------------------------------------------------------------------------------------------------------
@@ -125,6 +127,7 @@ class MachineDriver:
     async def close(self) -> None:
         if self._machine is None:
             return
+        self._volume_threads.close()
         machine, self._machine = self._machine, None
         runtimes = self.runtimes.values()
         for runtime in runtimes:
@@ -266,7 +269,7 @@ class MachineDriver:
 
     def _check_volumes(self, spec: Spec) -> None:
         for mount in spec.mounts:
-            if not self.volume_path(mount.volume).is_dir():
+            if not self._get_volume_path(mount.volume).is_dir():
                 raise NotFoundError(f"Volume {mount.volume} not found.")
 
     def _check_rules(self, policy: NetworkPolicy) -> None:
@@ -521,7 +524,10 @@ class MachineDriver:
     async def delete_volume(self, volume_id: str) -> None:
         await self.machine.store.remove_volume(_check_volume_id(volume_id))
 
-    def volume_path(self, volume_id: str) -> Path:
+    def get_volume_files(self, volume_id: str) -> LocalVolumeFiles:
+        return LocalVolumeFiles(self._volume_threads, self._get_volume_path(volume_id))
+
+    def _get_volume_path(self, volume_id: str) -> Path:
         return self.machine.store.path / VOLUMES / _check_volume_id(volume_id)
 
     # Network ----------------------------------------------------------------------------------------------------------
