@@ -291,6 +291,16 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What is left for new sandboxes, on the host that has most of it. Memory and disk are in bytes; None if unknown."""
+
+    memory_available: int | None  # without swapping
+    disk_free: int | None  # of `disk`
+    disk: str  # the directory whose disk stores the sandboxes
+    full: str | None = None  # why the driver refuses new sandboxes and snapshots, whatever else is left
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """The features that this driver supports on this machine. `missing` gives the reason and the remedy for each thing it
     cannot do."""
@@ -346,9 +356,8 @@ class Driver(Protocol):
         """Release the host. Sandboxes keep running."""
         ...
 
-    def check_room(self) -> None:
-        """Raise FullError, with the reason, if new sandboxes and snapshots should be refused. Must be fast and in
-        memory, because every create calls it."""
+    def get_room(self) -> Room:
+        """Return what is left now. Must be fast, because creates wait for it: never on a network."""
         ...
 
     async def wait_for_failure(self) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable
 
 from sandyard.engine.contract import Driver
 from sandyard.engine.sandboxes.calls import DriverCalls
-from sandyard.engine.sandboxes.capacity import Capacity, read_available_memory
+from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.creation import Creation
 from sandyard.engine.sandboxes.internal_sandboxes import InternalSandboxes
 from sandyard.engine.sandboxes.ledger import Ledger
@@ -46,11 +45,9 @@ class Components:
         settings: EngineSettings,
         *,
         clock: Clock | None = None,
-        disks: Sequence[Path] | None = None,
         boot_id: str | None = None,
         egress_authority: bytes = b"",
         get_deadline: Callable[[str], float] | None = None,
-        read_memory: Callable[[], int | None] = read_available_memory,
     ) -> None:
         self.database = database
         self._settings = settings
@@ -74,12 +71,7 @@ class Components:
         self.remover = SandboxRemover(
             self.ledger, self.calls, self.background.spawn, interrupt_timeout_s=settings.kill_patience_s
         )
-        self.capacity = Capacity(
-            settings,
-            disks if disks is not None else (settings.data_dir,),
-            read_memory=read_memory,
-            check_driver=driver.check_room,
-        )
+        self.capacity = Capacity(settings, driver.get_room)
         self.sampler = Sampler(
             self.calls,
             self._clock,

@@ -24,6 +24,7 @@ from sandyard.engine.contract import (
     Layers,
     NetworkPolicy,
     OnDoubt,
+    Room,
     Spec,
     Stats,
     ignore_doubt,
@@ -53,6 +54,8 @@ class Host:
         self.snapshots: dict[str, frozenset[str]] = {}
         self.memories = 0
         self.capacity = 10_000
+        self.available_memory: int | None = None  # unknown
+        self.full: str | None = None
         self.away = False  # every verb fails, and no end of a sandbox is noticed
 
     def new_memory(self) -> int:
@@ -227,8 +230,8 @@ class DoubleDriver:
             self._unswept = None
         self.on_doubt(list(self.host.machines), "Its host was restarted" if rebooted else "Its host was away")
 
-    def check_room(self) -> None:
-        """Never raise: there is always room."""
+    def get_room(self) -> Room:
+        return Room(self.host.available_memory, 1 << 40, "/data", self.host.full)
 
     async def wait_for_failure(self) -> str:
         return await asyncio.get_running_loop().create_future()

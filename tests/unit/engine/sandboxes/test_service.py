@@ -545,6 +545,21 @@ async def test_the_missing_reserve_is_named_in_the_error(harness: SandboxesHarne
         await full.stop()
 
 
+async def test_a_driver_without_room_accepts_neither_sandboxes_nor_snapshots(
+    harness: SandboxesHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandyard.engine.sandboxes.capacity.CACHE_SECONDS", -1)
+    sandbox = await harness.create()
+    harness.host.full = "The store is full."
+    with pytest.raises(FullError, match="The store is full"):
+        await harness.create()
+    with pytest.raises(FullError, match="The store is full"):
+        await harness.service.snapshot(sandbox.id)
+    assert harness.service.find_shortage() == "The store is full."
+    harness.host.full = None
+    await harness.create()
+
+
 async def test_concurrent_creates_do_not_exceed_the_limit(tmp_path) -> None:
     full = SandboxesHarness(tmp_path, max_sandboxes=5)
     await full.start()

@@ -22,6 +22,7 @@ from sandyard.engine.contract import (
     Layers,
     NetworkPolicy,
     OnDoubt,
+    Room,
     Spec,
     Stats,
     ignore_doubt,
@@ -29,6 +30,7 @@ from sandyard.engine.contract import (
 from sandyard.engine.drivers.fake import processes
 from sandyard.engine.drivers.fake.faults import Faults, When
 from sandyard.engine.drivers.fake.files import FakeFiles, copy_tree, delete_tree, measure_size
+from sandyard.engine.drivers.room import read_room
 from sandyard.engine.drivers.volume_files.files import LocalVolumeFiles, VolumeThreads
 from sandyard.kit.errors import (
     ConflictError,
@@ -74,6 +76,7 @@ class FakeDriver:
                 "volumes": "a volume in a fake sandbox is a symbolic link, and never read-only",
             },
         )
+        self._data_dir = data_dir
         self.files = FakeFiles(data_dir)
         self.agents: dict[str, int] = {}
         self.on_doubt: OnDoubt = ignore_doubt
@@ -117,8 +120,8 @@ class FakeDriver:
             with contextlib.suppress(OSError):
                 self.files.sockets.rmdir()  # only if it is empty
 
-    def check_room(self) -> None:
-        """Do nothing: fake sandboxes have no limit of their own."""
+    def get_room(self) -> Room:
+        return read_room(self._data_dir)
 
     async def wait_for_failure(self) -> str:
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -27,6 +27,7 @@ from sandyard.engine.contract import (
     Layers,
     NetworkPolicy,
     OnDoubt,
+    Room,
     Spec,
     Stats,
     ignore_doubt,
@@ -37,9 +38,11 @@ from sandyard.engine.drivers.machine.machine import DriverOptions, Machine, Priv
 from sandyard.engine.drivers.machine.record import Record, parse_record
 from sandyard.engine.drivers.machine.runtime import MemoryImages, Runtime, Starter
 from sandyard.engine.drivers.machine.store.base import VOLUMES
+from sandyard.engine.drivers.room import read_room
 from sandyard.engine.drivers.volume_files.files import LocalVolumeFiles, VolumeThreads
 from sandyard.kit.errors import (
     ConflictError,
+    FullError,
     InvalidInputError,
     NotFoundError,
     SandyardError,
@@ -146,8 +149,13 @@ class MachineDriver:
         network = self.machine.network
         return network.hairpin if network is not None else None
 
-    def check_room(self) -> None:
-        self.machine.store.check_room()
+    def get_room(self) -> Room:
+        full = None
+        try:
+            self.machine.store.check_room()
+        except FullError as error:
+            full = error.message
+        return read_room(self._options.data_dir, full)
 
     async def wait_for_failure(self) -> str:
         return await self.machine.store.wait_for_failure()

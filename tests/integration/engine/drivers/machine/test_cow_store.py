@@ -205,7 +205,7 @@ async def test_all_sandboxes_together_stay_within_the_free_space(store: CowStore
 
 async def test_a_nearly_full_disk_rejects_new_sandboxes(store: CowStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.check_room()
-    monkeypatch.setattr(guard, "measure_room", lambda *_: guard.Room(100 << 20, "the disk"))
+    monkeypatch.setattr(guard, "measure_room", lambda *_: guard.StoreRoom(100 << 20, "the disk"))
     watch = guard.SpaceGuard(store.path, None, None)
     with pytest.raises(FullError, match="disk"):
         watch.check()
