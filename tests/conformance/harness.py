@@ -24,6 +24,7 @@ from sandyard.engine.contract import (
     Spec,
 )
 from sandyard.engine.drivers.gvisor.runtime import GvisorRuntime
+from sandyard.engine.drivers.layer_names import IMAGE, LayerLocation
 from sandyard.engine.drivers.machine.driver import MachineDriver
 from sandyard.engine.drivers.machine.machine import DriverOptions
 from sandyard.engine.drivers.machine.net import Network, NetworkSettings
@@ -34,6 +35,7 @@ from tests.conformance.guest_agent import GuestAgent
 ROOT_KINDS = ("namespace", "namespace-plain", "gvisor", "fake")
 USER_KINDS = ("namespace-rootless",)
 
+IMAGES = "images"
 DEFAULT_LIMITS = Limits()
 
 
@@ -49,7 +51,10 @@ def make_driver(kind: str, data_dir: Path, layers: Layers, **options: Any) -> Dr
     store: Literal["auto", "plain"] = "plain" if kind == "namespace-plain" else "auto"
     network = _make_network if kind == "gvisor" else None
     roots = [Path(layer).parent for layer in layers]
-    return make_machine_driver(data_dir, layer_roots=roots, store=store, network=network, **options)
+    locations = {IMAGE: LayerLocation(data_dir / IMAGES, "fs")}
+    return make_machine_driver(
+        data_dir, layer_roots=roots, layer_locations=locations, store=store, network=network, **options
+    )
 
 
 def _make_network(instance: str, state: Path) -> Network:
@@ -70,6 +75,11 @@ class DriverHarness:
         self.driver: Driver
         self._drivers: list[Driver] = []
         self._count = 0
+
+    @property
+    def images_dir(self) -> Path:
+        """The folder in which the driver finds layers of images."""
+        return self.data_dir / IMAGES
 
     @property
     def isolation(self) -> Isolation:

@@ -31,7 +31,9 @@ AGENT_PORT = 49983
 INTERPRETER_PORT = 49999  # in sandboxes that have a code interpreter
 
 Layers = tuple[str, ...]
-"""A root file system: opaque names of read-only layers, topmost first. Created by templates and by `snapshot`."""
+"""A root file system: names of read-only layers, topmost first, such as `snap:s1`, `tpl:base/3f2a`. Created by templates,
+images and `snapshot`. The engine stores and compares them; drivers find their files. Names are the same on every host;
+records of earlier versions contain absolute paths instead."""
 
 
 class Isolation(enum.StrEnum):

@@ -30,6 +30,7 @@ from sandyard.engine.contract import (
 from sandyard.engine.drivers.fake import processes
 from sandyard.engine.drivers.fake.faults import Faults, When
 from sandyard.engine.drivers.fake.files import FakeFiles, copy_tree, delete_tree, measure_size
+from sandyard.engine.drivers.layer_names import SNAPSHOT, make_layer_name
 from sandyard.engine.drivers.room import read_room
 from sandyard.engine.drivers.volume_files.files import LocalVolumeFiles, VolumeThreads
 from sandyard.kit.errors import (
@@ -130,7 +131,7 @@ class FakeDriver:
     async def create(self, spec: Spec) -> Handle:
         async with self._wrap_operation("create"):
             _reject_rules(spec.network)
-            return await self._create_sandbox(spec, [Path(layer) for layer in reversed(spec.layers)])
+            return await self._create_sandbox(spec, self.files.find_snapshots(spec.layers))
 
     async def boot(self, handle: Handle, spec: Spec) -> Handle:
         async with self._wrap_operation("boot"):
@@ -193,7 +194,7 @@ class FakeDriver:
             target = self.files.snapshots / snapshot_id
             async with self._freeze_during(handle):
                 await copy_tree(self.files.get_root(handle.id), target)
-            return (str(target),)  # a complete copy, which needs no other layers
+            return (make_layer_name(SNAPSHOT, snapshot_id),)  # a complete copy, which needs no other layers
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         async with self._wrap_operation("delete_snapshot"):
@@ -275,16 +276,14 @@ class FakeDriver:
             raise SandyardError(f"The fake driver failed at {name!r}: {error}.") from error
         await self.faults.hit(name, When.AFTER)
 
-    async def _create_sandbox(self, spec: Spec, layers: list[Path]) -> Handle:
-        """Create a sandbox. `layers` are lowest first. Template layers are not copied: the host's own programs are used
-        instead."""
+    async def _create_sandbox(self, spec: Spec, contents: Sequence[Path]) -> Handle:
+        """Create a sandbox whose files are copies of these directories, lowest first."""
         if self.files.get_root(spec.id).exists():
             raise ConflictError(f"Sandbox {spec.id} already exists.")
         try:
             self.files.get_root(spec.id).mkdir(parents=True)
-            for layer in layers:
-                if layer.is_relative_to(self.files.base):
-                    await copy_tree(layer, self.files.get_root(spec.id))
+            for content in contents:
+                await copy_tree(content, self.files.get_root(spec.id))
             await self._start_agent(spec)
         except BaseException:
             await asyncio.shield(self._remove_sandbox(spec.id))

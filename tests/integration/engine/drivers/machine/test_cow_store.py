@@ -154,7 +154,8 @@ async def test_copies_are_independent(store: CowStore) -> None:
     await store.create("one", 100)
     (_upper(store, "one") / "file").write_text("one")
     await store.copy("one", "two", 100, stopped=False)
-    (layer,) = await store.snapshot("one", "snap", stopped=False)
+    assert await store.snapshot("one", "snap", stopped=False) == ("snap:snap",)
+    layer = store.path / "snapshots/snap/upper"
     (_upper(store, "one") / "file").write_text("changed")
     assert (_upper(store, "two") / "file").read_text() == "one"
     await store.remove("one")
